@@ -27,7 +27,7 @@ SUFFIXES: tuple[tuple[str, Unit], ...] = (
 )
 """The first that matches counts; a name without any is dimensionless."""
 
-SHARES = ("fraction", "overlap", "share", "ratio", "has", "copies", "in_switch")
+SHARES = ("fraction", "overlap", "share", "ratio", "has", "copies", "in_switch", "jitter")
 """Last words of names that are fractions of one."""
 
 

@@ -30,7 +30,7 @@ def test_unit_of_the_result_is_that_of_the_name(name: str) -> None:
 
 
 def test_there_are_equations_of_every_module() -> None:
-    assert {name.split(".")[0] for name in EQUATIONS} >= {"comm", "compute", "memory", "pipeline"}
+    assert {name.split(".")[0] for name in EQUATIONS} >= {"comm", "compute", "goodput", "memory", "pipeline"}
     assert len(EQUATIONS) >= 30
 
 

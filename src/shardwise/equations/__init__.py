@@ -1,6 +1,6 @@
-"""Formulas on plain numbers: communication, computation, memory, pipelines. numpy only."""
+"""Formulas on plain numbers: communication, computation, goodput, memory, pipelines. numpy only."""
 
-from shardwise.equations import comm, compute, memory, pipeline
+from shardwise.equations import comm, compute, goodput, memory, pipeline
 from shardwise.equations.number import Quantity
 
-__all__ = ["Quantity", "comm", "compute", "memory", "pipeline"]
+__all__ = ["Quantity", "comm", "compute", "goodput", "memory", "pipeline"]

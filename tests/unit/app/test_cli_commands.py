@@ -325,7 +325,8 @@ def test_help_lists_the_commands_and_no_command_shows_it_too(run: Run) -> None:
 QUESTION_OPTIONS = "--inter-node --dtype --optimizer --memory-margin --expert-imbalance"
 OPTIONS = {
     "plan": "--cluster --seq-len --global-batch-size --objective --inter-node --dtype --optimizer --space "
-    "--fix --memory-margin --expert-imbalance --top --exhaustive --save --json",
+    "--fix --memory-margin --expert-imbalance --top --exhaustive --save --mtbf "
+    "--checkpoint-interval --checkpoint-stall --restart --jitter --json",
     "evaluate": f"--cluster --seq-len --global-batch-size --strategy {QUESTION_OPTIONS} --json",
     "space": "--cluster --global-batch-size --seq-len --inter-node --space --fix --json",
     "simulate": "--trace --json",

@@ -11,7 +11,15 @@ from shardwise.app.cli.output import Output, progress
 from shardwise.app.cli.request import JobOptions, Request, load_request, writable
 from shardwise.check import count_space
 from shardwise.errors import ConfigError
-from shardwise.plan import plan_of, write_plan
+from shardwise.plan import (
+    GOODPUT_FROM_DEVICES,
+    Goodput,
+    Reliability,
+    Result,
+    goodput_of,
+    plan_of,
+    write_plan,
+)
 from shardwise.schedule import MAX_ACTIONS, Schedule, generate
 from shardwise.strategy import Job, Strategy, complete, parse_fields
 
@@ -32,8 +40,12 @@ def planned(
     is_exhaustive: bool,
     save: str | None,
     is_json: bool,
+    reliability: Reliability | None = None,
 ) -> Output:
-    """The answer of `plan`; writes the plan file where `save` names one."""
+    """The answer of `plan`; writes the plan file where `save` names one.
+
+    Goodput is told on large clusters, and where `reliability` is given.
+    """
     fixed = parse_fields(fix, key="--fix")
     if save is not None:
         writable("--save", save, inputs=(options.model, options.cluster))
@@ -49,6 +61,7 @@ def planned(
     )
     with progress() as show:
         answer = search.plan(question, progress=show)
+    goodput = _told_goodput(answer.best, request, reliability)
     talk = []
     if save is not None or is_json:
         plan = plan_of(
@@ -62,15 +75,22 @@ def planned(
         if save is not None:
             talk.append(f"wrote {save} ({write_plan(save, plan)})")
         if is_json:
-            return Output(document=documents.plan_answer(plan, answer), talk=talk)
+            return Output(document=documents.plan_answer(plan, answer, goodput), talk=talk)
     lines = card.answer_card(
         answer,
         model=request.model,
         cluster=request.cluster,
         job=request.job,
+        goodput=goodput,
         next_commands=_after_plan(request, answer.best.strategy, fix=fix, space=space, save=save),
     )
     return Output(lines=lines, talk=talk)
+
+
+def _told_goodput(best: Result, request: Request, reliability: Reliability | None) -> Goodput | None:
+    if reliability is None and request.cluster.devices < GOODPUT_FROM_DEVICES:
+        return None
+    return goodput_of(best, request.cluster, reliability or Reliability())
 
 
 def searched_space(request: Request) -> str:

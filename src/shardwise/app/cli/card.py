@@ -10,7 +10,7 @@ from shardwise.app.cli import words
 from shardwise.app.cli.output import WIDTH, Line, Span
 from shardwise.cluster import Cluster
 from shardwise.model import Model, active_parameters, parameters
-from shardwise.plan import Answer, Certificate, Result, usd_per_billion_tokens
+from shardwise.plan import Answer, Certificate, Goodput, Result, usd_per_billion_tokens
 from shardwise.strategy import Job
 from shardwise.units import format_count, format_seconds
 
@@ -21,11 +21,18 @@ _BAR = 14
 
 
 def answer_card(
-    answer: Answer, *, model: Model, cluster: Cluster, job: Job, next_commands: Sequence[str] = ()
+    answer: Answer,
+    *,
+    model: Model,
+    cluster: Cluster,
+    job: Job,
+    goodput: Goodput | None = None,
+    next_commands: Sequence[str] = (),
 ) -> list[Line]:
-    """The card of `plan`."""
+    """The card of `plan`; `goodput` is the best result's, where it is told."""
     return [
         *result_card(answer.best, model=model, cluster=cluster, job=job),
+        *_goodput(goodput, cluster),
         *_runners_up(answer, model.layers),
         *_proof(answer.certificate),
         *_assumptions(cluster, job, answer.best, answer.certificate.space),
@@ -149,6 +156,32 @@ def _bars(parts: Mapping[str, float], text_of: object, style: str) -> Iterator[L
             (f"{amount:>10}", ""),
             (f"{words.percent(value / whole, 0):>6} ", "dim"),
         )
+
+
+def _goodput(goodput: Goodput | None, cluster: Cluster) -> Iterator[Line]:
+    """What is left of the throughput over days, and what takes the rest."""
+    if goodput is None:
+        return
+    inputs, lost = goodput.inputs, goodput.lost
+    total = format_count(round(goodput.tokens_per_s_per_device * cluster.devices))
+    yield ()
+    yield _row(
+        "goodput",
+        (words.percent(goodput.fraction), "value"),
+        (f"   of a long run is progress: {total} tokens/s in all", "dim"),
+    )
+    texts = (
+        f"failures take {words.percent(lost['failures'])}: "
+        f"{format_seconds(goodput.lost_per_failure_s)} every {format_seconds(goodput.system_mtbf_s)}, "
+        f"a device fails every {words.hours(inputs.device_mtbf_s)}",
+        f"checkpoints take {words.percent(lost['checkpoints'])}: {format_seconds(inputs.checkpoint_stall_s)} "
+        f"every {format_seconds(goodput.checkpoint_interval_s)}"
+        f"{'' if inputs.checkpoint_interval_s else ', the optimum'}",
+        f"jitter takes {words.percent(lost['jitter'])}: {words.percent(inputs.jitter, 2)} a node, "
+        f"the slowest of {words.counted(len(cluster.nodes), 'node')}",
+    )
+    for text in texts:
+        yield _row("", (text, "dim"))
 
 
 def _runners_up(answer: Answer, layers: int) -> Iterator[Line]:

@@ -79,6 +79,51 @@ Fixed = Annotated[
         show_default=False,
     ),
 ]  # fmt: skip
+Mtbf = Annotated[
+    str | None,
+    typer.Option(
+        "--mtbf",
+        metavar="T",
+        help="Goodput: mean time between failures of a device. Default: 50677h.",
+        show_default=False,
+    ),
+]
+CheckpointInterval = Annotated[
+    str | None,
+    typer.Option(
+        "--checkpoint-interval",
+        metavar="T",
+        help="Goodput: work between checkpoints, 30min. Default: the optimum.",
+        show_default=False,
+    ),
+]
+CheckpointStall = Annotated[
+    str | None,
+    typer.Option(
+        "--checkpoint-stall",
+        metavar="T",
+        help="Goodput: time that training waits for a checkpoint. Default: 6.3s.",
+        show_default=False,
+    ),
+]
+Restart = Annotated[
+    str | None,
+    typer.Option(
+        "--restart",
+        metavar="T",
+        help="Goodput: time from a failure to the next step. Default: 10min.",
+        show_default=False,
+    ),
+]
+Jitter = Annotated[
+    str | None,
+    typer.Option(
+        "--jitter",
+        metavar="X",
+        help="Goodput: standard deviation of a node's step time over its mean. Default: 0.007.",
+        show_default=False,
+    ),
+]
 IsJson = Annotated[bool, typer.Option("--json", help="Answer with one JSON document (docs/formats.md).")]
 
 
@@ -135,6 +180,11 @@ def plan(
     save: Annotated[
         str | None, typer.Option(metavar="FILE", help="Write the plan file.", show_default=False)
     ] = None,
+    mtbf: Mtbf = None,
+    checkpoint_interval: CheckpointInterval = None,
+    checkpoint_stall: CheckpointStall = None,
+    restart: Restart = None,
+    jitter: Jitter = None,
     is_json: IsJson = False,
 ) -> Output:
     """Find the best strategy for MODEL on the cluster, and prove it."""
@@ -160,6 +210,13 @@ def plan(
         is_exhaustive=exhaustive,
         save=save,
         is_json=is_json,
+        reliability=request.reliability(
+            mtbf=mtbf,
+            interval=checkpoint_interval,
+            stall=checkpoint_stall,
+            restart=restart,
+            jitter=jitter,
+        ),
     )
 
 

@@ -11,6 +11,7 @@ from shardwise.cluster import Cluster
 from shardwise.model import Model, active_parameters, parameters
 from shardwise.plan import (
     Answer,
+    Goodput,
     Plan,
     Result,
     certificate_document,
@@ -24,8 +25,8 @@ from shardwise.strategy import Job
 VERSION = 1
 
 
-def plan_answer(plan: Plan, answer: Answer) -> dict[str, object]:
-    """`plan --json`."""
+def plan_answer(plan: Plan, answer: Answer, goodput: Goodput | None = None) -> dict[str, object]:
+    """`plan --json`; `goodput` is the best result's, where it is told."""
     return {
         "schema": "shardwise.plan-answer",
         "version": VERSION,
@@ -34,6 +35,7 @@ def plan_answer(plan: Plan, answer: Answer) -> dict[str, object]:
         "objective": plan.objective,
         "best": _priced(answer.best, plan.cluster, plan.job),
         "runners_up": [_priced(result, plan.cluster, plan.job) for result in answer.runners_up],
+        "goodput": None if goodput is None else asdict(goodput),
         "certificate": certificate_document(answer.certificate),
     }
 

@@ -13,8 +13,9 @@ from shardwise.cluster import Cluster, load_cluster
 from shardwise.errors import ConfigError
 from shardwise.inputs import nearest, printable, shown
 from shardwise.model import Model, load_model
-from shardwise.plan import check_writable
+from shardwise.plan import Reliability, check_writable
 from shardwise.strategy import Job
+from shardwise.units import parse_quantity
 
 MAX_COUNT = 10_000_000
 OBJECTIVES = ("time", "memory", "devices", "cost")
@@ -96,6 +97,37 @@ def fraction(option: str, text: str | None, *, default: float, low: float, high:
             "is not a number in range", key=option, found=shown(text), allowed=f"{low:g} to {high:g}"
         )
     return float(text)
+
+
+def duration(option: str, text: str, *, low: str, high: str, bare: bool = False) -> float:
+    """The seconds that `text` of `option` says, such as 30min; plain digits are seconds where `bare`."""
+    allowed = f"{low} to {high}, in s, min, h or d"
+    is_bare = bare and re.fullmatch(r"[0-9]{1,9}(\.[0-9]{0,9})?", text) is not None
+    try:
+        value = parse_quantity(f"{text}s" if is_bare else text, "s")
+    except ConfigError as error:
+        raise ConfigError(error.message, key=option, found=shown(text), allowed=allowed) from None
+    if not parse_quantity(low, "s") <= value <= parse_quantity(high, "s"):
+        raise ConfigError("is not a time in range", key=option, found=shown(text), allowed=allowed)
+    return value
+
+
+def reliability(
+    *, mtbf: str | None, interval: str | None, stall: str | None, restart: str | None, jitter: str | None
+) -> Reliability | None:
+    """What the options about goodput say, the rest at its default; None where none of them is given."""
+    given: dict[str, float] = {}
+    if mtbf is not None:
+        given["device_mtbf_s"] = duration("--mtbf", mtbf, low="1h", high="1e8h")
+    if interval is not None:
+        given["checkpoint_interval_s"] = duration("--checkpoint-interval", interval, low="1s", high="365d")
+    if stall is not None:
+        given["checkpoint_stall_s"] = duration("--checkpoint-stall", stall, low="1ms", high="1d", bare=True)
+    if restart is not None:
+        given["restart_s"] = duration("--restart", restart, low="0s", high="30d", bare=True)
+    if jitter is not None:
+        given["jitter"] = fraction("--jitter", jitter, default=0.0, low=0.0, high=1.0)
+    return Reliability(**given) if given else None
 
 
 def writable(option: str, path: str, *, inputs: Sequence[str]) -> None:

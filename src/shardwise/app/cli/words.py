@@ -134,6 +134,12 @@ def seconds(value: float) -> str:
     return f"{value * 1e3:.4g} ms"
 
 
+def hours(value_s: float) -> str:
+    """A long time in whole hours, a short one with three digits."""
+    value = value_s / 3600.0
+    return f"{value:,.0f} h" if value >= 100 else f"{value:.3g} h"
+
+
 def percent(fraction: float, digits: int = 1) -> str:
     return f"{fraction * 100:.{digits}f} %"
 
