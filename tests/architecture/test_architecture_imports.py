@@ -88,6 +88,18 @@ TWINS = {
         "from shardwise.cost import Problem",
         "checker imports cost",
     ),
+    "checker and tables": ("shardwise.check.plan", "from shardwise.schedule import generate", "no record"),
+    "checker and formulas": (
+        "shardwise.check.plan",
+        "from shardwise.equations import comm",
+        "checker imports equations",
+    ),
+    "checker and evaluators": (
+        "shardwise.check.plan",
+        "from shardwise.sim import makespan_s",
+        "checker imports sim",
+    ),
+    "checker and writers": ("shardwise.check.plan", "from shardwise.plan import document_hash", "no record"),
     "checker and functions": ("shardwise.check.plan", "from shardwise.model import load_model", "no record"),
 }
 

@@ -89,7 +89,7 @@ def count_space(
     }.items():
         if size < 1:
             raise ConfigError("size out of range", key=name, found=str(size), allowed="1 or more")
-    rows = _Rows(
+    rows = SpaceRows(
         layers=model_layers,
         is_moe=experts is not None,
         devices=devices,
@@ -113,7 +113,7 @@ def _require_known(space: str, fixed: Mapping[str, object]) -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Rows:
+class SpaceRows:
     """The rows of the table in docs/space.md, each as a method from the degrees it depends on to its choices.
 
     Given (tp, cp, pp, dp) the rows are independent of each other, except 7, 8 and 9, which `pipelines` takes

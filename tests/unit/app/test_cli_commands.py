@@ -317,7 +317,7 @@ def test_help_lists_the_commands_and_no_command_shows_it_too(run: Run) -> None:
     shown, bare = run("--help"), run()
     assert shown.code == bare.code == 0
     assert shown.out == bare.out
-    for name in ("plan", "evaluate", "space", "simulate", "models", "devices"):
+    for name in ("plan", "evaluate", "space", "simulate", "check", "models", "devices"):
         assert f"  {name} " in shown.out
     assert "╭" not in shown.out
 
@@ -330,6 +330,7 @@ OPTIONS = {
     "evaluate": f"--cluster --seq-len --global-batch-size --strategy {QUESTION_OPTIONS} --json",
     "space": "--cluster --global-batch-size --seq-len --inter-node --space --fix --json",
     "simulate": "--trace --json",
+    "check": "--json",
     "models": "--json",
     "devices": "--json",
 }

@@ -11,7 +11,8 @@ from shardwise.app.cli.output import Output
 
 app = typer.Typer(
     help="Plan distributed training: the provably best parallel strategy for a model on a cluster.",
-    epilog="Exit codes: 0 answered, 2 usage or bad input, 3 infeasible, 1 anything else.",
+    epilog="Exit codes: 0 answered, 2 usage or bad input, 3 infeasible, 4 the checker disagrees, "
+    "1 anything else.",
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
@@ -307,6 +308,19 @@ def simulate(
     from shardwise.app.cli import timeline
 
     return timeline.simulated(plan, trace=trace, is_json=is_json)
+
+
+@app.command()
+def check(
+    plan: Annotated[
+        str, typer.Argument(metavar="PLAN", help="A plan file, from plan --save.", show_default=False)
+    ],
+    is_json: IsJson = False,
+) -> Output:
+    """Check all that a plan says, by code that shares nothing with the planner."""
+    from shardwise.app.cli import checking
+
+    return checking.checked(plan, is_json=is_json)
 
 
 @app.command()

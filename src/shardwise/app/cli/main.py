@@ -1,6 +1,7 @@
 """The command `shardwise`: runs one command, prints its answer on stdout, its errors as one line on stderr.
 
-Exit codes: 0 answered, 1 anything unexpected, 2 usage or bad input, 3 infeasible, 130 interrupted. Modules
+Exit codes: 0 answered, 1 anything unexpected, 2 usage or bad input, 3 infeasible, 4 the checker
+disagrees, 130 interrupted. Modules
 that cost time to import are imported by the command that needs them.
 """
 
@@ -53,7 +54,7 @@ def _run(arguments: list[str]) -> int:
     answer = command().main(args=arguments, prog_name="shardwise", standalone_mode=False)
     if isinstance(answer, Output):
         write_output(answer)
-        return 0
+        return answer.code
     # `--help` and `--version` print by themselves and leave with a code, as an interrupt does.
     if answer == 130:
         raise KeyboardInterrupt

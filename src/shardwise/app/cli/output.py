@@ -41,11 +41,15 @@ _ASCII: dict[str, str | int | None] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Output:
-    """What a command answers: lines for people, or a document for scripts; and talk about it for stderr."""
+    """What a command answers: lines for people, or a document for scripts; and talk about it for stderr.
+
+    `code` is what the process exits with.
+    """
 
     lines: Sequence[Line] = ()
     document: Mapping[str, object] | None = None
     talk: Sequence[str] = ()
+    code: int = 0
 
 
 def write_output(output: Output) -> None:

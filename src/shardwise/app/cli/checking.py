@@ -1,0 +1,52 @@
+"""What `check` answers: a line for each thing that must hold of a plan file."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+from shardwise.app.cli.output import Line, Output
+from shardwise.check import Check, Verdict, check_file
+
+VERSION = 1
+DISAGREES = 4
+"""Exit code where some check does not hold."""
+
+_SHOWN = 120
+"""Characters of a found or expected value in the terminal; JSON has all of them."""
+
+
+def checked(path: str, *, is_json: bool) -> Output:
+    """The verdict on the plan file at `path`. ConfigError for a file that is no plan or was altered."""
+    verdict = check_file(path)
+    code = 0 if verdict.ok else DISAGREES
+    if is_json:
+        return Output(document=_document(verdict), talk=_talk(verdict), code=code)
+    width = max(len(check.name) for check in verdict.checks)
+    return Output(lines=[_line(check, width) for check in verdict.checks], talk=_talk(verdict), code=code)
+
+
+def _line(check: Check, width: int) -> Line:
+    word, style = ("ok   ", "good") if check.ok else ("wrong", "bad")
+    name = (f"  {check.name:<{width}}  ", "label")
+    return (word, style), name, (f"{_short(check.found)}; expected {_short(check.expected)}", "")
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 3]}..."
+
+
+def _talk(verdict: Verdict) -> list[str]:
+    wrong = [check.name for check in verdict.checks if not check.ok]
+    if not wrong:
+        return []
+    return [f"shardwise: {len(wrong)} of {len(verdict.checks)} checks do not hold: {', '.join(wrong)}"]
+
+
+def _document(verdict: Verdict) -> dict[str, object]:
+    return {
+        "schema": "shardwise.check",
+        "version": VERSION,
+        "plan_hash": verdict.plan_hash,
+        "ok": verdict.ok,
+        "checks": [asdict(check) for check in verdict.checks],
+    }

@@ -1,0 +1,102 @@
+"""Seconds of collectives on tiers (docs/cost-model.md, section 5). `nbytes` is always the whole tensor."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from shardwise.check.groups import Sizes
+from shardwise.check.rows import Column
+from shardwise.cluster import Cluster, Efficiency
+
+
+@dataclass(frozen=True, slots=True)
+class TierCost:
+    """One tier: seconds per hop, bytes per second, seconds that a message is too short for full speed."""
+
+    latency_s: float
+    bytes_per_s: float
+    start_s: float
+    in_switch: bool
+
+
+Fabric = tuple[TierCost, ...]
+
+
+def fabric_of(cluster: Cluster, efficiency: Efficiency) -> Fabric:
+    """The tiers, innermost first, at the pace of the efficiency's curves."""
+    found = []
+    for tier in cluster.tiers:
+        curve = efficiency.scale_out if tier.is_network else efficiency.scale_up
+        speed = curve.fraction * tier.bytes_per_s
+        found.append(TierCost(tier.latency_s, speed, curve.half_bytes / speed, tier.in_switch_reduction))
+    return tuple(found)
+
+
+@dataclass(frozen=True, slots=True)
+class _Crossed:
+    """Of the tiers that a group crosses: the largest latency, start and transfer time; and the two ways."""
+
+    members: Column
+    latency_s: Column
+    start_s: Column
+    transfer_s: Column
+    ways_s: Column
+    in_switch: Column
+
+
+def _crossed(fabric: Fabric, nbytes: Column, group: Sizes) -> _Crossed:
+    below: Column = 1
+    latency: Column = 0.0
+    start: Column = 0.0
+    transfer: Column = 0.0
+    tiered: Column = 0.0
+    in_switch: Column = True
+    for tier, size in zip(fabric, group, strict=True):
+        crosses = size > 1
+        seconds = nbytes / (below * tier.bytes_per_s)
+        latency = np.maximum(latency, np.where(crosses, tier.latency_s, 0.0))
+        start = np.maximum(start, np.where(crosses, tier.start_s, 0.0))
+        transfer = np.maximum(transfer, np.where(crosses, seconds, 0.0))
+        tiered = tiered + (size - 1) * tier.latency_s + (size - 1) / size * seconds
+        in_switch = in_switch & (tier.in_switch | ~crosses)
+        below = below * size
+    flat = (below - 1) * latency + (below - 1) / below * transfer
+    return _Crossed(below, latency, start, transfer, np.minimum(tiered, flat), in_switch)
+
+
+def pass_s(fabric: Fabric, nbytes: Column, group: Sizes) -> Column:
+    """Reduce-scatter of a rank's input, or all-gather of a rank's output, of `nbytes`."""
+    crossed = _crossed(fabric, nbytes, group)
+    return crossed.ways_s + crossed.start_s
+
+
+def all_reduce_s(fabric: Fabric, nbytes: Column, group: Sizes) -> Column:
+    """All-reduce: reduce-scatter and all-gather, or two trees, or in the switches."""
+    crossed = _crossed(fabric, nbytes, group)
+    trees = 2 * np.log2(crossed.members) * crossed.latency_s + 2 * crossed.transfer_s
+    switched = np.where(crossed.in_switch, 2 * crossed.latency_s + crossed.transfer_s, np.inf)
+    return np.minimum(np.minimum(2 * crossed.ways_s, trees), switched) + crossed.start_s
+
+
+def all_to_all_s(fabric: Fabric, nbytes: Column, group: Sizes, copies: float) -> Column:
+    """Every rank sends `nbytes` in all, of which beyond the innermost tier the share `copies`."""
+    crossed = _crossed(fabric, nbytes, group)
+    below: Column = 1
+    slowest: Column = 0.0
+    for place, (tier, size) in enumerate(zip(fabric, group, strict=True)):
+        share = 1.0 if place == 0 else copies
+        sent = nbytes * share * (size - 1) * below / crossed.members
+        slowest = np.maximum(slowest, sent / tier.bytes_per_s)
+        below = below * size
+    return crossed.latency_s + slowest + crossed.start_s
+
+
+def message_s(fabric: Fabric, nbytes: Column, tier: Column) -> Column:
+    """One message to a rank behind `tier`."""
+    latency, speed, start = (
+        np.array([getattr(cost, name) for cost in fabric])[tier]
+        for name in ("latency_s", "bytes_per_s", "start_s")
+    )
+    return latency + start + nbytes / speed

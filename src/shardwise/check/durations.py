@@ -1,0 +1,119 @@
+"""How long the actions of each stage take (docs/cost-model.md, sections 10 and 12)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from shardwise.check.figures import DATA_OVERLAP, Figures
+from shardwise.check.rows import Column, Family, Rows
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageTimes:
+    """Seconds of one stage; `again_s`, `offload_s` and `traffic_s` are parts of them, per microbatch.
+
+    `input_s` and `weight_s` are the halves of the backward without what a W costs as an action of its own.
+    """
+
+    forward_s: Column
+    input_s: Column
+    weight_s: Column
+    weight_action_s: Column
+    gather_s: Column
+    reduce_s: Column
+    again_s: Column
+    offload_s: Column
+    traffic_s: Column
+
+    def action_s(self, kind: str) -> Column:
+        """Seconds of an action F, B, I or W."""
+        return {
+            "F": self.forward_s,
+            "B": self.input_s + self.weight_s,
+            "I": self.input_s,
+            "W": self.weight_action_s,
+        }[kind]
+
+    def row(self, index: int) -> StageTimes:
+        """The times of one row as plain numbers."""
+        return StageTimes(
+            **{name: float(getattr(self, name)[index]) for name in StageTimes.__dataclass_fields__}
+        )
+
+
+def recomputed_share(rows: Rows, layers: Column) -> Column:
+    """The share of a stage's layers that are recomputed in full."""
+    return np.minimum(rows.recompute_layers, layers) / np.maximum(layers, 1)
+
+
+def stored_bytes(rows: Rows, layers: Column, stage: Mapping[str, Column]) -> Column:
+    """Bytes of one microbatch that a stage keeps from forward to backward."""
+    kept = stage["kept_bytes"]
+    full = kept - recomputed_share(rows, layers) * (kept - stage["input_bytes"])
+    selective = np.where(rows.recompute == "selective", stage["kept_selective_bytes"], kept)
+    return np.where(rows.recompute == "full", full, selective)
+
+
+def offloads_activations(rows: Rows) -> Column:
+    return (rows.offload == "activations") | (rows.offload == "both")
+
+
+def offloads_optimizer(rows: Rows) -> Column:
+    return (rows.offload == "optimizer") | (rows.offload == "both")
+
+
+def stage_times(
+    figures: Figures,
+    family: Family,
+    stage: Mapping[str, Column],
+    layers: Column,
+    reduction_s: Column,
+    gathering_s: Column,
+) -> StageTimes:
+    """The times of a stage that has these amounts and so many layers, and whose reduction and gathering take
+    so long when nothing hides them."""
+    rows, host_s = family.rows, figures.efficiency.host_action_s
+    selective = np.where(rows.recompute == "selective", stage["selective_s"], 0.0)
+    full = recomputed_share(rows, layers) * stage["repeated_s"]
+    again_s = np.where(rows.recompute == "full", full, selective)
+    nbytes = np.where(offloads_activations(rows), stored_bytes(rows, layers, stage), 0.0)
+    moved_s = nbytes / figures.host_link_bytes_per_s
+    out_s = figures.exposed_s(moved_s, stage["forward_computation_s"], 1.0)
+    in_s = figures.exposed_s(moved_s, stage["input_computation_s"], 1.0)
+    forward_s = stage["forward_s"] + host_s + out_s + stage["forward_traffic_s"]
+    input_s = stage["input_s"] + host_s + again_s + in_s + stage["input_traffic_s"]
+    weight_s = stage["weight_s"] + stage["weight_traffic_s"]
+    last_s = weight_s if family.splits_backward else input_s + weight_s
+    return StageTimes(
+        forward_s=forward_s,
+        input_s=input_s,
+        weight_s=weight_s,
+        weight_action_s=weight_s + host_s,
+        gather_s=_beside(gathering_s, forward_s, layers),
+        reduce_s=_beside(reduction_s, last_s, layers),
+        again_s=again_s,
+        offload_s=out_s + in_s,
+        traffic_s=stage["forward_traffic_s"] + stage["input_traffic_s"] + stage["weight_traffic_s"],
+    )
+
+
+def _beside(seconds: Column, action_s: Column, layers: Column) -> Column:
+    """What is left of a gathering or reduction in buckets of a layer beside one action."""
+    buckets = np.maximum(layers, 1)
+    return np.maximum(seconds - DATA_OVERLAP * action_s * (1 - 1 / buckets), seconds / buckets)
+
+
+def hops_s(family: Family, hop_s: Column) -> tuple[Column, ...]:
+    """Seconds of a message from each stage to the next; a V turns round on one rank for nothing."""
+    if family.pp == 1:
+        return (0.0 * hop_s,) * (family.stages - 1)
+    turn = family.pp - 1 if family.is_v else -1
+    return tuple(0.0 * hop_s if stage == turn else hop_s for stage in range(family.stages - 1))
+
+
+def times_of_row(times: Sequence[StageTimes], index: int) -> list[StageTimes]:
+    """All stages of one row as plain numbers."""
+    return [stage.row(index) for stage in times]

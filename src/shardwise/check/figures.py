@@ -1,0 +1,156 @@
+"""The figures of a problem that every price is made of (docs/cost-model.md, sections 1 and 2)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from math import gcd
+
+import numpy as np
+
+from shardwise.check.rows import Column
+from shardwise.cluster import Cluster, Device, Efficiency
+from shardwise.errors import ConfigError
+from shardwise.model import Model
+from shardwise.operators import Attention, Extent, Operator
+from shardwise.strategy import Job
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """Peaks of weight matmuls and of attention, bytes per activation, weight, gradient, master weight."""
+
+    matmul: str
+    other: str
+    activation_bytes: int = 2
+    weight_bytes: int = 2
+    gradient_bytes: int = 4
+    master_bytes: int = 4
+
+
+RECIPES: Mapping[str, Recipe] = {
+    "fp32": Recipe("fp32", "fp32", 4, 4, 4, 0),
+    "fp16": Recipe("fp16", "fp16"),
+    "bf16": Recipe("bf16", "bf16"),
+    "fp8": Recipe("fp8", "bf16"),
+    "fp8-current": Recipe("fp8", "bf16"),
+    "fp8-block": Recipe("fp8", "bf16"),
+    "mxfp8": Recipe("fp8", "bf16"),
+    "nvfp4": Recipe("fp4", "bf16"),
+}
+
+OPTIMIZERS: Mapping[str, tuple[int, int]] = {
+    "adamw": (8, 0),
+    "adafactor": (0, 0),
+    "sgd": (4, 0),
+    "muon": (4, 30),
+}
+"""State bytes per parameter; flop per parameter and hidden unit."""
+
+CONTEXT_OVERLAP, DATA_OVERLAP, SHARD_OVERLAP = 0.9, 1.0, 0.9
+"""Profile `megatron-2024`; communication of tensor and expert parallelism is not hidden."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """Counts that degrees must divide; 0 where the model has nothing of the kind."""
+
+    layers: int
+    heads: int
+    kv_heads: int
+    experts: int
+    ffn: int
+    expert_ffn: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figures:
+    """One model on one cluster for one job, in SI units; `device` is the slowest class in use."""
+
+    model: Model
+    cluster: Cluster
+    job: Job
+    limits: Limits
+    device: Device
+    efficiency: Efficiency
+    recipe: Recipe
+    state_bytes: int
+    update_flop: int
+    matmul_flop_per_s: float
+    attention_flop_per_s: float
+    memory_bytes_per_s: float
+    capacity_bytes: float
+    host_capacity_bytes: float
+    host_link_bytes_per_s: float
+
+    @property
+    def usable_bytes(self) -> float:
+        """What a rank may use of its device."""
+        return self.capacity_bytes * (1 - self.job.memory_margin)
+
+    def exposed_s(self, communication_s: Column, computation_s: Column, overlap: Column) -> Column:
+        """Seconds that a communication adds to the computation beside which it runs."""
+        hidden = np.minimum(overlap * communication_s, computation_s)
+        return communication_s - hidden + (self.efficiency.overlap_slowdown - 1) * hidden
+
+
+def figures_of(model: Model, cluster: Cluster, job: Job) -> Figures:
+    """The figures; ConfigError for a dtype that is unknown or that a class of the cluster lacks."""
+    recipe = _recipe(job.dtype, cluster)
+    state_bytes, update_flop = OPTIMIZERS[job.optimizer]
+    nodes = set(cluster.nodes)
+    used = sorted({node.device_class for node in nodes})
+    devices = [cluster.classes[name] for name in used]
+    slowest = min(devices, key=lambda device: device.peak_flop_per_s[recipe.matmul])
+    efficiency = slowest.efficiency
+    speed = min(node.speed for node in nodes) * efficiency.sustained_fraction
+    return Figures(
+        model=model,
+        cluster=cluster,
+        job=job,
+        limits=limits_of(model),
+        device=slowest,
+        efficiency=efficiency,
+        recipe=recipe,
+        state_bytes=state_bytes,
+        update_flop=update_flop,
+        matmul_flop_per_s=slowest.peak_flop_per_s[recipe.matmul] * speed,
+        attention_flop_per_s=slowest.peak_flop_per_s[recipe.other] * speed,
+        memory_bytes_per_s=min(device.memory_bytes_per_s for device in devices)
+        * speed
+        * efficiency.memory.fraction,
+        capacity_bytes=min(device.memory_bytes for device in devices),
+        host_capacity_bytes=min(node.host_memory_bytes / node.devices for node in nodes),
+        host_link_bytes_per_s=min(node.host_link_bytes_per_s for node in nodes),
+    )
+
+
+def _recipe(dtype: str, cluster: Cluster) -> Recipe:
+    if dtype not in RECIPES:
+        raise ConfigError("unknown dtype", key="job.dtype", found=repr(dtype), allowed=", ".join(RECIPES))
+    recipe = RECIPES[dtype]
+    for name, device in cluster.classes.items():
+        if not {recipe.matmul, recipe.other} <= set(device.peak_flop_per_s):
+            raise ConfigError(f"{name} has no such peak", key="job.dtype", found=repr(dtype))
+    return recipe
+
+
+def limits_of(model: Model) -> Limits:
+    """The counts that must divide, over all operators of all kinds of layers."""
+    operators = [operator for kind in model.kinds for operator in kind.operators]
+    attention = [operator for operator in operators if isinstance(operator, Attention)]
+    extents = list(_weight_extents(operators))
+    return Limits(
+        layers=len(model.pattern),
+        heads=gcd(*(operator.heads.size for operator in attention)),
+        kv_heads=gcd(*(operator.kv_heads.size for operator in attention)),
+        experts=gcd(*(kind.experts.experts for kind in model.kinds if kind.experts is not None)),
+        ffn=gcd(*(extent.size for extent in extents if extent.role == "ffn")),
+        expert_ffn=gcd(*(extent.size for extent in extents if extent.role == "expert_ffn")),
+    )
+
+
+def _weight_extents(operators: Iterable[Operator]) -> Iterator[Extent]:
+    for operator in operators:
+        for weight in operator.weights:
+            yield from weight.shape

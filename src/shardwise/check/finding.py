@@ -1,0 +1,76 @@
+"""One thing that was checked, and when two numbers are the same."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from math import isfinite
+
+TOLERANCE = 1e-9
+"""Relative difference up to which two evaluators may disagree."""
+
+ROUNDING = 1e-12
+"""What sums in another order may leave of a small part, relative to the whole: some thousand roundings."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Check:
+    """`found` is what the plan says, `expected` what the checker found; both ready to print."""
+
+    name: str
+    ok: bool
+    found: str
+    expected: str
+
+
+def same(found: float, expected: float, scale: float = 0.0) -> bool:
+    """Whether two numbers agree to TOLERANCE of the larger, or to ROUNDING of `scale`, their whole.
+
+    What is not finite agrees with nothing.
+    """
+    if not (isfinite(found) and isfinite(expected)):
+        return False
+    room = max(TOLERANCE * max(abs(found), abs(expected)), ROUNDING * abs(scale))
+    return abs(found - expected) <= room
+
+
+def number_check(name: str, found: float, expected: float, scale: float = 0.0) -> Check:
+    """Two numbers that must agree."""
+    return Check(name=name, ok=same(found, expected, scale), found=repr(found), expected=repr(expected))
+
+
+def value_check(name: str, found: object, expected: object) -> Check:
+    """Two values that must be equal."""
+    return Check(name=name, ok=found == expected, found=str(found), expected=str(expected))
+
+
+def parts_check(name: str, found: Mapping[str, float], expected: Mapping[str, float], total: float) -> Check:
+    """Named numbers that must agree one by one and sum to `total`."""
+    wrong = list(_differing(found, expected, total))
+    parts_sum = sum(found.values())
+    if not same(parts_sum, total):
+        wrong.append(("sum", repr(parts_sum), repr(total)))
+    if wrong:
+        return Check(
+            name=name,
+            ok=False,
+            found=", ".join(f"{part} {has}" for part, has, _ in wrong[:3]),
+            expected=", ".join(f"{part} {should}" for part, _, should in wrong[:3]),
+        )
+    return Check(
+        name=name, ok=True, found=f"{len(found)} parts of {total!r}", expected="the same, one by one"
+    )
+
+
+def _differing(
+    found: Mapping[str, float], expected: Mapping[str, float], total: float
+) -> Iterator[tuple[str, str, str]]:
+    """Name, what is there and what should be, of each part that differs."""
+    for part in {**expected, **found}:
+        has, should = found.get(part), expected.get(part)
+        if has is None or should is None or not same(has, should, total):
+            yield (
+                part,
+                "missing" if has is None else repr(has),
+                "no such part" if should is None else repr(should),
+            )

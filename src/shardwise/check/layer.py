@@ -1,0 +1,201 @@
+"""One block (a layer, the embedding, the head): seconds and bytes of a rank (docs/cost-model.md, 8)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from shardwise.check.collectives import Fabric, all_reduce_s, all_to_all_s, pass_s
+from shardwise.check.figures import CONTEXT_OVERLAP, Figures
+from shardwise.check.groups import Groups
+from shardwise.check.operators import Place, operator_seconds
+from shardwise.check.rows import Column, Rows
+from shardwise.model import Experts, Model
+from shardwise.operators import Attention, GroupedMatmul, Matmul, Operator
+
+Amounts = Mapping[str, Column]
+"""What a block has, by name, all per rank and microbatch: see AMOUNTS."""
+
+PHASES = ("forward", "input", "weight")
+
+AMOUNTS = (
+    "forward_computation_s", "input_computation_s", "weight_computation_s", "forward_s", "input_s",
+    "weight_s", "matmul_s", "attention_s", "memory_bound_s", "tensor_s", "context_s", "expert_s",
+    "selective_s", "repeated_s", "dense", "expert", "kept_bytes", "kept_selective_bytes", "input_bytes",
+)  # fmt: skip
+"""Seconds of the phases, alone and with communication; parts of all phases; what selective and full
+recomputation would repeat; elements of dense and expert weights; bytes kept by each choice of recompute.
+Beside them a block has `largest_bytes` and `replicated`, which are not summed over stages."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockShape:
+    """What a block is made of."""
+
+    operators: tuple[Operator, ...]
+    experts: Experts | None
+    tensor_syncs: int
+    is_layer: bool
+
+
+def block_shapes(model: Model) -> tuple[BlockShape, ...]:
+    """The kinds of layers, then the embedding, then the head."""
+    kinds = [
+        BlockShape(
+            operators=kind.operators, experts=kind.experts, tensor_syncs=kind.tensor_syncs, is_layer=True
+        )
+        for kind in model.kinds
+    ]
+    embedding = BlockShape(operators=model.embedding, experts=None, tensor_syncs=1, is_layer=False)
+    head = BlockShape(
+        operators=model.head,
+        experts=model.head_experts,
+        tensor_syncs=model.head_tensor_syncs + 1,
+        is_layer=False,
+    )
+    return (*kinds, embedding, head)
+
+
+def block_amounts(
+    figures: Figures, fabric: Fabric, groups: Groups, rows: Rows, shape: BlockShape
+) -> dict[str, Column]:
+    """All amounts of a block on every row."""
+    place = Place(figures=figures, rows=rows, experts=shape.experts)
+    parts = _computation(place, shape)
+    traffic = _communication(place, fabric, groups, shape, parts)
+    found = {
+        f"{part}_s": sum(parts[part, phase] for phase in PHASES)
+        for part in ("matmul", "attention", "memory_bound")
+    }
+    for phase in PHASES:
+        alone = sum(parts[part, phase] for part in ("matmul", "attention", "memory_bound"))
+        found[f"{phase}_computation_s"] = alone
+        found[f"{phase}_s"] = alone + sum(
+            seconds for (_, of_phase), seconds in traffic.items() if of_phase == phase
+        )
+    for kind in ("tensor", "context", "expert"):
+        found[f"{kind}_s"] = traffic[kind, "forward"] + traffic[kind, "input"]
+    found |= _bytes(place, shape)
+    selective = parts["selective", "forward"]
+    found["selective_s"] = selective if shape.is_layer else 0.0 * selective
+    found["repeated_s"] = found["forward_s"] if shape.is_layer else 0.0 * selective
+    return found
+
+
+def _computation(place: Place, shape: BlockShape) -> dict[tuple[str, str], Column]:
+    """Seconds by part and phase; the part `selective` is what selective recomputation repeats."""
+    zero = 0.0 * place.tokens
+    found = {
+        (part, phase): zero
+        for part in ("matmul", "attention", "memory_bound", "selective")
+        for phase in PHASES
+    }
+    for operator in shape.operators:
+        part = {"matmul": "matmul", "grouped_matmul": "matmul", "attention": "attention"}.get(
+            operator.kind, "memory_bound"
+        )
+        seconds = operator_seconds(operator, place)
+        for phase in PHASES:
+            found[part, phase] = found[part, phase] + getattr(seconds, phase)
+        if part == "attention" or getattr(operator, "selective", False):
+            found["selective", "forward"] = found["selective", "forward"] + seconds.forward
+    return found
+
+
+def _communication(
+    place: Place, fabric: Fabric, groups: Groups, shape: BlockShape, parts: Mapping[tuple[str, str], Column]
+) -> dict[tuple[str, str], Column]:
+    """Exposed seconds by kind (tensor, context, expert) and phase (forward, input)."""
+    exposed_s = place.figures.exposed_s
+    is_ring = place.rows.cp_kind == "ring"
+    sync_s = shape.tensor_syncs * _sync_s(place, fabric, groups)
+    routing_s = _routing_s(place, fabric, groups, shape)
+    overlap = np.where(is_ring, CONTEXT_OVERLAP, 0.0)
+    found = {}
+    for phase, times in (("forward", 1), ("input", 2)):
+        ring_s, exchange_s = _context_s(place, fabric, groups, shape)
+        context_s = np.where(is_ring, times * ring_s, exchange_s)
+        found["tensor", phase] = exposed_s(sync_s, parts["matmul", phase], 0.0)
+        found["context", phase] = exposed_s(context_s, parts["attention", phase], overlap)
+        found["expert", phase] = exposed_s(routing_s, parts["matmul", phase], 0.0)
+    return found
+
+
+def _sync_s(place: Place, fabric: Fabric, groups: Groups) -> Column:
+    nbytes = place.hidden_bytes("tokens")
+    return np.where(
+        place.rows.sequence_parallel,
+        2 * pass_s(fabric, nbytes, groups.tensor),
+        all_reduce_s(fabric, nbytes, groups.tensor),
+    )
+
+
+def _context_s(place: Place, fabric: Fabric, groups: Groups, shape: BlockShape) -> tuple[Column, Column]:
+    """Of one forward phase: keys and values around a ring; or exchanges of heads for tokens."""
+    each = place.figures.recipe.activation_bytes
+    ring_s = exchange_s = 0.0 * place.tokens
+    for operator in shape.operators:
+        if isinstance(operator, Attention):
+            dims = operator.qk_dim + operator.v_dim
+            kv, q = place.width(operator.kv_heads) * dims, place.width(operator.heads) * dims
+            ring_s = ring_s + pass_s(fabric, place.tokens * kv * each * place.rows.cp, groups.context)
+            nbytes = place.tokens * (kv + q) * each / 4
+            exchange_s = exchange_s + 4 * all_to_all_s(fabric, nbytes, groups.context, 1.0)
+    return ring_s, exchange_s
+
+
+def _routing_s(place: Place, fabric: Fabric, groups: Groups, shape: BlockShape) -> Column:
+    experts, rows = shape.experts, place.rows
+    if experts is None or not any(isinstance(operator, GroupedMatmul) for operator in shape.operators):
+        return 0.0 * place.tokens
+    routed = place.hidden_bytes("routed")
+    copies = min(1.0, experts.groups_per_token / experts.top_k) if experts.groups > 1 else 1.0
+    spread = 2 * all_to_all_s(fabric, routed / rows.etp, groups.expert, copies)
+    split = 2 * pass_s(fabric, routed, groups.expert_tensor)
+    whole = pass_s(fabric, place.hidden_bytes("tokens"), groups.tensor)
+    needs_whole = (rows.tp > 1) & ~rows.sequence_parallel
+    return (
+        np.where(rows.ep > 1, spread, 0.0)
+        + np.where(rows.etp > 1, split, 0.0)
+        + np.where(needs_whole, whole, 0.0)
+    )
+
+
+def _bytes(place: Place, shape: BlockShape) -> dict[str, Column]:
+    zero = 0.0 * place.tokens
+    dense = expert = kept = kept_selective = largest = zero
+    replicated = 0
+    for operator in shape.operators:
+        for weight in operator.weights:
+            elements = place.weight_elements(weight)
+            if weight.experts:
+                expert = expert + elements
+            else:
+                dense = dense + elements
+                if all(extent.role == "whole" for extent in weight.shape):
+                    replicated += weight.parameters
+        for saved in operator.saved:
+            nbytes = place.saved_bytes(saved)
+            kept = kept + nbytes
+            kept_selective = kept_selective + (0.0 if saved.selective else 1.0) * nbytes
+            largest = np.maximum(largest, nbytes)
+    return {
+        "dense": dense,
+        "expert": expert,
+        "replicated": replicated + zero,
+        "kept_bytes": kept,
+        "kept_selective_bytes": kept_selective if shape.is_layer else kept,
+        "input_bytes": place.hidden_bytes("sequence") if shape.is_layer else kept,
+        "largest_bytes": largest,
+    }
+
+
+def borrowed_elements(head: tuple[Operator, ...]) -> int:
+    """Elements that the matmuls of the head multiply with and that are another block's weights."""
+    return sum(
+        operator.k.size * operator.n.size
+        for operator in head
+        if isinstance(operator, Matmul) and not operator.weights
+    )

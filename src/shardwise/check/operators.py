@@ -1,0 +1,176 @@
+"""Widths, rows, and the seconds of one operator (docs/cost-model.md, sections 6 and 7)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from shardwise.check.figures import Figures
+from shardwise.check.rows import Column, Rows
+from shardwise.model import Experts
+from shardwise.operators import (
+    Attention,
+    Extent,
+    GroupedMatmul,
+    Lookup,
+    Loss,
+    Matmul,
+    Operator,
+    Pointwise,
+    Saved,
+    Weight,
+)
+
+SAVED_BYTES = {"fp32": 4, "mask": 1}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """One block on every row: how many rows of data and how much of each width a rank has."""
+
+    figures: Figures
+    rows: Rows
+    experts: Experts | None
+
+    @property
+    def tokens(self) -> Column:
+        """Tokens of a rank per microbatch."""
+        return self.rows.micro_batch_size * self.figures.job.seq_len / self.rows.cp
+
+    def count(self, name: str) -> Column:
+        """Rows of data of a rank per microbatch: `tokens`, `head`, `sequence` or `routed`."""
+        if name == "sequence":
+            return self.tokens / np.where(self.rows.sequence_parallel, self.rows.tp, 1)
+        if name == "routed" and self.experts is not None:
+            factor = self.experts.capacity_factor
+            load = self.figures.job.expert_imbalance if factor is None else factor
+            return self.tokens * self.experts.top_k * load * self.rows.etp / self.rows.tp
+        return self.tokens
+
+    def width(self, extent: Extent) -> Column:
+        """Elements of a rank along an extent; may be a fraction."""
+        if extent.role == "whole":
+            return extent.size
+        if extent.role == "expert_ffn":
+            return extent.size / self.rows.etp
+        if extent.role == "kv_heads":
+            return extent.size / np.minimum(self.rows.tp, self.figures.model.kv_heads)
+        return extent.size / self.rows.tp
+
+    def hidden_bytes(self, name: str) -> Column:
+        """Bytes of a hidden state of these rows."""
+        return self.count(name) * self.figures.model.hidden * self.figures.recipe.activation_bytes
+
+    def weight_elements(self, weight: Weight) -> Column:
+        """Elements of a weight on a rank."""
+        elements: Column = 1
+        for extent in weight.shape:
+            elements = elements * self.width(extent)
+        return elements * weight.experts / self.rows.ep if weight.experts else elements
+
+    def saved_bytes(self, saved: Saved) -> Column:
+        """Bytes of a saved tensor on a rank, per microbatch."""
+        each = SAVED_BYTES.get(saved.dtype, self.figures.recipe.activation_bytes)
+        return self.count(saved.rows) * self.width(saved.width) * each
+
+
+@dataclass(frozen=True, slots=True)
+class Seconds:
+    """One operator: forward, gradient of its input, gradient of its weights."""
+
+    forward: Column
+    input: Column
+    weight: Column
+
+
+def operator_seconds(operator: Operator, place: Place) -> Seconds:
+    """Seconds of the operator on every row."""
+    zero = 0.0 * place.tokens
+    rows = place.count(operator.rows)
+    each = place.figures.recipe.activation_bytes
+    match operator:
+        case Matmul():
+            k, n = place.width(operator.k), place.width(operator.n)
+            return Seconds(
+                _matmul_s(place, rows, n, k), _matmul_s(place, rows, k, n), _matmul_s(place, k, n, rows)
+            )
+        case GroupedMatmul():
+            return _grouped_matmul_seconds(operator, place)
+        case Attention():
+            return _attention_seconds(operator, place)
+        case Pointwise():
+            forward = sum((place.width(extent) for extent in operator.forward), start=zero)
+            backward = sum((place.width(extent) for extent in operator.backward), start=zero)
+            return Seconds(
+                _moved_s(place, rows * each * forward), _moved_s(place, rows * each * backward), zero
+            )
+        case Lookup():
+            elements = rows * place.width(operator.width)
+            return Seconds(_moved_s(place, 2 * elements * each), zero, _moved_s(place, elements * (each + 8)))
+        case Loss():
+            logits = 4 * rows * place.width(operator.classes)
+            return Seconds(_moved_s(place, 3 * logits), _moved_s(place, 2 * logits), zero)
+
+
+def _moved_s(place: Place, nbytes: Column) -> Column:
+    """A kernel that is bound by the memory."""
+    half = place.figures.efficiency.memory.half_bytes
+    transfer = (nbytes + half) / place.figures.memory_bytes_per_s
+    return place.figures.efficiency.launch_s + np.where(nbytes > 0, transfer, 0.0)
+
+
+def _matmul_s(place: Place, m: Column, n: Column, k: Column) -> Column:
+    """[m, k] x [k, n]."""
+    figures, curve = place.figures, place.figures.efficiency.matmul
+
+    def fill(tile_m: float, tile_n: float) -> Column:
+        waves = np.ceil(np.ceil(m / tile_m) * np.ceil(n / tile_n) / curve.units)
+        return m * n / (waves * curve.units * tile_m * tile_n)
+
+    large = fill(curve.tile_m, curve.tile_n)
+    small = curve.small_tile_fraction * fill(curve.tile_m / 2, curve.tile_n / 2)
+    efficiency = curve.peak_fraction * k / (k + curve.k_half) * np.maximum(large, small)
+    arithmetic = 2 * m * n * k / (figures.matmul_flop_per_s * efficiency)
+    nbytes = (m * k + k * n + m * n) * figures.recipe.activation_bytes
+    return figures.efficiency.launch_s + np.maximum(arithmetic, nbytes / figures.memory_bytes_per_s)
+
+
+def _grouped_matmul_seconds(operator: GroupedMatmul, place: Place) -> Seconds:
+    figures, curve = place.figures, place.figures.efficiency.matmul
+    grouped = figures.efficiency.grouped_matmul
+    rows, k, n = place.count(operator.rows), place.width(operator.k), place.width(operator.n)
+    local = operator.experts / place.rows.ep
+    tokens = rows / local
+    nbytes = (rows * k + rows * n + local * k * n) * figures.recipe.activation_bytes
+    of_plain = grouped.fraction * tokens / (tokens + grouped.tokens_half)
+
+    def seconds(inner: Column) -> Column:
+        efficiency = curve.peak_fraction * of_plain * inner / (inner + curve.k_half)
+        arithmetic = 2 * rows * n * k / (figures.matmul_flop_per_s * efficiency)
+        return figures.efficiency.launch_s + np.maximum(arithmetic, nbytes / figures.memory_bytes_per_s)
+
+    return Seconds(seconds(k), seconds(n), seconds(tokens))
+
+
+def keys_of_query(seq_len: int, window: int | None, *, causal: bool) -> float:
+    """How many keys a query meets on average."""
+    width = seq_len if window is None else min(window, seq_len)
+    if width < seq_len:
+        return width - width * width / (2 * seq_len)
+    return seq_len / 2 if causal else float(seq_len)
+
+
+def _attention_seconds(operator: Attention, place: Place) -> Seconds:
+    figures, curve = place.figures, place.figures.efficiency.attention
+    seq_len = figures.job.seq_len
+    heads, kv_heads = place.width(operator.heads), place.width(operator.kv_heads)
+    dims = operator.qk_dim + operator.v_dim
+    rows = place.count(operator.rows)
+    work = 2 * rows * keys_of_query(seq_len, operator.window, causal=operator.causal) * heads * dims
+    nbytes = rows * (heads + kv_heads) * dims * figures.recipe.activation_bytes
+    pace = figures.attention_flop_per_s * seq_len / (seq_len + curve.seq_half)
+    launch, memory = figures.efficiency.launch_s, figures.memory_bytes_per_s
+    forward = launch + np.maximum(work / (pace * curve.forward_fraction), nbytes / memory)
+    backward = launch + np.maximum(2.5 * work / (pace * curve.backward_fraction), 2 * nbytes / memory)
+    return Seconds(forward, backward, 0.0 * forward)

@@ -1,0 +1,146 @@
+"""From strategies to step times and bytes: the sections of docs/cost-model.md, one after another."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardwise.check.collectives import Fabric, fabric_of, message_s
+from shardwise.check.durations import StageTimes, hops_s, stage_times
+from shardwise.check.figures import Figures
+from shardwise.check.groups import Groups, groups_of
+from shardwise.check.layer import AMOUNTS, PHASES, block_amounts, block_shapes
+from shardwise.check.memory import Memory, memory_of
+from shardwise.check.operators import Place
+from shardwise.check.rows import Column, Family, Rows, distinct, families
+from shardwise.check.schedules import table_of
+from shardwise.check.sharding import (
+    gathering_s,
+    reduction_s,
+    shardings_of,
+    traffic_amounts,
+)
+from shardwise.check.stages import (
+    amounts_of_stages,
+    kinds_of_stages,
+    layers_of_stages,
+    on_ranks,
+    with_tied_copy,
+)
+from shardwise.check.step import StepEnd, step_end
+from shardwise.check.timing import makespan_s
+
+Floats = NDArray[np.float64]
+
+GRID_FIELDS = (
+    "tp", "cp", "pp", "dp", "cp_kind", "etp", "ep", "sequence_parallel", "micro_batch_size", "axis_order",
+)  # fmt: skip
+"""What the amounts of blocks depend on: rows that agree in these are priced once."""
+
+VALUES_AT_A_TIME = 1 << 22
+"""Stages times rows times blocks priced together, so that the columns stay within some hundred MiB."""
+
+STAGE_NAMES = (*AMOUNTS, *(f"{phase}_traffic_s" for phase in PHASES))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Price:
+    """All that the rows of one family cost, but for the walk through their table."""
+
+    family: Family
+    layers: tuple[Column, ...]
+    stages: list[dict[str, Column]]
+    times: list[StageTimes]
+    hops_s: tuple[Column, ...]
+    end: StepEnd
+    memory: Memory
+
+    def step_time_s(self, figures: Figures) -> Column:
+        """Seconds per step, on the schedule's own table."""
+        makespan = makespan_s(table_of(self.family), self.times, self.hops_s, np.maximum)
+        return makespan + self.end.total_s + figures.efficiency.host_step_s
+
+
+def price(figures: Figures, family: Family) -> Price:
+    """The price of every row of a family."""
+    model, rows = figures.model, family.rows
+    fabric = fabric_of(figures.cluster, figures.efficiency)
+    groups = groups_of(rows, figures.cluster)
+    shardings = shardings_of(rows, groups, has_experts=model.experts is not None)
+    blocks = blocks_of(figures, fabric, rows)
+    for block in blocks:
+        block |= traffic_amounts(figures, fabric, shardings, block)
+    layers = layers_of_stages(len(model.pattern), family)
+    kinds = kinds_of_stages(model.pattern, len(model.kinds), layers)
+    stages = amounts_of_stages(blocks, kinds, STAGE_NAMES)
+    copy = blocks[-2]["dense"] if model.tied_embeddings else 0.0
+    dense = with_tied_copy(family, stages, "dense", copy)
+    expert = [stage["expert"] for stage in stages]
+    times = [
+        stage_times(
+            figures,
+            family,
+            stages[number],
+            layers[number],
+            reduction_s(figures, fabric, shardings, dense[number], expert[number]),
+            gathering_s(figures, fabric, shardings, dense[number], expert[number]),
+        )
+        for number in range(family.stages)
+    ]
+    of_ranks = on_ranks(family, dense), on_ranks(family, expert)
+    return Price(
+        family=family,
+        layers=layers,
+        stages=stages,
+        times=times,
+        hops_s=hops_s(family, _hop_s(figures, fabric, groups, rows)),
+        end=step_end(figures, fabric, groups, family, shardings, blocks, *of_ranks),
+        memory=memory_of(figures, family, shardings, blocks, stages, layers, *of_ranks),
+    )
+
+
+def blocks_of(figures: Figures, fabric: Fabric, rows: Rows) -> list[dict[str, Column]]:
+    """The amounts of each kind of layer, of the embedding and of the head, on every row."""
+    first, of = distinct([getattr(rows, name) for name in GRID_FIELDS])
+    grids = rows.take(first)
+    groups = groups_of(grids, figures.cluster)
+    return [
+        {name: amount[of] for name, amount in block_amounts(figures, fabric, groups, grids, shape).items()}
+        for shape in block_shapes(figures.model)
+    ]
+
+
+def _hop_s(figures: Figures, fabric: Fabric, groups: Groups, rows: Rows) -> Column:
+    """Seconds of one message between neighbouring stages."""
+    nbytes = Place(figures=figures, rows=rows, experts=None).hidden_bytes("sequence")
+    return message_s(fabric, nbytes, groups.hop_tier)
+
+
+class Evaluation(NamedTuple):
+    """Of every row: seconds per step, bytes of the tightest rank on its device, bytes on the host."""
+
+    step_time_s: Floats
+    device_bytes: Floats
+    host_bytes: Floats
+
+
+def evaluate(figures: Figures, rows: Rows) -> Evaluation:
+    """The figures that decide between strategies, for legal rows of any schedules."""
+    found = Evaluation(*(np.empty(len(rows)) for _ in Evaluation._fields))
+    blocks = len(figures.model.kinds) + 2
+    for places, family in families(rows, figures.job.global_batch_size):
+        length = max(VALUES_AT_A_TIME // (family.stages * (blocks + 16)), 1)
+        for part, some in family.slices(length):
+            priced = price(figures, some)
+            found.step_time_s[places[part]] = priced.step_time_s(figures)
+            found.device_bytes[places[part]] = priced.memory.device_bytes
+            found.host_bytes[places[part]] = priced.memory.host_bytes
+    return found
+
+
+def fitting(figures: Figures, found: Evaluation) -> tuple[Column, Column]:
+    """Which rows fit on their devices, and which on their hosts."""
+    return found.device_bytes <= figures.usable_bytes, found.host_bytes <= figures.host_capacity_bytes

@@ -1,0 +1,126 @@
+"""Sharded weights: who gathers and reduces what, each microbatch and each step (docs/cost-model.md, 11)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from shardwise.check.collectives import Fabric, all_reduce_s, pass_s
+from shardwise.check.figures import SHARD_OVERLAP, Figures
+from shardwise.check.groups import Groups, Sizes, inner, outer
+from shardwise.check.layer import PHASES, Amounts
+from shardwise.check.rows import Column, Rows
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sharding:
+    """One family of weights, dense or expert: over how many ranks each thing is split, and the groups."""
+
+    param: Column
+    grad: Column
+    optim: Column
+    param_group: Sizes
+    grad_group: Sizes
+    scatter_group: Sizes
+    replica_group: Sizes
+    regather_group: Sizes
+
+    @property
+    def reduced(self) -> Column:
+        """Over how many ranks gradients are scattered at the end of the step."""
+        return np.where(self.grad > 1, self.grad, self.optim)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shardings:
+    """Both families; `has_experts` says whether the second has any weights."""
+
+    dense: Sharding
+    expert: Sharding
+    has_experts: bool
+
+
+def shardings_of(rows: Rows, groups: Groups, *, has_experts: bool) -> Shardings:
+    """How the rows shard dense and expert weights."""
+    degrees = (rows.param_shard, rows.grad_shard, rows.optim_shard)
+    of_experts = tuple(np.gcd(degree, groups.expert_replicas) for degree in degrees)
+    return Shardings(
+        dense=_sharding(groups.data, *degrees),
+        expert=_sharding(groups.expert_data, *of_experts),
+        has_experts=has_experts,
+    )
+
+
+def _sharding(group: Sizes, param: Column, grad: Column, optim: Column) -> Sharding:
+    states = inner(group, optim)
+    scatter = inner(group, np.where(grad > 1, grad, optim))
+    params = inner(states, param)
+    return Sharding(
+        param=param,
+        grad=grad,
+        optim=optim,
+        param_group=params,
+        grad_group=inner(group, grad),
+        scatter_group=scatter,
+        replica_group=outer(group, scatter),
+        regather_group=outer(states, params),
+    )
+
+
+def traffic_amounts(
+    figures: Figures, fabric: Fabric, shardings: Shardings, block: Amounts
+) -> dict[str, Column]:
+    """Exposed seconds that sharding adds to each phase of a block, every microbatch: `forward_traffic_s`,
+    `input_traffic_s`, `weight_traffic_s`."""
+    dense, expert = shardings.dense, shardings.expert
+    recipe = figures.recipe
+    gather = pass_s(fabric, block["dense"] * recipe.weight_bytes, dense.param_group)
+    scatter = pass_s(fabric, block["dense"] * recipe.gradient_bytes, dense.grad_group)
+    if shardings.has_experts:
+        has = block["expert"] > 0
+        more = pass_s(fabric, block["expert"] * recipe.weight_bytes, expert.param_group)
+        gather = gather + np.where(has, more, 0.0)
+        more = pass_s(fabric, block["expert"] * recipe.gradient_bytes, expert.grad_group)
+        scatter = scatter + np.where(has, more, 0.0)
+    return {
+        f"{phase}_traffic_s": figures.exposed_s(
+            scatter if phase == "weight" else gather, block[f"{phase}_computation_s"], SHARD_OVERLAP
+        )
+        for phase in PHASES
+    }
+
+
+def reduction_s(
+    figures: Figures, fabric: Fabric, shardings: Shardings, dense: Column, expert: Column
+) -> Column:
+    """Seconds of a stage's gradient reduction at the end of the step, for its elements on a rank."""
+
+    def of(family: Sharding, elements: Column) -> Column:
+        nbytes = elements * figures.recipe.gradient_bytes
+        scatter = np.where(family.grad == 1, pass_s(fabric, nbytes, family.scatter_group), 0.0)
+        return scatter + all_reduce_s(fabric, nbytes / family.reduced, family.replica_group)
+
+    return _of_both(shardings, dense, expert, of)
+
+
+def gathering_s(
+    figures: Figures, fabric: Fabric, shardings: Shardings, dense: Column, expert: Column
+) -> Column:
+    """Seconds of a stage's parameter gathering at the start of the step, for its elements on a rank."""
+
+    def of(family: Sharding, elements: Column) -> Column:
+        return pass_s(fabric, elements * figures.recipe.weight_bytes / family.param, family.regather_group)
+
+    return _of_both(shardings, dense, expert, of)
+
+
+def _of_both(
+    shardings: Shardings, dense: Column, expert: Column, of: Callable[[Sharding, Column], Column]
+) -> Column:
+    """The sum over both families; experts count only where there are any."""
+    seconds = of(shardings.dense, dense)
+    if not shardings.has_experts:
+        return seconds
+    return seconds + np.where(expert > 0, of(shardings.expert, expert), 0.0)

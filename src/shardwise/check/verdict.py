@@ -1,0 +1,221 @@
+"""What the checker says of a plan: one line for each thing that must hold."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+
+from shardwise.check.certificate import certificate_checks, fixed_fields
+from shardwise.check.figures import Figures, figures_of
+from shardwise.check.finding import Check, number_check, parts_check, value_check
+from shardwise.check.layout import layout_of
+from shardwise.check.memory import ALLOCATED
+from shardwise.check.parameters import active_parameters, parameters
+from shardwise.check.result import BANDS, Judged, judged, mfu, tokens_per_s_per_device
+from shardwise.check.rows import Family, families, rows_of
+from shardwise.check.rules import first_broken, is_candidate
+from shardwise.check.runners_up import runners_up_checks
+from shardwise.check.schedules import Act, Table, table_of
+from shardwise.check.timing import StuckError
+from shardwise.inputs import read_mapping
+from shardwise.plan import Plan, read_plan
+
+MAX_PLAN_BYTES = 8 << 20
+MAX_PLAN_NODES = 1_000_000
+EVALUATOR = "max-plus"
+
+EFFORT = ("cut_by_bound", "simulated", "search_s", "search_cpu_s")
+PROVENANCE = ("assumptions", "provenance", "sources")
+"""What the hash leaves out: in the certificate, and anywhere in the cluster."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """All checks, in order; the plan holds where all of them do. `plan_hash` is what the file states."""
+
+    plan_hash: str
+    checks: tuple[Check, ...]
+
+    @property
+    def ok(self) -> bool:
+        return all(check.ok for check in self.checks)
+
+
+def check_file(path: str) -> Verdict:
+    """The verdict on the plan file at `path`.
+
+    Raises ConfigError for what is no plan file, is of a newer version, was altered, or names a dtype that
+    the cluster lacks: then there is nothing to check.
+    """
+    plan = read_plan(path)
+    document = read_mapping(os.fspath(path), max_bytes=MAX_PLAN_BYTES, max_nodes=MAX_PLAN_NODES)
+    stated = str(document["hash"])
+    first = value_check("hash", stated, hash_of(document))
+    counts = _count_checks(plan, document)
+    return Verdict(plan_hash=stated, checks=(first, *counts, *plan_checks(plan)))
+
+
+def plan_checks(plan: Plan) -> Iterator[Check]:
+    """What must hold of the plan itself. What has no meaning without an earlier check is left out."""
+    figures = figures_of(plan.model, plan.cluster, plan.job)
+    strategy = _strategy_check(plan, figures)
+    yield strategy
+    if strategy.ok:
+        ((_, family),) = families(rows_of([plan.best.strategy]), plan.job.global_batch_size)
+        yield _layout_check(plan, family)
+        yield from _schedule_checks(plan, family)
+        yield from _best_checks(plan, figures)
+    yield from runners_up_checks(plan, figures, fixed_fields(plan.certificate))
+    yield from certificate_checks(plan, figures)
+
+
+def hash_of(document: Mapping[str, object]) -> str:
+    """The digest of the content: JSON with sorted keys, without effort and provenance (docs/formats.md)."""
+    body = {key: value for key, value in document.items() if key != "hash"}
+    certificate = body.get("certificate")
+    if isinstance(certificate, Mapping):
+        body["certificate"] = {key: value for key, value in certificate.items() if key not in EFFORT}
+    body["cluster"] = _without(body.get("cluster"), PROVENANCE)
+    text = json.dumps(body, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return f"sha256:{hashlib.sha256(text.encode('ascii')).hexdigest()}"
+
+
+def _without(value: object, keys: tuple[str, ...]) -> object:
+    if isinstance(value, Mapping):
+        return {key: _without(item, keys) for key, item in value.items() if key not in keys}
+    return [_without(item, keys) for item in value] if isinstance(value, list) else value
+
+
+def _count_checks(plan: Plan, document: Mapping[str, object]) -> Iterator[Check]:
+    """The counts of elements that the file states."""
+    model = document["model"]
+    stated: Mapping[str, object] = model if isinstance(model, Mapping) else {}
+    yield value_check("parameters", stated.get("parameters"), parameters(plan.model))
+    yield value_check("active parameters", stated.get("active_parameters"), active_parameters(plan.model))
+
+
+def _strategy_check(plan: Plan, figures: Figures) -> Check:
+    strategy, space = plan.best.strategy, plan.certificate.space
+    found, expected = "a candidate, legal", f"a legal candidate of the space {space!r}"
+    if not is_candidate(figures, strategy, space, fixed_fields(plan.certificate)):
+        found = "no candidate of the space"
+    elif broken := str(first_broken(rows_of([strategy]), figures)[0]):
+        found = f"breaks {broken}"
+    return Check(name="strategy", ok=found == "a candidate, legal", found=found, expected=expected)
+
+
+def _layout_check(plan: Plan, family: Family) -> Check:
+    expected = layout_of(family, plan.model.layers, plan.cluster)
+    found = plan.best.layout
+    if found == expected:
+        text = f"{family.pp} stages, {family.stages} chunks"
+        return Check(name="layout", ok=True, found=text, expected="what the strategy means")
+    pairs = [
+        (f"stage {number}: {asdict(stage)}", f"{asdict(should)}")
+        for pipeline in found.pipelines
+        for number, (stage, should) in enumerate(
+            zip(pipeline.stages, expected.pipelines[0].stages, strict=False)
+        )
+        if stage != should
+    ]
+    shape = (
+        f"{len(found.pipelines)} pipelines, {[len(pipeline.stages) for pipeline in found.pipelines]} stages"
+    )
+    has, should = pairs[0] if pairs else (shape, f"1 pipeline of {family.pp} stages")
+    return Check(name="layout", ok=False, found=has, expected=should)
+
+
+def _schedule_checks(plan: Plan, family: Family) -> Iterator[Check]:
+    schedule = plan.schedule
+    ranks = tuple(family.rank_of(stage) for stage in range(family.stages))
+    yield value_check("schedule", schedule.name, family.schedule)
+    yield value_check("microbatches", schedule.microbatches, family.microbatches)
+    yield value_check("stages on ranks", _listed(schedule.stage_rank), _listed(ranks))
+    found, expected = table_in(plan), table_of(family)
+    if found == expected:
+        text = f"{sum(map(len, found))} actions on {len(found)} ranks"
+        yield Check(name="schedule actions", ok=True, found=text, expected=f"the table of {family.schedule}")
+    else:
+        has, should = _first_difference(found, expected)
+        yield Check(name="schedule actions", ok=False, found=has, expected=should)
+
+
+def _listed(ranks: tuple[int, ...]) -> str:
+    return ",".join(map(str, ranks))
+
+
+def _first_difference(found: Table, expected: Table) -> tuple[str, str]:
+    """Where two tables differ first, and what is there in each."""
+    for rank, (row, own) in enumerate(zip(found, expected, strict=False)):
+        for place, (act, should) in enumerate(zip(row, own, strict=False)):
+            if act != should:
+                return f"rank {rank}, action {place}: {_act_text(act)}", _act_text(should)
+        if len(row) != len(own):
+            return f"{len(row)} actions on rank {rank}", f"{len(own)} actions"
+    return f"{len(found)} ranks", f"{len(expected)} ranks"
+
+
+def _act_text(act: Act) -> str:
+    stage, kind, microbatch = act
+    return f"{stage}{kind}{microbatch}"
+
+
+def table_in(plan: Plan) -> Table:
+    """The actions that the plan file lists."""
+    return tuple(
+        tuple((action.stage, str(action.kind), action.microbatch) for action in row)
+        for row in plan.schedule.ranks
+    )
+
+
+def _best_checks(plan: Plan, figures: Figures) -> Iterator[Check]:
+    """Times and bytes of the best strategy, on the actions of the file."""
+    best = plan.best
+    try:
+        own = judged(figures, best.strategy, table_in(plan))
+    except (StuckError, LookupError):
+        yield Check(
+            name="step time",
+            ok=False,
+            found="actions that cannot all run",
+            expected=repr(judged(figures, best.strategy).step_time_s),
+        )
+        return
+    step_s = own.step_time_s
+    yield number_check("step time", best.step_time_s, step_s)
+    yield parts_check("breakdown", best.breakdown, own.breakdown, step_s)
+    yield parts_check("memory", best.memory, own.memory, own.device_bytes)
+    yield from _peak_checks(plan, figures, own)
+    low, high = BANDS[figures.efficiency.is_calibrated]
+    for name, found, expected in (
+        ("band low", best.band_s[0], low * step_s),
+        ("band high", best.band_s[1], high * step_s),
+        ("tokens per second", best.tokens_per_s_per_device, tokens_per_s_per_device(figures, step_s)),
+        ("mfu", best.mfu, mfu(figures, step_s)),
+        ("mfu full attention", best.mfu_full_attention, mfu(figures, step_s, full_attention=True)),
+    ):
+        yield number_check(name, found, expected)
+    yield value_check("evaluator", best.evaluator, EVALUATOR)
+
+
+def _peak_checks(plan: Plan, figures: Figures, own: Judged) -> Iterator[Check]:
+    """Peak memory and whether it fits, on the device and on the host."""
+    peak = plan.best.peak_memory
+    allocated = sum(own.memory[name] for name in ALLOCATED)
+    for name, found, expected in (
+        ("allocated", peak.allocated, allocated),
+        ("reserved", peak.reserved, allocated + own.memory["fragmentation"]),
+        ("device", peak.device, own.device_bytes),
+        ("capacity", peak.capacity, figures.capacity_bytes),
+    ):
+        yield number_check(f"{name} bytes", found, expected)
+    yield value_check("tightest rank", plan.best.tightest_rank, own.tightest_rank)
+    yield _fit_check("fits", own.device_bytes, figures.usable_bytes)
+    yield _fit_check("fits on the host", own.host_bytes, figures.host_capacity_bytes)
+
+
+def _fit_check(name: str, nbytes: float, limit: float) -> Check:
+    return Check(name=name, ok=nbytes <= limit, found=f"{nbytes!r} B", expected=f"at most {limit!r} B")

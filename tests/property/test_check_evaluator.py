@@ -1,0 +1,147 @@
+"""Two evaluators of one cost model, written apart: the planner's and the checker's, to rounding."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from tests.property.cost_samples import CASES, Case, problem_of
+from tests.property.search_space_twin import SpaceTwin
+
+from shardwise.check.figures import Figures, figures_of
+from shardwise.check.layout import layout_of
+from shardwise.check.parameters import active_parameters, parameters
+from shardwise.check.price import evaluate
+from shardwise.check.result import judged, mfu, tokens_per_s_per_device
+from shardwise.check.rows import families, rows_of
+from shardwise.check.rules import first_broken
+from shardwise.check.schedules import table_of
+from shardwise.cluster import Cluster
+from shardwise.cost import Problem, host_bytes, price_everywhere, rank_bytes
+from shardwise.model import active_parameters as planned_active_parameters
+from shardwise.model import parameters as planned_parameters
+from shardwise.plan import Result
+from shardwise.schedule import generate
+from shardwise.search import evaluate as planned_result
+from shardwise.search.evaluate import step_times_s
+from shardwise.strategy import Strategy, StrategyTable
+
+TOLERANCE = 1e-9
+ROWS, RESULTS = 250, 12
+ALL_ROWS, ALL_RESULTS = 4000, 200
+
+
+def figures_for(problem: Problem, cluster: Cluster | None = None) -> Figures:
+    return figures_of(problem.model, cluster or problem.cluster, problem.job)
+
+
+def legal_strategies(problem: Problem, count: int, seed: int) -> list[Strategy]:
+    """So many legal strategies of the default space, each choice at random; the same for the same seed."""
+    rng, figures, found = random.Random(seed), figures_for(problem), list[Strategy]()
+    twin = SpaceTwin(
+        core=False,
+        devices=problem.cluster.devices,
+        layers=problem.model.layers,
+        moe=problem.model.experts is not None,
+        batch=problem.job.global_batch_size,
+    )
+    while len(found) < count:
+        drawn = [twin.drawn(rng) for _ in range(count)]
+        broken = first_broken(rows_of(drawn), figures)
+        found += [strategy for strategy, code in zip(drawn, broken, strict=True) if not code]
+    return found[:count]
+
+
+def ample(cluster: Cluster) -> Cluster:
+    """The cluster with so much memory that everything fits, at the same pace."""
+    classes = {name: replace(device, memory_bytes=1 << 55) for name, device in cluster.classes.items()}
+    nodes = tuple(replace(node, host_memory_bytes=1e30) for node in cluster.nodes)
+    return replace(cluster, classes=classes, nodes=nodes)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_times_and_bytes_of_many_rows(case: Case, full: bool) -> None:
+    problem = problem_of(case)
+    strategies = legal_strategies(problem, ALL_ROWS if full else ROWS, seed=23)
+    table = StrategyTable.of(strategies)
+    found = evaluate(figures_for(problem), rows_of(strategies))
+    price = price_everywhere(problem, table)
+    np.testing.assert_allclose(found.step_time_s, step_times_s(problem, table), rtol=TOLERANCE)
+    np.testing.assert_allclose(
+        found.device_bytes, rank_bytes(problem, table, price).device.max(axis=0), rtol=TOLERANCE
+    )
+    np.testing.assert_allclose(found.host_bytes, host_bytes(table, price), rtol=TOLERANCE)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_every_figure_of_a_result(case: Case, full: bool) -> None:
+    problem = problem_of(case)
+    cluster = ample(problem.cluster)
+    figures = figures_for(problem, cluster)
+    for strategy in legal_strategies(problem, ALL_RESULTS if full else RESULTS, seed=24):
+        result = planned_result(problem.model, cluster, problem.job, strategy)
+        _assert_same_prices(figures, strategy, result)
+        ((_, family),) = families(rows_of([strategy]), problem.job.global_batch_size)
+        assert layout_of(family, problem.model.layers, cluster) == result.layout
+
+
+def _assert_same_prices(figures: Figures, strategy: Strategy, result: Result) -> None:
+    own = judged(figures, strategy)
+    step_s, device = result.step_time_s, result.peak_memory.device
+    assert own.step_time_s == pytest.approx(step_s, rel=TOLERANCE)
+    assert own.breakdown == pytest.approx(dict(result.breakdown), rel=TOLERANCE, abs=TOLERANCE * step_s)
+    assert own.memory == pytest.approx(dict(result.memory), rel=TOLERANCE, abs=TOLERANCE * device)
+    assert own.device_bytes == pytest.approx(device, rel=TOLERANCE)
+    assert own.tightest_rank == result.tightest_rank
+    assert mfu(figures, step_s) == pytest.approx(result.mfu, rel=TOLERANCE)
+    full_mfu = mfu(figures, step_s, full_attention=True)
+    assert full_mfu == pytest.approx(result.mfu_full_attention, rel=TOLERANCE)
+    tokens = tokens_per_s_per_device(figures, step_s)
+    assert tokens == pytest.approx(result.tokens_per_s_per_device, rel=TOLERANCE)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_counts_of_elements(case: Case) -> None:
+    model = problem_of(case).model
+    assert parameters(model) == planned_parameters(model)
+    assert active_parameters(model) == planned_active_parameters(model)
+
+
+@pytest.mark.parametrize("case", CASES[::3], ids=str)
+def test_a_column_and_a_number_walk_alike(case: Case) -> None:
+    """The vectorised evaluation of a row among others is its evaluation alone."""
+    problem = problem_of(case)
+    figures, strategies = figures_for(problem), legal_strategies(problem, 40, seed=25)
+    together = evaluate(figures, rows_of(strategies))
+    alone = [judged(figures, strategy).step_time_s for strategy in strategies]
+    np.testing.assert_allclose(together.step_time_s, alone, rtol=1e-12)
+
+
+@pytest.mark.parametrize(
+    "name", ["gpipe", "1f1b", "zb_h1", "zb_h2", "interleaved_1f1b", "zb_v", "dualpipe_v"]
+)
+def test_tables_are_those_of_the_generator(name: str) -> None:
+    problem = problem_of(CASES[0])
+    base = legal_strategies(problem, 1, seed=1)[0]
+    vpps = {"interleaved_1f1b": (2, 3, 5), "zb_v": (2,), "dualpipe_v": (2,)}.get(name, (1,))
+    for pp in (2, 3, 4, 5, 8):
+        for vpp in vpps:
+            for times in (2, 3, 5):
+                extra = 0 if name == "interleaved_1f1b" else 1
+                strategy = replace(
+                    base,
+                    pp=pp,
+                    vpp=vpp,
+                    dp=1,
+                    micro_batch_size=1,
+                    schedule=name,  # type: ignore[arg-type]
+                )
+                m = pp * times + extra
+                ((_, family),) = families(rows_of([strategy]), m)
+                own = [[f"{stage}{kind}{number}" for stage, kind, number in row] for row in table_of(family)]
+                theirs = generate(strategy.schedule, pp=pp, microbatches=m, vpp=vpp)
+                assert own == [[str(action) for action in row] for row in theirs.ranks]
+                ranks = tuple(family.rank_of(stage) for stage in range(family.stages))
+                assert ranks == theirs.stage_rank

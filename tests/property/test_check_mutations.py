@@ -1,0 +1,170 @@
+"""The checker takes every plan that the planner writes, and refuses every one that was made to say something
+else.
+
+A mutant that the checker takes must be true all the same: the planner, asked about the strategies that it
+names, writes the same plan. Such mutants exist (two axis orders on one tier cost the same; fp16 costs what
+bf16 costs; a plan may list fewer runners-up), and only in the places of TRUE_ALL_THE_SAME; EFFORT says how an
+answer was found, and the hash of a plan does not depend on most of it.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections import Counter
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.property.plan_mutants import mutants, with_hash
+
+from shardwise import search
+from shardwise.check import Verdict, check_file
+from shardwise.cluster import load_cluster
+from shardwise.errors import ConfigError
+from shardwise.model import load_model, model_from_config
+from shardwise.plan import Answer, Plan, plan_document, plan_of, read_plan
+from shardwise.schedule import generate
+
+DENSE: dict[str, Any] = {
+    "layers": 8, "hidden": 3072, "ffn": 12288, "heads": 24, "vocab": 50257, "seq_len": 2048,
+}  # fmt: skip
+ROUTED: dict[str, Any] = {
+    "layers": 5, "hidden": 3072, "ffn": 12288, "heads": 24, "kv_heads": 4, "vocab": 32000, "seq_len": 2048,
+    "experts": 8, "top_k": 2, "expert_ffn": 1024, "dense_layers": 1, "gated": True, "tied": False,
+}  # fmt: skip
+
+Question = tuple[Any, str, int, str, Any]
+"""Model, cluster, batch, space, optimizer."""
+
+QUESTIONS: dict[str, Question] = {
+    "zb_v": (DENSE, "3x1xV100-16G", 12, "default", "adamw"),
+    "experts": (ROUTED, "2x2xT4", 8, "default", "adamw"),
+    "interleaved": ({**DENSE, "layers": 12}, "4x1xV100-16G", 12, "core", "sgd"),
+    "tensor": ({**DENSE, "layers": 20}, "4x1xV100-16G", 12, "core", "adamw"),
+    "one device": ("gpt2", "1xA100-80G", 8, "core", "muon"),
+    "sharded": ("llama-3.1-8b", "8xH100-SXM", 32, "core", "adamw"),
+    "mixed": ("gpt2-xl", "1x2xH100-SXM+1x2xA100-80G", 16, "core", "adafactor"),
+}
+
+MUTANTS, ALL_MUTANTS = 500, 10_000
+
+EFFORT = {"search_s", "search_cpu_s"}
+TRUE_ALL_THE_SAME = {"seed", "dtype", "memory_margin", "expert_imbalance", "axis_order", "runners_up"}
+
+
+def plan_for(question: Question) -> Plan:
+    """The planner's answer as a plan."""
+    config, cluster_text, batch, space, optimizer = question
+    is_named = isinstance(config, str)
+    model = load_model(config) if is_named else model_from_config(config, name="tiny")
+    cluster = load_cluster(cluster_text)
+    job = search.default_job(
+        model,
+        cluster,
+        seq_len=1024 if is_named else config["seq_len"],
+        global_batch_size=batch,
+        optimizer=optimizer,
+    )
+    answer = search.plan(search.Question(model=model, cluster=cluster, job=job, space=space, top=3))
+    return _plan_of(answer, model=model, cluster=cluster, job=job)
+
+
+def _plan_of(answer: Answer, **question: Any) -> Plan:
+    best = answer.best.strategy
+    m = question["job"].global_batch_size // (best.dp * best.micro_batch_size)
+    table = generate(best.schedule, pp=best.pp, microbatches=m, vpp=best.vpp)
+    return plan_of(answer, schedule=table, **question)
+
+
+@pytest.fixture(scope="module")
+def documents() -> dict[str, dict[str, Any]]:
+    """Plans as the planner writes them, by name."""
+    return {name: plan_document(plan_for(question)) for name, question in QUESTIONS.items()}
+
+
+def verdict_on(document: dict[str, Any], folder: Path) -> Verdict | None:
+    """The verdict on a document as a file; None where it is refused as bad input."""
+    path = folder / "plan.yaml"
+    path.write_text(json.dumps(document))
+    try:
+        return check_file(str(path))
+    except ConfigError:
+        return None
+
+
+@pytest.mark.parametrize("name", QUESTIONS)
+def test_a_plan_of_the_planner_holds(name: str, documents: dict[str, dict[str, Any]], tmp_path: Path) -> None:
+    verdict = verdict_on(documents[name], tmp_path)
+    assert verdict is not None
+    assert [check for check in verdict.checks if not check.ok] == []
+    assert verdict.plan_hash == documents[name]["hash"]
+
+
+def test_the_plans_have_pipelines_of_several_kinds(documents: dict[str, dict[str, Any]]) -> None:
+    schedules = {document["schedule"]["name"] for document in documents.values()}
+    assert {"1f1b", "zb_v", "interleaved_1f1b"} < schedules
+
+
+def test_mutants_are_refused(documents: dict[str, dict[str, Any]], tmp_path: Path, full: bool) -> None:
+    rng = random.Random(11)
+    count = (ALL_MUTANTS if full else MUTANTS) // len(QUESTIONS) + 1
+    taken: Counter[str] = Counter()
+    for document in documents.values():
+        for path, mutant in islice(mutants(document, rng), count):
+            verdict = verdict_on(mutant, tmp_path)
+            if verdict is None or not verdict.ok or path[-1] in EFFORT:
+                continue
+            assert _is_true(read_plan(str(tmp_path / "plan.yaml"))), path
+            taken["runners_up" if path == ("runners_up",) else str(path[-1])] += 1
+    assert set(taken) <= TRUE_ALL_THE_SAME, taken
+    assert taken.total() < 0.1 * count * len(documents)
+
+
+def _is_true(plan: Plan) -> bool:
+    """Whether the planner prices the plan's strategies as the plan says."""
+    results = [
+        search.evaluate(plan.model, plan.cluster, plan.job, strategy)
+        for strategy in (plan.best.strategy, *(runner_up.strategy for runner_up in plan.runners_up))
+    ]
+    answer = Answer(best=results[0], runners_up=tuple(results[1:]), certificate=plan.certificate)
+    again = plan_document(_plan_of(answer, model=plan.model, cluster=plan.cluster, job=plan.job))
+    said = plan_document(plan)
+    return all(_alike(said[part], again[part]) for part in ("best", "runners_up", "schedule", "certificate"))
+
+
+def _alike(a: Any, b: Any) -> bool:
+    """Equal, numbers to 1e-9 of the larger, or to what rounding leaves of a part that is nothing."""
+    if isinstance(a, dict):
+        return isinstance(b, dict) and a.keys() == b.keys() and all(_alike(a[key], b[key]) for key in a)
+    if isinstance(a, list):
+        return (
+            isinstance(b, list) and len(a) == len(b) and all(_alike(x, y) for x, y in zip(a, b, strict=True))
+        )
+    if isinstance(a, float):
+        return bool(abs(a - b) <= 1e-9 * max(abs(a), abs(b), 1e-3))
+    return bool(a == b)
+
+
+@pytest.mark.parametrize(("code", "number"), [("interleaved_microbatches", 1), ("v_microbatches", -7)])
+def test_a_ledger_that_adds_up_but_lies_is_refused(
+    code: str, number: int, documents: dict[str, dict[str, Any]], tmp_path: Path
+) -> None:
+    document = json.loads(json.dumps(documents["zb_v"]))
+    document["certificate"]["rejected"][code] += number
+    document["certificate"]["cut_by_bound"] -= number
+    verdict = verdict_on(with_hash(document), tmp_path)
+    assert verdict is not None
+    assert [check.name for check in verdict.checks if not check.ok] == [f"rejected by {code}"]
+
+
+def test_a_bound_above_the_best_is_refused(documents: dict[str, dict[str, Any]], tmp_path: Path) -> None:
+    """Though its gap is the one that follows from it."""
+    document = json.loads(json.dumps(documents["sharded"]))
+    certificate = document["certificate"]
+    certificate["lower_bound_s"] = 1.5 * certificate["best_s"]
+    certificate["gap"] = -0.5
+    verdict = verdict_on(with_hash(document), tmp_path)
+    assert verdict is not None
+    assert [check.name for check in verdict.checks if not check.ok] == ["lower bound"]

@@ -1,0 +1,73 @@
+"""The command `check` on plans of the real planner."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import jsonschema
+import pytest
+
+from shardwise.plan import document_hash, plan_document, read_plan
+
+if TYPE_CHECKING:
+    from tests.unit.app.conftest import Run
+
+SCHEMA = Path(__file__).parents[3] / "docs" / "schemas" / "check.json"
+QUESTION = ("gpt2", "--cluster", "1x4xA100-80G", "--seq-len", "1024", "--global-batch-size", "12")
+
+
+@pytest.fixture
+def saved(run: Run, tmp_path: Path) -> Path:
+    path = tmp_path / "plan.yaml"
+    assert run("plan", *QUESTION, "--space", "core", "--save", str(path)).code == 0
+    return path
+
+
+def rewritten(path: Path, **best: Any) -> Path:
+    """The plan with some keys of `best` changed, and the hash that belongs to it."""
+    document = plan_document(read_plan(str(path)))
+    document["best"] = {**document["best"], **best}  # type: ignore[dict-item]
+    document["hash"] = document_hash(document)
+    path.write_text(json.dumps(document))
+    return path
+
+
+def test_a_plan_holds_line_by_line(run: Run, saved: Path) -> None:
+    ran = run("check", str(saved))
+    assert (ran.code, ran.err) == (0, "")
+    lines = ran.out.splitlines()
+    assert len(lines) > 30
+    assert all(line.startswith("ok ") and "; expected " in line for line in lines)
+
+
+def test_json_holds_the_same(run: Run, saved: Path) -> None:
+    ran = run("check", str(saved), "--json")
+    assert (ran.code, ran.err) == (0, "")
+    document = json.loads(ran.out)
+    jsonschema.Draft202012Validator(json.loads(SCHEMA.read_text())).validate(document)
+    assert document["ok"] is True
+    assert {check["ok"] for check in document["checks"]} == {True}
+    assert document["plan_hash"] == plan_document(read_plan(str(saved)))["hash"]
+    names = [check["name"] for check in document["checks"]]
+    assert len(set(names)) == len(names)
+
+
+def test_a_plan_that_claims_too_much_exits_4(run: Run, saved: Path) -> None:
+    mfu = read_plan(str(saved)).best.mfu
+    ran = run("check", str(rewritten(saved, mfu=1.1 * mfu)))
+    assert ran.code == 4
+    wrong = [line for line in ran.out.splitlines() if line.startswith("wrong")]
+    assert len(wrong) == 1 and repr(1.1 * mfu) in wrong[0] and f"expected {mfu!r}" in wrong[0]
+    assert ran.err.startswith("shardwise: 1 of ") and ran.err.endswith("checks do not hold: mfu\n")
+    document = json.loads(run("check", str(saved), "--json").out)
+    assert document["ok"] is False
+
+
+def test_what_is_no_plan_exits_2(run: Run, saved: Path, tmp_path: Path) -> None:
+    saved.write_text(saved.read_text().replace("optim_shard: 4", "optim_shard: 2", 1))
+    for path, words in ((saved, "the file was changed"), (tmp_path / "none.yaml", "none.yaml")):
+        ran = run("check", str(path))
+        assert (ran.code, ran.out) == (2, "")
+        assert words in ran.err

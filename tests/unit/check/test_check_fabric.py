@@ -1,0 +1,118 @@
+"""Groups and collectives of the checker, worked out by hand from docs/cost-model.md."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from tests.unit.check.by_hand import strategy
+from tests.unit.cost.hand_made import cluster
+
+from shardwise.check.collectives import TierCost, all_reduce_s, all_to_all_s, message_s, pass_s
+from shardwise.check.groups import groups_of, inner, outer, sizes
+from shardwise.check.rows import Column, distinct, rows_of, strides
+
+FABRIC = (TierCost(1.0, 100.0, 0.5, False), TierCost(2.0, 20.0, 0.25, False))
+"""Inside: 1 s of latency, 100 B/s, 0.5 s to start. Outside: 2 s, 20 B/s, 0.25 s."""
+
+
+def group(*members: int) -> tuple[Column, ...]:
+    return tuple(np.array([size]) for size in members)
+
+
+@pytest.mark.parametrize(
+    ("stride", "size", "expected"),
+    [
+        (1, 4, (4, 1)),  # four neighbours fill a node
+        (2, 4, (2, 2)),  # every second rank: two in each of two nodes
+        (4, 2, (1, 2)),  # one in each node
+        (3, 2, (1, 2)),  # ranks 0 and 3 share a node, ranks 3 and 6 do not: the worst group counts
+        (1, 6, (2, 3)),  # 6 ranks: gcd(6, 4) = 2 always meet in a node
+        (1, 1, (1, 1)),
+    ],
+)
+def test_sizes_on_nodes_of_four(stride: int, size: int, expected: tuple[int, int]) -> None:
+    found = sizes([4, 24], np.array([stride]), np.array([size]))
+    assert tuple(int(part[0]) for part in found) == expected
+
+
+def test_the_closest_members_and_the_rest() -> None:
+    assert [part.tolist() for part in inner(group(2, 4), np.array([4]))] == [[2], [2]]
+    assert [part.tolist() for part in outer(group(2, 4), group(2, 2))] == [[1], [2]]
+    # 3 of (2, 3): gcd(2, 3) = 1 inside, so all three lie in different nodes.
+    assert [part.tolist() for part in inner(group(2, 3), np.array([3]))] == [[1], [3]]
+
+
+def test_groups_follow_the_axis_order() -> None:
+    """8 devices, tp 2 x dp 4: tp fastest has its pairs in nodes, dp two by two; dp fastest fills a node."""
+    first = strategy(tp=2, dp=4)
+    rows = rows_of([first, replace(first, axis_order="cp-dp-tp-pp")])
+    assert strides(rows)["dp"].tolist() == [2, 1]
+    assert strides(rows)["tp"].tolist() == [1, 4]
+    groups = groups_of(rows, cluster(2))
+    assert [part.tolist() for part in groups.tensor] == [[2, 1], [1, 2]]
+    assert [part.tolist() for part in groups.data] == [[2, 4], [2, 1]]
+
+
+def test_experts_skip_the_ranks_of_other_stages() -> None:
+    """pp 2 fastest, tp 4: a stage's ranks lie 2 apart, so that ep 4 has two in each node."""
+    rows = rows_of([strategy(tp=4, pp=2, ep=4, axis_order="pp-tp-cp-dp")])
+    groups = groups_of(rows, cluster(2))
+    assert [part.tolist() for part in groups.expert] == [[2], [2]]
+    # The stages of a pair are neighbours: 2 * 1 is not more than 4, so their hop stays inside.
+    assert groups.hop_tier.tolist() == [0]
+    assert groups_of(rows_of([strategy(tp=4, pp=2)]), cluster(2)).hop_tier.tolist() == [1]
+
+
+def test_rows_that_are_alike_are_one() -> None:
+    first, of = distinct([np.array([3, 1, 3, 3]), np.array(["a", "a", "a", "b"])])
+    assert len(first) == 3
+    assert of[0] == of[2] and len(set(of.tolist())) == 3
+    assert first[of[3]] == 3
+
+
+@pytest.mark.parametrize(
+    ("members", "expected"),
+    [
+        ((1, 1), 0.0),
+        ((4, 1), 4.1),  # 3 * 1 + 3/4 * 80/100 + 0.5
+        ((1, 2), 4.25),  # 1 * 2 + 1/2 * 80/20 + 0.25
+        ((2, 2), 4.9),  # tiers one by one: 1 + 1/2 * 0.8 + 2 + 1/2 * 80/(2 * 20) = 4.4; + 0.5
+    ],
+)
+def test_a_pass(members: tuple[int, int], expected: float) -> None:
+    assert pass_s(FABRIC, 80.0, group(*members))[0] == pytest.approx(expected)
+
+
+def test_a_pass_around_one_ring_where_that_is_faster() -> None:
+    """400 B over (2, 2) without latency outside: tiers 1 + 2 + 5 = 8; a ring 3 * 1 + 3/4 * 10 = 10.5.
+    With 20 s of latency inside and 800 B over (4, 1) both are the same."""
+    fast = (FABRIC[0], TierCost(0.0, 20.0, 0.0, False))
+    assert pass_s(fast, 400.0, group(2, 2))[0] == pytest.approx(8.5)
+    # (2, 4): tiers 1 + 2 + 3/4 * 400/40 = 10.5; a ring 7 * 1 + 7/8 * 10 = 15.75.
+    assert pass_s(fast, 400.0, group(2, 4))[0] == pytest.approx(11.0)
+
+
+def test_an_all_reduce_takes_the_best_of_three_ways() -> None:
+    # Twice the pass: 8.8. Trees: 2 * log2(4) * 2 + 2 * 2 = 12. Plus 0.5.
+    assert all_reduce_s(FABRIC, 80.0, group(2, 2))[0] == pytest.approx(9.3)
+    switched = tuple(replace(tier, in_switch=True) for tier in FABRIC)
+    # In the switches: 2 * 2 + 80 / (2 * 20) = 6. Plus 0.5.
+    assert all_reduce_s(switched, 80.0, group(2, 2))[0] == pytest.approx(6.5)
+    # One tier with switches does not help where the other has none.
+    assert all_reduce_s((switched[0], FABRIC[1]), 80.0, group(2, 2))[0] == pytest.approx(9.3)
+    # 64 inside: twice the ways 2 * (63 + 63/64 * 0.8) = 127.575; trees 2 * 6 * 1 + 2 * 0.8 = 13.6; + 0.5.
+    assert all_reduce_s(FABRIC, 80.0, group(64, 1))[0] == pytest.approx(14.1)
+
+
+def test_an_all_to_all_sends_fewer_copies_outside() -> None:
+    # 80 B to 4 ranks: inside 80 * 1 / 4 / 100 = 0.2 s, outside 80 * 2 / 4 / 20 = 2 s; 2 s of latency; + 0.5.
+    assert all_to_all_s(FABRIC, 80.0, group(2, 2), 1.0)[0] == pytest.approx(4.5)
+    assert all_to_all_s(FABRIC, 80.0, group(2, 2), 0.5)[0] == pytest.approx(3.5)
+    assert all_to_all_s(FABRIC, 80.0, group(1, 1), 1.0)[0] == 0.0
+
+
+def test_a_message() -> None:
+    # 1 + 0.5 + 0.8 inside, 2 + 0.25 + 4 outside.
+    assert message_s(FABRIC, 80.0, np.array([0, 1])) == pytest.approx([2.3, 6.25])

@@ -1,0 +1,187 @@
+"""Operators, steps and memory of the checker, worked out by hand on the brick model."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from tests.unit.check.by_hand import brick_figures, strategy
+from tests.unit.cost.hand_made import IDEAL, brick_model, cluster, device, with_efficiency
+
+from shardwise.check.figures import figures_of, limits_of
+from shardwise.check.operators import Place, keys_of_query, operator_seconds
+from shardwise.check.price import evaluate, fitting
+from shardwise.check.result import judged, model_flop_per_token, tokens_per_s_per_device
+from shardwise.check.rows import families, rows_of
+from shardwise.check.stages import layers_of_stages
+from shardwise.cluster import MatmulCurve
+from shardwise.errors import ConfigError
+from shardwise.operators import Attention, Extent, Matmul, Operator
+from shardwise.strategy import Strategy
+
+
+def seconds(operator: Operator, chosen: Strategy, **changes: object) -> tuple[float, float, float]:
+    """The three times of an operator on a device that is ideal but for `changes`."""
+    figures = brick_figures(on=cluster(1, of=with_efficiency(**changes)))
+    found = operator_seconds(operator, Place(figures=figures, rows=rows_of([chosen]), experts=None))
+    forward, input_, weight = (
+        float(np.ravel(part)[0]) for part in (found.forward, found.input, found.weight)
+    )
+    return forward, input_, weight
+
+
+def test_a_matmul() -> None:
+    """[5, 10] x [10, 10] is 1000 flop at 1000 flop/s; its 400 B take 0.4 s."""
+    operator = Matmul(name="m", k=Extent(10), n=Extent(10, "ffn"))
+    assert seconds(operator, strategy()) == pytest.approx((1.0, 1.0, 1.0))
+    assert seconds(operator, strategy(), launch_s=0.25) == pytest.approx((1.25, 1.25, 1.25))
+    # tp 2: n = 5 on a rank.
+    assert seconds(operator, strategy(tp=2)) == pytest.approx((0.5, 0.5, 0.5))
+
+
+def test_a_matmul_on_tiles() -> None:
+    """Tiles of 4 x 8 on 2 units, [5, 10] x [10, 10]: 2 x 2 tiles in 2 waves fill 50 of 2 * 2 * 32 = 128.
+
+    Tiles of 2 x 4: 3 x 3 in ceil(9 / 2) = 5 waves fill 50 of 5 * 2 * 8 = 80, times 0.5: less than 50 / 128.
+    k / (k + 10) = 1/2, peak 0.8: efficiency 0.8 * 0.5 * 50 / 128 = 0.15625, so 1 / 0.15625 = 6.4 s.
+    """
+    curve = MatmulCurve(peak_fraction=0.8, tile_m=4, tile_n=8, units=2, k_half=10.0, small_tile_fraction=0.5)
+    operator = Matmul(name="m", k=Extent(10), n=Extent(10))
+    assert seconds(operator, strategy(), matmul=curve)[0] == pytest.approx(6.4)
+    # With the small tiles at their full worth 50 / 80 counts: 1 / (0.8 * 0.5 * 0.625) = 4 s.
+    whole = replace(curve, small_tile_fraction=1.0)
+    assert seconds(operator, strategy(), matmul=whole)[0] == pytest.approx(4.0)
+
+
+def test_attention() -> None:
+    """5 queries meet 2.5 keys each, 4 heads of 3 + 3: 2 * 5 * 2.5 * 4 * 6 = 600 flop; 2.5 times as much
+    back."""
+    operator = Attention(
+        name="a", heads=Extent(4, "heads"), kv_heads=Extent(2, "kv_heads"), qk_dim=3, v_dim=3
+    )
+    assert seconds(operator, strategy()) == pytest.approx((0.6, 1.5, 0.0))
+    # All keys: 1200 flop. A window of 2: 2 - 4 / 10 = 1.6 keys, 384 flop, and 5 * 6 * 6 * 2 = 360 B.
+    assert seconds(replace(operator, causal=False), strategy())[0] == pytest.approx(1.2)
+    assert seconds(replace(operator, window=2), strategy())[0] == pytest.approx(0.384)
+    # tp 4 leaves one head and half of 2 kv heads is not split further: 5 * (1 + 1) * 6 * 2 = 120 B, 150 flop.
+    assert seconds(operator, strategy(tp=4))[:2] == pytest.approx((0.15, 0.375))
+
+
+def test_keys_of_a_query() -> None:
+    assert keys_of_query(8, None, causal=True) == 4
+    assert keys_of_query(8, None, causal=False) == 8
+    assert keys_of_query(8, 8, causal=True) == 4
+    assert keys_of_query(8, 4, causal=True) == 3  # 4 - 16 / 16
+
+
+def test_a_whole_step() -> None:
+    """Four bricks, dp 4, two microbatches of one sequence.
+
+    Forward 4 * 1.1 + 0.2 + 2 + 1.2 = 7.8; input 4 * 1.2 + 2 + 0.8 = 7.6; weight 4 + 0.5 + 2 = 6.5: twice that
+    is 43.8. Weights: 4 * 110 + 200 + 200 = 840. All-reduce of 3360 B by rings 2 * 3/4 * 33.6 = 50.4, of which
+    3/4 of the last backward of 14.1 hides 10.575. Norm: 3 * 3360 / 1000 = 10.08. Optimizer: 840 * 30 / 1000.
+    """
+    own = judged(brick_figures(), strategy(dp=4))
+    assert own.step_time_s == pytest.approx(43.8 + 39.825 + 10.08 + 25.2)
+    assert own.breakdown["matmul"] == pytest.approx(2 * (3 * 4 + 3 * 2))
+    assert own.breakdown["memory_bound"] == pytest.approx(2 * (4 * 0.3 + 0.2 + 1.2 + 0.8 + 0.5))
+    assert own.breakdown["gradient_reduction"] == pytest.approx(39.825)
+    assert own.breakdown["pipeline_bubble"] == pytest.approx(0.0, abs=1e-9)
+    assert sum(own.breakdown.values()) == pytest.approx(own.step_time_s)
+
+
+def test_the_memory_of_a_rank() -> None:
+    """840 weights at 2, 4 and 12 B; one microbatch keeps 4 * 300 + 400 of logits; temporaries 2 * 200."""
+    own = judged(brick_figures(), strategy(dp=4))
+    expected = {
+        "parameters": 1680, "gradients": 3360, "optimizer": 10080, "gathered": 0, "activations": 1600,
+        "temporaries": 400, "buffers": 0, "fragmentation": 0, "communicators": 0, "context": 0,
+    }  # fmt: skip
+    assert own.memory == pytest.approx(expected)
+    assert own.device_bytes == pytest.approx(17_120)
+    # Optimizer states over 4 ranks: a quarter. Away from the device: none, and all of them on the host.
+    assert judged(brick_figures(), strategy(dp=4, optim_shard=4)).memory["optimizer"] == pytest.approx(2520)
+    away = judged(brick_figures(), strategy(dp=4, offload="optimizer"))
+    assert (away.memory["optimizer"], away.host_bytes) == pytest.approx((0, 10_080))
+
+
+def test_recompute_keeps_less_and_repeats() -> None:
+    """Selective: the 200 B of each norm are computed again in 0.1 s. Full, 2 of 4: half of kept - input."""
+    plain, selective, full = (
+        judged(brick_figures(), strategy(dp=4, recompute=kind, recompute_layers=layers))
+        for kind, layers in (("none", 0), ("selective", 0), ("full", 2))
+    )
+    assert selective.memory["activations"] == pytest.approx(1600 - 4 * 200)
+    assert selective.breakdown["recompute"] == pytest.approx(2 * 4 * 0.1)
+    # 1200 - 1/2 * (1200 - 4 * 100) + 400, and one layer's 300 - 100 while it is computed again.
+    assert full.memory["activations"] == pytest.approx(800 + 400 + 200)
+    assert full.breakdown["recompute"] == pytest.approx(2 * 0.5 * 4 * 1.1)
+    assert plain.breakdown["recompute"] == 0
+
+
+def test_a_pipeline_holds_what_is_in_flight() -> None:
+    """pp 4, dp 1, 8 microbatches: rank 0 has 4 of its brick's 300 B; only it has the embedding's 200."""
+    chosen = strategy(pp=4, first_stage_layers=1, last_stage_layers=1)
+    own = judged(brick_figures(), chosen)
+    # Rank 0: 310 weights * 18 + 4 * 300 + 400 + 4 * 100 = 7580. Rank 3: the same weights, 300 + 400.
+    assert own.device_bytes == pytest.approx(310 * 18 + 1200 + 400 + 400)
+    assert own.tightest_rank == 0
+
+
+@pytest.mark.parametrize(
+    ("stages", "first", "last", "expected"),
+    [
+        (1, 7, 7, [7]),
+        (2, 3, 4, [3, 4]),
+        (3, 1, 2, [1, 4, 2]),
+        (4, 1, 1, [1, 2, 3, 1]),
+        (5, 0, 0, [0, 2, 2, 3, 0]),
+    ],
+)
+def test_layers_of_stages(stages: int, first: int, last: int, expected: list[int]) -> None:
+    chosen = strategy(pp=stages, first_stage_layers=first, last_stage_layers=last, schedule="1f1b")
+    ((_, family),) = families(rows_of([chosen]), 8)
+    assert [int(count[0]) for count in layers_of_stages(7, family)] == expected
+
+
+def test_what_just_fits_fits() -> None:
+    exact, short = (
+        brick_figures(on=cluster(1, of=device(memory_bytes=nbytes))) for nbytes in (17_120, 17_119)
+    )
+    rows = rows_of([strategy(dp=4)])
+    assert fitting(exact, evaluate(exact, rows))[0].tolist() == [True]
+    assert fitting(short, evaluate(short, rows))[0].tolist() == [False]
+
+
+def test_rates() -> None:
+    """6 * (4 * 110 + 200) flop a token, no attention; 8 * 5 tokens in 10 s on 4 devices: one a second."""
+    figures = brick_figures()
+    assert model_flop_per_token(figures) == 6 * 640
+    assert tokens_per_s_per_device(figures, 10.0) == 1.0
+    # Tied, the output projection borrows the embedding's 200.
+    assert model_flop_per_token(brick_figures(brick_model(tied=True))) == 6 * 640
+
+
+def test_a_dtype_that_is_unknown_or_missing() -> None:
+    figures = brick_figures()
+    for dtype in ("bf17", "nvfp4"):
+        with pytest.raises(ConfigError, match="dtype"):
+            figures_of(figures.model, figures.cluster, replace(figures.job, dtype=dtype))
+
+
+def test_limits_of_a_model_without_heads() -> None:
+    """Nothing to divide: gcd of nothing is 0, which every degree divides."""
+    limits = limits_of(brick_model())
+    assert (limits.layers, limits.heads, limits.kv_heads, limits.experts) == (4, 0, 0, 0)
+    assert limits.ffn == 10
+
+
+def test_the_slowest_class_sets_the_pace() -> None:
+    slow = device(replace(IDEAL, launch_s=1.0), name="slow", peak_flop_per_s={"bf16": 500.0})
+    one = cluster(1)
+    mixed = replace(
+        one, classes={**one.classes, "slow": slow}, nodes=(replace(one.nodes[0], device_class="slow"),)
+    )
+    figures = brick_figures(on=mixed)
+    assert (figures.device.name, figures.matmul_flop_per_s) == ("slow", 500.0)
