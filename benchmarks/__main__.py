@@ -14,29 +14,33 @@ import time
 from collections.abc import Callable
 from functools import partial
 
-from benchmarks import cold_start, leaves, searches
+from benchmarks import blocks, cold_start, searches
 from benchmarks import sim as simulator
 from benchmarks.clock import peak_memory_bytes
 
 Figures = dict[str, float]
 
 BENCHMARKS: dict[str, Callable[[], Figures]] = {
-    **{
-        f"leaves {table} {space}": partial(leaves.figures, table, space)
-        for table in leaves.TABLES
-        for space in ("core", "default")
-    },
-    **{f"search {name}": partial(searches.figures, name) for name in searches.SEARCHES},
+    **{f"blocks {table}": partial(blocks.figures, table) for table in blocks.TABLES},
+    **{f"search {name}": partial(searches.figures, name) for name in (*searches.SEARCHES, *searches.GROWTH)},
+    "workers deepseek_v3_2048": partial(searches.speedup, "deepseek_v3_2048"),
     "cold start": cold_start.figures,
     "simulator": simulator.figures,
 }
 
 GOALS: dict[str, tuple[str, str, float]] = {
-    "leaves gpt3-175b core": ("bounded_leaves_per_cpu_s", "at least", 2e6),
-    "leaves gpt3-175b default": ("bounded_leaves_per_cpu_s", "at least", 2e6),
-    "leaves llama-2-70b core": ("bounded_leaves_per_cpu_s", "at least", 2e6),
-    "leaves llama-2-70b default": ("bounded_leaves_per_cpu_s", "at least", 2e6),
+    "blocks gpt3-175b": ("times_bounded_per_cpu_s", "at least", 2e6),
+    "blocks llama-2-70b": ("times_bounded_per_cpu_s", "at least", 2e6),
     "search gpt3_core_64": ("search_cpu_s", "at most", 0.5),
+    "search gpt3_64": ("search_cpu_s", "at most", 1.5),
+    "search gpt3_4096": ("search_cpu_s", "at most", 3.0),
+    "search llama70b_64": ("search_cpu_s", "at most", 1.5),
+    "search llama405b_16384": ("search_cpu_s", "at most", 8.0),
+    "search llama405b_131072": ("search_cpu_s", "at most", 15.0),
+    "search deepseek_v3_2048": ("search_cpu_s", "at most", 12.0),
+    "search qwen3_235b_512": ("search_cpu_s", "at most", 8.0),
+    "search frontier_llama70b_64": ("search_cpu_s", "at most", 8.0),
+    "workers deepseek_v3_2048": ("speedup", "at least", 1.7),
     "cold start": ("wall_s", "at most", 0.6),
 }
 

@@ -1,41 +1,109 @@
-"""How long whole searches take, from a question to a proven answer."""
+"""How long whole searches take, from a question to a proven answer; and that drawn candidates bear it out."""
 
 from __future__ import annotations
 
-from shardwise.cluster import load_cluster
-from shardwise.model import load_model
-from shardwise.search import Question, default_job, plan
+import time
+from dataclasses import dataclass
 
-CALCULON_CPU_S = 752.0
-CALCULON_CANDIDATES = 150_652
-"""What Calculon's exhaustive search reports for GPT-3 175B on 64 devices, in CPU seconds on the same kind of
-machine: a reported number, not run beside."""
+import numpy as np
+from benchmarks.drawn import better_than, drawn
+
+from shardwise.cluster import load_cluster
+from shardwise.cost import Problem
+from shardwise.model import load_model
+from shardwise.search import Question, default_job
+from shardwise.search.drive import Outcome, Search
+from shardwise.search.goals import Fastest, Goal, Tradeoff
+from shardwise.search.space import Space
+from shardwise.strategy import StrategyTable
+
+CALCULON_CPU_S = {"gpt3_core_64": 752.0, "gpt3_64": 752.0, "gpt3_4096": 1640.0}
+"""What Calculon's exhaustive search reports for GPT-3 175B (a subset of the space) on 64 devices, and that
+figure extrapolated to 4,096, in CPU seconds on the same kind of machine: reported numbers, not run beside."""
+
+DRAWN = 1_000
+"""Candidates drawn after each search, half from the whole space and half beside the best."""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A model, a cluster and what is asked."""
+
+    model: str
+    cluster: str
+    seq_len: int
+    batch: int
+    space: str = "default"
+    is_frontier: bool = False
+
 
 SEARCHES = {
-    "gpt3_core_64": ("gpt3-175b", "8x8xA100-80G", 2048, 1536, "core"),
-    "llama70b_core_64": ("llama-3.1-70b", "8x8xH100-SXM", 8192, 256, "core"),
-    "llama8b_default_8": ("llama-3.1-8b", "8xH100-SXM", 4096, 64, "default"),
-    "llama8b_default_16": ("llama-3.1-8b", "2x8xH100-SXM", 4096, 64, "default"),
+    "gpt3_core_64": Job("gpt3-175b", "8x8xA100-80G", 2048, 1536, "core"),
+    "llama8b_8": Job("llama-3.1-8b", "8xH100-SXM", 4096, 64),
+    "mixtral_8": Job("mixtral-8x7b", "8xH100-SXM", 4096, 64),
+    "gpt3_64": Job("gpt3-175b", "8x8xA100-80G", 2048, 1536),
+    "gpt3_4096": Job("gpt3-175b", "512x8xA100-80G", 2048, 4096),
+    "llama70b_64": Job("llama-3.1-70b", "8x8xH100-SXM", 8192, 256),
+    "llama405b_16384": Job("llama-3.1-405b", "2048x8xH100-SXM", 8192, 2048),
+    "llama405b_131072": Job("llama-3.1-405b", "16384x8xH100-SXM", 8192, 16384),
+    "deepseek_v3_2048": Job("deepseek-v3", "256x8xH800", 4096, 15360),
+    "qwen3_235b_512": Job("qwen3-235b-a22b", "64x8xH100-SXM", 4096, 1024),
+    "frontier_llama70b_64": Job("llama-3.1-70b", "8x8xH100-SXM", 8192, 256, is_frontier=True),
 }
 
+GROWTH = {
+    f"growth_{devices}": Job("llama-3.1-70b", f"{devices // 8}x8xH100-SXM", 8192, max(2 * devices, 64))
+    for devices in (8 * 4**k for k in range(8))
+}
+"""Llama-3.1-70B from 8 to 131,072 devices, two sequences each."""
 
-def figures(name: str) -> dict[str, float]:
-    """The certificate of one of SEARCHES with its CPU seconds, cold (caches of schedule tables are empty)."""
-    model_name, cluster_name, seq_len, batch, space = SEARCHES[name]
-    model, cluster = load_model(model_name), load_cluster(cluster_name)
-    job = default_job(model, cluster, seq_len=seq_len, global_batch_size=batch)
-    answer = plan(Question(model=model, cluster=cluster, job=job, space=space))
-    certificate = answer.certificate
+
+def figures(name: str, workers: int = 1) -> dict[str, float]:
+    """The outcome of one search with its CPU seconds, cold (caches of schedule tables are empty)."""
+    job = {**SEARCHES, **GROWTH}[name]
+    model, cluster = load_model(job.model), load_cluster(job.cluster)
+    question = Question(
+        model=model,
+        cluster=cluster,
+        job=default_job(model, cluster, seq_len=job.seq_len, global_batch_size=job.batch),
+        space=job.space,
+    )
+    problem, space = question.problem(), question.candidates()
+    goal: Goal = Tradeoff() if job.is_frontier else Fastest(question.top + 1)
+    started_s = time.perf_counter()
+    outcome = Search(problem, space, goal, workers=workers).run()
     found = {
-        "candidates": float(certificate.enumerated),
-        "rejected": float(sum(certificate.rejected.values())),
-        "cut_by_bound": float(certificate.cut_by_bound),
-        "simulated": float(certificate.simulated),
-        "step_time_s": answer.best.step_time_s,
-        "search_cpu_s": certificate.search_cpu_s,
-        "candidates_per_cpu_s": certificate.enumerated / certificate.search_cpu_s,
+        "candidates": float(outcome.enumerated),
+        "rejected": float(sum(outcome.ledger.rejected.values())),
+        "cut_by_bound": float(outcome.ledger.cut),
+        "simulated": float(outcome.ledger.simulated),
+        "found": float(len(outcome.found)),
+        "search_cpu_s": outcome.search_cpu_s,
+        "search_s": time.perf_counter() - started_s,
     }
-    if name == "gpt3_core_64":
-        found["reported_calculon_cpu_s"] = CALCULON_CPU_S
-        found["reported_calculon_cpu_s_over_search_cpu_s"] = CALCULON_CPU_S / certificate.search_cpu_s
+    if name in CALCULON_CPU_S:
+        found["reported_calculon_cpu_s_over_search_cpu_s"] = CALCULON_CPU_S[name] / outcome.search_cpu_s
+    if outcome.found:
+        found["step_time_s"] = outcome.found[0].time_s
+        found |= _drawn_figures(problem, space, outcome)
     return found
+
+
+def _drawn_figures(problem: Problem, space: Space, outcome: Outcome) -> dict[str, float]:
+    """What became of candidates drawn at random: none may be legal, fit and be better."""
+    rng, best = np.random.default_rng(0), outcome.found[0]
+    half = DRAWN // 2
+    table = StrategyTable.joined([drawn(space, half, rng), drawn(space, half, rng, best.table)])
+    legal, fitting, better = better_than(problem, table, best.time_s)
+    return {
+        "drawn": float(len(table)),
+        "drawn_legal": float(legal),
+        "drawn_fitting": float(fitting),
+        "drawn_better": float(len(better)),
+    }
+
+
+def speedup(name: str) -> dict[str, float]:
+    """Wall seconds with one worker over those with two."""
+    one, two = figures(name, 1)["search_s"], figures(name, 2)["search_s"]
+    return {"one_worker_s": one, "two_workers_s": two, "speedup": one / two}

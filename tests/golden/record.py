@@ -18,7 +18,24 @@ from typing import Any
 import numpy as np
 
 from shardwise.cluster import cluster_from_record
-from shardwise.cost import Problem, bind, block_bound_s, bound, keeping_bound_s, peak_nodes, schedule_bound_s
+from shardwise.cost import (
+    Paths,
+    Problem,
+    around_s,
+    bind,
+    block_of,
+    grid_least_s,
+    grid_work_s,
+    known_split,
+    least_bytes,
+    least_host_bytes,
+    least_of_any_micro_batch_s,
+    least_s,
+    lie_of,
+    peaks_of,
+    priced_grids,
+    traffic_of,
+)
 from shardwise.model import load_model
 from shardwise.search.explain import result_of
 from shardwise.strategy import Job, StrategyTable, complete, parse_fields
@@ -47,18 +64,40 @@ def price_of(problem: Problem, text: str) -> dict[str, Any]:
     )
     result = result_of(problem, strategy)
     table = StrategyTable.of([strategy])
-    bounds, nodes = bound(problem, table), peak_nodes(problem, table)
+    peaks = peaks_of(problem, table)
     return {
         "step_time_s": _rounded(result.step_time_s),
         "breakdown": {name: _rounded(value) for name, value in result.breakdown.items()},
         "memory": {name: _rounded(value) for name, value in result.memory.items()},
-        "host_bytes": _rounded(bounds.host_bytes[0]),
-        "bounds_s": {
-            "row": _rounded(bounds.time_s[0]),
-            "block": _rounded(block_bound_s(problem, table, nodes, np.arange(1))[0]),
-            "keeping": _rounded(keeping_bound_s(problem, table, nodes, np.arange(1))[0]),
-            "schedule": _rounded(schedule_bound_s(problem, table)[0]),
-        },
+        "host_bytes": _rounded(peaks.host_bytes[0]),
+        "bounds": {name: _rounded(np.ravel(value)[0]) for name, value in bounds_of(problem, table).items()},
+    }
+
+
+def bounds_of(problem: Problem, table: StrategyTable) -> dict[str, Any]:
+    """What bounds the blocks in which a strategy lies, level by level."""
+    none = np.zeros(1, dtype=np.intp)
+    grids = priced_grids(problem, table)
+    totals, traffic = (
+        grids.totals_at(none),
+        traffic_of(problem, grids, none, table.param_shard, table.grad_shard),
+    )
+    split = known_split(
+        problem.model.layers, table.pp * table.vpp, table.first_stage_layers, table.last_stage_layers
+    )
+    block = block_of(problem, table, split)
+    lie = lie_of(block)
+    paths = Paths(problem, block, lie, totals, traffic)
+    return {
+        "any_micro_batch_s": least_of_any_micro_batch_s(problem, table),
+        "work_s": grid_work_s(problem, block, totals),
+        "any_schedule_s": grid_least_s(problem, block, totals, traffic),
+        "split_s": least_s(problem, block, lie, totals, traffic),
+        "whole_s": paths.whole_s,
+        "ranks_s": paths.ranks_s,
+        "bytes": least_bytes(problem, block, lie, totals),
+        "host_bytes": least_host_bytes(problem, block, lie, totals),
+        "around_s": around_s(problem, table),
     }
 
 

@@ -1,23 +1,23 @@
 """Random legal strategies of real models on awkward clusters, drawn level by level from the declared space.
 
-Every draw keeps its ancestors: the rows of the levels above it, on which block bounds stand.
+Each choice is as likely as the others beside it, so that rare ones are reached too.
 """
 
 from __future__ import annotations
 
+import random
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from tests.property.search_instances import drawn_cluster, drawn_job, drawn_model
 
 from shardwise.cluster import Cluster, load_cluster
-from shardwise.cost import Problem, bind
+from shardwise.cost import Index, Problem, bind, distinct_rows
 from shardwise.model import load_model, model_from_config
-from shardwise.search.space import Space, expanded
-from shardwise.strategy import RULES, Job, StrategyTable, first_broken, largest_stage
-
-Index = NDArray[np.intp]
+from shardwise.search import Space
+from shardwise.strategy import FIELDS, GRID_RULES, Column, Job, StrategyTable, first_broken, largest_stage
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,63 +77,156 @@ def problem_of(case: Case) -> Problem:
     return bind(load_model(case.model), cluster, job)
 
 
-@dataclass(frozen=True)
-class Sample:
-    """Strategies with their ancestors: row i is below `split[of_split[i]]`, `scheduled[of_scheduled[i]]`."""
-
-    table: StrategyTable
-    split: StrategyTable
-    of_split: Index
-    scheduled: StrategyTable
-    of_scheduled: Index
+def space_of(problem: Problem, name: str = "default") -> Space:
+    """The whole space of a problem."""
+    model, batch = problem.model, problem.job.global_batch_size
+    return Space(name, problem.cluster.devices, model.layers, model.experts is not None, batch, {})
 
 
-def sampled(problem: Problem, rows: int, seed: int) -> Sample:
-    """So many legal strategies of the default space, from all its corners; the same for the same seed."""
+def odd_problem(seed: int) -> Problem:
+    """A random model on a random cluster, every other with odd constants: a slow host or none, launches that
+    take long, little or much overlap, host links slow and fast."""
+    rng = random.Random(seed)
+    while True:
+        model, cluster = drawn_model(rng, is_moe=seed % 5 in (1, 3)), drawn_cluster(rng)
+        problem = bind(model, cluster, drawn_job(rng))
+        if len(sampled(problem, 30, seed, space_of(problem, "core"))):
+            break
+    if seed % 2 == 0:
+        return problem
+
+    def about(least: float, most: float) -> float:
+        return float(10.0 ** rng.uniform(least, most))
+
+    efficiency = replace(
+        problem.efficiency,
+        host_action_s=rng.choice((0.0, about(-6, -1))),
+        host_step_s=rng.choice((0.0, about(-6, -1))),
+        launch_s=rng.choice((0.0, about(-7, -3))),
+        overlap_slowdown=rng.uniform(1.0, 2.0),
+        fragmentation_ratio=rng.uniform(0.0, 0.5),
+    )
+    return replace(
+        problem,
+        device=replace(problem.device, efficiency=efficiency),
+        host_link_bytes_per_s=problem.host_link_bytes_per_s * about(-3, 2),
+        memory_bytes_per_s=problem.memory_bytes_per_s * about(-2, 1),
+    )
+
+
+def sampled(problem: Problem, rows: int, seed: int, space: Space | None = None) -> StrategyTable:
+    """So many legal strategies of a space (the default one), each choice at random; the same for the same
+    seed."""
     rng = np.random.default_rng(seed)
-    model, job = problem.model, problem.job
-    space = Space(
-        "default", problem.cluster.devices, model.layers, model.experts is not None, job.global_batch_size, {}
-    )
-
-    grids = space.grids()
-    _, scheduled = expanded(grids, [grids.dp, grids.pp], space.schedules)
-    scheduled = scheduled.take(first_broken(scheduled, problem.limits, RULES) < 0)
-    scheduled = scheduled.take(_spread(rng, scheduled, max(rows // 8, 60)))
-    of_scheduled, split = expanded(scheduled, [scheduled.pp * scheduled.vpp], space.splits)
-    chosen = _fair(rng, of_scheduled, rows)
-    of_scheduled, split = of_scheduled[chosen], split.take(chosen)
-    of_split, sharded = expanded(split, [split.dp * split.cp], space.shards)
-    chosen = _fair(rng, of_split, rows)
-    of_split, sharded = of_split[chosen], sharded.take(chosen)
-    largest = largest_stage(
-        model.layers, sharded.pp * sharded.vpp, sharded.first_stage_layers, sharded.last_stage_layers
-    )
-    parent, kept = expanded(sharded, [largest], space.recomputes)
-    chosen = _fair(rng, 3 * parent + kept.recompute, 3 * rows)
-    of_split, kept = of_split[parent[chosen]], kept.take(chosen)
-    parent, table = expanded(kept, [0 * kept.tp], lambda _: space.offloads())
-    chosen = rng.choice(len(table), min(len(table), rows), replace=False)
-    of_split = of_split[parent[chosen]]
-    return Sample(table.take(chosen), split, of_split, scheduled, of_scheduled[of_split])
+    space = space_of(problem) if space is None else space
+    grids = space.grids(space.degrees())
+    grids = grids.take(first_broken(grids, problem.limits, GRID_RULES) < 0)
+    if not len(grids):
+        return grids
+    table = grids.take(_evenly(rng, grids, rows))
+    table = _chosen(rng, table, [table.dp], space.micro_batch_sizes)
+    microbatches = problem.job.global_batch_size // (table.dp * table.micro_batch_size)
+    legal = [
+        len(space.legal_variants(int(pp), int(m))) > 0 for pp, m in zip(table.pp, microbatches, strict=True)
+    ]
+    return rechosen(rng, space, rescheduled(rng, space, table.take(legal), microbatches[legal]))
 
 
-def _fair(rng: np.random.Generator, parent: Any, count: int) -> Index:
-    """About so many of the children of `parent`, of each parent as many where it has them."""
-    order = rng.permutation(len(parent))
-    order = order[np.argsort(parent[order], kind="stable")]
-    _, start, family = np.unique(parent[order], return_index=True, return_inverse=True)
-    place = np.arange(len(order)) - start[family]
-    return np.sort(order[place < max(count // len(start), 1)])
+def rescheduled(
+    rng: np.random.Generator, space: Space, table: StrategyTable, microbatches: Column
+) -> StrategyTable:
+    """The same rows with a legal schedule, each as likely, and one of its numbers of chunks; their splits no
+    longer fit."""
+
+    def schedules(pp: int, m: int) -> dict[str, Column]:
+        return {"schedule": np.unique(space.legal_variants(pp, m).schedule)}
+
+    def chunks(pp: int, m: int, schedule: int) -> dict[str, Column]:
+        legal = space.legal_variants(pp, m)
+        return {"vpp": legal.vpp[legal.schedule == schedule]}
+
+    table = _chosen(rng, table, [table.pp, microbatches], schedules)
+    return _chosen(rng, table, [table.pp, microbatches, table.schedule], chunks)
 
 
-def _spread(rng: np.random.Generator, table: StrategyTable, count: int) -> Index:
-    """Rows at random, of each schedule about as many."""
-    kept = []
-    for schedule in np.unique(table.schedule):
-        rows = np.flatnonzero(table.schedule == schedule)
-        kept.append(rng.choice(rows, min(len(rows), count // 5), replace=False))
-    return np.concatenate(kept)
+def rechosen(rng: np.random.Generator, space: Space, table: StrategyTable) -> StrategyTable:
+    """The same grids and schedules; everything else at random."""
+    table = _chosen(rng, table, [0 * table.tp], lambda _: {"recompute": space.recomputes})
+    table = _chosen(rng, table, [0 * table.tp], lambda _: {"offload": space.offloads})
+    return resplit(rng, space, resharded(rng, space, table))
+
+
+def resharded(rng: np.random.Generator, space: Space, table: StrategyTable) -> StrategyTable:
+    """The same rows with other sharding degrees."""
+    return _chosen(rng, table, [table.dp * table.cp], space.shards)
+
+
+def resplit(rng: np.random.Generator, space: Space, table: StrategyTable) -> StrategyTable:
+    """The same rows with other stage splits."""
+    return recomputing(rng, space, _chosen(rng, table, [table.pp * table.vpp], space.splits))
+
+
+def recomputing(rng: np.random.Generator, space: Space, table: StrategyTable) -> StrategyTable:
+    """The same rows with other numbers of recomputed layers, as their splits allow."""
+    ends = (table.first_stage_layers, table.last_stage_layers)
+    largest = largest_stage(space.layers, table.pp * table.vpp, *ends)
+
+    def numbers(recompute: int, most: int) -> dict[str, Column]:
+        return {"recompute_layers": space.recompute_layers(recompute, most)}
+
+    return _chosen(rng, table, [table.recompute, largest], numbers)
+
+
+def _chosen(
+    rng: np.random.Generator,
+    table: StrategyTable,
+    keys: Sequence[Any],
+    options_of: Callable[..., Mapping[str, Column]],
+) -> StrategyTable:
+    """Every row with one of the options that `options_of(*key)` gives for its key."""
+    rows, of_row = distinct_rows([np.asarray(key) for key in keys])
+    each = [options_of(*(int(key[row]) for key in keys)) for row in rows]
+    names = list(each[0])
+    lengths = np.array([len(options[names[0]]) for options in each])
+    starts = np.concatenate([[0], np.cumsum(lengths)[:-1]])
+    option = starts[of_row] + rng.integers(0, lengths[of_row])
+    columns = {name: np.concatenate([options[name] for options in each])[option] for name in names}
+    return table.replaced(**columns)
+
+
+def _evenly(rng: np.random.Generator, grids: StrategyTable, rows: int) -> Index:
+    """So many rows at random, of each number of pipeline ranks about as many."""
+    _, depth, count = np.unique(grids.pp, return_inverse=True, return_counts=True)
+    weights = 1.0 / count[depth]
+    return rng.choice(len(grids), rows, p=weights / weights.sum())
+
+
+def descended(
+    problem: Problem, space: Space, table: StrategyTable, cost: Callable[[StrategyTable], Any], rounds: int
+) -> StrategyTable:
+    """The same grids and kinds of recomputation and offload, with the cheapest of so many other choices of
+    all else: close to the least of the blocks that hold them."""
+    rng, costs = np.random.default_rng(rounds), cost(table)
+    for number in range(rounds):
+        other = _neighbour(rng, problem, space, table, number % 4)
+        others = cost(other)
+        is_less = others < costs
+        columns = {name: np.where(is_less, getattr(other, name), getattr(table, name)) for name in FIELDS}
+        table, costs = StrategyTable(**columns), np.where(is_less, others, costs)
+    return table
+
+
+def _neighbour(
+    rng: np.random.Generator, problem: Problem, space: Space, table: StrategyTable, turn: int
+) -> StrategyTable:
+    if turn == 0:
+        return resplit(rng, space, table)
+    if turn == 1:
+        return recomputing(rng, space, table)
+    if turn == 2:
+        return resharded(rng, space, table)
+    microbatches = problem.job.global_batch_size // (table.dp * table.micro_batch_size)
+    return resplit(rng, space, rescheduled(rng, space, table, microbatches))
 
 
 def without_fixed_costs(cluster: Cluster) -> Cluster:

@@ -3,18 +3,29 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-from tests.property.search_space_twin import SpaceTwin, first_reason, keeps
+from tests.property.search_space_twin import SpaceTwin, divisors, first_reason, keeps
 
 from shardwise.check import count_space
 from shardwise.cluster import Cluster, load_cluster
 from shardwise.cost import Problem, host_bytes, price_everywhere, rank_bytes
 from shardwise.model import Model, model_from_config
-from shardwise.search import Question
-from shardwise.strategy import Job, Strategy, StrategyTable
+from shardwise.search import Question, Space
+from shardwise.strategy import (
+    ALIASES,
+    CP_KINDS,
+    OFFLOADS,
+    RECOMPUTES,
+    SCHEDULES,
+    Job,
+    Strategy,
+    StrategyTable,
+)
 
 CLUSTERS = (
     "1xH100-SXM", "2xA100-80G", "3xV100-32G", "4xL4", "5xA10G", "6xMI250X", "8xH100-SXM", "2x2xA100-40G",
@@ -22,21 +33,20 @@ CLUSTERS = (
     "1x2xH100-SXM+1x2xA100-80G",
 )  # fmt: skip
 
-LARGEST_SPACE = {"core": 6_000, "default": 200_000}
-"""Candidates of an instance, at most: all of them are evaluated."""
+LARGEST_LISTED, LARGEST_SPACE = 2_000, 30_000
+"""Candidates of an instance whose candidates are listed one by one, at most; and of the others, one in
+`RARELY`, which are only evaluated."""
 
-SMALLEST_SPACE = 250
-
-LARGEST_ENUMERATED = 3_000
-"""Candidates of an instance that are also listed one by one, at most."""
+SMALLEST_SPACE, RARELY = 50, 25
 
 
 @dataclass(frozen=True, kw_only=True)
 class Instance:
-    """A question and its seed."""
+    """A question and its seed; its candidates where they were listed."""
 
     seed: int
     question: Question
+    listed: tuple[Strategy, ...] = ()
 
     @property
     def twin(self) -> SpaceTwin:
@@ -50,13 +60,31 @@ class Instance:
         )
 
     def candidates(self) -> list[Strategy]:
-        """Every candidate that has the fixed values, listed one by one."""
-        return [strategy for strategy in self.twin.candidates() if keeps(strategy, self.question.fixed)]
+        """Every candidate, listed one by one."""
+        q = self.question
 
-    def drawn(self, rng: random.Random, number: int) -> list[Strategy]:
-        """Random candidates: those of `number` that have the fixed values."""
-        drawn = (self.twin.drawn(rng) for _ in range(number))
-        return [strategy for strategy in drawn if keeps(strategy, self.question.fixed)]
+        aliases = {name: value for name, value in q.fixed.items() if name in ALIASES}
+
+        def allows(grid: Mapping[str, int], choice: Mapping[str, object]) -> bool:
+            fixed = all(choice[name] == value for name, value in q.fixed.items() if name in choice)
+            if "param_shard" in choice:
+                fixed = fixed and keeps(SimpleNamespace(**grid, **choice), aliases)
+            return fixed and all(choice[name] in values for name, values in q.axes.items() if name in choice)
+
+        return list(self.twin.candidates(allows))
+
+    @property
+    def space(self) -> Space:
+        q = self.question
+        return Space(
+            q.space,
+            q.cluster.devices,
+            q.model.layers,
+            q.model.experts is not None,
+            q.job.global_batch_size,
+            q.fixed,
+            q.axes,
+        )
 
     @property
     def count(self) -> int:
@@ -69,31 +97,81 @@ class Instance:
             global_batch_size=q.job.global_batch_size,
             space=q.space,
             fixed=q.fixed,
+            axes=q.axes,
         ).count
 
 
 def instance(seed: int) -> Instance:
-    """The instance of a seed. Every other has the default space, two in five have experts, two in three tight
-    memory (one in twelve so tight that nothing fits)."""
+    """The instance of a seed. Three in four lie in the default space, some of it left out; two in five have
+    experts, one in six layers of two kinds; two in three have tight memory (one in twelve so tight that
+    nothing fits)."""
     rng = random.Random(seed)
-    space = "default" if seed % 2 else "core"
-    is_moe = seed % 5 in (1, 3)
+    most = LARGEST_SPACE if seed % RARELY == 7 else LARGEST_LISTED
     while True:
         question = Question(
-            model=drawn_model(rng, is_moe=is_moe),
+            model=drawn_kinds(rng) if seed % 6 == 5 else drawn_model(rng, is_moe=seed % 5 in (1, 3)),
             cluster=drawn_cluster(rng),
             job=drawn_job(rng),
-            space=space,
+            space="default" if seed % 4 else "core",
             top=rng.choice((0, 1, 3)),
         )
-        found = Instance(seed=seed, question=question)
-        if SMALLEST_SPACE <= found.count <= LARGEST_SPACE[space]:
+        found = restricted(rng, Instance(seed=seed, question=question), most)
+        if not SMALLEST_SPACE <= found.count <= most:
+            continue
+        limits = question.problem().limits
+        if found.count <= LARGEST_LISTED:
+            found = replace(found, listed=tuple(found.candidates()))
+        some = rng.sample(found.listed, min(len(found.listed), 400)) or [
+            found.twin.drawn(rng) for _ in range(120)
+        ]
+        legal = [strategy for strategy in some if first_reason(strategy, limits) is None]
+        if legal:
             break
     if seed % 3:
         share = -1.0 if seed % 12 == 1 else rng.choice((0.2, 0.4, 0.6, 0.8, 0.9, 0.95))
-        cluster = with_tight_memory(rng, question.problem(), found.twin, share)
-        question = replace(question, cluster=cluster)
-    return Instance(seed=seed, question=question)
+        cluster = with_tight_memory(rng, question.problem(), legal[:60], share)
+        found = replace(found, question=replace(found.question, cluster=cluster))
+    return found
+
+
+def restricted(rng: random.Random, case: Instance, most: int) -> Instance:
+    """The instance with fields fixed and axes shortened, as they come, until its space is small enough."""
+    q, twin = case.question, case.twin
+    sizes, names = divisors(twin.devices), list(RESTRICTED)
+    rng.shuffle(names)
+    for name in names:
+        if case.count <= most:
+            break
+        values = RESTRICTED[name] or tuple(sizes)
+        if name == "dp":
+            values = tuple(size for size in sizes if q.job.global_batch_size % size == 0)
+        some = tuple(rng.sample(values, rng.randint(1, max(len(values) // 2, 1))))
+        if len(some) == 1 or name in ALIASES:
+            changed = replace(q, fixed={**q.fixed, name: some[0]})
+        else:
+            changed = replace(q, axes={**q.axes, name: some})
+        if replace(case, question=changed).count:
+            q, case = changed, replace(case, question=changed)
+    return case
+
+
+RESTRICTED: dict[str, tuple[Any, ...]] = {
+    **{name: () for name in ("tp", "cp", "dp", "pp", "ep", "etp")},
+    **{name: () for name in ("optim_shard", "grad_shard", "param_shard", "dp_shard", "dp_replicate")},
+    "zero_stage": (0, 1, 2, 3),
+    "micro_batch_size": (1, 2, 3, 4, 6, 8, 12),
+    "schedule": SCHEDULES,
+    "vpp": (1, 2, 3),
+    "first_stage_layers": (0, 1, 2, 3, 4),
+    "last_stage_layers": (0, 1, 2, 3, 4),
+    "recompute": RECOMPUTES,
+    "recompute_layers": (0, 1, 2, 3),
+    "offload": OFFLOADS,
+    "cp_kind": CP_KINDS,
+    "sequence_parallel": (False, True),
+    "axis_order": ("tp-cp-dp-pp", "dp-tp-cp-pp", "pp-dp-tp-cp", "cp-tp-pp-dp"),
+}
+"""Values that a field may be restricted to; degrees divide the devices."""
 
 
 def uneven_pipelines() -> list[Instance]:
@@ -140,6 +218,32 @@ def drawn_model(rng: random.Random, *, is_moe: bool) -> Model:
     return model_from_config(dimensions, name="random")
 
 
+def drawn_kinds(rng: random.Random) -> Model:
+    """A small decoder whose layers alternate, as Gemma's do, or begin dense, as DeepSeek's."""
+    heads, layers = rng.choice((4, 6, 8)), rng.choice((2, 3, 4, 5, 6, 7))
+    alike = {
+        "num_hidden_layers": layers, "num_attention_heads": heads, "vocab_size": 32_000,
+        "max_position_embeddings": 4096, "hidden_size": 128 * heads, "intermediate_size": 384 * heads + 24,
+    }  # fmt: skip
+    if rng.random() < 0.5:
+        window = rng.choice((96, 256, 500))
+        own = {
+            "model_type": "gemma2",
+            "sliding_window": window,
+            "head_dim": 128,
+            "num_key_value_heads": heads // 2,
+        }
+    else:
+        own = {
+            "model_type": "deepseek_v2", "num_key_value_heads": heads, "q_lora_rank": 192, "kv_lora_rank": 64,
+            "qk_nope_head_dim": 64, "qk_rope_head_dim": 32, "v_head_dim": 64, "n_routed_experts": 6,
+            "num_experts_per_tok": 2, "n_shared_experts": 1, "moe_intermediate_size": 96 * rng.randint(1, 8),
+            "first_k_dense_replace": rng.randint(0, layers - 1), "tie_word_embeddings": False,
+        }  # fmt: skip
+    hidden_act = "silu" if own["model_type"] == "deepseek_v2" else "gelu_pytorch_tanh"
+    return model_from_config({**alike, "hidden_act": hidden_act, **own}, name="kinds")
+
+
 def drawn_cluster(rng: random.Random) -> Cluster:
     """1 to 16 devices of several kinds; in half of the cases slow or distant links."""
     cluster = load_cluster(rng.choice(CLUSTERS))
@@ -169,13 +273,9 @@ def drawn_job(rng: random.Random) -> Job:
     )
 
 
-def with_tight_memory(rng: random.Random, problem: Problem, twin: SpaceTwin, share: float) -> Cluster:
-    """The cluster with so little memory, on devices and hosts, that about `share` of the candidates fit."""
-    drawn = [twin.drawn(rng) for _ in range(120)]
-    legal = [strategy for strategy in drawn if first_reason(strategy, problem.limits) is None]
+def with_tight_memory(rng: random.Random, problem: Problem, legal: list[Strategy], share: float) -> Cluster:
+    """The cluster with so little memory, on devices and hosts, that about `share` of some strategies fit."""
     cluster = problem.cluster
-    if not legal:
-        return cluster
     table = StrategyTable.of(legal)
     on_device, on_host = memory_of(problem, table)
     usable = 0.5 * on_device.min() if share < 0 else float(np.quantile(on_device, share))

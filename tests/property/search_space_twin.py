@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import permutations
+from typing import Any
 
 from shardwise.strategy import AXES, OFFLOADS, Limits, Strategy
 
@@ -149,32 +150,34 @@ class SpaceTwin:
         """Row 11."""
         return [{"offload": offload} for offload in (["none"] if self.core else OFFLOADS)]
 
-    def candidates(self) -> Iterator[Strategy]:
-        """Every candidate of the space."""
-        return self._walk(lambda choices: choices)
+    def candidates(self, allows: Callable[[Grid, Choice], bool] = lambda *_: True) -> Iterator[Strategy]:
+        """Every candidate of the space all of whose choices are allowed beside its degrees."""
+        return self._walk(lambda grid, choices: [choice for choice in choices if allows(grid, choice)])
 
     def drawn(self, rng: random.Random) -> Strategy:
         """One candidate, each choice at random."""
-        return next(self._walk(lambda choices: [rng.choice(choices)]))
+        return next(self._walk(lambda _, choices: [rng.choice(choices)]))
 
-    def _walk(self, some_of: Callable[[list[Choice]], list[Choice]]) -> Iterator[Strategy]:
-        for degrees in some_of(list(self.degrees())):
+    def _walk(self, some_of: Callable[[Grid, list[Choice]], list[Choice]]) -> Iterator[Strategy]:
+        for degrees in some_of({}, [*self.degrees()]):
             g: Grid = dict(degrees)  # type: ignore[arg-type]
+
+            def some(choices: list[Choice], g: Grid = g) -> list[Choice]:
+                return some_of(g, choices)
+
             for grid in self._joined(
-                some_of, self.kinds(g), self.experts(g), self.orders(g), self.batches(g), self.schedules(g)
+                some, self.kinds(g), self.experts(g), self.orders(g), self.batches(g), self.schedules(g)
             ):
                 stages = g["pp"] * int(str(grid["vpp"]))
                 splits: list[Choice] = [
                     {"first_stage_layers": first, "last_stage_layers": last}
                     for first, last in self.ends(stages)
                 ]
-                for split in some_of(splits):
+                for split in some(splits):
                     first, last = split["first_stage_layers"], split["last_stage_layers"]
                     assert isinstance(first, int) and isinstance(last, int)
                     largest = max(self.layers_of_stages(stages, first, last))
-                    for rest in self._joined(
-                        some_of, self.recomputes(largest), self.shards(g), self.offloads()
-                    ):
+                    for rest in self._joined(some, self.recomputes(largest), self.shards(g), self.offloads()):
                         yield Strategy(**g, **grid, **split, **rest)  # type: ignore[arg-type]
 
     def _joined(
@@ -189,7 +192,7 @@ class SpaceTwin:
                 yield {**choice, **rest}
 
 
-def keeps(strategy: Strategy, fixed: Mapping[str, object]) -> bool:
+def keeps(strategy: Any, fixed: Mapping[str, object]) -> bool:
     """Whether a candidate has the fixed values; aliases as the last paragraph of docs/space.md says."""
     plain = {name: value for name, value in fixed.items() if hasattr(strategy, name)}
     if any(getattr(strategy, name) != value for name, value in plain.items()):

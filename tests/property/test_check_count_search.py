@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -39,13 +37,7 @@ def fixed_fields(draw: st.DrawFn) -> Fixed:
 def searched(layers: int, experts: bool, devices: int, batch: int, space: str, fixed: Fixed) -> int:
     """Candidates below all grids of the tree that the search walks."""
     tree = Space(space, devices, layers, experts, batch, fixed)
-    grids = tree.grids()
-    degrees = Counter(zip(*(getattr(grids, name).tolist() for name in ("dp", "cp", "pp")), strict=True))
-    total = 0
-    for (dp, cp, pp), times in degrees.items():
-        vpps = tree.schedules(dp, pp)["vpp"].tolist()
-        total += times * sum(tree.count_below_schedule(pp * vpp, dp * cp) for vpp in vpps)
-    return total
+    return int(tree.count_below_grids(tree.grids(tree.degrees())).sum())
 
 
 @settings(max_examples=80, deadline=None)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import random
 from collections import Counter
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -168,3 +169,66 @@ def test_a_bound_above_the_best_is_refused(documents: dict[str, dict[str, Any]],
     verdict = verdict_on(with_hash(document), tmp_path)
     assert verdict is not None
     assert [check.name for check in verdict.checks if not check.ok] == ["lower bound"]
+
+
+@pytest.mark.parametrize("name", QUESTIONS)
+def test_another_best_is_refused_however_consistent(
+    name: str, documents: dict[str, dict[str, Any]], tmp_path: Path
+) -> None:
+    """The next best strategy in the place of the best, with its own figures, schedule and certificate."""
+    path = tmp_path / "plan.yaml"
+    path.write_text(json.dumps(documents[name]))
+    plan = read_plan(str(path))
+    slower = [one for one in plan.runners_up if one.step_time_s > plan.best.step_time_s * (1 + 1e-9)]
+    results = [search.evaluate(plan.model, plan.cluster, plan.job, one.strategy) for one in slower]
+    best, *rest = results
+    certificate = replace(plan.certificate, best_s=best.step_time_s, lower_bound_s=best.step_time_s, gap=0.0)
+    answer = Answer(best=best, runners_up=tuple(rest), certificate=certificate)
+    claimed = _plan_of(answer, model=plan.model, cluster=plan.cluster, job=plan.job)
+    verdict = verdict_on(plan_document(claimed), tmp_path)
+    assert verdict is not None
+    (wrong,) = [check for check in verdict.checks if not check.ok]
+    assert wrong.name == "optimal"
+    seconds = float(wrong.expected.split(" s, ")[0])
+    assert plan.best.step_time_s * (1 - 1e-9) <= seconds < best.step_time_s
+
+
+def test_a_proof_that_takes_too_long_is_open(documents: dict[str, dict[str, Any]], tmp_path: Path) -> None:
+    """Neither proven nor wrong."""
+    path = tmp_path / "plan.yaml"
+    path.write_text(json.dumps(documents["sharded"]))
+    verdict = check_file(str(path), proof_budget_s=0.0)
+    last = verdict.checks[-1]
+    assert (last.name, last.ok, last.is_open) == ("optimal", False, True)
+    assert last.expected == "not proven within 0 s"
+    assert verdict.ok
+
+
+def test_of_a_search_that_ended_early_its_bound_is_proven(
+    documents: dict[str, dict[str, Any]], tmp_path: Path
+) -> None:
+    """A bound below all is taken; one above the optimum, though below what was found, is refused."""
+    path = tmp_path / "plan.yaml"
+    path.write_text(json.dumps(documents["sharded"]))
+    plan = read_plan(str(path))
+    found = plan.runners_up[-1]
+    best = search.evaluate(plan.model, plan.cluster, plan.job, found.strategy)
+    least_s, best_s = plan.best.step_time_s, best.step_time_s
+    assert best_s > least_s * 1.001
+    for bound_s, ok in ((0.9 * least_s, True), ((least_s + best_s) / 2, False)):
+        left = plan.certificate.enumerated - plan.certificate.cut_by_bound
+        certificate = replace(
+            plan.certificate,
+            enumerated=left,
+            unexplored=plan.certificate.cut_by_bound,
+            cut_by_bound=0,
+            best_s=best_s,
+            lower_bound_s=bound_s,
+            gap=(best_s - bound_s) / best_s,
+        )
+        answer = Answer(best=best, runners_up=(), certificate=certificate)
+        claimed = _plan_of(answer, model=plan.model, cluster=plan.cluster, job=plan.job)
+        verdict = verdict_on(plan_document(claimed), tmp_path)
+        assert verdict is not None
+        assert [check.name for check in verdict.checks if not check.ok] == ([] if ok else ["optimal"])
+        assert verdict.checks[-1].found == f"nothing below {bound_s!r} s"

@@ -47,7 +47,7 @@ def check_layout(problem: Problem, result: Result) -> None:
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_parts_are_the_whole(case: Case, full: bool) -> None:
     problem = problem_of(case)
-    table = sampled(problem, 400, seed=300 + CASES.index(case)).table
+    table = sampled(problem, 400, seed=300 + CASES.index(case))
     times_s = step_times_s(problem, table)
     for row in rows_of_every_schedule(table.schedule, 40 if full else 6):
         result = result_of(problem, table[row])
@@ -61,6 +61,6 @@ def test_results_of_every_schedule_are_checked() -> None:
     seen = {
         int(code)
         for index, case in enumerate(CASES)
-        for code in sampled(problem_of(case), 400, seed=300 + index).table.schedule
+        for code in sampled(problem_of(case), 400, seed=300 + index).schedule
     }
     assert len(seen) == len(SCHEDULES)

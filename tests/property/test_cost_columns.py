@@ -16,7 +16,7 @@ from shardwise.cost import (
     StageTimes,
     StepEnd,
     bind,
-    bound,
+    peaks_of,
     price_everywhere,
     price_peaks,
     rank_bytes,
@@ -33,7 +33,7 @@ def prices(problem: Problem, table: StrategyTable) -> Prices:
     """Everything that a table costs, by name; the last axis are its rows."""
     price = price_everywhere(problem, table)
     times, end = stage_times(problem, table, price), step_end(problem, table, price)
-    memory, bounds = rank_bytes(problem, table, price), bound(problem, table)
+    memory, peaks = rank_bytes(problem, table, price), peaks_of(problem, table)
     stages = table.pp * table.vpp
     shape = times.forward_s.shape
     is_stage = np.arange(shape[0])[:, None] < stages
@@ -41,7 +41,7 @@ def prices(problem: Problem, table: StrategyTable) -> Prices:
     found |= {f"memory.{name}": getattr(memory, name) for name in PARTS}
     found = {name: np.where(is_stage, np.broadcast_to(values, shape), 0.0) for name, values in found.items()}
     found |= {f"end.{f.name}": np.asarray(getattr(end, f.name)) for f in fields(StepEnd)}
-    found |= {f"bound.{f.name}": getattr(bounds, f.name) for f in fields(bounds)}
+    found |= {f"peaks.{f.name}": getattr(peaks, f.name) for f in fields(peaks)}
     found["step_s"] = step_times_s(problem, table)
     return found
 
@@ -68,7 +68,7 @@ def mismatches(
 def drawn(request: pytest.FixtureRequest) -> tuple[Problem, StrategyTable]:
     case: Case = request.param
     problem = problem_of(case)
-    return problem, sampled(problem, 400, seed=100 + CASES.index(case)).table
+    return problem, sampled(problem, 400, seed=100 + CASES.index(case))
 
 
 def test_a_row_alone_costs_what_it_costs_in_a_table(drawn: Any, full: bool) -> None:
@@ -126,12 +126,12 @@ def test_names_of_devices_and_tiers_do_not_matter(drawn: Any) -> None:
     )
     other = bind(replace(problem.model, name="other"), renamed, problem.job)
     np.testing.assert_array_equal(step_times_s(other, table), step_times_s(problem, table))
-    np.testing.assert_array_equal(bound(other, table).device_bytes, bound(problem, table).device_bytes)
+    np.testing.assert_array_equal(peaks_of(other, table).device_bytes, peaks_of(problem, table).device_bytes)
 
 
 def test_the_order_of_nodes_does_not_matter() -> None:
     problem = problem_of(CASES[-1])
-    table = sampled(problem, 200, seed=3).table
+    table = sampled(problem, 200, seed=3)
     cluster = problem.cluster
     turned = replace(cluster, nodes=tuple(reversed(cluster.nodes)))
     other = bind(problem.model, turned, problem.job)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from shardwise.cluster import load_cluster
-from shardwise.cost import Problem, bind, bound
+from shardwise.cost import Problem, bind, peaks_of
 from shardwise.model import load_model
 from shardwise.plan import Result
 from shardwise.search.explain import result_of
@@ -243,8 +243,8 @@ def test_each_degree_of_sharding_holds_less(dense: Problem, field: str) -> None:
 def test_offload_moves_bytes_to_the_host_and_takes_time(dense: Problem) -> None:
     texts = [f"tp=4,pp=4,offload={kind}" for kind in ("none", "optimizer", "activations", "both")]
     none, optimizer, activations, both = results(dense, *texts)
-    bounds = bound(dense, StrategyTable.of([strategy(dense, text) for text in texts]))
-    on_host = bounds.host_bytes
+    peaks = peaks_of(dense, StrategyTable.of([strategy(dense, text) for text in texts]))
+    on_host = peaks.host_bytes
     assert on_host[0] == 0.0
     assert np.argsort(on_host).tolist()[-1] == 3 and on_host[3] <= on_host[1] + on_host[2] + 1.0
     assert optimizer.memory["optimizer"] == both.memory["optimizer"] == 0.0 < none.memory["optimizer"]

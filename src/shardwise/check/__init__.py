@@ -2,6 +2,7 @@
 
 from shardwise.check.count import SpaceCount, count_space
 from shardwise.check.finding import Check
+from shardwise.check.optimal import PROOF_BUDGET_S
 from shardwise.check.verdict import Verdict, check_file
 
-__all__ = ["Check", "SpaceCount", "Verdict", "check_file", "count_space"]
+__all__ = ["PROOF_BUDGET_S", "Check", "SpaceCount", "Verdict", "check_file", "count_space"]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import permutations
 from math import isqrt, prod
@@ -74,14 +74,17 @@ def count_space(
     global_batch_size: int,
     space: str,
     fixed: Mapping[str, object],
+    axes: Mapping[str, Collection[object]] | None = None,
 ) -> SpaceCount:
     """Exact number of candidates of `space` (`core` or `default`) on exactly `devices` devices.
 
     `experts` is None for a dense model. `fixed` keeps the candidates that have these values of strategy
-    fields or of the aliases `zero_stage`, `dp_replicate`, `dp_shard`, as docs/space.md defines them. Raises
-    ConfigError for an unknown space, an unknown fixed field, or a size below 1.
+    fields or of the aliases `zero_stage`, `dp_replicate`, `dp_shard`, as docs/space.md defines them; `axes`
+    keeps those whose fields have one of some values. Raises ConfigError for an unknown space, an unknown
+    field, or a size below 1.
     """
-    _require_known(space, fixed)
+    axes = {} if axes is None else axes
+    _require_known(space, fixed, axes)
     for name, size in {
         "model_layers": model_layers,
         "devices": devices,
@@ -96,13 +99,14 @@ def count_space(
         batch=global_batch_size,
         is_core=space == "core",
         fixed=fixed,
+        axes=axes,
     )
     count, values = rows.total()
-    axes = {name: tuple(_text(value) for value in sorted(values[name], key=_place)) for name in FIELDS}
-    return SpaceCount(count=count, axes=axes, notes=NOTES)
+    occurring = {name: tuple(_text(value) for value in sorted(values[name], key=_place)) for name in FIELDS}
+    return SpaceCount(count=count, axes=occurring, notes=NOTES)
 
 
-def _require_known(space: str, fixed: Mapping[str, object]) -> None:
+def _require_known(space: str, fixed: Mapping[str, object], axes: Mapping[str, object]) -> None:
     if space not in SPACES:
         raise ConfigError("unknown space", key="space", found=space, allowed=", ".join(SPACES))
     for name in fixed:
@@ -110,6 +114,9 @@ def _require_known(space: str, fixed: Mapping[str, object]) -> None:
             raise ConfigError(
                 "unknown strategy field", key="fixed", found=name, allowed=", ".join(FIELDS + ALIASES)
             )
+    for name in axes:
+        if name not in FIELDS:
+            raise ConfigError("unknown strategy field", key="axes", found=name, allowed=", ".join(FIELDS))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,6 +133,7 @@ class SpaceRows:
     batch: int
     is_core: bool
     fixed: Mapping[str, object]
+    axes: Mapping[str, Collection[object]] = field(default_factory=dict)
 
     def total(self) -> tuple[int, dict[str, set[Value]]]:
         """Sum over the degrees of the product of the rows, and the values that occur in some candidate."""
@@ -159,9 +167,11 @@ class SpaceRows:
         return count, values
 
     def keeps(self, **values: Value) -> bool:
-        """Whether the fixed fields allow these values."""
-        return not self.fixed or all(
-            name not in self.fixed or self.fixed[name] == value for name, value in values.items()
+        """Whether the fixed fields and the values of the axes allow these values."""
+        return all(
+            (name not in self.fixed or self.fixed[name] == value)
+            and (name not in self.axes or value in self.axes[name])
+            for name, value in values.items()
         )
 
     def choices(self, names: tuple[str, ...], rows: Iterable[tuple[Value, ...]]) -> Choices:
@@ -344,7 +354,7 @@ class SpaceRows:
 
     def recompute_count(self, largest: int) -> int:
         """How many choices `recomputes` has."""
-        if self.is_core or "recompute_layers" in self.fixed:
+        if self.is_core or "recompute_layers" in self.fixed or "recompute_layers" in self.axes:
             return self.recomputes(largest).count
         return sum(
             number

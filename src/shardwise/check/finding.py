@@ -15,12 +15,16 @@ ROUNDING = 1e-12
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
-    """`found` is what the plan says, `expected` what the checker found; both ready to print."""
+    """`found` is what the plan says, `expected` what the checker found; both ready to print.
+
+    `is_open`: neither holds nor fails, for it could not be decided.
+    """
 
     name: str
     ok: bool
     found: str
     expected: str
+    is_open: bool = False
 
 
 def same(found: float, expected: float, scale: float = 0.0) -> bool:

@@ -69,7 +69,8 @@ def price(figures: Figures, family: Family) -> Price:
     model, rows = figures.model, family.rows
     fabric = fabric_of(figures.cluster, figures.efficiency)
     groups = groups_of(rows, figures.cluster)
-    shardings = shardings_of(rows, groups, has_experts=model.experts is not None)
+    degrees = (rows.param_shard, rows.grad_shard, rows.optim_shard)
+    shardings = shardings_of(degrees, groups, has_experts=model.experts is not None)
     blocks = blocks_of(figures, fabric, rows)
     for block in blocks:
         block |= traffic_amounts(figures, fabric, shardings, block)
@@ -96,7 +97,7 @@ def price(figures: Figures, family: Family) -> Price:
         layers=layers,
         stages=stages,
         times=times,
-        hops_s=hops_s(family, _hop_s(figures, fabric, groups, rows)),
+        hops_s=hops_s(family, hop_s(figures, fabric, groups, rows)),
         end=step_end(figures, fabric, groups, family, shardings, blocks, *of_ranks),
         memory=memory_of(figures, family, shardings, blocks, stages, layers, *of_ranks),
     )
@@ -113,7 +114,7 @@ def blocks_of(figures: Figures, fabric: Fabric, rows: Rows) -> list[dict[str, Co
     ]
 
 
-def _hop_s(figures: Figures, fabric: Fabric, groups: Groups, rows: Rows) -> Column:
+def hop_s(figures: Figures, fabric: Fabric, groups: Groups, rows: Rows) -> Column:
     """Seconds of one message between neighbouring stages."""
     nbytes = Place(figures=figures, rows=rows, experts=None).hidden_bytes("sequence")
     return message_s(fabric, nbytes, groups.hop_tier)

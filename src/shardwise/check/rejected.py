@@ -8,7 +8,7 @@ the next; all fields that no rule reads only multiply.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from types import SimpleNamespace
 from typing import Any
 
@@ -25,10 +25,15 @@ from shardwise.check.rules import (
 from shardwise.strategy import CP_KINDS, Job
 
 
-def rejected_counts(figures: Figures, space: str, fixed: Mapping[str, object]) -> dict[str, int]:
+def rejected_counts(
+    figures: Figures,
+    space: str,
+    fixed: Mapping[str, object],
+    axes: Mapping[str, Collection[object]] | None = None,
+) -> dict[str, int]:
     """The number of candidates per code of the first rule that they break; codes of none are left out.
 
-    `space` is `core` or `default`; `fixed` as in `count_space`.
+    `space` is `core` or `default`; `fixed` and `axes` as in `count_space`.
     """
     rows = SpaceRows(
         layers=figures.limits.layers,
@@ -37,6 +42,7 @@ def rejected_counts(figures: Figures, space: str, fixed: Mapping[str, object]) -
         batch=figures.job.global_batch_size,
         is_core=space == "core",
         fixed=fixed,
+        axes={} if axes is None else axes,
     )
     found: Counter[str] = Counter()
     layer_choices: dict[int, int] = {}

@@ -59,6 +59,9 @@ def rows_of(strategies: Sequence[Strategy]) -> Rows:
     return Rows(**{name: np.array([getattr(strategy, name) for strategy in strategies]) for name in FIELDS})
 
 
+NO_ROWS = Rows(**{name: np.empty(0) for name in FIELDS})
+
+
 def strides(rows: Rows) -> dict[str, Column]:
     """How many ranks apart neighbours on each of AXES lie: the product of the degrees of faster axes."""
     found = {axis: np.ones(len(rows), dtype=np.int64) for axis in AXES}

@@ -5,7 +5,7 @@ The rules read degrees as numbers or columns; `grid` has the fields of a strateg
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import numpy as np
@@ -92,13 +92,21 @@ def first_broken_of(grid: Any, rules: Mapping[str, Rule], limits: Limits, job: J
     return next((code for code, rule in rules.items() if rule(grid, limits, job)), "")
 
 
-def is_candidate(figures: Figures, strategy: Strategy, space: str, fixed: Mapping[str, object]) -> bool:
+def is_candidate(
+    figures: Figures,
+    strategy: Strategy,
+    space: str,
+    fixed: Mapping[str, object],
+    axes: Mapping[str, Collection[object]] | None = None,
+) -> bool:
     """Whether the strategy is a candidate of the space: counted with every field fixed, it is exactly one.
 
     False for a space that is not known.
     """
     values = {name: getattr(strategy, name) for name in FIELDS}
     if any(name in values and values[name] != value for name, value in fixed.items()):
+        return False
+    if any(values[name] not in allowed for name, allowed in (axes or {}).items()):
         return False
     if any(strategy_degree < 1 for strategy_degree in (strategy.tp, strategy.cp, strategy.pp, strategy.dp)):
         return False
@@ -109,7 +117,12 @@ def is_candidate(figures: Figures, strategy: Strategy, space: str, fixed: Mappin
         return False
 
 
-def count(figures: Figures, space: str, fixed: Mapping[str, object]) -> int:
+def count(
+    figures: Figures,
+    space: str,
+    fixed: Mapping[str, object],
+    axes: Mapping[str, Collection[object]] | None = None,
+) -> int:
     """The number of candidates of the space. ConfigError for a space that is not known."""
     experts = figures.model.experts
     return count_space(
@@ -119,4 +132,5 @@ def count(figures: Figures, space: str, fixed: Mapping[str, object]) -> int:
         global_batch_size=figures.job.global_batch_size,
         space=space,
         fixed=fixed,
+        axes=axes,
     ).count

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from itertools import pairwise
 
 from shardwise.check.figures import Figures
@@ -17,25 +17,24 @@ KIND_FIELDS = ("tp", "cp", "pp", "dp", "ep", "etp", "schedule", "recompute")
 """What tells one runner-up from another."""
 
 
-def runners_up_checks(plan: Plan, figures: Figures, fixed: Mapping[str, object]) -> Iterator[Check]:
+def runners_up_checks(plan: Plan, figures: Figures) -> Iterator[Check]:
     """Each runner-up by itself, then their order and kinds."""
     for number, runner_up in enumerate(plan.runners_up, start=1):
-        yield _runner_up_check(f"runner-up {number}", runner_up, plan, figures, fixed)
+        yield _runner_up_check(f"runner-up {number}", runner_up, plan, figures)
     if plan.runners_up:
         yield _order_check(plan)
         yield _kinds_check(plan)
 
 
-def _runner_up_check(
-    name: str, runner_up: RunnerUp, plan: Plan, figures: Figures, fixed: Mapping[str, object]
-) -> Check:
+def _runner_up_check(name: str, runner_up: RunnerUp, plan: Plan, figures: Figures) -> Check:
     claimed = _text(runner_up.step_time_s, runner_up.device_bytes)
 
     def verdict(ok: bool, expected: str) -> Check:
         return Check(name=name, ok=ok, found=claimed, expected=expected)
 
-    if not is_candidate(figures, runner_up.strategy, plan.certificate.space, fixed):
-        return verdict(False, f"a candidate of the space {plan.certificate.space!r}")
+    proof = plan.certificate
+    if not is_candidate(figures, runner_up.strategy, proof.space, proof.fixed, proof.axes):
+        return verdict(False, f"a candidate of the space {proof.space!r}")
     rows = rows_of([runner_up.strategy])
     broken = str(first_broken(rows, figures)[0])
     if broken:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,7 +11,7 @@ from shardwise.check.collectives import Fabric, all_reduce_s, pass_s
 from shardwise.check.figures import SHARD_OVERLAP, Figures
 from shardwise.check.groups import Groups, Sizes, inner, outer
 from shardwise.check.layer import PHASES, Amounts
-from shardwise.check.rows import Column, Rows
+from shardwise.check.rows import Column
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,9 +42,8 @@ class Shardings:
     has_experts: bool
 
 
-def shardings_of(rows: Rows, groups: Groups, *, has_experts: bool) -> Shardings:
-    """How the rows shard dense and expert weights."""
-    degrees = (rows.param_shard, rows.grad_shard, rows.optim_shard)
+def shardings_of(degrees: Sequence[Column], groups: Groups, *, has_experts: bool) -> Shardings:
+    """How dense and expert weights are sharded; `degrees` of parameters, gradients and optimizer states."""
     of_experts = tuple(np.gcd(degree, groups.expert_replicas) for degree in degrees)
     return Shardings(
         dense=_sharding(groups.data, *degrees),

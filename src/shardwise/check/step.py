@@ -42,37 +42,41 @@ def step_end(
     expert: Sequence[Column],
 ) -> StepEnd:
     """The end of the step on every row; `dense` and `expert` are the elements on each pipeline rank."""
-    rows, recipe = family.rows, figures.recipe
+    rows = family.rows
     owned = dense[0] / shardings.dense.optim + expert[0] / shardings.expert.optim
     for of_dense, of_expert in zip(dense[1:], expert[1:], strict=True):
         owned = np.maximum(owned, of_dense / shardings.dense.optim + of_expert / shardings.expert.optim)
     ranks = rows.tp * rows.cp * rows.pp * rows.dp
-    norm_s = (
-        3 * owned * recipe.gradient_bytes / figures.memory_bytes_per_s
-        + 2 * np.log2(ranks) * fabric[-1].latency_s
-    )
     return StepEnd(
-        norm_s=norm_s,
-        tied_s=_tied_s(figures, fabric, groups, family, blocks),
-        optimizer_s=_optimizer_s(figures, family, owned),
+        norm_s=norm_s(figures, fabric, ranks, owned),
+        tied_s=tied_s(figures, fabric, groups, family, blocks),
+        optimizer_s=optimizer_s(figures, offloads_optimizer(rows), owned),
     )
 
 
-def _tied_s(
+def norm_s(figures: Figures, fabric: Fabric, ranks: Column, owned: Column) -> Column:
+    """Seconds of the gradient norm over `ranks` ranks that own so many elements each."""
+    nbytes = 3 * owned * figures.recipe.gradient_bytes
+    return nbytes / figures.memory_bytes_per_s + 2 * np.log2(ranks) * fabric[-1].latency_s
+
+
+def tied_s(
     figures: Figures, fabric: Fabric, groups: Groups, family: Family, blocks: Sequence[Amounts]
 ) -> Column:
+    """Seconds of what ranks that hold the same weights, whole or tied, reduce among them."""
     *kinds, embedding, _ = blocks
     count = Counter(figures.model.pattern)
     replicated = sum(count[kind] * block["replicated"] for kind, block in enumerate(kinds)) / family.pp
     nbytes = figures.recipe.gradient_bytes * replicated
-    tied_s = np.where(family.rows.sequence_parallel, all_reduce_s(fabric, nbytes, groups.tensor), 0.0)
+    found = np.where(family.rows.sequence_parallel, all_reduce_s(fabric, nbytes, groups.tensor), 0.0)
     if figures.model.tied_embeddings and family.ends_apart:
         nbytes = embedding["dense"] * figures.recipe.gradient_bytes
-        tied_s = tied_s + 2 * message_s(fabric, nbytes, groups.hop_tier)
-    return tied_s
+        found = found + 2 * message_s(fabric, nbytes, groups.hop_tier)
+    return found
 
 
-def _optimizer_s(figures: Figures, family: Family, owned: Column) -> Column:
+def optimizer_s(figures: Figures, is_away: Column, owned: Column) -> Column:
+    """Seconds of the update of `owned` elements, on the device or, where `is_away`, on its host."""
     recipe = figures.recipe
     own = recipe.master_bytes or recipe.weight_bytes
     copy = recipe.weight_bytes if recipe.master_bytes else 0
@@ -83,4 +87,4 @@ def _optimizer_s(figures: Figures, family: Family, owned: Column) -> Column:
     )
     there = recipe.gradient_bytes + recipe.weight_bytes + moved
     there_s = owned * there / figures.host_link_bytes_per_s
-    return np.where(offloads_optimizer(family.rows), there_s, here_s)
+    return np.where(is_away, there_s, here_s)

@@ -8,11 +8,12 @@ import os
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 
-from shardwise.check.certificate import certificate_checks, fixed_fields
+from shardwise.check.certificate import certificate_checks
 from shardwise.check.figures import Figures, figures_of
 from shardwise.check.finding import Check, number_check, parts_check, value_check
 from shardwise.check.layout import layout_of
 from shardwise.check.memory import ALLOCATED
+from shardwise.check.optimal import PROOF_BUDGET_S, optimal_check
 from shardwise.check.parameters import active_parameters, parameters
 from shardwise.check.result import BANDS, Judged, judged, mfu, tokens_per_s_per_device
 from shardwise.check.rows import Family, families, rows_of
@@ -27,25 +28,26 @@ MAX_PLAN_BYTES = 8 << 20
 MAX_PLAN_NODES = 1_000_000
 EVALUATOR = "max-plus"
 
-EFFORT = ("cut_by_bound", "simulated", "search_s", "search_cpu_s")
+EFFORT = ("rejected", "cut_by_bound", "simulated", "search_s", "search_cpu_s")
 PROVENANCE = ("assumptions", "provenance", "sources")
 """What the hash leaves out: in the certificate, and anywhere in the cluster."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """All checks, in order; the plan holds where all of them do. `plan_hash` is what the file states."""
+    """All checks, in order; the plan holds where none fails. `plan_hash` is what the file states."""
 
     plan_hash: str
     checks: tuple[Check, ...]
 
     @property
     def ok(self) -> bool:
-        return all(check.ok for check in self.checks)
+        return all(check.ok or check.is_open for check in self.checks)
 
 
-def check_file(path: str) -> Verdict:
-    """The verdict on the plan file at `path`.
+def check_file(path: str, *, proof_budget_s: float = PROOF_BUDGET_S) -> Verdict:
+    """The verdict on the plan file at `path`. Where all else holds, the last check is the proof that nothing
+    is better; one that takes longer than `proof_budget_s` seconds is left open.
 
     Raises ConfigError for what is no plan file, is of a newer version, was altered, or names a dtype that
     the cluster lacks: then there is nothing to check.
@@ -54,13 +56,15 @@ def check_file(path: str) -> Verdict:
     document = read_mapping(os.fspath(path), max_bytes=MAX_PLAN_BYTES, max_nodes=MAX_PLAN_NODES)
     stated = str(document["hash"])
     first = value_check("hash", stated, hash_of(document))
-    counts = _count_checks(plan, document)
-    return Verdict(plan_hash=stated, checks=(first, *counts, *plan_checks(plan)))
-
-
-def plan_checks(plan: Plan) -> Iterator[Check]:
-    """What must hold of the plan itself. What has no meaning without an earlier check is left out."""
     figures = figures_of(plan.model, plan.cluster, plan.job)
+    checks = [first, *_count_checks(plan, document), *plan_checks(plan, figures)]
+    if all(check.ok for check in checks):
+        checks.append(optimal_check(plan, figures, proof_budget_s))
+    return Verdict(plan_hash=stated, checks=tuple(checks))
+
+
+def plan_checks(plan: Plan, figures: Figures) -> Iterator[Check]:
+    """What must hold of the plan itself. What has no meaning without an earlier check is left out."""
     strategy = _strategy_check(plan, figures)
     yield strategy
     if strategy.ok:
@@ -68,7 +72,7 @@ def plan_checks(plan: Plan) -> Iterator[Check]:
         yield _layout_check(plan, family)
         yield from _schedule_checks(plan, family)
         yield from _best_checks(plan, figures)
-    yield from runners_up_checks(plan, figures, fixed_fields(plan.certificate))
+    yield from runners_up_checks(plan, figures)
     yield from certificate_checks(plan, figures)
 
 
@@ -98,9 +102,10 @@ def _count_checks(plan: Plan, document: Mapping[str, object]) -> Iterator[Check]
 
 
 def _strategy_check(plan: Plan, figures: Figures) -> Check:
-    strategy, space = plan.best.strategy, plan.certificate.space
+    strategy, proof = plan.best.strategy, plan.certificate
+    space = proof.space
     found, expected = "a candidate, legal", f"a legal candidate of the space {space!r}"
-    if not is_candidate(figures, strategy, space, fixed_fields(plan.certificate)):
+    if not is_candidate(figures, strategy, space, proof.fixed, proof.axes):
         found = "no candidate of the space"
     elif broken := str(first_broken(rows_of([strategy]), figures)[0]):
         found = f"breaks {broken}"

@@ -16,6 +16,7 @@ from shardwise.cluster.links import link_graph, route
 from shardwise.cluster.load import load_cluster
 from shardwise.cluster.placement import group_members, group_members_of
 from shardwise.cluster.record import cluster_from_record, cluster_record
+from shardwise.cluster.resize import multiplied, part_of, part_sizes, resized
 
 __all__ = [
     "AttentionCurve",
@@ -39,6 +40,10 @@ __all__ = [
     "group_members_of",
     "link_graph",
     "load_cluster",
+    "multiplied",
     "node_runs",
+    "part_of",
+    "part_sizes",
+    "resized",
     "route",
 ]

@@ -1,62 +1,91 @@
 """Equations bound to a model, a cluster and a job: prices of strategies, one or many."""
 
-from shardwise.cost.bound import (
-    Bound,
-    block_bound_s,
-    block_bytes,
-    bound,
-    bound_below,
-    keeping_bound_s,
-    schedule_bound_s,
-    schedule_bytes,
-    split_bound_s,
-)
+from shardwise.cost.block_bytes import family_least_bytes, least_bytes, least_host_bytes
+from shardwise.cost.block_time import end_s, grid_least_s, grid_work_s, least_of_any_micro_batch_s
+from shardwise.cost.blocks import Block, Lie, Split, block_of, known_split, lie_of
 from shardwise.cost.distinct import Index, distinct_rows
 from shardwise.cost.fabric import alike_grids
+from shardwise.cost.keeping import ACTIVATIONS
 from shardwise.cost.layers import GRID_FIELDS, Parts
 from shardwise.cost.memory import PARTS, RankBytes, host_bytes, peak_bytes, rank_bytes
-from shardwise.cost.price import Nodes, Price, peak_nodes, price_everywhere, price_peaks
+from shardwise.cost.paths import Paths, least_s
+from shardwise.cost.peaks import Peaks, around_s, peaks_of
+from shardwise.cost.price import Nodes, Price, price_everywhere, price_peaks, taken
 from shardwise.cost.problem import Problem, bind, limits_of
 from shardwise.cost.profile import MEGATRON_2024, Profile
 from shardwise.cost.recipe import OPTIMIZERS, RECIPES, Recipe, find_recipe
+from shardwise.cost.room import Room, memory_room, room_of
 from shardwise.cost.times import StageTimes, StepEnd, stage_times, step_end
+from shardwise.cost.totals import (
+    NO_TRAFFIC,
+    Grids,
+    Totals,
+    Traffic,
+    TrafficTable,
+    priced_grids,
+    totals_of,
+    traffic_of,
+    traffic_table,
+)
 
 __all__ = [
+    "ACTIVATIONS",
     "GRID_FIELDS",
     "MEGATRON_2024",
+    "NO_TRAFFIC",
     "OPTIMIZERS",
     "PARTS",
     "RECIPES",
-    "Bound",
+    "Block",
+    "Grids",
     "Index",
+    "Lie",
     "Nodes",
     "Parts",
+    "Paths",
+    "Peaks",
     "Price",
     "Problem",
     "Profile",
     "RankBytes",
     "Recipe",
+    "Room",
+    "Split",
     "StageTimes",
     "StepEnd",
+    "Totals",
+    "Traffic",
+    "TrafficTable",
     "alike_grids",
+    "around_s",
     "bind",
-    "block_bound_s",
-    "block_bytes",
-    "bound",
-    "bound_below",
+    "block_of",
     "distinct_rows",
+    "end_s",
+    "family_least_bytes",
     "find_recipe",
+    "grid_least_s",
+    "grid_work_s",
     "host_bytes",
-    "keeping_bound_s",
+    "known_split",
+    "least_bytes",
+    "least_host_bytes",
+    "least_of_any_micro_batch_s",
+    "least_s",
+    "lie_of",
     "limits_of",
+    "memory_room",
     "peak_bytes",
-    "peak_nodes",
+    "peaks_of",
     "price_everywhere",
     "price_peaks",
+    "priced_grids",
     "rank_bytes",
-    "schedule_bound_s",
-    "schedule_bytes",
-    "split_bound_s",
+    "room_of",
     "stage_times",
     "step_end",
+    "taken",
+    "totals_of",
+    "traffic_of",
+    "traffic_table",
 ]

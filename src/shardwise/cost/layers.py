@@ -7,11 +7,12 @@ added.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
 
+from shardwise.cost.distinct import distinct_rows
 from shardwise.cost.fabric import Fabric, Groups, fabric_of, groups_of
 from shardwise.cost.operators import element_bytes, operator_times, rows_of, width_of
 from shardwise.cost.problem import Problem
@@ -23,6 +24,9 @@ GRID_FIELDS = (
     "tp", "cp", "cp_kind", "pp", "dp", "ep", "etp", "micro_batch_size", "sequence_parallel", "axis_order",
 )  # fmt: skip
 """The fields on which the price of a layer depends."""
+
+WORK_FIELDS = ("tp", "cp", "ep", "etp", "micro_batch_size", "sequence_parallel")
+"""Those of them on which it depends without communication."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +157,31 @@ def block_cost(
     experts: Experts | None,
     tensor_syncs: int,
 ) -> BlockCost:
-    """The sum over `operators`, with the collectives that join their partial results."""
+    """The sum over `operators`, with the collectives that join their partial results.
+
+    What the operators cost is summed once for all rows that share the fields it depends on.
+    """
+    rows, of_row = distinct_rows([getattr(table, name) for name in WORK_FIELDS])
+    work = _work_of(problem, table.take(rows), operators, experts)
+    work = BlockCost(**{f.name: _spread(getattr(work, f.name), of_row) for f in fields(BlockCost)})
+    forward, backward = (
+        _communication(problem, table, groups, fabric, operators, experts, tensor_syncs, beside, is_backward)
+        for beside, is_backward in ((work.forward, False), (work.backward_input, True))
+    )
+    return replace(work, forward=work.forward + forward, backward_input=work.backward_input + backward)
+
+
+def _spread(values: Any, rows: Any) -> Any:
+    """A column, or each of several parts, at these rows."""
+    if isinstance(values, Parts):
+        return Parts(**{f.name: getattr(values, f.name)[rows] for f in fields(Parts)})
+    return values[rows]
+
+
+def _work_of(
+    problem: Problem, table: Any, operators: Sequence[Operator], experts: Experts | None
+) -> BlockCost:
+    """The sum over `operators` without communication."""
     forward, backward_input, backward_weight, selective = (_zero(table) for _ in range(4))
     for operator in operators:
         times = operator_times(problem, table, operator, experts)
@@ -163,12 +191,6 @@ def block_cost(
         backward_weight += Parts(**{part: times.weight_s})
         if _is_selective(operator):
             selective += Parts(**{part: times.forward_s})
-    forward += _communication(
-        problem, table, groups, fabric, operators, experts, tensor_syncs, forward, False
-    )
-    backward_input += _communication(
-        problem, table, groups, fabric, operators, experts, tensor_syncs, backward_input, True
-    )
     weights = [weight for operator in operators for weight in operator.weights]
     saved = [_saved_bytes(problem, table, operator, experts) for operator in operators]
     zero = 0.0 * table.tp

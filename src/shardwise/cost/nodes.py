@@ -12,13 +12,10 @@ from shardwise.cost.layers import BlockCost, GridCost
 from shardwise.cost.places import Places
 from shardwise.cost.problem import Problem
 from shardwise.schedule import in_flight
-from shardwise.strategy import SCHEDULES, V_SHAPED, largest_stage
+from shardwise.strategy import SCHEDULES, V_SHAPED
 
 SPLIT_SCHEDULES = tuple(SCHEDULES.index(name) for name in ("zb_h1", "zb_h2", "zb_v", "dualpipe_v"))
 """Schedules that give weight gradients actions of their own."""
-
-DUALPIPE_V = SCHEDULES.index("dualpipe_v")
-"""The one of them that leaves some backwards whole."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,24 +46,6 @@ class Sums:
 
 
 @dataclass(frozen=True, slots=True)
-class Ways:
-    """Seconds along the pipeline: from stage 0 to each place's rank (`one_way_s`), there and back
-    (`around_s`), and through all stages and back (`through_s`, per row), hops and host included; each with
-    what recomputing selectively or in full would add. Where backwards are split, the way back is that of the
-    input's gradient.
-    """
-
-    one_way_s: Any
-    around_s: Any
-    around_selective_s: Any
-    around_full_s: Any
-    through_s: Any
-    through_selective_s: Any
-    through_full_s: Any
-    there_s: Any
-
-
-@dataclass(frozen=True, slots=True)
 class Node:
     """Everything of a row that its grid, schedule and stage split decide.
 
@@ -78,15 +57,11 @@ class Node:
     places: Places
     stage: Sums
     rank: Sums
-    ways: Ways
     in_flight: Any
     microbatches: Any
-    largest_stage: Any
     is_split: Any
     hop_s: Any
     boundary_bytes: Any
-    layer_forward_s: Any
-    layer_drop_bytes: Any
     layer_kept_bytes: Any
     layer_input_bytes: Any
     layer_dense_weights: Any
@@ -101,8 +76,7 @@ def node_of(problem: Problem, table: Any, grid: GridCost, of_grid: Any, places: 
     Where embedding and head are tied but lie on different ranks, the head's rank holds a copy of the weights.
     """
     microbatches = problem.job.global_batch_size // (table.dp * table.micro_batch_size)
-    stages = table.pp * table.vpp
-    blocks = _block_columns(grid)[:, :, of_grid]
+    blocks = block_columns(grid)[:, :, of_grid]
     largest_bytes = _over_kinds(grid, "largest_bytes", np.maximum)[of_grid]
     head_bytes = grid.head.largest_bytes[of_grid]
     are_ends_apart = (table.pp > 1) & ~np.isin(table.schedule, V_SHAPED)
@@ -114,17 +88,11 @@ def node_of(problem: Problem, table: Any, grid: GridCost, of_grid: Any, places: 
         places=places,
         stage=replace(stage, dense_weights=stage.dense_weights + places.has_head * copied),
         rank=replace(rank, dense_weights=rank.dense_weights + places.rank_has_head * copied),
-        ways=_ways(problem, table, blocks, places, grid.hop_s[of_grid]),
         in_flight=in_flight(table.schedule, table.pp, microbatches, table.vpp, places.rank),
         microbatches=microbatches,
-        largest_stage=largest_stage(
-            problem.model.layers, stages, table.first_stage_layers, table.last_stage_layers
-        ),
         is_split=np.isin(table.schedule, SPLIT_SCHEDULES),
         hop_s=grid.hop_s[of_grid],
         boundary_bytes=grid.hop_bytes[of_grid],
-        layer_forward_s=_least_forward_s(grid)[of_grid],
-        layer_drop_bytes=_most_dropped_bytes(grid)[of_grid],
         layer_kept_bytes=_over_kinds(grid, "kept_bytes", np.maximum)[of_grid],
         layer_input_bytes=_over_kinds(grid, "input_bytes", np.maximum)[of_grid],
         layer_dense_weights=_over_kinds(grid, "dense_weights", np.maximum)[of_grid],
@@ -138,7 +106,7 @@ TEMPORARY_COPIES = 2.0
 """A tensor and its gradient: what the largest operation needs beside what is kept."""
 
 
-def _block_columns(grid: GridCost) -> Any:
+def block_columns(grid: GridCost) -> Any:
     """What `Sums` adds up, of every kind of layer and then embedding and head; shape (fields of Sums, blocks,
     grids)."""
     columns = [_layer_columns(kind) for kind in grid.kinds]
@@ -186,29 +154,7 @@ def over_places(columns: Any, layers: Any, has_embedding: Any, has_head: Any) ->
     return total
 
 
-def _ways(problem: Problem, table: Any, blocks: Any, places: Places, hop_s: Any) -> Ways:
-    """The ways of a first microbatch to each rank, and through the whole model."""
-    host_s = problem.efficiency.host_action_s
-    before = _sums(blocks, places.before, (places.rank > 0) * 1.0, 0.0 * places.has_head)
-    whole = _whole_sums(problem, blocks)
-    stages = table.pp * table.vpp
-    hops = np.where(np.isin(table.schedule, V_SHAPED), stages - 2, stages - 1)
-    weight = np.where(np.isin(table.schedule, SPLIT_SCHEDULES), 0.0, 1.0)
-    passed_s, all_passed_s = places.rank * (host_s + hop_s), stages * host_s + hops * hop_s
-    one_way_s, there_s = before.forward_s + passed_s, whole.forward_s + all_passed_s
-    return Ways(
-        one_way_s=one_way_s,
-        around_s=one_way_s + passed_s + before.input_s + weight * before.weight_s,
-        around_selective_s=before.selective_s,
-        around_full_s=before.full_s,
-        through_s=there_s + all_passed_s + whole.input_s + weight * whole.weight_s,
-        through_selective_s=whole.selective_s,
-        through_full_s=whole.full_s,
-        there_s=there_s,
-    )
-
-
-def _whole_sums(problem: Problem, blocks: Any) -> Sums:
+def whole_sums(problem: Problem, blocks: Any) -> Sums:
     kinds = blocks.shape[1] - 2
     counts = np.array([problem.model.pattern.count(k) for k in range(kinds)] + [1, 1], dtype=np.float64)
     return Sums(*np.tensordot(blocks, counts, axes=([1], [0])))
@@ -217,12 +163,3 @@ def _whole_sums(problem: Problem, blocks: Any) -> Sums:
 def _over_kinds(grid: GridCost, name: str, fold: Any) -> Any:
     """A field of every kind of layer, folded by a ufunc."""
     return fold.reduce([getattr(kind, name) for kind in grid.kinds])
-
-
-def _least_forward_s(grid: GridCost) -> Any:
-    return np.minimum.reduce([kind.forward.total_s for kind in grid.kinds])
-
-
-def _most_dropped_bytes(grid: GridCost) -> Any:
-    """The most that recomputing one layer in full can free."""
-    return np.maximum.reduce([kind.kept_bytes - kind.input_bytes for kind in grid.kinds])

@@ -22,9 +22,8 @@ SPLIT_FIELDS = ("pp", "vpp", "schedule", "first_stage_layers", "last_stage_layer
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Per place: its stage and pipeline rank; layers by kind on the stage, on its rank, and on the stages
-    that a first microbatch passes before it reaches the rank (`before`); the ends that the stage and the rank
-    hold (0 or 1).
+    """Per place: its stage and pipeline rank; layers by kind on the stage and on its rank; the ends that the
+    stage and the rank hold (0 or 1).
 
     Layer counts have shape (kinds, places, rows).
     """
@@ -33,7 +32,6 @@ class Places:
     rank: Any
     layers: Any
     rank_layers: Any
-    before: Any
     has_embedding: Any
     has_head: Any
     rank_has_embedding: Any
@@ -64,7 +62,6 @@ def _stages(problem: Problem, table: Any) -> Places:
         rank=rank,
         layers=layers,
         rank_layers=np.einsum("tsn,ktn->ksn", together.astype(np.int64), layers),
-        before=prefix[:, stage_starts(*split, rank)],
         has_embedding=(stage == 0) * 1.0,
         has_head=(stage == stages - 1) * 1.0,
         rank_has_embedding=(rank == 0) * 1.0,

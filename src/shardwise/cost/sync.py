@@ -123,15 +123,14 @@ def traffic_s(
 class Shards:
     """What the sharding degrees decide beside the node.
 
-    Per place: gathers and `scatter_s` per microbatch on the stage, `traffic_s` all of it on the rank;
-    bytes on the rank: with optimizer states and without. `reduction_s` and `gathering_s`, once per step and
-    before overlap, only at the places asked for. Per row: the end of the step.
+    Per place: gathers and `scatter_s` per microbatch on the stage; bytes on the rank, with optimizer states
+    and without. `reduction_s` and `gathering_s`, once per step and before overlap, only at the places asked
+    for. Per row: the end of the step.
     """
 
     forward_gather_s: Any
     backward_gather_s: Any
     scatter_s: Any
-    traffic_s: Any
     reduction_s: Any
     gathering_s: Any
     parameter_bytes: Any
@@ -155,10 +154,6 @@ def shards_of(
     recipe, places = problem.recipe, node.places
     dense, expert = sharding.dense, sharding.expert
     stage = tuple(column[..., of_node] for column in (places.layers, places.has_embedding, places.has_head))
-    rank = tuple(
-        column[..., of_node]
-        for column in (places.rank_layers, places.rank_has_embedding, places.rank_has_head)
-    )
     rank_dense, rank_expert = node.rank.dense_weights[:, of_node], node.rank.expert_weights[:, of_node]
     owned = (rank_dense / dense.optim + rank_expert / expert.optim).max(axis=0)
 
@@ -171,9 +166,6 @@ def shards_of(
         forward_gather_s=over_places(sharding.forward_gather_s, *stage),
         backward_gather_s=over_places(sharding.backward_gather_s, *stage),
         scatter_s=over_places(sharding.scatter_s, *stage),
-        traffic_s=over_places(
-            sharding.forward_gather_s + sharding.backward_gather_s + sharding.scatter_s, *rank
-        ),
         reduction_s=reduction_s(problem, fabric, sharding, *weights),
         gathering_s=gathering_s(problem, fabric, sharding, *weights),
         parameter_bytes=rank_bytes(recipe.weight_bytes, dense.param, expert.param),

@@ -1,30 +1,10 @@
-"""Pipelines: lower bounds that are paths of the schedule's graph, closed forms, and overlap at the step's two
-ends."""
+"""Pipelines: closed forms, and overlap at the step's two ends."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from shardwise.equations.number import Quantity
-
-
-def busy_bound_s(before_s: Quantity, microbatches: Quantity, busy_s: Quantity, after_s: Quantity) -> Quantity:
-    """before + m * busy + after: a rank cannot start before its first input came, must do all its work, and
-    what depends on its last action comes after. `busy_s` is the rank's work per microbatch. A path in every
-    schedule whose rank starts with its first stage's forward."""
-    return before_s + microbatches * busy_s + after_s
-
-
-def round_trip_bound_s(
-    before_s: Quantity, microbatches: Quantity, span: Quantity, trip_s: Quantity
-) -> Quantity:
-    """before + ceil(m / span) * trip: 1F1B's loop over the last `span` stages s..p-1, span = p - s.
-
-    From the forward of microbatch i on stage s a path leads down to the last stage, which turns it round at
-    once, back up to stage s, and by s's own order on to the forward of microbatch i + span. `trip_s` is one
-    such round, both ways over the hops between; `before_s` the way from stage 0 to s and back.
-    """
-    return before_s - (-microbatches // span) * trip_s
 
 
 def equal_stages_s(

@@ -3,20 +3,39 @@
 from shardwise.plan.document import certificate_document, document_hash, plan_document, result_document
 from shardwise.plan.goodput import GOODPUT_FROM_DEVICES, Goodput, Reliability, goodput_of
 from shardwise.plan.plan import SCHEMA, VERSION, Plan, RunnerUp, plan_of
-from shardwise.plan.price import usd_per_billion_tokens
+from shardwise.plan.price import usd_per_billion_tokens, usd_per_step
 from shardwise.plan.read import check_ledger, read_plan, write_plan
-from shardwise.plan.record import Answer, Certificate, Layout, PeakMemory, Pipeline, Result, Stage
+from shardwise.plan.record import (
+    OBJECTIVES,
+    PROVEN_GAP,
+    Answer,
+    Certificate,
+    Frontier,
+    FrontierPoint,
+    Layout,
+    Part,
+    PeakMemory,
+    Pipeline,
+    Result,
+    Stage,
+    Value,
+)
 from shardwise.plan.store import Files, SystemFiles, check_writable, write_file
 
 __all__ = [
     "GOODPUT_FROM_DEVICES",
+    "OBJECTIVES",
+    "PROVEN_GAP",
     "SCHEMA",
     "VERSION",
     "Answer",
     "Certificate",
     "Files",
+    "Frontier",
+    "FrontierPoint",
     "Goodput",
     "Layout",
+    "Part",
     "PeakMemory",
     "Pipeline",
     "Plan",
@@ -25,6 +44,7 @@ __all__ = [
     "RunnerUp",
     "Stage",
     "SystemFiles",
+    "Value",
     "certificate_document",
     "check_ledger",
     "check_writable",
@@ -35,6 +55,7 @@ __all__ = [
     "read_plan",
     "result_document",
     "usd_per_billion_tokens",
+    "usd_per_step",
     "write_file",
     "write_plan",
 ]

@@ -13,7 +13,7 @@ from shardwise.plan.plan import SCHEMA, VERSION, Plan, RunnerUp
 from shardwise.plan.record import Certificate, Layout, Result, Stage
 from shardwise.schedule import Schedule, to_text
 
-EFFORT = ("cut_by_bound", "simulated", "search_s", "search_cpu_s")
+EFFORT = ("rejected", "cut_by_bound", "simulated", "search_s", "search_cpu_s")
 """Keys of a certificate that say how the answer was found, not what it is; the plan hash leaves them out."""
 
 PROVENANCE = frozenset(("assumptions", "provenance", "sources"))
@@ -61,7 +61,13 @@ def _stage_document(stage: Stage) -> dict[str, object]:
 
 
 def certificate_document(certificate: Certificate) -> dict[str, object]:
-    return {**asdict(certificate), "rejected": dict(certificate.rejected)}
+    """Lists for tuples: `axes` maps a field to the values that it may have."""
+    return {
+        **asdict(certificate),
+        "fixed": dict(certificate.fixed),
+        "axes": {name: list(values) for name, values in certificate.axes.items()},
+        "rejected": dict(certificate.rejected),
+    }
 
 
 def schedule_document(schedule: Schedule) -> dict[str, object]:

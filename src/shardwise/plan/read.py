@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from math import isclose
-from typing import Any, get_args
+from typing import Any, cast, get_args
 
 from shardwise.cluster import Cluster, cluster_from_record
 from shardwise.errors import ConfigError, InternalError
@@ -13,18 +13,30 @@ from shardwise.inputs import Fields, read_mapping, shown
 from shardwise.model import Model, active_parameters, model_from_config, parameters
 from shardwise.plan.document import document_hash, plan_document
 from shardwise.plan.plan import SCHEMA, VERSION, Plan, RunnerUp
-from shardwise.plan.record import Certificate, Layout, PeakMemory, Pipeline, Result, Stage
+from shardwise.plan.record import (
+    OBJECTIVES,
+    Certificate,
+    Layout,
+    PeakMemory,
+    Pipeline,
+    Result,
+    Stage,
+    Value,
+)
 from shardwise.plan.store import Files, write_file
 from shardwise.plan.yaml_text import yaml_text
 from shardwise.schedule import Schedule, from_text
 from shardwise.strategy import (
+    ALIASES,
     CP_KINDS,
+    FIELDS,
     OFFLOADS,
     RECOMPUTES,
     SCHEDULES,
     Job,
     Optimizer,
     Strategy,
+    is_value,
 )
 
 MAX_PLAN_BYTES = 8 << 20
@@ -89,7 +101,7 @@ def _plan(fields: Fields, path: str) -> Plan:
     for name in ("schema", "version", "hash"):
         fields.any(name)
     plan = Plan(
-        objective=fields.choice("objective", ("time",)),
+        objective=fields.choice("objective", OBJECTIVES),
         model=_model(fields.mapping("model")),
         job=_job(fields.mapping("job")),
         best=_result(fields.mapping("best")),
@@ -267,9 +279,16 @@ def _runner_up(fields: Fields) -> RunnerUp:
 
 def _certificate(fields: Fields) -> Certificate:
     rejected = fields.mapping("rejected")
+    fixed, axes = fields.mapping("fixed", default={}), fields.mapping("axes", default={})
     certificate = Certificate(
         space=fields.text("space"),
+        fixed={name: _field_value(fixed, name, fixed.any(name)) for name in fixed.names},
+        axes={
+            name: tuple(_field_value(axes, name, value) for value in axes.sequence(name, low=1))
+            for name in axes.names
+        },
         enumerated=fields.integer("enumerated", high=1e30),
+        unexplored=fields.integer("unexplored", high=1e30, default=0),
         rejected={name: rejected.integer(name, high=1e30) for name in rejected.names},
         cut_by_bound=fields.integer("cut_by_bound", high=1e30),
         simulated=fields.integer("simulated", high=1e30),
@@ -281,6 +300,15 @@ def _certificate(fields: Fields) -> Certificate:
     )
     fields.finish()
     return certificate
+
+
+def _field_value(fields: Fields, name: str, value: object) -> Value:
+    """A value of the strategy's field `name`: the fields and their values are the strategy room's."""
+    if name not in FIELDS and name not in ALIASES:
+        raise fields.error(name, "is no field of a strategy", allowed=", ".join((*FIELDS, *ALIASES)))
+    if not is_value(name, value):
+        raise fields.error(name, "is no value of this field", found=shown(value))
+    return cast(Value, value)
 
 
 def _schedule(fields: Fields) -> Schedule:

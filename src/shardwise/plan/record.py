@@ -3,9 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from shardwise.cluster import Cluster
 from shardwise.strategy import Strategy
+
+OBJECTIVES = ("time", "memory", "devices", "cost")
+"""What a plan may be best in: least step time, least memory, fewest devices, least money per step."""
+
+PROVEN_GAP = 1e-12
+"""A gap up to which a step time is proven to be the least."""
+
+Value = int | str | bool
+"""A value of a strategy's field."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,10 +83,18 @@ class Result:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Certificate:
-    """What happened to every candidate: `enumerated = sum(rejected) + cut_by_bound + simulated`, exactly."""
+    """What happened to every candidate: `enumerated = sum(rejected) + cut_by_bound + simulated`, exactly.
+
+    The space is `space` with fields held to one value (`fixed`) or to some values (`axes`); it has
+    `enumerated + unexplored` candidates. `unexplored` are those that a search ended early did not look at:
+    none of them takes less than `lower_bound_s`.
+    """
 
     space: str
+    fixed: Mapping[str, Value] = field(default_factory=dict)
+    axes: Mapping[str, tuple[Value, ...]] = field(default_factory=dict)
     enumerated: int
+    unexplored: int = 0
     rejected: Mapping[str, int]
     cut_by_bound: int
     simulated: int
@@ -88,10 +106,58 @@ class Certificate:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FrontierPoint:
+    """A strategy that none beats in time without taking more memory: seconds, and bytes on the tightest
+    rank."""
+
+    strategy: Strategy
+    step_time_s: float
+    device_bytes: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Frontier:
+    """Time against memory, fastest first; the certificate says what became of the other candidates."""
+
+    points: tuple[FrontierPoint, ...]
+    certificate: Certificate
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """A part of the cluster that was searched too. `step_time_s` is its best where that could be chosen, None
+    where nothing fits or nothing is better than on the parts before it. `is_complete`: nothing was left
+    out."""
+
+    devices: int
+    nodes: int
+    step_time_s: float | None
+    usd_per_step: float | None
+    is_complete: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
     """The best strategy, the runners-up (each differs in a degree, the schedule or recompute), and the
-    certificate."""
+    certificate.
+
+    `cluster` is what the answer uses: the cluster asked about, or the one of its `parts` that serves the
+    objective best (None: the cluster asked about). `is_interrupted`: the user ended the search early.
+    """
 
     best: Result
     runners_up: tuple[Result, ...]
     certificate: Certificate
+    objective: str = "time"
+    cluster: Cluster | None = None
+    parts: tuple[Part, ...] = ()
+    frontier: Frontier | None = None
+    is_interrupted: bool = False
+
+    @property
+    def is_proven(self) -> bool:
+        """Whether no candidate is better: nothing was left out, or nothing that could take less time."""
+        certificate = self.certificate
+        if self.objective == "memory" and certificate.unexplored:
+            return False
+        return certificate.gap <= PROVEN_GAP and all(part.is_complete for part in self.parts)

@@ -2,21 +2,45 @@
 
 from shardwise.search.answer import evaluate, plan, stage_activation_bytes, step_durations, step_time_s
 from shardwise.search.drive import Outcome, Progress, Search
+from shardwise.search.explanation import Comparison, Explanation, explained, question_of, what_if, why_not
+from shardwise.search.goals import Fastest, Found, Goal, Smallest, Tradeoff
+from shardwise.search.pinned import Alternative, Axis, Binding
 from shardwise.search.question import SPACES, Question, default_job, shortest_text
 from shardwise.search.space import Space
+from shardwise.search.space_file import SpaceChoice, read_space
+from shardwise.search.tree import LedgerBlock
+from shardwise.search.whatif import CHANGES
 
 __all__ = [
+    "CHANGES",
     "SPACES",
+    "Alternative",
+    "Axis",
+    "Binding",
+    "Comparison",
+    "Explanation",
+    "Fastest",
+    "Found",
+    "Goal",
+    "LedgerBlock",
     "Outcome",
     "Progress",
     "Question",
     "Search",
+    "Smallest",
     "Space",
+    "SpaceChoice",
+    "Tradeoff",
     "default_job",
     "evaluate",
+    "explained",
     "plan",
+    "question_of",
+    "read_space",
     "shortest_text",
     "stage_activation_bytes",
     "step_durations",
     "step_time_s",
+    "what_if",
+    "why_not",
 ]

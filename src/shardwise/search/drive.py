@@ -1,344 +1,307 @@
 """The search: the one loop with a clock.
 
-    grids --rules--> schedules --rules, bound--> splits --bound, memory--> leaves --memory, bound--> evaluate
+    grids --rules, symmetry, bound--> rounds of grids with micro-batch sizes --dive--> what was found
 
-Rows of each level are taken in the order of their bound, a chunk at a time, down to the leaves, so that good
-plans are known early; what cannot beat them is cut where it stands, with everything below it. All counts add
-up (see `ledger`).
+Grids are taken in the order of their bound, a round at a time. A round is cut into lanes that do not see each
+other's finds, so that any number of workers gives the same answer and the same ledger.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass, field
 
 import numpy as np
+from numpy.typing import NDArray
 
-from shardwise.cost import (
-    Nodes,
-    Problem,
-    alike_grids,
-    block_bound_s,
-    block_bytes,
-    bound,
-    bound_below,
-    keeping_bound_s,
-    peak_nodes,
-    schedule_bound_s,
-    schedule_bytes,
-    split_bound_s,
-)
+from shardwise.cost import Problem
 from shardwise.errors import InternalError
-from shardwise.search.blocks import chunks_of, extremes_of, grid_keys, grids_of
-from shardwise.search.evaluate import microbatches_of, step_times_s
-from shardwise.search.ledger import Incumbents, Ledger
-from shardwise.search.space import Space, expanded
-from shardwise.strategy import (
-    HOST_MEMORY,
-    MEMORY,
-    RECOMPUTES,
-    RULES,
-    StrategyTable,
-    even_ends,
-    first_broken,
-    largest_stage,
-    reason_counts,
-)
+from shardwise.search.dive import Dive
+from shardwise.search.fates import Fates, Ledger
+from shardwise.search.goals import Found, Goal
+from shardwise.search.lanes import Lanes
+from shardwise.search.listing import Listing, listed
+from shardwise.search.sketch import sketch_of
+from shardwise.search.space import Degrees, Space
 
 Progress = Callable[[str], None]
 
-FIRST_CHUNK, LARGEST_CHUNK = 256, 4096
-"""Schedules taken together: few at first, to have something to beat early."""
+REMEMBERED = 1e-12
+"""How much slower and larger a strategy of the sketch stands until the search itself meets it."""
 
-FIRST_ROUND = 16
-"""Leaves evaluated first; every further round takes twice as many."""
+LANES = 4
+"""Parts of a round, at most; any number of workers up to this share them."""
 
-ACTIONS_PER_ROUND = 1 << 21
-"""Stage-microbatch pairs evaluated between two looks at the incumbent, at most."""
+ROWS_PER_LANE = 1 << 13
+"""Grids with micro-batch sizes in a lane before a round is cut into more lanes."""
+
+DEGREES_PER_LANE = 16
+"""Choices of (tp, cp, dp) that are listed in a lane, at least, before there are more lanes than one."""
+
+FIRST_ROUND, LARGEST_ROUND = 1 << 14, 1 << 17
+"""Grids with micro-batch sizes in a round."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What a search found, best first; what became of every candidate; the clock.
+
+    `unexplored` candidates were not looked at when the budget was spent or the user interrupted; none takes
+    less than `lower_bound_s`.
+    """
+
+    found: list[Found]
+    ledger: Ledger
+    unexplored: int
+    lower_bound_s: float
+    is_interrupted: bool
+    search_s: float
+    search_cpu_s: float
+
+    @property
+    def enumerated(self) -> int:
+        """Candidates that were rejected, cut or evaluated."""
+        return self.ledger.total
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
-    """What a search found: the best of each kind, best first, as (seconds, one-row table); the ledger; the
-    clock.
+class ListTask:
+    """Degrees whose grids are to be listed, of the space or of its sketch."""
 
-    `tightest` is the legal candidate that came closest to fitting, with its bytes, where nothing fits.
-    """
+    degrees: list[Degrees]
+    is_sketch: bool
 
-    ranked: list[tuple[float, StrategyTable]]
-    ledger: Ledger
-    enumerated: int
-    search_s: float
-    search_cpu_s: float
-    tightest: tuple[float, StrategyTable] | None
+
+@dataclass(frozen=True, slots=True)
+class DiveTask:
+    """Grids to be searched, and what is known when their round starts."""
+
+    grids: Listing
+    goal: Goal
+    deadline_s: float
+    is_sketch: bool
+
+
+Task = ListTask | DiveTask
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Listed grids (none where a task was to search), or what was found below grids; their ledger, or None
+    where time ran out before all was done."""
+
+    grids: Listing
+    found: list[Found]
+    ledger: Ledger | None
 
 
 class Search:
-    """One search over one space. `run` gives its outcome; nothing is kept between two searches."""
+    """One search over one space. `run` gives its outcome; nothing is kept between two searches.
 
-    def __init__(self, problem: Problem, space: Space, *, wanted: int, exhaustive: bool) -> None:
-        self._problem = problem
-        self._space = space
-        self._exhaustive = exhaustive
-        self._ledger = Ledger()
-        self._incumbents = Incumbents(wanted)
-        self._tightest: tuple[float, StrategyTable] | None = None
-        self._alike: dict[tuple[int, ...], int] = {}
+    `goal` is what is looked for. With `exhaustive`, nothing is cut and every legal candidate that fits is
+    evaluated. `budget_s` ends the search early. `without` names means that are not used, for comparison:
+    "sketch", "symmetry", "room", "memory" (of blocks), and the levels (`fates.LEVELS`) whose bounds are
+    ignored; the answer is the same.
+    """
+
+    def __init__(
+        self,
+        problem: Problem,
+        space: Space,
+        goal: Goal,
+        *,
+        exhaustive: bool = False,
+        workers: int = 1,
+        budget_s: float | None = None,
+        without: frozenset[str] = frozenset(),
+    ) -> None:
+        self._problem, self._space, self._sketch = problem, space, sketch_of(space)
+        self._exhaustive, self._workers, self._budget_s = exhaustive, workers, budget_s
+        self._without = without
+        self._pass = _Pass(goal)
 
     def run(self, progress: Progress | None = None) -> Outcome:
-        """Searches the whole space."""
+        """Searches the whole space, until the budget is spent or the user interrupts.
+
+        An interrupt before anything is listed is passed on.
+        """
         started_s, started_cpu_s = time.perf_counter(), time.process_time()
-        self._seed()
-        enumerated = 0
-        for table, count in self._legal_schedules():
-            enumerated += count
-            self._search_schedules(table, progress)
-        if self._ledger.total != enumerated:
-            raise InternalError(f"the ledger holds {self._ledger.total} of {enumerated} candidates")
+        deadline_s = started_s + (self._budget_s if self._budget_s is not None else float("inf"))
+        is_interrupted, whole = False, self._pass
+        with Lanes(self._workers, self._answered) as lanes:
+            try:
+                grids = self._list(lanes, whole, is_sketch=False)
+                if not self._exhaustive and "sketch" not in self._without:
+                    self._look(lanes, deadline_s)
+                self._search(lanes, whole, grids, deadline_s, progress, is_sketch=False)
+            except KeyboardInterrupt:
+                if whole.left is None:
+                    raise
+                is_interrupted = True
+            lanes_cpu_s = lanes.cpu_s
         return Outcome(
-            ranked=self._incumbents.ranked,
-            ledger=self._ledger,
-            enumerated=enumerated,
+            found=whole.goal.found,
+            ledger=whole.ledger,
+            unexplored=whole.unexplored,
+            lower_bound_s=whole.lower_bound_s,
+            is_interrupted=is_interrupted,
             search_s=time.perf_counter() - started_s,
-            search_cpu_s=time.process_time() - started_cpu_s,
-            tightest=self._tightest,
+            search_cpu_s=time.process_time() - started_cpu_s + lanes_cpu_s,
         )
 
-    def _seed(self) -> None:
-        """Lets the best of the core space, which is soon found, be what the rest of the space must beat.
+    def _list(self, lanes: Lanes[Task, Answer], whole: _Pass, *, is_sketch: bool) -> Listing:
+        """Lists all legal grids."""
+        degrees = (self._sketch if is_sketch else self._space).degrees()
+        number = LANES if len(degrees) >= DEGREES_PER_LANE * LANES else 1
+        parts = []
+        for answer in lanes.answers([ListTask(degrees[lane::number], is_sketch) for lane in range(number)]):
+            parts.append(answer.grids)
+            whole.ledger.merge(answer.ledger or Ledger())
+        whole.left = Listing.joined(parts)
+        return whole.left
 
-        Every core candidate belongs to the space and is met (and counted) again there.
-        """
-        if self._exhaustive or self._space.is_core:
-            return
-        core = Search(
-            self._problem, replace(self._space, name="core"), wanted=self._incumbents.wanted, exhaustive=False
-        )
-        for time_s, table in core.run().ranked:
-            self._incumbents.offer(table, np.array([time_s]))
+    def _look(self, lanes: Lanes[Task, Answer], deadline_s: float) -> None:
+        """A first look at a sketch of the space: what it finds is what the search must not exceed. It is met,
+        evaluated and counted again, since it stands as a little worse than it is."""
+        sketch = _Pass(self._pass.goal.copy())
+        grids = self._list(lanes, sketch, is_sketch=True)
+        self._search(lanes, sketch, grids, deadline_s, None, is_sketch=True)
+        for found in sketch.goal.found:
+            time_s, device_bytes = (np.array([value]) for value in (found.time_s, found.device_bytes))
+            more = 1.0 + REMEMBERED
+            self._pass.goal.offer(found.table, time_s * more, device_bytes * more)
 
-    def _legal_schedules(self) -> Iterator[tuple[StrategyTable, int]]:
-        """Every legal (grid, micro-batch size, schedule), and how many candidates were met on the way."""
-        space, limits = self._space, self._problem.limits
-        grids = space.grids()
-        _, table = expanded(grids, [grids.dp, grids.pp], space.schedules)
-        counts = self._counts_below_schedules(table)
-        reason = first_broken(table, limits, RULES)
-        self._ledger.reject(reason_counts(reason, counts, RULES))
-        legal = table.take(reason < 0)
-        yield legal, int(sum(counts.tolist()))
-
-    def _counts_below_schedules(self, table: StrategyTable) -> Any:
-        """Candidates below each row, as integers without limit."""
-        stages, ranks = table.pp * table.vpp, table.dp * table.cp
-        pairs, inverse = np.unique(np.stack([stages, ranks]), axis=1, return_inverse=True)
-        each = [self._space.count_below_schedule(int(n), int(r)) for n, r in pairs.T]
-        return np.array(each, dtype=object)[inverse.ravel()]
-
-    def _search_schedules(self, table: StrategyTable, progress: Progress | None) -> None:
-        """Takes schedules by increasing bound, a growing chunk at a time, and searches what is below them."""
-        if not len(table):
-            return
-        counts = self._counts_below_schedules(table)
-        if not self._exhaustive:
-            table, counts = self._unlike(table, counts)
-            most = extremes_of(self._space, table).optim_most
-            full = schedule_bytes(self._problem, table, most) > self._problem.usable_bytes
-            self._ledger.reject({MEMORY: int(sum(counts[full].tolist()))})
-            hopeless = table.take(full)
-            table, counts = table.take(~full), counts[~full]
-            if not len(table):
-                self._note_smallest(hopeless)
-        bound_s = schedule_bound_s(self._problem, table) if len(table) else np.zeros(0)
-        order = np.argsort(bound_s, kind="stable")
-        table, bound_s, counts = table.take(order), bound_s[order], counts[order]
-        start, size = 0, FIRST_CHUNK
-        while start < len(table):
-            chunk = slice(start, start + size)
-            self._search_splits(table.take(chunk).take(self._kept(bound_s[chunk], counts[chunk])))
-            start, size = start + size, min(4 * size, LARGEST_CHUNK)
-            if progress is not None:
-                done = min(start, len(table))
-                progress(f"{done:,} of {len(table):,} schedules, best {self._incumbents.best_s:.4g} s")
-
-    def _unlike(self, table: StrategyTable, counts: Any) -> tuple[StrategyTable, Any]:
-        """One for all schedules that differ only in an axis order that changes no group.
-
-        What is below the others costs the same as what is below it: it stands for them in every count.
-        """
-        grids, of_grid = grids_of(table)
-        few = table.take(grids)
-        represents, alike = alike_grids(self._problem, few)
-        times = np.bincount(alike)
-        keys = grid_keys(few.take(represents))
-        self._alike.update({key: n for key, n in zip(keys, times.tolist(), strict=True) if n > 1})
-        is_first = np.zeros(len(grids), dtype=bool)
-        is_first[represents] = True
-        keep = is_first[of_grid]
-        return table.take(keep), counts[keep] * times[alike][of_grid[keep]]
-
-    def _weights(self, table: StrategyTable) -> Any:
-        """How many candidates each row stands for, itself among them."""
-        if not self._alike:
-            return np.ones(len(table), dtype=np.int64)
-        grids, of_grid = grids_of(table)
-        each = [self._alike.get(key, 1) for key in grid_keys(table.take(grids))]
-        return np.array(each, dtype=np.int64)[of_grid]
-
-    def _below_splits(self, table: StrategyTable) -> Any:
-        """Candidates below each row that has a stage split."""
-        keepings = self._space.count_keepings(self._largest(table))
-        return keepings * self._below_keepings(table)
-
-    def _below_keepings(self, table: StrategyTable) -> Any:
-        """Candidates below each row that says what is kept."""
-        return self._space.count_shards(table.dp * table.cp) * self._weights(table)
-
-    def _kept(self, bound_s: Any, counts: Any) -> Any:
-        """Which rows may still matter; the others are cut, with all that is below them."""
+    def _search(
+        self,
+        lanes: Lanes[Task, Answer],
+        whole: _Pass,
+        left: Listing,
+        deadline_s: float,
+        progress: Progress | None,
+        *,
+        is_sketch: bool,
+    ) -> None:
+        """Round after round, until nothing is left that may matter or the time is over; first the grids that
+        have the degrees of what is known already."""
+        total, size, promising = len(left.table), FIRST_ROUND, whole.promising(left)
         if self._exhaustive:
-            return np.ones(len(bound_s), dtype=bool)
-        keep = bound_s < self._incumbents.threshold_s
-        self._ledger.cut += int(sum(np.asarray(counts, dtype=object)[~keep].tolist()))
-        return keep
+            promising = np.zeros(len(left.table), dtype=bool)
+        first, rest = left.take(promising), left.take(~promising)
+        while len(first.table) or len(rest.table):
+            if not len(first.table):
+                rest = rest if self._exhaustive or "degrees" in self._without else whole.opened(rest)
+                count = self._count(rest, size)
+                first, rest = rest.take(slice(0, count)), rest.take(slice(count, None))
+            whole.left = Listing.joined([first, rest])
+            parts = self._lanes_of(first)
+            answers = lanes.answers(
+                [DiveTask(part, whole.goal.copy(), deadline_s, is_sketch) for part in parts]
+            )
+            undone = [part for part, answer in zip(parts, answers, strict=True) if not whole.merged(answer)]
+            whole.left = Listing.joined([*undone, rest])
+            if progress is not None:
+                progress(f"{total - len(whole.left.table):,} of {total:,} grids, best {whole.best_s:.4g} s")
+            if undone or time.perf_counter() > deadline_s:
+                return
+            first, size = rest.take(slice(0, 0)), min(2 * size, LARGEST_ROUND)
 
-    def _search_splits(self, schedules: StrategyTable) -> None:
-        """Expands stage splits and searches below them."""
-        space = self._space
-        schedules = schedules.take(space.count_shards(schedules.dp * schedules.cp) > 0)
-        if not len(schedules):
-            return
-        for chunk in chunks_of(space.count_splits(schedules.pp * schedules.vpp)):
-            _, table = expanded(schedules.take(chunk), [(schedules.pp * schedules.vpp)[chunk]], space.splits)
-            if len(table):
-                self._search_nodes(table)
+    def _count(self, grids: Listing, size: int) -> int:
+        """How many grids have about so many rows with micro-batch sizes; one at least, if there is one."""
+        below = np.cumsum(self._space.count_micro_batches(grids.table.dp))
+        return min(max(int(np.searchsorted(below, size, side="right")), 1), len(grids.table))
 
-    def _search_nodes(self, table: StrategyTable) -> None:
-        """Bounds stage splits, first from few columns, then (where much lies below them) from all, and goes
-        on below those that are left."""
-        space, problem = self._space, self._problem
-        bound_s = split_bound_s(problem, table)
-        hope = self._kept(bound_s, self._below_splits(table))
-        table, bound_s = table.take(hope), bound_s[hope]
-        if not len(table):
-            return
-        counts = self._below_splits(table)
-        nodes = peak_nodes(problem, table)
-        if self._has_keeping_blocks:
-            cheapest = extremes_of(self._space, table).cheapest(table)
-            bound_s = block_bound_s(problem, cheapest, nodes, np.arange(len(table)))
-        order = np.argsort(bound_s, kind="stable")
-        table, bound_s, nodes, counts = table.take(order), bound_s[order], nodes.take(order), counts[order]
-        for chunk in chunks_of(space.count_keepings(self._largest(table))):
-            keep = self._kept(bound_s[chunk], counts[chunk])
-            if keep.any():
-                self._search_keepings(table.take(chunk).take(keep), nodes.take(chunk).take(keep))
+    def _lanes_of(self, grids: Listing) -> list[Listing]:
+        """The parts of a round."""
+        rows = int(self._space.count_micro_batches(grids.table.dp).sum())
+        number = max(min(LANES, -(-rows // ROWS_PER_LANE), len(grids.table)), 1)
+        parts = [grids.take(slice(lane, None, number)) for lane in range(number)]
+        return [part for part in parts if len(part.table)]
+
+    def _answered(self, task: Task) -> Answer:
+        space = self._sketch if task.is_sketch else self._space
+        if isinstance(task, ListTask):
+            folds = not self._exhaustive and "symmetry" not in self._without
+            grids, ledger = listed(self._problem, space, task.degrees, folds=folds)
+            return Answer(grids, [], ledger)
+        return self._dived(task, space)
+
+    def _dived(self, task: DiveTask, space: Space) -> Answer:
+        """Searches below a task's grids."""
+
+        def check() -> None:
+            if time.perf_counter() > task.deadline_s:
+                raise OutOfTimeError
+
+        table, weights = task.grids.with_micro_batches(space)
+        dive = Dive(
+            self._problem, space, task.goal, table, weights,
+            exhaustive=self._exhaustive, without=self._without, check=check,
+        )  # fmt: skip
+        try:
+            dive.run()
+        except OutOfTimeError:
+            return Answer(task.grids.take(slice(0, 0)), task.goal.found, None)
+        ledger = Ledger()
+        ledger.add(table, dive.fates)
+        expected = int(task.grids.candidates.sum())
+        if ledger.total != expected:
+            raise InternalError(f"the ledger holds {ledger.total} of {expected} candidates")
+        return Answer(task.grids.take(slice(0, 0)), task.goal.found, ledger)
+
+
+@dataclass
+class _Pass:
+    """What a pass over a space has found, what became of its candidates, and the grids that are left."""
+
+    goal: Goal
+    ledger: Ledger = field(default_factory=Ledger)
+    left: Listing | None = None
 
     @property
-    def _has_keeping_blocks(self) -> bool:
-        """Whether bounding a choice of what to keep pays before its shardings are listed."""
-        return not self._exhaustive and not self._space.is_core
+    def best_s(self) -> float:
+        return min((found.time_s for found in self.goal.found), default=float("inf"))
 
-    def _largest(self, table: StrategyTable) -> Any:
-        return largest_stage(
-            self._space.layers, table.pp * table.vpp, table.first_stage_layers, table.last_stage_layers
-        )
+    @property
+    def unexplored(self) -> int:
+        """Candidates below the grids that are left."""
+        return 0 if self.left is None else sum(self.left.candidates.tolist())
 
-    def _search_keepings(self, splits: StrategyTable, nodes: Nodes) -> None:
-        """Expands what is recomputed and offloaded, and goes on to the leaves of what is left."""
-        of_node, table = expanded(splits, [self._largest(splits)], self._space.recomputes)
-        of_recompute, table = expanded(table, [0 * table.tp], lambda _: self._space.offloads())
-        of_node = of_node[of_recompute]
-        if not len(table):
-            return
-        if not self._has_keeping_blocks:
-            self._search_leaves(table, nodes, of_node)
-            return
-        cheapest = extremes_of(self._space, table).cheapest(table)
-        bound_s = keeping_bound_s(self._problem, cheapest, nodes, of_node)
-        hope = self._kept(bound_s, self._below_keepings(table))
-        table, of_node, bound_s = table.take(hope), of_node[hope], bound_s[hope]
-        fits = self._fitting(table, nodes, of_node)
-        table, of_node, bound_s = table.take(fits), of_node[fits], bound_s[fits]
-        order = np.argsort(bound_s, kind="stable")
-        table, of_node, bound_s = table.take(order), of_node[order], bound_s[order]
-        for chunk in chunks_of(self._space.count_shards(table.dp * table.cp)):
-            rows = table.take(chunk)
-            hope = self._kept(bound_s[chunk], self._below_keepings(rows))
-            if hope.any():
-                self._search_leaves(rows.take(hope), nodes, of_node[chunk][hope])
+    @property
+    def lower_bound_s(self) -> float:
+        """No candidate takes less."""
+        bounds = np.zeros(0) if self.left is None else self.left.bound_s
+        return min(self.best_s, float(bounds.min(initial=float("inf"))))
 
-    def _fitting(self, table: StrategyTable, nodes: Nodes, of_node: Any) -> Any:
-        """Which rows fit under some sharding; the others are rejected with all of theirs."""
-        if not len(table):
-            return np.zeros(0, dtype=bool)
-        extremes = extremes_of(self._space, table)
-        corners = [extremes.smallest(table, param) for param in (extremes.param_least, extremes.param_most)]
-        least = np.minimum(*(block_bytes(self._problem, corner, nodes, of_node) for corner in corners))
-        full = least > self._problem.usable_bytes
-        self._ledger.reject({MEMORY: int(self._below_keepings(table)[full].sum())})
-        if full.any():
-            self._note_tightest(corners[1], np.where(full, least, np.inf))
-        return ~full
+    def promising(self, grids: Listing) -> NDArray[np.bool_]:
+        """Which grids have the degrees of something that is known."""
+        is_known = np.zeros(len(grids.table), dtype=bool)
+        for found in self.goal.found:
+            same = [
+                getattr(grids.table, name) == getattr(found.table, name)[0]
+                for name in ("tp", "cp", "dp", "pp", "ep", "etp")
+            ]
+            is_known |= np.logical_and.reduce(same)
+        return is_known
 
-    def _search_leaves(self, keepings: StrategyTable, nodes: Nodes, of_node: Any) -> None:
-        """Expands leaves, rejects those that do not fit, cuts by bound, evaluates the rest."""
-        problem = self._problem
-        of_keeping, table = expanded(keepings, [keepings.dp * keepings.cp], self._space.shards)
-        bounds = bound_below(problem, table, nodes, of_node[of_keeping])
-        full = bounds.device_bytes > problem.usable_bytes
-        host_full = ~full & (bounds.host_bytes > problem.host_bytes_per_device)
-        weights = self._weights(table)
-        self._ledger.reject({MEMORY: int(weights[full].sum()), HOST_MEMORY: int(weights[host_full].sum())})
-        if full.any():
-            self._note_tightest(table, np.where(full, bounds.device_bytes, np.inf))
-        fits = ~(host_full | full)
-        self._evaluate(table.take(fits), bounds.time_s[fits])
+    def opened(self, grids: Listing) -> Listing:
+        """The grids that may still matter; the others are cut."""
+        keep = self.goal.may_matter(grids.bound_s)
+        lost = grids.take(~keep)
+        fates = Fates.of(len(lost.table))
+        fates.add("cut_degrees", np.arange(len(lost.table)), lost.candidates)
+        self.ledger.add(lost.table, fates)
+        return grids.take(keep)
 
-    def _note_tightest(self, table: StrategyTable, device_bytes: Any) -> None:
-        row = int(np.argmin(device_bytes))
-        nbytes = float(device_bytes[row])
-        if self._tightest is None or nbytes < self._tightest[0]:
-            self._tightest = (nbytes, table.take(slice(row, row + 1)))
+    def merged(self, answer: Answer) -> bool:
+        """Takes an answer into account; whether it is complete."""
+        for found in answer.found:
+            self.goal.offer(found.table, np.array([found.time_s]), np.array([found.device_bytes]))
+        if answer.ledger is None:
+            return False
+        self.ledger.merge(answer.ledger)
+        return True
 
-    def _note_smallest(self, schedules: StrategyTable) -> None:
-        """Of schedules whose weights alone do not fit, the one that comes closest with everything done to
-        save memory."""
-        if not len(schedules):
-            return
-        extremes = extremes_of(self._space, schedules)
-        table = extremes.smallest(schedules, extremes.param_most)
-        first, last = even_ends(self._space.layers, table.pp * table.vpp)
-        table = table.replaced(first_stage_layers=first, last_stage_layers=last)
-        table = table.replaced(recompute=RECOMPUTES.index("full"), recompute_layers=self._largest(table))
-        table = table.replaced(offload=self._space.offloads()["offload"].max(initial=0))
-        self._note_tightest(table, bound(self._problem, table).device_bytes)
 
-    def _evaluate(self, table: StrategyTable, bound_s: Any) -> None:
-        """Evaluates rows by increasing bound, a round at a time, until no bound is below what must be
-        beaten."""
-        order = np.argsort(bound_s, kind="stable")
-        weights = self._weights(table)
-        size = FIRST_ROUND
-        while len(order):
-            if not self._exhaustive:
-                open_rows = bound_s[order] < self._incumbents.beatable_s(table.take(order))
-                self._ledger.cut += int(weights[order[~open_rows]].sum())
-                order = order[open_rows]
-            rows = table.take(order[: self._round_size(table, order, size)])
-            if not len(rows):
-                break
-            self._incumbents.offer(rows, step_times_s(self._problem, rows))
-            self._ledger.simulated += len(rows)
-            self._ledger.cut += int(weights[order[: len(rows)]].sum()) - len(rows)
-            order, size = order[len(rows) :], 2 * size
-
-    def _round_size(self, table: StrategyTable, order: Any, size: int) -> int:
-        """Rows of the next round: `size`, or fewer where their tables are large; all that fit when
-        exhaustive."""
-        few = table.take(order[: 1 << 14])
-        pairs = np.cumsum(few.pp * few.vpp * microbatches_of(self._problem, few))
-        fitting = int(np.searchsorted(pairs, ACTIONS_PER_ROUND, side="right"))
-        return max(fitting if self._exhaustive else min(size, fitting), 1)
+class OutOfTimeError(Exception):
+    """The budget is spent."""

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from shardwise.cost import Problem, StageTimes, distinct_rows, price_everywhere, stage_times, step_end
+from shardwise.cost import (
+    Price,
+    Problem,
+    StageTimes,
+    distinct_rows,
+    price_everywhere,
+    stage_times,
+    step_end,
+)
 from shardwise.sim import Durations, makespan_s
 from shardwise.strategy import SCHEDULES, Strategy, StrategyTable
 
@@ -53,9 +62,30 @@ def step_times_s(problem: Problem, table: StrategyTable) -> Floats:
 
 
 def _step_times_s(problem: Problem, table: StrategyTable) -> Floats:
-    """All rows priced together, then those of each schedule table evaluated together."""
     price = price_everywhere(problem, table)
-    times, hop_s = stage_times(problem, table, price), price.node.hop_s[price.of_node]
+    times = stage_times(problem, table, price)
+    return np.asarray(_makespans_s(problem, table, price, times) + step_end(problem, table, price).total_s)
+
+
+def drained_s(problem: Problem, table: StrategyTable) -> Floats:
+    """Seconds from the first forward of every row to its last backward, with nothing gathered before and
+    reduced after them: no more than any strategy takes that differs in `optim_shard` alone."""
+    size = max(STAGES_AT_A_TIME // int((table.pp * table.vpp).max()), 1)
+    return np.concatenate(
+        [_drained_s(problem, table.take(slice(start, start + size))) for start in range(0, len(table), size)]
+    )
+
+
+def _drained_s(problem: Problem, table: StrategyTable) -> Floats:
+    price = price_everywhere(problem, table)
+    times = stage_times(problem, table, price)
+    nothing = 0.0 * times.gather_s
+    return _makespans_s(problem, table, price, replace(times, gather_s=nothing, reduce_s=nothing))
+
+
+def _makespans_s(problem: Problem, table: StrategyTable, price: Price, times: StageTimes) -> Floats:
+    """Rows of each schedule table evaluated together."""
+    hop_s = price.node.hop_s[price.of_node]
     microbatches = microbatches_of(problem, table)
     drained_s = np.empty(len(table))
     firsts, member = distinct_rows([table.schedule, table.pp, table.vpp, microbatches])
@@ -66,7 +96,7 @@ def _step_times_s(problem: Problem, table: StrategyTable) -> Floats:
         drained_s[rows] = makespan_s(
             name, pp=pp, microbatches=int(microbatches[first]), vpp=vpp, durations=durations
         )
-    return np.asarray(drained_s + step_end(problem, table, price).total_s)
+    return drained_s
 
 
 def step_durations(problem: Problem, strategy: Strategy) -> Durations:

@@ -9,7 +9,9 @@ from shardwise.cluster import Cluster
 from shardwise.cost import RECIPES, Problem, bind
 from shardwise.errors import ConfigError
 from shardwise.model import Model
-from shardwise.strategy import ALIASES, FIELDS, Job, Optimizer, Strategy, brief_text, code_of
+from shardwise.plan import OBJECTIVES, Value
+from shardwise.search.space import Space
+from shardwise.strategy import ALIASES, FIELDS, Job, Optimizer, Strategy, brief_text, is_value
 
 SPACES = ("core", "default")
 
@@ -18,34 +20,73 @@ SPACES = ("core", "default")
 class Question:
     """Find the best strategy of `space` for training `model` on all devices of `cluster` as `job` says.
 
-    `fixed` restricts fields (or the aliases zero_stage, dp_replicate, dp_shard) to one value. `top`
-    runners-up are wanted. With `exhaustive`, everything legal that fits is evaluated.
+    `fixed` restricts fields (or the aliases zero_stage, dp_replicate, dp_shard) to one value, `axes` fields
+    to some values. `objective` is one of OBJECTIVES; with `devices`, `cost` and `allow_idle` a part of the
+    cluster may be used (docs/space.md). `top` runners-up are wanted, and with `frontier` time against memory
+    too. With `exhaustive`, everything legal that fits is evaluated. `workers` processes search; `budget_s`
+    ends the search early, with the best so far.
     """
 
     model: Model
     cluster: Cluster
     job: Job
     space: str = "default"
-    fixed: Mapping[str, int | str | bool] = field(default_factory=dict)
+    fixed: Mapping[str, Value] = field(default_factory=dict)
+    axes: Mapping[str, tuple[Value, ...]] = field(default_factory=dict)
+    objective: str = "time"
+    allow_idle: bool = False
     top: int = 3
+    frontier: bool = False
     exhaustive: bool = False
+    workers: int = 1
+    budget_s: float | None = None
 
     def problem(self) -> Problem:
         """The cost model's view. ConfigError where the parts do not belong together."""
-        if self.space not in SPACES:
-            raise ConfigError("unknown space", key="space", found=repr(self.space), allowed=", ".join(SPACES))
+        check_choice("space", self.space, SPACES)
+        check_choice("objective", self.objective, OBJECTIVES)
         if self.top < 0:
             raise ConfigError("is negative", key="top", found=str(self.top), allowed="0 or more")
+        if self.workers < 1:
+            raise ConfigError("is too few", key="workers", found=str(self.workers), allowed="1 or more")
+        if self.budget_s is not None and not self.budget_s > 0.0:
+            raise ConfigError("is no time", key="budget", found=f"{self.budget_s:g} s", allowed="more than 0")
         for name, value in self.fixed.items():
             if name not in FIELDS and name not in ALIASES:
                 raise ConfigError("unknown field", key=f"fix.{name}", allowed=", ".join((*FIELDS, *ALIASES)))
-            if name in FIELDS:
-                try:
-                    code_of(name, value)
-                except ValueError:
-                    raise ConfigError("unknown value", key=f"fix.{name}", found=repr(value)) from None
+            if not is_value(name, value):
+                raise ConfigError("unknown value", key=f"fix.{name}", found=repr(value))
+        for name, values in self.axes.items():
+            if name not in FIELDS:
+                raise ConfigError("unknown field", key=f"axes.{name}", allowed=", ".join(FIELDS))
+            for value in values:
+                if not is_value(name, value):
+                    raise ConfigError("unknown value", key=f"axes.{name}", found=repr(value))
         check_batch(self.job.global_batch_size, self.cluster.devices, self.fixed)
         return bind(self.model, self.cluster, self.job)
+
+    @property
+    def uses_parts(self) -> bool:
+        """Whether a part of the cluster may be the answer."""
+        return self.objective in ("devices", "cost") or self.allow_idle
+
+    def candidates(self) -> Space:
+        """The tree of the candidates."""
+        return Space(
+            name=self.space,
+            devices=self.cluster.devices,
+            layers=self.model.layers,
+            experts=self.model.experts is not None,
+            global_batch_size=self.job.global_batch_size,
+            fixed=self.fixed,
+            axes=self.axes,
+        )
+
+
+def check_choice(key: str, found: str, allowed: tuple[str, ...]) -> None:
+    """ConfigError where `found` is not one of `allowed`."""
+    if found not in allowed:
+        raise ConfigError(f"unknown {key}", key=key, found=repr(found), allowed=", ".join(allowed))
 
 
 def default_job(

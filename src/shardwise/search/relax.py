@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any
 
-from shardwise.cluster import Cluster
-from shardwise.cost import Problem
-from shardwise.errors import Infeasible
-from shardwise.search.drive import Outcome
+from shardwise.cluster import multiplied
+from shardwise.cost import Problem, peaks_of
+from shardwise.errors import Infeasible, InternalError
+from shardwise.plan import Result
+from shardwise.search.drive import Outcome, Search
 from shardwise.search.explain import result_of
+from shardwise.search.goals import Fastest, Goal, Smallest
 from shardwise.search.question import Question, shortest_text
-from shardwise.strategy import MEMORY, RULES, Strategy, StrategyTable, first_broken
+from shardwise.strategy import HOST_MEMORY, MEMORY, RULES, Strategy, StrategyTable, first_broken
 
 GIB = 2**30
 
-Searching = Callable[[Question], Outcome]
+Searching = Callable[[Question, Goal], Outcome]
 
 WANTED = 3
 """Relaxations to name."""
@@ -30,105 +31,102 @@ def legal_reason(problem: Problem, strategy: Strategy) -> tuple[str | None, str]
 
 def infeasible(question: Question, problem: Problem, outcome: Outcome, search: Searching) -> Infeasible:
     """The error that says what binds and what would help."""
-    rejected = outcome.ledger.rejected
     return Infeasible(
         _binding(question, problem, outcome),
-        reasons=rejected,
+        reasons=outcome.ledger.rejected,
         relaxations=tuple(_relaxations(question, search)),
     )
 
 
 def _binding(question: Question, problem: Problem, outcome: Outcome) -> str:
-    if outcome.tightest is None:
-        rejected = outcome.ledger.rejected
-        if not rejected:
-            return "the space is empty: no candidate has the fixed values"
+    rejected = outcome.ledger.rejected
+    if not rejected:
+        return "the space is empty: no candidate has the fixed values"
+    if MEMORY not in rejected and HOST_MEMORY not in rejected:
         most = max(rejected, key=lambda code: rejected[code])
         texts = {rule.code: rule.text for rule in RULES}
         share = f"{rejected[most]:,} of {outcome.enumerated:,}"
         return f"no candidate is legal: {share} break {most} ({texts.get(most, most)})"
-    nbytes, table = outcome.tightest
-    usable = problem.usable_bytes
-    result = result_of(problem, table[0])
+    closest = smallest(question, replace(problem, capacity_bytes=float("inf")))
+    if closest is None:
+        return _host_binding(question, problem)
+    result = result_of(problem, closest)
     largest = max(result.memory, key=lambda part: result.memory[part])
     return (
-        f"nothing fits: {MEMORY} binds; the closest candidate needs {nbytes / GIB:.2f} GiB on rank "
-        f"{result.tightest_rank}, {(nbytes - usable) / GIB:.2f} GiB more than the {usable / GIB:.2f} GiB it "
-        f"may use; most of it {largest} ({result.memory[largest] / GIB:.2f} GiB) "
-        f"with {shortest_text(question.model, question.cluster, question.job, table[0])}"
+        f"nothing fits: {MEMORY} binds; {_missing(problem, result)}; most of it {largest} "
+        f"({result.memory[largest] / GIB:.2f} GiB) "
+        f"with {shortest_text(question.model, question.cluster, question.job, closest)}"
     )
+
+
+def _missing(problem: Problem, result: Result) -> str:
+    needed, usable = result.peak_memory.device, problem.usable_bytes
+    return (
+        f"the closest candidate needs {needed / GIB:.2f} GiB on rank {result.tightest_rank}, "
+        f"{(needed - usable) / GIB:.2f} GiB more than the {usable / GIB:.2f} GiB it may use"
+    )
+
+
+def _host_binding(question: Question, problem: Problem) -> str:
+    """Every candidate offloads more than a host has."""
+    boundless = replace(problem, capacity_bytes=float("inf"), host_bytes_per_device=float("inf"))
+    closest = smallest(question, boundless)
+    if closest is None:
+        raise InternalError("a candidate was rejected for its memory, and there is none")
+    needed, has = host_bytes_of(problem, closest), problem.host_bytes_per_device
+    return (
+        f"nothing fits: {HOST_MEMORY} binds; a rank offloads {needed / GIB:.2f} GiB and its host has "
+        f"{has / GIB:.2f} GiB for it "
+        f"with {shortest_text(question.model, question.cluster, question.job, closest)}"
+    )
+
+
+def host_bytes_of(problem: Problem, strategy: Strategy) -> float:
+    """Bytes that a legal strategy offloads to the host, per device."""
+    return float(peaks_of(problem, StrategyTable.of([strategy])).host_bytes[0])
+
+
+def smallest(question: Question, problem: Problem) -> Strategy | None:
+    """The candidate of the question that takes least memory in `problem`; None where nothing is legal and
+    fits."""
+    found = Search(problem, question.candidates(), Smallest(), workers=question.workers).run().found
+    return found[0].table[0] if found else None
 
 
 def _relaxations(question: Question, search: Searching) -> Iterator[str]:
     """Changes of the question, cheapest first, that have an answer; at most `WANTED`."""
     found = 0
     for text, changed in _changes(question):
-        outcome = search(changed)
-        if outcome.ranked:
+        outcome = search(changed, Fastest(1))
+        if outcome.found:
             found += 1
-            time_s, table = outcome.ranked[0]
-            strategy = shortest_text(changed.model, changed.cluster, changed.job, table[0])
-            yield f"{text}: {time_s:.3f} s per step with {strategy}"
+            best = outcome.found[0]
+            strategy = shortest_text(changed.model, changed.cluster, changed.job, best.table[0])
+            yield f"{text}: {best.time_s:.3f} s per step with {strategy}"
         if found == WANTED:
             return
 
 
 def _changes(question: Question) -> Iterator[tuple[str, Question]]:
-    """Single changes: widen the space, lift what is fixed, then the job, then the cluster.
-
-    They are searched in the core space, in milliseconds, unless fixed values lie outside of it.
-    """
-    if question.space == "core" and not _is_core(question.fixed):
-        yield "with --space default", _within(question, space="default")
-    for name in question.fixed:
-        rest = {key: value for key, value in question.fixed.items() if key != name}
-        yield f"without --fix {name}", _within(question, fixed=rest)
-    job = question.job
+    """Single changes: widen the space, lift what is fixed, then the job, then the cluster."""
+    asked = replace(question, exhaustive=False)
+    if asked.axes:
+        yield f"with --space {asked.space}", replace(asked, axes={})
+    elif asked.space == "core":
+        yield "with --space default", replace(asked, space="default")
+    for name in asked.fixed:
+        rest = {key: value for key, value in asked.fixed.items() if key != name}
+        yield f"without --fix {name}", replace(asked, fixed=rest)
+    job = asked.job
     if job.memory_margin > 0.0:
-        yield "with --memory-margin 0", _within(question, job=replace(job, memory_margin=0.0))
+        yield "with --memory-margin 0", replace(asked, job=replace(job, memory_margin=0.0))
     if job.optimizer == "adamw":
-        yield "with --optimizer adafactor", _within(question, job=replace(job, optimizer="adafactor"))
+        yield "with --optimizer adafactor", replace(asked, job=replace(job, optimizer="adafactor"))
     for factor in (2, 4, 8):
         if job.seq_len % factor == 0:
             shorter = replace(job, seq_len=job.seq_len // factor)
-            yield f"with --seq-len {shorter.seq_len}", _within(question, job=shorter)
+            yield f"with --seq-len {shorter.seq_len}", replace(asked, job=shorter)
     for factor in (2, 4, 8, 16):
-        cluster = multiplied(question.cluster, factor)
+        cluster = multiplied(asked.cluster, factor)
         text = f"on {cluster.devices} devices ({factor} times as many nodes)"
-        yield text, _within(question, cluster=cluster)
-
-
-def _within(question: Question, **changes: Any) -> Question:
-    """The changed question, to be answered by one strategy of the smallest space that holds its fixed
-    values."""
-    changed = replace(question, top=0, exhaustive=False, **changes)
-    return replace(changed, space="core" if _is_core(changed.fixed) else "default")
-
-
-def _is_core(fixed: Mapping[str, int | str | bool]) -> bool:
-    """Whether the core space can have these values."""
-    only = {"cp": 1, "cp_kind": "ring", "axis_order": "tp-cp-dp-pp", "offload": "none"}
-    return all(only.get(name, value) == value for name, value in fixed.items()) and fixed.get("ep", 1) == 1
-
-
-def multiplied(cluster: Cluster, factor: int) -> Cluster:
-    """The same cluster with `factor` times as many of its nodes; the outermost tier spans them all."""
-    nodes = cluster.nodes * factor
-    devices = sum(node.devices for node in nodes)
-    outermost = cluster.tiers[-1]
-    if len(cluster.tiers) > 1:
-        tiers = (*cluster.tiers[:-1], replace(outermost, span=devices))
-    else:
-        device = cluster.classes[nodes[0].device_class]
-        beyond = replace(
-            outermost,
-            name=device.scale_out_name,
-            span=devices,
-            bytes_per_s=nodes[0].nics * nodes[0].nic_bytes_per_s / nodes[0].devices,
-            flow_bytes_per_s=nodes[0].nic_bytes_per_s,
-            latency_s=device.scale_out_latency_s,
-            in_switch_reduction=False,
-            is_network=True,
-        )
-        tiers = (outermost, beyond)
-    return replace(cluster, nodes=nodes, tiers=tiers)
+        yield text, replace(asked, cluster=cluster)

@@ -1,25 +1,30 @@
-"""The space as a tree: grids of degrees, then schedules, then stage splits, then what is kept, sharded and
-offloaded.
+"""The space as a tree of choices: grids of degrees, micro-batch sizes, what is kept, what is sharded,
+schedules, stage splits, recomputed layers, shards of the optimizer's states.
 
-Each level adds the values of some fields to the rows of the level above, default first. How many candidates
-lie below a row is known without listing them.
+Each level adds the values of some fields to the rows of the level above. How many candidates lie below a row
+is known without listing them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cache, cached_property
+from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import product
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from shardwise.cost import distinct_rows
+from shardwise.cost import Split, distinct_rows, known_split
 from shardwise.errors import ConfigError
+from shardwise.schedule import illegal_codes, in_flight
 from shardwise.strategy import (
+    CP_KINDS,
     FIELDS,
+    OFFLOADS,
+    RECOMPUTES,
+    SCHEDULES,
     Column,
     StrategyTable,
     canonical_orders,
@@ -29,8 +34,14 @@ from shardwise.strategy import (
     shards_of,
 )
 
+Degrees = tuple[int, int, int, int]
+"""tp, cp, dp, pp."""
+
 Options = Mapping[str, Sequence[int] | Column]
 """Values to give to some fields: equally long columns, one entry per option."""
+
+SPACES = ("core", "default")
+FULL = RECOMPUTES.index("full")
 
 
 def divisors(n: int) -> tuple[int, ...]:
@@ -39,9 +50,50 @@ def divisors(n: int) -> tuple[int, ...]:
     return tuple(dict.fromkeys((*small, *(n // d for d in reversed(small)))))
 
 
+_FAMILIES = tuple(
+    ("1f1b", "gpipe", "interleaved_1f1b", "zb_h", "v").index(name)
+    for name in (
+        {"zb_h1": "zb_h", "zb_h2": "zb_h", "zb_v": "v", "dualpipe_v": "v"}.get(name, name)
+        for name in SCHEDULES
+    )
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Variants:
+    """Schedules with their virtual stages that a pipeline of `pp` ranks may have, as columns."""
+
+    schedule: Column
+    vpp: Column
+
+    def __len__(self) -> int:
+        return len(self.vpp)
+
+    def take(self, rows: Any) -> Variants:
+        """The variants at these rows."""
+        return Variants(self.schedule[rows], self.vpp[rows])
+
+    @property
+    def families(self) -> list[Variants]:
+        """Schedules whose bounds have the same terms, together."""
+        each = np.array(_FAMILIES)[self.schedule]
+        return [self.take(each == family) for family in np.unique(each)]
+
+    def fewest_in_flight(self, pp: int, microbatches: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Microbatches that each rank holds at least under any of the schedules, of its layers on average;
+        shape (pp, rows)."""
+        rank, schedule, m = np.arange(pp)[:, None, None], self.schedule[:, None], microbatches[None]
+        held = in_flight(schedule, pp, m, self.vpp[:, None], rank) / self.vpp[:, None]
+        return np.asarray(held.min(axis=1))
+
+
 @dataclass(frozen=True)
 class Space:
-    """A named space (docs/space.md) for so many devices, with some fields fixed."""
+    """A named space (docs/space.md) for so many devices.
+
+    `fixed` holds fields to one value and may use the aliases of sharding degrees; `axes` keeps of a field's
+    values only some.
+    """
 
     name: str
     devices: int
@@ -49,70 +101,126 @@ class Space:
     experts: bool
     global_batch_size: int
     fixed: Mapping[str, Any]
+    axes: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
 
     @property
     def is_core(self) -> bool:
         return self.name == "core"
 
     @cached_property
-    def _fixed_codes(self) -> dict[str, int]:
-        return {name: code_of(name, value) for name, value in self.fixed.items() if name in FIELDS}
+    def _codes(self) -> dict[str, NDArray[np.int64]]:
+        """The codes that each restricted field may have."""
+        allowed = {name: {code_of(name, value) for value in values} for name, values in self.axes.items()}
+        for name, value in self.fixed.items():
+            if name in FIELDS:
+                allowed[name] = allowed.get(name, {code_of(name, value)}) & {code_of(name, value)}
+        return {name: np.array(sorted(codes), dtype=np.int64) for name, codes in allowed.items()}
 
     def _allowed(self, options: Options) -> dict[str, Column]:
-        """The options that agree with the fixed fields."""
+        """The options whose values are all allowed."""
         columns = {name: np.asarray(values, dtype=np.int64) for name, values in options.items()}
         keep = np.ones(len(next(iter(columns.values()))), dtype=bool)
         for name, values in columns.items():
-            if name in self._fixed_codes:
-                keep &= values == self._fixed_codes[name]
+            if name in self._codes:
+                keep &= np.isin(values, self._codes[name])
         return {name: values[keep] for name, values in columns.items()}
 
-    def grids(self) -> StrategyTable:
-        """Every grid of degrees: the first level. Fields of later levels stand at their plainest."""
-        names = ("tp", "cp", "dp", "pp")
-        degrees = [
-            {"tp": tp, "cp": cp, "dp": dp, "pp": self.devices // (tp * cp * dp)}
-            for tp in divisors(self.devices)
-            for cp in ((1,) if self.is_core else divisors(self.devices // tp))
-            for dp in divisors(self.devices // (tp * cp))
-        ]
-        rows: list[tuple[int, ...]] = []
-        for sizes in degrees:
-            if any(sizes[name] != self._fixed_codes.get(name, sizes[name]) for name in names):
-                continue
-            kinds = (0, 1) if sizes["cp"] > 1 else (0,)
-            parallel = (1, 0) if sizes["tp"] > 1 else (0,)
-            orders = (0,) if self.is_core else canonical_orders(sizes)
-            for etp_ep, order, kind, sequence in product(self._expert_grids(sizes), orders, kinds, parallel):
-                rows.append((*(sizes[name] for name in names), *etp_ep, order, kind, sequence))
-        fields = (*names, "etp", "ep", "axis_order", "cp_kind", "sequence_parallel")
-        table = np.array(rows, dtype=np.int64).reshape(-1, len(fields))
-        allowed = self._allowed({name: table[:, i] for i, name in enumerate(fields)})
-        return _plain_rows(allowed, self.layers)
+    def _degrees(self, name: str, of: int) -> list[int]:
+        """The divisors of `of` that a degree may have."""
+        allowed = self._codes.get(name)
+        return [d for d in divisors(of) if allowed is None or d in allowed]
 
-    def _expert_grids(self, sizes: Mapping[str, int]) -> list[tuple[int, int]]:
+    def degrees(self) -> list[Degrees]:
+        """Every (tp, cp, dp, pp) that the devices allow."""
+        return [
+            (tp, cp, dp, self.devices // (tp * cp * dp))
+            for tp in self._degrees("tp", self.devices)
+            for cp in ([1] if self.is_core else self._degrees("cp", self.devices // tp))
+            for dp in self._degrees("dp", self.devices // (tp * cp))
+        ]
+
+    def grids(self, degrees: Sequence[Degrees]) -> StrategyTable:
+        """Every grid with these degrees: the first level. Fields of later levels stand at their plainest."""
+        rows = [self._grids_of(*each) for each in degrees]
+        return self._plain(np.concatenate([np.zeros((0, len(_GRID_FIELDS)), dtype=np.int64), *rows]))
+
+    def _grids_of(self, tp: int, cp: int, dp: int, pp: int) -> NDArray[np.int64]:
+        """All grids with these degrees, one row each, in the order of `_GRID_FIELDS`."""
+        orders = (0,) if self.is_core else canonical_orders({"tp": tp, "cp": cp, "dp": dp, "pp": pp})
+        kinds = range(len(CP_KINDS)) if cp > 1 else (0,)
+        rest = np.array(list(product(orders, kinds, (1, 0) if tp > 1 else (0,))), dtype=np.int64)
+        experts = np.array(self._expert_grids(tp, cp, dp), dtype=np.int64).reshape(-1, 2)
+        rows = np.concatenate(
+            [np.repeat(experts, len(rest), axis=0), np.tile(rest, (len(experts), 1))], axis=1
+        )
+        return np.concatenate([np.broadcast_to(np.array([tp, cp, dp, pp]), (len(rows), 4)), rows], axis=1)
+
+    def _expert_grids(self, tp: int, cp: int, dp: int) -> list[tuple[int, int]]:
         if not self.experts:
             return [(1, 1)]
         if self.is_core:
-            return [(sizes["tp"], 1)]
-        ranks = sizes["tp"] * sizes["cp"] * sizes["dp"]
-        return [(etp, ep) for etp in divisors(ranks) for ep in divisors(ranks // etp)]
+            return [(tp, 1)]
+        ranks = tp * cp * dp
+        return [(etp, ep) for etp in self._degrees("etp", ranks) for ep in self._degrees("ep", ranks // etp)]
 
-    def schedules(self, dp: int, pp: int) -> dict[str, Column]:
-        """Micro-batch sizes, schedules and virtual stages."""
+    def _plain(self, rows: NDArray[np.int64]) -> StrategyTable:
+        """A table of grids whose other fields are the plainest: even split, nothing recomputed, sharded or
+        offloaded."""
+        columns = self._allowed({name: rows[:, i] for i, name in enumerate(_GRID_FIELDS)})
+        one = np.ones(len(columns["tp"]), dtype=np.int64)
+        first, last = even_ends(self.layers, np.asarray(columns["pp"]))
+        plain = {
+            name: one for name in ("vpp", "param_shard", "grad_shard", "optim_shard", "micro_batch_size")
+        }
+        plain |= {name: 0 * one for name in ("schedule", "recompute", "recompute_layers", "offload")}
+        ends = {"first_stage_layers": first.astype(np.int64), "last_stage_layers": last.astype(np.int64)}
+        return StrategyTable(**plain, **ends, **columns)
+
+    def micro_batch_sizes(self, dp: int) -> dict[str, Column]:
+        """Micro-batch sizes beside `dp`."""
         sizes = divisors(self.global_batch_size // dp) if self.global_batch_size % dp == 0 else (1,)
-        pairs = [(0, 1)]
-        if pp > 1:
-            pairs += [(1, 1)]
-            pairs += [(2, vpp) for vpp in range(2, self.layers // pp + 1)]
-            pairs += [] if self.is_core else [(3, 1), (4, 1), (5, 2), (6, 2)]
-        rows = [(size, *pair) for size in sizes for pair in pairs]
-        columns = np.array(rows, dtype=np.int64).T
-        options = dict(zip(("micro_batch_size", "schedule", "vpp"), columns, strict=True))
-        return self._allowed(options)
+        return self._allowed({"micro_batch_size": sizes})
+
+    @cached_property
+    def _variants(self) -> dict[int, Variants]:
+        return {}
+
+    def variants(self, pp: int) -> Variants:
+        """Schedules and virtual stages of a pipeline of `pp` ranks, legal or not."""
+        if pp not in self._variants:
+            names = {name: code for code, name in enumerate(SCHEDULES)}
+            pairs = [(names["1f1b"], 1)]
+            if pp > 1:
+                pairs += [(names["gpipe"], 1)]
+                pairs += [(names["interleaved_1f1b"], vpp) for vpp in range(2, self.layers // pp + 1)]
+            if pp > 1 and not self.is_core:
+                pairs += [
+                    (names["zb_h1"], 1),
+                    (names["zb_h2"], 1),
+                    (names["zb_v"], 2),
+                    (names["dualpipe_v"], 2),
+                ]
+            columns = np.array(pairs, dtype=np.int64).reshape(-1, 2).T
+            self._variants[pp] = Variants(**self._allowed({"schedule": columns[0], "vpp": columns[1]}))
+        return self._variants[pp]
+
+    def legal_variants(self, pp: int, microbatches: int) -> Variants:
+        """Those of `variants` that so many microbatches allow."""
+        variants = self.variants(pp)
+        illegal = illegal_codes(variants.schedule, pp, microbatches, variants.vpp) > 0
+        return variants.take(~illegal & (pp * variants.vpp <= self.layers))
+
+    @cached_property
+    def _splits(self) -> dict[int, dict[str, Column]]:
+        return {}
 
     def splits(self, stages: int) -> dict[str, Column]:
         """First and last stage, the even split first."""
+        if stages not in self._splits:
+            self._splits[stages] = self._split_options(stages)
+        return self._splits[stages]
+
+    def _split_options(self, stages: int) -> dict[str, Column]:
         e1, e2 = (int(end) for end in even_ends(self.layers, stages))
         if stages == 1 or self.is_core:
             firsts, lasts = np.array([e1]), np.array([e2])
@@ -126,20 +234,55 @@ class Space:
             )
         return self._allowed({"first_stage_layers": firsts, "last_stage_layers": lasts})
 
-    def count_splits(self, stages: Any) -> Any:
-        """How many stage splits there are with each number of stages (a column)."""
-        each, inverse = np.unique(stages, return_inverse=True)
-        return np.array([_length(self.splits(int(n))) for n in each], dtype=np.int64)[inverse]
+    @cached_property
+    def _ranges(self) -> dict[int, Split]:
+        return {}
 
-    def largest_stages(self, stages: int) -> Any:
-        """The largest stage of each of `splits`, in their order."""
-        split = self.splits(stages)
-        return largest_stage(self.layers, stages, split["first_stage_layers"], split["last_stage_layers"])
+    def split_range(self, stages: int) -> Split:
+        """What every split over so many stages has at least (single numbers)."""
+        if stages not in self._ranges:
+            split = self.splits(stages)
+            first, last = split["first_stage_layers"], split["last_stage_layers"]
+            each = known_split(self.layers, stages, first, last)
+            self._ranges[stages] = Split(
+                first=int(each.first.min(initial=self.layers)),
+                last=int(each.last.min(initial=self.layers)),
+                between=int(each.between.min(initial=self.layers)),
+                largest=int(each.largest.max(initial=1)),
+            )
+        return self._ranges[stages]
 
-    def recomputes(self, largest: int) -> dict[str, Column]:
-        """What is recomputed, on stages of at most `largest` layers."""
-        counts = [largest] if self.is_core else list(range(1, largest + 1))
-        return self._allowed({"recompute": [0, 1] + [2] * len(counts), "recompute_layers": [0, 0, *counts]})
+    def range_of_all(self, stages: NDArray[np.int64]) -> Split:
+        """The same for pipelines of any of these numbers of stages."""
+        each = [self.split_range(n) for n in np.unique(stages).tolist()]
+        if len(each) == 1:
+            return each[0]
+        return Split(
+            first=min(split.first for split in each), last=min(split.last for split in each), between=0,
+            largest=max(split.largest for split in each),
+        )  # fmt: skip
+
+    @cached_property
+    def recomputes(self) -> Column:
+        """Kinds of recomputation, as codes."""
+        return self._allowed({"recompute": range(len(RECOMPUTES))})["recompute"]
+
+    @cached_property
+    def offloads(self) -> Column:
+        """What is offloaded, as codes."""
+        return self._allowed({"offload": [0] if self.is_core else range(len(OFFLOADS))})["offload"]
+
+    @cached_property
+    def _recompute_layers(self) -> dict[tuple[int, int], Column]:
+        return {}
+
+    def recompute_layers(self, recompute: int, largest: int) -> Column:
+        """Numbers of layers recomputed on each stage, where the fullest has `largest`."""
+        key = (recompute, largest)
+        if key not in self._recompute_layers:
+            counts = [0] if recompute != FULL else [largest] if self.is_core else range(1, largest + 1)
+            self._recompute_layers[key] = self._allowed({"recompute_layers": counts})["recompute_layers"]
+        return self._recompute_layers[key]
 
     @cached_property
     def _shards(self) -> dict[int, dict[str, Column]]:
@@ -176,69 +319,100 @@ class Space:
         except ConfigError:
             return None
 
-    def offloads(self) -> dict[str, Column]:
-        """What is offloaded."""
-        return self._allowed({"offload": [0] if self.is_core else [0, 1, 2, 3]})
+    @cached_property
+    def _sharings(self) -> dict[int, dict[str, Column]]:
+        return {}
 
-    def count_shards(self, ranks: Any) -> Any:
-        """How many sharding options there are over each of `ranks` (a column)."""
-        each, inverse = np.unique(ranks, return_inverse=True)
-        return np.array([_length(self.shards(int(r))) for r in each], dtype=np.int64)[inverse]
+    def sharings(self, ranks: int) -> dict[str, Column]:
+        """Distinct degrees of parameters and gradients; beside each, a degree (`optim_shard`) that all of the
+        optimizer's states divide, and how many of these there are (`states`)."""
+        if ranks not in self._sharings:
+            shards = self.shards(ranks)
+            pairs = np.stack([shards["param_shard"], shards["grad_shard"]])
+            each, of_each, times = np.unique(pairs, axis=1, return_inverse=True, return_counts=True)
+            common = np.ones(each.shape[1], dtype=np.int64)
+            np.lcm.at(common, of_each.ravel(), shards["optim_shard"])
+            self._sharings[ranks] = {
+                "param_shard": each[0], "grad_shard": each[1], "optim_shard": common, "states": times,
+            }  # fmt: skip
+        return self._sharings[ranks]
 
-    def count_keepings(self, largest: Any) -> Any:
-        """How many choices of recomputation and offload there are with each largest stage (a column)."""
-        each, inverse = np.unique(largest, return_inverse=True)
-        offloads = _length(self.offloads())
-        return np.array([_length(self.recomputes(int(size))) * offloads for size in each], dtype=np.int64)[
-            inverse
+    def count_states(self, ranks: Any, param_shard: Any, grad_shard: Any) -> NDArray[np.int64]:
+        """Degrees of the optimizer's states beside each row's degrees of parameters and gradients."""
+        rows, of_row = distinct_rows([ranks, param_shard, grad_shard])
+        each = [
+            _length(self.states(int(ranks[row]), int(param_shard[row]), int(grad_shard[row]))) for row in rows
         ]
+        return np.array(each, dtype=np.int64)[of_row]
 
-    def count_below_split(self, largest: int, ranks: int) -> int:
-        """Candidates with one grid, schedule and split."""
-        return self._kept_counts(largest) * self._shard_counts(ranks)
+    def states(self, ranks: int, param_shard: int, grad_shard: int) -> dict[str, Column]:
+        """Degrees of the optimizer's states beside those of parameters and gradients, the largest first."""
+        shards = self.shards(ranks)
+        same = (shards["param_shard"] == param_shard) & (shards["grad_shard"] == grad_shard)
+        return {"optim_shard": shards["optim_shard"][same][::-1]}
 
-    def count_below_schedule(self, stages: int, ranks: int) -> int:
-        """Candidates with one grid and schedule."""
-        return self._split_counts(stages) * self._shard_counts(ranks)
+    # How many candidates lie below a choice.
+
+    def count_shards(self, ranks: Any) -> NDArray[np.int64]:
+        """Sharding options over each of `ranks` (a column)."""
+        return _each(ranks, lambda n: _length(self.shards(n)))
+
+    def count_micro_batches(self, dp: Any) -> NDArray[np.int64]:
+        """Micro-batch sizes beside each dp (a column)."""
+        return _each(dp, lambda n: _length(self.micro_batch_sizes(n)))
+
+    def count_below_grids(self, table: StrategyTable) -> NDArray[np.int64]:
+        """Candidates below each grid, legal or not."""
+        pipelines = _each(
+            table.pp,
+            lambda pp: sum(self.count_variants(self.variants(pp), pp, int(kind)) for kind in self.recomputes),
+        )
+        states = self.count_shards(table.dp * table.cp) * len(self.offloads)
+        return pipelines * states * self.count_micro_batches(table.dp)
 
     @cached_property
-    def _split_counts(self) -> Callable[[int], int]:
-        """Splits over so many stages, each with what is recomputed and offloaded."""
+    def _kept(self) -> dict[tuple[int, int], int]:
+        return {}
 
-        def count(stages: int) -> int:
-            largest, times = np.unique(self.largest_stages(stages), return_counts=True)
-            pairs = zip(largest.tolist(), times.tolist(), strict=True)
-            return sum(n * self._kept_counts(size) for size, n in pairs)
+    def count_splits(self, stages: int, recompute: int) -> int:
+        """Stage splits, each with its numbers of recomputed layers."""
+        key = (stages, recompute)
+        if key not in self._kept:
+            split = self.splits(stages)
+            largest = largest_stage(
+                self.layers, stages, split["first_stage_layers"], split["last_stage_layers"]
+            )
+            each = _each(largest, lambda most: len(self.recompute_layers(recompute, most)))
+            self._kept[key] = int(each.sum())
+        return self._kept[key]
 
-        return cache(count)
+    def count_variants(self, variants: Variants, pp: int, recompute: int) -> int:
+        """Splits and recomputed layers below several schedules."""
+        return sum(self.count_splits(pp * vpp, recompute) for vpp in variants.vpp.tolist())
 
     @cached_property
-    def _kept_counts(self) -> Callable[[int], int]:
-        """Choices of what is recomputed and offloaded, on stages of at most so many layers."""
-        offloads = _length(self.offloads())
-        return cache(lambda largest: _length(self.recomputes(largest)) * offloads)
+    def _legal(self) -> dict[tuple[int, int, int], int]:
+        return {}
 
-    @cached_property
-    def _shard_counts(self) -> Callable[[int], int]:
-        """Choices of sharding degrees over so many ranks."""
-        return cache(lambda ranks: _length(self.shards(ranks)))
+    def count_legal(self, pp: int, microbatches: int, recompute: int) -> int:
+        """Legal schedules, with their splits and recomputed layers."""
+        key = (pp, microbatches, recompute)
+        if key not in self._legal:
+            self._legal[key] = self.count_variants(self.legal_variants(pp, microbatches), pp, recompute)
+        return self._legal[key]
+
+
+_GRID_FIELDS = ("tp", "cp", "dp", "pp", "etp", "ep", "axis_order", "cp_kind", "sequence_parallel")
+
+
+def _each(values: Any, count: Callable[[int], int]) -> NDArray[np.int64]:
+    """`count` of every value of a column, asked once per distinct value."""
+    each, inverse = np.unique(np.asarray(values), return_inverse=True)
+    return np.array([count(int(value)) for value in each], dtype=np.int64)[inverse.ravel()]
 
 
 def _length(options: Mapping[str, Column]) -> int:
     return len(next(iter(options.values())))
-
-
-def _plain_rows(columns: Mapping[str, Column], layers: int) -> StrategyTable:
-    """A table of grids whose other fields are the plainest: even split, nothing recomputed, sharded or
-    offloaded."""
-    rows = len(columns["tp"])
-    one = np.ones(rows, dtype=np.int64)
-    first, last = even_ends(layers, np.asarray(columns["pp"]))
-    plain = {name: one for name in ("vpp", "param_shard", "grad_shard", "optim_shard", "micro_batch_size")}
-    plain |= {name: 0 * one for name in ("schedule", "recompute", "recompute_layers", "offload")}
-    return StrategyTable(
-        **plain, first_stage_layers=first.astype(np.int64), last_stage_layers=last.astype(np.int64), **columns
-    )
 
 
 def expanded(
@@ -246,7 +420,7 @@ def expanded(
 ) -> tuple[NDArray[np.intp], StrategyTable]:
     """Every row of `table` with every option that `options_of(*key)` gives for its key, in order.
 
-    Returns the index of each new row's parent, and the new rows.
+    Returns the index of each new row's parent, and the new rows; options that are no fields are left out.
     """
     if not len(table):
         return np.zeros(0, dtype=np.intp), table
@@ -258,5 +432,6 @@ def expanded(
     parent = np.repeat(np.arange(len(table)), repeats)
     position = np.arange(len(parent)) - np.repeat(np.cumsum(repeats) - repeats, repeats)
     index = starts[inverse[parent]] + position
-    columns = {name: np.concatenate([options[name] for options in each])[index] for name in each[0]}
+    names = [name for name in each[0] if name in FIELDS]
+    columns = {name: np.concatenate([options[name] for options in each])[index] for name in names}
     return parent, table.take(parent).replaced(**columns)

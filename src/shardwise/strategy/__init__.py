@@ -41,7 +41,15 @@ from shardwise.strategy.table import (
     code_of,
     value_of,
 )
-from shardwise.strategy.text import ALIASES, brief_text, complete, parse_fields, shards_of, strategy_text
+from shardwise.strategy.text import (
+    ALIASES,
+    brief_text,
+    complete,
+    is_value,
+    parse_fields,
+    shards_of,
+    strategy_text,
+)
 
 __all__ = [
     "ALIASES",
@@ -74,6 +82,7 @@ __all__ = [
     "complete",
     "even_ends",
     "first_broken",
+    "is_value",
     "largest_stage",
     "layer_counts",
     "parse_fields",

@@ -67,6 +67,18 @@ def _parsed_value(name: str, value: str, key: str) -> int | str | bool:
     return number
 
 
+def is_value(name: str, value: object) -> bool:
+    """Whether the field or alias `name` may have `value` in some space: of its type, and in its range."""
+    if name == "sequence_parallel":
+        return isinstance(value, bool)
+    if name in NAMES:
+        return value in NAMES[name]
+    if not isinstance(value, int) or isinstance(value, bool):
+        return False
+    smallest = 0 if name.endswith("_layers") or name == "zero_stage" else 1
+    return smallest <= value <= (3 if name == "zero_stage" else _LARGEST)
+
+
 def _full_order(value: str, where: str) -> str:
     """The order with the axes that are not named put where the default order has them: at the end."""
     named = value.split("-")

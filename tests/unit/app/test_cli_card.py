@@ -107,8 +107,8 @@ def test_runners_up_say_how_much_slower_and_what_differs(answer: Answer) -> None
 def test_a_gap_is_not_called_optimal(answer: Answer) -> None:
     certificate = replace(answer.certificate, gap=0.0123, lower_bound_s=12.5 * (1 - 0.0123))
     card = card_of(replace(answer, certificate=certificate))
-    assert row(card, "proof").startswith("not proven among 1,234")
-    assert any("gap 1.23 %" in line for line in card)
+    assert row(card, "proof").startswith("not proven: gap 1.23 %   1,234 of 1,234 candidates")
+    assert any("lower bound 12.346 s, gap 1.23 %" in line for line in card)
     assert not any("optimal" in line for line in card)
 
 

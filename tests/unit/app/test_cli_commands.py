@@ -53,20 +53,20 @@ def test_plan_asks_the_planner_what_the_options_say(run: Run, planner: Planner) 
     assert question.fixed == {"tp": 8, "zero_stage": 1}
 
 
-@pytest.mark.parametrize(
-    ("cluster", "named", "searched"),
-    [
-        ("2x8xA100-80G", (), "default"),
-        ("4x8xA100-80G", (), "core"),
-        ("4x8xA100-80G", ("--space", "default"), "default"),
-    ],
-)
-def test_the_space_left_out_is_one_that_can_be_searched(
-    run: Run, planner: Planner, cluster: str, named: tuple[str, ...], searched: str
-) -> None:
+@pytest.mark.parametrize("cluster", ["2x8xA100-80G", "64x8xA100-80G"])
+def test_the_space_left_out_is_the_default_one_at_any_size(run: Run, planner: Planner, cluster: str) -> None:
     planner.error = Infeasible("enough", reasons={})
-    run("plan", "gpt2", "--cluster", cluster, "--seq-len", "1024", "--global-batch-size", "64", *named)
-    assert [question.space for question in planner.questions] == [searched]
+    run("plan", "gpt2", "--cluster", cluster, "--seq-len", "1024", "--global-batch-size", "64")
+    (question,) = planner.questions
+    assert (question.space, question.axes, question.workers, question.budget_s) == ("default", {}, 1, None)
+
+
+def test_plan_passes_on_how_to_search(run: Run, planner: Planner) -> None:
+    options = ("--workers", "1", "--budget", "1.5min", "--frontier", "--allow-idle", "--objective", "memory")
+    assert run("plan", *QUESTION, *options).code == 0
+    (question,) = planner.questions
+    assert (question.workers, question.budget_s) == (1, 90.0)
+    assert (question.frontier, question.allow_idle, question.objective) == (True, True, "memory")
 
 
 def test_plan_prints_the_card_on_stdout_and_nothing_else(run: Run, planner: Planner) -> None:
@@ -317,20 +317,21 @@ def test_help_lists_the_commands_and_no_command_shows_it_too(run: Run) -> None:
     shown, bare = run("--help"), run()
     assert shown.code == bare.code == 0
     assert shown.out == bare.out
-    for name in ("plan", "evaluate", "space", "simulate", "check", "models", "devices"):
+    for name in ("plan", "evaluate", "space", "simulate", "check", "explain", "models", "devices"):
         assert f"  {name} " in shown.out
     assert "╭" not in shown.out
 
 
 QUESTION_OPTIONS = "--inter-node --dtype --optimizer --memory-margin --expert-imbalance"
 OPTIONS = {
-    "plan": "--cluster --seq-len --global-batch-size --objective --inter-node --dtype --optimizer --space "
-    "--fix --memory-margin --expert-imbalance --top --exhaustive --save --mtbf "
-    "--checkpoint-interval --checkpoint-stall --restart --jitter --json",
+    "plan": "--cluster --seq-len --global-batch-size --objective --frontier --allow-idle --inter-node "
+    "--dtype --optimizer --space --fix --memory-margin --expert-imbalance --top --exhaustive --workers "
+    "--budget --save --mtbf --checkpoint-interval --checkpoint-stall --restart --jitter --json",
     "evaluate": f"--cluster --seq-len --global-batch-size --strategy {QUESTION_OPTIONS} --json",
     "space": "--cluster --global-batch-size --seq-len --inter-node --space --fix --json",
     "simulate": "--trace --json",
     "check": "--json",
+    "explain": "--why-not --what-if --workers --budget --json",
     "models": "--json",
     "devices": "--json",
 }
@@ -360,7 +361,8 @@ def test_the_next_commands_can_be_copied(run: Run, planner: Planner, tmp_path: P
     ran = run("plan", *QUESTION, "--inter-node", "100Gb/s", "--memory-margin", "0.1", "--save", str(path))
     commands = [line[15:] for line in ran.out.split(" next ")[1].splitlines() if line.strip()]
     commands[0] = ran.out.split(" next ")[1].splitlines()[0].strip()
-    simulate, evaluate = (shlex.split(command) for command in commands)
+    explain, simulate, evaluate = (shlex.split(command) for command in commands)
+    assert explain == ["shardwise", "explain", str(path)]
     assert simulate[:3] == ["shardwise", "simulate", str(path)]
     again = run(*evaluate[1:], "--json")
     assert again.code == 0

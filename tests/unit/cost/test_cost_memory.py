@@ -19,8 +19,8 @@ from tests.unit.cost.hand_made import (
 
 from shardwise.cost import (
     Problem,
-    bound,
     host_bytes,
+    peaks_of,
     price_everywhere,
 )
 from shardwise.cost.memory import communicators
@@ -170,7 +170,7 @@ def test_offloaded_bytes_move_to_the_host(offload: str, states: float, on_host: 
     rows = table(p, f"pp=4,offload={offload}")
     close(bytes_of(p, f"pp=4,offload={offload}").optimizer[:1], states)
     close(host_bytes(rows, price_everywhere(p, rows)), on_host)
-    close(bound(p, rows).host_bytes, on_host)
+    close(peaks_of(p, rows).host_bytes, on_host)
 
 
 def test_temporaries_are_the_largest_tensor_and_its_gradient() -> None:
@@ -239,7 +239,7 @@ def test_the_peak_is_that_of_the_tightest_rank() -> None:
         "pp=4,schedule=gpipe",
     ):
         memory = bytes_of(p, text)
-        close(bound(p, table(p, text)).device_bytes, float(memory.device.max()))
+        close(peaks_of(p, table(p, text)).device_bytes, float(memory.device.max()))
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,6 @@ def test_one_stage_holds_everything() -> None:
     places = placed("pp=1")
     assert listed(places.layers) == [[6], [2]]
     assert listed(places.rank_layers) == [[6], [2]]
-    assert listed(places.before) == [[0], [0]]
     ends = (places.has_embedding, places.has_head, places.rank_has_embedding, places.rank_has_head)
     assert [listed(end) for end in ends] == [[1.0], [1.0], [1.0], [1.0]]
 
@@ -49,7 +48,6 @@ def test_a_pipeline_with_uneven_ends() -> None:
     assert listed(places.rank) == [0, 1, 2, 3]
     assert listed(places.layers) == [[0, 2, 2, 2], [1, 0, 1, 0]]
     assert listed(places.rank_layers) == listed(places.layers)
-    assert listed(places.before) == [[0, 0, 2, 4], [0, 1, 1, 2]]
     assert listed(places.has_embedding) == [1.0, 0.0, 0.0, 0.0]
     assert listed(places.has_head) == [0.0, 0.0, 0.0, 1.0]
     assert listed(places.rank_has_head) == [0.0, 0.0, 0.0, 1.0]
@@ -61,7 +59,6 @@ def test_interleaved_stages_go_round() -> None:
     assert listed(places.rank) == [0, 1, 0, 1]
     assert listed(places.layers) == [[1, 2, 1, 2], [1, 0, 1, 0]]
     assert listed(places.rank_layers) == [[2, 4, 2, 4], [2, 0, 2, 0]]
-    assert listed(places.before) == [[0, 1, 0, 1], [0, 1, 0, 1]]
     assert listed(places.rank_has_embedding) == [1.0, 0.0, 1.0, 0.0]
     assert listed(places.rank_has_head) == [0.0, 1.0, 0.0, 1.0]
 
@@ -87,7 +84,7 @@ def test_rows_with_fewer_stages_repeat_their_first() -> None:
     for row, text in enumerate(texts):
         alone = placed(text)
         stages = alone.stage.shape[0]
-        for name in ("layers", "rank_layers", "before", "rank", "has_embedding", "rank_has_head"):
+        for name in ("layers", "rank_layers", "rank", "has_embedding", "rank_has_head"):
             assert getattr(together, name)[..., :stages, row].tolist() == listed(getattr(alone, name))
 
 
@@ -118,7 +115,7 @@ def test_rows_of_three_and_of_four_stages_stand_together() -> None:
     for row, text in enumerate(texts):
         alone = all_places(p, table(p, text))
         stages = alone.stage.shape[0]
-        for name in ("layers", "rank_layers", "before", "rank", "has_embedding", "has_head", "rank_has_head"):
+        for name in ("layers", "rank_layers", "rank", "has_embedding", "has_head", "rank_has_head"):
             columns = getattr(together, name)[..., row]
             assert columns[..., :stages].tolist() == listed(getattr(alone, name))
             assert (columns[..., stages:] == columns[..., :1]).all()

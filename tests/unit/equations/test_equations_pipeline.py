@@ -1,22 +1,10 @@
-"""Paths through pipelines, closed forms and overlap at a step's two ends, done by hand."""
+"""Closed forms of pipelines and overlap at a step's two ends, done by hand."""
 
 from __future__ import annotations
 
 import pytest
 
 from shardwise.equations import pipeline
-
-
-def test_a_rank_that_waits_works_and_is_waited_for() -> None:
-    assert pipeline.busy_bound_s(1.0, 10, 2.0, 3.0) == 24.0  # 1 + 10 * 2 + 3
-
-
-@pytest.mark.parametrize(
-    ("microbatches", "expected"),
-    [(8, 11.0), (9, 16.0), (10, 16.0), (12, 16.0), (1, 6.0)],  # 1 + ceil(m / 4) * 5
-)
-def test_rounds_of_a_pipeline_of_one_forward_one_backward(microbatches: int, expected: float) -> None:
-    assert pipeline.round_trip_bound_s(1.0, microbatches, 4, 5.0) == expected
 
 
 def test_equal_stages() -> None:

@@ -144,6 +144,12 @@ FAULTS: list[tuple[Callable[[Any], None], str]] = [
         "certificate: 7 candidates enumerated, 1000000000006 accounted for",
     ),
     (_set("certificate", "rejected", "memory", to=1.5), "certificate.rejected.memory: "),
+    (_set("certificate", "fixed", to={"tpp": 1}), "certificate.fixed.tpp: is no field of a strategy"),
+    (_set("certificate", "fixed", to={"tp": "two"}), "certificate.fixed.tp: is no value of this field"),
+    (_set("certificate", "axes", to={"zero_stage": 3}), "certificate.axes.zero_stage: is not a list"),
+    (_set("certificate", "axes", to={"tp": []}), "certificate.axes.tp: "),
+    (_set("certificate", "axes", to={"tp": [1, True]}), "certificate.axes.tp: is no value of this field"),
+    (_set("certificate", "unexplored", to=-1), "certificate.unexplored: "),
     (_set("schedule", "ranks", 0, to="0X0"), "schedule.ranks: line 2: "),
     (_set("schedule", "ranks", 0, to=7), "schedule.ranks: has a row that is not a line of text"),
     (_set("schedule", "ranks", 0, to="0F0\n0B0"), "schedule.ranks: has a row that is not a line of text"),
@@ -167,6 +173,31 @@ def test_a_fault_is_named_with_file_and_key_even_where_the_hash_fits(
         read_plan(str(path))
     assert str(caught.value).startswith(f"{path}: ")
     assert "\n" not in str(caught.value)
+
+
+def test_what_was_asked_of_the_space_is_kept(plan: Plan, tmp_path: Path) -> None:
+    certificate = replace(
+        plan.certificate,
+        fixed={"zero_stage": 1, "sequence_parallel": True},
+        axes={"tp": (1, 2), "schedule": ("interleaved_1f1b",)},
+        unexplored=10**15,
+    )
+    path = str(tmp_path / "asked.yaml")
+    write_plan(path, replace(plan, certificate=certificate, objective="cost"))
+    found = read_plan(path)
+    assert found.certificate == certificate
+    assert found.objective == "cost"
+
+
+def test_a_file_without_these_keys_is_read_as_one_that_asked_for_nothing(path: Path) -> None:
+    document = read_mapping(str(path))
+    certificate: Any = document["certificate"]
+    for key in ("fixed", "axes", "unexplored"):
+        del certificate[key]
+    document["hash"] = document_hash(document)
+    path.write_text(yaml_text(document))
+    found = read_plan(str(path)).certificate
+    assert (found.fixed, found.axes, found.unexplored) == ({}, {}, 0)
 
 
 def test_any_change_that_the_hash_covers_is_found(path: Path) -> None:

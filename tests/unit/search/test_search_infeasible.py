@@ -59,7 +59,9 @@ def test_the_nearest_candidate_misses_by_what_is_said() -> None:
 def test_relaxations_fit() -> None:
     """Each is asked for again, and takes the time that was promised."""
     nodes = {8: 4, 16: 8, 32: 16}
-    for text in refusal(question("2xA100-40G")).relaxations:
+    wider, *larger = refusal(question("2xA100-40G")).relaxations
+    assert wider.startswith("with --space default: ")
+    for text in larger:
         match = re.fullmatch(r"on (\d+) devices \((\d+) times as many nodes\): (.*) s per step with .*", text)
         assert match is not None
         devices, times = int(match[1]), int(match[2])
@@ -72,12 +74,13 @@ def test_what_is_fixed_is_lifted_first() -> None:
     """On eight H100 the model fits, but not on one replica per device without any sharding."""
     asked = question("8xH100-SXM", fixed={"dp": 8, "zero_stage": 0})
     relaxations = refusal(asked).relaxations
-    assert [text.partition(":")[0] for text in relaxations[:2]] == [
+    assert [text.partition(":")[0] for text in relaxations] == [
+        "with --space default",
         "without --fix dp",
         "without --fix zero_stage",
     ]
     lifted = plan(replace(asked, fixed={"dp": 8}))
-    assert f"{lifted.best.step_time_s:.3f} s per step" in relaxations[1]
+    assert f"{lifted.best.step_time_s:.3f} s per step" in relaxations[2]
 
 
 def test_a_space_without_a_legal_candidate_names_the_rule() -> None:

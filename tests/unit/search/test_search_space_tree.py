@@ -12,7 +12,7 @@ from tests.property.search_space_twin import SpaceTwin, keeps
 
 from shardwise.search import Space, plan
 from shardwise.search.space import expanded
-from shardwise.strategy import StrategyTable, largest_stage
+from shardwise.strategy import Column, StrategyTable, largest_stage
 
 
 def space(**changes: Any) -> Space:
@@ -25,12 +25,12 @@ def space(**changes: Any) -> Space:
 def test_defaults_come_first() -> None:
     """Of candidates that cost the same the first is the answer: the plainest."""
     tree = space()
-    assert tree.schedules(2, 3)["schedule"][0] == 0
+    assert tree.variants(3).schedule[0] == 0
     assert [int(end[0]) for end in tree.splits(3).values()] == [2, 2]
     assert [int(end[0]) for end in tree.splits(2).values()] == [3, 4]
     assert [int(degree[0]) for degree in tree.shards(6).values()] == [1, 1, 1]
-    assert int(tree.recomputes(4)["recompute"][0]) == 0
-    assert int(tree.offloads()["offload"][0]) == 0
+    assert int(tree.recomputes[0]) == 0
+    assert int(tree.offloads[0]) == 0
 
 
 @pytest.mark.parametrize("moe", [False, True])
@@ -70,18 +70,31 @@ def test_fixed_fields_prune_the_tree(fixed: dict[str, int]) -> None:
 
 def leaves(tree: Space) -> StrategyTable:
     """All levels of the tree expanded, one below the other."""
-    table = tree.grids()
-    _, table = expanded(table, [table.dp, table.pp], tree.schedules)
+
+    def variants(pp: int) -> dict[str, Column]:
+        found = tree.variants(pp)
+        return {"schedule": found.schedule, "vpp": found.vpp}
+
+    def layers(recompute: int, largest: int) -> dict[str, Column]:
+        return {"recompute_layers": tree.recompute_layers(recompute, largest)}
+
+    table = tree.grids(tree.degrees())
+    _, table = expanded(table, [table.dp], tree.micro_batch_sizes)
+    _, table = expanded(table, [table.pp], variants)
     _, table = expanded(table, [table.pp * table.vpp], tree.splits)
-    _, table = expanded(table, [table.dp * table.cp], tree.shards)
+    _, table = expanded(table, [0 * table.tp], lambda _: {"recompute": tree.recomputes})
     ends = (table.first_stage_layers, table.last_stage_layers)
-    _, table = expanded(table, [largest_stage(tree.layers, table.pp * table.vpp, *ends)], tree.recomputes)
-    _, table = expanded(table, [0 * table.tp], lambda _: tree.offloads())
+    largest = largest_stage(tree.layers, table.pp * table.vpp, *ends)
+    _, table = expanded(table, [table.recompute, largest], layers)
+    _, table = expanded(table, [table.dp * table.cp], tree.shards)
+    _, table = expanded(table, [0 * table.tp], lambda _: {"offload": tree.offloads})
+    assert int(tree.count_below_grids(tree.grids(tree.degrees())).sum()) == len(table)
     return table
 
 
 def test_expansion_keeps_the_order_of_parents_and_options() -> None:
-    table = space(devices=2).grids()
+    tree = space(devices=2)
+    table = tree.grids(tree.degrees())
     options = {1: np.array([10, 20]), 2: np.array([30])}
     parent, rows = expanded(table, [table.dp], lambda dp: {"micro_batch_size": options[dp]})
     wanted = [(p, int(size)) for p, dp in enumerate(table.dp) for size in options[int(dp)]]

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping
+from dataclasses import replace
 
 from shardwise import search
 from shardwise.app.cli import card, documents, tables
 from shardwise.app.cli.output import Output, progress
-from shardwise.app.cli.request import JobOptions, Request, load_request, writable
-from shardwise.check import count_space
+from shardwise.app.cli.request import JobOptions, Request, Wanted, load_request, writable
+from shardwise.app.cli.spaces import counted_space, require_candidates, space_choice
 from shardwise.errors import ConfigError
 from shardwise.plan import (
     GOODPUT_FROM_DEVICES,
+    Answer,
     Goodput,
     Reliability,
     Result,
@@ -23,7 +25,9 @@ from shardwise.plan import (
 from shardwise.schedule import MAX_ACTIONS, Schedule, generate
 from shardwise.strategy import Job, Strategy, complete, parse_fields
 
-MAX_DEVICES_OF_DEFAULT = 16
+INTERRUPTED = 130
+"""Exit code of a search that the user ended."""
+
 SPLIT_BACKWARDS = ("zb_h1", "zb_h2", "zb_v", "dualpipe_v")
 """Schedules with up to three actions for each stage and microbatch instead of two."""
 
@@ -33,69 +37,90 @@ Fields = Mapping[str, int | str | bool]
 def planned(
     options: JobOptions,
     *,
-    objective: str,
-    space: str | None,
-    fix: str,
-    top: int,
-    is_exhaustive: bool,
+    wanted: Wanted,
     save: str | None,
     is_json: bool,
     reliability: Reliability | None = None,
 ) -> Output:
     """The answer of `plan`; writes the plan file where `save` names one.
 
-    Goodput is told on large clusters, and where `reliability` is given.
+    Goodput is told on large clusters, and where `reliability` is given. A search that the user ended early
+    answers with the best so far, and the code of an interrupt.
     """
-    fixed = parse_fields(fix, key="--fix")
+    fixed = parse_fields(wanted.fix, key="--fix")
+    chosen = space_choice(wanted.space)
     if save is not None:
-        writable("--save", save, inputs=(options.model, options.cluster))
+        writable(
+            "--save", save, inputs=(options.model, options.cluster, *([chosen.file] if chosen.file else []))
+        )
     request = load_request(options)
+    uses_parts = wanted.allow_idle or wanted.objective in ("devices", "cost")
+    if not uses_parts:
+        require_candidates(chosen, fixed, request)
     question = search.Question(
         model=request.model,
         cluster=request.cluster,
         job=request.job,
-        space=space if space is not None else searched_space(request),
+        space=chosen.base,
         fixed=fixed,
-        top=top,
-        exhaustive=is_exhaustive,
+        axes=chosen.axes,
+        objective=wanted.objective,
+        allow_idle=wanted.allow_idle,
+        top=wanted.top,
+        frontier=wanted.frontier,
+        exhaustive=wanted.exhaustive,
+        workers=wanted.workers,
+        budget_s=wanted.budget_s,
     )
     with progress() as show:
         answer = search.plan(question, progress=show)
-    goodput = _told_goodput(answer.best, request, reliability)
-    talk = []
+    used = request if answer.cluster is None else replace(request, cluster=answer.cluster)
+    return _plan_output(answer, used, request, wanted, save=save, is_json=is_json, reliability=reliability)
+
+
+def _plan_output(
+    answer: Answer,
+    used: Request,
+    request: Request,
+    wanted: Wanted,
+    *,
+    save: str | None,
+    is_json: bool,
+    reliability: Reliability | None,
+) -> Output:
+    """The card or document of an answer on the cluster of `used`; the plan file too."""
+    goodput = _told_goodput(answer.best, used, reliability)
+    talk = ["shardwise: interrupted; this is the best so far"] if answer.is_interrupted else []
+    code = INTERRUPTED if answer.is_interrupted else 0
     if save is not None or is_json:
         plan = plan_of(
             answer,
-            model=request.model,
-            cluster=request.cluster,
-            job=request.job,
-            schedule=schedule_of(answer.best.strategy, request.job),
-            objective=objective,
+            model=used.model,
+            cluster=used.cluster,
+            job=used.job,
+            schedule=schedule_of(answer.best.strategy, used.job),
+            objective=wanted.objective,
         )
         if save is not None:
             talk.append(f"wrote {save} ({write_plan(save, plan)})")
         if is_json:
-            return Output(document=documents.plan_answer(plan, answer, goodput), talk=talk)
+            return Output(document=documents.plan_answer(plan, answer, goodput), talk=talk, code=code)
     lines = card.answer_card(
         answer,
-        model=request.model,
-        cluster=request.cluster,
-        job=request.job,
+        model=used.model,
+        cluster=used.cluster,
+        job=used.job,
+        of_devices=request.cluster.devices,
         goodput=goodput,
-        next_commands=_after_plan(request, answer.best.strategy, fix=fix, space=space, save=save),
+        next_commands=_after_plan(used, answer, wanted, save=save, is_whole=used.cluster is request.cluster),
     )
-    return Output(lines=lines, talk=talk)
+    return Output(lines=lines, talk=talk, code=code)
 
 
 def _told_goodput(best: Result, request: Request, reliability: Reliability | None) -> Goodput | None:
     if reliability is None and request.cluster.devices < GOODPUT_FROM_DEVICES:
         return None
     return goodput_of(best, request.cluster, reliability or Reliability())
-
-
-def searched_space(request: Request) -> str:
-    """What `plan` searches where no space is named: the default space grows too fast for large clusters."""
-    return "default" if request.cluster.devices <= MAX_DEVICES_OF_DEFAULT else "core"
 
 
 def evaluated(options: JobOptions, *, strategy: str, is_json: bool) -> Output:
@@ -117,20 +142,14 @@ def evaluated(options: JobOptions, *, strategy: str, is_json: bool) -> Output:
 def counted(options: JobOptions, *, space: str, fix: str, is_json: bool) -> Output:
     """The answer of `space`."""
     fixed = parse_fields(fix, key="--fix")
+    chosen = space_choice(space)
     request = load_request(options)
-    experts = request.model.experts
-    size = count_space(
-        model_layers=request.model.layers,
-        experts=None if experts is None else experts.experts,
-        devices=request.cluster.devices,
-        global_batch_size=request.job.global_batch_size,
-        space=space,
-        fixed=fixed,
-    )
+    require_candidates(chosen, fixed, request)
+    size = counted_space(chosen.base, fixed, chosen.axes, request)
     if is_json:
-        return Output(document=documents.space(space, size, request))
+        return Output(document=documents.space(chosen.base, size, request))
     lines = tables.space(
-        space,
+        chosen.base if chosen.file is None else f"{chosen.base}, as in {chosen.file}",
         size,
         model=request.model.name,
         devices=request.cluster.devices,
@@ -165,21 +184,26 @@ def _completed(fields: Fields, request: Request) -> Strategy:
 
 
 def _after_plan(
-    request: Request, strategy: Strategy, *, fix: str, space: str | None, save: str | None
+    request: Request, answer: Answer, wanted: Wanted, *, save: str | None, is_whole: bool
 ) -> tuple[str, ...]:
     """Commands that continue from a plan, ready to copy."""
     question = _question_words(request.options)
-    chosen = [
-        *(["--space", space] if space is not None else []),
-        *(["--fix", shlex.quote(fix)] if fix else []),
-    ]
+    given = (
+        ("--objective", wanted.objective, "time"),
+        ("--space", wanted.space, "default"),
+        ("--fix", wanted.fix, ""),
+    )
+    chosen = [word for name, value, plain in given if value != plain for word in (name, shlex.quote(value))]
+    chosen += ["--allow-idle"] if wanted.allow_idle else []
     commands = []
     if save is None:
         commands.append(" ".join(("shardwise plan", *question, *chosen, "--save plan.yaml")))
     file = shlex.quote(save) if save is not None else "plan.yaml"
+    commands.append(f"shardwise explain {file}")
     commands.append(f"shardwise simulate {file} --trace plan.pftrace")
-    text = _short_text(strategy, request)
-    commands.append(" ".join(("shardwise evaluate", *question, "--strategy", text)))
+    if is_whole:
+        text = _short_text(answer.best.strategy, request)
+        commands.append(" ".join(("shardwise evaluate", *question, "--strategy", text)))
     return tuple(commands)
 
 

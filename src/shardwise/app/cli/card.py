@@ -7,15 +7,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import zip_longest
 
 from shardwise.app.cli import words
-from shardwise.app.cli.output import WIDTH, Line, Span
+from shardwise.app.cli.output import LABEL, WIDTH, Line, row
+from shardwise.app.cli.proof import frontier_table, proof_lines
 from shardwise.cluster import Cluster
 from shardwise.model import Model, active_parameters, parameters
-from shardwise.plan import Answer, Certificate, Goodput, Result, usd_per_billion_tokens
+from shardwise.plan import Answer, Goodput, Result, usd_per_billion_tokens
 from shardwise.strategy import Job
 from shardwise.units import format_count, format_seconds
 
-PROVEN_GAP = 1e-12
-_LABEL = 15
 _HALF = 47
 _BAR = 14
 
@@ -26,15 +25,18 @@ def answer_card(
     model: Model,
     cluster: Cluster,
     job: Job,
+    of_devices: int | None = None,
     goodput: Goodput | None = None,
     next_commands: Sequence[str] = (),
 ) -> list[Line]:
-    """The card of `plan`; `goodput` is the best result's, where it is told."""
+    """The card of `plan` on the `cluster` it uses, a part of `of_devices` devices; `goodput` is the best
+    result's, where it is told."""
     return [
         *result_card(answer.best, model=model, cluster=cluster, job=job),
         *_goodput(goodput, cluster),
         *_runners_up(answer, model.layers),
-        *_proof(answer.certificate),
+        *frontier_table(answer, model.layers),
+        *proof_lines(answer, cluster, of_devices),
         *_assumptions(cluster, job, answer.best, answer.certificate.space),
         *_next(next_commands),
     ]
@@ -86,26 +88,26 @@ def _question(model: Model, cluster: Cluster, job: Job) -> Iterator[Line]:
 def _layout(result: Result, job: Job, layers: int) -> Iterator[Line]:
     strategy = result.strategy
     details = words.detail_texts(strategy, job, layers)
-    yield _row("strategy", (words.degrees_text(strategy), "value"))
-    for line in words.wrapped(details, " · ", WIDTH - _LABEL):
-        yield _row("", (line, ""))
+    yield row("strategy", (words.degrees_text(strategy), "value"))
+    for line in words.wrapped(details, " · ", WIDTH - LABEL):
+        yield row("", (line, ""))
     texts = words.stages_text(result.layout)
-    parts = [part for text in texts for part in textwrap.wrap(text, WIDTH - _LABEL)]
+    parts = [part for text in texts for part in textwrap.wrap(text, WIDTH - LABEL)]
     for index, part in enumerate(parts):
-        yield _row("layout" if index == 0 else "", (part, ""))
+        yield row("layout" if index == 0 else "", (part, ""))
 
 
 def _figures(result: Result, cluster: Cluster, job: Job) -> Iterator[Line]:
     low, high = result.band_s
     band = f"   80 % band {words.seconds(low)} to {words.seconds(high)}"
-    yield _row("step time", (words.seconds(result.step_time_s), "value"), (band, "dim"))
+    yield row("step time", (words.seconds(result.step_time_s), "value"), (band, "dim"))
     total = format_count(round(words.tokens_per_s(result, cluster.devices)))
-    yield _row(
+    yield row(
         "throughput",
         (f"{result.tokens_per_s_per_device:,.0f} tokens/s per device", "value"),
         (f"   {total} tokens/s in all", "dim"),
     )
-    yield _row(
+    yield row(
         "MFU",
         (words.percent(result.mfu), "value"),
         (f"   {words.percent(result.mfu_full_attention)} counting attention in full", "dim"),
@@ -113,14 +115,14 @@ def _figures(result: Result, cluster: Cluster, job: Job) -> Iterator[Line]:
     yield _memory_line(result)
     cost = usd_per_billion_tokens(cluster, job, result.step_time_s)
     if cost is not None:
-        yield _row("cost", (f"${cost:,.2f} per billion tokens", "value"))
+        yield row("cost", (f"${cost:,.2f} per billion tokens", "value"))
 
 
 def _memory_line(result: Result) -> Line:
     peak = result.peak_memory
     fraction = peak.device / peak.capacity
     filled = words.bar(fraction, _BAR)
-    return _row(
+    return row(
         "peak memory",
         (f"{words.gib(peak.device)} of {words.gib(peak.capacity)} GiB", "value"),
         (f"   {words.percent(fraction, 0)} ", "dim"),
@@ -165,7 +167,7 @@ def _goodput(goodput: Goodput | None, cluster: Cluster) -> Iterator[Line]:
     inputs, lost = goodput.inputs, goodput.lost
     total = format_count(round(goodput.tokens_per_s_per_device * cluster.devices))
     yield ()
-    yield _row(
+    yield row(
         "goodput",
         (words.percent(goodput.fraction), "value"),
         (f"   of a long run is progress: {total} tokens/s in all", "dim"),
@@ -181,7 +183,7 @@ def _goodput(goodput: Goodput | None, cluster: Cluster) -> Iterator[Line]:
         f"the slowest of {words.counted(len(cluster.nodes), 'node')}",
     )
     for text in texts:
-        yield _row("", (text, "dim"))
+        yield row("", (text, "dim"))
 
 
 def _runners_up(answer: Answer, layers: int) -> Iterator[Line]:
@@ -206,38 +208,6 @@ def _runners_up(answer: Answer, layers: int) -> Iterator[Line]:
             yield ((" " * len(fixed), ""), (more, "dim"))
 
 
-def _proof(certificate: Certificate) -> Iterator[Line]:
-    """Candidates, why the others fell, bound, gap, time."""
-    is_proven = certificate.gap <= PROVEN_GAP
-    rejected = sum(certificate.rejected.values())
-    yield ()
-    verdict = ("optimal", "good") if is_proven else ("not proven", "warn")
-    yield _row(
-        "proof",
-        verdict,
-        (f" among {certificate.enumerated:,} candidates of the space '{certificate.space}'", ""),
-    )
-    yield _row(
-        "",
-        (
-            f"{rejected:,} rejected · {certificate.cut_by_bound:,} cut by the bound · "
-            f"{certificate.simulated:,} evaluated",
-            "",
-        ),
-    )
-    counts = sorted(certificate.rejected.items(), key=lambda item: (-item[1], item[0]))
-    reasons = [f"{reason} {count:,}" for reason, count in counts if count]
-    for index, line in enumerate(words.wrapped(reasons, " · ", WIDTH - _LABEL - 12)):
-        yield _row("", ("rejected by " if index == 0 else " " * 12, "dim"), (line, "dim"))
-    gap = "0" if is_proven else words.percent(certificate.gap, 2)
-    yield _row(
-        "",
-        (f"lower bound {words.seconds(certificate.lower_bound_s)}, gap {gap}, found in ", ""),
-        (format_seconds(certificate.search_s), ""),
-        (f" ({format_seconds(certificate.search_cpu_s)} of CPU)", "dim"),
-    )
-
-
 _CORE = (
     "space 'core' leaves out context and expert parallelism, offload, split backwards and uneven stages; "
     "--space default has them"
@@ -258,8 +228,8 @@ def _assumptions(cluster: Cluster, job: Job, result: Result, space: str = "") ->
     ]
     yield ()
     for index, text in enumerate(texts):
-        for line in textwrap.wrap(text, WIDTH - _LABEL - 1):
-            yield _row("assumptions" if index == 0 else "", (line, "dim"))
+        for line in textwrap.wrap(text, WIDTH - LABEL - 1):
+            yield row("assumptions" if index == 0 else "", (line, "dim"))
             index = 1
 
 
@@ -267,9 +237,5 @@ def _next(commands: Sequence[str]) -> Iterator[Line]:
     if commands:
         yield ()
     for index, text in enumerate(commands):
-        yield _row("next" if index == 0 else "", (text, "code"))
+        yield row("next" if index == 0 else "", (text, "code"))
     yield ()
-
-
-def _row(label: str, *spans: Span) -> Line:
-    return ((f" {label:<{_LABEL - 1}}", "label"), *spans)

@@ -5,19 +5,19 @@ from __future__ import annotations
 from dataclasses import asdict
 
 from shardwise.app.cli.output import Line, Output
-from shardwise.check import Check, Verdict, check_file
+from shardwise.check import PROOF_BUDGET_S, Check, Verdict, check_file
 
 VERSION = 1
 DISAGREES = 4
 """Exit code where some check does not hold."""
 
-_SHOWN = 120
+_SHOWN = 180
 """Characters of a found or expected value in the terminal; JSON has all of them."""
 
 
-def checked(path: str, *, is_json: bool) -> Output:
+def checked(path: str, *, is_json: bool, proof_budget_s: float = PROOF_BUDGET_S) -> Output:
     """The verdict on the plan file at `path`. ConfigError for a file that is no plan or was altered."""
-    verdict = check_file(path)
+    verdict = check_file(path, proof_budget_s=proof_budget_s)
     code = 0 if verdict.ok else DISAGREES
     if is_json:
         return Output(document=_document(verdict), talk=_talk(verdict), code=code)
@@ -26,7 +26,7 @@ def checked(path: str, *, is_json: bool) -> Output:
 
 
 def _line(check: Check, width: int) -> Line:
-    word, style = ("ok   ", "good") if check.ok else ("wrong", "bad")
+    word, style = ("ok   ", "good") if check.ok else ("open ", "warn") if check.is_open else ("wrong", "bad")
     name = (f"  {check.name:<{width}}  ", "label")
     return (word, style), name, (f"{_short(check.found)}; expected {_short(check.expected)}", "")
 
@@ -36,9 +36,10 @@ def _short(text: str) -> str:
 
 
 def _talk(verdict: Verdict) -> list[str]:
-    wrong = [check.name for check in verdict.checks if not check.ok]
+    wrong = [check.name for check in verdict.checks if not check.ok and not check.is_open]
+    undecided = [check.name for check in verdict.checks if check.is_open]
     if not wrong:
-        return []
+        return [f"shardwise: not proven: {name}" for name in undecided]
     return [f"shardwise: {len(wrong)} of {len(verdict.checks)} checks do not hold: {', '.join(wrong)}"]
 
 

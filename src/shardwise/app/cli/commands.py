@@ -7,6 +7,28 @@ from typing import Annotated, Any
 
 import typer
 
+from shardwise.app.cli.options import (
+    BatchSize,
+    Budget,
+    CheckpointInterval,
+    CheckpointStall,
+    ClusterText,
+    Dtype,
+    Fixed,
+    Imbalance,
+    InterNode,
+    IsJson,
+    Jitter,
+    Margin,
+    ModelText,
+    Mtbf,
+    OptimizerName,
+    PlanFile,
+    Restart,
+    SeqLen,
+    Space,
+    Workers,
+)
 from shardwise.app.cli.output import Output
 
 app = typer.Typer(
@@ -17,115 +39,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
-
-ModelText = Annotated[
-    str,
-    typer.Argument(
-        metavar="MODEL",
-        help="A Hugging Face config.json (file or folder), a YAML of plain dimensions, or a catalogue name.",
-        show_default=False,
-    ),
-]
-ClusterText = Annotated[
-    str,
-    typer.Option(
-        "--cluster",
-        metavar="C",
-        help="A cluster YAML, or a shorthand: 8x8xH100-SXM (nodes x per node x device), 4xRTX4090.",
-        show_default=False,
-    ),
-]
-SeqLen = Annotated[
-    str, typer.Option("--seq-len", metavar="N", help="Tokens per sequence.", show_default=False)
-]
-BatchSize = Annotated[
-    str,
-    typer.Option(
-        "--global-batch-size", metavar="N", help="Sequences per optimizer step.", show_default=False
-    ),
-]
-InterNode = Annotated[
-    str | None,
-    typer.Option(
-        "--inter-node",
-        metavar="RATE",
-        help="Bandwidth between nodes, per device: 200Gb/s.",
-        show_default=False,
-    ),
-]
-Dtype = Annotated[
-    str | None,
-    typer.Option(
-        "--dtype",
-        metavar="D",
-        help="Default: the best 16-bit type that all devices have.",
-        show_default=False,
-    ),
-]
-OptimizerName = Annotated[
-    str, typer.Option("--optimizer", metavar="O", help="adamw, adafactor, sgd or muon.")
-]
-Margin = Annotated[
-    str, typer.Option("--memory-margin", metavar="X", help="Fraction of device memory that stays free.")
-]
-Imbalance = Annotated[
-    str,
-    typer.Option("--expert-imbalance", metavar="X", help="Load of the busiest expert rank over the mean."),
-]
-Space = Annotated[str, typer.Option("--space", metavar="NAME", help="The declared space: default or core.")]
-Fixed = Annotated[
-    str,
-    typer.Option(
-        "--fix", metavar="K=V,...", help="Keep only candidates with these values: tp=8,zero_stage=1.",
-        show_default=False,
-    ),
-]  # fmt: skip
-Mtbf = Annotated[
-    str | None,
-    typer.Option(
-        "--mtbf",
-        metavar="T",
-        help="Goodput: mean time between failures of a device. Default: 50677h.",
-        show_default=False,
-    ),
-]
-CheckpointInterval = Annotated[
-    str | None,
-    typer.Option(
-        "--checkpoint-interval",
-        metavar="T",
-        help="Goodput: work between checkpoints, 30min. Default: the optimum.",
-        show_default=False,
-    ),
-]
-CheckpointStall = Annotated[
-    str | None,
-    typer.Option(
-        "--checkpoint-stall",
-        metavar="T",
-        help="Goodput: time that training waits for a checkpoint. Default: 6.3s.",
-        show_default=False,
-    ),
-]
-Restart = Annotated[
-    str | None,
-    typer.Option(
-        "--restart",
-        metavar="T",
-        help="Goodput: time from a failure to the next step. Default: 10min.",
-        show_default=False,
-    ),
-]
-Jitter = Annotated[
-    str | None,
-    typer.Option(
-        "--jitter",
-        metavar="X",
-        help="Goodput: standard deviation of a node's step time over its mean. Default: 0.007.",
-        show_default=False,
-    ),
-]
-IsJson = Annotated[bool, typer.Option("--json", help="Answer with one JSON document (docs/formats.md).")]
 
 
 def command() -> Any:
@@ -159,18 +72,19 @@ def plan(
     cluster: ClusterText,
     seq_len: SeqLen,
     global_batch_size: BatchSize,
-    objective: Annotated[str, typer.Option(metavar="NAME", help="What to minimise: time.")] = "time",
+    objective: Annotated[
+        str, typer.Option(metavar="NAME", help="What to minimise: time, memory, devices or cost.")
+    ] = "time",
+    frontier: Annotated[
+        bool, typer.Option("--frontier", help="Add the exact frontier of step time against memory.")
+    ] = False,
+    allow_idle: Annotated[
+        bool, typer.Option("--allow-idle", help="Let fewer devices be used where that is faster.")
+    ] = False,
     inter_node: InterNode = None,
     dtype: Dtype = None,
     optimizer: OptimizerName = "adamw",
-    space: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME",
-            help="The declared space, default or core. Left out: default up to 16 devices, else core.",
-            show_default=False,
-        ),
-    ] = None,
+    space: Space = "default",
     fix: Fixed = "",
     memory_margin: Margin = "0.05",
     expert_imbalance: Imbalance = "1.1",
@@ -178,6 +92,8 @@ def plan(
     exhaustive: Annotated[
         bool, typer.Option("--exhaustive", help="Evaluate everything that is legal and fits.")
     ] = False,
+    workers: Workers = "1",
+    budget: Budget = None,
     save: Annotated[
         str | None, typer.Option(metavar="FILE", help="Write the plan file.", show_default=False)
     ] = None,
@@ -190,6 +106,7 @@ def plan(
 ) -> Output:
     """Find the best strategy for MODEL on the cluster, and prove it."""
     from shardwise.app.cli import answer, request
+    from shardwise.plan import OBJECTIVES
 
     options = request.JobOptions(
         model=model,
@@ -204,11 +121,17 @@ def plan(
     )
     return answer.planned(
         options,
-        objective=request.objective(objective),
-        space=None if space is None else request.choice("--space", space, request.SPACES),
-        fix=fix,
-        top=request.count("--top", top, low=0, high=1000),
-        is_exhaustive=exhaustive,
+        wanted=request.Wanted(
+            objective=request.choice("--objective", objective, OBJECTIVES),
+            frontier=frontier,
+            allow_idle=allow_idle,
+            space=space,
+            fix=fix,
+            top=request.count("--top", top, low=0, high=1000),
+            exhaustive=exhaustive,
+            workers=request.workers(workers),
+            budget_s=request.budget(budget),
+        ),
         save=save,
         is_json=is_json,
         reliability=request.reliability(
@@ -288,16 +211,12 @@ def space(
         seq_len=seq_len,
         global_batch_size=global_batch_size,
     )
-    return answer.counted(
-        options, space=request.choice("--space", space, request.SPACES), fix=fix, is_json=is_json
-    )
+    return answer.counted(options, space=space, fix=fix, is_json=is_json)
 
 
 @app.command()
 def simulate(
-    plan: Annotated[
-        str, typer.Argument(metavar="PLAN", help="A plan file, from plan --save.", show_default=False)
-    ],
+    plan: PlanFile,
     trace: Annotated[
         str | None,
         typer.Option(metavar="FILE", help="Write a trace that opens in ui.perfetto.dev.", show_default=False),
@@ -312,15 +231,56 @@ def simulate(
 
 @app.command()
 def check(
-    plan: Annotated[
-        str, typer.Argument(metavar="PLAN", help="A plan file, from plan --save.", show_default=False)
-    ],
+    plan: PlanFile,
+    proof_budget: Annotated[
+        str,
+        typer.Option(
+            metavar="T", help="Leave the proof that nothing is better open where it takes longer than this."
+        ),
+    ] = "10min",
     is_json: IsJson = False,
 ) -> Output:
     """Check all that a plan says, by code that shares nothing with the planner."""
-    from shardwise.app.cli import checking
+    from shardwise.app.cli import checking, request
 
-    return checking.checked(plan, is_json=is_json)
+    budget_s = request.duration("--proof-budget", proof_budget, low="1ms", high="30d")
+    return checking.checked(plan, is_json=is_json, proof_budget_s=budget_s)
+
+
+@app.command()
+def explain(
+    plan: PlanFile,
+    why_not: Annotated[
+        str | None,
+        typer.Option(
+            metavar="K=V,...",
+            help="Solve with these values pinned, and show the difference term by term.",
+            show_default=False,
+        ),
+    ] = None,
+    what_if: Annotated[
+        str | None,
+        typer.Option(
+            metavar="K=V,...",
+            help="Plan again with another cluster or job: inter_node_bandwidth=2x, nodes=16.",
+            show_default=False,
+        ),
+    ] = None,
+    workers: Workers = "1",
+    budget: Budget = None,
+    is_json: IsJson = False,
+) -> Output:
+    """Show what became of all candidates of a plan, and what pinned its best strategy."""
+    from shardwise.app.cli import explaining, request
+
+    return explaining.explained(
+        plan,
+        why_not=why_not,
+        what_if=what_if,
+        workers=request.workers(workers),
+        budget_s=request.budget(budget),
+        is_json=is_json,
+    )
 
 
 @app.command()

@@ -11,6 +11,7 @@ from shardwise.cluster import Cluster
 from shardwise.model import Model, active_parameters, parameters
 from shardwise.plan import (
     Answer,
+    Frontier,
     Goodput,
     Plan,
     Result,
@@ -20,6 +21,7 @@ from shardwise.plan import (
     result_document,
     usd_per_billion_tokens,
 )
+from shardwise.search import Comparison, Explanation
 from shardwise.strategy import Job
 
 VERSION = 1
@@ -35,9 +37,29 @@ def plan_answer(plan: Plan, answer: Answer, goodput: Goodput | None = None) -> d
         "objective": plan.objective,
         "best": _priced(answer.best, plan.cluster, plan.job),
         "runners_up": [_priced(result, plan.cluster, plan.job) for result in answer.runners_up],
+        "devices_used": plan.cluster.devices,
+        "parts": [asdict(part) for part in answer.parts],
+        "frontier": None if answer.frontier is None else _points(answer.frontier, answer.best),
+        "frontier_certificate": (
+            None if answer.frontier is None else certificate_document(answer.frontier.certificate)
+        ),
         "goodput": None if goodput is None else asdict(goodput),
+        "is_proven": answer.is_proven,
+        "is_interrupted": answer.is_interrupted,
         "certificate": certificate_document(answer.certificate),
     }
+
+
+def _points(frontier: Frontier, best: Result) -> list[dict[str, object]]:
+    """Points of time against memory, fastest first, each in brief."""
+    return [
+        {
+            "strategy": asdict(point.strategy),
+            "step_time_s": point.step_time_s,
+            "peak_memory_bytes": {"device": point.device_bytes, "capacity": best.peak_memory.capacity},
+        }
+        for point in frontier.points
+    ]
 
 
 def evaluation(request: Request, result: Result) -> dict[str, object]:
@@ -47,6 +69,51 @@ def evaluation(request: Request, result: Result) -> dict[str, object]:
         "version": VERSION,
         **_question(request.model, request.cluster, request.job),
         "result": _priced(result, request.cluster, request.job),
+    }
+
+
+def explanation(plan: Plan, found: Explanation) -> dict[str, object]:
+    """`explain --json`."""
+    binding = asdict(found.binding)
+    return {
+        **_explained(plan, "tree"),
+        "candidates": sum(found.totals.values()) + found.unexplored,
+        "unexplored": found.unexplored,
+        "totals": dict(found.totals),
+        "blocks": [{**asdict(block), "candidates": block.candidates} for block in found.blocks],
+        "axes": [asdict(axis) for axis in found.axes],
+        "binding": binding,
+        "agrees": found.agrees,
+    }
+
+
+def comparison(plan: Plan, found: Comparison, *, kind: str, asked: str) -> dict[str, object]:
+    """`explain --why-not --json` and `explain --what-if --json`."""
+    question = found.question
+    return {
+        **_explained(plan, kind),
+        "asked": asked,
+        "cluster": _question(question.model, question.cluster, question.job)["cluster"],
+        "job": asdict(question.job),
+        "result": _priced(found.after, question.cluster, question.job),
+        "certificate": certificate_document(found.answer.certificate),
+        "difference": {
+            "step_time_s": found.after.step_time_s - found.before.step_time_s,
+            "device_bytes": found.after.peak_memory.device - found.before.peak_memory.device,
+            "breakdown": found.breakdown_s,
+            "memory": found.memory_bytes,
+            "fields": {name: list(pair) for name, pair in found.fields.items()},
+        },
+    }
+
+
+def _explained(plan: Plan, kind: str) -> dict[str, object]:
+    return {
+        "schema": "shardwise.explanation",
+        "version": VERSION,
+        "kind": kind,
+        "plan_hash": document_hash(plan_document(plan)),
+        "best": _priced(plan.best, plan.cluster, plan.job),
     }
 
 

@@ -33,10 +33,18 @@ STYLES: Mapping[str, str] = {
 WIDTH = 100
 """Columns of everything made for people."""
 
+LABEL = 15
+"""Columns of the labels on the left of a card."""
+
 _ASCII: dict[str, str | int | None] = {
     "█": "#", "▉": "#", "▊": "#", "▋": "#", "▌": "#", "▍": "", "▎": "", "▏": "",
     "░": ".", "─": "-", "·": "-", "×": "x", "±": "+-", "│": "|", "…": "...", "≤": "<=", "≥": ">=",
 }  # fmt: skip
+
+
+def row(label: str, *spans: Span) -> Line:
+    """A line of a card."""
+    return ((f" {label:<{LABEL - 1}}", "label"), *spans)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,10 +18,8 @@ from shardwise.strategy import Job
 from shardwise.units import parse_quantity
 
 MAX_COUNT = 10_000_000
-OBJECTIVES = ("time", "memory", "devices", "cost")
 OPTIMIZERS = ("adamw", "adafactor", "sgd", "muon")
 DTYPES = ("fp32", "fp16", "bf16", "fp8", "fp8-current", "fp8-block", "mxfp8", "nvfp4")
-SPACES = ("default", "core")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +35,21 @@ class JobOptions:
     optimizer: str = "adamw"
     memory_margin: str | None = None
     expert_imbalance: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """The options of `plan` that say what to look for; `space` and `fix` are texts."""
+
+    objective: str
+    frontier: bool
+    allow_idle: bool
+    space: str
+    fix: str
+    top: int
+    exhaustive: bool
+    workers: int
+    budget_s: float | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,8 +179,11 @@ def choice(option: str, text: str, choices: Sequence[str]) -> str:
     return text
 
 
-def objective(text: str) -> str:
-    """`text` where it is an objective that can be planned for."""
-    if choice("--objective", text, OBJECTIVES) != "time":
-        raise ConfigError("is not available yet", key="--objective", found=text, allowed="time")
-    return text
+def workers(text: str) -> int:
+    """The number of processes that `--workers` says: no more than there are cores."""
+    return count("--workers", text, low=1, high=os.cpu_count() or 1)
+
+
+def budget(text: str | None) -> float | None:
+    """The seconds that `--budget` says, None where it was left out."""
+    return None if text is None else duration("--budget", text, low="1ms", high="30d")

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from itertools import groupby
 
 from shardwise.plan import Layout, Result
-from shardwise.strategy import AXES, Job, Strategy, even_ends
+from shardwise.strategy import AXES, FIELDS, Job, Strategy, even_ends
 
 GIB = 2.0**30
 AXIS_ORDER = "-".join(AXES)
@@ -60,6 +60,11 @@ def option_texts(strategy: Strategy) -> list[str]:
     return texts
 
 
+def value_text(value: object) -> str:
+    """A field's value: yes and no for flags."""
+    return ("yes" if value else "no") if isinstance(value, bool) else str(value)
+
+
 def counted(number: int, noun: str) -> str:
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
@@ -108,6 +113,13 @@ def difference_text(strategy: Strategy, best: Strategy, layers: int) -> str:
     """What `strategy` chooses otherwise than `best`, beside the degrees and what follows from them."""
     known = _choices(best, layers)
     return ", ".join(text for text in _choices(strategy, layers) if text not in known)
+
+
+def changed_fields(strategy: Strategy, best: Strategy, *, but: str) -> str:
+    """Fields other than `but` in which `strategy` differs from `best`, at most three of them by name."""
+    changed = [name for name in FIELDS if name != but and getattr(strategy, name) != getattr(best, name)]
+    shown = [f"{name} {value_text(getattr(strategy, name))}" for name in changed[:3]]
+    return ", ".join(shown + ([f"{len(changed) - 3} more"] if len(changed) > 3 else []))
 
 
 def _choices(strategy: Strategy, layers: int) -> list[str]:

@@ -1,0 +1,57 @@
+"""What each means of the search is worth: the same question with one of them switched off at a time.
+
+`python -m benchmarks.ablation` prints the table of docs/how-it-chooses.md.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from shardwise.cluster import load_cluster
+from shardwise.model import load_model
+from shardwise.search import Question, default_job
+from shardwise.search.drive import Outcome, Search
+from shardwise.search.goals import Fastest
+
+MEANS = {
+    "all of them": frozenset[str](),
+    "first look at a sketch": frozenset({"sketch"}),
+    "symmetry of axis orders": frozenset({"symmetry"}),
+    "envelope over micro-batch sizes": frozenset({"degrees"}),
+    "bound of a grid's work": frozenset({"degrees", "micro_batch"}),
+    "bounds of what is kept": frozenset({"kept"}),
+    "bounds of what is sharded": frozenset({"sharded"}),
+    "bounds of schedules": frozenset({"schedule"}),
+    "bounds of splits": frozenset({"split"}),
+    "room for whole layers": frozenset({"room"}),
+    "memory of blocks": frozenset({"memory"}),
+    "all but memory": frozenset({"sketch", "symmetry", "degrees", "micro_batch", "kept", "sharded", "room"}),
+}
+
+
+def outcome_without(without: frozenset[str]) -> Outcome:
+    """Llama-3.1-8B on 8 A100-40G, default space."""
+    model, cluster = load_model("llama-3.1-8b"), load_cluster("8xA100-40G")
+    job = default_job(model, cluster, seq_len=4096, global_batch_size=32)
+    question = Question(model=model, cluster=cluster, job=job, space="default")
+    return Search(question.problem(), question.candidates(), Fastest(4), without=without).run()
+
+
+def main() -> int:
+    print("| switched off | blocks bounded | strategies evaluated | CPU s |\n|---|---|---|---|")
+    best = None
+    for name, without in MEANS.items():
+        outcome = outcome_without(without)
+        times = [found.time_s for found in outcome.found]
+        best = best or times
+        same = "" if times == best else f" (other answer: {times})"
+        print(
+            f"| {name}{same} | {outcome.ledger.bounded:,} | {outcome.ledger.simulated:,} "
+            f"| {outcome.search_cpu_s:.2f} |",
+            flush=True,
+        )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,69 @@
+"""Candidates drawn at random from a space, to be held against what a search says of them."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardwise.cost import Problem, peaks_of
+from shardwise.search.evaluate import step_times_s
+from shardwise.search.space import Space
+from shardwise.strategy import RULES, StrategyTable, first_broken, largest_stage
+
+
+def drawn(
+    space: Space, number: int, rng: np.random.Generator, near: StrategyTable | None = None
+) -> StrategyTable:
+    """So many candidates, each as likely as any other of the space, or of those with the degrees of `near` (a
+    table of one row)."""
+    degrees = space.degrees()
+    if near is not None:
+        degrees = [(int(near.tp[0]), int(near.cp[0]), int(near.dp[0]), int(near.pp[0]))]
+    grids = space.grids(degrees)
+    below = space.count_below_grids(grids).astype(np.float64)
+    grids = grids.take(rng.choice(len(grids), number, p=below / below.sum()))
+    return StrategyTable.joined([_completed(space, grids.take(slice(i, i + 1)), rng) for i in range(number)])
+
+
+def _completed(space: Space, grid: StrategyTable, rng: np.random.Generator) -> StrategyTable:
+    """One candidate below a grid."""
+    pp, ranks = int(grid.pp[0]), int(grid.dp[0] * grid.cp[0])
+    sizes = space.micro_batch_sizes(int(grid.dp[0]))["micro_batch_size"]
+    variants = space.variants(pp)
+    kinds = [int(kind) for kind in space.recomputes]
+    counts = np.array(
+        [[space.count_splits(pp * int(v), kind) for kind in kinds] for v in variants.vpp], dtype=float
+    )
+    place = rng.choice(counts.size, p=counts.ravel() / counts.sum())
+    variant, kind = divmod(int(place), len(kinds))
+    stages = pp * int(variants.vpp[variant])
+    split = space.splits(stages)
+    first, last = split["first_stage_layers"], split["last_stage_layers"]
+    largest = largest_stage(space.layers, stages, first, last)
+    layers = [space.recompute_layers(kinds[kind], int(most)) for most in largest]
+    weights = np.array([len(each) for each in layers], dtype=float)
+    chosen = int(rng.choice(len(first), p=weights / weights.sum()))
+    shards = space.shards(ranks)
+    shard = int(rng.integers(len(shards["param_shard"])))
+    return grid.replaced(
+        micro_batch_size=rng.choice(sizes), schedule=variants.schedule[variant], vpp=variants.vpp[variant],
+        first_stage_layers=first[chosen], last_stage_layers=last[chosen],
+        recompute=kinds[kind], recompute_layers=rng.choice(layers[chosen]),
+        offload=rng.choice(space.offloads), **{name: column[shard] for name, column in shards.items()},
+    )  # fmt: skip
+
+
+def better_than(
+    problem: Problem, table: StrategyTable, best_s: float
+) -> tuple[int, int, NDArray[np.float64]]:
+    """How many rows are legal, how many of these fit, and the times of those that take less than `best_s`."""
+    legal = table.take(first_broken(table, problem.limits, RULES) < 0)
+    if not len(legal):
+        return 0, 0, np.zeros(0)
+    peaks = peaks_of(problem, legal)
+    fits = (peaks.device_bytes <= problem.usable_bytes) & (peaks.host_bytes <= problem.host_bytes_per_device)
+    fitting = legal.take(fits)
+    if not len(fitting):
+        return len(legal), 0, np.zeros(0)
+    times = step_times_s(problem, fitting)
+    return len(legal), len(fitting), times[times < best_s * (1.0 - 1e-12)]

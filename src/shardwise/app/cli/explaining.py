@@ -1,0 +1,50 @@
+"""What `explain` answers: the tree of candidates and what pinned the best, or another question beside the
+plan's."""
+
+from __future__ import annotations
+
+from shardwise import search
+from shardwise.app.cli import differences, documents, tree
+from shardwise.app.cli.output import Output, progress
+from shardwise.errors import ConfigError
+from shardwise.plan import read_plan
+from shardwise.strategy import parse_fields
+
+
+def explained(
+    path: str,
+    *,
+    why_not: str | None,
+    what_if: str | None,
+    workers: int,
+    budget_s: float | None,
+    is_json: bool,
+) -> Output:
+    """The answer of `explain` about the plan file at `path`.
+
+    Raises ConfigError for a file that is no plan and for changes that cannot be made, Infeasible where
+    nothing with what is pinned or changed fits.
+    """
+    if why_not is not None and what_if is not None:
+        raise ConfigError("stands beside --what-if", key="--why-not", allowed="one of the two")
+    pinned = None if why_not is None else parse_fields(why_not, key="--why-not")
+    if pinned == {}:
+        raise ConfigError("names no field", key="--why-not", found=repr(why_not), allowed="name=value,...")
+    plan = read_plan(path)
+    with progress() as show:
+        if pinned is not None:
+            comparison = search.why_not(plan, pinned, workers=workers, budget_s=budget_s, progress=show)
+        elif what_if is not None:
+            comparison = search.what_if(plan, what_if, workers=workers, budget_s=budget_s, progress=show)
+        else:
+            explanation = search.explained(plan, workers=workers, budget_s=budget_s, progress=show)
+            if is_json:
+                return Output(document=documents.explanation(plan, explanation))
+            talk = (
+                [] if explanation.agrees else ["shardwise: the search finds another best than the plan's now"]
+            )
+            return Output(lines=tree.explanation_lines(plan, explanation), talk=talk)
+    kind, asked = ("why_not", why_not) if pinned is not None else ("what_if", what_if)
+    if is_json:
+        return Output(document=documents.comparison(plan, comparison, kind=kind, asked=str(asked)))
+    return Output(lines=differences.comparison_lines(plan, comparison, kind=kind, asked=str(asked)))

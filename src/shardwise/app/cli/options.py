@@ -1,0 +1,138 @@
+"""The options that several commands share, in the spelling that scripts rely on."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+ModelText = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODEL",
+        help="A Hugging Face config.json (file or folder), a YAML of plain dimensions, or a catalogue name.",
+        show_default=False,
+    ),
+]
+ClusterText = Annotated[
+    str,
+    typer.Option(
+        "--cluster",
+        metavar="C",
+        help="A cluster YAML, or a shorthand: 8x8xH100-SXM (nodes x per node x device), 4xRTX4090.",
+        show_default=False,
+    ),
+]
+SeqLen = Annotated[
+    str, typer.Option("--seq-len", metavar="N", help="Tokens per sequence.", show_default=False)
+]
+BatchSize = Annotated[
+    str,
+    typer.Option(
+        "--global-batch-size", metavar="N", help="Sequences per optimizer step.", show_default=False
+    ),
+]
+InterNode = Annotated[
+    str | None,
+    typer.Option(
+        "--inter-node",
+        metavar="RATE",
+        help="Bandwidth between nodes, per device: 200Gb/s.",
+        show_default=False,
+    ),
+]
+Dtype = Annotated[
+    str | None,
+    typer.Option(
+        "--dtype",
+        metavar="D",
+        help="Default: the best 16-bit type that all devices have.",
+        show_default=False,
+    ),
+]
+OptimizerName = Annotated[
+    str, typer.Option("--optimizer", metavar="O", help="adamw, adafactor, sgd or muon.")
+]
+Margin = Annotated[
+    str, typer.Option("--memory-margin", metavar="X", help="Fraction of device memory that stays free.")
+]
+Imbalance = Annotated[
+    str,
+    typer.Option("--expert-imbalance", metavar="X", help="Load of the busiest expert rank over the mean."),
+]
+Space = Annotated[
+    str,
+    typer.Option(
+        "--space",
+        metavar="NAME|FILE",
+        help="The space: default, core, or a file with a base and the values of some axes.",
+    ),
+]
+Fixed = Annotated[
+    str,
+    typer.Option(
+        "--fix", metavar="K=V,...", help="Keep only candidates with these values: tp=8,zero_stage=1.",
+        show_default=False,
+    ),
+]  # fmt: skip
+Mtbf = Annotated[
+    str | None,
+    typer.Option(
+        "--mtbf",
+        metavar="T",
+        help="Goodput: mean time between failures of a device. Default: 50677h.",
+        show_default=False,
+    ),
+]
+CheckpointInterval = Annotated[
+    str | None,
+    typer.Option(
+        "--checkpoint-interval",
+        metavar="T",
+        help="Goodput: work between checkpoints, 30min. Default: the optimum.",
+        show_default=False,
+    ),
+]
+CheckpointStall = Annotated[
+    str | None,
+    typer.Option(
+        "--checkpoint-stall",
+        metavar="T",
+        help="Goodput: time that training waits for a checkpoint. Default: 6.3s.",
+        show_default=False,
+    ),
+]
+Restart = Annotated[
+    str | None,
+    typer.Option(
+        "--restart",
+        metavar="T",
+        help="Goodput: time from a failure to the next step. Default: 10min.",
+        show_default=False,
+    ),
+]
+Jitter = Annotated[
+    str | None,
+    typer.Option(
+        "--jitter",
+        metavar="X",
+        help="Goodput: standard deviation of a node's step time over its mean. Default: 0.007.",
+        show_default=False,
+    ),
+]
+IsJson = Annotated[bool, typer.Option("--json", help="Answer with one JSON document (docs/formats.md).")]
+
+
+Workers = Annotated[str, typer.Option("--workers", metavar="N", help="Processes that search.")]
+Budget = Annotated[
+    str | None,
+    typer.Option(
+        "--budget",
+        metavar="T",
+        help="End the search after 10s, with the best so far and its proven gap.",
+        show_default=False,
+    ),
+]
+PlanFile = Annotated[
+    str, typer.Argument(metavar="PLAN", help="A plan file, from plan --save.", show_default=False)
+]

@@ -1,0 +1,126 @@
+"""The part of the card that says what is proven: candidates, reasons, bound, gap; and time against memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from shardwise.app.cli import words
+from shardwise.app.cli.output import LABEL, WIDTH, Line, row
+from shardwise.cluster import Cluster
+from shardwise.plan import PROVEN_GAP, Answer, Certificate, usd_per_step
+from shardwise.units import format_seconds
+
+FRONTIER_LINES = 12
+"""Points of a frontier that are shown, at most."""
+
+
+def proof_lines(answer: Answer, cluster: Cluster, of_devices: int | None) -> Iterator[Line]:
+    """Candidates, why the others fell, bound, gap, time."""
+    certificate = answer.certificate
+    rejected = sum(certificate.rejected.values())
+    yield ()
+    yield from _objective(answer, cluster, of_devices)
+    yield _verdict(answer)
+    for line in words.wrapped(_restrictions(certificate), " · ", WIDTH - LABEL):
+        yield row("", (line, ""))
+    counts = f"{rejected:,} rejected · {certificate.cut_by_bound:,} cut by the bound · "
+    unexplored = f" · {certificate.unexplored:,} unexplored" if certificate.unexplored else ""
+    yield row("", (f"{counts}{certificate.simulated:,} evaluated{unexplored}", ""))
+    yield from _reasons(certificate.rejected)
+    gap = "0" if certificate.gap <= PROVEN_GAP else words.percent(certificate.gap, 2)
+    yield row(
+        "",
+        (f"lower bound {words.seconds(certificate.lower_bound_s)}, gap {gap}, found in ", ""),
+        (format_seconds(certificate.search_s), ""),
+        (f" ({format_seconds(certificate.search_cpu_s)} of CPU)", "dim"),
+    )
+
+
+def _objective(answer: Answer, cluster: Cluster, of_devices: int | None) -> Iterator[Line]:
+    """What the answer is best in, where that is not time on all devices."""
+    if answer.objective == "time" and not answer.parts:
+        return
+    usd = usd_per_step(cluster, answer.best.step_time_s)
+    texts = {
+        "time": "least step time",
+        "memory": "least memory",
+        "devices": "fewest devices",
+        "cost": f"least cost, ${usd or 0.0:,.4f} per step",
+    }
+    used = f" on {cluster.devices:,} of {of_devices or cluster.devices:,} devices" if answer.parts else ""
+    compared = (
+        f"   {words.counted(len(answer.parts), 'part')} of the cluster searched" if answer.parts else ""
+    )
+    yield row("objective", (texts[answer.objective] + used, "value"), (compared, "dim"))
+
+
+def _verdict(answer: Answer) -> Line:
+    certificate = answer.certificate
+    space = f"of the space '{certificate.space}'"
+    if answer.is_proven:
+        return row(
+            "proof", ("optimal", "good"), (f" among {certificate.enumerated:,} candidates {space}", "")
+        )
+    unfinished = sum(not part.is_complete for part in answer.parts)
+    if unfinished:
+        why = f"{words.counted(unfinished, 'part')} of the cluster not searched to the end"
+    elif answer.objective == "memory":
+        why = f"{certificate.unexplored:,} candidates are unexplored"
+    else:
+        why = f"gap {words.percent(certificate.gap, 2)}"
+    total = certificate.enumerated + certificate.unexplored
+    return row(
+        "proof",
+        (f"not proven: {why}", "warn"),
+        (f"   {certificate.enumerated:,} of {total:,} candidates {space} decided", ""),
+    )
+
+
+def _restrictions(certificate: Certificate) -> list[str]:
+    """What the question left of the space."""
+    texts = [f"{name} {' '.join(map(words.value_text, values))}" for name, values in certificate.axes.items()]
+    texts += [f"{name} {words.value_text(value)}" for name, value in certificate.fixed.items()]
+    return [f"only {texts[0]}", *texts[1:]] if texts else []
+
+
+def _reasons(rejected: Mapping[str, int]) -> Iterator[Line]:
+    counts = sorted(rejected.items(), key=lambda item: (-item[1], item[0]))
+    reasons = [f"{reason} {count:,}" for reason, count in counts if count]
+    for index, line in enumerate(words.wrapped(reasons, " · ", WIDTH - LABEL - 12)):
+        yield row("", ("rejected by " if index == 0 else " " * 12, "dim"), (line, "dim"))
+
+
+def frontier_table(answer: Answer, layers: int) -> Iterator[Line]:
+    """Time against memory: at most FRONTIER_LINES points, evenly chosen, the fastest and the smallest
+    included."""
+    frontier = answer.frontier
+    if frontier is None:
+        return
+    points, certificate = frontier.points, frontier.certificate
+    places = chosen_places(len(points), FRONTIER_LINES)
+    shown = (
+        f"{len(places)} of {len(points):,} points" if len(places) < len(points) else f"{len(points):,} points"
+    )
+    state = "exact" if not certificate.unexplored else "unfinished"
+    yield ()
+    yield (
+        (f" {'time against memory':<27}{'step time':>12}{'slower':>9}{'memory':>11}  ", "label"),
+        (f"{shown}, {state}, in {format_seconds(certificate.search_s)}", "dim"),
+    )
+    for place in places:
+        point = points[place]
+        slower = point.step_time_s / points[0].step_time_s - 1.0
+        degrees = words.degrees_text(point.strategy).replace(" · ", " ")
+        fixed = (
+            f"  {degrees:<25}{words.seconds(point.step_time_s):>12}"
+            f"{f'{slower * 100:+.1f} %':>9}{words.gib(point.device_bytes) + ' GiB':>11}  "
+        )
+        differs = words.difference_text(point.strategy, answer.best.strategy, layers)
+        yield ((fixed, ""), (words.shortened(differs, WIDTH - len(fixed)), "dim"))
+
+
+def chosen_places(count: int, most: int) -> list[int]:
+    """At most `most` of `count` places, evenly apart, the first and the last included."""
+    if count <= most:
+        return list(range(count))
+    return [round(index * (count - 1) / (most - 1)) for index in range(most)]

@@ -1,0 +1,67 @@
+"""The space that is asked for: a name, or a file; counted by the checker."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+
+from shardwise import search
+from shardwise.app.cli.request import Request
+from shardwise.check import SpaceCount, count_space
+from shardwise.errors import ConfigError
+from shardwise.inputs import nearest, shown
+from shardwise.plan import Value
+
+Axes = Mapping[str, tuple[Value, ...]]
+Fixed = Mapping[str, Value]
+
+
+def space_choice(text: str) -> search.SpaceChoice:
+    """The space that `--space` names, or that is written in the file it names."""
+    if text in search.SPACES:
+        return search.SpaceChoice(base=text)
+    if text and (os.path.exists(text) or re.search(r"[/.\\]", text)):
+        return search.read_space(text)
+    near = nearest(text, search.SPACES)
+    hint = f" (did you mean {near}?)" if near else ""
+    raise ConfigError(
+        f"is neither a space nor a file{hint}",
+        key="--space",
+        found=shown(text),
+        allowed=", ".join(search.SPACES),
+    )
+
+
+def require_candidates(chosen: search.SpaceChoice, fixed: Fixed, request: Request) -> None:
+    """ConfigError, naming the first axis that leaves none, where values of a space file exclude each other or
+    what is fixed."""
+    kept: dict[str, tuple[Value, ...]] = {}
+    for name, values in chosen.axes.items():
+        before = dict(kept)
+        kept[name] = values
+        if not counted_space(chosen.base, fixed, kept, request).count:
+            possible = counted_space(chosen.base, fixed, before, request).axes[name]
+            allowed = ", ".join(possible[:20]) + (", ..." if len(possible) > 20 else "")
+            raise ConfigError(
+                "leaves no candidate"
+                + (f" beside {', '.join((*before, *fixed))}" if before or fixed else ""),
+                file=chosen.file,
+                key=f"axes.{name}",
+                found=", ".join(map(str, values)),
+                allowed=allowed or "none: what is fixed leaves no candidate",
+            )
+
+
+def counted_space(base: str, fixed: Fixed, axes: Axes, request: Request) -> SpaceCount:
+    """The space with its axes, by the checker's count."""
+    experts = request.model.experts
+    return count_space(
+        model_layers=request.model.layers,
+        experts=None if experts is None else experts.experts,
+        devices=request.cluster.devices,
+        global_batch_size=request.job.global_batch_size,
+        space=base,
+        fixed=fixed,
+        axes=axes,
+    )

@@ -1,0 +1,188 @@
+"""The tree of blocks of a search, what each change of one field would cost, and what binds, for the
+terminal."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator, Mapping
+
+from shardwise.app.cli import words
+from shardwise.app.cli.output import LABEL, WIDTH, Line, row
+from shardwise.plan import Plan
+from shardwise.search import Alternative, Axis, Binding, Explanation, LedgerBlock
+from shardwise.strategy import HOST_MEMORY, MEMORY, Strategy
+
+BLOCKS = 12
+"""Blocks that are shown, at most; the others are folded into a line."""
+
+LEVELS: Mapping[str, str] = {
+    "cut_degrees": "cut by degrees alone",
+    "cut_micro_batch": "cut with the micro-batch",
+    "cut_kept": "cut with recompute and offload",
+    "cut_sharded": "cut with the shards",
+    "cut_schedule": "cut with the schedule",
+    "cut_split": "cut with the stage split",
+    "cut_layers": "cut with recomputed layers",
+    "cut_states": "cut with optimizer shards",
+    "simulated": "evaluated",
+}
+"""Where a block may end, in words: what was known when its bound cut it."""
+
+_NAME = 20
+
+
+def explanation_lines(plan: Plan, explanation: Explanation) -> list[Line]:
+    """The answer of `explain`."""
+    return [
+        ((f" {plan.model.name} on {plan.cluster.name}", "title"),),
+        ((f" {_facts(plan)}", "dim"),),
+        (("─" * WIDTH, "dim"),),
+        *_totals(explanation),
+        (),
+        *_blocks(explanation, plan.best.strategy),
+        (),
+        *_axes(explanation, plan.best.strategy),
+        (),
+        *_binding(explanation.binding),
+        (),
+    ]
+
+
+def _facts(plan: Plan) -> str:
+    texts = [words.degrees_text(plan.best.strategy), *words.detail_texts(
+        plan.best.strategy, plan.job, plan.model.layers
+    )[:3], f"step {words.seconds(plan.best.step_time_s)}"]  # fmt: skip
+    return words.shortened(" · ".join(texts), WIDTH - 1)
+
+
+def fate_text(fate: str) -> str:
+    """A fate in words; a rule keeps its code."""
+    return LEVELS.get(fate, f"rejected by {fate}")
+
+
+def _totals(explanation: Explanation) -> Iterator[Line]:
+    """Every level with its candidates, coarsest first."""
+    total = sum(explanation.totals.values()) + explanation.unexplored
+    yield row("candidates", (f"{total:,}", "value"))
+    fates = {fate_text(fate): count for fate, count in explanation.totals.items()}
+    if explanation.unexplored:
+        fates["unexplored"] = explanation.unexplored
+    for text, count in fates.items():
+        share = count / total
+        yield row("", (f"{text:<36}{count:>26,}", ""), (f"{words.percent(share):>9}  ", "dim"),
+                  (words.bar(share, 14), "time"))  # fmt: skip
+
+
+def _blocks(explanation: Explanation, best: Strategy) -> Iterator[Line]:
+    """The largest blocks and the best's own, each with its fates; the rest in one line."""
+    blocks = explanation.blocks
+    held = [block for block in blocks if _holds(block, best)]
+    shown = [*(block for block in blocks[: BLOCKS - 1] if block not in held), *held]
+    yield ((f" {'tp':>4}{'cp':>6}{'pp':>6}{'dp':>6}{'candidates':>22}   what became of them", "label"),)
+    for block in sorted(shown, key=blocks.index):
+        fixed = f" {block.tp:>4}{block.cp:>6}{block.pp:>6}{block.dp:>6}{block.candidates:>22,}   "
+        mark = "the best; " if block in held else ""
+        text = mark + _fates(block.fates, block.candidates)
+        for index, part in enumerate(textwrap.wrap(text, WIDTH - len(fixed))):
+            yield (
+                (fixed if index == 0 else " " * len(fixed), ""),
+                (part, "good" if mark and not index else "dim"),
+            )
+    folded = [block for block in blocks if block not in shown]
+    if folded:
+        count = sum(block.candidates for block in folded)
+        together: dict[str, int] = {}
+        for block in folded:
+            for fate, number in block.fates.items():
+                together[fate] = together.get(fate, 0) + number
+        fixed = f" {words.counted(len(folded), 'further block'):<22}{count:>22,}   "
+        for index, part in enumerate(textwrap.wrap(_fates(together, count), WIDTH - len(fixed))):
+            yield ((fixed if index == 0 else " " * len(fixed), ""), (part, "dim"))
+
+
+def _holds(block: LedgerBlock, best: Strategy) -> bool:
+    return (block.tp, block.cp, block.pp, block.dp) == (best.tp, best.cp, best.pp, best.dp)
+
+
+def _fates(fates: Mapping[str, int], total: int) -> str:
+    """How many were cut, rejected, evaluated, and where or by what most of them."""
+    texts = []
+    for verb, group in (("cut", "cut_"), ("rejected", "")):
+        counts = {
+            fate: n for fate, n in fates.items() if (fate in LEVELS) == bool(group) and fate != "simulated"
+        }
+        if counts:
+            most = max(counts, key=lambda fate: counts[fate])
+            name = LEVELS[most].removeprefix("cut ") if group else f"by {most}"
+            share = words.percent(sum(counts.values()) / total)
+            texts.append(f"{verb} {share}, {'most ' if len(counts) > 1 else ''}{name}")
+    if fates.get("simulated"):
+        texts.append(f"evaluated {fates['simulated']:,}")
+    return "; ".join(texts)
+
+
+def _axes(explanation: Explanation, best: Strategy) -> Iterator[Line]:
+    """Each field: its value, the nearest alternative, and why others cannot be had."""
+    yield (
+        (
+            f" {'field':<{_NAME}}{'best':<17}one change: the nearest, and what stands in the way of others",
+            "label",
+        ),
+    )
+    for axis in explanation.axes:
+        fixed = f" {axis.field:<{_NAME}}{words.value_text(axis.value):<17}"
+        text = _axis_text(axis, best)
+        for index, part in enumerate(textwrap.wrap(text, WIDTH - len(fixed)) or [""]):
+            yield (
+                (fixed if index == 0 else " " * len(fixed), ""),
+                (part, "dim" if not axis.alternatives else ""),
+            )
+
+
+def _axis_text(axis: Axis, best: Strategy) -> str:
+    if not axis.alternatives:
+        return "no other value beside the rest"
+    texts = [_nearest(axis.nearest, best, axis.field)] if axis.nearest is not None else []
+    hindered: dict[str, list[Alternative]] = {}
+    for alternative in axis.alternatives:
+        if alternative.reason is not None:
+            hindered.setdefault(alternative.reason, []).append(alternative)
+    return "; ".join((*texts, *(_hindrance(reason, group) for reason, group in hindered.items())))
+
+
+def _nearest(nearest: Alternative, best: Strategy, field: str) -> str:
+    beside = words.changed_fields(nearest.strategy, best, but=field)
+    slower = nearest.slower or 0.0
+    cost = (
+        "as fast"
+        if abs(slower) < 5e-7
+        else f"{abs(slower) * 100:.3g} % {'slower' if slower > 0 else 'faster'}"
+    )
+    return f"{words.value_text(nearest.value)}{f' with {beside}' if beside else ''}: {cost}"
+
+
+def _hindrance(reason: str, group: list[Alternative]) -> str:
+    values = [words.value_text(alternative.value) for alternative in group]
+    shown = ", ".join(values[:4]) + (f" and {len(values) - 4} more" if len(values) > 4 else "")
+    if reason in (MEMORY, HOST_MEMORY):
+        least = min(alternative.lacking_bytes for alternative in group)
+        at_least = "at least " if len(group) > 1 else ""
+        return f"{shown}: {reason} lacks {at_least}{words.gib(least)} GiB"
+    return f"{shown}: {reason}"
+
+
+def _binding(binding: Binding) -> Iterator[Line]:
+    """The resource that pinned the best."""
+    free = f"{words.gib(binding.free_bytes)} of {words.gib(binding.usable_bytes)} usable GiB are free"
+    part = (
+        f"{binding.largest_part.replace('_', ' ')} takes {words.seconds(binding.largest_part_s)} of the step"
+    )
+    yield row("binding", (binding.resource.replace("_", " "), "value"), (f"   {free}; {part}", ""))
+    lacking = binding.lacking
+    if lacking is not None and lacking.slower is not None:
+        text = (
+            f"{binding.lacking_field}={words.value_text(lacking.value)} would be "
+            f"{-lacking.slower * 100:.3g} % faster and lacks {words.gib(lacking.lacking_bytes)} GiB"
+        )
+        for part in textwrap.wrap(text, WIDTH - LABEL):
+            yield row("", (part, "dim"))

@@ -1,0 +1,110 @@
+"""The least bytes of the tightest rank of every candidate of a cell (docs/cost-model.md, section 14).
+
+What a rank holds grows with its layers and falls with the layers recomputed and with the degrees of sharding;
+so the fewest layers, the most recomputed, and for what is open the largest degrees, hold the least.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from shardwise.check.cells import EMBEDDING, HEAD, Cells, Layers, Pipeline, layers_of
+from shardwise.check.rows import Column
+from shardwise.check.sharding import Shardings
+from shardwise.check.splits import FULL
+from shardwise.strategy import OFFLOADS, RECOMPUTES
+
+SELECTIVE = RECOMPUTES.index("selective")
+
+
+def moves_activations(cells: Cells) -> Column:
+    return (cells.offload == OFFLOADS.index("activations")) | (cells.offload == OFFLOADS.index("both"))
+
+
+def moves_optimizer(cells: Cells) -> Column:
+    return (cells.offload == OFFLOADS.index("optimizer")) | (cells.offload == OFFLOADS.index("both"))
+
+
+def degrees_of(pipeline: Pipeline, cells: Cells, *, is_paired: bool) -> Shardings:
+    """How weights are sharded; what is open over all ranks."""
+    most = pipeline.ground.ranks[cells.grid]
+    param = pipeline.pairs.param[cells.pair] if is_paired else most
+    grad = pipeline.pairs.grad[cells.pair] if is_paired else most
+    optim = np.where(cells.optim > 0, cells.optim, most)
+    return pipeline.ground.shardings(cells.grid, param, grad, optim)
+
+
+def least_stored_bytes(pipeline: Pipeline, layers: Layers, cells: Cells, most: Column) -> Column:
+    """What each stage keeps of one microbatch at least, where at most `most` layers are recomputed."""
+    kept = pipeline.amount("kept_bytes", cells)
+    found = layers.summed(kept)
+    if (cells.recompute == SELECTIVE).any():
+        selective = layers.summed(pipeline.amount("kept_selective_bytes", cells))
+        found = np.where(cells.recompute == SELECTIVE, selective, found)
+    if (cells.recompute == FULL).any():
+        share = np.minimum(most, layers.least) / np.maximum(layers.least, 1)
+        inputs = layers.summed(np.minimum(kept, pipeline.amount("input_bytes", cells)))
+        full = (1 - share) * layers.summed(kept) + share * inputs
+        found = np.where(cells.recompute == FULL, full, found)
+    return found
+
+
+def bytes_floor(pipeline: Pipeline, cells: Cells, most: Column, *, is_paired: bool) -> tuple[Column, Column]:
+    """Bytes on the device and on the host of the tightest rank, at least; `most` layers are recomputed."""
+    figures, ground = pipeline.figures, pipeline.ground
+    recipe, efficiency = figures.recipe, figures.efficiency
+    layers = layers_of(pipeline, cells.box)
+    shardings = degrees_of(pipeline, cells, is_paired=is_paired)
+    dense, expert = held_elements(pipeline, layers, cells)
+    d, e = shardings.dense, shardings.expert
+    states = (dense / d.optim + expert / e.optim) * (recipe.master_bytes + figures.state_bytes)
+    away = moves_optimizer(cells)
+    weights = (dense / d.param + expert / e.param) * recipe.weight_bytes
+    weights = weights + (dense / d.grad + expert / e.grad) * recipe.gradient_bytes
+    of_ranks = weights + np.where(away, 0.0, states)
+    stored = least_stored_bytes(pipeline, layers, cells, most)
+    rank = pipeline.rank_of
+    in_flight = pipeline.turn("held", cells)[rank] * stored
+    kept = pipeline.amount("kept_bytes", cells)[:EMBEDDING].max(axis=0)
+    away_too = moves_activations(cells)
+    held = np.where(away_too, np.minimum(in_flight, stored + kept), in_flight)
+    again = kept - pipeline.amount("input_bytes", cells)[:EMBEDDING].max(axis=0)
+    largest = pipeline.amount("largest_bytes", cells)
+    held[:-1] += 2 * largest[:EMBEDDING].max(axis=0)
+    held[-1] += np.maximum(2 * largest[:EMBEDDING].max(axis=0), largest[HEAD])
+    allocated = (of_ranks[rank] + held).max(axis=0) + np.where(cells.recompute == FULL, again, 0.0)
+    allocated = allocated + _shared_bytes(pipeline, shardings, cells, is_paired=is_paired)
+    rows = ground.rows
+    communicators = 1 + sum(
+        (getattr(rows, axis)[cells.grid] > 1).astype(np.int64) for axis in ("tp", "cp", "pp", "dp", "ep")
+    )
+    device = allocated * (1 + efficiency.fragmentation_ratio) + efficiency.context_bytes
+    device = device + efficiency.communicator_bytes * communicators
+    host = np.where(away, states, 0.0)[rank] + np.where(away_too, in_flight, 0.0)
+    return device, host.max(axis=0)
+
+
+def held_elements(pipeline: Pipeline, layers: Layers, cells: Cells) -> tuple[Column, Column]:
+    """Dense and expert elements of each rank, at least: [pp, cell] each."""
+    dense = pipeline.amount("dense", cells)
+    of_ranks = pipeline.of_ranks(layers.summed(dense))
+    if pipeline.figures.model.tied_embeddings and pipeline.ends_apart:
+        of_ranks[-1] += dense[EMBEDDING]
+    return of_ranks, pipeline.of_ranks(layers.summed(pipeline.amount("expert", cells)))
+
+
+def _shared_bytes(pipeline: Pipeline, shardings: Shardings, cells: Cells, *, is_paired: bool) -> Column:
+    """Gathered weights and buffers."""
+    rows, recipe = pipeline.ground.rows, pipeline.figures.recipe
+    grid = cells.grid
+    sequence = rows.micro_batch_size[grid] * pipeline.figures.job.seq_len / rows.cp[grid]
+    sequence = sequence / np.where(rows.sequence_parallel[grid], rows.tp[grid], 1)
+    hidden = sequence * pipeline.figures.model.hidden * recipe.activation_bytes
+    buffers = 4 * hidden * (pipeline.pp > 1)
+    if not is_paired:
+        return buffers
+    gathered: Column = 0.0
+    for name, degree in (("dense", shardings.dense.param), ("expert", shardings.expert.param)):
+        most = pipeline.amount(name, cells)[:EMBEDDING].max(axis=0)
+        gathered = gathered + np.where(degree > 1, most, 0.0)
+    return buffers + 2 * recipe.weight_bytes * gathered

@@ -1,0 +1,294 @@
+"""The proof that nothing in a space is faster than some time: a cover of it, regenerated.
+
+The space is cut into cells: by grid, schedule, recomputation and offload, sharding of parameters and
+gradients, sharding of the optimizer, and at last split and recomputed layers, halved until they are points.
+At each level a cell is done with if it breaks a rule, if its least bytes do not fit, or if its least time is
+not below the time to be beaten; what is left at the end is evaluated. Every candidate is in exactly one of
+these.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from math import inf
+from types import SimpleNamespace
+
+import numpy as np
+
+from shardwise.check.bytes_floor import bytes_floor
+from shardwise.check.cells import Cells, Pipeline, joined_cells
+from shardwise.check.collectives import fabric_of
+from shardwise.check.count import SpaceRows
+from shardwise.check.cutting import (
+    count_of_splits,
+    halved,
+    opened,
+    parts,
+    rows_of_cells,
+    widths,
+    with_chains,
+    with_kept,
+    with_pairs,
+)
+from shardwise.check.figures import Figures
+from shardwise.check.grounds import (
+    breaks_grid_rule,
+    grids_of,
+    ground_of,
+    pairs_of_ground,
+)
+from shardwise.check.price import evaluate
+from shardwise.check.rows import Column, Rows
+from shardwise.check.rules import SCHEDULE_RULES
+from shardwise.check.splits import FULL, splits_of
+from shardwise.check.time_floor import time_floor
+from shardwise.strategy import FIELDS, OFFLOADS
+
+VALUES_AT_A_TIME = 1 << 18
+"""Stages times cells that are bounded together: the columns stay small enough for the caches."""
+
+MARGIN = 1e-13
+"""What sums in another order may differ by, relative: a floor counts for so much less."""
+
+CELLS_AT_A_TIME = 1 << 16
+"""Cells that are halved together."""
+
+
+class OutOfTimeError(Exception):
+    """The proof took longer than it may."""
+
+
+class _BeatenError(Exception):
+    """A candidate was found that should not be."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Cover:
+    """What became of the candidates; `least_s` is the least bound or time of all that fit or may fit.
+
+    `faster` is the fastest legal fitting candidate found below the time to be beaten, one row; `faster_s` and
+    `faster_bytes` are its time and the bytes of its tightest rank.
+    """
+
+    illegal: int = 0
+    unfitting: int = 0
+    bounded: int = 0
+    evaluated: int = 0
+    least_s: float = inf
+    faster: Rows | None = None
+    faster_s: float = inf
+    faster_bytes: float = inf
+
+    @property
+    def count(self) -> int:
+        """All candidates."""
+        return self.illegal + self.unfitting + self.bounded + self.evaluated
+
+
+@dataclass(kw_only=True)
+class Prover:
+    """Covers `space`; no candidate that needs at most `usable_bytes` of its device may be below `lowest_s`.
+
+    `is_over` says when to give up. Where `stops`, the first faster candidate ends the proof.
+    """
+
+    figures: Figures
+    space: SpaceRows
+    lowest_s: float
+    usable_bytes: float
+    is_over: Callable[[], bool] = lambda: False
+    stops: bool = True
+    cover: Cover = field(default_factory=Cover)
+
+    def run(self) -> Cover:
+        """The whole cover, or as much as was needed to find a faster candidate. OutOfTimeError."""
+        try:
+            for pp in sorted({pp for _, _, pp, _ in self.space.degrees()}):
+                self._run_pp(pp)
+        except _BeatenError:
+            pass
+        return self.cover
+
+    def _run_pp(self, pp: int) -> None:
+        rows, alike = grids_of(self.figures, self.space, pp)
+        if not len(rows):
+            return
+        splits = {
+            stages: splits_of(self.space, stages)
+            for stages in sorted({pp * vpp for _, vpp in self._schedules(pp)})
+        }
+        broken = breaks_grid_rule(self.figures, rows)
+        below = alike * self._chains_below(rows) * self.space.offloads().count
+        in_all = sum(count_of_splits(splits[pp * vpp]) for _, vpp in self._schedules(pp))
+        self.cover.illegal += int(below[broken].sum()) * in_all
+        legal = np.flatnonzero(~broken)
+        if not len(legal):
+            return
+        ground = ground_of(self.figures, pp, rows.take(legal), alike[legal])
+        pairs = pairs_of_ground(self.figures, self.space, ground)
+        for schedule, vpp in self._schedules(pp):
+            pipeline = Pipeline(
+                figures=self.figures,
+                fabric=fabric_of(self.figures.cluster, self.figures.efficiency),
+                ground=ground,
+                pairs=pairs,
+                schedule=schedule,
+                vpp=vpp,
+                splits=splits[pp * vpp],
+            )
+            self._run_pipeline(pipeline, below[legal])
+
+    def _schedules(self, pp: int) -> list[tuple[str, int]]:
+        return [
+            (schedule, vpp)
+            for schedule, vpp in self.space.schedules(pp)
+            if self.space.keeps(schedule=schedule, vpp=vpp)
+        ]
+
+    def _chains_below(self, rows: Rows) -> Column:
+        """How many shardings each row has."""
+        ranks, of = np.unique(rows.dp * rows.cp, return_inverse=True)
+        counts = [self.space.shards(int(number)).count for number in ranks]
+        return np.array(counts, dtype=np.int64)[of]
+
+    def _run_pipeline(self, pipeline: Pipeline, below: Column) -> None:
+        """All candidates of one schedule; `below` counts those of each grid for each split."""
+        if not count_of_splits(pipeline.splits):
+            return
+        broken = self._breaks_schedule_rule(pipeline)
+        self.cover.illegal += int(below[broken].sum()) * count_of_splits(pipeline.splits)
+        grid = np.flatnonzero(~broken & (below > 0))
+        cells = opened(pipeline, grid, below[grid])
+        for part in parts(cells, VALUES_AT_A_TIME // pipeline.stages):
+            seconds = time_floor(pipeline, part, is_paired=False, is_sharded=False)
+            # Whole splits, whatever is recomputed.
+            left = self._not_bounded(part, seconds, part.weight * count_of_splits(pipeline.splits))
+            self._run_kept(pipeline, part.take(left))
+
+    def _breaks_schedule_rule(self, pipeline: Pipeline) -> Column:
+        rows = pipeline.ground.rows
+        grid = SimpleNamespace(**{name: getattr(rows, name) for name in FIELDS})
+        grid.schedule, grid.vpp = pipeline.schedule, pipeline.vpp
+        found = np.zeros(len(rows), dtype=bool)
+        for rule in SCHEDULE_RULES.values():
+            found |= np.asarray(rule(grid, self.figures.limits, self.figures.job))
+        return found
+
+    def _run_kept(self, pipeline: Pipeline, cells: Cells) -> None:
+        """The next level: recomputation and offload."""
+        if not len(cells):
+            return
+        kinds = self.space.offloads().values["offload"]
+        offloads = [place for place, kind in enumerate(OFFLOADS) if kind in kinds]
+        left = self._surviving(
+            pipeline, with_kept(pipeline, cells, offloads), is_paired=False, is_sharded=False
+        )
+        self._run_pairs(pipeline, left)
+
+    def _run_pairs(self, pipeline: Pipeline, cells: Cells) -> None:
+        """The next level: sharding of parameters and gradients."""
+        pairs = pipeline.pairs
+        for part in parts(cells, CELLS_AT_A_TIME // max(int(pairs.number.max()), 1)):
+            found = with_pairs(pipeline, part)
+            left = self._surviving(pipeline, found, is_paired=True, is_sharded=False)
+            self._run_chains(pipeline, left)
+
+    def _run_chains(self, pipeline: Pipeline, cells: Cells) -> None:
+        """The next level: sharding of the optimizer; then splits."""
+        for part in parts(cells, CELLS_AT_A_TIME // 8):
+            left = self._surviving(pipeline, with_chains(pipeline, part), is_paired=True, is_sharded=True)
+            self._run_boxes(pipeline, left)
+
+    def _run_boxes(self, pipeline: Pipeline, cells: Cells) -> None:
+        """The last levels: boxes of splits and recomputed layers, halved until they are points."""
+        waiting = deque(parts(cells, CELLS_AT_A_TIME))
+        while waiting:
+            part = waiting.pop()
+            is_point = widths(part.box).max(axis=0) == 0
+            self._evaluate(pipeline, part.take(np.flatnonzero(is_point)))
+            open_ = part.take(np.flatnonzero(~is_point))
+            if len(open_):
+                left = self._surviving(pipeline, halved(open_), is_paired=True, is_sharded=True)
+                waiting.extend(parts(left, CELLS_AT_A_TIME))
+
+    def _surviving(self, pipeline: Pipeline, cells: Cells, *, is_paired: bool, is_sharded: bool) -> Cells:
+        """The cells that may hold something faster that fits; the others are counted."""
+        cells = cells.take(np.flatnonzero(pipeline.splits.count(cells.recompute, cells.box) > 0))
+        found = [cells.take(np.arange(0))]
+        for part in parts(cells, VALUES_AT_A_TIME // pipeline.stages):
+            if self.is_over():
+                raise OutOfTimeError
+            part = self._fitting(pipeline, part, is_paired=is_paired)
+            counts = part.weight * pipeline.splits.count(part.recompute, part.box)
+            seconds = time_floor(pipeline, part, is_paired=is_paired, is_sharded=is_sharded)
+            found.append(part.take(self._not_bounded(part, seconds, counts)))
+        return joined_cells(found)
+
+    def _not_bounded(self, cells: Cells, seconds: Column, counts: Column) -> Column:
+        """Places of the cells whose least time is below the time to be beaten; the others are counted."""
+        is_left = seconds * (1 - MARGIN) < self.lowest_s
+        if not is_left.all():
+            self.cover.bounded += int(counts[~is_left].sum())
+            self.cover.least_s = min(self.cover.least_s, float(seconds[~is_left].min()))
+        return np.flatnonzero(is_left)
+
+    def _fitting(self, pipeline: Pipeline, cells: Cells, *, is_paired: bool) -> Cells:
+        """The cells that may fit, without the numbers of recomputed layers that are too few; the others are
+        counted."""
+        fits = self._may_fit(pipeline, cells, cells.box.layers_high, is_paired=is_paired)
+        self._count_unfitting(pipeline, cells.take(np.flatnonzero(~fits)))
+        cells = cells.take(np.flatnonzero(fits))
+        low, high = cells.box.layers_low, cells.box.layers_high
+        at = np.flatnonzero((cells.recompute == FULL) & (high > low))
+        if not len(at):
+            return cells
+        some = cells.take(at)
+        # The least number that may fit lies in (too_few, enough].
+        too_few, enough = some.box.layers_low - 1, some.box.layers_high
+        while (enough - too_few > 1).any():
+            middle = (too_few + enough) // 2
+            may_fit = self._may_fit(pipeline, some, np.maximum(middle, 1), is_paired=is_paired)
+            may_fit |= middle == too_few
+            enough = np.where(may_fit & (middle > too_few), middle, enough)
+            too_few = np.where(may_fit, too_few, middle)
+        out = replace(some, box=replace(some.box, layers_high=too_few))
+        self._count_unfitting(pipeline, out.take(np.flatnonzero(too_few >= some.box.layers_low)))
+        least = low.copy()
+        least[at] = enough
+        return replace(cells, box=replace(cells.box, layers_low=least))
+
+    def _may_fit(self, pipeline: Pipeline, cells: Cells, most: Column, *, is_paired: bool) -> Column:
+        device, host = bytes_floor(pipeline, cells, most, is_paired=is_paired)
+        fits: Column = (device * (1 - MARGIN) <= self.usable_bytes) & (
+            host * (1 - MARGIN) <= self.figures.host_capacity_bytes
+        )
+        return fits
+
+    def _count_unfitting(self, pipeline: Pipeline, cells: Cells) -> None:
+        if len(cells):
+            counts = cells.weight * pipeline.splits.count(cells.recompute, cells.box)
+            self.cover.unfitting += int(counts.sum())
+
+    def _evaluate(self, pipeline: Pipeline, cells: Cells) -> None:
+        """The last cells: each is one candidate, and those that cost the same."""
+        if not len(cells):
+            return
+        if self.is_over():
+            raise OutOfTimeError
+        rows = rows_of_cells(pipeline, cells)
+        found = evaluate(self.figures, rows)
+        fits = found.device_bytes <= self.usable_bytes
+        fits &= found.host_bytes <= self.figures.host_capacity_bytes
+        self.cover.unfitting += int(cells.weight[~fits].sum())
+        self.cover.evaluated += int(cells.weight[fits].sum())
+        if fits.any():
+            seconds = np.where(fits, found.step_time_s, inf)
+            place = int(seconds.argmin())
+            self.cover.least_s = min(self.cover.least_s, float(seconds[place]))
+            if seconds[place] < min(self.lowest_s, self.cover.faster_s):
+                self.cover.faster, self.cover.faster_s = rows.take([place]), float(seconds[place])
+                self.cover.faster_bytes = float(found.device_bytes[place])
+                if self.stops:
+                    raise _BeatenError

@@ -1,0 +1,284 @@
+"""The least step time of every candidate of a cell: the longest of some paths through its table.
+
+Every path is a chain of actions each of which waits for the one before, its stages as short as they can be in
+the cell; so no step of the cell is shorter. Per rank r, with w its work on one microbatch:
+
+- the way of the first microbatch to it, m w, and from its last action to the end of the step;
+- the same, but entered at its first backward: all stages forward, back to the rank, and of its work all but
+  the forwards it has done before (turns.py);
+- the same, but left at its last forward, which still has its way to the last stage and back before it;
+- entered at the first backward and left at the last forward.
+
+And the mean over ranks of the first of these, for which only the sum of all layers counts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from shardwise.check.bytes_floor import (
+    SELECTIVE,
+    degrees_of,
+    held_elements,
+    least_stored_bytes,
+    moves_activations,
+    moves_optimizer,
+)
+from shardwise.check.cells import EMBEDDING, Cells, Layers, Pipeline, layers_of
+from shardwise.check.figures import DATA_OVERLAP
+from shardwise.check.rows import Column
+from shardwise.check.sharding import Shardings, gathering_s, reduction_s
+from shardwise.check.splits import FULL
+from shardwise.check.step import norm_s, optimizer_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Actions:
+    """The least seconds of the actions of each stage, [stage, cell]; of the hops between them, [stages - 1,
+    cell]; and of what all stages do for one microbatch, (cells,)."""
+
+    forward_s: Column
+    input_s: Column
+    weight_s: Column
+    hops_s: Column
+    model_s: Column
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Ends:
+    """What comes before the first forward and after the last backward of stage 0, and after everything."""
+
+    gather_s: Column
+    reduce_s: Column
+    step_s: Column
+
+
+def time_floor(pipeline: Pipeline, cells: Cells, *, is_paired: bool, is_sharded: bool) -> Column:
+    """Seconds per step, at least: (cells,). `is_paired` where all cells have a pair, `is_sharded` where they
+    have an optim_shard too."""
+    layers = layers_of(pipeline, cells.box)
+    shardings = degrees_of(pipeline, cells, is_paired=is_paired)
+    actions = _actions(pipeline, layers, cells, is_paired=is_paired)
+    ends = _ends(pipeline, layers, cells, shardings, is_paired=is_paired, is_sharded=is_sharded)
+    return _longest_path_s(pipeline, actions, ends, cells) + ends.step_s
+
+
+def _actions(pipeline: Pipeline, layers: Layers, cells: Cells, *, is_paired: bool) -> _Actions:
+    host_s = pipeline.figures.efficiency.host_action_s
+    of_blocks = {
+        phase: pipeline.with_traffic(phase, cells, is_paired=is_paired)
+        for phase in ("forward", "input", "weight")
+    }
+    again_s, all_again_s = _again_s(pipeline, layers, cells)
+    out_s, in_s, moved_s = _moved_s(pipeline, layers, cells)
+    forward_s = _summed_s(layers, of_blocks["forward"], "forward", cells) + host_s + out_s
+    input_s = _summed_s(layers, of_blocks["input"], "input", cells) + host_s + again_s + in_s
+    # In DualPipe some backwards are whole and cost the host one action.
+    starts = 3 if pipeline.splits_backward and pipeline.schedule != "dualpipe_v" else 2
+    weight_s = layers.summed(of_blocks["weight"]) + (starts - 2) * host_s
+    model_s = sum(layers.total(seconds) for seconds in of_blocks.values())
+    model_s = model_s + starts * host_s * pipeline.stages + all_again_s + moved_s
+    hops_s = np.repeat(pipeline.ground.hop_s[cells.grid][None], pipeline.stages - 1, axis=0)
+    if pipeline.is_v:
+        hops_s[pipeline.pp - 1] = 0.0
+    return _Actions(forward_s=forward_s, input_s=input_s, weight_s=weight_s, hops_s=hops_s, model_s=model_s)
+
+
+def _summed_s(layers: Layers, of_blocks: Column, phase: str, cells: Cells) -> Column:
+    """The least seconds of a phase of each stage. Where activations move beside it, the computation and the
+    rest are each the least that they can be: less computation hides less, so it must not be more
+    elsewhere."""
+    if len(layers.mixes) == 1 or not moves_activations(cells).any():
+        return layers.summed(of_blocks)
+    alone = layers.pipeline.amount(f"{phase}_computation_s", cells)
+    return layers.summed(alone) + layers.summed(of_blocks - alone)
+
+
+def _again_s(pipeline: Pipeline, layers: Layers, cells: Cells) -> tuple[Column, Column]:
+    """Seconds of recomputation per microbatch, at least: of each stage and of all."""
+    again_s = np.zeros(layers.least.shape)
+    all_again_s = np.zeros(len(cells))
+    if (cells.recompute == SELECTIVE).any():
+        seconds = pipeline.amount("selective_s", cells)
+        is_selective = cells.recompute == SELECTIVE
+        again_s = np.where(is_selective, layers.summed(seconds), again_s)
+        all_again_s = np.where(is_selective, layers.total(seconds), all_again_s)
+    if (cells.recompute == FULL).any():
+        seconds = pipeline.amount("repeated_s", cells)
+        number = np.minimum(cells.box.layers_low, layers.least)
+        cheapest = seconds[:EMBEDDING].min(axis=0)
+        each = np.repeat(cheapest[None], pipeline.stages, axis=0)
+        if len(seconds) > 3:
+            # Only of layers that are known does the mean count: one cheap layer more may lower it.
+            mean = layers.of_layers(seconds) / np.maximum(layers.least, 1)
+            each = np.where(cells.box.is_point & (layers.least > 0), mean, each)
+        is_full = cells.recompute == FULL
+        again_s = np.where(is_full, number * each, again_s)
+        all_again_s = np.where(is_full, number.sum(axis=0) * cheapest, all_again_s)
+    return again_s, all_again_s
+
+
+def _moved_s(pipeline: Pipeline, layers: Layers, cells: Cells) -> tuple[Column, Column, Column]:
+    """Exposed seconds of activations on their way to the host and back, at least: out and in of each stage,
+    both of all stages."""
+    nothing = np.zeros(layers.least.shape)
+    is_away = moves_activations(cells)
+    if not is_away.any():
+        return nothing, nothing, np.zeros(len(cells))
+    figures, link = pipeline.figures, pipeline.figures.host_link_bytes_per_s
+    stored_s = least_stored_bytes(pipeline, layers, cells, cells.box.layers_high) / link
+    forward = pipeline.amount("forward_computation_s", cells)
+    backward = pipeline.amount("input_computation_s", cells)
+    # A stage's computation and what is exposed beside it grow, together, with both.
+    out_s = np.where(is_away, figures.exposed_s(stored_s, layers.summed(forward), 1.0), 0.0)
+    in_s = np.where(is_away, figures.exposed_s(stored_s, layers.summed(backward), 1.0), 0.0)
+    of_all_s = _all_stored_bytes(pipeline, layers, cells) / link
+    all_s = sum(_exposed_at_least_s(pipeline, of_all_s, layers.total(each)) for each in (forward, backward))
+    return out_s, in_s, np.where(is_away, all_s, 0.0)
+
+
+def _exposed_at_least_s(pipeline: Pipeline, moved_s: Column, computation_s: Column) -> Column:
+    """Of sums over stages no more than the sum of what each exposes: exposure is convex and homogeneous."""
+    slowdown = pipeline.figures.efficiency.overlap_slowdown
+    if slowdown > 2:
+        return moved_s
+    return np.maximum((slowdown - 1) * moved_s, moved_s - (2 - slowdown) * computation_s)
+
+
+def _all_stored_bytes(pipeline: Pipeline, layers: Layers, cells: Cells) -> Column:
+    """What all stages together keep of one microbatch at least."""
+    kept = pipeline.amount("kept_bytes", cells)
+    found = layers.total(kept)
+    selective = layers.total(pipeline.amount("kept_selective_bytes", cells))
+    saved = np.maximum(kept - pipeline.amount("input_bytes", cells), 0.0)[:EMBEDDING].max(axis=0)
+    number = np.minimum(cells.box.layers_high * pipeline.stages, pipeline.splits.layers)
+    full = np.maximum(found - number * saved, 0.0)
+    found = np.where(cells.recompute == SELECTIVE, selective, found)
+    return np.where(cells.recompute == FULL, full, found)
+
+
+def _longest_path_s(pipeline: Pipeline, actions: _Actions, ends: _Ends, cells: Cells) -> Column:
+    """The longest of the paths, from the start of the step to the end of stage 0's reduction."""
+    pp, whole = pipeline.pp, not pipeline.splits_backward
+    m = pipeline.ground.microbatches[cells.grid]
+    forward_s, weight_s = actions.forward_s, actions.weight_s
+    back_s = actions.input_s + weight_s if whole else actions.input_s
+    both_s = actions.input_s + weight_s
+    zero = np.zeros((1, len(cells)))
+    hop_ups = np.concatenate([zero, actions.hops_s])
+    # Of each stage: the way to its forward; from its backward to the end of stage 0's; from its forward to
+    # the end of the last stage's; and from there back to where its own backward may start.
+    up_s = np.cumsum(np.concatenate([zero, forward_s[:-1]]) + hop_ups, axis=0)
+    down_s = np.cumsum(np.concatenate([zero, back_s[:-1]]) + hop_ups, axis=0)
+    there_s = up_s[-1] + forward_s[-1] - up_s - forward_s
+    back_to_s = down_s[-1] + back_s[-1] - down_s - back_s
+    all_up_s, all_down_s = up_s[-1] + forward_s[-1], down_s[-1] + back_s[-1]
+    work_s = m * pipeline.of_ranks(forward_s + both_s)
+    at = np.arange(len(cells))
+    before_s = pipeline.of_ranks(pipeline.turn("before", cells) * forward_s)
+    after_s = pipeline.of_ranks(
+        pipeline.turn("backwards", cells) * both_s
+        + pipeline.turn("inputs", cells) * actions.input_s
+        + pipeline.turn("weights", cells) * weight_s
+    )
+    enter_s = up_s[:pp] + ends.gather_s
+    turn_in_s = all_up_s + back_to_s[pipeline.turn("first_back", cells), at] - before_s + ends.gather_s
+    leave_s = down_s[:pp] + ends.reduce_s if whole else np.zeros((pp, len(cells)))
+    if not whole:
+        leave_s[0] += ends.reduce_s
+    last_s = ends.reduce_s if whole else weight_s[0] + ends.reduce_s
+    turn_out_s = there_s[pipeline.turn("last_forward", cells), at] + all_down_s + last_s - after_s
+    turning = np.where(pipeline.turn("in_order", cells), turn_in_s + turn_out_s, 0.0)
+    of_ranks = np.maximum(np.maximum(enter_s, turn_in_s) + leave_s, enter_s + turn_out_s)
+    found = (work_s + np.maximum(of_ranks, turning)).max(axis=0)
+    mean = m * actions.model_s / pp + (enter_s + leave_s).mean(axis=0)
+    longest: Column = np.maximum(found, mean)
+    return longest
+
+
+def _ends(
+    pipeline: Pipeline,
+    layers: Layers,
+    cells: Cells,
+    shardings: Shardings,
+    *,
+    is_paired: bool,
+    is_sharded: bool,
+) -> _Ends:
+    figures, ground = pipeline.figures, pipeline.ground
+    dense, expert = held_elements(pipeline, layers, cells)
+    d, e = shardings.dense, shardings.expert
+    all_dense = layers.total(pipeline.amount("dense", cells))
+    if figures.model.tied_embeddings and pipeline.ends_apart:
+        all_dense = all_dense + pipeline.amount("dense", cells)[EMBEDDING]
+    all_expert = layers.total(pipeline.amount("expert", cells))
+    mean = (all_dense / d.optim + all_expert / e.optim) / pipeline.pp
+    owned = np.maximum((dense / d.optim + expert / e.optim).max(axis=0), mean)
+    away = moves_optimizer(cells)
+    here_s, there_s = (optimizer_s(figures, np.full(len(cells), flag), owned) for flag in (False, True))
+    least_s = np.where(cells.offload < 0, np.minimum(here_s, there_s), np.where(away, there_s, here_s))
+    ranks = figures.cluster.devices
+    step_s = (
+        norm_s(figures, pipeline.fabric, ranks, owned)
+        + least_s
+        + ground.tied_s[pipeline.ends_apart][cells.grid]
+        + figures.efficiency.host_step_s
+    )
+    zero = np.zeros(len(cells))
+    if not is_sharded:
+        return _Ends(gather_s=zero, reduce_s=zero, step_s=step_s)
+    first = layers.summed(pipeline.amount("dense", cells))[0]
+    first_expert = layers.summed(pipeline.amount("expert", cells))[0]
+    forward_s, last_s = _first_stage_at_most_s(pipeline, layers, cells, is_paired=is_paired)
+    buckets = np.maximum(layers.most_first, 1)
+    reduction = reduction_s(figures, pipeline.fabric, shardings, first, first_expert)
+    gathering = gathering_s(figures, pipeline.fabric, shardings, first, first_expert)
+    return _Ends(
+        gather_s=_left_s(gathering, forward_s, buckets),
+        reduce_s=_left_s(reduction, last_s, buckets),
+        step_s=step_s,
+    )
+
+
+def _left_s(seconds: Column, beside_s: Column, buckets: Column) -> Column:
+    """What is left of a gathering or reduction beside an action that is no longer than this."""
+    return np.maximum(seconds - DATA_OVERLAP * beside_s * (1 - 1 / buckets), seconds / buckets)
+
+
+def _first_stage_at_most_s(
+    pipeline: Pipeline, layers: Layers, cells: Cells, *, is_paired: bool
+) -> tuple[Column, Column]:
+    """The most that stage 0's forward takes, and its action beside which gradients are reduced."""
+    figures, host_s = pipeline.figures, pipeline.figures.efficiency.host_action_s
+    box, most = cells.box, layers.most_first
+    forward_s, input_s, weight_s = (
+        layers.first_at_most(pipeline.with_traffic(phase, cells, is_paired=is_paired))
+        for phase in ("forward", "input", "weight")
+    )
+    if pipeline.splits_backward:
+        input_s = 0.0 * input_s
+    repeated = pipeline.amount("repeated_s", cells)
+    mean = (layers.first_at_most(repeated) - repeated[EMBEDDING]) / np.maximum(most, 1)
+    each = np.where(box.first_low == box.first_high, mean, repeated[:EMBEDDING].max(axis=0))
+    full = np.minimum(box.layers_high, most) * each
+    selective = layers.first_at_most(pipeline.amount("selective_s", cells))
+    again_s = np.where(cells.recompute == FULL, full, 0.0)
+    again_s = np.where(cells.recompute == SELECTIVE, selective, again_s)
+    stored = layers.first_at_most(pipeline.amount("kept_bytes", cells))
+    inputs = layers.first_at_most(pipeline.amount("input_bytes", cells))
+    share = np.minimum(box.layers_low, most) / np.maximum(most, 1)
+    selected = layers.first_at_most(pipeline.amount("kept_selective_bytes", cells))
+    stored = np.where(cells.recompute == FULL, stored - share * (stored - inputs), stored)
+    stored = np.where(cells.recompute == SELECTIVE, selected, stored)
+    moved_s = np.where(moves_activations(cells), stored, 0.0) / figures.host_link_bytes_per_s
+    out_s, in_s = (
+        figures.exposed_s(
+            moved_s, layers.first_at_most(pipeline.amount(f"{phase}_computation_s", cells)), 1.0
+        )
+        for phase in ("forward", "input")
+    )
+    if pipeline.splits_backward:
+        return forward_s + host_s + out_s, weight_s
+    return forward_s + host_s + out_s, input_s + host_s + again_s + in_s + weight_s

@@ -1,0 +1,112 @@
+"""Parts and multiples of a cluster: the same nodes, fewer or more of them; tiers keep their figures."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from itertools import accumulate
+
+from shardwise.cluster.cluster import Cluster, Node, Tier, node_runs
+from shardwise.cluster.tiers import customary_tiers
+from shardwise.errors import ConfigError
+
+MAX_NAME = 150
+
+
+def part_sizes(cluster: Cluster) -> tuple[int, ...]:
+    """Devices of every part of `cluster` that a job may use, ascending: any number on its first node, or any
+    number of its first nodes as a whole."""
+    first = cluster.nodes[0].devices
+    whole = accumulate(node.devices for node in cluster.nodes)
+    return tuple(sorted({*range(1, first + 1), *whole}))
+
+
+def part_of(cluster: Cluster, devices: int) -> Cluster:
+    """The first `devices` of `cluster`, one of its `part_sizes`. A node used in part keeps its cards, its
+    host memory and its price: it is there for this job alone. ConfigError for any other number."""
+    if devices == cluster.devices:
+        return cluster
+    if devices not in part_sizes(cluster):
+        raise _no_part(cluster, devices)
+    if devices <= cluster.nodes[0].devices:
+        nodes: tuple[Node, ...] = (replace(cluster.nodes[0], devices=devices),)
+    else:
+        counts = list(accumulate(node.devices for node in cluster.nodes))
+        nodes = cluster.nodes[: counts.index(devices) + 1]
+    return _with_nodes(cluster, nodes, _clipped(cluster.tiers, devices))
+
+
+def multiplied(cluster: Cluster, factor: int) -> Cluster:
+    """The same cluster with `factor` times as many of its nodes."""
+    return _enlarged(cluster, cluster.nodes * factor)
+
+
+def resized(cluster: Cluster, devices: int) -> Cluster:
+    """A part of `cluster`, or the cluster with more of its last node. ConfigError where so many devices are
+    neither."""
+    if devices <= cluster.devices:
+        return part_of(cluster, devices)
+    last = cluster.nodes[-1]
+    more, left = divmod(devices - cluster.devices, last.devices)
+    if left:
+        raise _no_part(cluster, devices)
+    return _enlarged(cluster, (*cluster.nodes, *[last] * more))
+
+
+def _enlarged(cluster: Cluster, nodes: tuple[Node, ...]) -> Cluster:
+    """The cluster with more nodes: customary tiers stay customary, otherwise the outermost network spans
+    all."""
+    if cluster.tiers == customary_tiers(cluster.classes, node_runs(cluster.nodes)):
+        return _with_nodes(cluster, nodes, customary_tiers(cluster.classes, node_runs(nodes)))
+    devices = sum(node.devices for node in nodes)
+    outermost = cluster.tiers[-1]
+    if outermost.is_network:
+        return _with_nodes(cluster, nodes, (*cluster.tiers[:-1], replace(outermost, span=devices)))
+    return _with_nodes(cluster, nodes, (*cluster.tiers, _customary_network(cluster, devices)))
+
+
+def _customary_network(cluster: Cluster, devices: int) -> Tier:
+    """The network that the first node's cards make, where the cluster has none yet."""
+    node, outermost = cluster.nodes[0], cluster.tiers[-1]
+    device = cluster.classes[node.device_class]
+    return replace(
+        outermost,
+        name=device.scale_out_name,
+        span=devices,
+        bytes_per_s=node.nics * node.nic_bytes_per_s / node.devices,
+        flow_bytes_per_s=node.nic_bytes_per_s,
+        latency_s=device.scale_out_latency_s,
+        in_switch_reduction=False,
+        is_network=True,
+    )
+
+
+def _clipped(tiers: Iterable[Tier], devices: int) -> tuple[Tier, ...]:
+    """The tiers that `devices` consecutive devices still have, the last one spanning them all."""
+    kept: list[Tier] = []
+    for tier in tiers:
+        kept.append(replace(tier, span=min(tier.span, devices)))
+        if tier.span >= devices:
+            break
+    return tuple(kept)
+
+
+def _with_nodes(cluster: Cluster, nodes: tuple[Node, ...], tiers: tuple[Tier, ...]) -> Cluster:
+    """The cluster with other nodes. A link graph names devices that may be gone: the tiers stand for it."""
+    devices = sum(node.devices for node in nodes)
+    used = {node.device_class for node in nodes}
+    return replace(
+        cluster,
+        name=f"{devices:,} {'device' if devices == 1 else 'devices'} of {cluster.name[:MAX_NAME]}",
+        classes={name: device for name, device in cluster.classes.items() if name in used},
+        nodes=nodes,
+        tiers=tiers,
+        links=(),
+    )
+
+
+def _no_part(cluster: Cluster, devices: int) -> ConfigError:
+    allowed = f"1 to {cluster.nodes[0].devices} on one node, or whole nodes"
+    return ConfigError(
+        "is no part or multiple of the cluster", key="devices", found=str(devices), allowed=allowed
+    )

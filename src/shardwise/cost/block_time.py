@@ -1,0 +1,133 @@
+"""The least time of everything in a block.
+
+Every term is the length of a path through the schedule's graph of actions, or a mean of such lengths,
+followed by what comes after all of them; so it can never exceed the evaluated time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from shardwise.cost.blocks import Block
+from shardwise.cost.distinct import distinct_rows
+from shardwise.cost.keeping import ACTIVATIONS, BOTH, FULL, OPTIMIZER, SELECTIVE
+from shardwise.cost.layers import GRID_FIELDS, grid_cost
+from shardwise.cost.nodes import Sums, block_columns, whole_sums
+from shardwise.cost.problem import Problem
+from shardwise.cost.sync import device_update_s, host_update_s
+from shardwise.cost.totals import Totals, Traffic
+from shardwise.equations import compute
+
+
+def grid_least_s(problem: Problem, block: Block, totals: Totals, traffic: Traffic) -> Any:
+    """The same for every schedule and number of chunks: all work over all ranks, or one microbatch through
+    the stages and back, where even a weight's gradient may wait."""
+    whole, pp, m = totals.whole, block.pp, block.microbatches
+    added = added_s(
+        problem, block, totals, np.minimum(block.recompute_layers / problem.model.layers, 1.0), 1.0
+    )
+    way_s = (
+        whole.forward_s + whole.input_s + added + traffic.ways_s + 2.0 * pp * problem.efficiency.host_action_s
+    )
+    work_s = way_s + whole.weight_s + traffic.scatters_s
+    through_s = way_s + 2.0 * (pp - 1) * totals.hop_s
+    return np.maximum(m * work_s / pp, through_s) + end_s(problem, block, totals)
+
+
+def least_of_any_micro_batch_s(problem: Problem, table: Any) -> Any:
+    """Seconds that everything on a grid takes at least with any micro-batch size up to the row's.
+
+    A sample never takes less in a smaller micro-batch: where tiles and waves are as small as can be, all that
+    is left of efficiency grows with size, and latencies are shared by more. (Computation and what it hides
+    together grow with both, where the slowdown lies between 1 and 2.)
+    """
+    rows, of_grid = distinct_rows([getattr(table, name) for name in GRID_FIELDS])
+    few = table.take(rows)
+    whole = whole_sums(problem, block_columns(grid_cost(_without_tiles(problem), few)))
+    each_s = (whole.forward_s + whole.input_s + whole.weight_s) / few.micro_batch_size
+    samples = problem.job.global_batch_size / (few.dp * few.pp)
+    return (samples * each_s)[of_grid] + problem.efficiency.host_step_s
+
+
+def _without_tiles(problem: Problem) -> Problem:
+    """The problem on a device whose matmuls fill it whatever their shape: the envelope of its efficiency."""
+    efficiency = problem.efficiency
+    smooth = replace(efficiency, matmul=replace(efficiency.matmul, tile_m=1, tile_n=1, units=1))
+    return replace(problem, device=replace(problem.device, efficiency=smooth))
+
+
+def grid_work_s(problem: Problem, block: Block, totals: Totals) -> Any:
+    """Seconds that everything on a grid takes at least, whatever is kept, sharded or offloaded."""
+    whole, m = totals.whole, block.microbatches
+    way_s = whole.forward_s + whole.input_s + 2.0 * block.pp * problem.efficiency.host_action_s
+    through_s = way_s + 2.0 * (block.pp - 1) * totals.hop_s
+    work_s = np.maximum(m * (way_s + whole.weight_s) / block.pp, through_s)
+    return work_s + problem.efficiency.host_step_s
+
+
+def added_s(problem: Problem, block: Block, totals: Totals, least: Any, most: Any) -> Any:
+    """What recomputation and the offload of activations add to a microbatch's way through the model, where
+    the share of the layers' work that is recomputed in full lies between these two.
+
+    What recomputing a share x costs grows with x, what moving the rest exposes falls with it, both piecewise
+    straight and together convex: least at either end or where bytes just hide beside one of the passes. Where
+    layers differ, the share of time is not that of bytes: the least of one goes with the most of the other.
+    """
+    whole = totals.whole
+    is_full, moves = block.recompute == FULL, block.offload >= ACTIVATIONS
+    is_selective = block.recompute == SELECTIVE
+    plain_s = np.where(is_selective, whole.selective_s, 0.0)
+    if not np.any(moves):
+        return np.where(is_full, least * whole.full_s, plain_s)
+    plain_bytes = np.where(is_selective, whole.selective_bytes, whole.kept_bytes)
+    plain_s = plain_s + np.where(moves, _exposed_s(problem, plain_bytes, whole), 0.0)
+    if not np.any(is_full):
+        return plain_s
+    span = whole.kept_bytes - whole.input_bytes
+
+    def mixed_s(x: Any, moved_x: Any) -> Any:
+        moved_s = _exposed_s(problem, whole.kept_bytes - moved_x * span, whole)
+        return x * whole.full_s + np.where(moves, moved_s, 0.0)
+
+    if not totals.layer.are_alike:
+        return np.where(is_full, mixed_s(least, most), plain_s)
+    full_s = np.minimum(mixed_s(least, least), mixed_s(most, most))
+    for computation_s in (whole.forward_compute_s, whole.input_compute_s):
+        hidden_bytes = computation_s * problem.host_link_bytes_per_s
+        kink = np.clip((whole.kept_bytes - hidden_bytes) / np.maximum(span, 1.0), least, most)
+        full_s = np.minimum(full_s, mixed_s(kink, kink))
+    return np.where(is_full, full_s, plain_s)
+
+
+def _exposed_s(problem: Problem, nbytes: Any, sums: Sums) -> Any:
+    """What moving bytes to the host beside a forward and back beside a backward adds to both.
+
+    Convex and homogeneous in bytes and computation where the slowdown is at most 2: of a sum it is no more
+    than the sum of the parts', so stages may be taken together.
+    """
+    moved_s, slowdown = nbytes / problem.host_link_bytes_per_s, problem.efficiency.overlap_slowdown
+    there_s = compute.exposed_s(moved_s, sums.forward_compute_s, 1.0, slowdown)
+    return there_s + compute.exposed_s(moved_s, sums.input_compute_s, 1.0, slowdown)
+
+
+def pass_s(sums: Sums) -> Any:
+    """All work of one microbatch."""
+    return sums.forward_s + sums.input_s + sums.weight_s
+
+
+def end_s(problem: Problem, block: Block, totals: Totals) -> Any:
+    """Norm, update and host, where the average rank owns as little as any: the one that owns most owns no
+    less."""
+    whole, pp = totals.whole, block.pp
+    owned = whole.dense_weights / block.optim_shard
+    if problem.model.experts is not None:
+        owned = owned + whole.expert_weights / np.gcd(block.optim_shard, totals.expert_replicas)
+    owned = owned / pp
+    on_host = (block.offload == OPTIMIZER) | (block.offload == BOTH)
+    update_s = np.where(on_host, host_update_s(problem, owned), device_update_s(problem, owned))
+    bandwidth = problem.memory_bytes_per_s * problem.efficiency.memory.fraction
+    norm_s = 3.0 * owned * problem.recipe.gradient_bytes / bandwidth
+    return update_s + norm_s + problem.efficiency.host_step_s

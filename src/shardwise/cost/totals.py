@@ -1,0 +1,255 @@
+"""What a grid costs wherever its layers lie: sums over the model, the least and the most of any layer, the
+ends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, is_dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from shardwise.cost.layers import GridCost, grid_cost
+from shardwise.cost.memory import communicators
+from shardwise.cost.nodes import Sums, block_columns, whole_sums
+from shardwise.cost.price import taken
+from shardwise.cost.problem import Problem
+from shardwise.cost.sync import sharding_of
+
+
+@dataclass(frozen=True, slots=True)
+class Layers:
+    """A cost of single layers, as columns: of the cheapest kind, of which the model has `count`, and of the
+    next (None where all layers are alike)."""
+
+    least: Any
+    following: Any = None
+    count: Any = None
+
+    def of(self, k: Any) -> Any:
+        """What k layers cost at least, whichever they are: no more than `count` are of the cheapest kind."""
+        if self.following is None:
+            return k * self.least
+        return k * self.following - np.minimum(k, self.count) * (self.following - self.least)
+
+    def scaled(self, factor: Any) -> Layers:
+        """The same cost times a factor."""
+        following = None if self.following is None else factor * self.following
+        return Layers(factor * self.least, following, self.count)
+
+
+def layers_of(problem: Problem, costs: Sequence[Any]) -> Layers:
+    """The cost of a layer; `costs` has one column per kind."""
+    if len(costs) == 1:
+        return Layers(costs[0])
+    columns = np.array(np.broadcast_arrays(*costs))
+    counts = np.array([problem.model.pattern.count(k) for k in range(len(costs))])
+    order = np.argsort(columns, axis=0, kind="stable")
+    least, following = np.take_along_axis(columns, order[:2], axis=0)
+    return Layers(least, following, counts[order[0]])
+
+
+@dataclass(frozen=True, slots=True)
+class LayerCosts:
+    """What single layers cost at least: work in all passes, forward, for either gradient, selective and full
+    recomputation in seconds; bytes kept by choice; elements of weights."""
+
+    work_s: Layers
+    forward_s: Layers
+    input_s: Layers
+    weight_s: Layers
+    selective_s: Layers
+    full_s: Layers
+    kept_bytes: Layers
+    selective_bytes: Layers
+    input_bytes: Layers
+    dense_weights: Layers
+    expert_weights: Layers
+
+    @property
+    def are_alike(self) -> bool:
+        """Whether the model has one kind of layer."""
+        return self.work_s.following is None
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """Columns over grids: `whole` sums of the model, `layer` costs, the `most` of any layer, `embedding` and
+    `head`.
+
+    `largest_bytes` is the largest single tensor of a layer, `head_largest_bytes` of the head.
+    """
+
+    whole: Sums
+    layer: LayerCosts
+    most: Sums
+    embedding: Sums
+    head: Sums
+    hop_s: Any
+    hop_bytes: Any
+    largest_bytes: Any
+    head_largest_bytes: Any
+    expert_replicas: Any
+    communicators: Any
+
+
+@dataclass(frozen=True)
+class Grids:
+    """Distinct grids with their prices and totals; `table` has one row of each."""
+
+    table: Any
+    cost: GridCost
+    totals: Totals
+
+    @cached_property
+    def _packed(self) -> tuple[Any, Any]:
+        """All real columns of the totals in one array, so that rows are taken from all at once; and the
+        record with places in it for columns."""
+        columns: list[Any] = []
+        form = _form_of(self.totals, columns)
+        grids = len(self.table.tp)
+        return np.array([np.broadcast_to(column, (grids,)) for column in columns]), form
+
+    def totals_at(self, rows: Any) -> Totals:
+        """The totals of the grids at these indices, in the shape of the indices."""
+        columns, form = self._packed
+        totals: Totals = _filled(form, np.take(columns, rows, axis=1), rows)
+        return totals
+
+
+def _form_of(record: Any, columns: list[Any]) -> Any:
+    """A nested record as (type, fields), real columns replaced by their place in `columns`, to which they are
+    added."""
+    if record is None or (isinstance(record, np.ndarray) and record.dtype.kind != "f"):
+        return record
+    if is_dataclass(record):
+        return type(record), [_form_of(getattr(record, f.name), columns) for f in fields(record)]
+    columns.append(record)
+    return len(columns) - 1
+
+
+def _filled(form: Any, columns: Any, rows: Any) -> Any:
+    """The record of a form with these columns; whole numbers are taken at `rows`."""
+    if isinstance(form, int):
+        return columns[form]
+    if isinstance(form, tuple):
+        return form[0](*[_filled(part, columns, rows) for part in form[1]])
+    return None if form is None else form[rows]
+
+
+def priced_grids(problem: Problem, table: Any) -> Grids:
+    """Prices and totals of a table of distinct grids."""
+    grid = grid_cost(problem, table)
+    return Grids(table, grid, totals_of(problem, table, grid))
+
+
+def totals_of(problem: Problem, table: Any, grid: GridCost) -> Totals:
+    """Totals of each grid; `table` has the rows of `grid`."""
+    blocks = block_columns(grid)
+    kinds = len(grid.kinds)
+    return Totals(
+        whole=whole_sums(problem, blocks),
+        layer=_layer_costs(problem, [Sums(*blocks[:, k]) for k in range(kinds)]),
+        most=Sums(*blocks[:, :kinds].max(axis=1)),
+        embedding=Sums(*blocks[:, -2]),
+        head=Sums(*blocks[:, -1]),
+        hop_s=grid.hop_s,
+        hop_bytes=grid.hop_bytes,
+        largest_bytes=np.maximum.reduce([kind.largest_bytes for kind in grid.kinds]),
+        head_largest_bytes=grid.head.largest_bytes,
+        expert_replicas=grid.expert_replicas,
+        communicators=communicators(table),
+    )
+
+
+def _layer_costs(problem: Problem, kinds: Sequence[Sums]) -> LayerCosts:
+    def cost(column: Callable[[Sums], Any]) -> Layers:
+        return layers_of(problem, [column(kind) for kind in kinds])
+
+    return LayerCosts(
+        work_s=cost(lambda kind: kind.forward_s + kind.input_s + kind.weight_s),
+        forward_s=cost(lambda kind: kind.forward_s),
+        input_s=cost(lambda kind: kind.input_s),
+        weight_s=cost(lambda kind: kind.weight_s),
+        selective_s=cost(lambda kind: kind.selective_s),
+        full_s=cost(lambda kind: kind.full_s),
+        kept_bytes=cost(lambda kind: kind.kept_bytes),
+        selective_bytes=cost(lambda kind: kind.selective_bytes),
+        input_bytes=cost(lambda kind: kind.input_bytes),
+        dense_weights=cost(lambda kind: kind.dense_weights),
+        expert_weights=cost(lambda kind: kind.expert_weights),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """Seconds per microbatch that sharding adds: gathering parameters in both passes (`ways_s`) and reducing
+    gradients (`scatters_s`), of the whole model; both together of the layer with least and of the ends."""
+
+    ways_s: Any
+    scatters_s: Any
+    layer_s: Any
+    embedding_s: Any
+    head_s: Any
+
+    def taken(self, rows: Any) -> Traffic:
+        """The traffic of these rows."""
+        return Traffic(*(getattr(self, f.name)[rows] for f in fields(Traffic)))
+
+    @staticmethod
+    def joined(parts: Sequence[Traffic]) -> Traffic:
+        """The rows of all parts, one after another."""
+        return Traffic(*(np.concatenate([getattr(part, f.name) for part in parts]) for f in fields(Traffic)))
+
+
+NO_TRAFFIC = Traffic(0.0, 0.0, 0.0, 0.0, 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class TrafficTable:
+    """Gathers and scatters of some grids by degree; shape (degrees, 4, grids): of the whole model, of the
+    layer with least, of embedding and head."""
+
+    degrees: Any
+    ways: Any
+    scatters: Any
+
+    def at(self, param_shard: Any, grad_shard: Any, grid: Any) -> Traffic:
+        """Traffic of rows with these degrees on these grids: columns that broadcast together."""
+        param, grad = np.searchsorted(self.degrees, param_shard), np.searchsorted(self.degrees, grad_shard)
+        return Traffic(
+            ways_s=self.ways[param, 0, grid],
+            scatters_s=self.scatters[grad, 0, grid],
+            layer_s=self.ways[param, 1, grid] + self.scatters[grad, 1, grid],
+            embedding_s=self.ways[param, 2, grid] + self.scatters[grad, 2, grid],
+            head_s=self.ways[param, 3, grid] + self.scatters[grad, 3, grid],
+        )
+
+
+def traffic_table(problem: Problem, grids: Grids, used: Any, degrees: Any) -> TrafficTable:
+    """The traffic of the grids at the indices `used`, for ascending degrees."""
+    table, cost = grids.table.take(used), taken(grids.cost, used)
+    each = [_traffic(problem, table, cost, int(degree)) for degree in degrees]
+    ways, scatters = (np.array(part) for part in zip(*each, strict=True))
+    return TrafficTable(degrees, ways, scatters)
+
+
+def traffic_of(problem: Problem, grids: Grids, of_grid: Any, param_shard: Any, grad_shard: Any) -> Traffic:
+    """Traffic of each row, which has the grid `of_grid[i]`: it depends on two degrees alone."""
+    used, place = np.unique(of_grid, return_inverse=True)
+    degrees = np.unique(np.concatenate([param_shard, grad_shard]))
+    return traffic_table(problem, grids, used, degrees).at(param_shard, grad_shard, place)
+
+
+def _traffic(problem: Problem, table: Any, cost: GridCost, degree: int) -> Sequence[Any]:
+    """Gathers and scatters, each of the whole model, its least layer and the ends, for one degree on every
+    grid (1 where the grid cannot have it)."""
+    own = np.where(table.dp * table.cp % degree == 0, degree, 1)
+    sharding = sharding_of(problem, table.replaced(param_shard=own, grad_shard=own, optim_shard=own), cost)
+    counts = [problem.model.pattern.count(k) for k in range(len(cost.kinds))]
+    times = np.array([*counts, 1, 1], dtype=np.float64)
+    return [
+        np.array([times @ part, part[:-2].min(axis=0), part[-2], part[-1]])
+        for part in (sharding.forward_gather_s + sharding.backward_gather_s, sharding.scatter_s)
+    ]

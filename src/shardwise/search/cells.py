@@ -1,0 +1,83 @@
+"""Rows and options side by side: parts that fit a cache, rows that are alike, counts asked once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import product
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardwise.cost import ACTIVATIONS, Split, Traffic, distinct_rows
+from shardwise.search.rows import Rows
+from shardwise.search.space import FULL, Space, Variants
+
+CELLS_AT_A_TIME = 1 << 16
+"""Pairs of a row and an option that are bounded together: their columns stay in the processor's cache."""
+
+SPLIT_FIELDS = ("first", "last", "between", "largest")
+"""The columns of a `Split`."""
+
+BLOCK_FIELDS = (
+    "pp", "microbatches", "recompute", "recompute_layers",
+    "offload", "param_shard", "grad_shard", "optim_shard",
+)  # fmt: skip
+"""The columns of a `Block` that its row decides, and no option."""
+
+NO_SPLIT = Split(0, 0, 0, 1)
+"""Where the split is of no account."""
+
+NO_TRAFFIC_ROWS = Traffic(*(np.zeros(0) for _ in range(5)))
+"""Traffic of no row."""
+
+
+def split_at(split: Split, rows: Any) -> Split:
+    """The splits of these rows."""
+    return Split(*(getattr(split, name)[rows] for name in SPLIT_FIELDS))
+
+
+def none_of(rows: Rows) -> Rows:
+    """No row, with every column of these."""
+    return rows.take(slice(0, 0))
+
+
+def alike_rows(rows: Rows, mask: Any, options: int) -> Iterator[NDArray[np.intp]]:
+    """The rows under a mask. Many are told apart by whether they recompute in full and whether they offload
+    activations: each needs a part of its bound that the others do not."""
+    same = np.flatnonzero(mask)
+    if len(same) * options < CELLS_AT_A_TIME // 8:
+        if len(same):
+            yield same
+        return
+    is_full, moves = rows.table.recompute[same] == FULL, rows.table.offload[same] >= ACTIVATIONS
+    for full, moving in product((False, True), (False, True)):
+        few = same[(is_full == full) & (moves == moving)]
+        if len(few):
+            yield few
+
+
+def slices(length: int, size: int) -> Iterator[slice]:
+    """Consecutive slices of at most `size` rows; one at least."""
+    yield slice(0, size)
+    for start in range(size, length, size):
+        yield slice(start, start + size)
+
+
+def asked_once(count: Any, *columns: Any) -> NDArray[np.int64]:
+    """`count` of every row of some columns, asked once per distinct row."""
+    rows, of_row = distinct_rows(columns)
+    each = [count(*(int(column[row]) for column in columns)) for row in rows]
+    return np.array(each, dtype=np.int64)[of_row]
+
+
+def legal_cells(space: Space, pp: int, microbatches: Any, variants: Variants) -> Any:
+    """Whether each row's microbatches (down) allow each schedule (across)."""
+    each, of_each = np.unique(microbatches, return_inverse=True)
+    pairs = list(zip(variants.schedule.tolist(), variants.vpp.tolist(), strict=True))
+    rows = []
+    for m in each.tolist():
+        legal = space.legal_variants(pp, m)
+        known = set(zip(legal.schedule.tolist(), legal.vpp.tolist(), strict=True))
+        rows.append([pair in known for pair in pairs])
+    return np.array(rows, dtype=bool).reshape(len(each), len(pairs))[of_each.ravel()]

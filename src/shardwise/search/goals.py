@@ -1,0 +1,203 @@
+"""What a search looks for: which rows may still matter, and what was found.
+
+A row is a strategy or a block, with a time and device bytes that nothing in it undercuts.
+"""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardwise.cost import Index, distinct_rows
+from shardwise.strategy import StrategyTable
+
+Mask = NDArray[np.bool_]
+Floats = NDArray[np.float64]
+
+KIND_FIELDS = ("tp", "cp", "pp", "dp", "ep", "etp", "schedule", "recompute")
+"""Runners-up differ from the best, and from each other, in at least one of these."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """An evaluated strategy (a table of one row) with its price."""
+
+    time_s: float
+    device_bytes: float
+    table: StrategyTable
+
+
+class Goal(Protocol):
+    """What is looked for. All answers are about rows that fit. `weighs_memory` says whether bytes decide."""
+
+    weighs_memory: bool
+
+    def may_matter(self, time_s: Any, device_bytes: Any | None = None) -> Mask:
+        """Whether a row could change what is found; without bytes, whatever it takes."""
+        ...
+
+    def may_matter_of_kind(self, table: StrategyTable, time_s: Any, device_bytes: Any) -> Mask:
+        """The same where the row's kind is known."""
+        ...
+
+    def limit_s(self, device_bytes: Any) -> Any:
+        """A time from which on no row of so many bytes matters."""
+        ...
+
+    def offer(self, table: StrategyTable, time_s: Floats, device_bytes: Floats) -> None:
+        """Takes evaluated rows into account; of equals the first offered stays."""
+        ...
+
+    @property
+    def found(self) -> list[Found]:
+        """What was found, best first."""
+        ...
+
+    def copy(self) -> Goal:
+        """The same, to be pursued apart."""
+        ...
+
+
+class Fastest:
+    """The fastest strategy, and runners-up of other kinds: the `wanted`-th best is what others must beat."""
+
+    weighs_memory = False
+
+    def __init__(self, wanted: int) -> None:
+        self.wanted = wanted
+        self._best: dict[tuple[int, ...], Found] = {}
+        self.threshold_s = float("inf")
+
+    def may_matter(self, time_s: Any, device_bytes: Any | None = None) -> Mask:
+        return np.asarray(time_s < self.threshold_s)
+
+    def limit_s(self, device_bytes: Any) -> Any:
+        return self.threshold_s
+
+    def may_matter_of_kind(self, table: StrategyTable, time_s: Any, device_bytes: Any) -> Mask:
+        rows, kind = kinds_of(table)
+        none = Found(np.inf, 0.0, table)
+        own = np.array([self._best.get(_key(table, int(row)), none).time_s for row in rows])
+        return np.asarray(time_s < np.minimum(own, self.threshold_s)[kind])
+
+    def offer(self, table: StrategyTable, time_s: Floats, device_bytes: Floats) -> None:
+        _, kind = kinds_of(table)
+        order = np.lexsort((np.arange(len(table)), time_s))
+        _, first = np.unique(kind[order], return_index=True)
+        for row in order[np.sort(first)]:
+            key = _key(table, int(row))
+            if key not in self._best or time_s[row] < self._best[key].time_s:
+                self._best[key] = Found(float(time_s[row]), float(device_bytes[row]), _row(table, int(row)))
+        times = sorted(found.time_s for found in self._best.values())
+        if len(times) >= self.wanted:
+            self.threshold_s = times[self.wanted - 1]
+
+    @property
+    def found(self) -> list[Found]:
+        return sorted(self._best.values(), key=lambda found: found.time_s)[: self.wanted]
+
+    def copy(self) -> Fastest:
+        return deepcopy(self)
+
+
+class Smallest:
+    """The strategy that takes least memory; of equals the fastest."""
+
+    weighs_memory = True
+
+    def __init__(self) -> None:
+        self._best = Found(float("inf"), float("inf"), StrategyTable.of([]))
+
+    def may_matter(self, time_s: Any, device_bytes: Any | None = None) -> Mask:
+        if device_bytes is None:
+            return np.ones(np.shape(time_s), dtype=bool)
+        best = self._best
+        return np.asarray(
+            (device_bytes < best.device_bytes)
+            | ((device_bytes == best.device_bytes) & (time_s < best.time_s))
+        )
+
+    def may_matter_of_kind(self, table: StrategyTable, time_s: Any, device_bytes: Any) -> Mask:
+        return self.may_matter(time_s, device_bytes)
+
+    def limit_s(self, device_bytes: Any) -> Any:
+        return np.inf
+
+    def offer(self, table: StrategyTable, time_s: Floats, device_bytes: Floats) -> None:
+        for row in np.lexsort((np.arange(len(table)), time_s, device_bytes))[:1]:
+            if self.may_matter(time_s[row], device_bytes[row]):
+                self._best = Found(float(time_s[row]), float(device_bytes[row]), _row(table, int(row)))
+
+    @property
+    def found(self) -> list[Found]:
+        return [self._best] if len(self._best.table) else []
+
+    def copy(self) -> Smallest:
+        return deepcopy(self)
+
+
+class Tradeoff:
+    """The frontier of time against memory: every strategy that none beats in one without losing in the
+    other. Of equals the first offered stays."""
+
+    weighs_memory = True
+
+    def __init__(self) -> None:
+        self._points: list[Found] = []
+        self._bytes = np.zeros(0)
+        self._times = np.zeros(0)
+
+    def may_matter(self, time_s: Any, device_bytes: Any | None = None) -> Mask:
+        if device_bytes is None:
+            return np.ones(np.shape(time_s), dtype=bool)
+        if not len(self._bytes):
+            return np.ones(np.broadcast_shapes(np.shape(time_s), np.shape(device_bytes)), dtype=bool)
+        # Points by ascending bytes have descending times: the last that takes no more is the fastest.
+        place = np.searchsorted(self._bytes, device_bytes, side="right") - 1
+        return np.asarray((place < 0) | (time_s < self._times[np.maximum(place, 0)]))
+
+    def may_matter_of_kind(self, table: StrategyTable, time_s: Any, device_bytes: Any) -> Mask:
+        return self.may_matter(time_s, device_bytes)
+
+    def limit_s(self, device_bytes: Any) -> Any:
+        place = np.searchsorted(self._bytes, device_bytes, side="right") - 1
+        times = np.concatenate([[np.inf], self._times])
+        return times[place + 1]
+
+    def offer(self, table: StrategyTable, time_s: Floats, device_bytes: Floats) -> None:
+        new = np.flatnonzero(self.may_matter(time_s, device_bytes))
+        points = self._points + [
+            Found(float(time_s[row]), float(device_bytes[row]), _row(table, int(row))) for row in new
+        ]
+        order = sorted(range(len(points)), key=lambda i: (points[i].device_bytes, points[i].time_s, i))
+        kept: list[Found] = []
+        for i in order:
+            if not kept or points[i].time_s < kept[-1].time_s:
+                kept.append(points[i])
+        self._points = kept
+        self._bytes = np.array([point.device_bytes for point in kept])
+        self._times = np.array([point.time_s for point in kept])
+
+    @property
+    def found(self) -> list[Found]:
+        return self._points[::-1]
+
+    def copy(self) -> Tradeoff:
+        return deepcopy(self)
+
+
+def kinds_of(table: StrategyTable) -> tuple[Index, Index]:
+    """One row of each kind, and the kind of every row."""
+    return distinct_rows([getattr(table, name) for name in KIND_FIELDS])
+
+
+def _key(table: StrategyTable, row: int) -> tuple[int, ...]:
+    return tuple(int(getattr(table, name)[row]) for name in KIND_FIELDS)
+
+
+def _row(table: StrategyTable, row: int) -> StrategyTable:
+    return table.take(slice(row, row + 1))

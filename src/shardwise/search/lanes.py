@@ -1,0 +1,116 @@
+"""Work side by side: tasks handed to processes, results in the order of the tasks.
+
+What a task does depends on the task alone, so the results do not depend on how many processes there are.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import multiprocessing.connection
+import signal
+import time
+from collections.abc import Callable, Sequence
+from multiprocessing.connection import Connection
+from typing import Any, Generic, TypeVar
+
+from shardwise.errors import InternalError
+
+Task = TypeVar("Task")
+Answer = TypeVar("Answer")
+
+
+class Lanes(Generic[Task, Answer]):
+    """`workers` processes that answer tasks by `work`; with one, this process does it itself.
+
+    Used as a context: leaving it ends the processes. `cpu_s` is the processor time they took.
+    """
+
+    def __init__(self, workers: int, work: Callable[[Task], Answer]) -> None:
+        self._work, self._count = work, workers
+        self._processes: list[Any] = []
+        self._pipes: list[Connection] = []
+        self.cpu_s = 0.0
+
+    def __enter__(self) -> Lanes[Task, Answer]:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process in self._processes:
+            process.kill()
+        for process in self._processes:
+            process.join()
+        for pipe in self._pipes:
+            pipe.close()
+
+    def _start(self) -> None:
+        """Starts the processes when there is work for them: a copy of this one where the system can do
+        that."""
+        methods = multiprocessing.get_all_start_methods()
+        context: Any = multiprocessing.get_context("fork" if "fork" in methods else "spawn")
+        for _ in range(self._count):
+            ours, theirs = context.Pipe()
+            process = context.Process(target=_serve, args=(theirs, self._work), daemon=True)
+            process.start()
+            theirs.close()
+            self._processes.append(process)
+            self._pipes.append(ours)
+
+    def answers(self, tasks: Sequence[Task]) -> list[Answer]:
+        """The answer to each task. Raises InternalError if a process dies, or what its work raised."""
+        if self._count == 1 or len(tasks) == 1:
+            return [self._work(task) for task in tasks]
+        if not self._processes:
+            self._start()
+        answers: dict[int, Answer] = {}
+        waiting = list(enumerate(tasks))
+        busy: dict[Connection, int] = {}
+        while waiting or busy:
+            for pipe in self._pipes:
+                if waiting and pipe not in busy:
+                    busy[pipe] = self._hand_out(pipe, *waiting.pop(0))
+            ready = multiprocessing.connection.wait(list(busy))
+            for pipe in [pipe for pipe in busy if pipe in ready]:
+                answers[busy.pop(pipe)] = self._received(pipe)
+        return [answers[index] for index in range(len(tasks))]
+
+    def _hand_out(self, pipe: Connection, index: int, task: Task) -> int:
+        try:
+            pipe.send(task)
+        except OSError:
+            raise self._died(pipe) from None
+        return index
+
+    def _received(self, pipe: Connection) -> Answer:
+        try:
+            answer, error, cpu_s = pipe.recv()
+        except (EOFError, OSError):
+            raise self._died(pipe) from None
+        self.cpu_s += cpu_s
+        if error is not None:
+            raise error
+        result: Answer = answer
+        return result
+
+    def _died(self, pipe: Connection) -> InternalError:
+        process = self._processes[self._pipes.index(pipe)]
+        process.join(timeout=1.0)
+        return InternalError(
+            f"a worker ended with exit code {process.exitcode} before its answer; nothing is proven. "
+            "It may have run out of memory: try fewer --workers"
+        )
+
+
+def _serve(pipe: Connection, work: Callable[[Any], Any]) -> None:
+    """Answers tasks until the pipe closes. An interrupt is for the process that started this one."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    while True:
+        try:
+            task = pipe.recv()
+        except EOFError:
+            return
+        started_s = time.process_time()
+        try:
+            answer, error = work(task), None
+        except Exception as caught:  # noqa: BLE001 - raised again where the answer is awaited
+            answer, error = None, caught
+        pipe.send((answer, error, time.process_time() - started_s))

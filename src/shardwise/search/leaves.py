@@ -1,0 +1,129 @@
+"""Leaves of the search: optimizer states, exact memory, evaluation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardwise.cost import Problem, around_s, peaks_of
+from shardwise.search.evaluate import drained_s, microbatches_of, step_times_s
+from shardwise.search.fates import SIMULATED
+from shardwise.search.goals import Goal
+from shardwise.search.rows import Rows
+from shardwise.search.sift import Sift
+from shardwise.search.space import Space, expanded
+from shardwise.strategy import HOST_MEMORY, MEMORY, StrategyTable
+
+FIRST_ROUND, LARGEST_ROUND = 192, 1 << 14
+"""Rows whose states are listed first and at most; every further round takes four times as many."""
+
+FIRST_LEAVES = 16
+"""Strategies evaluated first; then twice as many."""
+
+ACTIONS_PER_ROUND = 1 << 21
+"""Stage-microbatch pairs evaluated between two looks at the goal, at most."""
+
+
+class Leaves:
+    """Evaluates what lies below rows that are known but for their optimizer states.
+
+    `weights` says how many grids each grid stands for; `check` is called now and then, and may raise.
+    """
+
+    def __init__(
+        self,
+        problem: Problem,
+        space: Space,
+        goal: Goal,
+        sift: Sift,
+        weights: NDArray[np.int64],
+        check: Callable[[], None],
+    ) -> None:
+        self._problem, self._space, self._goal, self._sift = problem, space, goal, sift
+        self._weights, self._check = weights, check
+
+    def evaluate(self, rows: Rows) -> None:
+        """Takes rows by increasing bound, a round at a time, lists their optimizer states and evaluates what
+        fits and may matter."""
+        order, size = np.argsort(rows.bound_s, kind="stable"), FIRST_ROUND
+        while len(order):
+            self._check()
+            count = self._round_size(rows, order, size)
+            self._evaluate_round(rows.take(order[:count]))
+            order, size = order[count:], min(4 * size, LARGEST_ROUND)
+            if not self._sift.is_exhaustive and len(order):
+                open_rows = self._sift.open("layers", rows.bound_s[order], 0.0 * rows.bound_s[order])
+                lost = rows.take(order[~open_rows])
+                self._sift.cut("layers", lost.of_grid, lost.candidates)
+                order = order[open_rows]
+
+    def _round_size(self, rows: Rows, order: Any, size: int) -> int:
+        """Rows of the next round: `size`, or fewer where their tables are large."""
+        few = rows.table.take(order[: 1 << 14])
+        pairs = np.cumsum(few.pp * few.vpp * microbatches_of(self._problem, few))
+        fitting = int(np.searchsorted(pairs, ACTIONS_PER_ROUND, side="right"))
+        return max(fitting if self._sift.is_exhaustive else min(size, fitting), 1)
+
+    def _evaluate_round(self, rows: Rows) -> None:
+        """Evaluates first what the states do not change, then the strategies that are left.
+
+        Memory falls with the degree of the optimizer's states, so a row stands at its least.
+        """
+        problem = self._problem
+        known = self._sift.open_of_kind(rows.table, rows.bound_s, 0.0 * rows.bound_s)
+        self._sift.cut("layers", rows.of_grid[~known], rows.candidates[~known])
+        rows = rows.take(known)
+        if not len(rows):
+            return
+        least = peaks_of(problem, rows.table)
+        hosted = self._sift.hosted(least.host_bytes) | self._sift.is_exhaustive
+        fits = self._sift.fits(least.device_bytes)
+        lost = rows.take(fits & ~hosted)
+        self._sift.add(HOST_MEMORY, lost.of_grid, lost.candidates)
+        rows, device_bytes = rows.take(hosted | ~fits), least.device_bytes[hosted | ~fits]
+        keep = self._sift.fits(device_bytes) & self._sift.open("layers", rows.bound_s, device_bytes)
+        rows, device_bytes = self._sift.sifted(rows, "layers", rows.bound_s, device_bytes), device_bytes[keep]
+        if not len(rows):
+            return
+        drained = drained_s(problem, rows.table)
+        matters = self._sift.open_of_kind(rows.table, drained, device_bytes)
+        lost, rows, drained = rows.take(~matters), rows.take(matters), drained[matters]
+        self._sift.cut("layers", lost.of_grid, lost.candidates)
+        if len(rows):
+            self._evaluate_states(rows, drained)
+
+    def _evaluate_states(self, rows: Rows, drained: NDArray[np.float64]) -> None:
+        """Lists the optimizer states of rows whose schedules take so long without them."""
+        problem, space = self._problem, self._space
+        keys = [rows.table.dp * rows.table.cp, rows.table.param_shard, rows.table.grad_shard]
+        parent, table = expanded(rows.table, keys, space.states)
+        of_grid, weights = rows.of_grid[parent], self._weights[rows.of_grid[parent]]
+        peaks = peaks_of(problem, table)
+        full = peaks.device_bytes > problem.usable_bytes
+        host_full = ~full & (peaks.host_bytes > problem.host_bytes_per_device)
+        self._sift.add(MEMORY, of_grid[full], weights[full])
+        self._sift.add(HOST_MEMORY, of_grid[host_full], weights[host_full])
+        fits = np.flatnonzero(~(full | host_full))
+        if len(fits):
+            table = table.take(fits)
+            least_s = drained[parent[fits]] + around_s(problem, table)
+            self._evaluate_leaves(table, of_grid[fits], least_s, peaks.device_bytes[fits])
+
+    def _evaluate_leaves(self, table: StrategyTable, of_grid: Any, least_s: Any, device_bytes: Any) -> None:
+        """Evaluates strategies by increasing bound, a few at a time, until none that is left may matter."""
+        order, size = np.argsort(least_s, kind="stable"), FIRST_LEAVES
+        weights = self._weights[of_grid]
+        while len(order):
+            matters = self._sift.open_of_kind(table.take(order), least_s[order], device_bytes[order])
+            lost, order = order[~matters], order[matters]
+            self._sift.cut("states", of_grid[lost], weights[lost])
+            few, order = order[:size], order[size:]
+            if len(few):
+                rows = table.take(few)
+                self._goal.offer(rows, step_times_s(self._problem, rows), device_bytes[few])
+                self._sift.add(SIMULATED, of_grid[few], np.ones(len(few), dtype=np.int64))
+                self._sift.cut("states", of_grid[few], weights[few] - 1)
+            size = 2 * size if not self._sift.is_exhaustive else len(order)

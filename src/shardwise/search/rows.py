@@ -1,0 +1,53 @@
+"""Rows of a level of the search: blocks of strategies with what bounds them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardwise.cost import NO_TRAFFIC, Traffic
+from shardwise.strategy import StrategyTable
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Blocks: row i has the grid `of_grid[i]`, takes at least `bound_s[i]` and stands for `candidates[i]`.
+
+    Fields of the table that are still open stand at the value that bounds them: optimizer states at a degree
+    that all they may have divide, recomputed layers at the fewest. `traffic` is there once the sharding of
+    parameters and gradients is known.
+    """
+
+    table: StrategyTable
+    of_grid: NDArray[np.intp]
+    bound_s: NDArray[np.float64]
+    candidates: NDArray[np.int64]
+    traffic: Traffic = NO_TRAFFIC
+
+    def __len__(self) -> int:
+        return len(self.of_grid)
+
+    def take(self, rows: Any) -> Rows:
+        """These rows."""
+        traffic = self.traffic if self.traffic is NO_TRAFFIC else self.traffic.taken(rows)
+        return Rows(
+            self.table.take(rows), self.of_grid[rows], self.bound_s[rows], self.candidates[rows], traffic
+        )
+
+    def replaced(self, **changes: Any) -> Rows:
+        """The same rows with some columns changed."""
+        return replace(self, **changes)
+
+    @staticmethod
+    def joined(parts: list[Rows]) -> Rows:
+        """All rows, one part after another (at least one part; all with traffic)."""
+        return Rows(
+            table=StrategyTable.joined([part.table for part in parts]),
+            of_grid=np.concatenate([part.of_grid for part in parts]),
+            bound_s=np.concatenate([part.bound_s for part in parts]),
+            candidates=np.concatenate([part.candidates for part in parts]),
+            traffic=Traffic.joined([part.traffic for part in parts]),
+        )

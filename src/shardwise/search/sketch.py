@@ -1,0 +1,77 @@
+"""A small part of a space in which good strategies are soon found: what they take is what all others must
+beat.
+
+Nothing is proven on a sketch; whatever it leaves out is searched afterwards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from shardwise.cost import distinct_rows
+from shardwise.search.space import FULL, Degrees, Space, Variants
+from shardwise.strategy import SCHEDULES, Column, StrategyTable
+
+FEW_SCHEDULES = tuple(SCHEDULES.index(name) for name in ("1f1b", "interleaved_1f1b", "zb_v"))
+FEW_CHUNKS = (1, 2, 4, 8, 16)
+FEW_MICRO_BATCHES = 4
+
+
+class Sketch(Space):
+    """Of each axis few values: the first axis order, the smallest micro-batches, three schedules, the even
+    split, nothing or everything sharded, quarters of the layers recomputed.
+
+    An axis that would have none of these keeps all its values.
+    """
+
+    def grids(self, degrees: Sequence[Degrees]) -> StrategyTable:
+        table = super().grids(degrees)
+        names = ("tp", "cp", "dp", "pp", "etp", "ep", "sequence_parallel")
+        rows, _ = distinct_rows([getattr(table, name) for name in names])
+        return table.take(np.sort(rows))
+
+    def micro_batch_sizes(self, dp: int) -> dict[str, Column]:
+        sizes = super().micro_batch_sizes(dp)
+        return {name: column[:FEW_MICRO_BATCHES] for name, column in sizes.items()}
+
+    def variants(self, pp: int) -> Variants:
+        variants = super().variants(pp)
+        keep = np.isin(variants.schedule, FEW_SCHEDULES) & np.isin(variants.vpp, FEW_CHUNKS)
+        return variants.take(keep) if keep.any() else variants
+
+    def _split_options(self, stages: int) -> dict[str, Column]:
+        return {name: column[:1] for name, column in super()._split_options(stages).items()}
+
+    def _shard_options(self, ranks: int) -> dict[str, Column]:
+        options = super()._shard_options(ranks)
+        keep = options["optim_shard"] == options["optim_shard"].max(initial=1)
+        for name in ("param_shard", "grad_shard"):
+            keep &= (options[name] == 1) | (options[name] == options[name].max(initial=1))
+        return _kept(options, keep)
+
+    def recompute_layers(self, recompute: int, largest: int) -> Column:
+        layers = super().recompute_layers(recompute, largest)
+        if recompute != FULL:
+            return layers
+        few = np.isin(layers, [1, largest // 4, largest // 2, largest])
+        return layers[few] if few.any() else layers
+
+
+def _kept(options: Mapping[str, Column], keep: Column) -> dict[str, Column]:
+    """The options under a mask; all where it leaves none."""
+    return {name: column[keep] if keep.any() else column for name, column in options.items()}
+
+
+def sketch_of(space: Space) -> Sketch:
+    """The sketch of a space."""
+    return Sketch(
+        name=space.name,
+        devices=space.devices,
+        layers=space.layers,
+        experts=space.experts,
+        global_batch_size=space.global_batch_size,
+        fixed=space.fixed,
+        axes=space.axes,
+    )

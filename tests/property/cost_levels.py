@@ -1,0 +1,234 @@
+"""The blocks that hold some strategies, level by level.
+
+Each strategy is given its own ancestors: the block of its grid, of what it keeps, of what it shards, of its
+family of schedules, of its schedule, of its split and of its recomputed layers. What holds for a block holds
+for every strategy in it, so no bound of an ancestor may exceed what the strategy itself takes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from shardwise.cost import (
+    GRID_FIELDS,
+    NO_TRAFFIC,
+    Block,
+    Grids,
+    Index,
+    Problem,
+    Split,
+    Totals,
+    Traffic,
+    block_of,
+    distinct_rows,
+    known_split,
+    priced_grids,
+    traffic_of,
+)
+from shardwise.schedule import in_flight
+from shardwise.search import Space
+from shardwise.search.space import Variants
+from shardwise.strategy import StrategyTable
+
+FULL = 2
+"""Index of full recomputation."""
+
+ANY_SPLIT = Split(0, 0, 0, 1)
+"""Nothing is known of the split."""
+
+Priced = tuple[Block, Totals, Traffic]
+Level = Callable[[Index], Priced]
+
+
+@dataclass(frozen=True)
+class Levels:
+    """Strategies of one space, and the blocks that hold them: each level takes rows and gives their blocks
+    with the totals and the traffic of their grids."""
+
+    problem: Problem
+    space: Space
+    table: StrategyTable
+
+    def __len__(self) -> int:
+        return len(self.table)
+
+    @property
+    def all_rows(self) -> Index:
+        return np.arange(len(self))
+
+    @property
+    def microbatches(self) -> Any:
+        return self.problem.job.global_batch_size // (self.table.dp * self.table.micro_batch_size)
+
+    def groups(self, *names: str) -> Iterator[Index]:
+        """Rows alike in some fields, together; without fields all rows."""
+        _, group = distinct_rows([getattr(self.table, name) for name in names] or [0 * self.table.tp])
+        for index in range(int(group.max(initial=-1)) + 1):
+            yield np.flatnonzero(group == index)
+
+    def asked(self, bound: Callable[[Index], Any], *names: str) -> Any:
+        """What a bound says of every row, asked of rows alike in some fields together."""
+        found = np.empty(len(self))
+        for rows in self.groups(*names):
+            found[rows] = bound(rows)
+        return found
+
+    # Prices.
+
+    @cached_property
+    def grids(self) -> tuple[Grids, Index]:
+        """Distinct grids, and the grid of every row."""
+        rows, of_grid = distinct_rows([getattr(self.table, name) for name in GRID_FIELDS])
+        return priced_grids(self.problem, self.table.take(rows)), of_grid
+
+    def totals(self, rows: Index) -> Totals:
+        grids, of_grid = self.grids
+        return grids.totals_at(of_grid[rows])
+
+    def traffic(self, rows: Index) -> Traffic:
+        grids, of_grid = self.grids
+        table = self.table.take(rows)
+        return traffic_of(self.problem, grids, of_grid[rows], table.param_shard, table.grad_shard)
+
+    # What is open.
+
+    def any_states(self, rows: Index) -> Any:
+        """A degree that all of the optimizer's states divide."""
+        table = self.table.take(rows)
+        return each(self._all_states, table.dp * table.cp)
+
+    def _all_states(self, ranks: int) -> int:
+        return int(np.lcm.reduce(self.space.shards(ranks)["optim_shard"]))
+
+    def states(self, rows: Index) -> Any:
+        """The same beside the row's degrees of parameters and gradients."""
+        table = self.table.take(rows)
+        return each(self._states, table.dp * table.cp, table.param_shard, table.grad_shard)
+
+    def _states(self, ranks: int, param_shard: int, grad_shard: int) -> int:
+        return int(np.lcm.reduce(self.space.states(ranks, param_shard, grad_shard)["optim_shard"]))
+
+    def fewest(self, rows: Index) -> Any:
+        """Layers of each stage that are recomputed at least, whatever the split."""
+        table = self.table.take(rows)
+        return each(self._fewest, table.pp * table.vpp, table.recompute)
+
+    def _fewest(self, stages: int, recompute: int) -> int:
+        if recompute != FULL:
+            return 0
+        return self.space.split_range(stages).largest if self.space.is_core else 1
+
+    def fewest_of_any(self, rows: Index) -> Any:
+        """The same whatever the schedule."""
+
+        def least(pp: int, recompute: int) -> int:
+            vpp = self._variants(pp).vpp.tolist()
+            return min(self._fewest(pp * chunks, recompute) for chunks in vpp)
+
+        return each(least, self.table.pp[rows], self.table.recompute[rows])
+
+    def _variants(self, pp: int) -> Variants:
+        variants = self.space.variants(pp)
+        return variants.take(pp * variants.vpp <= self.space.layers)
+
+    def any_split(self, rows: Index) -> Split:
+        """Every split of each row's schedule."""
+        stages = self.table.pp[rows] * self.table.vpp[rows]
+        ranges = [self.space.split_range(int(n)) for n in stages]
+        names = ("first", "last", "between", "largest")
+        return Split(*(np.array([getattr(split, name) for split in ranges]) for name in names))
+
+    def own_split(self, rows: Index) -> Split:
+        table = self.table.take(rows)
+        ends = (table.first_stage_layers, table.last_stage_layers)
+        return known_split(self.space.layers, table.pp * table.vpp, *ends)
+
+    def _priced(self, rows: Index, split: Split, layers: Any, most: Any) -> Priced:
+        """The blocks of rows whose sharding is known."""
+        table = self.table.take(rows).replaced(
+            optim_shard=self.states(rows), recompute_layers=np.broadcast_to(layers, (len(rows),))
+        )
+        return block_of(self.problem, table, split, most), self.totals(rows), self.traffic(rows)
+
+    # Levels.
+
+    def kept(self, rows: Index) -> Priced:
+        """What a grid keeps is known."""
+        block, totals, _ = self.sharded(rows)
+        block = replace(block, param_shard=1, grad_shard=1, optim_shard=self.any_states(rows))
+        return block, totals, NO_TRAFFIC
+
+    def sharded(self, rows: Index) -> Priced:
+        """And what it shards."""
+        return self._priced(rows, ANY_SPLIT, self.fewest_of_any(rows), self.space.layers)
+
+    def family_of(self, rows: Index) -> Variants:
+        """The schedules with the same terms as that of rows of one depth and schedule."""
+        mine = int(self.table.schedule[rows[0]])
+        families = self._variants(int(self.table.pp[rows[0]])).families
+        return next(family for family in families if mine in family.schedule)
+
+    def family(self, rows: Index) -> Priced:
+        """And that its schedule is one of a family; for rows of one depth and schedule."""
+        variants = self.family_of(rows)
+        split = self.space.range_of_all(self.table.pp[rows[0]] * variants.vpp)
+        block, totals, traffic = self._priced(rows, split, self.fewest_of_any(rows), self.space.layers)
+        first = {"schedule": variants.schedule[:1], "vpp": variants.vpp.min(keepdims=True)}
+        return replace(block, **first), totals, traffic
+
+    def scheduled(self, rows: Index) -> Priced:
+        """And which."""
+        split = self.any_split(rows)
+        return self._priced(rows, split, self.fewest(rows), split.largest)
+
+    def divided(self, rows: Index) -> Priced:
+        """And the split."""
+        split = self.own_split(rows)
+        return self._priced(rows, split, np.minimum(self.fewest(rows), split.largest), split.largest)
+
+    def recomputed(self, rows: Index) -> Priced:
+        """And the recomputed layers."""
+        return self._priced(rows, self.own_split(rows), self.table.recompute_layers[rows], None)
+
+    def scheduled_tight(self, rows: Index) -> Priced:
+        """Any split of the schedule, where memory demands as many recomputed layers as the row has."""
+        split = self.any_split(rows)
+        return self._priced(rows, split, self.table.recompute_layers[rows], split.largest)
+
+    def divided_tight(self, rows: Index) -> Priced:
+        """The same of the row's own split."""
+        split = self.own_split(rows)
+        return self._priced(rows, split, self.table.recompute_layers[rows], split.largest)
+
+    # Microbatches in flight on each rank of rows of one depth, of its layers on average: shape (pp, rows).
+
+    def held(self, rows: Index) -> Any:
+        """Under the row's schedule."""
+        table = self.table.take(rows)
+        rank = np.arange(int(table.pp[0]))[:, None]
+        return in_flight(table.schedule, table.pp, self.microbatches[rows], table.vpp, rank) / table.vpp
+
+    def held_by_family(self, rows: Index) -> Any:
+        pp = int(self.table.pp[rows[0]])
+        return self.family_of(rows).fewest_in_flight(pp, self.microbatches[rows])
+
+    def held_by_any(self, rows: Index) -> Any:
+        pp = int(self.table.pp[rows[0]])
+        return np.minimum(self.microbatches[rows], np.arange(pp, 0, -1)[:, None])
+
+
+def most_recomputed(block: Block) -> Block:
+    """The block with as much recomputed as may be."""
+    return replace(block, recompute_layers=np.where(block.recompute == FULL, block.split.largest, 0))
+
+
+def each(of: Callable[..., int], *columns: Any) -> Any:
+    """A number of every row, asked once per distinct row."""
+    rows, of_row = distinct_rows([np.asarray(column) for column in columns])
+    numbers = [of(*(int(column[row]) for column in columns)) for row in rows]
+    return np.array(numbers, dtype=np.int64)[of_row]

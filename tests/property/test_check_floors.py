@@ -1,0 +1,129 @@
+"""No candidate of a cell is faster or smaller than the cell's floors say, at any level of a cover."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from tests.property.check_cells import LEVELS, opened, pipelines_of, widened
+from tests.property.cost_samples import CASES, Case, problem_of
+from tests.property.test_check_evaluator import figures_for, legal_strategies
+
+from shardwise.check.bytes_floor import bytes_floor
+from shardwise.check.cells import Cells, Pipeline
+from shardwise.check.price import Evaluation, evaluate
+from shardwise.check.rows import rows_of
+from shardwise.check.schedules import table_of
+from shardwise.check.time_floor import time_floor
+from shardwise.check.turns import empty_family, turns_of
+
+ROWS, ALL_ROWS = 200, 4_000
+
+ROUNDING = 1e-12
+
+Floats = NDArray[np.float64]
+
+
+def evaluated(case: Case, count: int) -> tuple[list[tuple[Pipeline, Cells, Evaluation]], int]:
+    """Legal strategies of a case as cells of one point, with what each costs."""
+    problem = problem_of(case)
+    figures, strategies = figures_for(problem), legal_strategies(problem, count, seed=41)
+    found = evaluate(figures, rows_of(strategies))
+    parts = [
+        (pipeline, cells, Evaluation(*(column[places] for column in found)))
+        for places, pipeline, cells in pipelines_of(figures, strategies)
+    ]
+    return parts, len(strategies)
+
+
+def ratios(pipeline: Pipeline, cells: Cells, level: str, found: Evaluation) -> tuple[Floats, Floats, Floats]:
+    """The floors of seconds, device bytes and host bytes, over what they are floors of."""
+    is_paired, is_sharded = level in ("paired", "sharded"), level == "sharded"
+    seconds = time_floor(pipeline, cells, is_paired=is_paired, is_sharded=is_sharded)
+    if level == "open":
+        return seconds / found.step_time_s, np.zeros(1), np.zeros(1)
+    device, host = bytes_floor(pipeline, cells, cells.box.layers_high, is_paired=is_paired)
+    return (
+        seconds / found.step_time_s,
+        device / found.device_bytes,
+        host / np.maximum(found.host_bytes, 1.0),
+    )
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_floors_are_floors(case: Case, level: str, full: bool) -> None:
+    rng = random.Random(42)
+    parts, _ = evaluated(case, ALL_ROWS if full else ROWS)
+    for pipeline, cells, found in parts:
+        for box_cells in (cells, widened(pipeline, cells, rng), widened(pipeline, cells, rng)):
+            for ratio in ratios(pipeline, opened(box_cells, level), level, found):
+                assert ratio.max() <= 1 + ROUNDING
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_floors_of_points_are_near(case: Case) -> None:
+    """Bytes are exact there; times are exact on one rank, and near elsewhere."""
+    parts, _ = evaluated(case, ROWS)
+    near = []
+    for pipeline, cells, found in parts:
+        seconds, device, host = ratios(pipeline, cells, "sharded", found)
+        assert device.min() >= 1 - ROUNDING
+        assert host[found.host_bytes > 0].min(initial=1.0) >= 1 - ROUNDING
+        if pipeline.pp == 1:
+            assert seconds.min() >= 1 - ROUNDING
+        near += seconds.tolist()
+    assert np.mean(near) > 0.96
+
+
+def test_a_path_that_counts_forwards_twice_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the test above is for: a floor a little too high."""
+
+    def broken(schedule: str, pp: int, vpp: int, microbatches: int) -> object:
+        turns = turns_of(schedule, pp, vpp, microbatches)
+        return replace(turns, before=np.maximum(turns.before - 1, 0))
+
+    monkeypatch.setattr("shardwise.check.cells.turns_of", broken)
+    worst = 0.0
+    for case in CASES[:6]:
+        for pipeline, cells, found in evaluated(case, ROWS)[0]:
+            worst = max(worst, float(ratios(pipeline, cells, "sharded", found)[0].max()))
+    assert worst > 1.001
+
+
+def test_every_schedule_turns_as_the_paths_take_it() -> None:
+    """The first backward of a rank is of the first microbatch, its last forward of the last; and from 4 pp
+    microbatches on only the middle grows."""
+    for schedule, vpps in (
+        ("1f1b", (1,)), ("gpipe", (1,)), ("zb_h1", (1,)), ("zb_h2", (1,)), ("zb_v", (2,)),
+        ("dualpipe_v", (2,)), ("interleaved_1f1b", (2, 3, 5)),
+    ):  # fmt: skip
+        for pp in range(2, 8):
+            for vpp in vpps:
+                for m in (2 * pp, 4 * pp, 5 * pp, 9 * pp):
+                    for row in table_of(empty_family(schedule, pp, vpp, m)):
+                        backward = next(act for act in row if act[1] in "BI")
+                        forward = [act for act in row if act[1] == "F"][-1]
+                        assert backward[2] == 0 and forward[2] == m - 1
+                if schedule != "gpipe":
+                    few, many = (_exact_turns(schedule, pp, vpp, m) for m in (4 * pp, 9 * pp))
+                    assert few == many
+
+
+def _exact_turns(schedule: str, pp: int, vpp: int, m: int) -> list[tuple[object, ...]]:
+    """What every row does before its first backward and after its last forward, without microbatches."""
+    found: list[tuple[object, ...]] = []
+    for row in table_of(empty_family(schedule, pp, vpp, m)):
+        first = next(place for place, act in enumerate(row) if act[1] in "BI")
+        last = max(place for place, act in enumerate(row) if act[1] == "F")
+        found.append(
+            (
+                [act[:2] for act in row[: first + 1]],
+                [act[:2] for act in row[last:]],
+                first < last,
+            )
+        )
+    return found

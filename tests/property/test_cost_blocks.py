@@ -1,0 +1,214 @@
+"""No bound of a block exceeds what anything in it takes: time, memory on devices and hosts, room for layers.
+
+Strategies are drawn from real and odd models on odd clusters, and moved towards the least time and the least
+memory of the blocks that hold them, where bounds are closest.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.property.cost_level_bounds import (
+    Bounds,
+    least_device_bytes,
+    least_hosts_bytes,
+    least_times_s,
+    rooms,
+)
+from tests.property.cost_levels import FULL, Levels
+from tests.property.cost_samples import CASES, descended, odd_problem, problem_of, sampled, space_of
+
+from shardwise.cost import (
+    Index,
+    Peaks,
+    Problem,
+    Split,
+    around_s,
+    least_bytes,
+    least_s,
+    lie_of,
+    peaks_of,
+    room,
+)
+from shardwise.search.evaluate import drained_s, step_times_s
+from shardwise.strategy import SCHEDULES
+
+TOLERANCE = 1e-12
+ODD, FULL_ODD = 16, 400
+ROWS, ROUNDS = 240, 16
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """Strategies with their blocks, their evaluated times and their exact memory."""
+
+    levels: Levels
+    times_s: Any
+    peaks: Peaks
+
+
+def drawn_from(problem: Problem, seed: int) -> Drawn:
+    space = space_of(problem, "core" if seed % 7 == 6 else "default")
+    table = sampled(problem, ROWS, seed, space)
+    fast = descended(problem, space, table, lambda rows: step_times_s(problem, rows), ROUNDS)
+    some = table.take(slice(0, ROWS // 3))
+    small = descended(problem, space, some, lambda rows: peaks_of(problem, rows).device_bytes, ROUNDS)
+    both = type(table).joined([fast, small])
+    return Drawn(Levels(problem, space, both), step_times_s(problem, both), peaks_of(problem, both))
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "drawn" in metafunc.fixturenames:
+        odd = FULL_ODD if metafunc.config.getoption("--full") else ODD
+        seeds = [*range(-len(CASES), odd)]
+        names = [str(CASES[seed]) if seed < 0 else f"odd {seed}" for seed in seeds]
+        metafunc.parametrize("drawn", seeds, ids=names, indirect=True, scope="module")
+
+
+@pytest.fixture(scope="module")
+def drawn(request: pytest.FixtureRequest) -> Drawn:
+    seed: int = request.param
+    return drawn_from(problem_of(CASES[seed]) if seed < 0 else odd_problem(seed), abs(seed))
+
+
+def exceeding(bounds: Bounds, values: Any, factor: float = 1.0) -> dict[str, list[int]]:
+    """Rows, by name, whose bound times a factor exceeds what they take."""
+    found = {
+        name: np.flatnonzero(factor * least > values * (1.0 + TOLERANCE)) for name, least in bounds.items()
+    }
+    return {name: rows.tolist() for name, rows in found.items() if len(rows)}
+
+
+def without_room(drawn: Drawn) -> set[tuple[str, str]]:
+    """Kinds of room, by level, that a row lacks in the memory and the time that it takes itself."""
+    limit_s, usable_bytes = (1.0 + TOLERANCE) * drawn.times_s, (1.0 + TOLERANCE) * drawn.peaks.device_bytes
+    found = set()
+    for name, has in rooms(drawn.levels, limit_s, usable_bytes).items():
+        found |= {(name, "memory")} if not has.fits.all() else set()
+        found |= {(name, "both")} if not has.is_enough.all() else set()
+    for name, has in rooms(drawn.levels, limit_s, np.full(len(limit_s), 1e30)).items():
+        found |= {(name, "time")} if not has.is_enough.all() else set()
+    return found
+
+
+def test_no_block_takes_less_than_its_bound(drawn: Drawn) -> None:
+    assert exceeding(least_times_s(drawn.levels), drawn.times_s) == {}
+
+
+def test_no_block_needs_less_memory_than_its_bound(drawn: Drawn) -> None:
+    assert exceeding(least_device_bytes(drawn.levels), drawn.peaks.device_bytes) == {}
+    assert exceeding(least_hosts_bytes(drawn.levels), drawn.peaks.host_bytes) == {}
+
+
+def test_what_fits_in_time_has_room(drawn: Drawn) -> None:
+    assert without_room(drawn) == set()
+
+
+def test_a_drained_pipeline_and_what_surrounds_it_take_no_longer_than_the_step(drawn: Drawn) -> None:
+    problem, table = drawn.levels.problem, drawn.levels.table
+    states = table.replaced(optim_shard=drawn.levels.states(drawn.levels.all_rows))
+    least = drained_s(problem, states) + around_s(problem, table)
+    assert exceeding({"leaf": least}, drawn.times_s) == {}
+    assert len(exceeding({"leaf": least}, drawn.times_s, 1.01)["leaf"]) > len(table) / 3
+
+
+def test_memory_falls_with_every_recomputed_layer(drawn: Drawn) -> None:
+    """So that the fewest layers that fit are found by halving."""
+    levels, rows = drawn.levels, np.flatnonzero(drawn.levels.table.recompute == FULL)
+    for level in (levels.scheduled, levels.divided):
+        block, totals, _ = level(rows)
+        lie, last = lie_of(block), np.full(len(rows), np.inf)
+        for layers in range(1, min(int(np.max(block.split.largest)), 8) + 1):
+            tried = replace(block, recompute_layers=np.minimum(layers, block.split.largest))
+            now = least_bytes(levels.problem, tried, lie, totals)
+            assert (now <= last).all()
+            last = now
+
+
+def test_rows_beside_options_are_bounded_as_each_alone(drawn: Drawn) -> None:
+    """The search bounds rows (down) with splits (across) at once."""
+    levels = drawn.levels
+    for rows in list(levels.groups("pp", "vpp", "schedule"))[:12]:
+        block, totals, traffic = levels.divided(rows)
+        alone = least_s(levels.problem, block, lie_of(block), totals, traffic)
+        down = {
+            name: np.asarray(getattr(block, name))[:, None]
+            for name in block.__dataclass_fields__
+            if name not in ("split", "recompute_layers", "recompute_most")
+        }
+        across = {
+            name: np.asarray(getattr(block, name))[None] for name in ("recompute_layers", "recompute_most")
+        }
+        parts = ("first", "last", "between", "largest")
+        split = Split(*(np.asarray(getattr(block.split, name))[None] for name in parts))
+        cells = replace(block, split=split, **down, **across)
+        grids, of_grid = levels.grids
+        some = (grids.totals_at(of_grid[rows][:, None]), traffic.taken(np.arange(len(rows))[:, None]))
+        together = least_s(levels.problem, cells, lie_of(cells), *some)
+        np.testing.assert_allclose(np.diagonal(together), alone, rtol=TOLERANCE)
+
+
+# Broken twins.
+
+
+@pytest.fixture(scope="module")
+def several() -> list[Drawn]:
+    """A few of the above."""
+    real = [drawn_from(problem_of(CASES[seed]), -seed) for seed in (-9, -8, -3)]
+    return real + [drawn_from(odd_problem(seed), seed) for seed in (0, 2, 3)]
+
+
+LOOSE = {"any micro batch": 1.05, "sharded": 1.1, "family": 1.1}
+"""How much higher bounds must be to be caught that are not close; 1.01 for the others."""
+
+
+def test_bounds_of_time_that_are_a_little_too_high_are_caught(several: list[Drawn]) -> None:
+    missed = set(least_times_s(several[0].levels))
+    for drawn in several:
+        for name, bound in least_times_s(drawn.levels).items():
+            factor = LOOSE[name] if name == "any micro batch" else 1.01
+            missed -= set(exceeding({name: bound}, drawn.times_s, factor))
+    assert missed == set()
+
+
+def test_bounds_of_memory_that_are_a_little_too_high_are_caught(several: list[Drawn]) -> None:
+    missed = {("device", name) for name in least_device_bytes(several[0].levels)}
+    missed |= {("host", name) for name in least_hosts_bytes(several[0].levels)}
+    for drawn in several:
+        for name, bound in least_device_bytes(drawn.levels).items():
+            for caught in exceeding({name: bound}, drawn.peaks.device_bytes, LOOSE.get(name, 1.01)):
+                missed -= {("device", caught)}
+        for caught in exceeding(least_hosts_bytes(drawn.levels), drawn.peaks.host_bytes, 1.01):
+            missed -= {("host", caught)}
+    assert missed == set()
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_bounds_of_each_schedule_that_are_too_high_are_caught(several: list[Drawn], schedule: str) -> None:
+    """A tenth more on every pipeline of one schedule."""
+    caught = 0
+    for drawn in several:
+        table = drawn.levels.table
+        mine = np.flatnonzero((table.schedule == SCHEDULES.index(schedule)) & (table.pp > 1))
+        if len(mine):
+            caught += int((1.1 * block_s(drawn.levels, mine) > drawn.times_s[mine]).sum())
+    assert caught > 0
+
+
+def block_s(levels: Levels, rows: Index) -> Any:
+    """The bounds of blocks whose splits and recomputed layers are known."""
+    block, totals, traffic = levels.recomputed(rows)
+    return least_s(levels.problem, block, lie_of(block), totals, traffic)
+
+
+def test_a_layer_less_of_room_is_caught(several: list[Drawn], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(room, "ROUNDING", -1.0)
+    found: set[tuple[str, str]] = set()
+    for drawn in several:
+        found |= without_room(drawn)
+    levels = ("sharded", "family", "schedule", "schedule alone")
+    wanted = {(name, kind) for name in levels for kind in ("memory", "time", "both")}
+    assert found >= wanted | {("tight schedule", "memory")}

@@ -1,0 +1,38 @@
+"""Peak memory from few places is exactly the most of all places; and the samples reach every choice."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from tests.property.cost_samples import CASES, Case, problem_of, sampled
+
+from shardwise.cost import host_bytes, peaks_of, price_everywhere, rank_bytes
+from shardwise.strategy import OFFLOADS, RECOMPUTES, SCHEDULES
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_memory_is_exactly_the_most_of_any_place(case: Case, full: bool) -> None:
+    problem = problem_of(case)
+    table = sampled(problem, 20_000 if full else 2_000, seed=CASES.index(case))
+    found = peaks_of(problem, table)
+    for start in range(0, len(table), 500):
+        rows = slice(start, start + 500)
+        part = table.take(rows)
+        everywhere = price_everywhere(problem, part)
+        device = rank_bytes(problem, part, everywhere).device.max(axis=0)
+        np.testing.assert_allclose(found.device_bytes[rows], device, rtol=1e-12)
+        np.testing.assert_allclose(found.host_bytes[rows], host_bytes(part, everywhere), rtol=1e-12)
+
+
+def test_the_samples_reach_every_choice() -> None:
+    seen: dict[str, set[int]] = {}
+    names = ("schedule", "recompute", "offload", "cp_kind", "sequence_parallel", "axis_order")
+    for index, case in enumerate(CASES):
+        table = sampled(problem_of(case), 400, seed=index)
+        for name in names:
+            seen.setdefault(name, set()).update(getattr(table, name).tolist())
+    assert len(seen["schedule"]) == len(SCHEDULES)
+    assert len(seen["recompute"]) == len(RECOMPUTES)
+    assert len(seen["offload"]) == len(OFFLOADS)
+    assert seen["cp_kind"] == seen["sequence_parallel"] == {0, 1}
+    assert len(seen["axis_order"]) > 12

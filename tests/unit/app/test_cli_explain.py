@@ -1,0 +1,226 @@
+"""`explain`, the frontier, objectives and space files through the command, with the real planner."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import jsonschema
+import pytest
+
+from shardwise.app.cli.proof import FRONTIER_LINES, chosen_places
+from shardwise.plan import read_plan
+
+if TYPE_CHECKING:
+    from tests.unit.app.conftest import Run
+
+SCHEMAS = Path(__file__).parents[3] / "docs" / "schemas"
+QUESTION = ("gpt2", "--cluster", "2x2xA100-80G", "--seq-len", "1024", "--global-batch-size", "12")
+CORE = (*QUESTION, "--space", "core")
+
+
+def validated(text: str, name: str) -> Any:
+    document = json.loads(text)
+    schema = json.loads((SCHEMAS / f"{name}.json").read_text())
+    jsonschema.Draft202012Validator.check_schema(schema)
+    jsonschema.Draft202012Validator(schema).validate(document)
+    return document
+
+
+@pytest.fixture
+def saved(run: Run, tmp_path: Path) -> str:
+    path = str(tmp_path / "plan.yaml")
+    assert run("plan", *CORE, "--save", path).code == 0
+    return path
+
+
+def fits(text: str) -> bool:
+    return max(map(len, text.splitlines())) <= 100
+
+
+def test_explain_counts_every_candidate(run: Run, saved: str) -> None:
+    ran = run("explain", saved)
+    assert (ran.code, ran.err) == (0, "")
+    assert fits(ran.out)
+    document = validated(run("explain", saved, "--json").out, "explanation")
+    count = json.loads(run("space", *CORE, "--json").out)["count"]
+    assert document["candidates"] == sum(document["totals"].values()) == count
+    assert sum(block["candidates"] for block in document["blocks"]) == count
+    assert f"{count:,}" in ran.out
+    assert document["agrees"] is True
+    assert all(f" {axis['field']} " in ran.out for axis in document["axes"])
+    assert "the best; " in ran.out and " binding " in ran.out
+    assert document["best"]["step_time_s"] == read_plan(saved).best.step_time_s
+
+
+def test_why_not_shows_the_difference_term_by_term(run: Run, saved: str) -> None:
+    ran = run("explain", saved, "--why-not", "tp=2")
+    assert ran.code == 0 and fits(ran.out)
+    document = validated(run("explain", saved, "--why-not", "tp=2", "--json").out, "explanation")
+    assert document["kind"] == "why_not"
+    assert document["result"]["strategy"]["tp"] == 2
+    difference = document["difference"]
+    assert difference["step_time_s"] == pytest.approx(
+        document["result"]["step_time_s"] - document["best"]["step_time_s"]
+    )
+    assert sum(difference["breakdown"].values()) == pytest.approx(difference["step_time_s"])
+    assert sum(difference["memory"].values()) == pytest.approx(difference["device_bytes"])
+    assert "tp 1 → 2" in ran.out
+
+
+def test_why_not_what_is_illegal_exits_3_with_its_reasons(run: Run, saved: str) -> None:
+    """A pipeline of 4 ranks with 12 / 6 = 2 microbatches has no interleaving."""
+    ran = run("explain", saved, "--why-not", "pp=4,schedule=interleaved_1f1b,micro_batch_size=6")
+    assert ran.code == 3
+    assert ran.err.splitlines()[1].startswith("  rejected: interleaved_microbatches")
+
+
+def test_what_if_plans_again(run: Run, saved: str) -> None:
+    ran = run("explain", saved, "--what-if", "nodes=2x")
+    assert ran.code == 0 and fits(ran.out)
+    document = validated(run("explain", saved, "--what-if", "nodes=2x", "--json").out, "explanation")
+    assert document["cluster"]["devices"] == 8
+    assert document["result"]["step_time_s"] < document["best"]["step_time_s"]
+    refused = run("explain", saved, "--what-if", "nodes=2q")
+    assert refused.code == 2 and refused.err.count("\n") == 1
+
+
+def test_a_plan_file_keeps_what_was_asked_and_the_checker_agrees(run: Run, tmp_path: Path) -> None:
+    space = tmp_path / "space.yaml"
+    space.write_text("base: core\naxes: {tp: [1, 2], schedule: [1f1b, gpipe]}\n")
+    path = str(tmp_path / "plan.yaml")
+    ran = run("plan", *QUESTION, "--space", str(space), "--fix", "dp=2", "--save", path)
+    assert ran.code == 0
+    assert "only tp 1 2 · schedule 1f1b gpipe · dp 2" in " ".join(ran.out.split())
+    certificate = read_plan(path).certificate
+    assert certificate.axes == {"tp": (1, 2), "schedule": ("1f1b", "gpipe")}
+    assert (certificate.space, certificate.fixed, certificate.unexplored) == ("core", {"dp": 2}, 0)
+    checked = run("check", path)
+    assert checked.code == 0, checked.out
+    counted = json.loads(run("space", *QUESTION, "--space", str(space), "--fix", "dp=2", "--json").out)
+    assert counted["count"] == certificate.enumerated
+    assert counted["axes"]["tp"] == ["1", "2"] and counted["axes"]["schedule"] == ["1f1b", "gpipe"]
+
+
+@pytest.mark.parametrize(
+    ("text", "fix", "words"),
+    [
+        ("axes: {tp: [3]}", "", ("axes.tp", "leaves no candidate", "allowed: 1, 2, 4")),
+        ("axes: {tp: [4], pp: [2, 4]}", "", ("axes.pp", "beside tp", "allowed: 1")),
+        ("axes: {pp: [1], schedule: [gpipe]}", "", ("axes.schedule", "allowed: 1f1b")),
+        ("axes: {tp: [4]}", "dp=2", ("axes.tp", "beside dp", "allowed: 1, 2")),
+    ],
+)
+def test_values_that_exclude_each_other(
+    run: Run, tmp_path: Path, text: str, fix: str, words: tuple[str, ...]
+) -> None:
+    path = tmp_path / "space.yaml"
+    path.write_text(text)
+    for command in ("plan", "space"):
+        ran = run(command, *QUESTION, "--space", str(path), *(("--fix", fix) if fix else ()))
+        assert (ran.code, ran.out) == (2, "")
+        assert ran.err.count("\n") == 1 and str(path) in ran.err
+        assert all(word in ran.err for word in words), ran.err
+
+
+def test_the_frontier_is_listed_and_shown_in_part(run: Run) -> None:
+    ran = run("plan", *CORE, "--frontier")
+    assert ran.code == 0 and fits(ran.out.split(" next ")[0])
+    document = validated(run("plan", *CORE, "--frontier", "--json").out, "plan-answer")
+    points = document["frontier"]
+    times = [point["step_time_s"] for point in points]
+    nbytes = [point["peak_memory_bytes"]["device"] for point in points]
+    assert len(points) > 3
+    assert times == sorted(times) and nbytes == sorted(nbytes, reverse=True)
+    assert times[0] == document["best"]["step_time_s"]
+    assert len(document["runners_up"]) == 3
+    lines = ran.out.split("time against memory")[1].split("\n\n")[0].splitlines()
+    assert len(lines) - 1 == min(len(points), FRONTIER_LINES)
+    assert f"{len(points)} points" in lines[0]
+
+
+def test_places_of_a_long_frontier() -> None:
+    assert chosen_places(5, 12) == [0, 1, 2, 3, 4]
+    # 0 to 100 in eleven steps of 9.09.
+    assert chosen_places(101, 12) == [0, 9, 18, 27, 36, 45, 55, 64, 73, 82, 91, 100]
+
+
+@pytest.mark.parametrize("objective", ["memory", "devices", "cost"])
+def test_objectives_are_saved_with_the_cluster_used(run: Run, tmp_path: Path, objective: str) -> None:
+    path = str(tmp_path / "plan.yaml")
+    document = validated(
+        run("plan", *CORE, "--objective", objective, "--json", "--save", path).out, "plan-answer"
+    )
+    plan = read_plan(path)
+    assert plan.objective == document["objective"] == objective
+    assert plan.cluster.devices == document["devices_used"] == document["cluster"]["devices"]
+    # gpt2 fits on one device.
+    assert document["devices_used"] == {"memory": 4, "devices": 1}.get(objective, document["devices_used"])
+    assert document["is_proven"] is True
+    checked = run("check", path)
+    assert checked.code == 0, checked.out
+
+
+def test_a_search_without_the_time_says_so_in_a_line(run: Run) -> None:
+    question = (
+        "llama-3.1-70b",
+        "--cluster",
+        "8x8xH100-SXM",
+        "--seq-len",
+        "8192",
+        "--global-batch-size",
+        "256",
+    )
+    ran = run("plan", *question, "--budget", "1ms")
+    assert (ran.code, ran.out) == (3, "")
+    assert ran.err.count("\n") == 1
+    assert "nothing that fits was found within the budget of 1 ms" in ran.err
+
+
+def test_an_interrupt_prints_the_best_so_far_and_leaves_no_process(run: Run, monkeypatch: Any) -> None:
+    """The first report of progress is met with an interrupt."""
+    from shardwise import search
+
+    planned = search.plan
+
+    def interrupted(question: Any, *, progress: object = None) -> Any:
+        def interrupt(_: str) -> None:
+            raise KeyboardInterrupt
+
+        return planned(question, progress=interrupt)
+
+    monkeypatch.setattr(search, "plan", interrupted)
+    ran = run("plan", *QUESTION)
+    assert ran.code == 130
+    assert ran.err == "shardwise: interrupted; this is the best so far\n"
+    assert "step time" in ran.out and " proof " in ran.out
+
+
+def test_an_interrupt_from_the_keyboard_ends_all_processes() -> None:
+    question = (
+        "llama-3.1-405b",
+        "--cluster",
+        "64x8xH100-SXM",
+        "--seq-len",
+        "8192",
+        "--global-batch-size",
+        "2048",
+    )
+    workers = str(min(os.cpu_count() or 1, 2))
+    with subprocess.Popen(
+        [sys.executable, "-m", "shardwise", "plan", *question, "--frontier", "--workers", workers],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
+    ) as process:  # fmt: skip
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.communicate(timeout=2.0)
+        os.killpg(process.pid, signal.SIGINT)
+        _, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert b"Traceback" not in err and b"interrupted" in err
+    with pytest.raises(ProcessLookupError):
+        os.killpg(process.pid, 0)

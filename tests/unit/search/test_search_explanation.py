@@ -1,0 +1,242 @@
+"""What explains a plan: the tree of blocks, every change of one field, what binds, and questions beside
+it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import pytest
+from tests.property.search_space_twin import SpaceTwin, first_reason
+
+from shardwise.cluster import load_cluster
+from shardwise.cost import peaks_of
+from shardwise.errors import ConfigError, Infeasible
+from shardwise.model import model_from_config
+from shardwise.plan import Plan, plan_of
+from shardwise.schedule import generate
+from shardwise.search import Explanation, Question, explained, plan, question_of, what_if, why_not
+from shardwise.search.changes import changes_of
+from shardwise.search.evaluate import step_times_s
+from shardwise.strategy import FIELDS, MEMORY, Job, Strategy, StrategyTable, complete
+
+LAYERS, BATCH, DEVICES = 4, 4, 4
+DIMENSIONS = {
+    "layers": LAYERS, "hidden": 3072, "ffn": 12288, "heads": 12, "kv_heads": 4, "vocab": 50_257,
+    "seq_len": 4096,
+}  # fmt: skip
+A100 = load_cluster("2x2xA100-40G")
+QUESTION = Question(
+    model=model_from_config(DIMENSIONS),
+    # Half a billion parameters of 18 bytes, in 6 GiB: something has to give.
+    cluster=replace(A100, classes={n: replace(d, memory_bytes=6 << 30) for n, d in A100.classes.items()}),
+    job=Job(seq_len=4096, global_batch_size=BATCH, dtype="bf16"),
+)
+
+
+@cache
+def planned(space: str = "default", experts: bool = False) -> Plan:
+    routed = {"experts": 8, "top_k": 2, "ffn": 3072} if experts else {}
+    asked = replace(QUESTION, space=space, top=1, model=model_from_config({**DIMENSIONS, **routed}))
+    answer = plan(asked)
+    s = answer.best.strategy
+    schedule = generate(s.schedule, pp=s.pp, microbatches=BATCH // (s.dp * s.micro_batch_size), vpp=s.vpp)
+    return plan_of(answer, model=asked.model, cluster=asked.cluster, job=asked.job, schedule=schedule)
+
+
+@cache
+def found() -> Explanation:
+    return explained(planned())
+
+
+def strategy(**fields: object) -> Strategy:
+    return complete(fields, devices=DEVICES, layers=LAYERS, experts=None, global_batch_size=BATCH)
+
+
+@cache
+def candidates(core: bool, moe: bool = False) -> frozenset[Strategy]:
+    twin = SpaceTwin(core=core, devices=DEVICES, layers=LAYERS, moe=moe, batch=BATCH)
+    return frozenset(twin.candidates())
+
+
+@cache
+def values(core: bool, moe: bool) -> dict[str, frozenset[object]]:
+    """Every value of each field."""
+    return {field: frozenset(getattr(s, field) for s in candidates(core, moe)) for field in FIELDS}
+
+
+def changed_to(best: Strategy, field: str, value: Any) -> Strategy:
+    return replace(best, **{field: value})
+
+
+def test_the_question_of_a_plan_is_that_of_its_certificate() -> None:
+    of = replace(planned(), certificate=replace(planned().certificate, fixed={"pp": 1}, axes={"tp": (1, 2)}))
+    question = question_of(of)
+    assert (question.fixed, question.axes, question.top) == ({"pp": 1}, {"tp": (1, 2)}, 1)
+    assert question.cluster is of.cluster
+
+
+def test_blocks_hold_every_candidate_once() -> None:
+    certificate = planned().certificate
+    blocks = found().blocks
+    assert sum(block.candidates for block in blocks) == certificate.enumerated
+    assert len({(b.tp, b.cp, b.pp, b.dp) for b in blocks}) == len(blocks)
+    assert all(b.tp * b.cp * b.pp * b.dp == DEVICES for b in blocks)
+    sizes = [block.candidates for block in blocks]
+    assert sizes == sorted(sizes, reverse=True)
+    for code, count in certificate.rejected.items():
+        assert sum(block.fates.get(code, 0) for block in blocks) == found().totals[code] == count
+    assert found().totals["simulated"] == certificate.simulated
+    cut = sum(count for fate, count in found().totals.items() if fate.startswith("cut_"))
+    assert cut == certificate.cut_by_bound
+    assert found().agrees and found().unexplored == 0
+
+
+def test_the_largest_block_is_counted_by_hand() -> None:
+    """Candidates by degrees, from the enumeration."""
+    largest = found().blocks[0]
+    degrees = (largest.tp, largest.cp, largest.pp, largest.dp)
+    assert largest.candidates == sum((s.tp, s.cp, s.pp, s.dp) == degrees for s in candidates(core=False))
+
+
+def test_every_alternative_is_a_candidate_priced_right() -> None:
+    problem = QUESTION.problem()
+    best = planned().best
+    assert [axis.field for axis in found().axes] == list(FIELDS)
+    seen = 0
+    for axis in found().axes:
+        assert axis.value == getattr(best.strategy, axis.field)
+        values = [alternative.value for alternative in axis.alternatives]
+        assert len(set(values)) == len(values) and axis.value not in values
+        for alternative in axis.alternatives:
+            seen += 1
+            assert alternative.strategy in candidates(core=False)
+            assert getattr(alternative.strategy, axis.field) == alternative.value
+            reason = first_reason(alternative.strategy, problem.limits)
+            if reason is not None:
+                assert (alternative.reason, alternative.slower) == (reason, None)
+                continue
+            table = StrategyTable.of([alternative.strategy])
+            nbytes = float(peaks_of(problem, table).device_bytes[0])
+            assert (alternative.reason == MEMORY) == (nbytes > problem.usable_bytes)
+            if alternative.reason == MEMORY:
+                assert alternative.lacking_bytes == pytest.approx(nbytes - problem.usable_bytes)
+            slower = float(step_times_s(problem, table)[0]) / best.step_time_s - 1.0
+            assert alternative.slower == pytest.approx(slower, abs=1e-12)
+            if alternative.reason is None:
+                assert slower >= -1e-12
+    assert seen > 15
+
+
+def test_the_nearest_is_the_fastest_that_can_be_had() -> None:
+    nearest = [axis.nearest for axis in found().axes if axis.nearest is not None]
+    assert nearest
+    for axis in found().axes:
+        had = [a.slower for a in axis.alternatives if a.reason is None and a.slower is not None]
+        assert (axis.nearest is None) == (not had)
+        assert axis.nearest is None or axis.nearest.slower == min(had)
+
+
+@pytest.mark.parametrize("moe", [False, True])
+@pytest.mark.parametrize("core", [False, True])
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"tp": 2, "pp": 2, "zero_stage": 1},
+        {"pp": 4, "schedule": "zb_h1"},
+        {"pp": 2, "schedule": "interleaved_1f1b", "vpp": 2, "recompute": "full", "tp": 2},
+        {"tp": 4, "recompute": "selective"},
+        {"cp": 2, "dp": 2, "zero_stage": 3, "axis_order": "dp-cp-tp-pp"},
+        {"pp": 2, "first_stage_layers": 1, "micro_batch_size": 2},
+    ],
+)
+def test_changes_are_candidates_with_another_value(core: bool, moe: bool, fields: dict[str, object]) -> None:
+    """Whatever the strategy, and each value of a field that differs by nothing else is among them."""
+    best = complete(
+        {**fields, **({"etp": fields.get("tp", 1)} if moe else {})},
+        devices=DEVICES, layers=LAYERS, experts=8 if moe else None, global_batch_size=BATCH,
+    )  # fmt: skip
+    model = planned(experts=moe).model
+    asked = replace(QUESTION, space="core" if core else "default", model=model)
+    known = candidates(core, moe)
+    for field in FIELDS:
+        changed = list(changes_of(asked, best, field))
+        assert set(changed) <= known
+        assert all(getattr(s, field) != getattr(best, field) for s in changed)
+        alone = (changed_to(best, field, value) for value in values(core, moe)[field])
+        assert {s for s in alone if s in known and s != best} <= set(changed), field
+
+
+def test_a_degree_takes_another_with_it() -> None:
+    found = set(changes_of(QUESTION, strategy(tp=2, dp=2, zero_stage=1), "tp"))
+    assert {(s.tp, s.pp, s.cp, s.dp) for s in found} == {
+        (4, 1, 1, 1),
+        (1, 2, 1, 2),
+        (1, 1, 2, 2),
+        (1, 1, 1, 4),
+    }
+    # What was sharded over all replicas still is: dp * cp is 4, and 1.
+    assert {s.optim_shard for s in found if s.cp == 2 or s.dp == 4} == {4}
+    assert {s.optim_shard for s in found if s.tp == 4} == {1}
+
+
+def test_what_the_question_fixes_stays() -> None:
+    best = strategy(tp=2, dp=2)
+    assert not list(changes_of(replace(QUESTION, fixed={"tp": 2}), best, "tp"))
+    kept = list(changes_of(replace(QUESTION, axes={"dp": (2, 4)}), best, "tp"))
+    assert kept and all(s.dp in (2, 4) for s in kept)
+
+
+def test_memory_binds_where_a_faster_change_does_not_fit() -> None:
+    """With room for everything nothing is lacking; the plan's own cluster has too little for its fastest."""
+    binding = found().binding
+    problem = QUESTION.problem()
+    assert binding.free_bytes == problem.usable_bytes - planned().best.peak_memory.device
+    roomy = what_if(planned(), "memory=100x")
+    assert roomy.after.step_time_s < planned().best.step_time_s
+    assert binding.resource == MEMORY and binding.lacking is not None
+    assert binding.lacking.slower is not None and binding.lacking.slower < 0.0
+    free = replace(planned(), cluster=roomy.question.cluster, best=roomy.after)
+    assert explained(free).binding.resource == "time"
+
+
+def test_why_not_solves_with_what_is_pinned() -> None:
+    comparison = why_not(planned(), {"tp": 4})
+    wanted = plan(replace(QUESTION, fixed={"tp": 4}, top=0)).best
+    assert comparison.after == wanted
+    difference_s = wanted.step_time_s - planned().best.step_time_s
+    assert sum(comparison.breakdown_s.values()) == pytest.approx(difference_s, rel=1e-9)
+    more = wanted.peak_memory.device - planned().best.peak_memory.device
+    assert sum(comparison.memory_bytes.values()) == pytest.approx(more, rel=1e-9)
+    assert comparison.fields["tp"] == (planned().best.strategy.tp, 4)
+
+
+def test_what_is_pinned_wins_over_what_was_fixed() -> None:
+    certificate = replace(planned().certificate, fixed={"tp": 1}, axes={"pp": (1,)})
+    comparison = why_not(replace(planned(), certificate=certificate), {"tp": 2, "pp": 2})
+    assert (comparison.after.strategy.tp, comparison.after.strategy.pp) == (2, 2)
+
+
+def test_why_not_what_cannot_be() -> None:
+    """tp = 4 does not divide 6 heads; dp = 3 does not divide the batch."""
+    heads = model_from_config({**DIMENSIONS, "heads": 6, "kv_heads": 6})
+    with pytest.raises(Infeasible) as caught:
+        why_not(replace(planned(), model=heads), {"tp": 4})
+    assert set(caught.value.reasons) == {"heads_tp"} and caught.value.relaxations == ()
+    with pytest.raises(ConfigError):
+        why_not(planned(), {"dp": 3})
+
+
+def test_what_if_plans_again() -> None:
+    slower = what_if(planned(), "inter_node_bandwidth=0.01x")
+    assert slower.after.step_time_s >= planned().best.step_time_s
+    assert slower.question.cluster.tiers[-1].bytes_per_s == pytest.approx(
+        0.01 * QUESTION.cluster.tiers[-1].bytes_per_s
+    )
+    longer = what_if(planned(), "seq_len=0.5x")
+    assert longer.after == plan(replace(QUESTION, top=0, job=replace(QUESTION.job, seq_len=2048))).best
+    with pytest.raises(Infeasible) as caught:
+        what_if(planned(), "memory=0.01x,host_memory=0.001x")
+    assert MEMORY in caught.value.reasons and caught.value.relaxations == ()

@@ -1,0 +1,223 @@
+"""Objectives, parts of the cluster, the frontier, budgets and interrupts, on a space that can be
+enumerated."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from math import inf
+
+import numpy as np
+import pytest
+from tests.property.search_space_twin import SpaceTwin, first_reason
+
+from shardwise.check import count_space
+from shardwise.cluster import Cluster, load_cluster, part_of, part_sizes
+from shardwise.cost import peaks_of
+from shardwise.errors import ConfigError, Infeasible
+from shardwise.model import model_from_config
+from shardwise.plan import Answer
+from shardwise.search import Question, plan
+from shardwise.search.evaluate import step_times_s
+from shardwise.strategy import Job, StrategyTable
+
+LAYERS, BATCH = 4, 6
+MODEL = model_from_config(
+    {
+        "layers": LAYERS,
+        "hidden": 3072,
+        "ffn": 12288,
+        "heads": 12,
+        "kv_heads": 6,
+        "vocab": 50_257,
+        "seq_len": 4096,
+    }
+)
+CLUSTER = load_cluster("2x3xA100-40G")
+JOB = Job(seq_len=1536, global_batch_size=BATCH, dtype="bf16")
+QUESTION = Question(model=MODEL, cluster=CLUSTER, job=JOB, space="core", top=1)
+
+Point = tuple[float, float]
+"""Seconds and bytes."""
+
+
+@cache
+def fitting(devices: int, memory_bytes: int | None = None) -> tuple[Point, ...]:
+    """Time and bytes of every legal candidate that fits on a part of the cluster, enumerated one by one."""
+    asked = replace(QUESTION, cluster=part_of(cluster_with(memory_bytes), devices))
+    problem = asked.problem()
+    twin = SpaceTwin(core=True, devices=devices, layers=LAYERS, moe=False, batch=BATCH)
+    legal = [s for s in twin.candidates() if first_reason(s, problem.limits) is None]
+    table = StrategyTable.of(legal)
+    times_s, nbytes = step_times_s(problem, table), peaks_of(problem, table).device_bytes
+    fits = nbytes <= problem.usable_bytes
+    return tuple(zip(times_s[fits].tolist(), nbytes[fits].tolist(), strict=True))
+
+
+def cluster_with(memory_bytes: int | None) -> Cluster:
+    classes = {
+        name: device if memory_bytes is None else replace(device, memory_bytes=memory_bytes)
+        for name, device in CLUSTER.classes.items()
+    }
+    return replace(CLUSTER, classes=classes)
+
+
+def points_of(answer: Answer) -> list[Point]:
+    assert answer.frontier is not None
+    return [(point.step_time_s, point.device_bytes) for point in answer.frontier.points]
+
+
+def test_the_frontier_is_that_of_all_candidates() -> None:
+    """Sorted by time, a candidate belongs to it where it takes fewer bytes than all before it."""
+    wanted, least = [], inf
+    for time_s, nbytes in sorted(fitting(6)):
+        if nbytes < least:
+            least = nbytes
+            wanted.append((time_s, nbytes))
+    answer = plan(replace(QUESTION, frontier=True))
+    found = points_of(answer)
+    assert len(found) > 3
+    assert np.array(found) == pytest.approx(np.array(wanted), rel=1e-12)
+    assert found[0][0] == pytest.approx(answer.best.step_time_s, rel=1e-12)
+    assert answer.frontier is not None and answer.frontier.certificate.unexplored == 0
+
+
+def test_the_least_memory_and_of_equals_the_fastest() -> None:
+    answer = plan(replace(QUESTION, objective="memory"))
+    time_s, nbytes = min(fitting(6), key=lambda point: (point[1], point[0]))
+    assert answer.best.peak_memory.device == pytest.approx(nbytes, rel=1e-12)
+    assert answer.best.step_time_s == pytest.approx(time_s, rel=1e-12)
+    assert (answer.objective, answer.runners_up, answer.is_proven) == ("memory", (), True)
+
+
+@pytest.mark.parametrize("memory_gib", [40, 12, 9, 6])
+def test_the_fewest_devices_on_which_something_fits(memory_gib: int) -> None:
+    memory = memory_gib * 2**30
+    cluster = cluster_with(memory)
+    wanted = next((n for n in part_sizes(CLUSTER) if fitting(n, memory)), None)
+    asked = replace(QUESTION, cluster=cluster, objective="devices")
+    if wanted is None:
+        with pytest.raises(Infeasible):
+            plan(asked)
+        return
+    answer = plan(asked)
+    assert answer.cluster is not None and answer.cluster.devices == wanted
+    assert answer.best.step_time_s == pytest.approx(min(fitting(wanted, memory))[0], rel=1e-12)
+    assert [part.devices for part in answer.parts] == [n for n in part_sizes(CLUSTER) if n <= wanted]
+
+
+def test_the_memories_of_that_test_ask_for_different_parts() -> None:
+    found = {next((n for n in part_sizes(CLUSTER) if fitting(n, g * 2**30)), None) for g in (40, 12, 9, 6)}
+    assert len(found) >= 3
+
+
+def test_the_least_cost_counts_whole_nodes() -> None:
+    """A part of the first node costs the node; both nodes cost twice that."""
+    answer = plan(replace(QUESTION, objective="cost"))
+    costs = {n: min(fitting(n))[0] * (1 if n <= 3 else 2) for n in part_sizes(CLUSTER) if fitting(n)}
+    wanted = min(costs, key=lambda n: (costs[n], n))
+    assert answer.cluster is not None and answer.cluster.devices == wanted
+    assert answer.best.step_time_s == pytest.approx(min(fitting(wanted))[0], rel=1e-12)
+    assert len(answer.runners_up) == 1
+    chosen = next(part for part in answer.parts if part.devices == wanted)
+    price = CLUSTER.nodes[0].price_usd_per_hour
+    assert price is not None and chosen.usd_per_step == pytest.approx(price / 3600 * costs[wanted], rel=1e-12)
+
+
+def test_idle_devices_are_allowed_where_that_is_faster() -> None:
+    """Between nodes 1,000 times slower than customary, three devices of a node beat six."""
+    slow = tuple(replace(t, bytes_per_s=t.bytes_per_s / (1e3 if t.is_network else 1)) for t in CLUSTER.tiers)
+    asked = replace(QUESTION, cluster=replace(CLUSTER, tiers=slow))
+    whole, idle = plan(asked), plan(replace(asked, allow_idle=True))
+    assert idle.cluster is not None and idle.cluster.devices == 3
+    assert idle.best.step_time_s == pytest.approx(min(fitting(3))[0], rel=1e-12)
+    assert idle.best.step_time_s < whole.best.step_time_s
+
+
+def test_cost_needs_prices_and_says_where() -> None:
+    free = replace(CLUSTER, nodes=tuple(replace(node, price_usd_per_hour=None) for node in CLUSTER.nodes))
+    with pytest.raises(ConfigError, match="price of every node") as caught:
+        plan(replace(QUESTION, cluster=free, objective="cost"))
+    assert "price:" in (caught.value.allowed or "")
+    with pytest.raises(ConfigError, match="memory"):
+        plan(replace(QUESTION, objective="memory", allow_idle=True))
+
+
+def count_of(question: Question) -> int:
+    return count_space(
+        model_layers=LAYERS, experts=None, devices=6, global_batch_size=BATCH, space=question.space, fixed={},
+        axes=question.axes,
+    ).count  # fmt: skip
+
+
+def test_axes_are_kept() -> None:
+    asked = replace(
+        QUESTION, space="default", axes={"tp": (1, 3), "offload": ("none",), "schedule": ("gpipe", "1f1b")}
+    )
+    for answer in (plan(asked), plan(replace(asked, exhaustive=True))):
+        assert answer.certificate.enumerated == count_of(asked)
+        assert answer.certificate.axes == asked.axes
+        for result in (answer.best, *answer.runners_up):
+            assert result.strategy.tp in (1, 3) and result.strategy.offload == "none"
+    narrow = plan(replace(asked, axes={"tp": (answer.best.strategy.tp,)}))
+    assert narrow.best.step_time_s <= answer.best.step_time_s
+
+
+def interrupting(_: str) -> None:
+    raise KeyboardInterrupt
+
+
+WIDE = replace(QUESTION, space="default", top=0)
+
+
+def test_an_interrupt_after_a_find_answers_with_the_best_so_far() -> None:
+    answer = plan(WIDE, progress=interrupting)
+    assert answer.is_interrupted
+    certificate = answer.certificate
+    assert certificate.enumerated + certificate.unexplored == count_of(WIDE)
+    best_s = plan(WIDE).best.step_time_s
+    assert certificate.lower_bound_s <= best_s * (1 + 1e-12) <= answer.best.step_time_s * (1 + 2e-12)
+    assert certificate.gap == pytest.approx(1 - certificate.lower_bound_s / certificate.best_s)
+
+
+def test_an_interrupt_before_a_find_stays_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("shardwise.search.answer.Search.run", interrupted)
+    for asked in (WIDE, replace(WIDE, allow_idle=True)):
+        with pytest.raises(KeyboardInterrupt):
+            plan(asked)
+
+
+def test_a_budget_that_is_too_small_for_anything_says_so() -> None:
+    with pytest.raises(
+        Infeasible, match=r"within the budget of 1 ns; .* candidates are unexplored"
+    ) as caught:
+        plan(replace(WIDE, budget_s=1e-9))
+    assert caught.value.reasons == {} and caught.value.relaxations == ()
+    with pytest.raises(Infeasible, match=r"5 of 5 parts|4 of 4 parts"):
+        plan(replace(WIDE, budget_s=1e-9, allow_idle=True))
+
+
+def test_a_budget_that_is_large_enough_changes_nothing() -> None:
+    bounded, free = plan(replace(WIDE, budget_s=1e3)), plan(WIDE)
+    assert bounded.best == free.best
+    assert bounded.is_proven and bounded.certificate.unexplored == 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "key"),
+    [
+        ({"workers": 0}, "workers"),
+        ({"budget_s": 0.0}, "budget"),
+        ({"budget_s": float("nan")}, "budget"),
+        ({"objective": "tme"}, "objective"),
+        ({"axes": {"tpp": (1,)}}, "axes.tpp"),
+        ({"axes": {"tp": ("x",)}}, "axes.tp"),
+    ],
+)
+def test_questions_that_make_no_sense(changes: dict[str, object], key: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        plan(replace(QUESTION, **changes))  # type: ignore[arg-type]
+    assert caught.value.key == key

@@ -1,0 +1,162 @@
+"""Any number of workers finds the same and counts the same; one that dies ends the search; a budget leaves a
+rest that is accounted for."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from tests.property.search_instances import Instance
+
+from shardwise.cluster import load_cluster
+from shardwise.errors import InternalError
+from shardwise.model import model_from_config
+from shardwise.search import Fastest, Goal, Outcome, Question, Search, Smallest, Tradeoff, drive
+from shardwise.search.dive import Dive
+from shardwise.search.lanes import Lanes
+from shardwise.strategy import Job
+
+PLAIN = {
+    "layers": 5, "hidden": 768, "ffn": 3072, "heads": 12, "kv_heads": 6, "vocab": 50_257, "seq_len": 4096,
+}  # fmt: skip
+ROUTED = {**PLAIN, "layers": 4, "experts": 6, "top_k": 2, "expert_ffn": 768}
+
+
+def case_of(dimensions: dict[str, int], cluster: str, **changes: Any) -> Instance:
+    question = Question(
+        model=model_from_config(dimensions, name="small"),
+        cluster=load_cluster(cluster),
+        job=Job(seq_len=1536, global_batch_size=12, dtype="bf16"),
+        **changes,
+    )
+    return Instance(seed=0, question=question)
+
+
+CASES = (
+    case_of(PLAIN, "2x3xA100-40G", fixed={"offload": "none"}),
+    case_of(ROUTED, "2x2xA100-40G", fixed={"recompute": "none"}, axes={"schedule": ("1f1b", "zb_v")}),
+    case_of(PLAIN, "2x4xL4", axes={"pp": (1, 2), "recompute": ("none", "full"), "offload": ("none", "both")}),
+)
+"""Spaces with dozens of grids and more."""
+
+GOALS: tuple[Callable[[], Goal], ...] = (lambda: Fastest(3), Smallest, Tradeoff)
+
+
+@pytest.fixture
+def small_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rounds and lanes so small that there are several."""
+    monkeypatch.setattr(drive, "FIRST_ROUND", 64)
+    monkeypatch.setattr(drive, "LARGEST_ROUND", 256)
+    monkeypatch.setattr(drive, "ROWS_PER_LANE", 16)
+    monkeypatch.setattr(drive, "DEGREES_PER_LANE", 2)
+
+
+def searched(case: Instance, goal: Goal, **options: Any) -> Outcome:
+    return Search(case.question.problem(), case.space, goal, **options).run()
+
+
+def told(outcome: Outcome) -> tuple[Any, ...]:
+    """All of an outcome but its clock."""
+    found = [(f.time_s, f.device_bytes, f.table[0]) for f in outcome.found]
+    return found, outcome.ledger.by_degrees, outcome.unexplored, outcome.lower_bound_s
+
+
+@pytest.mark.usefixtures("small_rounds")
+@pytest.mark.parametrize("goal", GOALS, ids=("fastest", "smallest", "tradeoff"))
+def test_workers_change_nothing(goal: Callable[[], Goal], monkeypatch: pytest.MonkeyPatch) -> None:
+    rounds: list[int] = []
+    answers = Lanes.answers
+
+    def counted(self: Any, tasks: Any) -> Any:
+        rounds.append(len(tasks))
+        return answers(self, tasks)
+
+    monkeypatch.setattr(Lanes, "answers", counted)
+    cases = CASES if isinstance(goal(), Fastest) else CASES[1:2]
+    for case in cases:
+        alone = told(searched(case, goal()))
+        assert alone[0]
+        for workers in (2, 4):
+            assert told(searched(case, goal(), workers=workers)) == alone
+    assert max(rounds) == drive.LANES
+    assert rounds.count(drive.LANES) > 2 * len(cases)
+    assert multiprocessing.active_children() == []
+
+
+def test_the_size_of_rounds_changes_no_answer(small_rounds: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    case = CASES[0]
+    small = searched(case, Fastest(3))
+    monkeypatch.undo()
+    large = searched(case, Fastest(3))
+    assert [f.time_s for f in small.found] == pytest.approx([f.time_s for f in large.found], rel=1e-12)
+    assert small.ledger.total == large.ledger.total == case.count
+
+
+@pytest.mark.usefixtures("small_rounds")
+def test_a_worker_that_dies_ends_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    parent, run = os.getpid(), Dive.run
+
+    def dying(self: Any) -> None:
+        if os.getpid() != parent:
+            os._exit(3)
+        run(self)
+
+    monkeypatch.setattr(Dive, "run", dying)
+    with pytest.raises(InternalError, match=r"exit code 3 .*nothing is proven"):
+        searched(CASES[0], Fastest(1), workers=2)
+    assert multiprocessing.active_children() == []
+
+
+@pytest.mark.usefixtures("small_rounds")
+def test_what_a_worker_raises_is_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    parent, run = os.getpid(), Dive.run
+
+    def failing(self: Any) -> None:
+        if os.getpid() != parent:
+            raise InternalError("no such thing")
+        run(self)
+
+    monkeypatch.setattr(Dive, "run", failing)
+    with pytest.raises(InternalError, match="no such thing"):
+        searched(CASES[0], Fastest(1), workers=2)
+    assert multiprocessing.active_children() == []
+
+
+@pytest.mark.usefixtures("small_rounds")
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_spent_budget_leaves_a_rest(workers: int) -> None:
+    case = CASES[0]
+    best_s = searched(case, Fastest(1)).found[0].time_s
+    outcome = searched(case, Fastest(1), workers=workers, budget_s=1e-9)
+    assert outcome.unexplored > 0
+    assert outcome.lower_bound_s <= best_s
+    assert outcome.ledger.total + outcome.unexplored == case.count
+
+
+@pytest.mark.usefixtures("small_rounds")
+def test_a_budget_that_ends_between_two_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The clock of the search stands still until so many looks at it; then the budget is over."""
+    case, looks = CASES[0], 0
+    best_s = searched(case, Fastest(1)).found[0].time_s
+    last = 10**9
+
+    def now_s() -> float:
+        nonlocal looks
+        looks += 1
+        return 0.0 if looks < last else 9.0
+
+    monkeypatch.setattr(time, "perf_counter", now_s)
+    assert searched(case, Fastest(1), budget_s=1.0).unexplored == 0
+    whole, ends = looks, set()
+    for share in (0.2, 0.4, 0.6, 0.8, 0.9, 0.95, 0.98):
+        looks, last = 0, int(share * whole)
+        outcome = searched(case, Fastest(1), budget_s=1.0)
+        ends.add(outcome.unexplored)
+        assert outcome.unexplored > 0
+        assert outcome.lower_bound_s <= best_s * (1.0 + 1e-12)
+        assert outcome.ledger.total + outcome.unexplored == case.count
+    assert len(ends) > 1
