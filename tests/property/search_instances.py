@@ -33,11 +33,11 @@ CLUSTERS = (
     "1x2xH100-SXM+1x2xA100-80G",
 )  # fmt: skip
 
-LARGEST_LISTED, LARGEST_SPACE = 2_000, 30_000
+LARGEST_LISTED, LARGEST_SPACE = 1_500, 20_000
 """Candidates of an instance whose candidates are listed one by one, at most; and of the others, one in
 `RARELY`, which are only evaluated."""
 
-SMALLEST_SPACE, RARELY = 50, 25
+SMALLEST_SPACE, RARELY = 50, 40
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import permutations
+from itertools import permutations, product
 from typing import Any
 
 from shardwise.strategy import AXES, OFFLOADS, Limits, Strategy
@@ -165,6 +165,7 @@ class SpaceTwin:
             def some(choices: list[Choice], g: Grid = g) -> list[Choice]:
                 return some_of(g, choices)
 
+            below = list(self._joined(some, self.shards(g), self.offloads()))
             for grid in self._joined(
                 some, self.kinds(g), self.experts(g), self.orders(g), self.batches(g), self.schedules(g)
             ):
@@ -177,8 +178,8 @@ class SpaceTwin:
                     first, last = split["first_stage_layers"], split["last_stage_layers"]
                     assert isinstance(first, int) and isinstance(last, int)
                     largest = max(self.layers_of_stages(stages, first, last))
-                    for rest in self._joined(some, self.recomputes(largest), self.shards(g), self.offloads()):
-                        yield Strategy(**g, **grid, **split, **rest)  # type: ignore[arg-type]
+                    for kept, rest in product(some(self.recomputes(largest)), below):
+                        yield Strategy(**g, **grid, **split, **kept, **rest)  # type: ignore[arg-type]
 
     def _joined(
         self, some_of: Callable[[list[Choice]], list[Choice]], *levels: list[Choice]

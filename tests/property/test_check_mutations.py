@@ -189,6 +189,7 @@ def test_another_best_is_refused_however_consistent(
     assert verdict is not None
     (wrong,) = [check for check in verdict.checks if not check.ok]
     assert wrong.name == "optimal"
+    # The first that is found to be better, which need not be the best.
     seconds = float(wrong.expected.split(" s, ")[0])
     assert plan.best.step_time_s * (1 - 1e-9) <= seconds < best.step_time_s
 
@@ -232,3 +233,19 @@ def test_of_a_search_that_ended_early_its_bound_is_proven(
         assert verdict is not None
         assert [check.name for check in verdict.checks if not check.ok] == ([] if ok else ["optimal"])
         assert verdict.checks[-1].found == f"nothing below {bound_s!r} s"
+
+
+@pytest.mark.parametrize("name", ["zb_v", "experts", "tensor"])
+def test_a_runner_up_left_out_is_missed(
+    name: str, documents: dict[str, dict[str, Any]], tmp_path: Path
+) -> None:
+    """Without the last one a shorter list is as true; without the first it is not."""
+    document = json.loads(json.dumps(documents[name]))
+    first, *others = document["runners_up"]
+    verdict = verdict_on(with_hash({**document, "runners_up": [first, *others[:-1]]}), tmp_path)
+    assert verdict is not None and verdict.ok
+    verdict = verdict_on(with_hash({**document, "runners_up": others}), tmp_path)
+    assert verdict is not None
+    (wrong,) = [check for check in verdict.checks if not check.ok]
+    assert wrong.name == "optimal"
+    assert wrong.expected.startswith("a runner-up not listed: ")

@@ -12,10 +12,11 @@ from numpy.typing import NDArray
 from tests.property.search_instances import Instance, instance, uneven_pipelines
 
 from shardwise.check.count import SpaceRows
+from shardwise.check.cover import Cover
 from shardwise.check.figures import Figures, figures_of
 from shardwise.check.optimal import PROVEN_GAP
 from shardwise.check.price import evaluate
-from shardwise.check.proof import Cover, Prover
+from shardwise.check.proof import Prover
 from shardwise.check.rows import rows_of
 from shardwise.check.rules import first_broken
 from shardwise.strategy import Strategy

@@ -141,11 +141,11 @@ def check_exact(case: Instance, reached: Reached) -> None:
         assert exhaustive.ledger.rejected == dict(fate.reasons)
         assert exhaustive.ledger.simulated == len(fate.times_s)
     if turn in (1, 4):
-        smallest = searched(case, problem, Smallest())
+        smallest = searched(case, problem, Smallest(), without=without)
         check_ledger(case, problem, smallest, fate)
         check_smallest(fate, smallest)
     if turn in (2, 5):
-        tradeoff = searched(case, problem, Tradeoff())
+        tradeoff = searched(case, problem, Tradeoff(), without=without)
         check_ledger(case, problem, tradeoff, fate)
         check_frontier(fate, tradeoff)
     reached.cut += fastest.ledger.cut

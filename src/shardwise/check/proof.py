@@ -10,7 +10,7 @@ these.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from math import inf
 from types import SimpleNamespace
@@ -21,6 +21,7 @@ from shardwise.check.bytes_floor import bytes_floor
 from shardwise.check.cells import Cells, Pipeline, joined_cells
 from shardwise.check.collectives import fabric_of
 from shardwise.check.count import SpaceRows
+from shardwise.check.cover import Cover, OutOfTimeError
 from shardwise.check.cutting import (
     count_of_splits,
     halved,
@@ -42,9 +43,10 @@ from shardwise.check.grounds import (
 from shardwise.check.price import evaluate
 from shardwise.check.rows import Column, Rows
 from shardwise.check.rules import SCHEDULE_RULES
+from shardwise.check.runners_up import KIND_FIELDS, Kind
 from shardwise.check.splits import FULL, splits_of
 from shardwise.check.time_floor import time_floor
-from shardwise.strategy import FIELDS, OFFLOADS
+from shardwise.strategy import FIELDS, OFFLOADS, RECOMPUTES
 
 VALUES_AT_A_TIME = 1 << 18
 """Stages times cells that are bounded together: the columns stay small enough for the caches."""
@@ -56,48 +58,23 @@ CELLS_AT_A_TIME = 1 << 16
 """Cells that are halved together."""
 
 
-class OutOfTimeError(Exception):
-    """The proof took longer than it may."""
-
-
 class _BeatenError(Exception):
     """A candidate was found that should not be."""
-
-
-@dataclass(slots=True, kw_only=True)
-class Cover:
-    """What became of the candidates; `least_s` is the least bound or time of all that fit or may fit.
-
-    `faster` is the fastest legal fitting candidate found below the time to be beaten, one row; `faster_s` and
-    `faster_bytes` are its time and the bytes of its tightest rank.
-    """
-
-    illegal: int = 0
-    unfitting: int = 0
-    bounded: int = 0
-    evaluated: int = 0
-    least_s: float = inf
-    faster: Rows | None = None
-    faster_s: float = inf
-    faster_bytes: float = inf
-
-    @property
-    def count(self) -> int:
-        """All candidates."""
-        return self.illegal + self.unfitting + self.bounded + self.evaluated
 
 
 @dataclass(kw_only=True)
 class Prover:
     """Covers `space`; no candidate that needs at most `usable_bytes` of its device may be below `lowest_s`.
 
-    `is_over` says when to give up. Where `stops`, the first faster candidate ends the proof.
+    Those of the kinds `listed` (the values of KIND_FIELDS) may go lower, each to a time of its own.
+    `is_over` says when to give up. Where `stops`, the first candidate below all these times ends the proof.
     """
 
     figures: Figures
     space: SpaceRows
     lowest_s: float
     usable_bytes: float
+    listed: Mapping[Kind, float] = field(default_factory=dict)
     is_over: Callable[[], bool] = lambda: False
     stops: bool = True
     cover: Cover = field(default_factory=Cover)
@@ -164,7 +141,8 @@ class Prover:
         for part in parts(cells, VALUES_AT_A_TIME // pipeline.stages):
             seconds = time_floor(pipeline, part, is_paired=False, is_sharded=False)
             # Whole splits, whatever is recomputed.
-            left = self._not_bounded(part, seconds, part.weight * count_of_splits(pipeline.splits))
+            counts = part.weight * count_of_splits(pipeline.splits)
+            left = self._not_bounded(part, seconds, counts, self.lowest_s)
             self._run_kept(pipeline, part.take(left))
 
     def _breaks_schedule_rule(self, pipeline: Pipeline) -> Column:
@@ -223,12 +201,25 @@ class Prover:
             part = self._fitting(pipeline, part, is_paired=is_paired)
             counts = part.weight * pipeline.splits.count(part.recompute, part.box)
             seconds = time_floor(pipeline, part, is_paired=is_paired, is_sharded=is_sharded)
-            found.append(part.take(self._not_bounded(part, seconds, counts)))
+            lowest_s = self._lowest_s(pipeline, part)
+            found.append(part.take(self._not_bounded(part, seconds, counts, lowest_s)))
         return joined_cells(found)
 
-    def _not_bounded(self, cells: Cells, seconds: Column, counts: Column) -> Column:
+    def _lowest_s(self, pipeline: Pipeline, cells: Cells) -> Column:
+        """The time to be beaten by each cell whose kind is known."""
+        found = np.full(len(cells), self.lowest_s)
+        rows = pipeline.ground.rows
+        for (*degrees, schedule, recompute), lowest_s in self.listed.items():
+            if schedule == pipeline.schedule:
+                is_listed = cells.recompute == RECOMPUTES.index(str(recompute))
+                for name, degree in zip(KIND_FIELDS, degrees, strict=False):
+                    is_listed = is_listed & (getattr(rows, name)[cells.grid] == degree)
+                found[is_listed] = lowest_s
+        return found
+
+    def _not_bounded(self, cells: Cells, seconds: Column, counts: Column, lowest_s: Column) -> Column:
         """Places of the cells whose least time is below the time to be beaten; the others are counted."""
-        is_left = seconds * (1 - MARGIN) < self.lowest_s
+        is_left = seconds * (1 - MARGIN) < lowest_s
         if not is_left.all():
             self.cover.bounded += int(counts[~is_left].sum())
             self.cover.least_s = min(self.cover.least_s, float(seconds[~is_left].min()))
@@ -287,8 +278,12 @@ class Prover:
             seconds = np.where(fits, found.step_time_s, inf)
             place = int(seconds.argmin())
             self.cover.least_s = min(self.cover.least_s, float(seconds[place]))
-            if seconds[place] < min(self.lowest_s, self.cover.faster_s):
+            beaten = np.flatnonzero(
+                seconds < np.minimum(self._lowest_s(pipeline, cells), self.cover.faster_s)
+            )
+            if len(beaten):
+                place = int(beaten[seconds[beaten].argmin()])
                 self.cover.faster, self.cover.faster_s = rows.take([place]), float(seconds[place])
                 self.cover.faster_bytes = float(found.device_bytes[place])
-                if self.stops:
+                if self.stops and self.cover.faster_s < min(self.listed.values(), default=self.lowest_s):
                     raise _BeatenError

@@ -13,6 +13,8 @@ from shardwise.check.rules import first_broken, is_candidate
 from shardwise.plan import Plan, RunnerUp
 from shardwise.strategy import Strategy
 
+Kind = tuple[object, ...]
+
 KIND_FIELDS = ("tp", "cp", "pp", "dp", "ep", "etp", "schedule", "recompute")
 """What tells one runner-up from another."""
 
@@ -73,6 +75,6 @@ def _kinds_check(plan: Plan) -> Check:
     )
 
 
-def kind_of(strategy: Strategy) -> tuple[object, ...]:
+def kind_of(strategy: Strategy) -> Kind:
     """The values in which runners-up differ."""
     return tuple(getattr(strategy, name) for name in KIND_FIELDS)

@@ -71,3 +71,11 @@ def test_what_is_no_plan_exits_2(run: Run, saved: Path, tmp_path: Path) -> None:
         ran = run("check", str(path))
         assert (ran.code, ran.out) == (2, "")
         assert words in ran.err
+
+
+def test_a_proof_without_time_is_open_and_no_failure(run: Run, saved: Path) -> None:
+    ran = run("check", str(saved), "--proof-budget", "1ms")
+    assert ran.code == 0
+    (line,) = [line for line in ran.out.splitlines() if not line.startswith("ok ")]
+    assert line.startswith("open ") and line.endswith("not proven within 0.001 s")
+    assert ran.err == "shardwise: not proven: optimal\n"

@@ -330,7 +330,7 @@ OPTIONS = {
     "evaluate": f"--cluster --seq-len --global-batch-size --strategy {QUESTION_OPTIONS} --json",
     "space": "--cluster --global-batch-size --seq-len --inter-node --space --fix --json",
     "simulate": "--trace --json",
-    "check": "--json",
+    "check": "--proof-budget --json",
     "explain": "--why-not --what-if --workers --budget --json",
     "models": "--json",
     "devices": "--json",
