@@ -21,7 +21,7 @@ from shardwise.check.rows import rows_of
 from shardwise.check.rules import first_broken
 from shardwise.strategy import Strategy
 
-INSTANCES, ALL_INSTANCES = 50, 1_500
+INSTANCES, ALL_INSTANCES = 50, 250
 LARGEST, LARGEST_OF_ALL = 5_000, 60_000
 """Candidates of an instance, at most: each is evaluated."""
 
