@@ -88,13 +88,13 @@ def _makespans_s(problem: Problem, table: StrategyTable, price: Price, times: St
     hop_s = price.node.hop_s[price.of_node]
     microbatches = microbatches_of(problem, table)
     drained_s = np.empty(len(table))
-    firsts, member = distinct_rows([table.schedule, table.pp, table.vpp, microbatches])
+    firsts, member = distinct_rows([table.schedule, table.pp, table.vpp])
     for group, first in enumerate(firsts):
         rows = np.flatnonzero(member == group)
         name, pp, vpp = SCHEDULES[int(table.schedule[first])], int(table.pp[first]), int(table.vpp[first])
         durations = durations_of(times, hop_s, name, pp, vpp, rows)
         drained_s[rows] = makespan_s(
-            name, pp=pp, microbatches=int(microbatches[first]), vpp=vpp, durations=durations
+            name, pp=pp, microbatches=microbatches[rows], vpp=vpp, durations=durations
         )
     return drained_s
 

@@ -22,6 +22,7 @@ from shardwise.sim.rows import Level, LevelRows, level_rows
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
 
 FORWARD, BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT = map(KINDS.index, Kind)
 
@@ -185,7 +186,7 @@ class Cases:
             for count in range(1, width + 1)
         }
 
-    def select(self, columns: NDArray[np.bool_]) -> Cases:
+    def select(self, columns: Bools) -> Cases:
         """The cases of the batch where `columns` is true, with the finish times they have."""
         cases = Cases.__new__(Cases)
         arrays = (self.finish, self.parts, self.gathered, self.reduce)
@@ -195,12 +196,12 @@ class Cases:
     def run(self, levels: list[Level]) -> None:
         """Compute the finish times of `levels`, whose dependencies are computed."""
         finish, parts, gathered, scratch = self.finish, self.parts, self.gathered, self._scratch
-        take, add, maximum = np.take, np.add, np.maximum
+        add, maximum = np.add, np.maximum
         for level in levels:
             times, terms, free, arrival, hop, length = scratch[level.stop - level.start]
             # mode="clip" lets numpy write straight to `out`; the indices are in range by construction.
-            take(finish, level.before, axis=0, out=times, mode="clip")
-            take(parts, level.parts, axis=0, out=terms, mode="clip")
+            finish.take(level.before, axis=0, out=times, mode="clip")
+            parts.take(level.parts, axis=0, out=terms, mode="clip")
             add(arrival, hop, out=arrival)
             maximum(free, arrival, out=free)
             for place, stage in level.gathered:

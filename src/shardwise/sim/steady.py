@@ -31,13 +31,14 @@ import numpy as np
 
 from shardwise.schedule import Schedule, generate
 from shardwise.sim.durations import Durations
-from shardwise.sim.maxplus import Cases, CompiledSchedule, Floats, Ints, chunks, compile_schedule
+from shardwise.sim.maxplus import Bools, Cases, CompiledSchedule, Floats, Ints, chunks, compile_schedule
 
 # How far from equal the components of x(k) - x(k - p) may be, relative to x(k): a few dozen roundings.
 _TOLERANCE = 1e-14
 # A table of this many times pp microbatches has a steady phase in all schedules.
 _BASE = 3
-_TURNS_BETWEEN_CHECKS = 8
+# Levels that are walked between two looks for a period, at least: a look costs as much as some dozens.
+_LEVELS_BETWEEN_CHECKS = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,8 +64,9 @@ class SteadySchedule:
     group: int
     longest_period: int
 
-    def makespan_s(self, microbatches: int, durations: Durations) -> Floats:
-        """Seconds of a step of `microbatches`: a multiple of `group` more than `self.microbatches`."""
+    def makespan_s(self, microbatches: Ints, durations: Durations) -> Floats:
+        """Seconds of a step of each case's `microbatches`: a multiple of `group` more than
+        `self.microbatches`."""
         self.compiled.check(durations)
         turns = 1 + (microbatches - self.microbatches) // self.group
         result = np.empty(durations.batch)
@@ -74,55 +76,71 @@ class SteadySchedule:
             done = 0
             for loop in self.loops:
                 cases.run(levels[done : loop.first])
-                cases.finish[loop.renewed] = self._state_after(cases, loop, turns)
+                cases.finish[loop.renewed] = self._state_after(cases, loop, turns[chunk])
                 done = loop.stop
             cases.run(levels[done:])
             result[chunk] = cases.makespan_s()
         return result
 
-    def _state_after(self, cases: Cases, loop: Loop, turns: int) -> Floats:
-        """The times of the renewed actions after `turns` turns of `loop`; shape (carried, batch)."""
+    def _state_after(self, cases: Cases, loop: Loop, turns: Ints) -> Floats:
+        """The times of the renewed actions after each case's number of turns of `loop`; shape (carried,
+        batch)."""
         levels = self.compiled.rows.levels[loop.first : loop.stop]
+        turns_between_checks = -(-_LEVELS_BETWEEN_CHECKS // len(levels))
         state = cases.finish[loop.carried]
         result = np.empty_like(state)
-        unsettled = np.arange(state.shape[1])
+        left = np.arange(state.shape[1])
         history = [state]
-        for turn in range(1, turns + 1):
+        turn = 0
+        while len(left):
             cases.run(levels)
             state = cases.finish[loop.renewed]
             history.append(state)
-            if turn == turns:
-                break
-            cases.finish[loop.carried] = state
-            if turn % _TURNS_BETWEEN_CHECKS == 0:
+            turn += 1
+            ended = turns[left] == turn
+            result[:, left[ended]] = state[:, ended]
+            if turn % turns_between_checks == 0:
                 history = history[-self.longest_period - 1 :]
-                periods = _periods(history)
-                settled = periods > 0
-                if settled.any():
-                    columns = np.flatnonzero(settled)
-                    result[:, unsettled[columns]] = _extended(history, periods, columns, turns - turn)
-                    if settled.all():
-                        return result
-                    cases = cases.select(~settled)
-                    unsettled = unsettled[~settled]
-                    history = [past[:, ~settled] for past in history]
-        result[:, unsettled] = state
+                periods = np.where(ended, 0, _periods(history))
+                settled = np.flatnonzero(periods)
+                if len(settled):
+                    more = turns[left[settled]] - turn
+                    result[:, left[settled]] = _extended(history, periods, settled, more)
+                ended |= periods > 0
+            if ended.any():
+                cases, left = cases.select(~ended), left[~ended]
+                history = [past[:, ~ended] for past in history]
+                state = history[-1]
+            cases.finish[loop.carried] = state
         return result
 
 
-def makespan_s(name: str, *, pp: int, microbatches: int, vpp: int, durations: Durations) -> Floats:
-    """Seconds of a step of schedule `name` for every case of `durations`; shape (batch,).
+def makespan_s(name: str, *, pp: int, microbatches: Ints | int, vpp: int, durations: Durations) -> Floats:
+    """Seconds of a step of schedule `name` for every case of `durations`, of which each may have its own
+    number of microbatches; shape (batch,).
 
     Equal to `compile_schedule(generate(...)).makespan_s(durations)` but for rounding (relative 1e-11), in a
     time that hardly depends on `microbatches`. Raises ConfigError where the combination is illegal.
     """
-    group = _group(name, pp)
-    base = _BASE * pp
-    if microbatches >= base + 2 * group and (microbatches - base) % group == 0:
+    each = np.broadcast_to(np.asarray(microbatches, dtype=np.int64), (durations.batch,))
+    result, is_left = np.empty(durations.batch), np.ones(durations.batch, dtype=bool)
+    if _stands_for(name, pp, each).any():
         steady = steady_schedule(name, pp, vpp)
         if steady is not None:
-            return steady.makespan_s(microbatches, durations)
-    return compiled_schedule(name, pp, microbatches, vpp).makespan_s(durations)
+            is_left = ~_stands_for(name, pp, each)
+            result[~is_left] = steady.makespan_s(each[~is_left], durations.rows(~is_left))
+    for m in np.unique(each[is_left]).tolist():
+        cases = is_left & (each == m)
+        compiled = compiled_schedule(name, pp, m, vpp)
+        result[cases] = compiled.makespan_s(durations.rows(cases))
+    return result
+
+
+def _stands_for(name: str, pp: int, microbatches: Ints) -> Bools:
+    """For which numbers of microbatches the steady table stands, and saves work."""
+    group = _group(name, pp)
+    more = microbatches - _BASE * pp
+    return np.asarray((more >= 2 * group) & (more % group == 0))
 
 
 @lru_cache(maxsize=128)
@@ -308,8 +326,8 @@ def _periods(history: list[Floats]) -> Ints:
     return np.where(repeats.any(axis=0), np.argmax(repeats, axis=0) + 1, 0)
 
 
-def _extended(history: list[Floats], periods: Ints, columns: Ints, turns: int) -> Floats:
-    """The state of `columns` after `turns` more turns, by their periods; shape (carried, columns)."""
+def _extended(history: list[Floats], periods: Ints, columns: Ints, turns: Ints) -> Floats:
+    """The state of `columns` after so many more turns each, by their periods; shape (carried, columns)."""
     past: Floats = np.stack(history)[:, :, columns]
     period = periods[columns]
     places = np.arange(len(columns))
