@@ -44,7 +44,7 @@ def pipelines_of(
     for (schedule, pp, vpp), some in places.items():
         rows = rows_of([strategies[place] for place in some])
         ground = ground_of(figures, pp, rows, np.ones(len(some), dtype=np.int64))
-        pairs = pairs_of_ground(figures, space, ground)
+        pairs = pairs_of_ground(figures, space, ground, np.ones(len(ground.rows), dtype=bool))
         pipeline = Pipeline(
             figures=figures,
             fabric=fabric_of(figures.cluster, figures.efficiency),

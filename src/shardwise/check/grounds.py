@@ -197,19 +197,19 @@ class Pairs:
     optims: Mapping[tuple[int, int, int], tuple[int, ...]]
 
 
-def pairs_of_ground(figures: Figures, space: SpaceRows, ground: Ground) -> Pairs:
-    """The pairs of the ground's grids."""
+def pairs_of_ground(figures: Figures, space: SpaceRows, ground: Ground, needed: Column) -> Pairs:
+    """The pairs of those of the ground's grids that are `needed` (a mask); of the others none."""
     fabric: Fabric = fabric_of(figures.cluster, figures.efficiency)
     of_ranks = {int(ranks): chains_of(space, int(ranks)) for ranks in np.unique(ground.ranks)}
     optims = {
         (ranks, *pair): tuple(values) for ranks, chains in of_ranks.items() for pair, values in chains.items()
     }
-    number = np.array([len(of_ranks[int(ranks)]) for ranks in ground.ranks], dtype=np.intp)
+    number = np.array([len(of_ranks[int(ranks)]) for ranks in ground.ranks], dtype=np.intp) * needed
     grid = np.repeat(np.arange(len(number)), number)
-    listed = [pair for ranks in ground.ranks.tolist() for pair in of_ranks[ranks]]
+    listed = [pair for ranks in ground.ranks[needed].tolist() for pair in of_ranks[ranks]]
     param, grad = (np.array([pair[side] for pair in listed], dtype=np.int64) for side in (0, 1))
     chains = np.array(
-        [len(values) for ranks in ground.ranks.tolist() for values in of_ranks[ranks].values()],
+        [len(values) for ranks in ground.ranks[needed].tolist() for values in of_ranks[ranks].values()],
         dtype=np.int64,
     )
     shardings = ground.shardings(grid, param, grad, ground.ranks[grid])

@@ -35,6 +35,7 @@ from shardwise.check.cutting import (
 )
 from shardwise.check.figures import Figures
 from shardwise.check.grounds import (
+    Ground,
     breaks_grid_rule,
     grids_of,
     ground_of,
@@ -44,9 +45,12 @@ from shardwise.check.price import evaluate
 from shardwise.check.rows import Column, Rows
 from shardwise.check.rules import SCHEDULE_RULES
 from shardwise.check.runners_up import KIND_FIELDS, Kind
-from shardwise.check.splits import FULL, splits_of
+from shardwise.check.splits import FULL, Splits, splits_of
 from shardwise.check.time_floor import time_floor
 from shardwise.strategy import FIELDS, OFFLOADS, RECOMPUTES
+
+GRIDS_AT_A_TIME = 1 << 14
+"""Grids of one depth that are priced together."""
 
 VALUES_AT_A_TIME = 1 << 18
 """Stages times cells that are bounded together: the columns stay small enough for the caches."""
@@ -103,19 +107,38 @@ class Prover:
         legal = np.flatnonzero(~broken)
         if not len(legal):
             return
-        ground = ground_of(self.figures, pp, rows.take(legal), alike[legal])
-        pairs = pairs_of_ground(self.figures, self.space, ground)
-        for schedule, vpp in self._schedules(pp):
+        for start in range(0, len(legal), GRIDS_AT_A_TIME):
+            some = legal[start : start + GRIDS_AT_A_TIME]
+            ground = ground_of(self.figures, pp, rows.take(some), alike[some])
+            self._run_ground(ground, below[some], splits)
+
+    def _run_ground(self, ground: Ground, below: Column, splits: Mapping[int, Splits]) -> None:
+        """All candidates of some grids; `below` counts those of each grid for each split.
+
+        What a grid's shardings cost is asked only where some schedule leaves it.
+        """
+        needed = np.zeros(len(below), dtype=bool)
+        none = pairs_of_ground(self.figures, self.space, ground, needed)
+        left = []
+        for schedule, vpp in self._schedules(ground.pp):
+            if not count_of_splits(splits[ground.pp * vpp]):
+                continue
             pipeline = Pipeline(
                 figures=self.figures,
                 fabric=fabric_of(self.figures.cluster, self.figures.efficiency),
                 ground=ground,
-                pairs=pairs,
+                pairs=none,
                 schedule=schedule,
                 vpp=vpp,
-                splits=splits[pp * vpp],
+                splits=splits[ground.pp * vpp],
             )
-            self._run_pipeline(pipeline, below[legal])
+            cells = self._opened(pipeline, below)
+            needed[cells.grid] = True
+            left.append((pipeline, cells))
+        if needed.any():
+            pairs = pairs_of_ground(self.figures, self.space, ground, needed)
+            for pipeline, cells in left:
+                self._run_kept(replace(pipeline, pairs=pairs), cells)
 
     def _schedules(self, pp: int) -> list[tuple[str, int]]:
         return [
@@ -130,20 +153,22 @@ class Prover:
         counts = [self.space.shards(int(number)).count for number in ranks]
         return np.array(counts, dtype=np.int64)[of]
 
-    def _run_pipeline(self, pipeline: Pipeline, below: Column) -> None:
-        """All candidates of one schedule; `below` counts those of each grid for each split."""
-        if not count_of_splits(pipeline.splits):
-            return
+    def _opened(self, pipeline: Pipeline, below: Column) -> Cells:
+        """The cells of one schedule, one for each grid, that may hold something faster; `below` counts the
+        candidates of each grid for each split."""
+        count = count_of_splits(pipeline.splits)
         broken = self._breaks_schedule_rule(pipeline)
-        self.cover.illegal += int(below[broken].sum()) * count_of_splits(pipeline.splits)
+        self.cover.illegal += int(below[broken].sum()) * count
         grid = np.flatnonzero(~broken & (below > 0))
         cells = opened(pipeline, grid, below[grid])
+        found = [cells.take(np.arange(0))]
         for part in parts(cells, VALUES_AT_A_TIME // pipeline.stages):
+            if self.is_over():
+                raise OutOfTimeError
             seconds = time_floor(pipeline, part, is_paired=False, is_sharded=False)
             # Whole splits, whatever is recomputed.
-            counts = part.weight * count_of_splits(pipeline.splits)
-            left = self._not_bounded(part, seconds, counts, self.lowest_s)
-            self._run_kept(pipeline, part.take(left))
+            found.append(part.take(self._not_bounded(part, seconds, part.weight * count, self.lowest_s)))
+        return joined_cells(found)
 
     def _breaks_schedule_rule(self, pipeline: Pipeline) -> Column:
         rows = pipeline.ground.rows
