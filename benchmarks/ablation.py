@@ -15,17 +15,21 @@ from shardwise.search.goals import Fastest
 
 MEANS = {
     "all of them": frozenset[str](),
-    "first look at a sketch": frozenset({"sketch"}),
+    "first looks (sketch, close-up)": frozenset({"sketch"}),
+    "the closer look": frozenset({"close-up"}),
     "symmetry of axis orders": frozenset({"symmetry"}),
     "envelope over micro-batch sizes": frozenset({"degrees"}),
     "bound of a grid's work": frozenset({"degrees", "micro_batch"}),
     "bounds of what is kept": frozenset({"kept"}),
+    "bounds of families of schedules": frozenset({"family"}),
     "bounds of what is sharded": frozenset({"sharded"}),
     "bounds of schedules": frozenset({"schedule"}),
     "bounds of splits": frozenset({"split"}),
     "room for whole layers": frozenset({"room"}),
     "memory of blocks": frozenset({"memory"}),
-    "all but memory": frozenset({"sketch", "symmetry", "degrees", "micro_batch", "kept", "sharded", "room"}),
+    "all but memory": frozenset(
+        {"sketch", "symmetry", "degrees", "micro_batch", "kept", "family", "sharded", "room"}
+    ),
 }
 
 

@@ -25,6 +25,7 @@ from shardwise.cost import (
 from shardwise.model import load_model
 from shardwise.search import Question, Space, default_job
 from shardwise.search.cells import BLOCK_FIELDS
+from shardwise.search.goals import Fastest
 from shardwise.search.listing import listed
 from shardwise.search.space import expanded
 
@@ -76,7 +77,7 @@ def figures(table: str) -> dict[str, float]:
 
 def cells_of(problem: Problem, space: Space) -> list[Cells]:
     """The interleaved schedules of every depth with all of their splits."""
-    grids, _ = listed(problem, space, space.degrees(), folds=True)
+    grids, _ = listed(problem, space, space.degrees(), Fastest(4), folds=True)
     _, table = expanded(grids.table, [grids.table.dp], space.micro_batch_sizes)
     found = []
     for pp in np.unique(table.pp).tolist():

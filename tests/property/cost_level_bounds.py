@@ -12,6 +12,7 @@ import numpy as np
 from tests.property.cost_levels import ANY_SPLIT, Level, Levels, each, most_recomputed
 
 from shardwise.cost import (
+    NO_TRAFFIC,
     Index,
     Paths,
     Problem,
@@ -22,11 +23,13 @@ from shardwise.cost import (
     grid_least_s,
     grid_work_s,
     least_bytes,
+    least_compute_of_any_micro_batch_s,
     least_host_bytes,
     least_of_any_micro_batch_s,
     least_s,
     lie_of,
     memory_room,
+    most_sharded,
     room_of,
 )
 
@@ -41,11 +44,13 @@ def least_times_s(levels: Levels) -> Bounds:
     rows, problem = levels.all_rows, levels.problem
     plain = block_of(problem, levels.table, ANY_SPLIT)
     found = {
-        "any micro batch": _any_micro_batch_s(levels),
+        "any micro batch": _any_micro_batch_s(levels, least_of_any_micro_batch_s),
+        "computation alone": _any_micro_batch_s(levels, least_compute_of_any_micro_batch_s),
         "grid": grid_work_s(problem, plain, levels.totals(rows)),
         "kept": grid_least_s(problem, *levels.kept(rows)),
         "sharded": grid_least_s(problem, *levels.sharded(rows)),
         "family": levels.asked(lambda some: _family_s(levels, some), "pp", "schedule"),
+        "open family": levels.asked(lambda some: _open_family_s(levels, some), "pp", "schedule"),
     }
     several: dict[str, Level] = {
         "schedule": levels.scheduled,
@@ -61,15 +66,23 @@ def least_times_s(levels: Levels) -> Bounds:
     return found
 
 
-def _any_micro_batch_s(levels: Levels) -> Any:
+def _any_micro_batch_s(levels: Levels, least: Callable[[Problem, Any], Any]) -> Any:
     space = levels.space
     most = each(lambda dp: int(space.micro_batch_sizes(dp)["micro_batch_size"].max()), levels.table.dp)
-    return least_of_any_micro_batch_s(levels.problem, levels.table.replaced(micro_batch_size=most))
+    return least(levels.problem, levels.table.replaced(micro_batch_size=most))
 
 
 def _family_s(levels: Levels, rows: Index) -> Any:
     block, totals, traffic = levels.family(rows)
     paths = Paths(levels.problem, block, lie_of(block), totals, traffic)
+    return paths.whole_s + end_s(levels.problem, block, totals)
+
+
+def _open_family_s(levels: Levels, rows: Index) -> Any:
+    """The same before anything is sharded."""
+    block, totals, _ = levels.family(rows)
+    block = replace(block, optim_shard=levels.any_states(rows))
+    paths = Paths(levels.problem, block, lie_of(block), totals, NO_TRAFFIC)
     return paths.whole_s + end_s(levels.problem, block, totals)
 
 
@@ -128,6 +141,8 @@ def _bytes_of_levels(levels: Levels, least: Any) -> dict[str, Any]:
 def rooms(levels: Levels, limit_s: Any, usable_bytes: Any) -> Mapping[str, Room]:
     """Whether each row's blocks have room in so much memory, and within the row's limit as well."""
     asked = {
+        "kept": (_kept_room, ("pp",)),
+        "open family": (_open_family_room, ("pp", "schedule")),
         "sharded": (_sharded_room, ("pp",)),
         "family": (_family_room, ("pp", "schedule")),
         "schedule": (_schedule_room, ("pp",)),
@@ -144,6 +159,24 @@ def rooms(levels: Levels, limit_s: Any, usable_bytes: Any) -> Mapping[str, Room]
             fits[rows], is_enough[rows] = each_room.fits, each_room.is_enough
         found[name] = Room(fits, is_enough)
     return found
+
+
+def _kept_room(problem: Problem, levels: Levels, rows: Index, limit_s: Any) -> Room:
+    block, totals, traffic = levels.kept(rows)
+    block = replace(block, split=replace(ANY_SPLIT, largest=levels.space.layers))
+    most = replace(block, recompute_layers=levels.space.layers)
+    most = most_sharded(most, levels.table.dp[rows] * levels.table.cp[rows])
+    return room_of(problem, block, most, totals, traffic, limit_s, levels.held_by_any(rows))
+
+
+def _open_family_room(problem: Problem, levels: Levels, rows: Index, limit_s: Any) -> Room:
+    block, totals, _ = levels.family(rows)
+    block = replace(block, optim_shard=levels.any_states(rows))
+    most = replace(block, recompute_layers=levels.space.layers)
+    most = most_sharded(most, levels.table.dp[rows] * levels.table.cp[rows])
+    paths = Paths(problem, block, lie_of(block), totals, NO_TRAFFIC)
+    held = levels.held_by_family(rows)
+    return room_of(problem, block, most, totals, NO_TRAFFIC, limit_s, held, paths)
 
 
 def _sharded_room(problem: Problem, levels: Levels, rows: Index, limit_s: Any) -> Room:

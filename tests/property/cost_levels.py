@@ -170,7 +170,7 @@ class Levels:
     def family_of(self, rows: Index) -> Variants:
         """The schedules with the same terms as that of rows of one depth and schedule."""
         mine = int(self.table.schedule[rows[0]])
-        families = self._variants(int(self.table.pp[rows[0]])).families
+        families = self._variants(int(self.table.pp[rows[0]])).families.values()
         return next(family for family in families if mine in family.schedule)
 
     def family(self, rows: Index) -> Priced:

@@ -134,12 +134,12 @@ def test_rows_beside_options_are_bounded_as_each_alone(drawn: Drawn) -> None:
     for rows in list(levels.groups("pp", "vpp", "schedule"))[:12]:
         block, totals, traffic = levels.divided(rows)
         alone = least_s(levels.problem, block, lie_of(block), totals, traffic)
-        down = {
+        down: dict[str, Any] = {
             name: np.asarray(getattr(block, name))[:, None]
             for name in block.__dataclass_fields__
-            if name not in ("split", "recompute_layers", "recompute_most")
+            if name not in ("split", "recompute_layers", "recompute_most", "is_open")
         }
-        across = {
+        across: dict[str, Any] = {
             name: np.asarray(getattr(block, name))[None] for name in ("recompute_layers", "recompute_most")
         }
         parts = ("first", "last", "between", "largest")
@@ -161,7 +161,7 @@ def several() -> list[Drawn]:
     return real + [drawn_from(odd_problem(seed), seed) for seed in (0, 2, 3)]
 
 
-LOOSE = {"any micro batch": 1.05, "sharded": 1.1, "family": 1.1}
+LOOSE = {"any micro batch": 1.05, "computation alone": 1.5, "sharded": 1.1, "family": 1.1}
 """How much higher bounds must be to be caught that are not close; 1.01 for the others."""
 
 
@@ -169,7 +169,7 @@ def test_bounds_of_time_that_are_a_little_too_high_are_caught(several: list[Draw
     missed = set(least_times_s(several[0].levels))
     for drawn in several:
         for name, bound in least_times_s(drawn.levels).items():
-            factor = LOOSE[name] if name == "any micro batch" else 1.01
+            factor = LOOSE[name] if name in ("any micro batch", "computation alone") else 1.01
             missed -= set(exceeding({name: bound}, drawn.times_s, factor))
     assert missed == set()
 
@@ -209,6 +209,6 @@ def test_a_layer_less_of_room_is_caught(several: list[Drawn], monkeypatch: pytes
     found: set[tuple[str, str]] = set()
     for drawn in several:
         found |= without_room(drawn)
-    levels = ("sharded", "family", "schedule", "schedule alone")
+    levels = ("kept", "open family", "sharded", "family", "schedule", "schedule alone")
     wanted = {(name, kind) for name in levels for kind in ("memory", "time", "both")}
     assert found >= wanted | {("tight schedule", "memory")}

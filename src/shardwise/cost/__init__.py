@@ -1,8 +1,14 @@
 """Equations bound to a model, a cluster and a job: prices of strategies, one or many."""
 
 from shardwise.cost.block_bytes import family_least_bytes, least_bytes, least_host_bytes
-from shardwise.cost.block_time import end_s, grid_least_s, grid_work_s, least_of_any_micro_batch_s
-from shardwise.cost.blocks import Block, Lie, Split, block_of, known_split, lie_of
+from shardwise.cost.block_time import (
+    end_s,
+    grid_least_s,
+    grid_work_s,
+    least_compute_of_any_micro_batch_s,
+    least_of_any_micro_batch_s,
+)
+from shardwise.cost.blocks import Block, Lie, Split, block_of, known_split, lie_of, most_sharded
 from shardwise.cost.distinct import Index, distinct_rows
 from shardwise.cost.fabric import alike_grids
 from shardwise.cost.keeping import ACTIVATIONS
@@ -69,12 +75,14 @@ __all__ = [
     "host_bytes",
     "known_split",
     "least_bytes",
+    "least_compute_of_any_micro_batch_s",
     "least_host_bytes",
     "least_of_any_micro_batch_s",
     "least_s",
     "lie_of",
     "limits_of",
     "memory_room",
+    "most_sharded",
     "peak_bytes",
     "peaks_of",
     "price_everywhere",

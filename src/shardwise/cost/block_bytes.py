@@ -143,9 +143,11 @@ class States:
         per_state = (recipe.weight_bytes, recipe.gradient_bytes, np.where(is_offloaded, 0.0, own))
         dense = sum(nbytes / degree for nbytes, degree in zip(per_state, degrees, strict=True))
         layer, whole, head = totals.layer, totals.whole, totals.head.dense_weights
-        self.gathered = memory.gathered_bytes(
-            totals.most.dense_weights, recipe.weight_bytes, block.param_shard, PREFETCHED_LAYERS
-        )
+        self.gathered: Any = 0.0
+        if not block.is_open:
+            self.gathered = memory.gathered_bytes(
+                totals.most.dense_weights, recipe.weight_bytes, block.param_shard, PREFETCHED_LAYERS
+            )
         self._dense, self._expert, self._layer = dense, None, layer
         self.whole = dense * whole.dense_weights
         if problem.model.experts is not None:
@@ -153,9 +155,10 @@ class States:
             expert = sum(nbytes / degree for nbytes, degree in zip(per_state, shared, strict=True))
             self._expert = expert
             self.whole = self.whole + expert * whole.expert_weights
-            self.gathered = self.gathered + memory.gathered_bytes(
-                totals.most.expert_weights, recipe.weight_bytes, shared[0], PREFETCHED_LAYERS
-            )
+            if not block.is_open:
+                self.gathered = self.gathered + memory.gathered_bytes(
+                    totals.most.expert_weights, recipe.weight_bytes, shared[0], PREFETCHED_LAYERS
+                )
             self.embedding = dense * totals.embedding.dense_weights + expert * totals.embedding.expert_weights
             self.head = dense * head + expert * totals.head.expert_weights
         else:

@@ -3,14 +3,14 @@ degrees are open or known in part; and how its layers lie on stages and ranks at
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from shardwise.cost.nodes import SPLIT_SCHEDULES
+from shardwise.cost.nodes import IS_SPLIT
 from shardwise.cost.problem import Problem
-from shardwise.strategy import V_SHAPED, largest_stage
+from shardwise.strategy import IS_V, largest_stage
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,8 @@ class Block:
 
     Where recomputation is full, `recompute_layers` is the least number and `recompute_most` the largest. Of
     the sharding degrees, which are the largest of the block, memory falls with each, and time with
-    `optim_shard`; what `param_shard` and `grad_shard` cost in time is the `Traffic` beside the block.
+    `optim_shard`; what `param_shard` and `grad_shard` cost in time is the `Traffic` beside the block. Where
+    sharding is open (`is_open`), whole copies of sharded parameters count nothing: it may be that none are.
     """
 
     pp: Any
@@ -51,10 +52,16 @@ class Block:
     grad_shard: Any
     optim_shard: Any
     split: Split
+    is_open: bool = False
 
     @property
     def stages(self) -> Any:
         return self.pp * self.vpp
+
+
+def most_sharded(block: Block, ranks: Any) -> Block:
+    """The block with any sharding over so many ranks, at the least bytes."""
+    return replace(block, param_shard=ranks, grad_shard=ranks, optim_shard=ranks, is_open=True)
 
 
 def block_of(problem: Problem, table: Any, split: Split, recompute_most: Any = None) -> Block:
@@ -105,7 +112,7 @@ def lie_of(block: Block) -> Lie:
     Every number grows with `split.between`, so fewest layers between give fewest anywhere.
     """
     pp, split, stages = block.pp, block.split, block.stages
-    is_v, is_single = np.isin(block.schedule, V_SHAPED), pp == 1
+    is_v, is_single = IS_V[block.schedule], pp == 1
     end, second, third = pp - 1, np.minimum(1, pp - 1), np.maximum(pp - 2, 0)
     each = split.between // np.maximum(stages - 2, 1)
     start = stages - 1 - (split.between - each * np.maximum(stages - 2, 1))
@@ -127,7 +134,7 @@ def lie_of(block: Block) -> Lie:
     chunked = block.vpp > 1
     return Lie(
         is_single=is_single,
-        is_split=np.isin(block.schedule, SPLIT_SCHEDULES),
+        is_split=IS_SPLIT[block.schedule],
         is_v=is_v,
         least=each,
         on_first=split.first + np.where(is_v, split.last, np.where(is_single, 0, chunks(0, 1))),

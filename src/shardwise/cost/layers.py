@@ -101,6 +101,11 @@ class GridCost:
     tied_ends_s: Any
     replicated_s: Any
 
+    @property
+    def blocks(self) -> list[BlockCost]:
+        """Every kind of layer, the embedding and the head."""
+        return [*self.kinds, self.embedding, self.head]
+
 
 def grid_cost(problem: Problem, table: Any) -> GridCost:
     """Prices of every kind of layer and of a pipeline hop, for each row of `table` (columns of
@@ -129,6 +134,23 @@ def grid_cost(problem: Problem, table: Any) -> GridCost:
         tied_ends_s=_tied_ends_s(problem, fabric, groups, embedding),
         replicated_s=_replicated_s(problem, table, fabric, groups, kinds),
     )
+
+
+def compute_s(problem: Problem, table: Any) -> Any:
+    """Seconds of computation of one microbatch through the whole model and back, for each row of `table`
+    (columns of WORK_FIELDS)."""
+    model = problem.model
+    total_s = 0.0 * table.tp
+    for index, kind in enumerate(model.kinds):
+        work = _work_of(problem, table, kind.operators, kind.experts)
+        total_s = total_s + model.pattern.count(index) * _all_compute_s(work)
+    for operators, experts in ((model.embedding, None), (model.head, model.head_experts)):
+        total_s = total_s + _all_compute_s(_work_of(problem, table, operators, experts))
+    return total_s
+
+
+def _all_compute_s(work: BlockCost) -> Any:
+    return work.forward.compute_s + work.backward_input.compute_s + work.backward_weight.compute_s
 
 
 def _tied_ends_s(problem: Problem, fabric: Fabric, groups: Groups, embedding: BlockCost) -> Any:

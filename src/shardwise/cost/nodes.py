@@ -12,10 +12,10 @@ from shardwise.cost.layers import BlockCost, GridCost
 from shardwise.cost.places import Places
 from shardwise.cost.problem import Problem
 from shardwise.schedule import in_flight
-from shardwise.strategy import SCHEDULES, V_SHAPED
+from shardwise.strategy import IS_V, SCHEDULES
 
-SPLIT_SCHEDULES = tuple(SCHEDULES.index(name) for name in ("zb_h1", "zb_h2", "zb_v", "dualpipe_v"))
-"""Schedules that give weight gradients actions of their own."""
+IS_SPLIT = np.array([name in ("zb_h1", "zb_h2", "zb_v", "dualpipe_v") for name in SCHEDULES])
+"""Per schedule whether it gives weight gradients actions of their own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ def node_of(problem: Problem, table: Any, grid: GridCost, of_grid: Any, places: 
     blocks = block_columns(grid)[:, :, of_grid]
     largest_bytes = _over_kinds(grid, "largest_bytes", np.maximum)[of_grid]
     head_bytes = grid.head.largest_bytes[of_grid]
-    are_ends_apart = (table.pp > 1) & ~np.isin(table.schedule, V_SHAPED)
+    are_ends_apart = (table.pp > 1) & ~IS_V[table.schedule]
     is_tied = 1.0 if problem.model.tied_embeddings else 0.0
     copied = np.where(are_ends_apart, is_tied * grid.embedding.dense_weights[of_grid], 0.0)
     stage = _sums(blocks, places.layers, places.has_embedding, places.has_head)
@@ -90,7 +90,7 @@ def node_of(problem: Problem, table: Any, grid: GridCost, of_grid: Any, places: 
         rank=replace(rank, dense_weights=rank.dense_weights + places.rank_has_head * copied),
         in_flight=in_flight(table.schedule, table.pp, microbatches, table.vpp, places.rank),
         microbatches=microbatches,
-        is_split=np.isin(table.schedule, SPLIT_SCHEDULES),
+        is_split=IS_SPLIT[table.schedule],
         hop_s=grid.hop_s[of_grid],
         boundary_bytes=grid.hop_bytes[of_grid],
         layer_kept_bytes=_over_kinds(grid, "kept_bytes", np.maximum)[of_grid],

@@ -304,13 +304,11 @@ class Paths:
         first_s = self._stage_s(self._block.split.first, self._totals.embedding, embedding_s)
         return self._ways_s(first_s, self._stages_of_turns[2])
 
-    def way_s(self, rank: int) -> Any:
-        """What lies before a rank's work, and behind it where its last action is its first stage's backward;
-        nothing for the first rank."""
-        if rank == 0:
-            return 0.0
+    def way_s(self, rank: Any) -> Any:
+        """What lies before the work of ranks, and behind it where their last action is their first stage's
+        backward; nothing for the first rank."""
         way_s, step_s = self._first_ways_s
-        return way_s + (rank - 1) * step_s
+        return np.where(rank > 0, way_s + (rank - 1) * step_s, 0.0)
 
     @property
     def turns(self) -> bool:
@@ -325,8 +323,8 @@ class Paths:
         ended_s = np.maximum(last_s, np.where(block.vpp > 1, self._longest_back_s(), 0.0))
         return last_s, ended_s, self._stage_s(self._lie.least, None, 0.0)
 
-    def turn_budget_s(self, rank: int, limit_s: Any) -> Any:
-        """How long a microbatch's work on all of a rank's stages may take for `_turning_s` to stay within a
+    def turn_budget_s(self, rank: Any, limit_s: Any) -> Any:
+        """How long a microbatch's work on all stages of ranks may take for `_turning_s` to stay within a
         limit; infinite where the schedule does not turn."""
         block, hop_s, layers = self._block, self._totals.hop_s, self._problem.model.layers
         pp, m = block.pp, block.microbatches
@@ -336,10 +334,9 @@ class Paths:
         left_s = limit_s - self._through_s - np.where(count > 0, ways_s, 0.0)
         less, more = np.maximum(pp - 2 * rank - 1, 0), np.maximum(2 * rank + 1 - pp, 0)
         turned_s = left_s - more * np.where(count == 0, ended_s, inner_s)
-        if np.any(less):
-            most = block.split.largest
-            fullest = np.minimum(layers // block.stages, most) if rank == 0 else most
-            turned_s = turned_s + less * self._most_s(fullest)
+        most = block.split.largest
+        fullest = np.where(rank == 0, np.minimum(layers // block.stages, most), most)
+        turned_s = turned_s + less * self._most_s(fullest)
         turned_s = np.where(self._is_turning & (m > pp), turned_s / np.maximum(m - pp, 1), np.inf)
         if not np.any(self._is_loop):
             return turned_s

@@ -14,7 +14,7 @@ import numpy as np
 
 from shardwise.cost.distinct import distinct_rows
 from shardwise.cost.problem import Problem
-from shardwise.strategy import V_SHAPED, stage_starts
+from shardwise.strategy import IS_V, stage_starts
 
 SPLIT_FIELDS = ("pp", "vpp", "schedule", "first_stage_layers", "last_stage_layers")
 """The fields on which the places of layers depend."""
@@ -55,7 +55,7 @@ def _stages(problem: Problem, table: Any) -> Places:
     prefix = kind_prefix(problem)
     split = (problem.model.layers, stages, table.first_stage_layers, table.last_stage_layers)
     layers = prefix[:, stage_starts(*split, stage + 1)] - prefix[:, stage_starts(*split, stage)]
-    rank = np.where(np.isin(table.schedule, V_SHAPED), np.minimum(stage, 2 * pp - 1 - stage), stage % pp)
+    rank = np.where(IS_V[table.schedule], np.minimum(stage, 2 * pp - 1 - stage), stage % pp)
     together = (rank[:, None] == rank[None, :]) & (index < stages)[:, None]
     return Places(
         stage=stage,
@@ -65,7 +65,7 @@ def _stages(problem: Problem, table: Any) -> Places:
         has_embedding=(stage == 0) * 1.0,
         has_head=(stage == stages - 1) * 1.0,
         rank_has_embedding=(rank == 0) * 1.0,
-        rank_has_head=(rank == np.where(np.isin(table.schedule, V_SHAPED), 0, pp - 1)) * 1.0,
+        rank_has_head=(rank == np.where(IS_V[table.schedule], 0, pp - 1)) * 1.0,
     )
 
 

@@ -78,12 +78,6 @@ def price_peaks(problem: Problem, table: Any) -> Price:
     return price_below(problem, table, nodes, of_node, slice(0, 1))
 
 
-def peak_nodes(problem: Problem, table: Any) -> Nodes:
-    """The node of every row, at the places that decide the peak of memory."""
-    nodes, of_node = _nodes(problem, table, peak_places)
-    return nodes.take(of_node)
-
-
 def _nodes(problem: Problem, table: Any, places_of: Any) -> tuple[Nodes, Any]:
     rows, of_node = _distinct(table, NODE_FIELDS)
     few = table.take(rows)

@@ -8,7 +8,7 @@ and that the ends of a model lie on single ranks.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,7 @@ from shardwise.cost.blocks import Block
 from shardwise.cost.keeping import ACTIVATIONS, FULL, SELECTIVE
 from shardwise.cost.paths import Paths
 from shardwise.cost.problem import Problem
-from shardwise.cost.totals import Layers, Totals, Traffic
+from shardwise.cost.totals import Layers, Totals, Traffic, major_kind
 from shardwise.equations import compute
 
 ROUNDING = 1e-9
@@ -78,30 +78,59 @@ def _room(
     paths: Paths | None,
     is_v: Any,
 ) -> Room:
-    """The same with the head on the first rank (`is_v`) or the last."""
-    pp, layers = len(in_flight), problem.model.layers
+    """The same with the head on the first rank (`is_v`) or the last: for all layers, and for those of the
+    major kind."""
+
+    def room(totals: Totals, layers: int) -> Room:
+        return _room_for(problem, block, smallest, totals, layers, traffic, limit_s, in_flight, paths, is_v)
+
+    every = room(totals, problem.model.layers)
+    if totals.major is None:
+        return every
+    major = room(*_only_major(problem, totals))
+    return Room(every.fits & major.fits, every.is_enough & major.is_enough)
+
+
+def _only_major(problem: Problem, totals: Totals) -> tuple[Totals, int]:
+    """The totals as if all layers were of the major kind, and how many of it there are."""
+    kind = major_kind(problem)
+    if kind is None or totals.major is None:
+        return totals, problem.model.layers
+    return replace(totals, layer=totals.major), problem.model.pattern.count(kind)
+
+
+def _room_for(
+    problem: Problem,
+    block: Block,
+    smallest: Block,
+    totals: Totals,
+    layers: int,
+    traffic: Traffic,
+    limit_s: Any,
+    in_flight: Any,
+    paths: Paths | None,
+    is_v: Any,
+) -> Room:
+    """The same for so many layers of these costs."""
+    pp = len(in_flight)
     work_s = limit_s - end_s(problem, block, totals)
     costs, ends = layer_costs(problem, block, totals, traffic)
     per_layer = Rate.of(costs)
     memory = _Memory(problem, smallest, totals)
     chunks = 1 if paths is None else block.vpp
     hosts_s = 2.0 * problem.efficiency.host_action_s * chunks
-    busy_s = work_s / block.microbatches
-    by_memory: Any = 0.0
-    by_both: Any = 0.0
-    for rank in range(pp):
-        has_head = np.where(is_v, rank == 0, rank == pp - 1)
-        ends_s = hosts_s + ends.embedding_s if rank == 0 else hosts_s
-        ends_s = ends_s + np.where(has_head, ends.head_s, 0.0)
-        each_s = busy_s
-        if paths is not None:
-            each_s = (work_s - paths.way_s(rank)) / block.microbatches
-            if paths.turns:
-                each_s = np.minimum(each_s, paths.turn_budget_s(rank, work_s))
-        fitting = np.maximum(memory.most(in_flight[rank], rank == 0, has_head), 0.0)
-        timely = np.maximum(per_layer.most(each_s - ends_s), 0.0)
-        by_memory = by_memory + np.floor(fitting + ROUNDING)
-        by_both = by_both + np.floor(np.minimum(fitting, timely) + ROUNDING)
+    rank = np.arange(pp).reshape((pp,) + (1,) * np.ndim(work_s))
+    has_head = np.where(is_v, rank == 0, rank == pp - 1)
+    ends_s = hosts_s + np.where(rank == 0, ends.embedding_s, 0.0) + np.where(has_head, ends.head_s, 0.0)
+    each_s = work_s / block.microbatches
+    if paths is not None:
+        each_s = (work_s - paths.way_s(rank)) / block.microbatches
+        if paths.turns:
+            each_s = np.minimum(each_s, paths.turn_budget_s(rank, work_s))
+    fitting = np.maximum(memory.most(in_flight, rank == 0, has_head), 0.0)
+    timely = np.maximum(per_layer.most(each_s - ends_s), 0.0)
+    by_memory = np.floor(fitting + ROUNDING).sum(axis=0)
+    by_both = np.floor(np.minimum(fitting, timely) + ROUNDING).sum(axis=0)
     return Room(by_memory >= layers, by_both >= layers)
 
 
@@ -249,10 +278,18 @@ class _Memory:
 
 def memory_room(problem: Problem, block: Block, totals: Totals, in_flight: Any, is_v: Any) -> Any:
     """Whether the memory of all ranks of blocks of one depth has room for all layers."""
+    fits = _memory_room_for(problem, block, totals, problem.model.layers, in_flight, is_v)
+    if totals.major is None:
+        return fits
+    return fits & _memory_room_for(problem, block, *_only_major(problem, totals), in_flight, is_v)
+
+
+def _memory_room_for(
+    problem: Problem, block: Block, totals: Totals, layers: int, in_flight: Any, is_v: Any
+) -> Any:
+    """The same for so many layers of these costs."""
     memory, pp = _Memory(problem, block, totals), len(in_flight)
-    room: Any = 0.0
-    for rank in range(pp):
-        has_head = np.where(is_v, rank == 0, rank == pp - 1)
-        fitting = np.maximum(memory.most(in_flight[rank], rank == 0, has_head), 0.0)
-        room = room + np.floor(fitting + ROUNDING)
-    return room >= problem.model.layers
+    rank = np.arange(pp)[:, None]
+    has_head = np.where(is_v, rank == 0, rank == pp - 1)
+    fitting = np.maximum(memory.most(in_flight, rank == 0, has_head), 0.0)
+    return np.floor(fitting + ROUNDING).sum(axis=0) >= layers

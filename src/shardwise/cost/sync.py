@@ -3,7 +3,8 @@ share."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -79,44 +80,83 @@ class Sharding:
 
 def sharding_of(problem: Problem, table: Any, grid: GridCost) -> Sharding:
     """Sharding of each row; `grid` has the same rows as `table`."""
+    dense, expert = shard_degrees(table, grid)
+    blocks = ShardedBlocks.of(grid.blocks)
+    exposed = blocks.exposed(problem, *blocks.traffic_s(problem, grid.fabric, dense, expert))
+    return Sharding(dense, expert, exposed.forward_gather_s, exposed.backward_gather_s, exposed.scatter_s)
+
+
+def shard_degrees(table: Any, grid: GridCost) -> tuple[Degrees, Degrees]:
+    """The groups that shard dense and expert weights."""
     own = [np.gcd(getattr(table, name), grid.expert_replicas) for name in SHARD_FIELDS]
     dense = degrees_of(grid.groups.data, grid.replicas, *(getattr(table, name) for name in SHARD_FIELDS))
-    expert = degrees_of(grid.groups.experts_data, grid.expert_replicas, *own)
-    blocks = [*grid.kinds, grid.embedding, grid.head]
-    traffic = [_exposed_traffic(problem, grid.fabric, block, dense, expert) for block in blocks]
-    forward_gather_s, backward_gather_s, scatter_s = (np.array(part) for part in zip(*traffic, strict=True))
-    return Sharding(dense, expert, forward_gather_s, backward_gather_s, scatter_s)
+    return dense, degrees_of(grid.groups.experts_data, grid.expert_replicas, *own)
 
 
-def _exposed_traffic(
-    problem: Problem, fabric: Fabric, block: BlockCost, dense: Degrees, expert: Degrees
-) -> tuple[Any, Any, Any]:
-    """Gathering a block's sharded parameters in each pass and reducing its sharded gradients (ZeRO-3 and
-    ZeRO-2, Rajbhandari et al. 2020; under a pipeline both come with every microbatch)."""
-    recipe, overlap, slowdown = (
-        problem.recipe,
-        problem.profile.shard_overlap,
-        problem.efficiency.overlap_slowdown,
-    )
-    gather_s = traffic_s(problem, fabric, block, recipe.weight_bytes, dense.param_sizes, expert.param_sizes)
-    scatter_s = traffic_s(problem, fabric, block, recipe.gradient_bytes, dense.grad_sizes, expert.grad_sizes)
-    return (
-        compute.exposed_s(gather_s, block.forward.compute_s, overlap, slowdown),
-        compute.exposed_s(gather_s, block.backward_input.compute_s, overlap, slowdown),
-        compute.exposed_s(scatter_s, block.backward_weight.compute_s, overlap, slowdown),
-    )
+@dataclass(frozen=True, slots=True)
+class Exposed:
+    """What sharding adds to the passes of one microbatch, as far as it is not hidden, in seconds."""
+
+    forward_gather_s: Any
+    backward_gather_s: Any
+    scatter_s: Any
 
 
-def traffic_s(
-    problem: Problem, fabric: Fabric, block: BlockCost, element_bytes: float, dense: Sizes, expert: Sizes
-) -> Any:
-    """Moving all weights (or gradients) of a block once within the groups that share them; 0 in groups of
-    one."""
-    dense_s = fabric.pass_s(block.dense_weights * element_bytes, dense)
-    if problem.model.experts is None:
-        return dense_s
-    expert_s = fabric.pass_s(block.expert_weights * element_bytes, expert)
-    return dense_s + np.where(block.expert_weights > 0, expert_s, 0.0)
+@dataclass(frozen=True, slots=True)
+class ShardedBlocks:
+    """Of several blocks, one row each, over grids: weights that are sharded, and the computation of the three
+    passes beside which their traffic hides. Shape (blocks, grids)."""
+
+    dense_weights: Any
+    expert_weights: Any
+    forward_compute_s: Any
+    input_compute_s: Any
+    weight_compute_s: Any
+
+    @staticmethod
+    def of(blocks: Sequence[BlockCost]) -> ShardedBlocks:
+        """Of priced blocks."""
+        return ShardedBlocks(
+            dense_weights=np.array([block.dense_weights for block in blocks]),
+            expert_weights=np.array([block.expert_weights for block in blocks]),
+            forward_compute_s=np.array([block.forward.compute_s for block in blocks]),
+            input_compute_s=np.array([block.backward_input.compute_s for block in blocks]),
+            weight_compute_s=np.array([block.backward_weight.compute_s for block in blocks]),
+        )
+
+    @property
+    def across(self) -> ShardedBlocks:
+        """The same with an axis between blocks and grids, for several degrees."""
+        return ShardedBlocks(*(getattr(self, f.name)[:, None] for f in fields(ShardedBlocks)))
+
+    def traffic_s(self, problem: Problem, fabric: Fabric, dense: Degrees, expert: Degrees) -> tuple[Any, Any]:
+        """Gathering a block's sharded parameters once and reducing its sharded gradients once (ZeRO-3 and
+        ZeRO-2, Rajbhandari et al. 2020), before any overlap."""
+        weight_bytes, gradient_bytes = problem.recipe.weight_bytes, problem.recipe.gradient_bytes
+        return (
+            self._moved_s(problem, fabric, weight_bytes, dense.param_sizes, expert.param_sizes),
+            self._moved_s(problem, fabric, gradient_bytes, dense.grad_sizes, expert.grad_sizes),
+        )
+
+    def _moved_s(
+        self, problem: Problem, fabric: Fabric, element_bytes: float, dense: Sizes, expert: Sizes
+    ) -> Any:
+        """Moving all weights (or gradients) of a block once within the groups that share them; 0 in groups of
+        one."""
+        dense_s = fabric.pass_s(self.dense_weights * element_bytes, dense)
+        if problem.model.experts is None:
+            return dense_s
+        expert_s = fabric.pass_s(self.expert_weights * element_bytes, expert)
+        return dense_s + np.where(self.expert_weights > 0, expert_s, 0.0)
+
+    def exposed(self, problem: Problem, gather_s: Any, scatter_s: Any) -> Exposed:
+        """What is left of so much traffic: under a pipeline both come with every microbatch."""
+        overlap, slowdown = problem.profile.shard_overlap, problem.efficiency.overlap_slowdown
+        return Exposed(
+            compute.exposed_s(gather_s, self.forward_compute_s, overlap, slowdown),
+            compute.exposed_s(gather_s, self.input_compute_s, overlap, slowdown),
+            compute.exposed_s(scatter_s, self.weight_compute_s, overlap, slowdown),
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,12 +10,16 @@ from typing import Any
 
 import numpy as np
 
+from shardwise.cost.distinct import distinct_rows
 from shardwise.cost.layers import GridCost, grid_cost
 from shardwise.cost.memory import communicators
 from shardwise.cost.nodes import Sums, block_columns, whole_sums
 from shardwise.cost.price import taken
 from shardwise.cost.problem import Problem
-from shardwise.cost.sync import sharding_of
+from shardwise.cost.sync import ShardedBlocks, shard_degrees
+
+WEIGHT_FIELDS = ("tp", "cp", "pp", "dp", "ep", "etp", "axis_order")
+"""The fields on which weights depend, and the groups that share them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +79,8 @@ class LayerCosts:
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """Columns over grids: `whole` sums of the model, `layer` costs, the `most` of any layer, `embedding` and
+    """Columns over grids: `whole` sums of the model, `layer` costs, the same of the `major` kind alone (None
+    where layers are alike or no kind has more than half of them), the `most` of any layer, `embedding` and
     `head`.
 
     `largest_bytes` is the largest single tensor of a layer, `head_largest_bytes` of the head.
@@ -83,6 +88,7 @@ class Totals:
 
     whole: Sums
     layer: LayerCosts
+    major: LayerCosts | None
     most: Sums
     embedding: Sums
     head: Sums
@@ -148,9 +154,12 @@ def totals_of(problem: Problem, table: Any, grid: GridCost) -> Totals:
     """Totals of each grid; `table` has the rows of `grid`."""
     blocks = block_columns(grid)
     kinds = len(grid.kinds)
+    each = [Sums(*blocks[:, k]) for k in range(kinds)]
+    major = major_kind(problem)
     return Totals(
         whole=whole_sums(problem, blocks),
-        layer=_layer_costs(problem, [Sums(*blocks[:, k]) for k in range(kinds)]),
+        layer=_layer_costs(problem, each),
+        major=None if major is None else _layer_costs(problem, [each[major]]),
         most=Sums(*blocks[:, :kinds].max(axis=1)),
         embedding=Sums(*blocks[:, -2]),
         head=Sums(*blocks[:, -1]),
@@ -161,6 +170,13 @@ def totals_of(problem: Problem, table: Any, grid: GridCost) -> Totals:
         expert_replicas=grid.expert_replicas,
         communicators=communicators(table),
     )
+
+
+def major_kind(problem: Problem) -> int | None:
+    """The kind of which more than half of the layers are; None where there is none, or no other."""
+    pattern = problem.model.pattern
+    kinds = len(problem.model.kinds)
+    return next((k for k in range(kinds) if kinds > 1 and 2 * pattern.count(k) > len(pattern)), None)
 
 
 def _layer_costs(problem: Problem, kinds: Sequence[Sums]) -> LayerCosts:
@@ -228,10 +244,29 @@ class TrafficTable:
 
 
 def traffic_table(problem: Problem, grids: Grids, used: Any, degrees: Any) -> TrafficTable:
-    """The traffic of the grids at the indices `used`, for ascending degrees."""
+    """The traffic of the grids at the indices `used`, for ascending degrees (1 where a grid cannot have one).
+
+    Before overlap it depends on neither the micro-batch nor what else decides only computation.
+    """
     table, cost = grids.table.take(used), taken(grids.cost, used)
-    each = [_traffic(problem, table, cost, int(degree)) for degree in degrees]
-    ways, scatters = (np.array(part) for part in zip(*each, strict=True))
+    rows, of_row = distinct_rows([getattr(table, name) for name in WEIGHT_FIELDS])
+    each, degree = np.tile(rows, len(degrees)), np.repeat(degrees, len(rows))
+    few = table.take(each)
+    own = np.where(few.dp * few.cp % degree == 0, degree, 1)
+    few, few_cost = few.replaced(param_shard=own, grad_shard=own, optim_shard=own), taken(cost, each)
+    dense, expert = shard_degrees(few, few_cost)
+    blocks = ShardedBlocks.of(few_cost.blocks)
+    moved = [
+        part.reshape(len(part), len(degrees), len(rows))[:, :, of_row]
+        for part in blocks.traffic_s(problem, few_cost.fabric, dense, expert)
+    ]
+    exposed = ShardedBlocks.of(cost.blocks).across.exposed(problem, *moved)
+    counts = [problem.model.pattern.count(k) for k in range(len(cost.kinds))]
+    times = np.array([*counts, 1, 1], dtype=np.float64)
+    ways, scatters = (
+        np.stack([np.tensordot(times, part, 1), part[:-2].min(axis=0), part[-2], part[-1]], axis=1)
+        for part in (exposed.forward_gather_s + exposed.backward_gather_s, exposed.scatter_s)
+    )
     return TrafficTable(degrees, ways, scatters)
 
 
@@ -240,16 +275,3 @@ def traffic_of(problem: Problem, grids: Grids, of_grid: Any, param_shard: Any, g
     used, place = np.unique(of_grid, return_inverse=True)
     degrees = np.unique(np.concatenate([param_shard, grad_shard]))
     return traffic_table(problem, grids, used, degrees).at(param_shard, grad_shard, place)
-
-
-def _traffic(problem: Problem, table: Any, cost: GridCost, degree: int) -> Sequence[Any]:
-    """Gathers and scatters, each of the whole model, its least layer and the ends, for one degree on every
-    grid (1 where the grid cannot have it)."""
-    own = np.where(table.dp * table.cp % degree == 0, degree, 1)
-    sharding = sharding_of(problem, table.replaced(param_shard=own, grad_shard=own, optim_shard=own), cost)
-    counts = [problem.model.pattern.count(k) for k in range(len(cost.kinds))]
-    times = np.array([*counts, 1, 1], dtype=np.float64)
-    return [
-        np.array([times @ part, part[:-2].min(axis=0), part[-2], part[-1]])
-        for part in (sharding.forward_gather_s + sharding.backward_gather_s, sharding.scatter_s)
-    ]

@@ -16,6 +16,9 @@ from shardwise.search.space import FULL, Space, Variants
 CELLS_AT_A_TIME = 1 << 16
 """Pairs of a row and an option that are bounded together: their columns stay in the processor's cache."""
 
+FEW_CELLS = CELLS_AT_A_TIME // 8
+"""So few that it does not pay to tell them apart."""
+
 SPLIT_FIELDS = ("first", "last", "between", "largest")
 """The columns of a `Split`."""
 
@@ -46,7 +49,7 @@ def alike_rows(rows: Rows, mask: Any, options: int) -> Iterator[NDArray[np.intp]
     """The rows under a mask. Many are told apart by whether they recompute in full and whether they offload
     activations: each needs a part of its bound that the others do not."""
     same = np.flatnonzero(mask)
-    if len(same) * options < CELLS_AT_A_TIME // 8:
+    if len(same) * options < FEW_CELLS:
         if len(same):
             yield same
         return

@@ -1,6 +1,7 @@
 """From grids down to evaluated strategies: one part of the search.
 
-    grids -> what is kept -> what is sharded -> schedules -> splits -> recomputed layers -> states -> evaluate
+    grids -> what is kept -> families of schedules -> what is sharded -> schedules -> splits
+          -> recomputed layers -> states -> evaluate
 
 On every level what cannot fit is rejected, and what cannot matter any more is cut, with everything below it;
 the rest is divided further.
@@ -8,7 +9,7 @@ the rest is divided further.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
@@ -19,12 +20,11 @@ from numpy.typing import NDArray
 from shardwise.cost import (
     Block,
     Grids,
-    Paths,
     Problem,
     Split,
+    Totals,
     block_of,
-    end_s,
-    family_least_bytes,
+    distinct_rows,
     grid_least_s,
     grid_work_s,
     known_split,
@@ -32,12 +32,12 @@ from shardwise.cost import (
     least_s,
     lie_of,
     priced_grids,
-    room_of,
     traffic_table,
 )
 from shardwise.search.cells import (
     BLOCK_FIELDS,
     CELLS_AT_A_TIME,
+    FEW_CELLS,
     NO_SPLIT,
     NO_TRAFFIC_ROWS,
     SPLIT_FIELDS,
@@ -54,11 +54,14 @@ from shardwise.search.leaves import Leaves
 from shardwise.search.narrow import Narrowing
 from shardwise.search.rows import Rows
 from shardwise.search.sift import Sift
-from shardwise.search.space import FULL, Space, Variants, expanded
+from shardwise.search.space import FAMILIES, FULL, Space, Variants, expanded
 from shardwise.strategy import MEMORY, Column, StrategyTable
 
-FIRST_PARTS = (512, 2048, 1 << 14, 2048, 1 << 14)
+FIRST_PARTS = (512, 2048, 4096, 1 << 14, 2048, 1 << 14)
 """Rows of each level that are divided first, before anything is found."""
+
+WORTH_A_LOOK = 512
+"""Rows of a family of schedules that are bounded before they are sharded; fewer are not worth it."""
 
 LARGE_PART, PART_GROWTH = 1 << 14, 8
 """Rows that are divided first once something is found, and how many times more in each further part."""
@@ -88,7 +91,7 @@ class Dive:
         self._table, self._weights = table, weights
         self.fates = Fates.of(len(table))
         self._sift = Sift(problem, goal, self.fates, is_exhaustive=exhaustive, without=without)
-        self._leaves = Leaves(problem, space, goal, self._sift, weights, check)
+        self._leaves = Leaves(problem, space, goal, self._sift, weights, self._totals_at, check)
 
     def run(self) -> None:
         """Searches; afterwards every candidate below the grids is counted in `fates`."""
@@ -100,9 +103,12 @@ class Dive:
     def _grids(self) -> Grids:
         return priced_grids(self._problem, self._table)
 
+    def _totals_at(self, of_grid: Any) -> Totals:
+        return self._grids.totals_at(of_grid)
+
     @cached_property
     def _narrowing(self) -> Narrowing:
-        return Narrowing(self._problem, self._grids, self._goal, self._sift)
+        return Narrowing(self._problem, self._space, self._grids, self._goal, self._sift)
 
     def _descend(self, rows: Rows, depth: int) -> None:
         """Goes on with rows of a level by increasing bound, a growing part at a time: what is found below the
@@ -129,18 +135,12 @@ class Dive:
         """How rows of each level are divided: the level's name, and the next level's rows."""
         return (
             ("micro_batch", self._kept),
-            ("kept", self._sharded),
+            ("kept", self._families),
+            ("family", self._sharded),
             ("sharded", self._scheduled),
             ("schedule", self._split),
             ("split", self._recomputed),
         )
-
-    # Dispositions.
-
-    @property
-    def _is_known(self) -> bool:
-        """Whether something was found that cuts others."""
-        return bool(self._goal.found)
 
     # Levels.
 
@@ -183,7 +183,8 @@ class Dive:
         block = replace(self._block(rows, NO_SPLIT), recompute_most=self._space.layers)
         totals = self._grids.totals_at(rows.of_grid)
         time_s = grid_least_s(self._problem, block, totals, rows.traffic)
-        return self._sift.sifted(rows, "kept", np.maximum(time_s, rows.bound_s))
+        rows = self._sift.sifted(rows, "kept", np.maximum(time_s, rows.bound_s))
+        return self._narrowing.kept_with_room(rows)
 
     def _fewest_layers(self, pp: int, recompute: int) -> int:
         """Layers of a stage that any schedule of a pipeline recomputes at least, where it recomputes in
@@ -202,21 +203,57 @@ class Dive:
         """A degree that all of the optimizer's states over so many ranks divide."""
         return int(np.lcm.reduce(self._space.shards(ranks)["optim_shard"], initial=1))
 
+    def _families(self, rows: Rows) -> Rows:
+        """Families of schedules: those that have room, with everything sharded as far as can be and no
+        traffic for it."""
+        parts = [none_of(rows)]
+        for pp in np.unique(rows.table.pp).tolist():
+            same = rows.take(np.flatnonzero(rows.table.pp == pp))
+            for variants in self._variants(pp).families.values():
+                candidates = self._scheduled_candidates(same, pp, variants).sum(axis=1)
+                few = same.replaced(candidates=candidates).take(candidates > 0)
+                few = few.replaced(table=few.table.replaced(
+                    schedule=np.broadcast_to(variants.schedule[:1], (len(few),)),
+                    vpp=np.broadcast_to(variants.vpp.min(keepdims=True), (len(few),)),
+                ))  # fmt: skip
+                if len(few) >= WORTH_A_LOOK:
+                    few = self._family_with_room(few, "family", pp, variants)
+                parts.append(few)
+        return Rows.joined(parts)
+
+    def _variants(self, pp: int) -> Variants:
+        """Schedules of a pipeline of so many ranks that has enough layers for them."""
+        variants = self._space.variants(pp)
+        return variants.take(pp * variants.vpp <= self._space.layers)
+
+    def _family_with_room(self, rows: Rows, level: str, pp: int, variants: Variants) -> Rows:
+        """The rows of one depth and one family of schedules that fit and may matter, and whose ranks have
+        room for all layers."""
+        parts = [none_of(rows)]
+        for same in alike_rows(rows, np.ones(len(rows), dtype=bool), 1):
+            parts.append(self._narrowing.family_with_room(rows.take(same), level, pp, variants))
+        return Rows.joined(parts)
+
     def _sharded(self, rows: Rows) -> Rows:
         """Degrees of parameters and gradients."""
         table, parts = rows.table, [none_of(rows).replaced(traffic=NO_TRAFFIC_ROWS)]
-        keys = np.stack([table.dp * table.cp, table.pp])
-        each, of_each = np.unique(keys, axis=1, return_inverse=True)
-        for index, (ranks, pp) in enumerate(each.T.tolist()):
+        first, of_each = distinct_rows([table.dp * table.cp, table.pp])
+        for index, row in enumerate(first.tolist()):
+            ranks, pp = int(table.dp[row] * table.cp[row]), int(table.pp[row])
             options = self._space.sharings(ranks)
-            same = np.flatnonzero(of_each.ravel() == index)
+            same = np.flatnonzero(of_each == index)
             for part in slices(len(same), max(CELLS_AT_A_TIME // max(len(options["states"]), 1), 1)):
-                parts.append(self._sharded_alike(rows.take(same[part]), ranks, pp, options))
+                parts.append(self._sharded_alike(rows.take(same[part]), ranks, options))
+        sharded = Rows.joined(parts)
+        parts = [none_of(sharded)]
+        for pp in np.unique(sharded.table.pp).tolist():
+            for family, variants in self._variants(pp).families.items():
+                same = (sharded.table.pp == pp) & (FAMILIES[sharded.table.schedule] == family)
+                parts.append(self._family_with_room(sharded.take(same), "sharded", pp, variants))
         return Rows.joined(parts)
 
-    def _sharded_alike(self, rows: Rows, ranks: int, pp: int, options: Mapping[str, Column]) -> Rows:
-        """The same for rows of one number of ranks and one depth: every row (down) with every option
-        (across)."""
+    def _sharded_alike(self, rows: Rows, ranks: int, options: Mapping[str, Column]) -> Rows:
+        """The same for rows of one number of ranks: every row (down) with every option (across)."""
         problem, grids = self._problem, self._grids
         used, place = np.unique(rows.of_grid, return_inverse=True)
         param, grad, optim = (options[name] for name in ("param_shard", "grad_shard", "optim_shard"))
@@ -232,11 +269,10 @@ class Dive:
         table = rows.table.take(row).replaced(
             param_shard=param[option], grad_shard=grad[option], optim_shard=optim[option]
         )
-        kept = Rows(
+        return Rows(
             table, rows.of_grid[row], time_s[row, option], candidates[row, option],
             traffic.at(param[option], grad[option], place[row]),
         )  # fmt: skip
-        return self._narrowing.sharings_with_room(kept, pp)
 
     def _open_options(
         self, rows: Rows, time_s: Any, candidates: NDArray[np.int64], level: str, device_bytes: Any = None
@@ -252,62 +288,39 @@ class Dive:
         """Schedules with their virtual stages."""
         parts = [none_of(rows)]
         for pp in np.unique(rows.table.pp).tolist():
-            variants = self._space.variants(pp)
-            variants = variants.take(pp * variants.vpp <= self._space.layers)
-            if not len(variants):
+            variants, is_deep = self._variants(pp), rows.table.pp == pp
+            if np.count_nonzero(is_deep) * len(variants) < FEW_CELLS:
+                parts.append(self._scheduled_alike(rows.take(is_deep), pp, variants))
                 continue
-            same = np.flatnonzero(rows.table.pp == pp)
-            if len(same) * len(variants) < CELLS_AT_A_TIME // 8:
-                parts.append(self._scheduled_alike(rows.take(same), pp, variants))
-                continue
-            for few in variants.families:
-                for same in alike_rows(rows, rows.table.pp == pp, len(few)):
-                    parts.extend(self._scheduled_family(rows.take(same), pp, few))
+            for family, few in variants.families.items():
+                for same in alike_rows(rows, is_deep & (FAMILIES[rows.table.schedule] == family), len(few)):
+                    for part in slices(len(same), max(CELLS_AT_A_TIME // len(few), 1)):
+                        parts.append(self._scheduled_alike(rows.take(same[part]), pp, few))
         return Rows.joined(parts)
 
-    def _scheduled_family(self, rows: Rows, pp: int, variants: Variants) -> Iterator[Rows]:
-        """The same for rows of one depth and schedules of one family: first all of these together."""
-        problem = self._problem
-        totals = self._grids.totals_at(rows.of_grid)
-        block = replace(
-            self._block(rows, self._space.range_of_all(pp * variants.vpp)),
-            schedule=variants.schedule[:1],
-            vpp=variants.vpp.min(keepdims=True),
-            recompute_most=self._space.layers,
-        )
-        held = variants.fewest_in_flight(pp, block.microbatches)
-        most = replace(block, recompute_layers=self._space.layers)
-        device_bytes = family_least_bytes(problem, most, totals, held)
-        paths = Paths(problem, block, lie_of(block), totals, rows.traffic)
-        drained_s = paths.whole_s
-        if len(np.unique(variants.vpp)) == 1:
-            drained_s = np.maximum(drained_s, paths.ranks_s)
-        time_s = np.maximum(drained_s + end_s(problem, block, totals), rows.bound_s)
-        limit_s = self._goal.limit_s(device_bytes)
-        room = room_of(problem, block, most, totals, rows.traffic, limit_s, held, paths)
-        fit = self._sift.fits(np.where(room.fits, device_bytes, np.inf))
-        keep = fit & self._sift.is_enough(room) & self._sift.open("sharded", time_s, device_bytes)
-        lost, cut = rows.take(~fit), rows.take(fit & ~keep)
-        self._sift.add(MEMORY, lost.of_grid, self._scheduled_candidates(lost, pp, variants).sum(axis=1))
-        self._sift.cut("sharded", cut.of_grid, self._scheduled_candidates(cut, pp, variants).sum(axis=1))
-        rows = rows.replaced(bound_s=time_s).take(keep)
-        for part in slices(len(rows), max(CELLS_AT_A_TIME // len(variants), 1)):
-            yield self._scheduled_alike(rows.take(part), pp, variants)
-
     def _scheduled_candidates(self, rows: Rows, pp: int, variants: Variants) -> NDArray[np.int64]:
-        """Candidates below each row (down) with each schedule (across): none where it is illegal."""
-        space, table, m = self._space, rows.table, microbatches_of(self._problem, rows.table)
+        """Candidates below each row (down), of all schedules, with each of some (across): none where it is
+        illegal."""
+        table, m = rows.table, microbatches_of(self._problem, rows.table)
+        legal = asked_once(self._space.count_legal, table.pp, m, table.recompute)
+        return self._with_each(rows, pp, variants, legal)
+
+    def _with_each(self, rows: Rows, pp: int, variants: Variants, legal: Any) -> NDArray[np.int64]:
+        """The same where `legal` schedules, splits and recomputed layers lie below each row."""
+        space, m = self._space, microbatches_of(self._problem, rows.table)
         stages = (pp * variants.vpp).tolist()
         below = np.array([[space.count_splits(n, kind) for n in stages] for kind in range(FULL + 1)])
-        per_split = rows.candidates // np.maximum(
-            asked_once(space.count_legal, table.pp, m, table.recompute), 1
+        per_split = rows.candidates // np.maximum(legal, 1)
+        return np.where(
+            legal_cells(space, pp, m, variants), below[rows.table.recompute] * per_split[:, None], 0
         )
-        legal = legal_cells(space, pp, m, variants)
-        return np.where(legal, below[table.recompute] * per_split[:, None], 0)
 
     def _scheduled_alike(self, rows: Rows, pp: int, variants: Variants) -> Rows:
-        """Every row (down) with every schedule (across)."""
-        candidates = self._scheduled_candidates(rows, pp, variants)
+        """Every row (down) with every schedule of its family (across)."""
+        family, m = FAMILIES[rows.table.schedule], microbatches_of(self._problem, rows.table)
+        legal = asked_once(self._space.count_legal, rows.table.pp, m, rows.table.recompute, family)
+        candidates = self._with_each(rows, pp, variants, legal)
+        candidates[family[:, None] != FAMILIES[variants.schedule]] = 0
         space, kind = self._space, rows.table.recompute
         stages = (pp * variants.vpp).tolist()
         ranges = [space.split_range(n) for n in stages]
@@ -354,11 +367,11 @@ class Dive:
     def _split(self, rows: Rows) -> Rows:
         """First and last stages."""
         table, parts = rows.table, [none_of(rows)]
-        keys = np.stack([table.pp, table.vpp, table.schedule])
-        each, of_each = np.unique(keys, axis=1, return_inverse=True)
-        for index in range(each.shape[1]):
-            count = len(self._space.splits(int(each[0, index] * each[1, index]))["first_stage_layers"])
-            for same in alike_rows(rows, of_each.ravel() == index, count):
+        first, of_each = distinct_rows([table.pp, table.vpp, table.schedule])
+        for index, row in enumerate(first.tolist()):
+            stages = int(table.pp[row] * table.vpp[row])
+            count = len(self._space.splits(stages)["first_stage_layers"])
+            for same in alike_rows(rows, of_each == index, count):
                 for part in slices(len(same), max(CELLS_AT_A_TIME // max(count, 1), 1)):
                     parts.append(self._split_alike(rows.take(same[part])))
         return Rows.joined(parts)

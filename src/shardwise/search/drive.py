@@ -13,10 +13,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
-from numpy.typing import NDArray
 
 from shardwise.cost import Problem
 from shardwise.errors import InternalError
+from shardwise.search.closeup import CloseUp, close_up_of
 from shardwise.search.dive import Dive
 from shardwise.search.fates import Fates, Ledger
 from shardwise.search.goals import Found, Goal
@@ -24,6 +24,7 @@ from shardwise.search.lanes import Lanes
 from shardwise.search.listing import Listing, listed
 from shardwise.search.sketch import sketch_of
 from shardwise.search.space import Degrees, Space
+from shardwise.strategy import StrategyTable
 
 Progress = Callable[[str], None]
 
@@ -38,6 +39,9 @@ ROWS_PER_LANE = 1 << 13
 
 DEGREES_PER_LANE = 16
 """Choices of (tp, cp, dp) that are listed in a lane, at least, before there are more lanes than one."""
+
+LOOKED_AT = 512
+"""Grids of a first look, at most: those with the least bounds."""
 
 FIRST_ROUND, LARGEST_ROUND = 1 << 14, 1 << 17
 """Grids with micro-batch sizes in a round."""
@@ -66,21 +70,30 @@ class Outcome:
 
 
 @dataclass(frozen=True, slots=True)
-class ListTask:
-    """Degrees whose grids are to be listed, of the space or of its sketch."""
+class Part:
+    """A part of the space: all of it, its sketch, or what lies next to strategies, `around`."""
 
+    is_sketch: bool = False
+    around: StrategyTable | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ListTask:
+    """Degrees whose grids are to be listed, and what is known."""
+
+    part: Part
     degrees: list[Degrees]
-    is_sketch: bool
+    goal: Goal
 
 
 @dataclass(frozen=True, slots=True)
 class DiveTask:
     """Grids to be searched, and what is known when their round starts."""
 
+    part: Part
     grids: Listing
     goal: Goal
     deadline_s: float
-    is_sketch: bool
 
 
 Task = ListTask | DiveTask
@@ -96,13 +109,16 @@ class Answer:
     ledger: Ledger | None
 
 
+WHOLE, SKETCH = Part(), Part(is_sketch=True)
+
+
 class Search:
     """One search over one space. `run` gives its outcome; nothing is kept between two searches.
 
     `goal` is what is looked for. With `exhaustive`, nothing is cut and every legal candidate that fits is
     evaluated. `budget_s` ends the search early. `without` names means that are not used, for comparison:
-    "sketch", "symmetry", "room", "memory" (of blocks), and the levels (`fates.LEVELS`) whose bounds are
-    ignored; the answer is the same.
+    "sketch" (and what follows from it), "close-up", "symmetry", "room", "memory" (of blocks), and the levels
+    (`fates.LEVELS`) whose bounds are ignored; the answer is the same.
     """
 
     def __init__(
@@ -117,6 +133,7 @@ class Search:
         without: frozenset[str] = frozenset(),
     ) -> None:
         self._problem, self._space, self._sketch = problem, space, sketch_of(space)
+        self._close_up: CloseUp | None = None
         self._exhaustive, self._workers, self._budget_s = exhaustive, workers, budget_s
         self._without = without
         self._pass = _Pass(goal)
@@ -131,10 +148,12 @@ class Search:
         is_interrupted, whole = False, self._pass
         with Lanes(self._workers, self._answered) as lanes:
             try:
-                grids = self._list(lanes, whole, is_sketch=False)
                 if not self._exhaustive and "sketch" not in self._without:
-                    self._look(lanes, deadline_s)
-                self._search(lanes, whole, grids, deadline_s, progress, is_sketch=False)
+                    self._look(lanes, SKETCH, deadline_s)
+                    if "close-up" not in self._without:
+                        self._look_closer(lanes, deadline_s)
+                grids = self._list(lanes, whole, WHOLE)
+                self._search(lanes, whole, WHOLE, grids, deadline_s, progress)
             except KeyboardInterrupt:
                 if whole.left is None:
                     raise
@@ -150,89 +169,102 @@ class Search:
             search_cpu_s=time.process_time() - started_cpu_s + lanes_cpu_s,
         )
 
-    def _list(self, lanes: Lanes[Task, Answer], whole: _Pass, *, is_sketch: bool) -> Listing:
+    def _list(self, lanes: Lanes[Task, Answer], whole: _Pass, part: Part) -> Listing:
         """Lists all legal grids."""
-        degrees = (self._sketch if is_sketch else self._space).degrees()
+        degrees = self._space_of(part).degrees()
         number = LANES if len(degrees) >= DEGREES_PER_LANE * LANES else 1
         parts = []
-        for answer in lanes.answers([ListTask(degrees[lane::number], is_sketch) for lane in range(number)]):
+        tasks = [ListTask(part, degrees[lane::number], whole.goal.copy()) for lane in range(number)]
+        for answer in lanes.answers(tasks):
             parts.append(answer.grids)
             whole.ledger.merge(answer.ledger or Ledger())
         whole.left = Listing.joined(parts)
         return whole.left
 
-    def _look(self, lanes: Lanes[Task, Answer], deadline_s: float) -> None:
-        """A first look at a sketch of the space: what it finds is what the search must not exceed. It is met,
+    def _look(self, lanes: Lanes[Task, Answer], part: Part, deadline_s: float) -> None:
+        """A first look at a part of the space: what it finds is what the search must not exceed. It is met,
         evaluated and counted again, since it stands as a little worse than it is."""
-        sketch = _Pass(self._pass.goal.copy())
-        grids = self._list(lanes, sketch, is_sketch=True)
-        self._search(lanes, sketch, grids, deadline_s, None, is_sketch=True)
-        for found in sketch.goal.found:
-            time_s, device_bytes = (np.array([value]) for value in (found.time_s, found.device_bytes))
-            more = 1.0 + REMEMBERED
-            self._pass.goal.offer(found.table, time_s * more, device_bytes * more)
+        look = _Pass(self._pass.goal.copy())
+        grids = self._list(lanes, look, part).take(slice(0, LOOKED_AT))
+        self._search(lanes, look, part, grids, deadline_s, None)
+        for found in look.goal.found:
+            if self._pass.goal.may_matter(found.time_s, found.device_bytes):
+                time_s, device_bytes = (np.array([value]) for value in (found.time_s, found.device_bytes))
+                more = 1.0 + REMEMBERED
+                self._pass.goal.offer(found.table, time_s * more, device_bytes * more)
+
+    def _look_closer(self, lanes: Lanes[Task, Answer], deadline_s: float) -> None:
+        """A look at what lies next to what is known."""
+        known = [found.table for found in self._pass.goal.found]
+        if known:
+            self._look(lanes, Part(around=StrategyTable.joined(known)), deadline_s)
 
     def _search(
         self,
         lanes: Lanes[Task, Answer],
         whole: _Pass,
+        part: Part,
         left: Listing,
         deadline_s: float,
         progress: Progress | None,
-        *,
-        is_sketch: bool,
     ) -> None:
-        """Round after round, until nothing is left that may matter or the time is over; first the grids that
-        have the degrees of what is known already."""
-        total, size, promising = len(left.table), FIRST_ROUND, whole.promising(left)
-        if self._exhaustive:
-            promising = np.zeros(len(left.table), dtype=bool)
-        first, rest = left.take(promising), left.take(~promising)
-        while len(first.table) or len(rest.table):
-            if not len(first.table):
-                rest = rest if self._exhaustive or "degrees" in self._without else whole.opened(rest)
-                count = self._count(rest, size)
-                first, rest = rest.take(slice(0, count)), rest.take(slice(count, None))
-            whole.left = Listing.joined([first, rest])
-            parts = self._lanes_of(first)
-            answers = lanes.answers(
-                [DiveTask(part, whole.goal.copy(), deadline_s, is_sketch) for part in parts]
-            )
-            undone = [part for part, answer in zip(parts, answers, strict=True) if not whole.merged(answer)]
+        """Round after round, until nothing is left that may matter or the time is over."""
+        space, total, size = self._space_of(part), len(left.table), FIRST_ROUND
+        while len(left.table):
+            if not self._exhaustive and "degrees" not in self._without:
+                left = whole.opened(left)
+            count = self._count(space, left, size)
+            first, rest = left.take(slice(0, count)), left.take(slice(count, None))
+            whole.left = left
+            tasks = [
+                DiveTask(part, few, whole.goal.copy(), deadline_s) for few in self._lanes_of(space, first)
+            ]
+            answers = zip(tasks, lanes.answers(tasks), strict=True)
+            undone = [task.grids for task, answer in answers if not whole.merged(answer)]
             whole.left = Listing.joined([*undone, rest])
             if progress is not None:
                 progress(f"{total - len(whole.left.table):,} of {total:,} grids, best {whole.best_s:.4g} s")
             if undone or time.perf_counter() > deadline_s:
                 return
-            first, size = rest.take(slice(0, 0)), min(2 * size, LARGEST_ROUND)
+            left, size = rest, min(2 * size, LARGEST_ROUND)
 
-    def _count(self, grids: Listing, size: int) -> int:
+    def _count(self, space: Space, grids: Listing, size: int) -> int:
         """How many grids have about so many rows with micro-batch sizes; one at least, if there is one."""
-        below = np.cumsum(self._space.count_micro_batches(grids.table.dp))
+        below = np.cumsum(space.count_micro_batches(grids.table.dp))
         return min(max(int(np.searchsorted(below, size, side="right")), 1), len(grids.table))
 
-    def _lanes_of(self, grids: Listing) -> list[Listing]:
+    def _lanes_of(self, space: Space, grids: Listing) -> list[Listing]:
         """The parts of a round."""
-        rows = int(self._space.count_micro_batches(grids.table.dp).sum())
+        rows = int(space.count_micro_batches(grids.table.dp).sum())
         number = max(min(LANES, -(-rows // ROWS_PER_LANE), len(grids.table)), 1)
         parts = [grids.take(slice(lane, None, number)) for lane in range(number)]
         return [part for part in parts if len(part.table)]
 
+    def _space_of(self, part: Part) -> Space:
+        if part.around is None:
+            return self._sketch if part.is_sketch else self._space
+        if self._close_up is None:
+            self._close_up = close_up_of(self._space, part.around)
+        return self._close_up
+
     def _answered(self, task: Task) -> Answer:
-        space = self._sketch if task.is_sketch else self._space
         if isinstance(task, ListTask):
             folds = not self._exhaustive and "symmetry" not in self._without
-            grids, ledger = listed(self._problem, space, task.degrees, folds=folds)
+            grids, ledger = listed(
+                self._problem, self._space_of(task.part), task.degrees, task.goal, folds=folds
+            )
             return Answer(grids, [], ledger)
-        return self._dived(task, space)
+        return self._dived(task)
 
-    def _dived(self, task: DiveTask, space: Space) -> Answer:
-        """Searches below a task's grids."""
+    def _dived(self, task: DiveTask) -> Answer:
+        """Searches below a task's grids. The first look goes on until it has found something."""
 
         def check() -> None:
-            if time.perf_counter() > task.deadline_s:
+            is_wanted = task.part.is_sketch and not task.goal.found
+            if time.perf_counter() > task.deadline_s and not is_wanted:
                 raise OutOfTimeError
 
+        space = self._space_of(task.part)
         table, weights = task.grids.with_micro_batches(space)
         dive = Dive(
             self._problem, space, task.goal, table, weights,
@@ -272,17 +304,6 @@ class _Pass:
         """No candidate takes less."""
         bounds = np.zeros(0) if self.left is None else self.left.bound_s
         return min(self.best_s, float(bounds.min(initial=float("inf"))))
-
-    def promising(self, grids: Listing) -> NDArray[np.bool_]:
-        """Which grids have the degrees of something that is known."""
-        is_known = np.zeros(len(grids.table), dtype=bool)
-        for found in self.goal.found:
-            same = [
-                getattr(grids.table, name) == getattr(found.table, name)[0]
-                for name in ("tp", "cp", "dp", "pp", "ep", "etp")
-            ]
-            is_known |= np.logical_and.reduce(same)
-        return is_known
 
     def opened(self, grids: Listing) -> Listing:
         """The grids that may still matter; the others are cut."""

@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from shardwise.cost import distinct_rows
 from shardwise.strategy import REASONS, StrategyTable
 
-LEVELS = ("degrees", "micro_batch", "kept", "sharded", "schedule", "split", "layers", "states")
+LEVELS = ("degrees", "micro_batch", "kept", "family", "sharded", "schedule", "split", "layers", "states")
 """Where a block may be cut by its bound, coarsest first: named after what was chosen last."""
 
 SIMULATED = "simulated"
@@ -49,12 +50,14 @@ class Ledger:
     def add(self, table: StrategyTable, fates: Fates) -> None:
         """Adds the candidates below the rows of a table of grids."""
         self.bounded += fates.bounded
-        degrees = np.stack([table.tp, table.cp, table.dp, table.pp])
-        each, of_each = np.unique(degrees, axis=1, return_inverse=True)
-        for index, key in enumerate(each.T.tolist()):
-            counts = fates.counts[:, of_each.ravel() == index]
-            mine = self.by_degrees.setdefault((key[0], key[1], key[2], key[3]), [0] * len(FATES))
-            for fate, count in enumerate(_sums(counts)):
+        first, of_each = distinct_rows([table.tp, table.cp, table.dp, table.pp])
+        order = np.argsort(of_each, kind="stable")
+        starts = np.concatenate([[0], np.cumsum(np.bincount(of_each))])
+        counts = fates.counts[:, order]
+        for index, row in enumerate(first.tolist()):
+            key = (int(table.tp[row]), int(table.cp[row]), int(table.dp[row]), int(table.pp[row]))
+            mine = self.by_degrees.setdefault(key, [0] * len(FATES))
+            for fate, count in enumerate(_sums(counts[:, starts[index] : starts[index + 1]])):
                 mine[fate] += count
 
     def merge(self, other: Ledger) -> None:

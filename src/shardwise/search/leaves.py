@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from shardwise.cost import Problem, around_s, peaks_of
+from shardwise.cost import Problem, Totals, around_s, block_of, end_s, peaks_of
+from shardwise.search.cells import NO_SPLIT
 from shardwise.search.evaluate import drained_s, microbatches_of, step_times_s
 from shardwise.search.fates import SIMULATED
 from shardwise.search.goals import Goal
@@ -30,7 +31,8 @@ ACTIONS_PER_ROUND = 1 << 21
 class Leaves:
     """Evaluates what lies below rows that are known but for their optimizer states.
 
-    `weights` says how many grids each grid stands for; `check` is called now and then, and may raise.
+    `weights` says how many grids each grid stands for, `totals_at` gives their totals; `check` is called now
+    and then, and may raise.
     """
 
     def __init__(
@@ -40,10 +42,11 @@ class Leaves:
         goal: Goal,
         sift: Sift,
         weights: NDArray[np.int64],
+        totals_at: Callable[[Any], Totals],
         check: Callable[[], None],
     ) -> None:
         self._problem, self._space, self._goal, self._sift = problem, space, goal, sift
-        self._weights, self._check = weights, check
+        self._weights, self._totals_at, self._check = weights, totals_at, check
 
     def evaluate(self, rows: Rows) -> None:
         """Takes rows by increasing bound, a round at a time, lists their optimizer states and evaluates what
@@ -88,15 +91,11 @@ class Leaves:
         rows, device_bytes = self._sift.sifted(rows, "layers", rows.bound_s, device_bytes), device_bytes[keep]
         if not len(rows):
             return
-        drained = drained_s(problem, rows.table)
-        matters = self._sift.open_of_kind(rows.table, drained, device_bytes)
-        lost, rows, drained = rows.take(~matters), rows.take(matters), drained[matters]
-        self._sift.cut("layers", lost.of_grid, lost.candidates)
-        if len(rows):
-            self._evaluate_states(rows, drained)
+        self._evaluate_states(rows)
 
-    def _evaluate_states(self, rows: Rows, drained: NDArray[np.float64]) -> None:
-        """Lists the optimizer states of rows whose schedules take so long without them."""
+    def _evaluate_states(self, rows: Rows) -> None:
+        """Lists the optimizer states of rows, prices what they change, and evaluates the schedules of the
+        rows that may still matter."""
         problem, space = self._problem, self._space
         keys = [rows.table.dp * rows.table.cp, rows.table.param_shard, rows.table.grad_shard]
         parent, table = expanded(rows.table, keys, space.states)
@@ -107,10 +106,23 @@ class Leaves:
         self._sift.add(MEMORY, of_grid[full], weights[full])
         self._sift.add(HOST_MEMORY, of_grid[host_full], weights[host_full])
         fits = np.flatnonzero(~(full | host_full))
-        if len(fits):
-            table = table.take(fits)
-            least_s = drained[parent[fits]] + around_s(problem, table)
-            self._evaluate_leaves(table, of_grid[fits], least_s, peaks.device_bytes[fits])
+        if not len(fits):
+            return
+        parent, table, device_bytes = parent[fits], table.take(fits), peaks.device_bytes[fits]
+        around = around_s(problem, table)
+        matters = self._sift.open_of_kind(table, self._drained_least_s(rows)[parent] + around, device_bytes)
+        self._sift.cut("states", of_grid[fits[~matters]], weights[fits[~matters]])
+        if not matters.any():
+            return
+        fits, parent, table = fits[matters], parent[matters], table.take(matters)
+        used, of_used = np.unique(parent, return_inverse=True)
+        least_s = drained_s(problem, rows.table.take(used))[of_used] + around[matters]
+        self._evaluate_leaves(table, of_grid[fits], least_s, device_bytes[matters])
+
+    def _drained_least_s(self, rows: Rows) -> NDArray[np.float64]:
+        """What the schedules of rows take at least, without what lies around them."""
+        block = block_of(self._problem, rows.table, NO_SPLIT)
+        return np.asarray(rows.bound_s - end_s(self._problem, block, self._totals_at(rows.of_grid)))
 
     def _evaluate_leaves(self, table: StrategyTable, of_grid: Any, least_s: Any, device_bytes: Any) -> None:
         """Evaluates strategies by increasing bound, a few at a time, until none that is left may matter."""

@@ -9,8 +9,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from shardwise.cost import Problem, alike_grids, least_of_any_micro_batch_s
+from shardwise.cost import (
+    Problem,
+    alike_grids,
+    distinct_rows,
+    least_compute_of_any_micro_batch_s,
+    least_of_any_micro_batch_s,
+)
 from shardwise.search.fates import Fates, Ledger
+from shardwise.search.goals import Goal
 from shardwise.search.space import Degrees, Space, Variants, expanded
 from shardwise.strategy import GRID_RULES, SCHEDULE_RULES, Limits, StrategyTable, first_broken
 
@@ -53,9 +60,10 @@ class Listing:
 
 
 def listed(
-    problem: Problem, space: Space, degrees: Sequence[Degrees], *, folds: bool
+    problem: Problem, space: Space, degrees: Sequence[Degrees], goal: Goal, *, folds: bool
 ) -> tuple[Listing, Ledger]:
-    """The legal grids with these degrees and what became of the others.
+    """The legal grids with these degrees and what became of the others; bounds are sharpest where grids may
+    matter to the goal.
 
     With `folds`, grids that cost the same are one. Candidates whose schedule is illegal are rejected here
     too.
@@ -76,7 +84,7 @@ def listed(
         rows, alike = alike_grids(problem, table)
         weights = np.bincount(alike).astype(np.int64)
         table, candidates = table.take(rows), candidates[rows] * weights
-    bound_s = _bound_s(problem, space, table) if len(table) else np.zeros(0)
+    bound_s = _bound_s(problem, space, table, goal) if len(table) else np.zeros(0)
     return Listing(table=table, weights=weights, bound_s=bound_s, candidates=candidates), ledger
 
 
@@ -90,20 +98,24 @@ def _reject_schedules(
 ) -> None:
     """Of the candidates below the legal grids, moves those whose schedule is illegal to their fates."""
     states = space.count_shards(table.dp * table.cp) * len(space.offloads)
-    pairs, of_pair = np.unique(np.stack([table.dp, table.pp])[:, legal], axis=1, return_inverse=True)
-    for index in range(pairs.shape[1]):
-        rows = legal[of_pair.ravel() == index]
+    pairs, of_pair = distinct_rows([table.dp[legal], table.pp[legal]])
+    for index in range(len(pairs)):
+        rows = legal[of_pair == index]
         for code, count in illegal_schedules(space, limits, table.take(rows[:1])).items():
             fates.add(code, rows, count * states[rows])
             candidates[rows] -= count * states[rows]
 
 
-def _bound_s(problem: Problem, space: Space, table: StrategyTable) -> NDArray[np.float64]:
-    """Seconds that everything on a grid takes at least, whatever its micro-batch size."""
+def _bound_s(problem: Problem, space: Space, table: StrategyTable, goal: Goal) -> NDArray[np.float64]:
+    """Seconds that everything on a grid takes at least, whatever its micro-batch size; without communication
+    where that is enough."""
     dps, of_dp = np.unique(table.dp, return_inverse=True)
     most = [space.micro_batch_sizes(int(dp))["micro_batch_size"].max(initial=1) for dp in dps]
     table = table.replaced(micro_batch_size=np.array(most)[of_dp])
-    return np.asarray(least_of_any_micro_batch_s(problem, table))
+    bound_s = np.array(least_compute_of_any_micro_batch_s(problem, table))
+    matters = goal.may_matter(bound_s)
+    bound_s[matters] = least_of_any_micro_batch_s(problem, table.take(matters))
+    return bound_s
 
 
 def illegal_schedules(space: Space, limits: Limits, grid: StrategyTable) -> dict[str, int]:

@@ -15,46 +15,76 @@ from shardwise.cost import (
     Problem,
     Split,
     block_of,
+    end_s,
     family_least_bytes,
     least_bytes,
     least_host_bytes,
     least_s,
     lie_of,
     memory_room,
+    most_sharded,
     room_of,
 )
 from shardwise.schedule import in_flight
-from shardwise.search.cells import NO_SPLIT, split_at
+from shardwise.search.cells import NO_SPLIT, none_of, split_at
 from shardwise.search.evaluate import microbatches_of
 from shardwise.search.goals import Goal
 from shardwise.search.rows import Rows
 from shardwise.search.sift import Sift
-from shardwise.search.space import FULL
+from shardwise.search.space import FULL, Space, Variants
 from shardwise.strategy import HOST_MEMORY
 
 
 class Narrowing:
-    """Narrows rows of some grids; `layers` is the model's number of layers."""
+    """Narrows rows of some grids of a space."""
 
-    def __init__(self, problem: Problem, grids: Grids, goal: Goal, sift: Sift) -> None:
-        self._problem, self._grids, self._goal, self._sift = problem, grids, goal, sift
+    def __init__(self, problem: Problem, space: Space, grids: Grids, goal: Goal, sift: Sift) -> None:
+        self._problem, self._space, self._grids, self._goal, self._sift = problem, space, grids, goal, sift
         self._layers = problem.model.layers
 
     def _block(self, rows: Rows, split: Split) -> Block:
         return block_of(self._problem, rows.table, split)
 
-    def sharings_with_room(self, rows: Rows, pp: int) -> Rows:
-        """The rows of one depth whose ranks have room under some schedule: none has fewer microbatches in
-        flight than 1F1B."""
+    def kept_with_room(self, rows: Rows) -> Rows:
+        """The rows whose ranks have room under some schedule, with everything sharded as far as can be and
+        no traffic for it: no schedule has fewer microbatches in flight than 1F1B."""
+        parts = [none_of(rows)]
+        for pp in np.unique(rows.table.pp).tolist():
+            few = rows.take(np.flatnonzero(rows.table.pp == pp))
+            problem, totals = self._problem, self._grids.totals_at(few.of_grid)
+            block = self._block(few, replace(NO_SPLIT, largest=self._layers))
+            block, ranks = replace(block, recompute_most=self._layers), few.table.dp * few.table.cp
+            most = most_sharded(replace(block, recompute_layers=self._layers), ranks)
+            held = np.minimum(block.microbatches, np.arange(pp, 0, -1)[:, None])
+            device_bytes = family_least_bytes(problem, most, totals, held)
+            limit_s = self._goal.limit_s(device_bytes)
+            room = room_of(problem, block, most, totals, few.traffic, limit_s, held)
+            parts.append(self._sift.with_room(few, "kept", device_bytes, room))
+        return Rows.joined(parts)
+
+    def family_with_room(self, rows: Rows, level: str, pp: int, variants: Variants) -> Rows:
+        """The rows of one depth and one family of schedules whose ranks have room for all layers; before
+        anything is sharded, in memory with everything sharded."""
         problem, totals = self._problem, self._grids.totals_at(rows.of_grid)
-        block = replace(self._block(rows, replace(NO_SPLIT, largest=self._layers)))
-        most = replace(block, recompute_layers=self._layers, recompute_most=self._layers)
-        held = np.minimum(block.microbatches, np.arange(pp, 0, -1)[:, None])
+        block = replace(
+            self._block(rows, self._space.range_of_all(pp * variants.vpp)),
+            schedule=variants.schedule[:1],
+            vpp=variants.vpp.min(keepdims=True),
+            recompute_most=self._layers,
+        )
+        held = variants.fewest_in_flight(pp, block.microbatches)
+        most = replace(block, recompute_layers=self._layers)
+        if level == "family":
+            most = most_sharded(most, rows.table.dp * rows.table.cp)
         device_bytes = family_least_bytes(problem, most, totals, held)
+        paths = Paths(problem, block, lie_of(block), totals, rows.traffic)
+        drained_s = paths.whole_s
+        if len(np.unique(variants.vpp)) == 1:
+            drained_s = np.maximum(drained_s, paths.ranks_s)
+        rows = rows.replaced(bound_s=np.maximum(drained_s + end_s(problem, block, totals), rows.bound_s))
         limit_s = self._goal.limit_s(device_bytes)
-        block = replace(block, recompute_most=self._layers)
-        room = room_of(problem, block, most, totals, rows.traffic, limit_s, held)
-        return self._sift.with_room(rows, "sharded", device_bytes, room)
+        room = room_of(problem, block, most, totals, rows.traffic, limit_s, held, paths)
+        return self._sift.with_room(rows, level, device_bytes, room)
 
     def _held(self, rows: Rows, pp: int) -> Any:
         """Microbatches in flight on each rank of rows of one depth, of its layers on average; shape (pp,

@@ -77,7 +77,7 @@ class _Comparison:
         sizes = part_sizes(self._question.cluster)
         for devices in reversed(sizes) if self._question.objective == "time" else sizes:
             asked = replace(self._question, cluster=part_of(self._question.cluster, devices))
-            if self._is_interrupted or self._clock.is_over:
+            if self._is_interrupted or (self._clock.is_over and self._parts):
                 self._add(asked, None)
                 continue
             try:

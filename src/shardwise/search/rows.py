@@ -43,11 +43,12 @@ class Rows:
 
     @staticmethod
     def joined(parts: list[Rows]) -> Rows:
-        """All rows, one part after another (at least one part; all with traffic)."""
+        """All rows, one part after another (at least one part; all with traffic, or none)."""
+        is_open = parts[0].traffic is NO_TRAFFIC
         return Rows(
             table=StrategyTable.joined([part.table for part in parts]),
             of_grid=np.concatenate([part.of_grid for part in parts]),
             bound_s=np.concatenate([part.bound_s for part in parts]),
             candidates=np.concatenate([part.candidates for part in parts]),
-            traffic=Traffic.joined([part.traffic for part in parts]),
+            traffic=NO_TRAFFIC if is_open else Traffic.joined([part.traffic for part in parts]),
         )

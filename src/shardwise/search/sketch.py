@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from shardwise.cost import distinct_rows
 from shardwise.search.space import FULL, Degrees, Space, Variants
@@ -16,25 +17,30 @@ from shardwise.strategy import SCHEDULES, Column, StrategyTable
 
 FEW_SCHEDULES = tuple(SCHEDULES.index(name) for name in ("1f1b", "interleaved_1f1b", "zb_v"))
 FEW_CHUNKS = (1, 2, 4, 8, 16)
-FEW_MICRO_BATCHES = 4
+FEW_MICRO_BATCHES = (1, 2, 4, 8)
+FEW_SPLITS = 3
 
 
 class Sketch(Space):
-    """Of each axis few values: the first axis order, the smallest micro-batches, three schedules, the even
-    split, nothing or everything sharded, quarters of the layers recomputed.
+    """Of each axis few values: the first axis order, sequences parallel, experts whole or split like
+    the rest, small micro-batches, three schedules, splits that are
+    even but for the last stage, nothing or everything sharded, quarters of the layers recomputed.
 
     An axis that would have none of these keeps all its values.
     """
 
     def grids(self, degrees: Sequence[Degrees]) -> StrategyTable:
         table = super().grids(degrees)
+        plain = (table.tp == 1) | (table.sequence_parallel == 1)
+        plain &= (table.etp == 1) | (table.etp == table.tp)
+        table = table.take(plain) if plain.any() else table
         names = ("tp", "cp", "dp", "pp", "etp", "ep", "sequence_parallel")
         rows, _ = distinct_rows([getattr(table, name) for name in names])
         return table.take(np.sort(rows))
 
     def micro_batch_sizes(self, dp: int) -> dict[str, Column]:
         sizes = super().micro_batch_sizes(dp)
-        return {name: column[:FEW_MICRO_BATCHES] for name, column in sizes.items()}
+        return _kept(sizes, np.isin(sizes["micro_batch_size"], FEW_MICRO_BATCHES))
 
     def variants(self, pp: int) -> Variants:
         variants = super().variants(pp)
@@ -42,7 +48,12 @@ class Sketch(Space):
         return variants.take(keep) if keep.any() else variants
 
     def _split_options(self, stages: int) -> dict[str, Column]:
-        return {name: column[:1] for name, column in super()._split_options(stages).items()}
+        options = super()._split_options(stages)
+        first, last = options["first_stage_layers"], options["last_stage_layers"]
+        if not len(first):
+            return options
+        keep = (first == first[0]) & (last > last[0] - FEW_SPLITS)
+        return _kept(options, keep | (np.arange(len(first)) < FEW_SPLITS if stages == 2 else keep))
 
     def _shard_options(self, ranks: int) -> dict[str, Column]:
         options = super()._shard_options(ranks)
@@ -59,7 +70,7 @@ class Sketch(Space):
         return layers[few] if few.any() else layers
 
 
-def _kept(options: Mapping[str, Column], keep: Column) -> dict[str, Column]:
+def _kept(options: Mapping[str, Column], keep: NDArray[np.bool_]) -> dict[str, Column]:
     """The options under a mask; all where it leaves none."""
     return {name: column[keep] if keep.any() else column for name, column in options.items()}
 

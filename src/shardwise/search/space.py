@@ -50,13 +50,16 @@ def divisors(n: int) -> tuple[int, ...]:
     return tuple(dict.fromkeys((*small, *(n // d for d in reversed(small)))))
 
 
-_FAMILIES = tuple(
-    ("1f1b", "gpipe", "interleaved_1f1b", "zb_h", "v").index(name)
-    for name in (
-        {"zb_h1": "zb_h", "zb_h2": "zb_h", "zb_v": "v", "dualpipe_v": "v"}.get(name, name)
-        for name in SCHEDULES
-    )
+FAMILIES = np.array(
+    [
+        ("1f1b", "gpipe", "interleaved_1f1b", "zb_h", "v").index(name)
+        for name in (
+            {"zb_h1": "zb_h", "zb_h2": "zb_h", "zb_v": "v", "dualpipe_v": "v"}.get(name, name)
+            for name in SCHEDULES
+        )
+    ]
 )
+"""Per schedule its family: schedules of the same shape."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,10 +77,10 @@ class Variants:
         return Variants(self.schedule[rows], self.vpp[rows])
 
     @property
-    def families(self) -> list[Variants]:
-        """Schedules whose bounds have the same terms, together."""
-        each = np.array(_FAMILIES)[self.schedule]
-        return [self.take(each == family) for family in np.unique(each)]
+    def families(self) -> dict[int, Variants]:
+        """Schedules whose bounds have the same terms, together: by the index of their family."""
+        each = FAMILIES[self.schedule]
+        return {family: self.take(each == family) for family in np.unique(each).tolist()}
 
     def fewest_in_flight(self, pp: int, microbatches: NDArray[np.int64]) -> NDArray[np.float64]:
         """Microbatches that each rank holds at least under any of the schedules, of its layers on average;
@@ -206,9 +209,16 @@ class Space:
 
     def legal_variants(self, pp: int, microbatches: int) -> Variants:
         """Those of `variants` that so many microbatches allow."""
-        variants = self.variants(pp)
-        illegal = illegal_codes(variants.schedule, pp, microbatches, variants.vpp) > 0
-        return variants.take(~illegal & (pp * variants.vpp <= self.layers))
+        key = (pp, microbatches)
+        if key not in self._legal_variants:
+            variants = self.variants(pp)
+            illegal = illegal_codes(variants.schedule, pp, microbatches, variants.vpp) > 0
+            self._legal_variants[key] = variants.take(~illegal & (pp * variants.vpp <= self.layers))
+        return self._legal_variants[key]
+
+    @cached_property
+    def _legal_variants(self) -> dict[tuple[int, int], Variants]:
+        return {}
 
     @cached_property
     def _splits(self) -> dict[int, dict[str, Column]]:
@@ -337,14 +347,6 @@ class Space:
             }  # fmt: skip
         return self._sharings[ranks]
 
-    def count_states(self, ranks: Any, param_shard: Any, grad_shard: Any) -> NDArray[np.int64]:
-        """Degrees of the optimizer's states beside each row's degrees of parameters and gradients."""
-        rows, of_row = distinct_rows([ranks, param_shard, grad_shard])
-        each = [
-            _length(self.states(int(ranks[row]), int(param_shard[row]), int(grad_shard[row]))) for row in rows
-        ]
-        return np.array(each, dtype=np.int64)[of_row]
-
     def states(self, ranks: int, param_shard: int, grad_shard: int) -> dict[str, Column]:
         """Degrees of the optimizer's states beside those of parameters and gradients, the largest first."""
         shards = self.shards(ranks)
@@ -391,14 +393,17 @@ class Space:
         return sum(self.count_splits(pp * vpp, recompute) for vpp in variants.vpp.tolist())
 
     @cached_property
-    def _legal(self) -> dict[tuple[int, int, int], int]:
+    def _legal(self) -> dict[tuple[int, int, int, int | None], int]:
         return {}
 
-    def count_legal(self, pp: int, microbatches: int, recompute: int) -> int:
-        """Legal schedules, with their splits and recomputed layers."""
-        key = (pp, microbatches, recompute)
+    def count_legal(self, pp: int, microbatches: int, recompute: int, family: int | None = None) -> int:
+        """Legal schedules (of one of `FAMILIES`), with their splits and recomputed layers."""
+        key = (pp, microbatches, recompute, family)
         if key not in self._legal:
-            self._legal[key] = self.count_variants(self.legal_variants(pp, microbatches), pp, recompute)
+            legal = self.legal_variants(pp, microbatches)
+            if family is not None:
+                legal = legal.take(FAMILIES[legal.schedule] == family)
+            self._legal[key] = self.count_variants(legal, pp, recompute)
         return self._legal[key]
 
 

@@ -7,7 +7,7 @@ order in which the search fixes these fields; a candidate that breaks several ha
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -114,13 +114,3 @@ def first_broken(table: Any, limits: Limits, rules: tuple[Rule, ...]) -> NDArray
         broken = np.broadcast_to(np.asarray(rules[index].is_broken(table, limits)), (rows,))
         reason[broken] = index
     return reason
-
-
-def reason_counts(reason: NDArray[np.int64], weights: Any, rules: tuple[Rule, ...]) -> Mapping[str, int]:
-    """Candidates per reason code, each row counting `weights` of them (integers without limit)."""
-    counts: dict[str, int] = {}
-    for index, rule in enumerate(rules):
-        total = sum(int(weight) for weight in np.asarray(weights)[reason == index])
-        if total:
-            counts[rule.code] = total
-    return counts

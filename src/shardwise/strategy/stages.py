@@ -9,7 +9,7 @@ import numpy as np
 from shardwise.schedule import stage_of
 from shardwise.strategy.strategy import SCHEDULES
 
-V_SHAPED = tuple(index for index, name in enumerate(SCHEDULES) if name in ("zb_v", "dualpipe_v"))
+IS_V = np.array([name in ("zb_v", "dualpipe_v") for name in SCHEDULES])
 
 
 def even_ends(layers: Any, stages: Any) -> tuple[Any, Any]:
@@ -27,13 +27,6 @@ def largest_stage(layers: Any, stages: Any, first: Any, last: Any) -> Any:
     middle = np.maximum(stages - 2, 1)
     between = np.where(stages > 2, -(-(layers - first - last) // middle), 0)
     return np.maximum(np.maximum(first, last), between)
-
-
-def smallest_stage(layers: Any, stages: Any, first: Any, last: Any) -> Any:
-    """The smallest number of layers on one stage."""
-    middle = np.maximum(stages - 2, 1)
-    ends = np.minimum(first, last)
-    return np.where(stages > 2, np.minimum(ends, (layers - first - last) // middle), ends)
 
 
 def stage_starts(layers: Any, stages: Any, first: Any, last: Any, stage: Any) -> Any:

@@ -166,11 +166,26 @@ def test_objectives_are_saved_with_the_cluster_used(run: Run, tmp_path: Path, ob
     assert checked.code == 0, checked.out
 
 
-def test_a_search_without_the_time_says_so_in_a_line(run: Run) -> None:
+def test_a_search_without_the_time_says_how_far_it_came(run: Run) -> None:
     question = (
         "llama-3.1-70b",
         "--cluster",
         "8x8xH100-SXM",
+        "--seq-len",
+        "8192",
+        "--global-batch-size",
+        "256",
+    )
+    ran = run("plan", *question, "--budget", "1ms")
+    assert (ran.code, ran.err) == (0, "")
+    assert "not proven: gap " in ran.out and " unexplored" in ran.out
+
+
+def test_a_search_that_finds_nothing_in_time_says_so_in_a_line(run: Run) -> None:
+    question = (
+        "llama-3.1-405b",
+        "--cluster",
+        "8xH100-SXM",
         "--seq-len",
         "8192",
         "--global-batch-size",
@@ -203,13 +218,13 @@ def test_an_interrupt_prints_the_best_so_far_and_leaves_no_process(run: Run, mon
 
 def test_an_interrupt_from_the_keyboard_ends_all_processes() -> None:
     question = (
-        "llama-3.1-405b",
+        "deepseek-v3",
         "--cluster",
-        "64x8xH100-SXM",
+        "256x8xH800",
         "--seq-len",
-        "8192",
+        "4096",
         "--global-batch-size",
-        "2048",
+        "15360",
     )
     workers = str(min(os.cpu_count() or 1, 2))
     with subprocess.Popen(

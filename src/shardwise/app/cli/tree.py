@@ -19,6 +19,7 @@ LEVELS: Mapping[str, str] = {
     "cut_degrees": "cut by degrees alone",
     "cut_micro_batch": "cut with the micro-batch",
     "cut_kept": "cut with recompute and offload",
+    "cut_family": "cut with the kind of schedule",
     "cut_sharded": "cut with the shards",
     "cut_schedule": "cut with the schedule",
     "cut_split": "cut with the stage split",

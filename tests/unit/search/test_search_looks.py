@@ -1,0 +1,133 @@
+"""The parts of a space that are looked at first: they hold nothing that the space does not, and what is
+known."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shardwise.search.closeup import close_up_of
+from shardwise.search.sketch import sketch_of
+from shardwise.search.space import Degrees, Space
+from shardwise.strategy import SCHEDULES, Strategy, StrategyTable
+
+BATCH = 48
+
+
+def space(*, experts: bool = False, axes: Mapping[str, tuple[object, ...]] | None = None) -> Space:
+    return Space("default", 12, 9, experts, BATCH, {}, axes or {})
+
+
+def known(**changes: Any) -> StrategyTable:
+    fields: dict[str, Any] = {
+        "tp": 1, "pp": 1, "vpp": 1, "cp": 1, "cp_kind": "ring", "ep": 1, "etp": 1, "dp": 1, "param_shard": 1,
+        "grad_shard": 1, "optim_shard": 1, "micro_batch_size": 1, "schedule": "1f1b",
+        "sequence_parallel": False, "recompute": "none", "recompute_layers": 0, "offload": "none",
+        "axis_order": "tp-cp-dp-pp", "first_stage_layers": 9, "last_stage_layers": 9,
+    }  # fmt: skip
+    return StrategyTable.of([Strategy(**(fields | changes))])
+
+
+def degrees_of(table: StrategyTable) -> set[Degrees]:
+    columns = (table.tp, table.cp, table.dp, table.pp)
+    return set(zip(*(column.tolist() for column in columns), strict=True))
+
+
+def choices(part: Space, devices: int) -> dict[str, set[tuple[int, ...]]]:
+    """Everything that a part may choose, by level."""
+    found: dict[str, set[tuple[int, ...]]] = {"grids": set(), "splits": set(), "layers": set()}
+    table = part.grids(part.degrees())
+    names = ("tp", "cp", "dp", "pp", "etp", "ep", "axis_order", "cp_kind", "sequence_parallel")
+    found["grids"] = set(zip(*(getattr(table, name).tolist() for name in names), strict=True))
+    found["kept"] = {(kind, offload) for kind in part.recomputes for offload in part.offloads}
+    divisors = [n for n in range(1, devices + 1) if devices % n == 0]
+    found["sizes"] = {
+        (dp, size) for dp in divisors for size in part.micro_batch_sizes(dp)["micro_batch_size"]
+    }
+    found["shards"] = {
+        (ranks, *shards) for ranks in divisors for shards in zip(*part.shards(ranks).values(), strict=True)
+    }
+    found["schedules"] = {
+        (pp, *pair)
+        for pp in divisors
+        for pair in zip(part.variants(pp).schedule.tolist(), part.variants(pp).vpp.tolist(), strict=True)
+    }
+    for stages in range(1, 10):
+        found["splits"] |= {(stages, *ends) for ends in zip(*part.splits(stages).values(), strict=True)}
+        found["layers"] |= {(stages, n) for n in part.recompute_layers(2, stages).tolist()}
+    return found
+
+
+AROUND = known(
+    tp=2, dp=2, pp=3, schedule="interleaved_1f1b", vpp=3, recompute="selective", offload="optimizer",
+    first_stage_layers=1, last_stage_layers=1,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("experts", [False, True])
+@pytest.mark.parametrize("axes", [{}, {"vpp": (3,)}, {"micro_batch_size": (3,), "recompute": ("full",)}])
+def test_a_look_holds_nothing_else(experts: bool, axes: dict[str, tuple[object, ...]]) -> None:
+    whole = space(experts=experts, axes=axes)
+    every = choices(whole, 12)
+    for part in (sketch_of(whole), close_up_of(whole, AROUND)):
+        for level, some in choices(part, 12).items():
+            assert some <= every[level], level
+
+
+def test_a_close_up_holds_what_is_known() -> None:
+    part = close_up_of(space(), AROUND)
+    assert (2, 1, 2, 3) in part.degrees()
+    assert (3, SCHEDULES.index("interleaved_1f1b"), 3) in choices(part, 12)["schedules"]
+    row = AROUND[0]
+    code = (AROUND.recompute[0], AROUND.offload[0])
+    assert code in choices(part, 12)["kept"] and (row.recompute, row.offload) == ("selective", "optimizer")
+
+
+def test_degrees_next_to_known_ones() -> None:
+    """One prime factor moved from one of tp, cp, dp, pp = 2, 1, 2, 3 to another: tp 2 goes to cp, dp, pp; dp
+    2 to tp, cp, pp; pp 3 to tp, cp, dp."""
+    near = {
+        (2, 1, 2, 3),
+        (1, 2, 2, 3), (1, 1, 4, 3), (1, 1, 2, 6),
+        (4, 1, 1, 3), (2, 2, 1, 3), (2, 1, 1, 6),
+        (6, 1, 2, 1), (2, 3, 2, 1), (2, 1, 6, 1),
+    }  # fmt: skip
+    assert set(close_up_of(space(), AROUND).degrees()) == near
+
+
+def test_schedules_of_a_known_family() -> None:
+    """Interleaved on 3 ranks: 9 // (3 vpp) layers on a stage are 1 for vpp 2 and 3, so vpp 2 stands for
+    both where 3 is not known; a V is of its own family."""
+    for vpp, expected in ((3, [2, 3]), (2, [2])):
+        around = known(dp=4, pp=3, schedule="interleaved_1f1b", vpp=vpp)
+        interleaved = close_up_of(space(), around).variants(3)
+        assert {SCHEDULES[code] for code in interleaved.schedule} == {"interleaved_1f1b"}
+        assert interleaved.vpp.tolist() == expected
+    around = known(pp=3, dp=4, schedule="zb_v", vpp=2)
+    assert {SCHEDULES[code] for code in close_up_of(space(), around).variants(3).schedule} == {
+        "zb_v",
+        "dualpipe_v",
+    }
+
+
+def test_experts_next_to_known_ones() -> None:
+    around = known(dp=12, etp=1, ep=4)
+    table = close_up_of(space(experts=True), around).grids([(1, 1, 12, 1)])
+    pairs = set(zip(table.etp.tolist(), table.ep.tolist(), strict=True))
+    # etp 1 or 2 (0.5 is none), ep 2 or 4 (8 does not divide 12).
+    assert pairs == {(1, 2), (1, 4), (2, 2)}
+
+
+def test_a_sketch_of_each_axis() -> None:
+    sketch = sketch_of(space())
+    table = sketch.grids(sketch.degrees())
+    assert degrees_of(table) == degrees_of(space().grids(space().degrees()))
+    assert set(table.axis_order.tolist()) == {0}
+    assert (table.sequence_parallel[table.tp > 1] == 1).all()
+    assert sketch.micro_batch_sizes(1)["micro_batch_size"].tolist() == [1, 2, 4, 8]
+    ends = sketch.splits(3)
+    assert np.unique(ends["first_stage_layers"]).tolist() == [3]
+    assert ends["last_stage_layers"].tolist() == [3, 2, 1]
