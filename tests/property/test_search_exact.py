@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -21,8 +22,19 @@ from tests.property.search_instances import (
 )
 from tests.property.search_space_twin import first_reason
 
-from shardwise.cost import Problem, price_everywhere, stage_times
-from shardwise.search import Fastest, Found, Goal, Outcome, Search, Smallest, Tradeoff, dive, leaves
+from shardwise.cost import GridPrices, Problem, price_everywhere, stage_times
+from shardwise.search import (
+    Fastest,
+    Found,
+    Goal,
+    Outcome,
+    Search,
+    Smallest,
+    Tradeoff,
+    leaves,
+    lower_levels,
+    upper_levels,
+)  # fmt: skip
 from shardwise.search.evaluate import drained_s, microbatches_of, step_times_s
 from shardwise.strategy import (
     HOST_MEMORY,
@@ -287,8 +299,8 @@ def test_a_bound_that_is_none_is_caught(broken: str, monkeypatch: pytest.MonkeyP
     cases = uneven_pipelines()
     check_all(cases)
 
-    def overestimate(problem: Problem, table: StrategyTable) -> Any:
-        found = drained_s(problem, table)
+    def overestimate(problem: Problem, table: StrategyTable, grids: GridPrices) -> Any:
+        found = drained_s(problem, table, grids)
         return 1.2 * found if broken == "more" else np.maximum(found, textbook_s(problem, table))
 
     monkeypatch.setattr(leaves, "drained_s", overestimate)
@@ -305,10 +317,15 @@ def textbook_s(problem: Problem, table: Any) -> Any:
     return work_s.sum(axis=0) + (microbatches_of(problem, table) - 1) * work_s.max(axis=0)
 
 
-@pytest.mark.parametrize("name", ["least_s", "grid_least_s", "grid_work_s"])
-def test_a_bound_of_blocks_that_is_too_high_is_caught(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    bound = getattr(dive, name)
-    monkeypatch.setattr(dive, name, lambda *some, **more: 1.5 * bound(*some, **more))
+@pytest.mark.parametrize(
+    ("levels", "name"),
+    [(lower_levels, "least_s"), (upper_levels, "grid_least_s"), (upper_levels, "grid_work_s")],
+)
+def test_a_bound_of_blocks_that_is_too_high_is_caught(
+    levels: ModuleType, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bound = getattr(levels, name)
+    monkeypatch.setattr(levels, name, lambda *some, **more: 1.5 * bound(*some, **more))
     with pytest.raises(AssertionError):
         check_all(instance(seed) for seed in range(40))
 

@@ -16,7 +16,7 @@ from shardwise.cost.layers import GRID_FIELDS, Parts
 from shardwise.cost.memory import PARTS, RankBytes, host_bytes, peak_bytes, rank_bytes
 from shardwise.cost.paths import Paths, least_s
 from shardwise.cost.peaks import Peaks, around_s, peaks_of
-from shardwise.cost.price import Nodes, Price, price_everywhere, price_peaks, taken
+from shardwise.cost.price import GridPrices, Nodes, Price, price_everywhere, price_peaks, taken
 from shardwise.cost.problem import Problem, bind, limits_of
 from shardwise.cost.profile import MEGATRON_2024, Profile
 from shardwise.cost.recipe import OPTIMIZERS, RECIPES, Recipe, find_recipe
@@ -43,6 +43,7 @@ __all__ = [
     "PARTS",
     "RECIPES",
     "Block",
+    "GridPrices",
     "Grids",
     "Index",
     "Lie",

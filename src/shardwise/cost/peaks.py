@@ -24,16 +24,16 @@ class Peaks:
     host_bytes: Any
 
 
-def peaks_of(problem: Problem, table: Any) -> Peaks:
-    """Peak memory of every row of a StrategyTable of legal strategies."""
-    price = price_peaks(problem, table)
+def peaks_of(problem: Problem, table: Any, price: Price | None = None) -> Peaks:
+    """Peak memory of every row of a StrategyTable of legal strategies; `price` is that of `price_peaks`."""
+    price = price_peaks(problem, table) if price is None else price
     return Peaks(peak_bytes(problem, table, price), host_bytes(table, price))
 
 
-def around_s(problem: Problem, table: Any) -> Any:
+def around_s(problem: Problem, table: Any, price: Price | None = None) -> Any:
     """Seconds of every row outside of its drained schedule, at least: gathering before the first stage's
     first forward, reduction after its last backward where that ends the schedule, and the end of the step."""
-    price = price_peaks(problem, table)
+    price = price_peaks(problem, table) if price is None else price
     return _outside_s(problem, price) + step_end(problem, table, price).total_s
 
 

@@ -59,30 +59,46 @@ class Price:
     def node(self) -> Node:
         return self.nodes.node
 
-    def rows(self, rows: slice) -> Price:
+    def rows(self, rows: Any) -> Price:
         """The same prices for some rows of the table."""
         return replace(
             self, of_node=self.of_node[rows], of_keeping=self.of_keeping[rows], of_shards=self.of_shards[rows]
         )
 
 
-def price_everywhere(problem: Problem, table: Any) -> Price:
+@dataclass(frozen=True, slots=True)
+class GridPrices:
+    """Prices of grids that are known already, and which of them each row of a table has."""
+
+    cost: GridCost
+    of_row: Any
+
+    def take(self, rows: Any) -> GridPrices:
+        """The same for these rows of the table."""
+        return GridPrices(self.cost, self.of_row[rows])
+
+
+def price_everywhere(problem: Problem, table: Any, grids: GridPrices | None = None) -> Price:
     """Prices at every stage; rows with fewer stages than others repeat their first in the places beyond."""
-    nodes, of_node = _nodes(problem, table, all_places)
+    nodes, of_node = _nodes(problem, table, all_places, grids)
     return price_below(problem, table, nodes, of_node, slice(None))
 
 
-def price_peaks(problem: Problem, table: Any) -> Price:
+def price_peaks(problem: Problem, table: Any, grids: GridPrices | None = None) -> Price:
     """Prices at the places that decide the peak of memory; the first place is the first stage."""
-    nodes, of_node = _nodes(problem, table, peak_places)
+    nodes, of_node = _nodes(problem, table, peak_places, grids)
     return price_below(problem, table, nodes, of_node, slice(0, 1))
 
 
-def _nodes(problem: Problem, table: Any, places_of: Any) -> tuple[Nodes, Any]:
+def _nodes(problem: Problem, table: Any, places_of: Any, grids: GridPrices | None) -> tuple[Nodes, Any]:
     rows, of_node = _distinct(table, NODE_FIELDS)
     few = table.take(rows)
-    grid_rows, of_grid = _distinct(few, GRID_FIELDS)
-    grid = grid_cost(problem, few.take(grid_rows))
+    if grids is None:
+        grid_rows, of_grid = _distinct(few, GRID_FIELDS)
+        grid = grid_cost(problem, few.take(grid_rows))
+    else:
+        used, of_grid = np.unique(grids.of_row[rows], return_inverse=True)
+        grid = taken(grids.cost, used)
     return Nodes(few, node_of(problem, few, grid, of_grid, places_of(problem, few)), grid, of_grid), of_node
 
 

@@ -14,7 +14,7 @@ from shardwise.cost.distinct import distinct_rows
 from shardwise.cost.layers import GridCost, grid_cost
 from shardwise.cost.memory import communicators
 from shardwise.cost.nodes import Sums, block_columns, whole_sums
-from shardwise.cost.price import taken
+from shardwise.cost.price import GridPrices, taken
 from shardwise.cost.problem import Problem
 from shardwise.cost.sync import ShardedBlocks, shard_degrees
 
@@ -116,6 +116,10 @@ class Grids:
         form = _form_of(self.totals, columns)
         grids = len(self.table.tp)
         return np.array([np.broadcast_to(column, (grids,)) for column in columns]), form
+
+    def prices_of(self, rows: Any) -> GridPrices:
+        """The prices of strategies that have the grids at these indices."""
+        return GridPrices(self.cost, rows)
 
     def totals_at(self, rows: Any) -> Totals:
         """The totals of the grids at these indices, in the shape of the indices."""

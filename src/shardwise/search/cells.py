@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import product
 from typing import Any
 
@@ -38,6 +38,11 @@ NO_TRAFFIC_ROWS = Traffic(*(np.zeros(0) for _ in range(5)))
 def split_at(split: Split, rows: Any) -> Split:
     """The splits of these rows."""
     return Split(*(getattr(split, name)[rows] for name in SPLIT_FIELDS))
+
+
+def splits_joined(parts: Sequence[Split]) -> Split:
+    """All splits, one part after another."""
+    return Split(*(np.concatenate([getattr(part, name) for part in parts]) for name in SPLIT_FIELDS))
 
 
 def none_of(rows: Rows) -> Rows:

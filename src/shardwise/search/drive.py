@@ -34,8 +34,12 @@ REMEMBERED = 1e-12
 LANES = 4
 """Parts of a round, at most; any number of workers up to this share them."""
 
-ROWS_PER_LANE = 1 << 13
-"""Grids with micro-batch sizes in a lane before a round is cut into more lanes."""
+ROWS_PER_LANE, LOOKED_AT_PER_LANE = 1 << 13, 1 << 10
+"""Grids with micro-batch sizes in a lane before a round is cut into more lanes; fewer in a first look, where
+all of them are searched."""
+
+ROWS_WITH_MEMORY = 8
+"""How many times more a row takes where its memory matters as much as its time."""
 
 DEGREES_PER_LANE = 16
 """Choices of (tp, cp, dp) that are listed in a lane, at least, before there are more lanes than one."""
@@ -217,7 +221,7 @@ class Search:
             first, rest = left.take(slice(0, count)), left.take(slice(count, None))
             whole.left = left
             tasks = [
-                DiveTask(part, few, whole.goal.copy(), deadline_s) for few in self._lanes_of(space, first)
+                DiveTask(part, few, whole.goal.copy(), deadline_s) for few in self._lanes_of(part, first)
             ]
             answers = zip(tasks, lanes.answers(tasks), strict=True)
             undone = [task.grids for task, answer in answers if not whole.merged(answer)]
@@ -233,10 +237,13 @@ class Search:
         below = np.cumsum(space.count_micro_batches(grids.table.dp))
         return min(max(int(np.searchsorted(below, size, side="right")), 1), len(grids.table))
 
-    def _lanes_of(self, space: Space, grids: Listing) -> list[Listing]:
-        """The parts of a round."""
-        rows = int(space.count_micro_batches(grids.table.dp).sum())
-        number = max(min(LANES, -(-rows // ROWS_PER_LANE), len(grids.table)), 1)
+    def _lanes_of(self, part: Part, grids: Listing) -> list[Listing]:
+        """The parts of a round: one, two or four."""
+        rows = int(self._space_of(part).count_micro_batches(grids.table.dp).sum())
+        if self._pass.goal.weighs_memory:
+            rows *= ROWS_WITH_MEMORY
+        wanted = rows / (ROWS_PER_LANE if part is WHOLE else LOOKED_AT_PER_LANE)
+        number = next((lanes for lanes in (1, 2) if lanes >= wanted), LANES)
         parts = [grids.take(slice(lane, None, number)) for lane in range(number)]
         return [part for part in parts if len(part.table)]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -9,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardwise.cost import (
+    GridPrices,
     Price,
     Problem,
     StageTimes,
@@ -54,30 +56,35 @@ def durations_of(times: StageTimes, hop_s: Any, schedule: str, pp: int, vpp: int
     )
 
 
-def step_times_s(problem: Problem, table: StrategyTable) -> Floats:
-    """Seconds per step of every row."""
+def step_times_s(problem: Problem, table: StrategyTable, grids: GridPrices | None = None) -> Floats:
+    """Seconds per step of every row; `grids` are prices that are known already."""
+    return np.concatenate([_step_times_s(problem, *part) for part in _parts(table, grids)])
+
+
+def _parts(
+    table: StrategyTable, grids: GridPrices | None
+) -> Iterator[tuple[StrategyTable, GridPrices | None]]:
+    """The table in parts that are priced together."""
     size = max(STAGES_AT_A_TIME // int((table.pp * table.vpp).max()), 1)
-    parts = [table.take(slice(start, start + size)) for start in range(0, len(table), size)]
-    return np.concatenate([_step_times_s(problem, part) for part in parts])
+    for start in range(0, len(table), size):
+        rows = slice(start, start + size)
+        yield table.take(rows), None if grids is None else grids.take(rows)
 
 
-def _step_times_s(problem: Problem, table: StrategyTable) -> Floats:
-    price = price_everywhere(problem, table)
+def _step_times_s(problem: Problem, table: StrategyTable, grids: GridPrices | None) -> Floats:
+    price = price_everywhere(problem, table, grids)
     times = stage_times(problem, table, price)
     return np.asarray(_makespans_s(problem, table, price, times) + step_end(problem, table, price).total_s)
 
 
-def drained_s(problem: Problem, table: StrategyTable) -> Floats:
+def drained_s(problem: Problem, table: StrategyTable, grids: GridPrices | None = None) -> Floats:
     """Seconds from the first forward of every row to its last backward, with nothing gathered before and
     reduced after them: no more than any strategy takes that differs in `optim_shard` alone."""
-    size = max(STAGES_AT_A_TIME // int((table.pp * table.vpp).max()), 1)
-    return np.concatenate(
-        [_drained_s(problem, table.take(slice(start, start + size))) for start in range(0, len(table), size)]
-    )
+    return np.concatenate([_drained_s(problem, *part) for part in _parts(table, grids)])
 
 
-def _drained_s(problem: Problem, table: StrategyTable) -> Floats:
-    price = price_everywhere(problem, table)
+def _drained_s(problem: Problem, table: StrategyTable, grids: GridPrices | None) -> Floats:
+    price = price_everywhere(problem, table, grids)
     times = stage_times(problem, table, price)
     nothing = 0.0 * times.gather_s
     return _makespans_s(problem, table, price, replace(times, gather_s=nothing, reduce_s=nothing))

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from shardwise.cost import Problem, Totals, around_s, block_of, end_s, peaks_of
+from shardwise.cost import Grids, Problem, around_s, block_of, end_s, peaks_of, price_peaks
 from shardwise.search.cells import NO_SPLIT
 from shardwise.search.evaluate import drained_s, microbatches_of, step_times_s
 from shardwise.search.fates import SIMULATED
@@ -31,8 +31,7 @@ ACTIONS_PER_ROUND = 1 << 21
 class Leaves:
     """Evaluates what lies below rows that are known but for their optimizer states.
 
-    `weights` says how many grids each grid stands for, `totals_at` gives their totals; `check` is called now
-    and then, and may raise.
+    `weights` says how many grids each of `grids` stands for; `check` is called now and then, and may raise.
     """
 
     def __init__(
@@ -40,13 +39,13 @@ class Leaves:
         problem: Problem,
         space: Space,
         goal: Goal,
+        grids: Grids,
         sift: Sift,
         weights: NDArray[np.int64],
-        totals_at: Callable[[Any], Totals],
         check: Callable[[], None],
     ) -> None:
         self._problem, self._space, self._goal, self._sift = problem, space, goal, sift
-        self._weights, self._totals_at, self._check = weights, totals_at, check
+        self._weights, self._grids, self._check = weights, grids, check
 
     def evaluate(self, rows: Rows) -> None:
         """Takes rows by increasing bound, a round at a time, lists their optimizer states and evaluates what
@@ -81,7 +80,8 @@ class Leaves:
         rows = rows.take(known)
         if not len(rows):
             return
-        least = peaks_of(problem, rows.table)
+        grids = self._grids
+        least = peaks_of(problem, rows.table, price_peaks(problem, rows.table, grids.prices_of(rows.of_grid)))
         hosted = self._sift.hosted(least.host_bytes) | self._sift.is_exhaustive
         fits = self._sift.fits(least.device_bytes)
         lost = rows.take(fits & ~hosted)
@@ -100,7 +100,8 @@ class Leaves:
         keys = [rows.table.dp * rows.table.cp, rows.table.param_shard, rows.table.grad_shard]
         parent, table = expanded(rows.table, keys, space.states)
         of_grid, weights = rows.of_grid[parent], self._weights[rows.of_grid[parent]]
-        peaks = peaks_of(problem, table)
+        price = price_peaks(problem, table, self._grids.prices_of(of_grid))
+        peaks = peaks_of(problem, table, price)
         full = peaks.device_bytes > problem.usable_bytes
         host_full = ~full & (peaks.host_bytes > problem.host_bytes_per_device)
         self._sift.add(MEMORY, of_grid[full], weights[full])
@@ -109,20 +110,23 @@ class Leaves:
         if not len(fits):
             return
         parent, table, device_bytes = parent[fits], table.take(fits), peaks.device_bytes[fits]
-        around = around_s(problem, table)
+        around = around_s(problem, table, price.rows(fits))
         matters = self._sift.open_of_kind(table, self._drained_least_s(rows)[parent] + around, device_bytes)
         self._sift.cut("states", of_grid[fits[~matters]], weights[fits[~matters]])
         if not matters.any():
             return
         fits, parent, table = fits[matters], parent[matters], table.take(matters)
         used, of_used = np.unique(parent, return_inverse=True)
-        least_s = drained_s(problem, rows.table.take(used))[of_used] + around[matters]
+        few = rows.take(used)
+        drained = drained_s(problem, few.table, self._grids.prices_of(few.of_grid))
+        least_s = drained[of_used] + around[matters]
         self._evaluate_leaves(table, of_grid[fits], least_s, device_bytes[matters])
 
     def _drained_least_s(self, rows: Rows) -> NDArray[np.float64]:
         """What the schedules of rows take at least, without what lies around them."""
         block = block_of(self._problem, rows.table, NO_SPLIT)
-        return np.asarray(rows.bound_s - end_s(self._problem, block, self._totals_at(rows.of_grid)))
+        totals = self._grids.totals_at(rows.of_grid)
+        return np.asarray(rows.bound_s - end_s(self._problem, block, totals))
 
     def _evaluate_leaves(self, table: StrategyTable, of_grid: Any, least_s: Any, device_bytes: Any) -> None:
         """Evaluates strategies by increasing bound, a few at a time, until none that is left may matter."""
@@ -135,7 +139,8 @@ class Leaves:
             few, order = order[:size], order[size:]
             if len(few):
                 rows = table.take(few)
-                self._goal.offer(rows, step_times_s(self._problem, rows), device_bytes[few])
+                grids = self._grids.prices_of(of_grid[few])
+                self._goal.offer(rows, step_times_s(self._problem, rows, grids), device_bytes[few])
                 self._sift.add(SIMULATED, of_grid[few], np.ones(len(few), dtype=np.int64))
                 self._sift.cut("states", of_grid[few], weights[few] - 1)
             size = 2 * size if not self._sift.is_exhaustive else len(order)

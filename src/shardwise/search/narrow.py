@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -26,12 +27,12 @@ from shardwise.cost import (
     room_of,
 )
 from shardwise.schedule import in_flight
-from shardwise.search.cells import NO_SPLIT, none_of, split_at
+from shardwise.search.cells import NO_SPLIT, SPLIT_FIELDS, none_of, split_at
 from shardwise.search.evaluate import microbatches_of
 from shardwise.search.goals import Goal
 from shardwise.search.rows import Rows
 from shardwise.search.sift import Sift
-from shardwise.search.space import FULL, Space, Variants
+from shardwise.search.space import FAMILIES, FULL, Space, Variants
 from shardwise.strategy import HOST_MEMORY
 
 
@@ -62,25 +63,32 @@ class Narrowing:
             parts.append(self._sift.with_room(few, "kept", device_bytes, room))
         return Rows.joined(parts)
 
-    def family_with_room(self, rows: Rows, level: str, pp: int, variants: Variants) -> Rows:
-        """The rows of one depth and one family of schedules whose ranks have room for all layers; before
-        anything is sharded, in memory with everything sharded."""
+    def families_with_room(self, rows: Rows, level: str, pp: int, families: Mapping[int, Variants]) -> Rows:
+        """The rows of one depth, each with a family of schedules, whose ranks have room for all layers;
+        before anything is sharded, in memory with everything sharded."""
         problem, totals = self._problem, self._grids.totals_at(rows.of_grid)
-        block = replace(
-            self._block(rows, self._space.range_of_all(pp * variants.vpp)),
-            schedule=variants.schedule[:1],
-            vpp=variants.vpp.min(keepdims=True),
-            recompute_most=self._layers,
-        )
-        held = variants.fewest_in_flight(pp, block.microbatches)
+        family, m = FAMILIES[rows.table.schedule], microbatches_of(problem, rows.table)
+        first, of_row = np.unique(family, return_inverse=True)
+        each = [families[index] for index in first.tolist()]
+        splits = [self._space.range_of_all(pp * variants.vpp) for variants in each]
+        columns = ([getattr(split, name) for split in splits] for name in SPLIT_FIELDS)
+        split = Split(*(np.array(column, dtype=np.int64)[of_row] for column in columns))
+        held = np.empty((pp, len(rows)))
+        for index, variants in enumerate(each):
+            same = of_row == index
+            held[:, same] = variants.fewest_in_flight(pp, m[same])
+        block = replace(self._block(rows, split), recompute_most=self._layers)
         most = replace(block, recompute_layers=self._layers)
         if level == "family":
             most = most_sharded(most, rows.table.dp * rows.table.cp)
         device_bytes = family_least_bytes(problem, most, totals, held)
         paths = Paths(problem, block, lie_of(block), totals, rows.traffic)
-        drained_s = paths.whole_s
-        if len(np.unique(variants.vpp)) == 1:
-            drained_s = np.maximum(drained_s, paths.ranks_s)
+        drained_s, has_ranks = (
+            paths.whole_s,
+            np.array([len(set(v.vpp.tolist())) == 1 for v in each], dtype=bool),
+        )
+        if has_ranks.any():
+            drained_s = np.where(has_ranks[of_row], np.maximum(drained_s, paths.ranks_s), drained_s)
         rows = rows.replaced(bound_s=np.maximum(drained_s + end_s(problem, block, totals), rows.bound_s))
         limit_s = self._goal.limit_s(device_bytes)
         room = room_of(problem, block, most, totals, rows.traffic, limit_s, held, paths)

@@ -216,6 +216,11 @@ def test_an_interrupt_prints_the_best_so_far_and_leaves_no_process(run: Run, mon
     assert "step time" in ran.out and " proof " in ran.out
 
 
+def heed_interrupts() -> None:
+    """What was started in the background ignores interrupts, and so would what it starts."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def test_an_interrupt_from_the_keyboard_ends_all_processes() -> None:
     question = (
         "deepseek-v3",
@@ -230,6 +235,7 @@ def test_an_interrupt_from_the_keyboard_ends_all_processes() -> None:
     with subprocess.Popen(
         [sys.executable, "-m", "shardwise", "plan", *question, "--frontier", "--workers", workers],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
+        preexec_fn=heed_interrupts,
     ) as process:  # fmt: skip
         with pytest.raises(subprocess.TimeoutExpired):
             process.communicate(timeout=2.0)

@@ -152,11 +152,12 @@ def test_a_budget_that_ends_between_two_rounds(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(time, "perf_counter", now_s)
     assert searched(case, Fastest(1), budget_s=1.0).unexplored == 0
     whole, ends = looks, set()
-    for share in (0.2, 0.4, 0.6, 0.8, 0.9, 0.95, 0.98):
+    for share in (0.2, 0.4, 0.6, 0.8, 0.85, 0.9, 0.95, 0.98):
         looks, last = 0, int(share * whole)
         outcome = searched(case, Fastest(1), budget_s=1.0)
         ends.add(outcome.unexplored)
-        assert outcome.unexplored > 0
+        # The very last look comes when nothing is left.
+        assert outcome.unexplored > 0 or share > 0.9
         assert outcome.lower_bound_s <= best_s * (1.0 + 1e-12)
         assert outcome.ledger.total + outcome.unexplored == case.count
     assert len(ends) > 1
