@@ -1,6 +1,7 @@
 """What each means of the search is worth: the same question with one of them switched off at a time.
 
-`python -m benchmarks.ablation` prints the table of docs/how-it-chooses.md.
+`python -m benchmarks.ablation` prints the table of docs/how-it-chooses.md for a small question, with `large`
+for Llama-3.1-70B on 64 devices.
 """
 
 from __future__ import annotations
@@ -33,19 +34,28 @@ MEANS = {
 }
 
 
-def outcome_without(without: frozenset[str]) -> Outcome:
-    """Llama-3.1-8B on 8 A100-40G, default space."""
-    model, cluster = load_model("llama-3.1-8b"), load_cluster("8xA100-40G")
-    job = default_job(model, cluster, seq_len=4096, global_batch_size=32)
+QUESTIONS = {
+    "small": ("llama-3.1-8b", "8xA100-40G", 4096, 32),
+    "large": ("llama-3.1-70b", "8x8xH100-SXM", 8192, 256),
+}
+"""Model, cluster, sequence length and batch; in the default space."""
+
+
+def outcome_without(name: str, without: frozenset[str]) -> Outcome:
+    """The outcome of one of QUESTIONS without some means."""
+    model_name, cluster_name, seq_len, batch = QUESTIONS[name]
+    model, cluster = load_model(model_name), load_cluster(cluster_name)
+    job = default_job(model, cluster, seq_len=seq_len, global_batch_size=batch)
     question = Question(model=model, cluster=cluster, job=job, space="default")
     return Search(question.problem(), question.candidates(), Fastest(4), without=without).run()
 
 
-def main() -> int:
+def main(arguments: list[str]) -> int:
+    question = arguments[0] if arguments else "small"
     print("| switched off | blocks bounded | strategies evaluated | CPU s |\n|---|---|---|---|")
     best = None
     for name, without in MEANS.items():
-        outcome = outcome_without(without)
+        outcome = outcome_without(question, without)
         times = [found.time_s for found in outcome.found]
         best = best or times
         same = "" if times == best else f" (other answer: {times})"
@@ -58,4 +68,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

@@ -154,8 +154,7 @@ class Search:
             try:
                 if not self._exhaustive and "sketch" not in self._without:
                     self._look(lanes, SKETCH, deadline_s)
-                    if "close-up" not in self._without:
-                        self._look_closer(lanes, deadline_s)
+                    self._look_closer(lanes, deadline_s)
                 grids = self._list(lanes, whole, WHOLE)
                 self._search(lanes, whole, WHOLE, grids, deadline_s, progress)
             except KeyboardInterrupt:
@@ -198,9 +197,9 @@ class Search:
                 self._pass.goal.offer(found.table, time_s * more, device_bytes * more)
 
     def _look_closer(self, lanes: Lanes[Task, Answer], deadline_s: float) -> None:
-        """A look at what lies next to what is known."""
+        """A look at what lies next to what is known; the core space is so small that one look is enough."""
         known = [found.table for found in self._pass.goal.found]
-        if known:
+        if known and not self._space.is_core and "close-up" not in self._without:
             self._look(lanes, Part(around=StrategyTable.joined(known)), deadline_s)
 
     def _search(

@@ -49,8 +49,9 @@ class LowerLevels(Level):
                 ]
             if below:
                 kept, split = Rows.joined([some for some, _ in below]), splits_joined([of for _, of in below])
-                kept, split = self.narrowing.tightened(kept, split, "schedule", pp)
-                parts.append(self.narrowing.schedules_with_room(kept, split, pp))
+                for part in slices(len(kept), CELLS_AT_A_TIME // pp):
+                    tight = self.narrowing.tightened(kept.take(part), split_at(split, part), "schedule", pp)
+                    parts.append(self.narrowing.schedules_with_room(*tight, pp))
         return Rows.joined(parts)
 
     def _scheduled_alike(self, rows: Rows, pp: int, variants: Variants) -> tuple[Rows, Split]:
@@ -107,7 +108,11 @@ class LowerLevels(Level):
                     parts.append(self._split_alike(rows.take(same[part])))
         parts.extend(self._split_each(rows.take(part)) for part in self._parts_of_few(rows, few))
         below = Rows.joined(parts)
-        return self.narrowing.tightened(below, self.split_of(below.table), "split")[0]
+        split = self.split_of(below.table)
+        return Rows.joined([
+            self.narrowing.tightened(below.take(part), split_at(split, part), "split")[0]
+            for part in slices(len(below), CELLS_AT_A_TIME)
+        ])  # fmt: skip
 
     def _ends(self, stages: Any) -> tuple[Column, Column]:
         """Layers of the first and of the last stage of each split."""
