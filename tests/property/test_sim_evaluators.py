@@ -207,3 +207,20 @@ def test_a_case_does_not_depend_on_its_batch(first: int) -> None:
     for cases in (1, 3):
         alone = compiled.makespan_s(durations.rows(slice(first, first + cases)))
         assert alone.tolist() == together[first : first + cases]
+
+
+@pytest.mark.parametrize(("name", "pp", "vpp"), [("1f1b", 3, 1), ("interleaved_1f1b", 2, 3), ("zb_v", 3, 2)])
+def test_cases_of_several_numbers_of_microbatches(name: str, pp: int, vpp: int) -> None:
+    """Some short, some whose steady phase is skipped: each takes what it takes alone."""
+    counts = np.array([2, 4, 5, 10, 11, 20, 48, 48]) * pp
+    durations = random_durations(pp * vpp, len(counts), 7)
+    together = makespan_s(name, pp=pp, microbatches=counts, vpp=vpp, durations=durations)
+    whole = [
+        compile_schedule(generate(name, pp=pp, microbatches=int(m), vpp=vpp)).makespan_s(
+            durations.rows(slice(row, row + 1))
+        )[0]
+        for row, m in enumerate(counts)
+    ]
+    np.testing.assert_allclose(together, whole, rtol=1e-11)
+    swapped = makespan_s(name, pp=pp, microbatches=counts[::-1], vpp=vpp, durations=durations)
+    assert not np.allclose(swapped, whole, rtol=1e-3)

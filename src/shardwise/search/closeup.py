@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardwise.cost import distinct_rows
-from shardwise.search.space import FAMILIES, Degrees, Space, Variants
+from shardwise.search.space import FAMILIES, Degrees, Space, Variants, divisors
 from shardwise.strategy import Column, StrategyTable
 
 NEAR_LAYERS = 4
@@ -73,16 +73,7 @@ class CloseUp(Space):
 
 def close_up_of(space: Space, around: StrategyTable) -> CloseUp:
     """The surroundings of some strategies in a space."""
-    return CloseUp(
-        name=space.name,
-        devices=space.devices,
-        layers=space.layers,
-        experts=space.experts,
-        global_batch_size=space.global_batch_size,
-        fixed=space.fixed,
-        axes=space.axes,
-        around=around,
-    )
+    return CloseUp(**space.declared, around=around)
 
 
 def _known(values: Column, known: NDArray[np.int64]) -> Column:
@@ -100,20 +91,8 @@ def _moved(degrees: Degrees) -> list[Degrees]:
     """The degrees with a prime factor of one moved to another."""
     moved = []
     for source, target in permutations(range(len(degrees)), 2):
-        for prime in _primes(degrees[source]):
+        for prime in (d for d in divisors(degrees[source]) if len(divisors(d)) == 2):
             each = list(degrees)
             each[source], each[target] = each[source] // prime, each[target] * prime
             moved.append((each[0], each[1], each[2], each[3]))
     return moved
-
-
-def _primes(n: int) -> list[int]:
-    """The prime factors of n, each once."""
-    primes, factor = [], 2
-    while n > 1:
-        if n % factor == 0:
-            primes.append(factor)
-            while n % factor == 0:
-                n //= factor
-        factor = factor + 1 if factor * factor <= n else max(n, factor + 1)
-    return primes

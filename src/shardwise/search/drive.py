@@ -1,5 +1,6 @@
 """The search: the one loop with a clock.
 
+    sketch --look--> close-up --look--> what others must beat
     grids --rules, symmetry, bound--> rounds of grids with micro-batch sizes --dive--> what was found
 
 Grids are taken in the order of their bound, a round at a time. A round is cut into lanes that do not see each

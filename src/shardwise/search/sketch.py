@@ -77,12 +77,4 @@ def _kept(options: Mapping[str, Column], keep: NDArray[np.bool_]) -> dict[str, C
 
 def sketch_of(space: Space) -> Sketch:
     """The sketch of a space."""
-    return Sketch(
-        name=space.name,
-        devices=space.devices,
-        layers=space.layers,
-        experts=space.experts,
-        global_batch_size=space.global_batch_size,
-        fixed=space.fixed,
-        axes=space.axes,
-    )
+    return Sketch(**space.declared)

@@ -8,7 +8,7 @@ is known without listing them.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from itertools import product
 from typing import Any
@@ -105,6 +105,11 @@ class Space:
     global_batch_size: int
     fixed: Mapping[str, Any]
     axes: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+
+    @property
+    def declared(self) -> dict[str, Any]:
+        """What declares the space: the fields that every part of it has too."""
+        return {f.name: getattr(self, f.name) for f in fields(Space)}
 
     @property
     def is_core(self) -> bool:
