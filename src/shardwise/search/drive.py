@@ -19,7 +19,7 @@ from shardwise.cost import Problem
 from shardwise.errors import InternalError
 from shardwise.search.closeup import CloseUp, close_up_of
 from shardwise.search.dive import Dive
-from shardwise.search.fates import Fates, Ledger
+from shardwise.search.fates import Ledger
 from shardwise.search.goals import Found, Goal
 from shardwise.search.lanes import Lanes
 from shardwise.search.listing import Listing, listed
@@ -80,6 +80,10 @@ class Part:
 
     is_sketch: bool = False
     around: StrategyTable | None = None
+
+    @property
+    def is_whole(self) -> bool:
+        return self.around is None and not self.is_sketch
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,6 +177,10 @@ class Search:
             search_cpu_s=time.process_time() - started_cpu_s + lanes_cpu_s,
         )
 
+    @property
+    def _cuts_grids(self) -> bool:
+        return not self._exhaustive and "degrees" not in self._without
+
     def _list(self, lanes: Lanes[Task, Answer], whole: _Pass, part: Part) -> Listing:
         """Lists all legal grids."""
         degrees = self._space_of(part).degrees()
@@ -215,8 +223,8 @@ class Search:
         """Round after round, until nothing is left that may matter or the time is over."""
         space, total, size = self._space_of(part), len(left.table), FIRST_ROUND
         while len(left.table):
-            if not self._exhaustive and "degrees" not in self._without:
-                left = whole.opened(left)
+            if self._cuts_grids:
+                left = left.opened(whole.goal, whole.ledger)
             count = self._count(space, left, size)
             first, rest = left.take(slice(0, count)), left.take(slice(count, None))
             whole.left = left
@@ -242,7 +250,7 @@ class Search:
         rows = int(self._space_of(part).count_micro_batches(grids.table.dp).sum())
         if self._pass.goal.weighs_memory:
             rows *= ROWS_WITH_MEMORY
-        wanted = rows / (ROWS_PER_LANE if part is WHOLE else LOOKED_AT_PER_LANE)
+        wanted = rows / (ROWS_PER_LANE if part.is_whole else LOOKED_AT_PER_LANE)
         number = next((lanes for lanes in (1, 2) if lanes >= wanted), LANES)
         parts = [grids.take(slice(lane, None, number)) for lane in range(number)]
         return [part for part in parts if len(part.table)]
@@ -256,10 +264,12 @@ class Search:
 
     def _answered(self, task: Task) -> Answer:
         if isinstance(task, ListTask):
-            folds = not self._exhaustive and "symmetry" not in self._without
             grids, ledger = listed(
-                self._problem, self._space_of(task.part), task.degrees, task.goal, folds=folds
-            )
+                self._problem, self._space_of(task.part), task.degrees, task.goal,
+                folds=not self._exhaustive and "symmetry" not in self._without,
+                cuts=self._cuts_grids,
+                most=None if task.part.is_whole else LOOKED_AT,
+            )  # fmt: skip
             return Answer(grids, [], ledger)
         return self._dived(task)
 
@@ -311,15 +321,6 @@ class _Pass:
         """No candidate takes less."""
         bounds = np.zeros(0) if self.left is None else self.left.bound_s
         return min(self.best_s, float(bounds.min(initial=float("inf"))))
-
-    def opened(self, grids: Listing) -> Listing:
-        """The grids that may still matter; the others are cut."""
-        keep = self.goal.may_matter(grids.bound_s)
-        lost = grids.take(~keep)
-        fates = Fates.of(len(lost.table))
-        fates.add("cut_degrees", np.arange(len(lost.table)), lost.candidates)
-        self.ledger.add(lost.table, fates)
-        return grids.take(keep)
 
     def merged(self, answer: Answer) -> bool:
         """Takes an answer into account; whether it is complete."""

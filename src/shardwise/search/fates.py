@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +20,8 @@ FATES = (*REASONS, *(f"cut_{level}" for level in LEVELS), SIMULATED)
 FATE = {name: index for index, name in enumerate(FATES)}
 
 Degrees = tuple[int, int, int, int]
+DEGREES = ("tp", "cp", "dp", "pp")
+"""The columns that a ledger tells apart."""
 
 
 @dataclass
@@ -47,24 +50,30 @@ class Ledger:
     by_degrees: dict[Degrees, list[int]] = field(default_factory=dict)
     bounded: int = 0
 
+    def of(self, degrees: Degrees) -> list[int]:
+        """The counts of these degrees, per fate, to be added to."""
+        return self.by_degrees.setdefault(degrees, [0] * len(FATES))
+
     def add(self, table: StrategyTable, fates: Fates) -> None:
         """Adds the candidates below the rows of a table of grids."""
         self.bounded += fates.bounded
-        first, of_each = distinct_rows([table.tp, table.cp, table.dp, table.pp])
-        order = np.argsort(of_each, kind="stable")
-        starts = np.concatenate([[0], np.cumsum(np.bincount(of_each))])
-        counts = fates.counts[:, order]
-        for index, row in enumerate(first.tolist()):
-            key = (int(table.tp[row]), int(table.cp[row]), int(table.dp[row]), int(table.pp[row]))
-            mine = self.by_degrees.setdefault(key, [0] * len(FATES))
-            for fate, count in enumerate(_sums(counts[:, starts[index] : starts[index + 1]])):
+        columns = [getattr(table, name) for name in DEGREES]
+        for degrees, counts in _by_degrees(columns, fates.counts):
+            mine = self.of(degrees)
+            for fate, count in enumerate(counts):
                 mine[fate] += count
+
+    def add_below(self, fate: str, table: StrategyTable, rows: Any, candidates: NDArray[np.int64]) -> None:
+        """Adds candidates below some rows of a table of grids, all of one fate."""
+        columns = [getattr(table, name)[rows] for name in DEGREES]
+        for degrees, (count,) in _by_degrees(columns, candidates[None]):
+            self.of(degrees)[FATE[fate]] += count
 
     def merge(self, other: Ledger) -> None:
         """Adds another ledger's candidates."""
         self.bounded += other.bounded
         for degrees, counts in other.by_degrees.items():
-            mine = self.by_degrees.setdefault(degrees, [0] * len(FATES))
+            mine = self.of(degrees)
             for fate, count in enumerate(counts):
                 mine[fate] += count
 
@@ -89,6 +98,18 @@ class Ledger:
     @property
     def total(self) -> int:
         return sum(map(sum, self.by_degrees.values()))
+
+
+def _by_degrees(
+    columns: Sequence[NDArray[np.int64]], counts: NDArray[np.int64]
+) -> Iterator[tuple[Degrees, list[int]]]:
+    """Counts (fates, rows) summed over the rows of each degrees."""
+    first, of_each = distinct_rows(columns)
+    ordered = counts[:, np.argsort(of_each, kind="stable")]
+    starts = np.concatenate([[0], np.cumsum(np.bincount(of_each, minlength=len(first)))])
+    for index, row in enumerate(first.tolist()):
+        tp, cp, dp, pp = (int(column[row]) for column in columns)
+        yield (tp, cp, dp, pp), list(_sums(ordered[:, starts[index] : starts[index + 1]]))
 
 
 def _sums(counts: NDArray[np.int64]) -> Iterable[int]:

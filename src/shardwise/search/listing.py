@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -12,14 +12,17 @@ from numpy.typing import NDArray
 from shardwise.cost import (
     Problem,
     alike_grids,
-    distinct_rows,
     least_compute_of_any_micro_batch_s,
     least_of_any_micro_batch_s,
 )
-from shardwise.search.fates import Fates, Ledger
+from shardwise.search.census import Census
+from shardwise.search.fates import Ledger
 from shardwise.search.goals import Goal
-from shardwise.search.space import Degrees, Space, Variants, expanded
-from shardwise.strategy import GRID_RULES, SCHEDULE_RULES, Limits, StrategyTable, first_broken
+from shardwise.search.space import Degrees, Space, expanded
+from shardwise.strategy import StrategyTable
+
+Bound = Callable[[Problem, StrategyTable], Any]
+"""Seconds that everything on each grid takes at least, with any micro-batch size up to the row's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +56,12 @@ class Listing:
             candidates=self.candidates[rows],
         )
 
+    def opened(self, goal: Goal, ledger: Ledger) -> Listing:
+        """The grids that may still matter; the others are cut."""
+        keep = goal.may_matter(self.bound_s)
+        ledger.add_below("cut_degrees", self.table, ~keep, self.candidates[~keep])
+        return self.take(keep)
+
     def with_micro_batches(self, space: Space) -> tuple[StrategyTable, NDArray[np.int64]]:
         """The grids with every micro-batch size, and how many each row stands for."""
         parent, table = expanded(self.table, [self.table.dp], space.micro_batch_sizes)
@@ -60,79 +69,60 @@ class Listing:
 
 
 def listed(
-    problem: Problem, space: Space, degrees: Sequence[Degrees], goal: Goal, *, folds: bool
+    problem: Problem,
+    space: Space,
+    degrees: Sequence[Degrees],
+    goal: Goal,
+    *,
+    folds: bool,
+    cuts: bool = True,
+    most: int | None = None,
 ) -> tuple[Listing, Ledger]:
-    """The legal grids with these degrees and what became of the others; bounds are sharpest where grids may
-    matter to the goal.
+    """The legal grids with these degrees that may matter to the goal (all legal ones without `cuts`; those
+    with the least bounds where no more than `most` are wanted), and what became of the others.
 
     With `folds`, grids that cost the same are one. Candidates whose schedule is illegal are rejected here
-    too.
+    too. Grids are cut by their computation first, which is soon known: few are left to be told apart.
     """
     table, ledger = space.grids(degrees), Ledger()
-    candidates = space.count_below_grids(table)
-    reason = first_broken(table, problem.limits, GRID_RULES)
-    fates = Fates.of(len(table))
-    for index in np.unique(reason[reason >= 0]).tolist():
-        rows = np.flatnonzero(reason == index)
-        fates.add(GRID_RULES[index].code, rows, candidates[rows])
-    legal = np.flatnonzero((reason < 0) & (candidates > 0))
-    _reject_schedules(problem.limits, space, table, legal, candidates, fates)
-    ledger.add(table, fates)
-    table, candidates = table.take(legal), candidates[legal]
-    weights = np.ones(len(table), dtype=np.int64)
-    if len(table) and folds:
-        rows, alike = alike_grids(problem, table)
+    census = Census(problem.limits, space, table)
+    census.reject(ledger)
+    table = table.take(census.legal)
+    grids = Listing(
+        table=table,
+        weights=np.ones(len(table), dtype=np.int64),
+        bound_s=_bound_s(problem, space, table, least_compute_of_any_micro_batch_s),
+        candidates=census.candidates,
+    )
+    if cuts:
+        grids = grids.opened(goal, ledger)
+    if folds and len(grids.table):
+        rows, alike = alike_grids(problem, grids.table)
         weights = np.bincount(alike).astype(np.int64)
-        table, candidates = table.take(rows), candidates[rows] * weights
-    bound_s = _bound_s(problem, space, table, goal) if len(table) else np.zeros(0)
-    return Listing(table=table, weights=weights, bound_s=bound_s, candidates=candidates), ledger
+        grids = grids.take(rows)
+        grids = replace(grids, weights=weights, candidates=grids.candidates * weights)
+    grids = _bounded(problem, space, grids, goal, len(grids.table) if most is None else most)
+    return (grids.opened(goal, ledger) if cuts else grids), ledger
 
 
-def _reject_schedules(
-    limits: Limits,
-    space: Space,
-    table: StrategyTable,
-    legal: NDArray[np.intp],
-    candidates: NDArray[np.int64],
-    fates: Fates,
-) -> None:
-    """Of the candidates below the legal grids, moves those whose schedule is illegal to their fates."""
-    states = space.count_shards(table.dp * table.cp) * len(space.offloads)
-    pairs, of_pair = distinct_rows([table.dp[legal], table.pp[legal]])
-    for index in range(len(pairs)):
-        rows = legal[of_pair == index]
-        for code, count in illegal_schedules(space, limits, table.take(rows[:1])).items():
-            fates.add(code, rows, count * states[rows])
-            candidates[rows] -= count * states[rows]
+def _bounded(problem: Problem, space: Space, grids: Listing, goal: Goal, most: int) -> Listing:
+    """The `most` grids with the least bounds, with communication where they may matter.
+
+    Bounds without communication are lower: what exceeds the `most`-th best by these alone is not among them.
+    """
+    bound_s = grids.bound_s.copy()
+    matters = np.flatnonzero(goal.may_matter(bound_s))
+    first, rest = np.split(matters[np.argsort(bound_s[matters], kind="stable")], [most])
+    for rows in (first, rest):
+        near = rows if rows is first else rows[bound_s[rows] <= bound_s[first].max(initial=0.0)]
+        bound_s[near] = _bound_s(problem, space, grids.table.take(near), least_of_any_micro_batch_s)
+    order = np.argsort(bound_s, kind="stable")[:most]
+    return replace(grids, bound_s=bound_s).take(np.sort(order))
 
 
-def _bound_s(problem: Problem, space: Space, table: StrategyTable, goal: Goal) -> NDArray[np.float64]:
-    """Seconds that everything on a grid takes at least, whatever its micro-batch size; without communication
-    where that is enough."""
+def _bound_s(problem: Problem, space: Space, table: StrategyTable, least_s: Bound) -> NDArray[np.float64]:
+    """Seconds that everything on a grid takes at least, whatever its micro-batch size."""
     dps, of_dp = np.unique(table.dp, return_inverse=True)
     most = [space.micro_batch_sizes(int(dp))["micro_batch_size"].max(initial=1) for dp in dps]
-    table = table.replaced(micro_batch_size=np.array(most)[of_dp])
-    bound_s = np.array(least_compute_of_any_micro_batch_s(problem, table))
-    matters = goal.may_matter(bound_s)
-    bound_s[matters] = least_of_any_micro_batch_s(problem, table.take(matters))
-    return bound_s
-
-
-def illegal_schedules(space: Space, limits: Limits, grid: StrategyTable) -> dict[str, int]:
-    """How many choices of micro-batch size, schedule, split and recomputed layers break each rule first,
-    beside the dp and pp of a grid (a table of one row)."""
-    counts: dict[str, int] = {}
-    pp = int(grid.pp[0])
-    sizes = space.micro_batch_sizes(int(grid.dp[0]))["micro_batch_size"]
-    variants = space.variants(pp)
-    rows = grid.take(np.zeros(len(sizes) * len(variants), dtype=np.intp)).replaced(
-        micro_batch_size=np.repeat(sizes, len(variants)),
-        schedule=np.tile(variants.schedule, len(sizes)),
-        vpp=np.tile(variants.vpp, len(sizes)),
-    )
-    reason = first_broken(rows, limits, SCHEDULE_RULES)
-    for index in np.unique(reason[reason >= 0]).tolist():
-        few = Variants(rows.schedule[reason == index], rows.vpp[reason == index])
-        code = SCHEDULE_RULES[index].code
-        counts[code] = sum(space.count_variants(few, pp, int(kind)) for kind in space.recomputes)
-    return counts
+    table = table.replaced(micro_batch_size=np.array(most, dtype=np.int64)[of_dp])
+    return np.array(least_s(problem, table)) if len(table) else np.zeros(0)
