@@ -19,6 +19,7 @@ from shardwise.cost import Problem
 from shardwise.errors import InternalError
 from shardwise.search.closeup import CloseUp, close_up_of
 from shardwise.search.dive import Dive
+from shardwise.search.division import first_lanes, lanes_of, listing_lanes
 from shardwise.search.fates import Ledger
 from shardwise.search.goals import Found, Goal
 from shardwise.search.lanes import Lanes
@@ -32,20 +33,7 @@ Progress = Callable[[str], None]
 REMEMBERED = 1e-12
 """How much slower and larger a strategy of the sketch stands until the search itself meets it."""
 
-LANES = 4
-"""Parts of a round, at most; any number of workers up to this share them."""
-
-ROWS_PER_LANE, LOOKED_AT_PER_LANE = 1 << 13, 1 << 10
-"""Grids with micro-batch sizes in a lane before a round is cut into more lanes; fewer in a first look, where
-all of them are searched."""
-
-ROWS_WITH_MEMORY = 8
-"""How many times more a row takes where its memory matters as much as its time."""
-
-DEGREES_PER_LANE = 16
-"""Choices of (tp, cp, dp) that are listed in a lane, at least, before there are more lanes than one."""
-
-LOOKED_AT = 512
+LOOKED_AT = 256
 """Grids of a first look, at most: those with the least bounds."""
 
 FIRST_ROUND, LARGEST_ROUND = 1 << 14, 1 << 17
@@ -183,10 +171,8 @@ class Search:
 
     def _list(self, lanes: Lanes[Task, Answer], whole: _Pass, part: Part) -> Listing:
         """Lists all legal grids."""
-        degrees = self._space_of(part).degrees()
-        number = LANES if len(degrees) >= DEGREES_PER_LANE * LANES else 1
-        parts = []
-        tasks = [ListTask(part, degrees[lane::number], whole.goal.copy()) for lane in range(number)]
+        parts, degrees = [], self._space_of(part).degrees()
+        tasks = [ListTask(part, few, whole.goal.copy()) for few in listing_lanes(degrees)]
         for answer in lanes.answers(tasks):
             parts.append(answer.grids)
             whole.ledger.merge(answer.ledger or Ledger())
@@ -246,14 +232,9 @@ class Search:
         return min(max(int(np.searchsorted(below, size, side="right")), 1), len(grids.table))
 
     def _lanes_of(self, part: Part, grids: Listing) -> list[Listing]:
-        """The parts of a round: one, two or four."""
-        rows = int(self._space_of(part).count_micro_batches(grids.table.dp).sum())
-        if self._pass.goal.weighs_memory:
-            rows *= ROWS_WITH_MEMORY
-        wanted = rows / (ROWS_PER_LANE if part.is_whole else LOOKED_AT_PER_LANE)
-        number = next((lanes for lanes in (1, 2) if lanes >= wanted), LANES)
-        parts = [grids.take(slice(lane, None, number)) for lane in range(number)]
-        return [part for part in parts if len(part.table)]
+        """The parts of a round."""
+        divided = first_lanes if part.is_sketch else lanes_of
+        return divided(self._space_of(part), grids, weighs_memory=self._pass.goal.weighs_memory)
 
     def _space_of(self, part: Part) -> Space:
         if part.around is None:

@@ -6,14 +6,14 @@ Nothing is proven on a sketch; whatever it leaves out is searched afterwards.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import numpy as np
 from numpy.typing import NDArray
 
 from shardwise.cost import distinct_rows
-from shardwise.search.space import FULL, Degrees, Space, Variants
-from shardwise.strategy import SCHEDULES, Column, StrategyTable
+from shardwise.search.space import FULL, Space, Variants
+from shardwise.strategy import SCHEDULES, Column
 
 FEW_SCHEDULES = tuple(SCHEDULES.index(name) for name in ("1f1b", "interleaved_1f1b", "zb_v"))
 FEW_CHUNKS = (1, 2, 4, 8, 16)
@@ -29,14 +29,13 @@ class Sketch(Space):
     An axis that would have none of these keeps all its values.
     """
 
-    def grids(self, degrees: Sequence[Degrees]) -> StrategyTable:
-        table = super().grids(degrees)
-        plain = (table.tp == 1) | (table.sequence_parallel == 1)
-        plain &= (table.etp == 1) | (table.etp == table.tp)
-        table = table.take(plain) if plain.any() else table
+    def _wanted_grids(self, columns: Mapping[str, Column]) -> Mapping[str, Column]:
+        tp, etp = columns["tp"], columns["etp"]
+        plain = ((tp == 1) | (columns["sequence_parallel"] == 1)) & ((etp == 1) | (etp == tp))
+        columns = _kept(columns, plain)
         names = ("tp", "cp", "dp", "pp", "etp", "ep", "sequence_parallel")
-        rows, _ = distinct_rows([getattr(table, name) for name in names])
-        return table.take(np.sort(rows))
+        rows, _ = distinct_rows([columns[name] for name in names])
+        return {name: column[np.sort(rows)] for name, column in columns.items()}
 
     def micro_batch_sizes(self, dp: int) -> dict[str, Column]:
         sizes = super().micro_batch_sizes(dp)

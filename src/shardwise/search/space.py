@@ -150,7 +150,13 @@ class Space:
     def grids(self, degrees: Sequence[Degrees]) -> StrategyTable:
         """Every grid with these degrees: the first level. Fields of later levels stand at their plainest."""
         rows = [self._grids_of(*each) for each in degrees]
-        return self._plain(np.concatenate([np.zeros((0, len(_GRID_FIELDS)), dtype=np.int64), *rows]))
+        every = np.concatenate([np.zeros((0, len(_GRID_FIELDS)), dtype=np.int64), *rows])
+        columns = self._allowed({name: every[:, i] for i, name in enumerate(_GRID_FIELDS)})
+        return self._plain(self._wanted_grids(columns))
+
+    def _wanted_grids(self, columns: Mapping[str, Column]) -> Mapping[str, Column]:
+        """Those of the grids that a part of the space has."""
+        return columns
 
     def _grids_of(self, tp: int, cp: int, dp: int, pp: int) -> NDArray[np.int64]:
         """All grids with these degrees, one row each, in the order of `_GRID_FIELDS`."""
@@ -171,10 +177,9 @@ class Space:
         ranks = tp * cp * dp
         return [(etp, ep) for etp in self._degrees("etp", ranks) for ep in self._degrees("ep", ranks // etp)]
 
-    def _plain(self, rows: NDArray[np.int64]) -> StrategyTable:
+    def _plain(self, columns: Mapping[str, Column]) -> StrategyTable:
         """A table of grids whose other fields are the plainest: even split, nothing recomputed, sharded or
         offloaded."""
-        columns = self._allowed({name: rows[:, i] for i, name in enumerate(_GRID_FIELDS)})
         one = np.ones(len(columns["tp"]), dtype=np.int64)
         first, last = even_ends(self.layers, np.asarray(columns["pp"]))
         plain = {

@@ -15,7 +15,7 @@ from tests.property.search_instances import Instance
 from shardwise.cluster import load_cluster
 from shardwise.errors import InternalError
 from shardwise.model import model_from_config
-from shardwise.search import Fastest, Goal, Outcome, Question, Search, Smallest, Tradeoff, drive
+from shardwise.search import Fastest, Goal, Outcome, Question, Search, Smallest, Tradeoff, division, drive
 from shardwise.search.dive import Dive
 from shardwise.search.lanes import Lanes
 from shardwise.strategy import Job
@@ -51,8 +51,8 @@ def small_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rounds and lanes so small that there are several."""
     monkeypatch.setattr(drive, "FIRST_ROUND", 64)
     monkeypatch.setattr(drive, "LARGEST_ROUND", 256)
-    monkeypatch.setattr(drive, "ROWS_PER_LANE", 16)
-    monkeypatch.setattr(drive, "DEGREES_PER_LANE", 2)
+    monkeypatch.setattr(division, "ROWS_ALONE", 16)
+    monkeypatch.setattr(division, "DEGREES_PER_LANE", 2)
 
 
 def searched(case: Instance, goal: Goal, **options: Any) -> Outcome:
@@ -82,8 +82,8 @@ def test_workers_change_nothing(goal: Callable[[], Goal], monkeypatch: pytest.Mo
         assert alone[0]
         for workers in (2, 4):
             assert told(searched(case, goal(), workers=workers)) == alone
-    assert max(rounds) == drive.LANES
-    assert rounds.count(drive.LANES) > 2 * len(cases)
+    assert max(rounds) >= division.LISTING_LANES
+    assert sum(lanes > 1 for lanes in rounds) > 6 * len(cases)
     assert multiprocessing.active_children() == []
 
 
