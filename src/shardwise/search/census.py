@@ -16,20 +16,20 @@ from shardwise.strategy import GRID_RULES, SCHEDULE_RULES, Limits, StrategyTable
 
 
 class Census:
-    """Counts below the grids of a table. `of_grid` says which degrees a grid has: as many candidates lie
-    below each grid with the same degrees."""
+    """Counts below the grids of a table of shapes, which stand for `orders` grids each. `of_shape` says which
+    degrees a shape has: as many candidates lie below each grid with the same degrees."""
 
     def __init__(self, limits: Limits, space: Space, table: StrategyTable) -> None:
         self._limits, self._space = limits, space
-        first, self.of_grid = distinct_rows([getattr(table, name) for name in DEGREES])
+        first, self.of_shape = distinct_rows([getattr(table, name) for name in DEGREES])
         self._few = table.take(first)
-        self._below = space.count_below_grids(self._few)
+        self._below, self._orders = space.count_below_grids(self._few), space.count_orders(self._few)
         self._reason = first_broken(table, limits, GRID_RULES)
 
     @cached_property
     def legal(self) -> NDArray[np.intp]:
-        """The grids that break no rule and have candidates."""
-        return np.flatnonzero((self._reason < 0) & (self._below > 0)[self.of_grid])
+        """The shapes that break no rule and have candidates."""
+        return np.flatnonzero((self._reason < 0) & (self._below * self._orders > 0)[self.of_shape])
 
     @cached_property
     def _illegal(self) -> dict[str, NDArray[np.int64]]:
@@ -37,7 +37,7 @@ class Census:
         few, below = self._few, 0 * self._below
         counts = {rule.code: below.copy() for rule in SCHEDULE_RULES}
         states = self._space.count_shards(few.dp * few.cp) * len(self._space.offloads)
-        used = np.unique(self.of_grid[self.legal])
+        used = np.unique(self.of_shape[self.legal])
         pairs, of_pair = distinct_rows([few.dp[used], few.pp[used]])
         for index, row in enumerate(used[pairs].tolist()):
             same = used[of_pair == index]
@@ -48,21 +48,26 @@ class Census:
 
     @property
     def candidates(self) -> NDArray[np.int64]:
-        """Candidates with a legal schedule below each legal grid."""
-        of_legal = self.of_grid[self.legal]
+        """Candidates with a legal schedule below each grid of each legal shape."""
+        of_legal = self.of_shape[self.legal]
         return (self._below - sum(self._illegal.values()))[of_legal]
+
+    @property
+    def orders(self) -> NDArray[np.int64]:
+        """Grids that each legal shape stands for."""
+        return self._orders[self.of_shape[self.legal]]
 
     def reject(self, ledger: Ledger) -> None:
         """Counts what breaks a rule."""
         rules = len(GRID_RULES) + 1
-        broken = self.of_grid * rules + self._reason + 1
-        grids = np.bincount(broken, minlength=len(self._below) * rules).reshape(-1, rules)
+        broken = self.of_shape * rules + self._reason + 1
+        shapes = np.bincount(broken, minlength=len(self._below) * rules).reshape(-1, rules)
         for row, degrees in enumerate(self._degrees):
-            below, mine = int(self._below[row]), ledger.of(degrees)
-            for rule, count in zip(GRID_RULES, grids[row, 1:].tolist(), strict=True):
-                mine[FATE[rule.code]] += count * below
+            orders, below, mine = int(self._orders[row]), int(self._below[row]), ledger.of(degrees)
+            for rule, count in zip(GRID_RULES, shapes[row, 1:].tolist(), strict=True):
+                mine[FATE[rule.code]] += count * orders * below
             for code, counts in self._illegal.items():
-                mine[FATE[code]] += int(grids[row, 0]) * int(counts[row])
+                mine[FATE[code]] += int(shapes[row, 0]) * orders * int(counts[row])
 
     @property
     def _degrees(self) -> Iterator[Degrees]:

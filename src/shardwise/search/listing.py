@@ -84,18 +84,18 @@ def listed(
     With `folds`, grids that cost the same are one. Candidates whose schedule is illegal are rejected here
     too. Grids are cut by their computation first, which is soon known: few are left to be told apart.
     """
-    table, ledger = space.grids(degrees), Ledger()
-    census = Census(problem.limits, space, table)
+    shapes, ledger = space.shapes(degrees), Ledger()
+    census = Census(problem.limits, space, shapes)
     census.reject(ledger)
-    table = table.take(census.legal)
-    grids = Listing(
-        table=table,
-        weights=np.ones(len(table), dtype=np.int64),
-        bound_s=_bound_s(problem, space, table, least_compute_of_any_micro_batch_s),
-        candidates=census.candidates,
-    )
+    shapes, candidates = shapes.take(census.legal), census.candidates
+    bound_s = _bound_s(problem, space, shapes, least_compute_of_any_micro_batch_s)
     if cuts:
-        grids = grids.opened(goal, ledger)
+        keep = goal.may_matter(bound_s)
+        ledger.add_below("cut_degrees", shapes, ~keep, (census.orders * candidates)[~keep])
+        shapes, candidates, bound_s = shapes.take(keep), candidates[keep], bound_s[keep]
+    shape, table = space.with_orders(shapes)
+    weights = np.ones(len(table), dtype=np.int64)
+    grids = Listing(table=table, weights=weights, bound_s=bound_s[shape], candidates=candidates[shape])
     if folds and len(grids.table):
         rows, alike = alike_grids(problem, grids.table)
         weights = np.bincount(alike).astype(np.int64)

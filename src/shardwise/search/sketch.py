@@ -29,13 +29,16 @@ class Sketch(Space):
     An axis that would have none of these keeps all its values.
     """
 
-    def _wanted_grids(self, columns: Mapping[str, Column]) -> Mapping[str, Column]:
+    def _wanted_shapes(self, columns: Mapping[str, Column]) -> Mapping[str, Column]:
         tp, etp = columns["tp"], columns["etp"]
         plain = ((tp == 1) | (columns["sequence_parallel"] == 1)) & ((etp == 1) | (etp == tp))
         columns = _kept(columns, plain)
         names = ("tp", "cp", "dp", "pp", "etp", "ep", "sequence_parallel")
         rows, _ = distinct_rows([columns[name] for name in names])
         return {name: column[np.sort(rows)] for name, column in columns.items()}
+
+    def orders(self, tp: int, cp: int, dp: int, pp: int) -> dict[str, Column]:
+        return {name: column[:1] for name, column in super().orders(tp, cp, dp, pp).items()}
 
     def micro_batch_sizes(self, dp: int) -> dict[str, Column]:
         sizes = super().micro_batch_sizes(dp)

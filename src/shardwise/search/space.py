@@ -149,25 +149,44 @@ class Space:
 
     def grids(self, degrees: Sequence[Degrees]) -> StrategyTable:
         """Every grid with these degrees: the first level. Fields of later levels stand at their plainest."""
-        rows = [self._grids_of(*each) for each in degrees]
-        every = np.concatenate([np.zeros((0, len(_GRID_FIELDS)), dtype=np.int64), *rows])
-        columns = self._allowed({name: every[:, i] for i, name in enumerate(_GRID_FIELDS)})
-        return self._plain(self._wanted_grids(columns))
+        return self.with_orders(self.shapes(degrees))[1]
 
-    def _wanted_grids(self, columns: Mapping[str, Column]) -> Mapping[str, Column]:
-        """Those of the grids that a part of the space has."""
+    def shapes(self, degrees: Sequence[Degrees]) -> StrategyTable:
+        """Grids with these degrees, but for their axis orders: every one stands for `count_orders`."""
+        rows = [self._shapes_of(*each) for each in degrees]
+        every = np.concatenate([np.zeros((0, len(_SHAPE_FIELDS)), dtype=np.int64), *rows])
+        columns = self._allowed({name: every[:, i] for i, name in enumerate(_SHAPE_FIELDS)})
+        return self._plain(self._wanted_shapes(columns))
+
+    def _wanted_shapes(self, columns: Mapping[str, Column]) -> Mapping[str, Column]:
+        """Those that a part of the space has."""
         return columns
 
-    def _grids_of(self, tp: int, cp: int, dp: int, pp: int) -> NDArray[np.int64]:
-        """All grids with these degrees, one row each, in the order of `_GRID_FIELDS`."""
-        orders = (0,) if self.is_core else canonical_orders({"tp": tp, "cp": cp, "dp": dp, "pp": pp})
+    def _shapes_of(self, tp: int, cp: int, dp: int, pp: int) -> NDArray[np.int64]:
+        """All with these degrees, one row each, in the order of `_SHAPE_FIELDS`."""
         kinds = range(len(CP_KINDS)) if cp > 1 else (0,)
-        rest = np.array(list(product(orders, kinds, (1, 0) if tp > 1 else (0,))), dtype=np.int64)
+        rest = np.array(list(product(kinds, (1, 0) if tp > 1 else (0,))), dtype=np.int64)
         experts = np.array(self._expert_grids(tp, cp, dp), dtype=np.int64).reshape(-1, 2)
         rows = np.concatenate(
             [np.repeat(experts, len(rest), axis=0), np.tile(rest, (len(experts), 1))], axis=1
         )
         return np.concatenate([np.broadcast_to(np.array([tp, cp, dp, pp]), (len(rows), 4)), rows], axis=1)
+
+    @cached_property
+    def _orders(self) -> dict[tuple[bool, ...], Column]:
+        return {}
+
+    def orders(self, tp: int, cp: int, dp: int, pp: int) -> dict[str, Column]:
+        """Axis orders of grids with these degrees, the plainest first."""
+        key = (tp > 1, cp > 1, dp > 1, pp > 1)
+        if key not in self._orders:
+            codes = (0,) if self.is_core else canonical_orders({"tp": tp, "cp": cp, "dp": dp, "pp": pp})
+            self._orders[key] = self._allowed({"axis_order": codes})["axis_order"]
+        return {"axis_order": self._orders[key]}
+
+    def with_orders(self, table: StrategyTable) -> tuple[NDArray[np.intp], StrategyTable]:
+        """Every row with each of its axis orders, and whose row each is."""
+        return expanded(table, [table.tp, table.cp, table.dp, table.pp], self.orders)
 
     def _expert_grids(self, tp: int, cp: int, dp: int) -> list[tuple[int, int]]:
         if not self.experts:
@@ -182,10 +201,9 @@ class Space:
         offloaded."""
         one = np.ones(len(columns["tp"]), dtype=np.int64)
         first, last = even_ends(self.layers, np.asarray(columns["pp"]))
-        plain = {
-            name: one for name in ("vpp", "param_shard", "grad_shard", "optim_shard", "micro_batch_size")
-        }
-        plain |= {name: 0 * one for name in ("schedule", "recompute", "recompute_layers", "offload")}
+        ones = ("vpp", "param_shard", "grad_shard", "optim_shard", "micro_batch_size")
+        zeros = ("axis_order", "schedule", "recompute", "recompute_layers", "offload")
+        plain = dict.fromkeys(ones, one) | dict.fromkeys(zeros, 0 * one)
         ends = {"first_stage_layers": first.astype(np.int64), "last_stage_layers": last.astype(np.int64)}
         return StrategyTable(**plain, **ends, **columns)
 
@@ -365,6 +383,13 @@ class Space:
 
     # How many candidates lie below a choice.
 
+    def count_orders(self, table: StrategyTable) -> NDArray[np.int64]:
+        """Axis orders of each grid."""
+        keys = [table.tp, table.cp, table.dp, table.pp]
+        rows, of_row = distinct_rows(keys)
+        each = [_length(self.orders(*(int(key[row]) for key in keys))) for row in rows]
+        return np.array(each, dtype=np.int64)[of_row]
+
     def count_shards(self, ranks: Any) -> NDArray[np.int64]:
         """Sharding options over each of `ranks` (a column)."""
         return _each(ranks, lambda n: _length(self.shards(n)))
@@ -417,7 +442,7 @@ class Space:
         return self._legal[key]
 
 
-_GRID_FIELDS = ("tp", "cp", "dp", "pp", "etp", "ep", "axis_order", "cp_kind", "sequence_parallel")
+_SHAPE_FIELDS = ("tp", "cp", "dp", "pp", "etp", "ep", "cp_kind", "sequence_parallel")
 
 
 def _each(values: Any, count: Callable[[int], int]) -> NDArray[np.int64]:
