@@ -23,7 +23,7 @@ Figures = dict[str, float]
 BENCHMARKS: dict[str, Callable[[], Figures]] = {
     **{f"blocks {table}": partial(blocks.figures, table) for table in blocks.TABLES},
     **{f"search {name}": partial(searches.figures, name) for name in (*searches.SEARCHES, *searches.GROWTH)},
-    "workers deepseek_v3_2048": partial(searches.speedup, "deepseek_v3_2048"),
+    **{f"workers {name}": partial(searches.speedup, name) for name in searches.WITH_WORKERS},
     "cold start": cold_start.figures,
     "simulator": simulator.figures,
 }
@@ -40,7 +40,7 @@ GOALS: dict[str, tuple[str, str, float]] = {
     "search deepseek_v3_2048": ("search_cpu_s", "at most", 12.0),
     "search qwen3_235b_512": ("search_cpu_s", "at most", 8.0),
     "search frontier_llama70b_64": ("search_cpu_s", "at most", 8.0),
-    "workers deepseek_v3_2048": ("speedup", "at least", 1.7),
+    **{f"workers {name}": ("speedup", "at least", 1.7) for name in searches.WITH_WORKERS},
     "cold start": ("wall_s", "at most", 0.6),
 }
 
