@@ -13,10 +13,13 @@ from tests.property.cost_levels import ANY_SPLIT, Level, Levels, each, most_reco
 
 from shardwise.cost import (
     NO_TRAFFIC,
+    Block,
     Index,
     Paths,
     Problem,
     Room,
+    Totals,
+    Traffic,
     block_of,
     end_s,
     family_least_bytes,
@@ -73,17 +76,22 @@ def _any_micro_batch_s(levels: Levels, least: Callable[[Problem, Any], Any]) -> 
 
 
 def _family_s(levels: Levels, rows: Index) -> Any:
-    block, totals, traffic = levels.family(rows)
-    paths = Paths(levels.problem, block, lie_of(block), totals, traffic)
-    return paths.whole_s + end_s(levels.problem, block, totals)
+    return _paths_s(levels, rows, *levels.family(rows))
 
 
 def _open_family_s(levels: Levels, rows: Index) -> Any:
     """The same before anything is sharded."""
     block, totals, _ = levels.family(rows)
-    block = replace(block, optim_shard=levels.any_states(rows))
-    paths = Paths(levels.problem, block, lie_of(block), totals, NO_TRAFFIC)
-    return paths.whole_s + end_s(levels.problem, block, totals)
+    return _paths_s(levels, rows, replace(block, optim_shard=levels.any_states(rows)), totals, NO_TRAFFIC)
+
+
+def _paths_s(levels: Levels, rows: Index, block: Block, totals: Totals, traffic: Traffic) -> Any:
+    """By the whole of the work, and by that of single ranks where all of a family have as many stages."""
+    paths = Paths(levels.problem, block, lie_of(block), totals, traffic)
+    drained_s = paths.whole_s
+    if len(set(levels.family_of(rows).vpp.tolist())) == 1:
+        drained_s = np.maximum(drained_s, paths.ranks_s)
+    return drained_s + end_s(levels.problem, block, totals)
 
 
 def _least_of(levels: Levels, level: Level) -> Callable[[Index], Any]:

@@ -175,11 +175,10 @@ class Levels:
 
     def family(self, rows: Index) -> Priced:
         """And that its schedule is one of a family; for rows of one depth and schedule."""
-        variants = self.family_of(rows)
-        split = self.space.range_of_all(self.table.pp[rows[0]] * variants.vpp)
+        variants, pp = self.family_of(rows), int(self.table.pp[rows[0]])
+        split, one = self.space.range_of_all(pp * variants.vpp), variants.stand_in(pp)
         block, totals, traffic = self._priced(rows, split, self.fewest_of_any(rows), self.space.layers)
-        first = {"schedule": variants.schedule[:1], "vpp": variants.vpp.min(keepdims=True)}
-        return replace(block, **first), totals, traffic
+        return replace(block, schedule=one.schedule, vpp=one.vpp), totals, traffic
 
     def scheduled(self, rows: Index) -> Priced:
         """And which."""

@@ -1,7 +1,7 @@
 """No bound of a block exceeds what anything in it takes: time, memory on devices and hosts, room for layers.
 
 Strategies are drawn from real and odd models on odd clusters, and moved towards the least time and the least
-memory of the blocks that hold them, where bounds are closest.
+memory of the blocks that hold them, where bounds are closest; of small instances all are taken.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from tests.property.cost_level_bounds import (
 )
 from tests.property.cost_levels import FULL, Levels
 from tests.property.cost_samples import CASES, descended, odd_problem, problem_of, sampled, space_of
+from tests.property.search_instances import RARELY, instance
+from tests.property.search_space_twin import first_reason
 
 from shardwise.cost import (
     Index,
@@ -27,6 +29,7 @@ from shardwise.cost import (
     Problem,
     Split,
     around_s,
+    end_s,
     least_bytes,
     least_s,
     lie_of,
@@ -34,11 +37,14 @@ from shardwise.cost import (
     room,
 )
 from shardwise.search.evaluate import drained_s, step_times_s
-from shardwise.strategy import SCHEDULES
+from shardwise.strategy import SCHEDULES, StrategyTable
 
 TOLERANCE = 1e-12
 ODD, FULL_ODD = 16, 400
 ROWS, ROUNDS = 240, 16
+SMALL = (3, 29, 71, 126, 1626, 9771)
+"""Seeds of small instances: stages of one or two layers, few microbatches, layers of two kinds."""
+FULL_SMALL = tuple(seed for seed in range(600) if seed % RARELY != 7)
 
 
 @dataclass(frozen=True)
@@ -61,8 +67,11 @@ def drawn_from(problem: Problem, seed: int) -> Drawn:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    is_full = metafunc.config.getoption("--full")
+    if "seed" in metafunc.fixturenames:
+        metafunc.parametrize("seed", sorted({*SMALL, *FULL_SMALL}) if is_full else SMALL)
     if "drawn" in metafunc.fixturenames:
-        odd = FULL_ODD if metafunc.config.getoption("--full") else ODD
+        odd = FULL_ODD if is_full else ODD
         seeds = [*range(-len(CASES), odd)]
         names = [str(CASES[seed]) if seed < 0 else f"odd {seed}" for seed in seeds]
         metafunc.parametrize("drawn", seeds, ids=names, indirect=True, scope="module")
@@ -94,8 +103,27 @@ def without_room(drawn: Drawn) -> set[tuple[str, str]]:
     return found
 
 
+def with_least_end_s(levels: Levels) -> Any:
+    """What each row takes drained, and what its blocks take for the end of a step at least. Leaves take a
+    block's bound without its end for a bound of this, and add what surrounds the row: it must hold too."""
+    rows, problem = levels.all_rows, levels.problem
+    states = levels.table.replaced(optim_shard=levels.states(rows))
+    block, totals, _ = levels.recomputed(rows)
+    return drained_s(problem, states) + end_s(problem, block, totals)
+
+
 def test_no_block_takes_less_than_its_bound(drawn: Drawn) -> None:
-    assert exceeding(least_times_s(drawn.levels), drawn.times_s) == {}
+    bounds = least_times_s(drawn.levels)
+    assert exceeding(bounds, drawn.times_s) == {}
+    assert exceeding(bounds, with_least_end_s(drawn.levels)) == {}
+
+
+def test_no_block_of_a_small_instance_takes_less_than_its_bound(seed: int) -> None:
+    case = instance(seed)
+    problem = case.question.problem()
+    legal = [each for each in case.candidates() if first_reason(each, problem.limits) is None]
+    levels = Levels(problem, case.space, StrategyTable.of(legal))
+    assert exceeding(least_times_s(levels), with_least_end_s(levels)) == {}
 
 
 def test_no_block_needs_less_memory_than_its_bound(drawn: Drawn) -> None:

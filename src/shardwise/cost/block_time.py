@@ -83,7 +83,8 @@ def added_s(problem: Problem, block: Block, totals: Totals, least: Any, most: An
 
     What recomputing a share x costs grows with x, what moving the rest exposes falls with it, both piecewise
     straight and together convex: least at either end or where bytes just hide beside one of the passes. Where
-    layers differ, the share of time is not that of bytes: the least of one goes with the most of the other.
+    layers differ, a share of the layers is neither that of the time nor that of the bytes: the least time
+    goes with the fewest bytes that so many layers may leave.
     """
     whole = totals.whole
     is_full, moves = block.recompute == FULL, block.offload >= ACTIVATIONS
@@ -102,13 +103,23 @@ def added_s(problem: Problem, block: Block, totals: Totals, least: Any, most: An
         return x * whole.full_s + np.where(moves, moved_s, 0.0)
 
     if not totals.layer.are_alike:
-        return np.where(is_full, mixed_s(least, most), plain_s)
+        left_s = _exposed_s(problem, _left_bytes(totals, problem.model.layers, most), whole)
+        return np.where(is_full, least * whole.full_s + np.where(moves, left_s, 0.0), plain_s)
     full_s = np.minimum(mixed_s(least, least), mixed_s(most, most))
     for computation_s in (whole.forward_compute_s, whole.input_compute_s):
         hidden_bytes = computation_s * problem.host_link_bytes_per_s
         kink = np.clip((whole.kept_bytes - hidden_bytes) / np.maximum(span, 1.0), least, most)
         full_s = np.minimum(full_s, mixed_s(kink, kink))
     return np.where(is_full, full_s, plain_s)
+
+
+def _left_bytes(totals: Totals, layers: int, share: Any) -> Any:
+    """What a microbatch keeps at least where that share of all layers keeps inputs alone, whichever they
+    are."""
+    ends_bytes = totals.embedding.kept_bytes + totals.head.kept_bytes
+    kept_bytes = totals.layer.kept_bytes.of((1.0 - share) * layers)
+    inputs_bytes = totals.layer.input_bytes.of(share * layers)
+    return np.maximum(kept_bytes + inputs_bytes + ends_bytes, totals.whole.input_bytes)
 
 
 def _exposed_s(problem: Problem, nbytes: Any, sums: Sums) -> Any:

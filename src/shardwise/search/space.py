@@ -61,6 +61,9 @@ FAMILIES = np.array(
 )
 """Per schedule its family: schedules of the same shape."""
 
+MANY_PER_RANK = 4
+"""Microbatches per rank that are more than any schedule with a limit has in flight."""
+
 
 @dataclass(frozen=True, slots=True)
 class Variants:
@@ -81,6 +84,13 @@ class Variants:
         """Schedules whose bounds have the same terms, together: by the index of their family."""
         each = FAMILIES[self.schedule]
         return {family: self.take(each == family) for family in np.unique(each).tolist()}
+
+    def stand_in(self, pp: int) -> Variants:
+        """One for a whole family in bounds of its time: no member has more microbatches in flight (what is
+        done before a first backward is not left then), none has fewer virtual stages."""
+        held = in_flight(self.schedule, pp, MANY_PER_RANK * pp, self.vpp, 0)
+        most = int(np.argmax(held))
+        return Variants(self.schedule[most : most + 1], self.vpp.min(keepdims=True))
 
     def fewest_in_flight(self, pp: int, microbatches: NDArray[np.int64]) -> NDArray[np.float64]:
         """Microbatches that each rank holds at least under any of the schedules, of its layers on average;

@@ -88,10 +88,10 @@ class UpperLevels(Level):
             below = [none_of(rows)]
             for variants in self.variants(pp).families.values():
                 candidates = self.candidates_with(same, pp, variants).sum(axis=1)
-                few = same.replaced(candidates=candidates).take(candidates > 0)
+                few, one = same.replaced(candidates=candidates).take(candidates > 0), variants.stand_in(pp)
                 below.append(few.replaced(table=few.table.replaced(
-                    schedule=np.broadcast_to(variants.schedule[:1], (len(few),)),
-                    vpp=np.broadcast_to(variants.vpp.min(keepdims=True), (len(few),)),
+                    schedule=np.broadcast_to(one.schedule, (len(few),)),
+                    vpp=np.broadcast_to(one.vpp, (len(few),)),
                 )))  # fmt: skip
             parts.append(self._families_with_room(Rows.joined(below), "family", pp))
         return Rows.joined(parts)

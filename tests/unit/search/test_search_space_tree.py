@@ -12,7 +12,10 @@ from tests.property.search_space_twin import SpaceTwin, keeps
 
 from shardwise.search import Space, plan
 from shardwise.search.space import expanded
-from shardwise.strategy import Column, StrategyTable, largest_stage
+from shardwise.strategy import SCHEDULES, Column, StrategyTable, largest_stage
+
+MANY = np.array([64])
+"""Microbatches, more than schedules with a limit hold in flight."""
 
 
 def space(**changes: Any) -> Space:
@@ -31,6 +34,15 @@ def test_defaults_come_first() -> None:
     assert [int(degree[0]) for degree in tree.shards(6).values()] == [1, 1, 1]
     assert int(tree.recomputes[0]) == 0
     assert int(tree.offloads[0]) == 0
+
+
+def test_a_family_is_bounded_as_its_schedule_with_most_in_flight() -> None:
+    for family in space().variants(2).families.values():
+        one = family.stand_in(2)
+        assert (one.fewest_in_flight(2, MANY) * one.vpp >= family.fewest_in_flight(2, MANY)).all()
+        assert one.vpp[0] == family.vpp.min()
+        if SCHEDULES.index("zb_h1") in family.schedule:
+            assert SCHEDULES[int(one.schedule[0])] == "zb_h2"
 
 
 @pytest.mark.parametrize("moe", [False, True])
