@@ -26,8 +26,9 @@ residuals). `routed`: tokens * top_k, spread over the experts of a rank. `head`:
 language-model head.
 """
 
-Dtype = Literal["compute", "fp32", "mask"]
-"""Storage of a saved tensor: the compute dtype, 4 bytes, or 1 byte."""
+Dtype = Literal["compute", "operand", "fp32", "mask"]
+"""Storage of a saved tensor: the compute dtype, that of matmuls (for what only a matmul's weight gradient
+reads), 4 bytes, or 1 byte."""
 
 
 @dataclass(frozen=True, slots=True)

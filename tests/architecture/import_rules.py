@@ -30,7 +30,7 @@ LEVELS: Mapping[str, int] = {
     "equations": 0,
 }
 
-BASE = ("errors", "units", "inputs", "operators")
+BASE = ("errors", "units", "inputs", "operators", "numbers")
 """Modules and packages beside the rooms that every room may import; each may import those before it."""
 
 TOP = ("", "__main__")
@@ -57,9 +57,13 @@ CHECKER_READERS = frozenset({"read_plan"})
 """Functions that turn a file into records: the only ones that the checker may call."""
 
 CHECKER_WORDS = frozenset(
-    {"AXES", "CP_KINDS", "FIELDS", "OFFLOADS", "RECOMPUTES", "SCHEDULES", "Strategy", "Job", "Optimizer"}
-)
-"""The record of a strategy and its words: all of `strategy` that the checker may read."""
+    {
+        "AXES", "CP_KINDS", "FIELDS", "OFFLOADS", "RECOMPUTES", "SCHEDULES", "Strategy", "Job", "Optimizer",
+        "Profile",
+    }
+)  # fmt: skip
+"""The records of a strategy, a job and its software, and their words: all of `strategy` that the checker may
+read."""
 
 
 @dataclass(frozen=True)

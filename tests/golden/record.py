@@ -2,9 +2,9 @@
 
     python tests/golden/record.py
 
-prices the strategies that `prices.json` lists anew and writes the numbers back. The clusters in it are
-complete, curves and all, so that only a change of equations, cost or schedules, or of the sizes of a model,
-changes a price.
+prices the strategies that `prices.json` lists anew and writes the numbers back. The clusters and the software
+in it are complete, numbers and all, so that only a change of equations, cost or schedules, or of the sizes of
+a model, changes a price.
 """
 
 from __future__ import annotations
@@ -36,9 +36,10 @@ from shardwise.cost import (
     priced_grids,
     traffic_of,
 )
+from shardwise.inputs import Fields
 from shardwise.model import load_model
 from shardwise.search.explain import result_of
-from shardwise.strategy import Job, StrategyTable, complete, parse_fields
+from shardwise.strategy import Job, StrategyTable, complete, parse_fields, profile_from_record
 
 PRICES = Path(__file__).with_name("prices.json")
 
@@ -47,8 +48,10 @@ DIGITS = 12
 
 def problem_of(question: Mapping[str, Any]) -> Problem:
     """The model, cluster and job of one entry."""
+    job = dict(question["job"])
+    profile = profile_from_record(Fields(job.pop("profile"), key="profile"))
     return bind(
-        load_model(question["model"]), cluster_from_record(question["cluster"]), Job(**question["job"])
+        load_model(question["model"]), cluster_from_record(question["cluster"]), Job(**job, profile=profile)
     )
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 from tests.property.search_instances import drawn_cluster, drawn_job, drawn_model
+from tests.property.software import SOFTWARE, with_drawn_software
 
 from shardwise.cluster import Cluster, load_cluster
 from shardwise.cost import Index, Problem, bind, distinct_rows
@@ -22,7 +23,7 @@ from shardwise.strategy import FIELDS, GRID_RULES, Column, Job, StrategyTable, f
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """A model on a cluster."""
+    """A model on a cluster, run by some software; in bf16, or fp16 where a device lacks that, or `dtype`."""
 
     model: str
     cluster: str
@@ -30,9 +31,11 @@ class Case:
     seq_len: int = 4096
     optimizer: Any = "adamw"
     imbalance: float = 1.1
+    dtype: str | None = None
+    software: str = "plain"
 
     def __str__(self) -> str:
-        return f"{self.model} on {self.cluster}"
+        return f"{self.model} on {self.cluster}, {self.software}"
 
 
 TINY: dict[str, dict[str, Any]] = {
@@ -57,20 +60,30 @@ CASES = (
     Case(model="tiny-dense", cluster="3x4xV100-32G", batch=36, seq_len=1536, optimizer="sgd"),
     Case(model="tiny-experts", cluster="2x6xRTX4090", batch=24, seq_len=1536, optimizer="adafactor"),
     Case(model="tiny-dense", cluster="1x2xH100-SXM+2x2xA100-80G", batch=18, seq_len=1536),
-)
-"""Dense and routed, tied and not, windows and latent attention, six or twelve devices, mixed classes."""
+    Case(
+        model="llama-3.1-8b", cluster="2x8xH100-SXM", batch=24, dtype="fp8-block", software="early stop",
+    ),
+    Case(
+        model="tiny-experts", cluster="2x6xB200", batch=24, seq_len=1536, dtype="nvfp4",
+        software="everything",
+    ),
+    Case(model="gpt2", cluster="3x4xV100-32G", batch=36, seq_len=1024, software="unfused"),
+)  # fmt: skip
+"""Dense and routed, tied and not, windows and latent attention, six or twelve devices, mixed classes; recipes
+of low precision; software of several kinds."""
 
 
 def problem_of(case: Case) -> Problem:
-    """The case as a problem, with fp16 where a device lacks bf16."""
+    """The case as a problem."""
     cluster = load_cluster(case.cluster)
     has_bf16 = all("bf16" in device.peak_flop_per_s for device in cluster.classes.values())
     job = Job(
         seq_len=case.seq_len,
         global_batch_size=case.batch,
-        dtype="bf16" if has_bf16 else "fp16",
+        dtype=case.dtype or ("bf16" if has_bf16 else "fp16"),
         optimizer=case.optimizer,
         expert_imbalance=case.imbalance,
+        profile=SOFTWARE[case.software],
     )
     if case.model in TINY:
         return bind(model_from_config(TINY[case.model], name=case.model), cluster, job)
@@ -84,12 +97,13 @@ def space_of(problem: Problem, name: str = "default") -> Space:
 
 
 def odd_problem(seed: int) -> Problem:
-    """A random model on a random cluster, every other with odd constants: a slow host or none, launches that
-    take long, little or much overlap, host links slow and fast."""
+    """A random model on a random cluster, every other with software of its own, and every other with odd
+    constants: a slow host or none, launches that take long, little or much slowdown, host links slow and
+    fast."""
     rng = random.Random(seed)
     while True:
         model, cluster = drawn_model(rng, is_moe=seed % 5 in (1, 3)), drawn_cluster(rng)
-        problem = bind(model, cluster, drawn_job(rng))
+        problem = bind(model, cluster, with_drawn_software(drawn_job(rng), cluster, seed))
         if len(sampled(problem, 30, seed, space_of(problem, "core"))):
             break
     if seed % 2 == 0:
@@ -98,16 +112,20 @@ def odd_problem(seed: int) -> Problem:
     def about(least: float, most: float) -> float:
         return float(10.0 ** rng.uniform(least, most))
 
-    efficiency = replace(
-        problem.efficiency,
+    profile = replace(
+        problem.profile,
         host_action_s=rng.choice((0.0, about(-6, -1))),
         host_step_s=rng.choice((0.0, about(-6, -1))),
+    )
+    efficiency = replace(
+        problem.efficiency,
         launch_s=rng.choice((0.0, about(-7, -3))),
         overlap_slowdown=rng.uniform(1.0, 2.0),
         fragmentation_ratio=rng.uniform(0.0, 0.5),
     )
     return replace(
         problem,
+        job=replace(problem.job, profile=profile),
         device=replace(problem.device, efficiency=efficiency),
         host_link_bytes_per_s=problem.host_link_bytes_per_s * about(-3, 2),
         memory_bytes_per_s=problem.memory_bytes_per_s * about(-2, 1),
@@ -229,17 +247,26 @@ def _neighbour(
     return resplit(rng, space, rescheduled(rng, space, table, microbatches))
 
 
-def without_fixed_costs(cluster: Cluster) -> Cluster:
-    """The cluster without latencies, launches and host costs: all takes time in proportion to its amount."""
+def without_fixed_costs(problem: Problem) -> Problem:
+    """The problem without latencies, launches and host costs: all takes time in proportion to its amount."""
     classes = {
         name: replace(
             device,
-            efficiency=replace(device.efficiency, launch_s=0.0, host_step_s=0.0, host_action_s=0.0),
+            efficiency=replace(
+                device.efficiency,
+                launch_s=0.0,
+                scale_up=replace(device.efficiency.scale_up, startup_s=0.0),
+                scale_out=replace(device.efficiency.scale_out, startup_s=0.0),
+            ),
         )
-        for name, device in cluster.classes.items()
+        for name, device in problem.cluster.classes.items()
     }
-    tiers = tuple(replace(tier, latency_s=0.0) for tier in cluster.tiers)
-    return replace(cluster, classes=classes, tiers=tiers)
+    tiers = tuple(replace(tier, latency_s=0.0) for tier in problem.cluster.tiers)
+    profile = replace(
+        problem.profile, dispatch_s=0.0, expert_dispatch_s=0.0, host_action_s=0.0, host_step_s=0.0
+    )
+    job = replace(problem.job, profile=profile)
+    return bind(problem.model, replace(problem.cluster, classes=classes, tiers=tiers), job)
 
 
 def with_links(cluster: Cluster, factor: float) -> Cluster:

@@ -34,13 +34,17 @@ Change = tuple[Path, dict[str, Any]]
 
 
 def mutants(document: dict[str, Any], rng: random.Random) -> Iterator[Change]:
-    """Without end: the document with one change at a random place of PARTS, of each part as many."""
+    """Without end: the document with one change at a random place of PARTS, of each part as many; the
+    software of the job is one place of it."""
     places = {part: list(_places(document[part], (part,))) for part in PARTS}
+    of_software = [path for path in places["job"] if path[1] == "profile"]
+    places["job"] = [path for path in places["job"] if path[1] != "profile"] + [("job", "profile")]
     while True:
         part = rng.choice(PARTS)
         if not places[part]:
             continue
         path = rng.choice(places[part])
+        path = rng.choice(of_software) if path == ("job", "profile") else path
         changed = copy.deepcopy(document)
         parent: Any = changed
         for step in path[:-1]:

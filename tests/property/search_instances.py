@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 from tests.property.search_space_twin import SpaceTwin, divisors, first_reason, keeps
+from tests.property.software import PLAIN, with_drawn_software
 
 from shardwise.check import count_space
 from shardwise.cluster import Cluster, load_cluster
@@ -104,14 +105,16 @@ class Instance:
 def instance(seed: int) -> Instance:
     """The instance of a seed. Three in four lie in the default space, some of it left out; two in five have
     experts, one in six layers of two kinds; two in three have tight memory (one in twelve so tight that
-    nothing fits)."""
+    nothing fits); half run on software and in a dtype of their own."""
     rng = random.Random(seed)
     most = LARGEST_SPACE if seed % RARELY == 7 else LARGEST_LISTED
     while True:
+        model = drawn_kinds(rng) if seed % 6 == 5 else drawn_model(rng, is_moe=seed % 5 in (1, 3))
+        cluster = drawn_cluster(rng)
         question = Question(
-            model=drawn_kinds(rng) if seed % 6 == 5 else drawn_model(rng, is_moe=seed % 5 in (1, 3)),
-            cluster=drawn_cluster(rng),
-            job=drawn_job(rng),
+            model=model,
+            cluster=cluster,
+            job=with_drawn_software(drawn_job(rng), cluster, seed),
             space="default" if seed % 4 else "core",
             top=rng.choice((0, 1, 3)),
         )
@@ -181,7 +184,7 @@ def uneven_pipelines() -> list[Instance]:
         Question(
             model=model_from_config({**dimensions, "layers": layers}, name="odd"),
             cluster=load_cluster("2xH100-SXM"),
-            job=Job(seq_len=4096, global_batch_size=batch, dtype="bf16"),
+            job=Job(seq_len=4096, global_batch_size=batch, dtype="bf16", profile=PLAIN),
             space="default",
             fixed={"tp": 1, "cp": 1, "dp": 1, "offload": "none"},
             top=0,
@@ -270,6 +273,7 @@ def drawn_job(rng: random.Random) -> Job:
         optimizer=rng.choice(("adamw", "adafactor", "sgd", "muon")),
         memory_margin=rng.choice((0.0, 0.05)),
         expert_imbalance=rng.choice((1.0, 1.1)),
+        profile=PLAIN,
     )
 
 

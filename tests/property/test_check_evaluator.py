@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 from tests.property.cost_samples import CASES, Case, problem_of
 from tests.property.search_space_twin import SpaceTwin
+from tests.property.software import SOFTWARE, drawn_software
 
 from shardwise.check.figures import Figures, figures_of
 from shardwise.check.layout import layout_of
@@ -19,7 +21,7 @@ from shardwise.check.rows import families, rows_of
 from shardwise.check.rules import first_broken
 from shardwise.check.schedules import table_of
 from shardwise.cluster import Cluster
-from shardwise.cost import Problem, host_bytes, price_everywhere, rank_bytes
+from shardwise.cost import Problem, bind, host_bytes, price_everywhere, rank_bytes
 from shardwise.model import active_parameters as planned_active_parameters
 from shardwise.model import parameters as planned_parameters
 from shardwise.plan import Result
@@ -64,15 +66,78 @@ def ample(cluster: Cluster) -> Cluster:
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_times_and_bytes_of_many_rows(case: Case, full: bool) -> None:
     problem = problem_of(case)
-    strategies = legal_strategies(problem, ALL_ROWS if full else ROWS, seed=23)
+    assert_same_columns(problem, legal_strategies(problem, ALL_ROWS if full else ROWS, seed=23))
+
+
+def assert_same_columns(problem: Problem, strategies: list[Strategy], figures: Figures | None = None) -> None:
+    """Times and bytes of all rows, by either."""
     table = StrategyTable.of(strategies)
-    found = evaluate(figures_for(problem), rows_of(strategies))
+    found = evaluate(figures or figures_for(problem), rows_of(strategies))
     price = price_everywhere(problem, table)
     np.testing.assert_allclose(found.step_time_s, step_times_s(problem, table), rtol=TOLERANCE)
     np.testing.assert_allclose(
         found.device_bytes, rank_bytes(problem, table, price).device.max(axis=0), rtol=TOLERANCE
     )
     np.testing.assert_allclose(found.host_bytes, host_bytes(table, price), rtol=TOLERANCE)
+
+
+UNDER_SOFTWARE = (
+    Case(model="tiny-dense", cluster="3x4xH100-SXM", batch=36, seq_len=1536, dtype="mxfp8"),
+    Case(model="tiny-experts", cluster="2x6xB200", batch=24, seq_len=1536, dtype="nvfp4"),
+    Case(model="deepseek-v2", cluster="2x8xA100-80G", batch=32),
+)
+"""Dense and routed, with windows and latent attention; groups that fill parts of nodes; casts."""
+
+
+@pytest.mark.parametrize("software", SOFTWARE)
+@pytest.mark.parametrize("case", UNDER_SOFTWARE, ids=str)
+def test_all_software_is_priced_alike(case: Case, software: str, full: bool) -> None:
+    test_times_and_bytes_of_many_rows(replace(case, software=software), full)
+    problem = problem_of(replace(case, software=software))
+    cluster = ample(problem.cluster)
+    for strategy in legal_strategies(problem, ALL_RESULTS if full else 2, seed=26):
+        result = planned_result(problem.model, cluster, problem.job, strategy)
+        _assert_same_prices(figures_for(problem, cluster), strategy, result)
+
+
+CHANGES: dict[str, dict[str, Any]] = {
+    "attention": {"attention": ()},
+    "tensor": {"tensor_overlap": 0.01},
+    "tensor backward": {"tensor_backward_overlap": 0.01},
+    "context": {"context_overlap": 0.89},
+    "expert": {"expert_overlap": 0.01},
+    "data": {"data_overlap": 0.99},
+    "shard": {"shard_overlap": 0.89},
+    "pipeline": {"pipeline_overlap": 0.99},
+    "passes": {"pointwise_passes": 1.11},
+    "kernels": {"dispatch_s": 1e-4},
+    "experts' kernels": {"expert_dispatch_s": 1e-2},
+    "actions": {"host_action_s": 2.1e-5},
+    "steps": {"host_step_s": 5.1e-3},
+    "gradients": {"reduce_in_fp32": False},
+    "early stop": {"recompute_stops_early": True},
+    "buffers": {"buffers_all_microbatches": True},
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_the_comparison_sees_every_part_of_software(change: str) -> None:
+    """One evaluator asked about software that differs in one thing."""
+    problem = problem_of(UNDER_SOFTWARE[1])
+    strategies = legal_strategies(problem, 120, seed=27)
+    other = replace(problem.job, profile=replace(problem.profile, **CHANGES[change]))
+    with pytest.raises(AssertionError):
+        assert_same_columns(problem, strategies, figures_of(problem.model, problem.cluster, other))
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_drawn_software_is_priced_alike(seed: int, full: bool) -> None:
+    rng = random.Random(seed)
+    case = UNDER_SOFTWARE[seed % 2]
+    problem = problem_of(case)
+    job = replace(problem.job, profile=drawn_software(rng), dtype=rng.choice(("bf16", "fp8", "fp32")))
+    problem = bind(problem.model, problem.cluster, job)
+    assert_same_columns(problem, legal_strategies(problem, ROWS if full else 60, seed=seed))
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)

@@ -3,12 +3,13 @@ else.
 
 A mutant that the checker takes must be true all the same: the planner, asked about the strategies that it
 names, writes the same plan. Such mutants exist (two axis orders on one tier cost the same; fp16 costs what
-bf16 costs; a plan may list fewer runners-up), and only in the places of TRUE_ALL_THE_SAME; EFFORT says how an
-answer was found, and the hash of a plan does not depend on most of it.
+bf16 costs; a plan may list fewer runners-up; software may hide what is not sent), and only in the places of
+TRUE_ALL_THE_SAME; EFFORT says how an answer was found, and the hash of a plan does not depend on most of it.
 """
 
 from __future__ import annotations
 
+import copy
 import json
 import random
 from collections import Counter
@@ -18,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.property.plan_mutants import mutants, with_hash
+from tests.property.plan_mutants import PARTS, mutants, with_hash
 
 from shardwise import search
 from shardwise.check import Verdict, check_file
@@ -44,20 +45,27 @@ QUESTIONS: dict[str, Question] = {
     "experts": (ROUTED, "2x2xT4", 8, "default", "adamw"),
     "interleaved": ({**DENSE, "layers": 12}, "4x1xV100-16G", 12, "core", "sgd"),
     "tensor": ({**DENSE, "layers": 20}, "4x1xV100-16G", 12, "core", "adamw"),
+    "split": ({**DENSE, "layers": 6}, "2x1xV100-16G", 8, "default", "adamw"),
     "one device": ("gpt2", "1xA100-80G", 8, "core", "muon"),
     "sharded": ("llama-3.1-8b", "8xH100-SXM", 32, "core", "adamw"),
     "mixed": ("gpt2-xl", "1x2xH100-SXM+1x2xA100-80G", 16, "core", "adafactor"),
 }
 
+SCHEDULES = {"experts": "zb_v", "interleaved": "interleaved_1f1b", "tensor": "1f1b", "split": "zb_h1"}
+"""What some questions fix, so that the plans have pipelines of several kinds whatever the figures say."""
+
 MUTANTS, ALL_MUTANTS = 500, 10_000
 
 EFFORT = {"search_s", "search_cpu_s"}
-TRUE_ALL_THE_SAME = {"seed", "dtype", "memory_margin", "expert_imbalance", "axis_order", "runners_up"}
+TRUE_ALL_THE_SAME = {
+    "seed", "dtype", "memory_margin", "expert_imbalance", "axis_order", "runners_up", "profile",
+}  # fmt: skip
 
 
-def plan_for(question: Question) -> Plan:
-    """The planner's answer as a plan."""
-    config, cluster_text, batch, space, optimizer = question
+def plan_for(name: str) -> Plan:
+    """The planner's answer to a question as a plan."""
+    config, cluster_text, batch, space, optimizer = QUESTIONS[name]
+    fixed: dict[str, Any] = {"schedule": SCHEDULES[name]} if name in SCHEDULES else {}
     is_named = isinstance(config, str)
     model = load_model(config) if is_named else model_from_config(config, name="tiny")
     cluster = load_cluster(cluster_text)
@@ -68,7 +76,8 @@ def plan_for(question: Question) -> Plan:
         global_batch_size=batch,
         optimizer=optimizer,
     )
-    answer = search.plan(search.Question(model=model, cluster=cluster, job=job, space=space, top=3))
+    asked = search.Question(model=model, cluster=cluster, job=job, space=space, fixed=fixed, top=3)
+    answer = search.plan(asked)
     return _plan_of(answer, model=model, cluster=cluster, job=job)
 
 
@@ -82,7 +91,7 @@ def _plan_of(answer: Answer, **question: Any) -> Plan:
 @pytest.fixture(scope="module")
 def documents() -> dict[str, dict[str, Any]]:
     """Plans as the planner writes them, by name."""
-    return {name: plan_document(plan_for(question)) for name, question in QUESTIONS.items()}
+    return {name: plan_document(plan_for(name)) for name in QUESTIONS}
 
 
 def verdict_on(document: dict[str, Any], folder: Path) -> Verdict | None:
@@ -105,7 +114,8 @@ def test_a_plan_of_the_planner_holds(name: str, documents: dict[str, dict[str, A
 
 def test_the_plans_have_pipelines_of_several_kinds(documents: dict[str, dict[str, Any]]) -> None:
     schedules = {document["schedule"]["name"] for document in documents.values()}
-    assert {"1f1b", "zb_v", "interleaved_1f1b"} < schedules
+    assert set(SCHEDULES.values()) <= schedules and len(set(SCHEDULES.values())) == 4
+    assert all(documents[name]["schedule"]["name"] == schedule for name, schedule in SCHEDULES.items())
 
 
 def test_mutants_are_refused(documents: dict[str, dict[str, Any]], tmp_path: Path, full: bool) -> None:
@@ -114,13 +124,47 @@ def test_mutants_are_refused(documents: dict[str, dict[str, Any]], tmp_path: Pat
     taken: Counter[str] = Counter()
     for document in documents.values():
         for path, mutant in islice(mutants(document, rng), count):
+            if all(_alike(document[part], mutant[part]) for part in PARTS):
+                continue  # another rounding of nothing
             verdict = verdict_on(mutant, tmp_path)
             if verdict is None or not verdict.ok or path[-1] in EFFORT:
                 continue
             assert _is_true(read_plan(str(tmp_path / "plan.yaml"))), path
-            taken["runners_up" if path == ("runners_up",) else str(path[-1])] += 1
+            taken["profile" if path[:2] == ("job", "profile") else _name(path)] += 1
     assert set(taken) <= TRUE_ALL_THE_SAME, taken
     assert taken.total() < 0.1 * count * len(documents)
+
+
+def _name(path: tuple[str | int, ...]) -> str:
+    return "runners_up" if path == ("runners_up",) else str(path[-1])
+
+
+@pytest.mark.parametrize(
+    ("field", "change"),
+    [
+        ("pointwise_passes", lambda value: value * (1 + 1e-6)),
+        ("host_step_s", lambda value: value + 1e-7),
+        ("dispatch_s", lambda value: value + 0.01),
+        ("attention", lambda value: []),
+        ("reduce_in_fp32", lambda value: not value),
+        # Which of the two counts depends on what the device's numbers are from.
+        ("bands", lambda value: [value[0], value[1] + 1e-6]),
+    ],
+)
+def test_a_plan_for_other_software_is_refused(
+    documents: dict[str, dict[str, Any]], field: str, change: Any, tmp_path: Path
+) -> None:
+    found = set()
+    for name in ("zb_v", "one device", "sharded"):
+        document = copy.deepcopy(documents[name])
+        profile = document["job"]["profile"]
+        for part in ("warm_band", "cold_band") if field == "bands" else (field,):
+            profile[part] = change(profile[part])
+        verdict = verdict_on(with_hash(document), tmp_path)
+        assert verdict is not None
+        found.add(verdict.ok)
+    # Old devices have no fused attention whatever software prefers.
+    assert found == ({True, False} if field == "attention" else {False})
 
 
 def _is_true(plan: Plan) -> bool:

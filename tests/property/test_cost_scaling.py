@@ -31,13 +31,13 @@ def drawn(request: pytest.FixtureRequest, full: bool) -> tuple[Problem, Strategy
 
 
 def on(problem: Problem, cluster: Cluster) -> Problem:
-    return bind(problem.model, cluster, problem.job, problem.profile)
+    return bind(problem.model, cluster, problem.job)
 
 
 def test_twice_as_fast_takes_half_the_time(drawn: Any) -> None:
     problem, table = drawn
-    plain = without_fixed_costs(problem.cluster)
-    slow, fast = on(problem, plain), on(problem, with_links(with_speed(plain, 2.0), 2.0))
+    slow = without_fixed_costs(problem)
+    fast = on(slow, with_links(with_speed(slow.cluster, 2.0), 2.0))
     np.testing.assert_allclose(step_times_s(fast, table), step_times_s(slow, table) / 2.0, rtol=1e-12)
     np.testing.assert_array_equal(peaks_of(fast, table).device_bytes, peaks_of(slow, table).device_bytes)
 
@@ -92,7 +92,7 @@ def test_a_faster_host_link_helps_what_is_offloaded(drawn: Any) -> None:
 def test_a_larger_batch_takes_longer(drawn: Any) -> None:
     problem, table = drawn
     double = replace(problem.job, global_batch_size=2 * problem.job.global_batch_size)
-    after = step_times_s(bind(problem.model, problem.cluster, double, problem.profile), table)
+    after = step_times_s(bind(problem.model, problem.cluster, double), table)
     assert (after > step_times_s(problem, table)).all()
 
 
@@ -106,6 +106,6 @@ def test_one_slow_node_slows_all(drawn: Any) -> None:
 
 def test_without_any_overlap_nothing_is_faster(drawn: Any) -> None:
     problem, table = drawn
-    exposed = replace(problem.profile, context_overlap=0.0, data_overlap=0.0, shard_overlap=0.0)
-    shown = bind(problem.model, problem.cluster, problem.job, exposed)
+    exposed = replace(problem.job, profile=problem.profile.without_overlap())
+    shown = bind(problem.model, problem.cluster, exposed)
     assert (step_times_s(shown, table) >= step_times_s(problem, table) * (1 - 1e-12)).all()

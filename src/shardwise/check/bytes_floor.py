@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from shardwise.check.cells import EMBEDDING, HEAD, Cells, Layers, Pipeline, layers_of
+from shardwise.check.memory import boundary_buffers
 from shardwise.check.rows import Column
 from shardwise.check.sharding import Shardings
 from shardwise.check.splits import FULL
@@ -69,9 +70,13 @@ def bytes_floor(pipeline: Pipeline, cells: Cells, most: Column, *, is_paired: bo
     away_too = moves_activations(cells)
     held = np.where(away_too, np.minimum(in_flight, stored + kept), in_flight)
     again = kept - pipeline.amount("input_bytes", cells)[:EMBEDDING].max(axis=0)
-    largest = pipeline.amount("largest_bytes", cells)
-    held[:-1] += 2 * largest[:EMBEDDING].max(axis=0)
-    held[-1] += np.maximum(2 * largest[:EMBEDDING].max(axis=0), largest[HEAD])
+    largest = pipeline.amount("largest_bytes", cells)[:EMBEDDING].max(axis=0)
+    gradients = pipeline.amount("dense", cells)[:EMBEDDING].max(axis=0) * recipe.weight_bytes
+    logits = pipeline.amount("logits_bytes", cells)[HEAD]
+    held[:-1] += 2 * largest + gradients
+    held[-1] += np.maximum(2 * largest, logits) + gradients
+    if pipeline.schedule == "gpipe" or pipeline.splits_backward:
+        held[-1] += (pipeline.turn("held", cells)[rank[-1]] - 1) * logits
     allocated = (of_ranks[rank] + held).max(axis=0) + np.where(cells.recompute == FULL, again, 0.0)
     allocated = allocated + _shared_bytes(pipeline, shardings, cells, is_paired=is_paired)
     rows = ground.rows
@@ -97,10 +102,10 @@ def _shared_bytes(pipeline: Pipeline, shardings: Shardings, cells: Cells, *, is_
     """Gathered weights and buffers."""
     rows, recipe = pipeline.ground.rows, pipeline.figures.recipe
     grid = cells.grid
-    sequence = rows.micro_batch_size[grid] * pipeline.figures.job.seq_len / rows.cp[grid]
-    sequence = sequence / np.where(rows.sequence_parallel[grid], rows.tp[grid], 1)
-    hidden = sequence * pipeline.figures.model.hidden * recipe.activation_bytes
-    buffers = 4 * hidden * (pipeline.pp > 1)
+    tokens = rows.micro_batch_size[grid] * pipeline.figures.job.seq_len / rows.cp[grid]
+    hidden = tokens / rows.tp[grid] * pipeline.figures.model.hidden * recipe.activation_bytes
+    each = boundary_buffers(pipeline.figures, pipeline.ground.microbatches[grid], rows.tp[grid])
+    buffers = each * hidden * (pipeline.pp > 1)
     if not is_paired:
         return buffers
     gathered: Column = 0.0

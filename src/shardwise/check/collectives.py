@@ -13,12 +13,17 @@ from shardwise.cluster import Cluster, Efficiency
 
 @dataclass(frozen=True, slots=True)
 class TierCost:
-    """One tier: seconds per hop, bytes per second, seconds that a message is too short for full speed."""
+    """One tier: seconds per hop, bytes per second, seconds before the first byte moves.
+
+    Rings through more than one but not all of the `inside` devices below the tier reach the share `partial`.
+    """
 
     latency_s: float
     bytes_per_s: float
     start_s: float
     in_switch: bool
+    partial: float
+    inside: int
 
 
 Fabric = tuple[TierCost, ...]
@@ -27,22 +32,33 @@ Fabric = tuple[TierCost, ...]
 def fabric_of(cluster: Cluster, efficiency: Efficiency) -> Fabric:
     """The tiers, innermost first, at the pace of the efficiency's curves."""
     found = []
+    inside = 1
     for tier in cluster.tiers:
         curve = efficiency.scale_out if tier.is_network else efficiency.scale_up
-        speed = curve.fraction * tier.bytes_per_s
-        found.append(TierCost(tier.latency_s, speed, curve.half_bytes / speed, tier.in_switch_reduction))
+        found.append(
+            TierCost(
+                latency_s=tier.latency_s,
+                bytes_per_s=curve.fraction * tier.bytes_per_s / (tier.span / inside) ** curve.crowding,
+                start_s=curve.startup_s,
+                in_switch=tier.in_switch_reduction,
+                partial=curve.partial_fraction,
+                inside=inside,
+            )
+        )
+        inside = tier.span
     return tuple(found)
 
 
 @dataclass(frozen=True, slots=True)
 class _Crossed:
-    """Of the tiers that a group crosses: the largest latency, start and transfer time; and the two ways."""
+    """Of the tiers that a group crosses: the largest latency, start and transfer time; and one trip around a
+    ring."""
 
     members: Column
     latency_s: Column
     start_s: Column
     transfer_s: Column
-    ways_s: Column
+    ring_s: Column
     in_switch: Column
 
 
@@ -51,25 +67,24 @@ def _crossed(fabric: Fabric, nbytes: Column, group: Sizes) -> _Crossed:
     latency: Column = 0.0
     start: Column = 0.0
     transfer: Column = 0.0
-    tiered: Column = 0.0
     in_switch: Column = True
     for tier, size in zip(fabric, group, strict=True):
         crosses = size > 1
-        seconds = nbytes / (below * tier.bytes_per_s)
+        share = np.where((below > 1) & (below < tier.inside), tier.partial, 1.0)
+        seconds = nbytes / (below * (tier.bytes_per_s * share))
         latency = np.maximum(latency, np.where(crosses, tier.latency_s, 0.0))
         start = np.maximum(start, np.where(crosses, tier.start_s, 0.0))
         transfer = np.maximum(transfer, np.where(crosses, seconds, 0.0))
-        tiered = tiered + (size - 1) * tier.latency_s + (size - 1) / size * seconds
         in_switch = in_switch & (tier.in_switch | ~crosses)
         below = below * size
     flat = (below - 1) * latency + (below - 1) / below * transfer
-    return _Crossed(below, latency, start, transfer, np.minimum(tiered, flat), in_switch)
+    return _Crossed(below, latency, start, transfer, flat, in_switch)
 
 
 def pass_s(fabric: Fabric, nbytes: Column, group: Sizes) -> Column:
     """Reduce-scatter of a rank's input, or all-gather of a rank's output, of `nbytes`."""
     crossed = _crossed(fabric, nbytes, group)
-    return crossed.ways_s + crossed.start_s
+    return crossed.ring_s + crossed.start_s
 
 
 def all_reduce_s(fabric: Fabric, nbytes: Column, group: Sizes) -> Column:
@@ -77,7 +92,7 @@ def all_reduce_s(fabric: Fabric, nbytes: Column, group: Sizes) -> Column:
     crossed = _crossed(fabric, nbytes, group)
     trees = 2 * np.log2(crossed.members) * crossed.latency_s + 2 * crossed.transfer_s
     switched = np.where(crossed.in_switch, 2 * crossed.latency_s + crossed.transfer_s, np.inf)
-    return np.minimum(np.minimum(2 * crossed.ways_s, trees), switched) + crossed.start_s
+    return np.minimum(np.minimum(2 * crossed.ring_s, trees), switched) + crossed.start_s
 
 
 def all_to_all_s(fabric: Fabric, nbytes: Column, group: Sizes, copies: float) -> Column:

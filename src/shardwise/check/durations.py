@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from shardwise.check.figures import DATA_OVERLAP, Figures
+from shardwise.check.figures import Figures
 from shardwise.check.rows import Column, Family, Rows
 
 
@@ -72,10 +72,11 @@ def stage_times(
     layers: Column,
     reduction_s: Column,
     gathering_s: Column,
+    waiting_s: Column,
 ) -> StageTimes:
     """The times of a stage that has these amounts and so many layers, and whose reduction and gathering take
-    so long when nothing hides them."""
-    rows, host_s = family.rows, figures.efficiency.host_action_s
+    so long when nothing hides them; `waiting_s` is how long an action waits for what it sends."""
+    rows, host_s = family.rows, figures.profile.host_action_s
     selective = np.where(rows.recompute == "selective", stage["selective_s"], 0.0)
     full = recomputed_share(rows, layers) * stage["repeated_s"]
     again_s = np.where(rows.recompute == "full", full, selective)
@@ -83,8 +84,9 @@ def stage_times(
     moved_s = nbytes / figures.host_link_bytes_per_s
     out_s = figures.exposed_s(moved_s, stage["forward_computation_s"], 1.0)
     in_s = figures.exposed_s(moved_s, stage["input_computation_s"], 1.0)
-    forward_s = stage["forward_s"] + host_s + out_s + stage["forward_traffic_s"]
-    input_s = stage["input_s"] + host_s + again_s + in_s + stage["input_traffic_s"]
+    action_s = host_s + waiting_s
+    forward_s = stage["forward_s"] + action_s + out_s + stage["forward_traffic_s"]
+    input_s = stage["input_s"] + action_s + again_s + in_s + stage["input_traffic_s"]
     weight_s = stage["weight_s"] + stage["weight_traffic_s"]
     last_s = weight_s if family.splits_backward else input_s + weight_s
     return StageTimes(
@@ -92,8 +94,8 @@ def stage_times(
         input_s=input_s,
         weight_s=weight_s,
         weight_action_s=weight_s + host_s,
-        gather_s=_beside(gathering_s, forward_s, layers),
-        reduce_s=_beside(reduction_s, last_s, layers),
+        gather_s=_beside(gathering_s, figures.profile.data_overlap * forward_s, layers),
+        reduce_s=_beside(reduction_s, figures.profile.data_overlap * last_s, layers),
         again_s=again_s,
         offload_s=out_s + in_s,
         traffic_s=stage["forward_traffic_s"] + stage["input_traffic_s"] + stage["weight_traffic_s"],
@@ -101,9 +103,9 @@ def stage_times(
 
 
 def _beside(seconds: Column, action_s: Column, layers: Column) -> Column:
-    """What is left of a gathering or reduction in buckets of a layer beside one action."""
+    """What is left of a gathering or reduction in buckets of a layer beside so much of one action."""
     buckets = np.maximum(layers, 1)
-    return np.maximum(seconds - DATA_OVERLAP * action_s * (1 - 1 / buckets), seconds / buckets)
+    return np.maximum(seconds - action_s * (1 - 1 / buckets), seconds / buckets)
 
 
 def hops_s(family: Family, hop_s: Column) -> tuple[Column, ...]:

@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import gcd
 
 import numpy as np
 
 from shardwise.check.rows import Column
-from shardwise.cluster import Cluster, Device, Efficiency
+from shardwise.cluster import AttentionCurve, Cluster, Device, Efficiency
 from shardwise.errors import ConfigError
 from shardwise.model import Model
 from shardwise.operators import Attention, Extent, Operator
-from shardwise.strategy import Job
+from shardwise.strategy import Job, Profile
 
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """Peaks of weight matmuls and of attention, bytes per activation, weight, gradient, master weight."""
+    """Peaks of weight matmuls and of attention, bytes per activation, weight, gradient, master weight, and of
+    an activation that only a matmul needs again."""
 
     matmul: str
     other: str
@@ -26,17 +27,23 @@ class Recipe:
     weight_bytes: int = 2
     gradient_bytes: int = 4
     master_bytes: int = 4
+    operand_bytes: float = 2
+
+    @property
+    def cast_bytes(self) -> int:
+        """Moved to bring an element into the matmul's dtype: read, written straight and transposed."""
+        return 4 if self.matmul in ("fp8", "fp4") else 0
 
 
 RECIPES: Mapping[str, Recipe] = {
-    "fp32": Recipe("fp32", "fp32", 4, 4, 4, 0),
+    "fp32": Recipe("fp32", "fp32", 4, 4, 4, 0, 4),
     "fp16": Recipe("fp16", "fp16"),
     "bf16": Recipe("bf16", "bf16"),
-    "fp8": Recipe("fp8", "bf16"),
-    "fp8-current": Recipe("fp8", "bf16"),
-    "fp8-block": Recipe("fp8", "bf16"),
-    "mxfp8": Recipe("fp8", "bf16"),
-    "nvfp4": Recipe("fp4", "bf16"),
+    "fp8": Recipe("fp8", "bf16", operand_bytes=1),
+    "fp8-current": Recipe("fp8", "bf16", operand_bytes=1),
+    "fp8-block": Recipe("fp8", "bf16", operand_bytes=1 + 4 / 128),
+    "mxfp8": Recipe("fp8", "bf16", operand_bytes=1 + 1 / 32),
+    "nvfp4": Recipe("fp4", "bf16", operand_bytes=0.5 + 1 / 16),
 }
 
 OPTIMIZERS: Mapping[str, tuple[int, int]] = {
@@ -46,9 +53,6 @@ OPTIMIZERS: Mapping[str, tuple[int, int]] = {
     "muon": (4, 30),
 }
 """State bytes per parameter; flop per parameter and hidden unit."""
-
-CONTEXT_OVERLAP, DATA_OVERLAP, SHARD_OVERLAP = 0.9, 1.0, 0.9
-"""Profile `megatron-2024`; communication of tensor and expert parallelism is not hidden."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +88,21 @@ class Figures:
     host_link_bytes_per_s: float
 
     @property
+    def profile(self) -> Profile:
+        """The software of the job."""
+        return self.job.profile
+
+    @property
+    def fused(self) -> AttentionCurve | None:
+        """The first kernel of attention that the software likes and the device has; None where scores go
+        through memory."""
+        has = self.efficiency.attention
+        for kernel in self.profile.attention:
+            if kernel in has:
+                return has[kernel]
+        return None
+
+    @property
     def usable_bytes(self) -> float:
         """What a rank may use of its device."""
         return self.capacity_bytes * (1 - self.job.memory_margin)
@@ -97,13 +116,16 @@ class Figures:
 def figures_of(model: Model, cluster: Cluster, job: Job) -> Figures:
     """The figures; ConfigError for a dtype that is unknown or that a class of the cluster lacks."""
     recipe = _recipe(job.dtype, cluster)
+    if not job.profile.reduce_in_fp32:
+        recipe = replace(recipe, gradient_bytes=recipe.weight_bytes)
     state_bytes, update_flop = OPTIMIZERS[job.optimizer]
     nodes = set(cluster.nodes)
     used = sorted({node.device_class for node in nodes})
     devices = [cluster.classes[name] for name in used]
     slowest = min(devices, key=lambda device: device.peak_flop_per_s[recipe.matmul])
     efficiency = slowest.efficiency
-    speed = min(node.speed for node in nodes) * efficiency.sustained_fraction
+    speed = min(node.speed for node in nodes)
+    of_dtype = {"fp8": efficiency.matmul.fp8_fraction, "fp4": efficiency.matmul.fp4_fraction}
     return Figures(
         model=model,
         cluster=cluster,
@@ -114,7 +136,7 @@ def figures_of(model: Model, cluster: Cluster, job: Job) -> Figures:
         recipe=recipe,
         state_bytes=state_bytes,
         update_flop=update_flop,
-        matmul_flop_per_s=slowest.peak_flop_per_s[recipe.matmul] * speed,
+        matmul_flop_per_s=slowest.peak_flop_per_s[recipe.matmul] * speed * of_dtype.get(recipe.matmul, 1.0),
         attention_flop_per_s=slowest.peak_flop_per_s[recipe.other] * speed,
         memory_bytes_per_s=min(device.memory_bytes_per_s for device in devices)
         * speed

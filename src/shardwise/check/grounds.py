@@ -27,7 +27,7 @@ from shardwise.strategy import CP_KINDS, FIELDS
 GRID_RULES: Mapping[str, Rule] = {**ATTENTION_RULES, **EXPERT_RULES, **BATCH_RULES}
 """The rules that need no schedule."""
 
-STACKED = (*AMOUNTS, "largest_bytes")
+STACKED = (*AMOUNTS, "largest_bytes", "logits_bytes")
 
 PLAIN = {
     "vpp": 1, "param_shard": 1, "grad_shard": 1, "optim_shard": 1, "micro_batch_size": 1, "schedule": "1f1b",

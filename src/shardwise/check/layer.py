@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from shardwise.check.collectives import Fabric, all_reduce_s, all_to_all_s, pass_s
-from shardwise.check.figures import CONTEXT_OVERLAP, Figures
+from shardwise.check.figures import Figures
 from shardwise.check.groups import Groups
-from shardwise.check.operators import Place, operator_seconds
+from shardwise.check.operators import Place, operator_seconds, score_bytes
 from shardwise.check.rows import Column, Rows
 from shardwise.model import Experts, Model
-from shardwise.operators import Attention, GroupedMatmul, Matmul, Operator
+from shardwise.operators import Attention, GroupedMatmul, Lookup, Loss, Matmul, Operator
 
 Amounts = Mapping[str, Column]
 """What a block has, by name, all per rank and microbatch: see AMOUNTS."""
@@ -23,11 +23,12 @@ PHASES = ("forward", "input", "weight")
 AMOUNTS = (
     "forward_computation_s", "input_computation_s", "weight_computation_s", "forward_s", "input_s",
     "weight_s", "matmul_s", "attention_s", "memory_bound_s", "tensor_s", "context_s", "expert_s",
-    "selective_s", "repeated_s", "dense", "expert", "kept_bytes", "kept_selective_bytes", "input_bytes",
+    "host_s", "selective_s", "repeated_s", "dense", "expert", "kept_bytes", "kept_selective_bytes",
+    "input_bytes",
 )  # fmt: skip
 """Seconds of the phases, alone and with communication; parts of all phases; what selective and full
 recomputation would repeat; elements of dense and expert weights; bytes kept by each choice of recompute.
-Beside them a block has `largest_bytes` and `replicated`, which are not summed over stages."""
+Beside them a block has `largest_bytes`, `logits_bytes` and `replicated`, which are not summed over stages."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,18 +70,23 @@ def block_amounts(
         f"{part}_s": sum(parts[part, phase] for phase in PHASES)
         for part in ("matmul", "attention", "memory_bound")
     }
+    busy = {}
     for phase in PHASES:
         alone = sum(parts[part, phase] for part in ("matmul", "attention", "memory_bound"))
-        found[f"{phase}_computation_s"] = alone
-        found[f"{phase}_s"] = alone + sum(
-            seconds for (_, of_phase), seconds in traffic.items() if of_phase == phase
-        )
+        sent = sum(seconds for (_, of_phase), seconds in traffic.items() if of_phase == phase)
+        waits = np.maximum(_host_s(place, shape.operators, phase) - alone - sent, 0.0)
+        busy[phase] = alone + sent
+        found[f"{phase}_computation_s"] = alone + waits
+        found[f"{phase}_s"] = alone + waits + sent
+        found["host_s"] = found.get("host_s", 0.0) + waits
     for kind in ("tensor", "context", "expert"):
         found[f"{kind}_s"] = traffic[kind, "forward"] + traffic[kind, "input"]
     found |= _bytes(place, shape)
     selective = parts["selective", "forward"]
     found["selective_s"] = selective if shape.is_layer else 0.0 * selective
-    found["repeated_s"] = found["forward_s"] if shape.is_layer else 0.0 * selective
+    started = _host_s(place, shape.operators[: _left_out(place, shape)], "forward")
+    again = np.maximum(busy["forward"] - parts["left_out", "forward"], started)
+    found["repeated_s"] = again if shape.is_layer else 0.0 * selective
     return found
 
 
@@ -89,19 +95,45 @@ def _computation(place: Place, shape: BlockShape) -> dict[tuple[str, str], Colum
     zero = 0.0 * place.tokens
     found = {
         (part, phase): zero
-        for part in ("matmul", "attention", "memory_bound", "selective")
+        for part in ("matmul", "attention", "memory_bound", "selective", "left_out")
         for phase in PHASES
     }
-    for operator in shape.operators:
+    left_out = _left_out(place, shape)
+    for number, operator in enumerate(shape.operators):
         part = {"matmul": "matmul", "grouped_matmul": "matmul", "attention": "attention"}.get(
             operator.kind, "memory_bound"
         )
         seconds = operator_seconds(operator, place)
         for phase in PHASES:
             found[part, phase] = found[part, phase] + getattr(seconds, phase)
+        if number >= left_out:
+            found["left_out", "forward"] = found["left_out", "forward"] + seconds.forward
         if part == "attention" or getattr(operator, "selective", False):
             found["selective", "forward"] = found["selective", "forward"] + seconds.forward
     return found
+
+
+def _left_out(place: Place, shape: BlockShape) -> int:
+    """From which operator on a recomputation that stops early has nothing left to do: the last product."""
+    products = [
+        number
+        for number, operator in enumerate(shape.operators)
+        if isinstance(operator, Matmul | GroupedMatmul)
+    ]
+    if not place.figures.profile.recompute_stops_early or not products:
+        return len(shape.operators)
+    return products[-1]
+
+
+def _host_s(place: Place, operators: Sequence[Operator], phase: str) -> float:
+    """Seconds that the host needs to start all kernels of a phase."""
+    profile = place.figures.profile
+    if phase == "weight":
+        return profile.dispatch_s * sum(
+            isinstance(operator, Matmul | GroupedMatmul | Lookup) for operator in operators
+        )
+    has_experts = any(isinstance(operator, GroupedMatmul) for operator in operators)
+    return profile.dispatch_s * len(operators) + (profile.expert_dispatch_s if has_experts else 0.0)
 
 
 def _communication(
@@ -112,14 +144,18 @@ def _communication(
     is_ring = place.rows.cp_kind == "ring"
     sync_s = shape.tensor_syncs * _sync_s(place, fabric, groups)
     routing_s = _routing_s(place, fabric, groups, shape)
-    overlap = np.where(is_ring, CONTEXT_OVERLAP, 0.0)
+    profile = place.figures.profile
+    overlap = np.where(is_ring, profile.context_overlap, 0.0)
     found = {}
     for phase, times in (("forward", 1), ("input", 2)):
         ring_s, exchange_s = _context_s(place, fabric, groups, shape)
         context_s = np.where(is_ring, times * ring_s, exchange_s)
-        found["tensor", phase] = exposed_s(sync_s, parts["matmul", phase], 0.0)
+        beside, share = parts["matmul", phase], profile.tensor_overlap
+        if phase == "input":
+            beside, share = beside + parts["matmul", "weight"], share + profile.tensor_backward_overlap
+        found["tensor", phase] = exposed_s(sync_s, beside, share)
         found["context", phase] = exposed_s(context_s, parts["attention", phase], overlap)
-        found["expert", phase] = exposed_s(routing_s, parts["matmul", phase], 0.0)
+        found["expert", phase] = exposed_s(routing_s, parts["matmul", phase], profile.expert_overlap)
     return found
 
 
@@ -165,7 +201,7 @@ def _routing_s(place: Place, fabric: Fabric, groups: Groups, shape: BlockShape) 
 
 def _bytes(place: Place, shape: BlockShape) -> dict[str, Column]:
     zero = 0.0 * place.tokens
-    dense = expert = kept = kept_selective = largest = zero
+    dense = expert = kept = kept_selective = largest = logits = zero
     replicated = 0
     for operator in shape.operators:
         for weight in operator.weights:
@@ -176,8 +212,14 @@ def _bytes(place: Place, shape: BlockShape) -> dict[str, Column]:
                 dense = dense + elements
                 if all(extent.role == "whole" for extent in weight.shape):
                     replicated += weight.parameters
+        if isinstance(operator, Attention) and place.figures.fused is None:
+            scores = score_bytes(operator, place)
+            kept, largest = kept + scores, np.maximum(largest, scores)
         for saved in operator.saved:
             nbytes = place.saved_bytes(saved)
+            if isinstance(operator, Loss):
+                logits = logits + nbytes
+                continue
             kept = kept + nbytes
             kept_selective = kept_selective + (0.0 if saved.selective else 1.0) * nbytes
             largest = np.maximum(largest, nbytes)
@@ -189,6 +231,7 @@ def _bytes(place: Place, shape: BlockShape) -> dict[str, Column]:
         "kept_selective_bytes": kept_selective if shape.is_layer else kept,
         "input_bytes": place.hidden_bytes("sequence") if shape.is_layer else kept,
         "largest_bytes": largest,
+        "logits_bytes": logits,
     }
 
 

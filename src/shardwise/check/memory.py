@@ -48,9 +48,12 @@ def memory_of(
         rank = family.rank_of(number)
         states, host_states = _states(figures, family, shardings, dense[rank], expert[rank])
         held, host_held = _activations(family, kinds, stage, layers[number], in_flight(family, rank))
-        largest = 2 * _largest(kinds, "largest_bytes")
+        largest = temporary_bytes(figures, kinds)
         if number == len(stages) - 1:
-            largest = np.maximum(largest, head["largest_bytes"])
+            largest = np.maximum(largest, head_temporary_bytes(figures, kinds, head))
+            if family.schedule == "gpipe" or family.splits_backward:
+                # The losses of all microbatches in flight are kept.
+                largest = largest + (in_flight(family, rank) - 1) * head["logits_bytes"]
         parts = {**states, **shared, "activations": held, "temporaries": largest}
         allocated = sum(parts[name] for name in ALLOCATED)
         parts["fragmentation"] = figures.efficiency.fragmentation_ratio * allocated
@@ -65,6 +68,17 @@ def memory_of(
     if best is None:
         raise ValueError("a pipeline has at least one stage")
     return best
+
+
+def temporary_bytes(figures: Figures, kinds: Sequence[Amounts]) -> Column:
+    """What the largest operation of a layer needs: a tensor and its gradient, and the gradients of the
+    layer's weights before they are added up."""
+    return 2 * _largest(kinds, "largest_bytes") + _largest(kinds, "dense") * figures.recipe.weight_bytes
+
+
+def head_temporary_bytes(figures: Figures, kinds: Sequence[Amounts], head: Amounts) -> Column:
+    """The same of the head: the logits in the place of the tensor and its gradient."""
+    return head["logits_bytes"] + _largest(kinds, "dense") * figures.recipe.weight_bytes
 
 
 def _tighter(a: Memory, b: Memory) -> Memory:
@@ -112,14 +126,22 @@ def _activations(
     return near + again, np.where(is_away, pairs * stored, 0.0)
 
 
+def boundary_buffers(figures: Figures, microbatches: Column, tp: Column) -> Column:
+    """How many messages of a tensor rank a stage of a pipeline has room for: two each way, or all of a step,
+    whole."""
+    if figures.profile.buffers_all_microbatches:
+        return np.maximum(4, 2 * microbatches * tp)
+    return 4
+
+
 def _shared(
     figures: Figures, family: Family, shardings: Shardings, kinds: Sequence[Amounts]
 ) -> dict[str, Column]:
     """Parts that are the same on every stage."""
     rows, efficiency, recipe = family.rows, figures.efficiency, figures.recipe
-    sequence = rows.micro_batch_size * figures.job.seq_len / rows.cp
-    sequence = sequence / np.where(rows.sequence_parallel, rows.tp, 1)
-    hidden = sequence * figures.model.hidden * recipe.activation_bytes
+    tokens = rows.micro_batch_size * figures.job.seq_len / rows.cp
+    hidden = tokens / rows.tp * figures.model.hidden * recipe.activation_bytes
+    buffers = boundary_buffers(figures, family.microbatches, rows.tp)
     communicators = 1 + sum(
         (getattr(rows, axis) > 1).astype(np.int64) for axis in ("tp", "cp", "pp", "dp", "ep")
     )
@@ -128,7 +150,7 @@ def _shared(
     )
     return {
         "gathered": 2 * recipe.weight_bytes * gathered,
-        "buffers": 4 * hidden * (family.pp > 1),
+        "buffers": buffers * hidden * (family.pp > 1),
         "communicators": efficiency.communicator_bytes * communicators,
         "context": efficiency.context_bytes,
     }

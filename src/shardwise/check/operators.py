@@ -71,7 +71,10 @@ class Place:
 
     def saved_bytes(self, saved: Saved) -> Column:
         """Bytes of a saved tensor on a rank, per microbatch."""
-        each = SAVED_BYTES.get(saved.dtype, self.figures.recipe.activation_bytes)
+        recipe = self.figures.recipe
+        each = {"compute": recipe.activation_bytes, "operand": recipe.operand_bytes, **SAVED_BYTES}[
+            saved.dtype
+        ]
         return self.count(saved.rows) * self.width(saved.width) * each
 
 
@@ -93,7 +96,9 @@ def operator_seconds(operator: Operator, place: Place) -> Seconds:
         case Matmul():
             k, n = place.width(operator.k), place.width(operator.n)
             return Seconds(
-                _matmul_s(place, rows, n, k), _matmul_s(place, rows, k, n), _matmul_s(place, k, n, rows)
+                _matmul_s(place, rows, n, k) + _cast_s(place, rows * k),
+                _matmul_s(place, rows, k, n) + _cast_s(place, rows * n),
+                _matmul_s(place, k, n, rows),
             )
         case GroupedMatmul():
             return _grouped_matmul_seconds(operator, place)
@@ -102,9 +107,8 @@ def operator_seconds(operator: Operator, place: Place) -> Seconds:
         case Pointwise():
             forward = sum((place.width(extent) for extent in operator.forward), start=zero)
             backward = sum((place.width(extent) for extent in operator.backward), start=zero)
-            return Seconds(
-                _moved_s(place, rows * each * forward), _moved_s(place, rows * each * backward), zero
-            )
+            moved = rows * (each * place.figures.profile.pointwise_passes)
+            return Seconds(_moved_s(place, moved * forward), _moved_s(place, moved * backward), zero)
         case Lookup():
             elements = rows * place.width(operator.width)
             return Seconds(_moved_s(place, 2 * elements * each), zero, _moved_s(place, elements * (each + 8)))
@@ -120,9 +124,9 @@ def _moved_s(place: Place, nbytes: Column) -> Column:
     return place.figures.efficiency.launch_s + np.where(nbytes > 0, transfer, 0.0)
 
 
-def _matmul_s(place: Place, m: Column, n: Column, k: Column) -> Column:
-    """[m, k] x [k, n]."""
-    figures, curve = place.figures, place.figures.efficiency.matmul
+def _matmul_efficiency(place: Place, m: Column, n: Column, k: Column) -> Column:
+    """The share of the peak that [m, k] x [k, n] reaches."""
+    curve = place.figures.efficiency.matmul
 
     def fill(tile_m: float, tile_n: float) -> Column:
         waves = np.ceil(np.ceil(m / tile_m) * np.ceil(n / tile_n) / curve.units)
@@ -130,10 +134,21 @@ def _matmul_s(place: Place, m: Column, n: Column, k: Column) -> Column:
 
     large = fill(curve.tile_m, curve.tile_n)
     small = curve.small_tile_fraction * fill(curve.tile_m / 2, curve.tile_n / 2)
-    efficiency = curve.peak_fraction * k / (k + curve.k_half) * np.maximum(large, small)
-    arithmetic = 2 * m * n * k / (figures.matmul_flop_per_s * efficiency)
+    return curve.peak_fraction * k / (k + curve.k_half) * np.maximum(large, small)
+
+
+def _matmul_s(place: Place, m: Column, n: Column, k: Column) -> Column:
+    """[m, k] x [k, n]."""
+    figures = place.figures
+    arithmetic = 2 * m * n * k / (figures.matmul_flop_per_s * _matmul_efficiency(place, m, n, k))
     nbytes = (m * k + k * n + m * n) * figures.recipe.activation_bytes
     return figures.efficiency.launch_s + np.maximum(arithmetic, nbytes / figures.memory_bytes_per_s)
+
+
+def _cast_s(place: Place, elements: Column) -> Column:
+    """Elements brought into the dtype of matmuls, where it is another."""
+    each = place.figures.recipe.cast_bytes
+    return _moved_s(place, each * elements) if each else 0.0 * elements
 
 
 def _grouped_matmul_seconds(operator: GroupedMatmul, place: Place) -> Seconds:
@@ -150,7 +165,9 @@ def _grouped_matmul_seconds(operator: GroupedMatmul, place: Place) -> Seconds:
         arithmetic = 2 * rows * n * k / (figures.matmul_flop_per_s * efficiency)
         return figures.efficiency.launch_s + np.maximum(arithmetic, nbytes / figures.memory_bytes_per_s)
 
-    return Seconds(seconds(k), seconds(n), seconds(tokens))
+    return Seconds(
+        seconds(k) + _cast_s(place, rows * k), seconds(n) + _cast_s(place, rows * n), seconds(tokens)
+    )
 
 
 def keys_of_query(seq_len: int, window: int | None, *, causal: bool) -> float:
@@ -162,7 +179,9 @@ def keys_of_query(seq_len: int, window: int | None, *, causal: bool) -> float:
 
 
 def _attention_seconds(operator: Attention, place: Place) -> Seconds:
-    figures, curve = place.figures, place.figures.efficiency.attention
+    figures, curve = place.figures, place.figures.fused
+    if curve is None:
+        return _unfused_seconds(operator, place)
     seq_len = figures.job.seq_len
     heads, kv_heads = place.width(operator.heads), place.width(operator.kv_heads)
     dims = operator.qk_dim + operator.v_dim
@@ -174,3 +193,25 @@ def _attention_seconds(operator: Attention, place: Place) -> Seconds:
     forward = launch + np.maximum(work / (pace * curve.forward_fraction), nbytes / memory)
     backward = launch + np.maximum(2.5 * work / (pace * curve.backward_fraction), 2 * nbytes / memory)
     return Seconds(forward, backward, 0.0 * forward)
+
+
+def _unfused_seconds(operator: Attention, place: Place) -> Seconds:
+    """Two batched products forward and four backward over all keys, and the softmax between them."""
+    figures, each = place.figures, place.figures.recipe.activation_bytes
+    keys = float(figures.job.seq_len)
+    rows = place.count(operator.rows) * place.width(operator.heads)
+
+    def product_s(n: float, k: float) -> Column:
+        work = 2 * rows * n * k / (figures.attention_flop_per_s * _matmul_efficiency(place, rows, n, k))
+        nbytes = (rows * k + k * n * (rows / keys) + rows * n) * each
+        return figures.efficiency.launch_s + np.maximum(work, nbytes / figures.memory_bytes_per_s)
+
+    products = product_s(keys, operator.qk_dim) + product_s(operator.v_dim, keys)
+    scores = rows * keys * (each * figures.profile.pointwise_passes)
+    forward = products + _moved_s(place, 4.5 * scores)
+    return Seconds(forward, 2 * products + _moved_s(place, 5.5 * scores), 0.0 * forward)
+
+
+def score_bytes(operator: Attention, place: Place) -> Column:
+    """Kept of unfused attention: 5 bytes of every score."""
+    return 5 * place.count(operator.rows) * place.width(operator.heads) * place.figures.job.seq_len

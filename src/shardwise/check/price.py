@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from shardwise.check.collectives import Fabric, fabric_of, message_s
+from shardwise.check.collectives import Fabric, fabric_of, message_s, pass_s
 from shardwise.check.durations import StageTimes, hops_s, stage_times
 from shardwise.check.figures import Figures
 from shardwise.check.groups import Groups, groups_of
@@ -61,7 +61,7 @@ class Price:
     def step_time_s(self, figures: Figures) -> Column:
         """Seconds per step, on the schedule's own table."""
         makespan = makespan_s(table_of(self.family), self.times, self.hops_s, np.maximum)
-        return makespan + self.end.total_s + figures.efficiency.host_step_s
+        return makespan + self.end.total_s + figures.profile.host_step_s
 
 
 def price(figures: Figures, family: Family) -> Price:
@@ -80,6 +80,7 @@ def price(figures: Figures, family: Family) -> Price:
     copy = blocks[-2]["dense"] if model.tied_embeddings else 0.0
     dense = with_tied_copy(family, stages, "dense", copy)
     expert = [stage["expert"] for stage in stages]
+    sent_s = hop_s(figures, fabric, groups, rows)
     times = [
         stage_times(
             figures,
@@ -88,6 +89,7 @@ def price(figures: Figures, family: Family) -> Price:
             layers[number],
             reduction_s(figures, fabric, shardings, dense[number], expert[number]),
             gathering_s(figures, fabric, shardings, dense[number], expert[number]),
+            (1 - figures.profile.pipeline_overlap) * sent_s,
         )
         for number in range(family.stages)
     ]
@@ -97,7 +99,7 @@ def price(figures: Figures, family: Family) -> Price:
         layers=layers,
         stages=stages,
         times=times,
-        hops_s=hops_s(family, hop_s(figures, fabric, groups, rows)),
+        hops_s=hops_s(family, figures.profile.pipeline_overlap * sent_s),
         end=step_end(figures, fabric, groups, family, shardings, blocks, *of_ranks),
         memory=memory_of(figures, family, shardings, blocks, stages, layers, *of_ranks),
     )
@@ -115,9 +117,11 @@ def blocks_of(figures: Figures, fabric: Fabric, rows: Rows) -> list[dict[str, Co
 
 
 def hop_s(figures: Figures, fabric: Fabric, groups: Groups, rows: Rows) -> Column:
-    """Seconds of one message between neighbouring stages."""
-    nbytes = Place(figures=figures, rows=rows, experts=None).hidden_bytes("sequence")
-    return message_s(fabric, nbytes, groups.hop_tier)
+    """Seconds of one message between neighbouring stages: a share from each tensor rank, joined again behind
+    the hop where the sequence is not split. 0 without a pipeline."""
+    nbytes = Place(figures=figures, rows=rows, experts=None).hidden_bytes("tokens")
+    joined = np.where(rows.sequence_parallel | (rows.tp == 1), 0.0, pass_s(fabric, nbytes, groups.tensor))
+    return np.where(rows.pp > 1, message_s(fabric, nbytes / rows.tp, groups.hop_tier) + joined, 0.0)
 
 
 class Evaluation(NamedTuple):

@@ -18,9 +18,6 @@ from shardwise.model import Experts
 from shardwise.operators import Attention, Lookup, Operator
 from shardwise.strategy import Strategy
 
-BANDS = {False: (0.88, 1.37), True: (0.90, 1.12)}
-"""The band over the step time, by whether the efficiency is calibrated."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judged:
@@ -41,7 +38,7 @@ def judged(figures: Figures, strategy: Strategy, table: Table | None = None) -> 
     table = table_of(family) if table is None else table
     times = times_of_row(priced.times, 0)
     hops_s = [float(hop[0]) for hop in priced.hops_s]
-    end_s = float(priced.end.total_s[0]) + figures.efficiency.host_step_s
+    end_s = float(priced.end.total_s[0]) + figures.profile.host_step_s
     step_time_s = makespan_s(table, times, hops_s, max) + end_s
     memory = priced.memory
     return Judged(
@@ -62,7 +59,7 @@ def _breakdown(figures: Figures, priced: Price, table: Table, step_time_s: float
         "gradient_norm": float(priced.end.norm_s[0]),
         "tied_weights": float(priced.end.tied_s[0]),
         "optimizer": float(priced.end.optimizer_s[0]),
-        "host_step": figures.efficiency.host_step_s,
+        "host_step": figures.profile.host_step_s,
     }
     outside_s = step_time_s - busy_s - sum(ends.values())
     gathering_s = min(times[0].gather_s, max(outside_s, 0.0))
@@ -92,7 +89,7 @@ def _busy_parts(
     if family.schedule == "dualpipe_v":
         # Where both halves of a backward are one action, the host starts one action less.
         whole = sum(kind == "B" for _, kind, _ in table[busiest])
-        busy_s -= whole * figures.efficiency.host_action_s
+        busy_s -= whole * figures.profile.host_action_s
 
     def amount_s(name: str) -> float:
         return m * sum(float(priced.stages[stage][name][0]) for stage in own)
@@ -101,6 +98,7 @@ def _busy_parts(
         "matmul": amount_s("matmul_s"),
         "attention": amount_s("attention_s"),
         "memory_bound": amount_s("memory_bound_s"),
+        "host_waits": amount_s("host_s"),
         "recompute": m * sum(times[stage].again_s for stage in own),
         "tensor_communication": amount_s("tensor_s"),
         "context_communication": amount_s("context_s"),

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from shardwise.check.collectives import Fabric, all_reduce_s, pass_s
-from shardwise.check.figures import SHARD_OVERLAP, Figures
+from shardwise.check.figures import Figures
 from shardwise.check.groups import Groups, Sizes, inner, outer
 from shardwise.check.layer import PHASES, Amounts
 from shardwise.check.rows import Column
@@ -85,7 +85,9 @@ def traffic_amounts(
         scatter = scatter + np.where(has, more, 0.0)
     return {
         f"{phase}_traffic_s": figures.exposed_s(
-            scatter if phase == "weight" else gather, block[f"{phase}_computation_s"], SHARD_OVERLAP
+            scatter if phase == "weight" else gather,
+            block[f"{phase}_computation_s"],
+            figures.profile.shard_overlap,
         )
         for phase in PHASES
     }

@@ -27,7 +27,6 @@ from shardwise.check.bytes_floor import (
     moves_optimizer,
 )
 from shardwise.check.cells import EMBEDDING, Cells, Layers, Pipeline, layers_of
-from shardwise.check.figures import DATA_OVERLAP
 from shardwise.check.rows import Column
 from shardwise.check.sharding import Shardings, gathering_s, reduction_s
 from shardwise.check.splits import FULL
@@ -66,24 +65,30 @@ def time_floor(pipeline: Pipeline, cells: Cells, *, is_paired: bool, is_sharded:
 
 
 def _actions(pipeline: Pipeline, layers: Layers, cells: Cells, *, is_paired: bool) -> _Actions:
-    host_s = pipeline.figures.efficiency.host_action_s
+    host_s, waiting_s = pipeline.figures.profile.host_action_s, _waiting_s(pipeline, cells)
     of_blocks = {
         phase: pipeline.with_traffic(phase, cells, is_paired=is_paired)
         for phase in ("forward", "input", "weight")
     }
     again_s, all_again_s = _again_s(pipeline, layers, cells)
     out_s, in_s, moved_s = _moved_s(pipeline, layers, cells)
-    forward_s = _summed_s(layers, of_blocks["forward"], "forward", cells) + host_s + out_s
-    input_s = _summed_s(layers, of_blocks["input"], "input", cells) + host_s + again_s + in_s
+    forward_s = _summed_s(layers, of_blocks["forward"], "forward", cells) + host_s + waiting_s + out_s
+    input_s = _summed_s(layers, of_blocks["input"], "input", cells) + host_s + waiting_s + again_s + in_s
     # In DualPipe some backwards are whole and cost the host one action.
     starts = 3 if pipeline.splits_backward and pipeline.schedule != "dualpipe_v" else 2
     weight_s = layers.summed(of_blocks["weight"]) + (starts - 2) * host_s
     model_s = sum(layers.total(seconds) for seconds in of_blocks.values())
-    model_s = model_s + starts * host_s * pipeline.stages + all_again_s + moved_s
-    hops_s = np.repeat(pipeline.ground.hop_s[cells.grid][None], pipeline.stages - 1, axis=0)
+    model_s = model_s + (starts * host_s + 2 * waiting_s) * pipeline.stages + all_again_s + moved_s
+    hop_s = pipeline.figures.profile.pipeline_overlap * pipeline.ground.hop_s[cells.grid]
+    hops_s = np.repeat(hop_s[None], pipeline.stages - 1, axis=0)
     if pipeline.is_v:
         hops_s[pipeline.pp - 1] = 0.0
     return _Actions(forward_s=forward_s, input_s=input_s, weight_s=weight_s, hops_s=hops_s, model_s=model_s)
+
+
+def _waiting_s(pipeline: Pipeline, cells: Cells) -> Column:
+    """Seconds that each forward and each backward waits for what it sends."""
+    return (1 - pipeline.figures.profile.pipeline_overlap) * pipeline.ground.hop_s[cells.grid]
 
 
 def _summed_s(layers: Layers, of_blocks: Column, phase: str, cells: Cells) -> Column:
@@ -224,7 +229,7 @@ def _ends(
         norm_s(figures, pipeline.fabric, ranks, owned)
         + least_s
         + ground.tied_s[pipeline.ends_apart][cells.grid]
-        + figures.efficiency.host_step_s
+        + figures.profile.host_step_s
     )
     zero = np.zeros(len(cells))
     if not is_sharded:
@@ -236,22 +241,23 @@ def _ends(
     reduction = reduction_s(figures, pipeline.fabric, shardings, first, first_expert)
     gathering = gathering_s(figures, pipeline.fabric, shardings, first, first_expert)
     return _Ends(
-        gather_s=_left_s(gathering, forward_s, buckets),
-        reduce_s=_left_s(reduction, last_s, buckets),
+        gather_s=_left_s(gathering, figures.profile.data_overlap * forward_s, buckets),
+        reduce_s=_left_s(reduction, figures.profile.data_overlap * last_s, buckets),
         step_s=step_s,
     )
 
 
 def _left_s(seconds: Column, beside_s: Column, buckets: Column) -> Column:
-    """What is left of a gathering or reduction beside an action that is no longer than this."""
-    return np.maximum(seconds - DATA_OVERLAP * beside_s * (1 - 1 / buckets), seconds / buckets)
+    """What is left of a gathering or reduction beside no more of an action than this."""
+    return np.maximum(seconds - beside_s * (1 - 1 / buckets), seconds / buckets)
 
 
 def _first_stage_at_most_s(
     pipeline: Pipeline, layers: Layers, cells: Cells, *, is_paired: bool
 ) -> tuple[Column, Column]:
     """The most that stage 0's forward takes, and its action beside which gradients are reduced."""
-    figures, host_s = pipeline.figures, pipeline.figures.efficiency.host_action_s
+    figures = pipeline.figures
+    action_s = figures.profile.host_action_s + _waiting_s(pipeline, cells)
     box, most = cells.box, layers.most_first
     forward_s, input_s, weight_s = (
         layers.first_at_most(pipeline.with_traffic(phase, cells, is_paired=is_paired))
@@ -280,5 +286,5 @@ def _first_stage_at_most_s(
         for phase in ("forward", "input")
     )
     if pipeline.splits_backward:
-        return forward_s + host_s + out_s, weight_s
-    return forward_s + host_s + out_s, input_s + host_s + again_s + in_s + weight_s
+        return forward_s + action_s + out_s, weight_s
+    return forward_s + action_s + out_s, input_s + action_s + again_s + in_s + weight_s

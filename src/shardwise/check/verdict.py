@@ -15,7 +15,7 @@ from shardwise.check.layout import layout_of
 from shardwise.check.memory import ALLOCATED
 from shardwise.check.optimal import PROOF_BUDGET_S, optimal_check
 from shardwise.check.parameters import active_parameters, parameters
-from shardwise.check.result import BANDS, Judged, judged, mfu, tokens_per_s_per_device
+from shardwise.check.result import Judged, judged, mfu, tokens_per_s_per_device
 from shardwise.check.rows import Family, families, rows_of
 from shardwise.check.rules import first_broken, is_candidate
 from shardwise.check.runners_up import runners_up_checks
@@ -30,7 +30,7 @@ EVALUATOR = "max-plus"
 
 EFFORT = ("rejected", "cut_by_bound", "simulated", "search_s", "search_cpu_s")
 PROVENANCE = ("assumptions", "provenance", "sources")
-"""What the hash leaves out: in the certificate, and anywhere in the cluster."""
+"""What the hash leaves out: in the certificate, and anywhere in the cluster and the job."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +82,8 @@ def hash_of(document: Mapping[str, object]) -> str:
     certificate = body.get("certificate")
     if isinstance(certificate, Mapping):
         body["certificate"] = {key: value for key, value in certificate.items() if key not in EFFORT}
-    body["cluster"] = _without(body.get("cluster"), PROVENANCE)
+    for key in ("cluster", "job"):
+        body[key] = _without(body.get(key), PROVENANCE)
     text = json.dumps(body, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return f"sha256:{hashlib.sha256(text.encode('ascii')).hexdigest()}"
 
@@ -194,7 +195,8 @@ def _best_checks(plan: Plan, figures: Figures) -> Iterator[Check]:
     yield parts_check("breakdown", best.breakdown, own.breakdown, step_s)
     yield parts_check("memory", best.memory, own.memory, own.device_bytes)
     yield from _peak_checks(plan, figures, own)
-    low, high = BANDS[figures.efficiency.is_calibrated]
+    profile = figures.profile
+    low, high = profile.warm_band if figures.efficiency.is_calibrated else profile.cold_band
     for name, found, expected in (
         ("band low", best.band_s[0], low * step_s),
         ("band high", best.band_s[1], high * step_s),

@@ -1,7 +1,14 @@
 """What a job runs on: devices, nodes, tiers and links, from a shorthand, a file or a plan's record."""
 
 from shardwise.cluster.capacity import Capacity
-from shardwise.cluster.catalogue import device_names, devices, find_device
+from shardwise.cluster.catalogue import (
+    device_names,
+    devices,
+    efficiency_numbers,
+    find_device,
+    numbers_of_device,
+    with_efficiency,
+)
 from shardwise.cluster.cluster import Cluster, Link, Node, Tier, node_runs
 from shardwise.cluster.device import Device
 from shardwise.cluster.efficiency import (
@@ -35,6 +42,7 @@ __all__ = [
     "cluster_record",
     "device_names",
     "devices",
+    "efficiency_numbers",
     "find_device",
     "group_members",
     "group_members_of",
@@ -42,8 +50,10 @@ __all__ = [
     "load_cluster",
     "multiplied",
     "node_runs",
+    "numbers_of_device",
     "part_of",
     "part_sizes",
     "resized",
     "route",
+    "with_efficiency",
 ]

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from shardwise.cluster.device import Device
-from shardwise.cluster.device_file import device_of, efficiency_from_record
+from shardwise.cluster.device_file import device_of
+from shardwise.cluster.efficiency import efficiency_of
 from shardwise.errors import ConfigError
 from shardwise.inputs import Fields, nearest, shown
+from shardwise.numbers import Number, chosen, numbers_of
 
 
 @cache
@@ -30,23 +33,36 @@ def _device(name: str) -> Device:
     record = dict(data["devices"][name])
     documents: Mapping[str, str] = data["documents"]
     named = {figure: documents.get(source, source) for figure, source in record.pop("sources").items()}
-    changes = record.pop("efficiency")
-    efficiency = _with_overrides(_data("efficiency.json")[record["architecture"]], changes, named)
-    sources = {figure: source for figure, source in named.items() if not figure.startswith("efficiency.")}
-    fields = Fields({**record, "sources": sources}, key=name)
-    return device_of(fields, name=name, efficiency=efficiency_from_record(Fields(efficiency, key=name)))
+    units, of_units = record.pop("units"), named.pop("units")
+    efficiency = efficiency_of(
+        (record["architecture"], name), efficiency_numbers(), units=units, units_source=of_units
+    )
+    return device_of(Fields({**record, "sources": named}, key=name), name=name, efficiency=efficiency)
 
 
-def _with_overrides(
-    record: Mapping[str, Any], changes: Mapping[str, Mapping[str, Any]], sources: Mapping[str, str]
-) -> dict[str, Any]:
-    """The record of an architecture's efficiency with a device's own values and their sources."""
-    changed = dict(record)
-    provenance = dict(record["provenance"])
-    for curve, values in changes.items():
-        changed[curve] = {**record[curve], **values}
-        provenance |= {f"{curve}.{name}": sources[f"efficiency.{curve}.{name}"] for name in values}
-    return {**changed, "provenance": provenance}
+@cache
+def efficiency_numbers() -> tuple[Number, ...]:
+    """Every number behind the efficiency of the devices, once."""
+    return numbers_of(_data("efficiency.json")["numbers"])
+
+
+def with_efficiency(device: Device, numbers: Iterable[Number]) -> Device:
+    """A device of the catalogue with the efficiency that `numbers` give it instead of its own."""
+    curve, provenance = device.efficiency.matmul, device.efficiency.provenance
+    efficiency = efficiency_of(
+        _names(device), numbers, units=curve.units, units_source=provenance["matmul.units"]
+    )
+    return replace(device, efficiency=efficiency)
+
+
+def numbers_of_device(device: Device, numbers: Iterable[Number]) -> tuple[Number, ...]:
+    """Those of `numbers` that hold for a device of the catalogue."""
+    return tuple(chosen(numbers, _names(device)).values())
+
+
+def _names(device: Device) -> tuple[str, str]:
+    """What numbers may call a device, the more general first."""
+    return _data("devices.json")["devices"][device.name]["architecture"], device.name
 
 
 def device_names() -> tuple[str, ...]:

@@ -2,33 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import fields as dataclass_fields
 from dataclasses import replace
 from typing import Any
 
 from shardwise.cluster.device import Device
-from shardwise.cluster.efficiency import (
-    AttentionCurve,
-    CollectiveCurve,
-    Efficiency,
-    GroupedMatmulCurve,
-    MatmulCurve,
-    MemoryCurve,
-)
+from shardwise.cluster.efficiency import CURVES, AttentionCurve, Efficiency
 from shardwise.inputs import Fields
 
 DTYPES = ("fp32", "tf32", "fp16", "bf16", "fp8", "fp4")
 """The dtypes that a device can have a dense matrix peak for."""
 
-CURVES: Mapping[str, type[Any]] = {
-    "matmul": MatmulCurve,
-    "grouped_matmul": GroupedMatmulCurve,
-    "attention": AttentionCurve,
-    "memory": MemoryCurve,
-    "scale_up": CollectiveCurve,
-    "scale_out": CollectiveCurve,
-}
+ATTENTION_KERNELS = ("flash-1", "flash-2", "flash-3")
+"""The generations of fused attention kernels."""
 
 _GIVEN = "given"
 _NAMES = ("vendor", "scale_up_name", "scale_out_name")
@@ -173,6 +159,9 @@ def efficiency_of(fields: Fields, base: Efficiency | None, given: str = _GIVEN) 
         return base
     part = fields.mapping("efficiency")
     changes, provenance = _curve_changes(part, base, given)
+    if part.has("attention"):
+        changes["attention"], of_attention = _attention_changes(part.mapping("attention"), base, given)
+        provenance |= of_attention
     for name in _scalars():
         if part.has(name):
             changes[name] = _scalar(part, name)
@@ -202,6 +191,25 @@ def _curve_changes(part: Fields, base: Efficiency, given: str) -> tuple[dict[str
     return changes, provenance
 
 
+def _attention_changes(
+    part: Fields, base: Efficiency, given: str
+) -> tuple[dict[str, AttentionCurve], dict[str, str]]:
+    """Attention kernels with single fields replaced, or whole ones added."""
+    kernels, provenance = dict(base.attention), {}
+    for name in part.names:
+        if name not in ATTENTION_KERNELS:
+            raise part.error(name, "is not a kernel of attention", allowed=", ".join(ATTENTION_KERNELS))
+        curve, known = part.mapping(name), base.attention.get(name)
+        values: dict[str, Any] = {}
+        for field in dataclass_fields(AttentionCurve):
+            if known is None or curve.has(field.name):
+                values[field.name] = _curve_value(curve, field.name, str(field.type))
+                provenance[f"attention.{name}.{field.name}"] = given
+        curve.finish()
+        kernels[name] = AttentionCurve(**values) if known is None else replace(known, **values)
+    return kernels, provenance
+
+
 def _curve_value(curve: Fields, name: str, kind: str) -> float | int | str:
     if kind == "str":
         return curve.text(name)
@@ -211,7 +219,9 @@ def _curve_value(curve: Fields, name: str, kind: str) -> float | int | str:
         return curve.number(name, low=1e-6, high=1.0)
     if name.endswith("fraction"):
         return curve.number(name, low=1e-6, high=2.0)
-    return curve.number(name, low=0.0, high=1e12)
+    if name == "crowding":
+        return curve.number(name, low=0.0, high=1.0)
+    return curve.number(name, low=0.0, high=10.0 if name.endswith("_s") else 1e12)
 
 
 def _scalar(part: Fields, name: str) -> float:
@@ -223,22 +233,22 @@ def _scalar(part: Fields, name: str) -> float:
     return part.number(name, low=0.0, high=1e12 if name.endswith("bytes") else 10.0)
 
 
+def _curve(part: Fields, kind: type[Any]) -> Any:
+    """A curve of a record with all of its fields."""
+    values = {field.name: _curve_value(part, field.name, str(field.type)) for field in dataclass_fields(kind)}
+    part.finish()
+    return kind(**values)
+
+
 def _scalars() -> tuple[str, ...]:
     return tuple(field.name for field in dataclass_fields(Efficiency) if str(field.type) == "float")
 
 
 def efficiency_from_record(fields: Fields) -> Efficiency:
     """The inverse of `dataclasses.asdict` for an Efficiency; every field must be there."""
-    values: dict[str, Any] = {}
-    for name, curve in CURVES.items():
-        part = fields.mapping(name)
-        values[name] = curve(
-            **{
-                field.name: _curve_value(part, field.name, str(field.type))
-                for field in dataclass_fields(curve)
-            }
-        )
-        part.finish()
+    values: dict[str, Any] = {name: _curve(fields.mapping(name), kind) for name, kind in CURVES.items()}
+    kernels = fields.mapping("attention")
+    values["attention"] = {name: _curve(kernels.mapping(name), AttentionCurve) for name in kernels.names}
     for name in _scalars():
         values[name] = _scalar(fields, name)
     values["is_calibrated"] = fields.boolean("is_calibrated")

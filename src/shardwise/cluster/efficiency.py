@@ -6,8 +6,11 @@ and `equations.comm`; calibration and fits replace them, the equations stay.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
+
+from shardwise.numbers import Number, chosen, nested
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -15,7 +18,8 @@ class MatmulCurve:
     """Fraction of the dense peak of a matmul [m, k] x [k, n].
 
     `peak_fraction` of a large multiple of the tile on all `units`; tiles of `tile_m` x `tile_n`, waves of
-    `units` tiles, and `k / (k + k_half)` for the prologue of short inner dimensions.
+    `units` tiles, and `k / (k + k_half)` for the prologue of short inner dimensions. `fp8_fraction` and
+    `fp4_fraction` are what matmuls of these dtypes reach of it, relative to 16-bit ones.
     """
 
     peak_fraction: float
@@ -24,6 +28,8 @@ class MatmulCurve:
     units: int
     k_half: float
     small_tile_fraction: float = 0.85
+    fp8_fraction: float = 1.0
+    fp4_fraction: float = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,10 +43,9 @@ class GroupedMatmulCurve:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionCurve:
-    """Fused attention: fraction of the dense peak forward and backward, times s / (s + seq_half) for s
-    keys."""
+    """A fused attention kernel: fraction of the dense peak forward and backward, times s / (s + seq_half) for
+    s keys."""
 
-    generation: str
     forward_fraction: float
     backward_fraction: float
     seq_half: float
@@ -57,39 +62,67 @@ class MemoryCurve:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectiveCurve:
-    """Collectives on a tier: fraction of the link's bandwidth, times b / (b + half_bytes) for b bytes a rank
-    sends."""
+    """Collectives on a tier: fraction of the link's bandwidth, and seconds that each one takes before the
+    first byte moves.
+
+    Rings through some but not all devices of a node reach `partial_fraction` of that between nodes. A tier
+    that joins n groups has n^-crowding of it: the more senders, the more often their ways cross.
+    """
 
     fraction: float
-    half_bytes: float
+    startup_s: float
+    partial_fraction: float = 1.0
+    crowding: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Efficiency:
     """All curves of one device class, and the costs that are not per byte or flop.
 
-    `launch_s` per kernel; `overlap_slowdown` multiplies computation while communication runs beside it;
-    `host_step_s` per optimizer step and `host_action_s` per pipeline action; `context_bytes` is what the
-    driver and libraries take before the first tensor; `communicator_bytes` per communicator;
-    `fragmentation_ratio` is reserved over allocated, minus 1; `sustained_fraction` is how much of the speed
-    of single kernels a whole training step keeps up (clocks under load, gaps, stragglers). `provenance` names
-    the source of every field; `is_calibrated` is True only for measured or fitted data, and the bands widen
-    where it is False.
+    `attention` by kernel (`flash-2`, `flash-3`), empty where only unfused attention runs; `launch_s` per
+    kernel; `overlap_slowdown` multiplies computation while communication runs beside it; `context_bytes` is
+    what the driver and libraries take before the first tensor; `communicator_bytes` per communicator;
+    `fragmentation_ratio` is reserved over allocated, minus 1; `provenance` names the source of every field;
+    `is_calibrated` is True only for measured or fitted data, and the bands widen where it is False.
     """
 
     matmul: MatmulCurve
     grouped_matmul: GroupedMatmulCurve
-    attention: AttentionCurve
+    attention: Mapping[str, AttentionCurve]
     memory: MemoryCurve
     scale_up: CollectiveCurve
     scale_out: CollectiveCurve
     launch_s: float
     overlap_slowdown: float
-    host_step_s: float
-    host_action_s: float
     context_bytes: float
     communicator_bytes: float
     fragmentation_ratio: float
-    sustained_fraction: float = 1.0
     is_calibrated: bool
     provenance: Mapping[str, str]
+
+
+CURVES: Mapping[str, type[Any]] = {
+    "matmul": MatmulCurve,
+    "grouped_matmul": GroupedMatmulCurve,
+    "memory": MemoryCurve,
+    "scale_up": CollectiveCurve,
+    "scale_out": CollectiveCurve,
+}
+
+
+def efficiency_of(
+    names: Sequence[str], numbers: Iterable[Number], *, units: int, units_source: str
+) -> Efficiency:
+    """The efficiency that `numbers` give to what is called by `names` (its architecture, its own name)."""
+    found = chosen(numbers, names)
+    record = nested({field: number.value for field, number in found.items()})
+    record["matmul"]["units"] = units
+    record["attention"] = {
+        kernel: AttentionCurve(**values) for kernel, values in record.get("attention", {}).items()
+    }
+    record |= {name: curve(**record[name]) for name, curve in CURVES.items()}
+    return Efficiency(
+        **record,
+        is_calibrated=found["matmul.peak_fraction"].is_fitted,
+        provenance={field: number.source for field, number in found.items()} | {"matmul.units": units_source},
+    )

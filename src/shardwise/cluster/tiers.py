@@ -28,6 +28,18 @@ def scale_up_span(device: Device, node_devices: int) -> int:
     return node_devices
 
 
+def _in_use(span: int, node_devices: int, devices: int) -> int:
+    """Devices of a scale-up group of `span` that a job of `devices` uses: all groups give it equal parts.
+
+    256 devices on racks of 72 are four parts of 64, as schedulers place them, not three racks and a half.
+    Where no part of at least half a group divides them, groups are filled one by one.
+    """
+    if devices <= span or span <= node_devices:
+        return span
+    parts = (part for part in range(span, span // 2, -node_devices) if devices % part == 0)
+    return next(parts, span)
+
+
 def common_span(runs: Sequence[NodeRun], group: Callable[[Node], int]) -> int:
     """Largest span whose consecutive blocks of ranks each stay inside one group of `group(node)` devices.
 
@@ -52,7 +64,10 @@ def customary_tiers(
     least one tier, and the last spans all devices.
     """
     devices = sum(node.devices * count for node, count in runs)
-    inner = common_span(runs, lambda node: scale_up_span(classes[node.device_class], node.devices))
+    inner = common_span(
+        runs,
+        lambda node: _in_use(scale_up_span(classes[node.device_class], node.devices), node.devices, devices),
+    )
     whole = common_span(runs, lambda node: node.devices)
     tiers: list[Tier] = []
     if inner > 1 or devices == 1:

@@ -12,13 +12,20 @@ from shardwise.cost.blocks import Block, Lie, Split, block_of, known_split, lie_
 from shardwise.cost.distinct import Index, distinct_rows
 from shardwise.cost.fabric import alike_grids
 from shardwise.cost.keeping import ACTIVATIONS
-from shardwise.cost.layers import GRID_FIELDS, Parts
+from shardwise.cost.layers import GRID_FIELDS, Parts, block_works
 from shardwise.cost.memory import PARTS, RankBytes, host_bytes, peak_bytes, rank_bytes
 from shardwise.cost.paths import Paths, least_s
 from shardwise.cost.peaks import Peaks, around_s, peaks_of
-from shardwise.cost.price import GridPrices, Nodes, Price, price_everywhere, price_peaks, taken
+from shardwise.cost.price import (
+    GridPrices,
+    Nodes,
+    Price,
+    grids_of_works,
+    price_everywhere,
+    price_peaks,
+    taken,
+)
 from shardwise.cost.problem import Problem, bind, limits_of
-from shardwise.cost.profile import MEGATRON_2024, Profile
 from shardwise.cost.recipe import OPTIMIZERS, RECIPES, Recipe, find_recipe
 from shardwise.cost.room import Room, memory_room, room_of
 from shardwise.cost.times import StageTimes, StepEnd, stage_times, step_end
@@ -37,7 +44,6 @@ from shardwise.cost.totals import (
 __all__ = [
     "ACTIVATIONS",
     "GRID_FIELDS",
-    "MEGATRON_2024",
     "NO_TRAFFIC",
     "OPTIMIZERS",
     "PARTS",
@@ -53,7 +59,6 @@ __all__ = [
     "Peaks",
     "Price",
     "Problem",
-    "Profile",
     "RankBytes",
     "Recipe",
     "Room",
@@ -67,12 +72,14 @@ __all__ = [
     "around_s",
     "bind",
     "block_of",
+    "block_works",
     "distinct_rows",
     "end_s",
     "family_least_bytes",
     "find_recipe",
     "grid_least_s",
     "grid_work_s",
+    "grids_of_works",
     "host_bytes",
     "known_split",
     "least_bytes",

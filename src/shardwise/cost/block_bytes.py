@@ -9,7 +9,6 @@ import numpy as np
 from shardwise.cost.blocks import Block, Lie
 from shardwise.cost.keeping import ACTIVATIONS, BOTH, FULL, OPTIMIZER, SELECTIVE
 from shardwise.cost.memory import BOUNDARY_BUFFERS
-from shardwise.cost.nodes import TEMPORARY_COPIES
 from shardwise.cost.problem import Problem
 from shardwise.cost.sync import PREFETCHED_LAYERS
 from shardwise.cost.totals import Layers, Totals
@@ -22,12 +21,11 @@ def least_bytes(problem: Problem, block: Block, lie: Lie, totals: Totals) -> Any
 
     The rank is the first, the second, the last or the average one, each with its fewest layers; every layer
     counts as the smallest kind. Exact for a known split of a model whose layers are alike, but for ranks
-    between the second and the last.
+    between the second and the last, losses in flight beside the one at work, and buffers of a whole step.
     """
     states = States(problem, block, totals)
     single, is_v, split = lie.is_single, lie.is_v, block.split
-    temporary = TEMPORARY_COPIES * totals.largest_bytes
-    head_temporary = np.maximum(temporary, totals.head_largest_bytes)
+    temporary, head_temporary = totals.temporary_bytes, totals.head_temporary_bytes
     first, end = 0 * block.pp, block.pp - 1
     kept = _Kept(block, totals)
     head_first = single | is_v
@@ -90,7 +88,7 @@ def family_least_bytes(problem: Problem, block: Block, totals: Totals, in_flight
     """
     states = States(problem, block, totals)
     allocated = _spread_bytes(problem, block, totals, states, in_flight)
-    allocated = allocated + TEMPORARY_COPIES * totals.largest_bytes
+    allocated = allocated + totals.temporary_bytes
     return _device_bytes(problem, block, totals, allocated + states.gathered)
 
 
@@ -117,7 +115,7 @@ def spare_bytes(problem: Problem, block: Block, totals: Totals, states: States) 
     fixed = totals.communicators * efficiency.communicator_bytes + efficiency.context_bytes
     allocated = (problem.usable_bytes - fixed) / (1.0 + efficiency.fragmentation_ratio)
     buffers = np.where(block.pp > 1, BOUNDARY_BUFFERS, 0.0) * totals.hop_bytes
-    return allocated - buffers - TEMPORARY_COPIES * totals.largest_bytes - states.gathered
+    return allocated - buffers - totals.temporary_bytes - states.gathered
 
 
 def _device_bytes(problem: Problem, block: Block, totals: Totals, allocated: Any) -> Any:

@@ -30,7 +30,7 @@ def grid_least_s(problem: Problem, block: Block, totals: Totals, traffic: Traffi
         problem, block, totals, np.minimum(block.recompute_layers / problem.model.layers, 1.0), 1.0
     )
     way_s = (
-        whole.forward_s + whole.input_s + added + traffic.ways_s + 2.0 * pp * problem.efficiency.host_action_s
+        whole.forward_s + whole.input_s + added + traffic.ways_s + 2.0 * pp * problem.profile.host_action_s
     )
     work_s = way_s + whole.weight_s + traffic.scatters_s
     through_s = way_s + 2.0 * (pp - 1) * totals.hop_s
@@ -49,7 +49,7 @@ def least_of_any_micro_batch_s(problem: Problem, table: Any) -> Any:
     whole = whole_sums(problem, block_columns(grid_cost(_without_tiles(problem), few)))
     each_s = (whole.forward_s + whole.input_s + whole.weight_s) / few.micro_batch_size
     samples = problem.job.global_batch_size / (few.dp * few.pp)
-    return (samples * each_s)[of_grid] + problem.efficiency.host_step_s
+    return (samples * each_s)[of_grid] + problem.profile.host_step_s
 
 
 def least_compute_of_any_micro_batch_s(problem: Problem, table: Any) -> Any:
@@ -58,7 +58,7 @@ def least_compute_of_any_micro_batch_s(problem: Problem, table: Any) -> Any:
     few = table.take(rows)
     each_s = compute_s(_without_tiles(problem), few) / few.micro_batch_size
     samples = problem.job.global_batch_size / (table.dp * table.pp)
-    return samples * each_s[of_row] + problem.efficiency.host_step_s
+    return samples * each_s[of_row] + problem.profile.host_step_s
 
 
 def _without_tiles(problem: Problem) -> Problem:
@@ -71,10 +71,10 @@ def _without_tiles(problem: Problem) -> Problem:
 def grid_work_s(problem: Problem, block: Block, totals: Totals) -> Any:
     """Seconds that everything on a grid takes at least, whatever is kept, sharded or offloaded."""
     whole, m = totals.whole, block.microbatches
-    way_s = whole.forward_s + whole.input_s + 2.0 * block.pp * problem.efficiency.host_action_s
+    way_s = whole.forward_s + whole.input_s + 2.0 * block.pp * problem.profile.host_action_s
     through_s = way_s + 2.0 * (block.pp - 1) * totals.hop_s
     work_s = np.maximum(m * (way_s + whole.weight_s) / block.pp, through_s)
-    return work_s + problem.efficiency.host_step_s
+    return work_s + problem.profile.host_step_s
 
 
 def added_s(problem: Problem, block: Block, totals: Totals, least: Any, most: Any) -> Any:
@@ -150,4 +150,4 @@ def end_s(problem: Problem, block: Block, totals: Totals) -> Any:
     update_s = np.where(on_host, host_update_s(problem, owned), device_update_s(problem, owned))
     bandwidth = problem.memory_bytes_per_s * problem.efficiency.memory.fraction
     norm_s = 3.0 * owned * problem.recipe.gradient_bytes / bandwidth
-    return update_s + norm_s + problem.efficiency.host_step_s
+    return update_s + norm_s + problem.profile.host_step_s

@@ -19,8 +19,8 @@ def distinct_rows(columns: Sequence[NDArray[np.int64]]) -> tuple[Index, Index]:
     before anything is sorted.
     """
     length = len(columns[0])
-    if length == 0:
-        return np.zeros(0, dtype=np.intp), np.zeros(0, dtype=np.intp)
+    if length <= 1:
+        return np.zeros(length, dtype=np.intp), np.zeros(length, dtype=np.intp)
     change = np.zeros(length, dtype=bool)
     change[0] = True
     for column in columns:

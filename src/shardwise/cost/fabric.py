@@ -129,14 +129,20 @@ class Fabric:
     bytes_per_s: tuple[float, ...]
     flow_bytes_per_s: tuple[float, ...]
     in_switch: tuple[float, ...]
+    partial: tuple[float, ...]
+    inner_spans: tuple[int, ...]
 
     def pass_s(self, nbytes: Any, sizes: Sizes) -> Any:
         """Reduce-scatter or all-gather of a whole tensor of `nbytes`."""
-        return comm.pass_s(nbytes, sizes, self.alphas_s, self.bytes_per_s) + self._startup_s(sizes)
+        return comm.pass_s(nbytes, sizes, self.alphas_s, self._ring_bytes_per_s(sizes)) + self._startup_s(
+            sizes
+        )
 
     def all_reduce_s(self, nbytes: Any, sizes: Sizes) -> Any:
         """All-reduce of a whole tensor of `nbytes`."""
-        whole_s = comm.all_reduce_s(nbytes, sizes, self.alphas_s, self.bytes_per_s, self.in_switch)
+        whole_s = comm.all_reduce_s(
+            nbytes, sizes, self.alphas_s, self._ring_bytes_per_s(sizes), self.in_switch
+        )
         return whole_s + self._startup_s(sizes)
 
     def all_to_all_s(self, nbytes: Any, sizes: Sizes, outer_copies: Any = 1.0) -> Any:
@@ -147,11 +153,27 @@ class Fabric:
 
     def neighbour_s(self, nbytes: Any, tier: Any) -> Any:
         """One message of `nbytes` to a rank behind tier `tier` (a column of indices)."""
-        alpha_s = np.asarray(self.alphas_s)[tier] + np.asarray(self.startups_s)[tier]
-        return comm.point_to_point_s(nbytes, alpha_s, np.asarray(self.bytes_per_s)[tier])
+        alpha_s = _of_tier(self.alphas_s, tier) + _of_tier(self.startups_s, tier)
+        return comm.point_to_point_s(nbytes, alpha_s, _of_tier(self.bytes_per_s, tier))
+
+    def _ring_bytes_per_s(self, sizes: Sizes) -> tuple[Any, ...]:
+        """What rings through groups of these sizes reach on each tier."""
+        inside: Any = 1
+        reached = []
+        tiers = zip(sizes, self.bytes_per_s, self.partial, self.inner_spans, strict=True)
+        for size, bytes_per_s, partial, span in tiers:
+            is_partial = (inside > 1) & (inside < span)
+            reached.append(bytes_per_s * np.where(is_partial, partial, 1.0))
+            inside = inside * size
+        return tuple(reached)
 
     def _startup_s(self, sizes: Sizes) -> Any:
         return comm.flat_ring_alpha_s(sizes, self.startups_s)
+
+
+def _of_tier(figures: Sequence[Any], tier: Any) -> Any:
+    """The figure of the tier in each row; figures may be columns themselves."""
+    return np.choose(tier, [np.broadcast_to(figure, np.shape(tier)) for figure in figures])
 
 
 def fabric_of(problem: Problem) -> Fabric:
@@ -159,11 +181,18 @@ def fabric_of(problem: Problem) -> Fabric:
     fabric."""
     efficiency = problem.efficiency
     curves = [efficiency.scale_out if tier.is_network else efficiency.scale_up for tier in problem.tiers]
-    pairs = list(zip(problem.tiers, curves, strict=True))
+    inner_spans = (1, *(tier.span for tier in problem.tiers[:-1]))
+    fractions = [
+        curve.fraction * (tier.span / span) ** -curve.crowding
+        for tier, curve, span in zip(problem.tiers, curves, inner_spans, strict=True)
+    ]
+    pairs = list(zip(problem.tiers, fractions, strict=True))
     return Fabric(
         alphas_s=tuple(tier.latency_s for tier in problem.tiers),
-        startups_s=tuple(curve.half_bytes / (curve.fraction * tier.bytes_per_s) for tier, curve in pairs),
-        bytes_per_s=tuple(curve.fraction * tier.bytes_per_s for tier, curve in pairs),
-        flow_bytes_per_s=tuple(curve.fraction * tier.flow_bytes_per_s for tier, curve in pairs),
+        startups_s=tuple(curve.startup_s for curve in curves),
+        bytes_per_s=tuple(fraction * tier.bytes_per_s for tier, fraction in pairs),
+        flow_bytes_per_s=tuple(fraction * tier.flow_bytes_per_s for tier, fraction in pairs),
         in_switch=tuple(1.0 if tier.in_switch_reduction else 0.0 for tier in problem.tiers),
+        partial=tuple(curve.partial_fraction for curve in curves),
+        inner_spans=inner_spans,
     )

@@ -44,7 +44,7 @@ class Keeping:
 
 def keeping_of(problem: Problem, table: Any, node: Node, of_node: Any) -> Keeping:
     """Each row's choice of what to keep; row i of `table` has node `of_node[i]`."""
-    host_s = problem.efficiency.host_action_s
+    action_s = problem.profile.host_action_s + node.blocked_s[of_node]
     stage, in_flight = node.stage.taken(of_node), node.in_flight[:, of_node]
     per_stage = np.where(table.recompute == FULL, table.recompute_layers, 0)
     share = memory.recomputed_share(per_stage, node.places.layers.sum(axis=0)[:, of_node])
@@ -56,8 +56,8 @@ def keeping_of(problem: Problem, table: Any, node: Node, of_node: Any) -> Keepin
         memory.kept_activation_bytes(stage.kept_bytes, stage.input_bytes, share),
     )
     out_s, in_s = offload_s(problem, table, one, stage)
-    forward_s = stage.forward_s + host_s + out_s
-    input_s = stage.input_s + host_s + recompute_s + in_s
+    forward_s = stage.forward_s + action_s + out_s
+    input_s = stage.input_s + action_s + recompute_s + in_s
     layer_kept, layer_input = node.layer_kept_bytes[of_node], node.layer_input_bytes[of_node]
     moves = table.offload >= ACTIVATIONS
     held = in_flight * one

@@ -12,13 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from shardwise.cost.distinct import distinct_rows
 from shardwise.cost.fabric import Fabric, Groups, fabric_of, groups_of
-from shardwise.cost.operators import element_bytes, operator_times, rows_of, width_of
+from shardwise.cost.operators import UNFUSED_SCORE_BYTES, element_bytes, operator_times, rows_of, width_of
 from shardwise.cost.problem import Problem
 from shardwise.equations import compute
 from shardwise.model import Experts
-from shardwise.operators import Attention, GroupedMatmul, Operator, Pointwise, Weight
+from shardwise.operators import Attention, GroupedMatmul, Lookup, Loss, Matmul, Operator, Pointwise, Weight
 
 GRID_FIELDS = (
     "tp", "cp", "cp_kind", "pp", "dp", "ep", "etp", "micro_batch_size", "sequence_parallel", "axis_order",
@@ -39,21 +38,38 @@ class Parts:
     tensor_s: Any = 0.0
     context_s: Any = 0.0
     expert_s: Any = 0.0
+    host_s: Any = 0.0
 
     @property
     def compute_s(self) -> Any:
-        return self.matmul_s + self.attention_s + self.memory_bound_s
+        """What communication can hide beside: computation, and waiting for the host."""
+        return self.matmul_s + self.attention_s + self.memory_bound_s + self.host_s
 
     @property
     def total_s(self) -> Any:
         return self.compute_s + self.tensor_s + self.context_s + self.expert_s
 
     def __add__(self, other: Parts) -> Parts:
-        return Parts(**{f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(Parts)})
+        return Parts(
+            matmul_s=self.matmul_s + other.matmul_s,
+            attention_s=self.attention_s + other.attention_s,
+            memory_bound_s=self.memory_bound_s + other.memory_bound_s,
+            tensor_s=self.tensor_s + other.tensor_s,
+            context_s=self.context_s + other.context_s,
+            expert_s=self.expert_s + other.expert_s,
+            host_s=self.host_s + other.host_s,
+        )
+
+    def taken(self, rows: Any) -> Parts:
+        """The columns at these rows."""
+        return Parts(*(getattr(self, name)[rows] for name in _PARTS))
 
     def scaled(self, factor: Any) -> Parts:
         """Every part times `factor`."""
         return Parts(**{f.name: factor * getattr(self, f.name) for f in fields(Parts)})
+
+
+_PARTS = tuple(f.name for f in fields(Parts))
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,16 +77,18 @@ class BlockCost:
     """One kind of layer (or the embedding, or the head), per microbatch and rank, as columns over grids.
 
     `backward_input` is what the stage before waits for; `backward_weight` may come later. `selective` is what
-    selective recompute adds. Weights are elements per rank, unsharded; `dense_update` of them are split over
-    dp x cp, `expert` ones over their own replicas. `replicated` counts elements that every tp rank holds
-    whole. Activation bytes: kept whole, under selective recompute, and the input alone; `largest_bytes` is
-    the largest single tensor.
+    selective recompute adds, `repeated_s` what full recompute adds; in neither does the device wait for the
+    host. Weights are elements per rank, unsharded: `dense_weights` are split over dp x cp, `expert_weights`
+    over their own replicas, `replicated_weights` are held whole by every tp rank. Activation bytes: kept
+    whole, under selective recompute, and the input alone; `largest_bytes` is the largest single tensor. What
+    the loss keeps is apart, in `logits_bytes`: its backward follows at once.
     """
 
     forward: Parts
     backward_input: Parts
     backward_weight: Parts
     selective: Parts
+    repeated_s: Any
     dense_weights: Any
     expert_weights: Any
     replicated_weights: Any
@@ -78,15 +96,28 @@ class BlockCost:
     selective_bytes: Any
     input_bytes: Any
     largest_bytes: Any
+    logits_bytes: Any
+
+    def taken(self, rows: Any) -> BlockCost:
+        """The columns at these rows."""
+        values = [getattr(self, name) for name in _BLOCK_FIELDS]
+        return BlockCost(
+            *(value.taken(rows) if isinstance(value, Parts) else value[rows] for value in values)
+        )
+
+
+_BLOCK_FIELDS = tuple(f.name for f in fields(BlockCost))
 
 
 @dataclass(frozen=True, slots=True)
 class GridCost:
     """Everything that depends on the grid alone.
 
-    `hop_s` moves `hop_bytes` between neighbouring pipeline ranks. `tied_ends_s` synchronises a tied embedding
-    on both ends of a pipeline, `replicated_s` the gradients of weights that tp ranks hold whole where each
-    saw a part of the sequence.
+    `hop_s` moves `hop_bytes` between neighbouring pipeline ranks, beside other work; for `blocked_s` more
+    each action's sender waits. `tied_ends_s` synchronises a tied embedding on both ends of a pipeline,
+    `replicated_s` the gradients of weights that tp ranks hold whole where each saw a part of the sequence.
+    `temporary_bytes` are what the largest operation of a layer needs beside what is kept,
+    `head_temporary_bytes` the same of the head.
     """
 
     kinds: tuple[BlockCost, ...]
@@ -95,11 +126,14 @@ class GridCost:
     groups: Groups
     fabric: Fabric
     hop_s: Any
+    blocked_s: Any
     hop_bytes: Any
     replicas: Any
     expert_replicas: Any
     tied_ends_s: Any
     replicated_s: Any
+    temporary_bytes: Any
+    head_temporary_bytes: Any
 
     @property
     def blocks(self) -> list[BlockCost]:
@@ -107,33 +141,69 @@ class GridCost:
         return [*self.kinds, self.embedding, self.head]
 
 
-def grid_cost(problem: Problem, table: Any) -> GridCost:
-    """Prices of every kind of layer and of a pipeline hop, for each row of `table` (columns of
-    GRID_FIELDS)."""
+def block_works(problem: Problem, table: Any) -> tuple[BlockCost, ...]:
+    """What every kind of layer, the embedding and the head cost without communication, for each row of
+    `table` (columns of WORK_FIELDS): all that neither the size of the cluster, its fabric nor the batch
+    decides."""
+    rows, of_row = problem.distinct([getattr(table, name) for name in WORK_FIELDS])
+    few = table.take(rows)
+    model = problem.model
+    blocks = [(kind.operators, kind.experts) for kind in model.kinds]
+    blocks += [(model.embedding, None), (model.head, model.head_experts)]
+    works = (_work_of(problem, few, operators, experts) for operators, experts in blocks)
+    return tuple(work.taken(of_row) for work in works)
+
+
+def grid_cost(problem: Problem, table: Any, works: Sequence[BlockCost] | None = None) -> GridCost:
+    """Prices of every kind of layer and of a pipeline hop, for each row of `table` (columns of GRID_FIELDS);
+    `works` are the rows' `block_works` where they are known already."""
     model = problem.model
     groups = groups_of(problem, table)
     fabric = fabric_of(problem)
-    hop_bytes = _hidden_bytes(problem, table, "sequence")
+    whole_bytes = _hidden_bytes(problem, table, "tokens")
+    hop_bytes = whole_bytes / table.tp
+    is_split_for_hop = (table.tp > 1) & (table.sequence_parallel == 0)
+    joined_s = np.where(is_split_for_hop, fabric.pass_s(whole_bytes, groups.tensor), 0.0)
+    moved_s = fabric.neighbour_s(hop_bytes, groups.next_stage) + joined_s
+    sent_s = np.where(table.pp > 1, moved_s, 0.0)
+    *of_kinds, of_embedding, of_head = block_works(problem, table) if works is None else works
     kinds = tuple(
-        block_cost(problem, table, groups, fabric, kind.operators, kind.experts, kind.tensor_syncs)
-        for kind in model.kinds
+        block_cost(problem, table, groups, fabric, kind.operators, kind.experts, kind.tensor_syncs, work)
+        for kind, work in zip(model.kinds, of_kinds, strict=True)
     )
-    embedding = block_cost(problem, table, groups, fabric, model.embedding, None, 1)
+    embedding = block_cost(problem, table, groups, fabric, model.embedding, None, 1, of_embedding)
+    head_syncs = model.head_tensor_syncs + 1
+    head = block_cost(problem, table, groups, fabric, model.head, model.head_experts, head_syncs, of_head)
+    # The gradients of a layer's weights are whole, in the dtype of the weights, before they are added up.
+    weight_gradients = _most(kinds, "dense_weights") * problem.recipe.weight_bytes
     return GridCost(
         kinds=kinds,
         embedding=embedding,
-        head=block_cost(
-            problem, table, groups, fabric, model.head, model.head_experts, model.head_tensor_syncs + 1
-        ),
+        head=head,
+        temporary_bytes=TENSOR_COPIES * _most(kinds, "largest_bytes") + weight_gradients,
+        head_temporary_bytes=LOGITS_COPIES * head.logits_bytes + weight_gradients,
         groups=groups,
         fabric=fabric,
-        hop_s=np.where(table.pp > 1, fabric.neighbour_s(hop_bytes, groups.next_stage), 0.0),
+        hop_s=problem.profile.pipeline_overlap * sent_s,
+        blocked_s=(1.0 - problem.profile.pipeline_overlap) * sent_s,
         hop_bytes=hop_bytes,
         replicas=table.dp * table.cp,
         expert_replicas=table.tp * table.cp * table.dp // (table.etp * table.ep),
         tied_ends_s=_tied_ends_s(problem, fabric, groups, embedding),
         replicated_s=_replicated_s(problem, table, fabric, groups, kinds),
     )
+
+
+TENSOR_COPIES = 2.0
+"""A tensor and its gradient: what the largest operation needs beside what is kept."""
+
+LOGITS_COPIES = 1.0
+"""The logits in fp32; their gradient takes their place."""
+
+
+def _most(blocks: Sequence[BlockCost], name: str) -> Any:
+    """The largest of a field over blocks."""
+    return np.maximum.reduce([getattr(block, name) for block in blocks])
 
 
 def compute_s(problem: Problem, table: Any) -> Any:
@@ -178,49 +248,78 @@ def block_cost(
     operators: Sequence[Operator],
     experts: Experts | None,
     tensor_syncs: int,
+    work: BlockCost | None = None,
 ) -> BlockCost:
-    """The sum over `operators`, with the collectives that join their partial results.
-
-    What the operators cost is summed once for all rows that share the fields it depends on.
-    """
-    rows, of_row = distinct_rows([getattr(table, name) for name in WORK_FIELDS])
-    work = _work_of(problem, table.take(rows), operators, experts)
-    work = BlockCost(**{f.name: _spread(getattr(work, f.name), of_row) for f in fields(BlockCost)})
+    """The sum over `operators`, with the collectives that join their partial results; `work` is the sum
+    without them, where it is known already."""
+    work = _work_of(problem, table, operators, experts) if work is None else work
+    tensor_s = tensor_syncs * _tensor_sync_s(problem, table, groups, fabric)
     forward, backward = (
-        _communication(problem, table, groups, fabric, operators, experts, tensor_syncs, beside, is_backward)
-        for beside, is_backward in ((work.forward, False), (work.backward_input, True))
+        _communication(
+            problem, table, groups, fabric, operators, experts, tensor_s, beside, weights_s, is_backward
+        )
+        for beside, weights_s, is_backward in (
+            (work.forward, 0.0, False),
+            (work.backward_input, work.backward_weight.matmul_s, True),
+        )
     )
-    return replace(work, forward=work.forward + forward, backward_input=work.backward_input + backward)
+    passes = (work.forward + forward, work.backward_input + backward, work.backward_weight)
+    names = ("forward", "backward_input", "backward_weight")
+    paced = {
+        name: replace(one, host_s=np.maximum(host_s - one.total_s, 0.0))
+        for name, one, host_s in zip(names, passes, _host_s(problem, operators), strict=True)
+    }
+    repeated = operators[: _first_left_out(problem, operators)]
+    repeated_s = np.maximum(passes[0].total_s - work.repeated_s, _host_s(problem, repeated)[0])
+    return replace(work, repeated_s=repeated_s, **paced)
 
 
-def _spread(values: Any, rows: Any) -> Any:
-    """A column, or each of several parts, at these rows."""
-    if isinstance(values, Parts):
-        return Parts(**{f.name: getattr(values, f.name)[rows] for f in fields(Parts)})
-    return values[rows]
+def _host_s(problem: Problem, operators: Sequence[Operator]) -> tuple[float, float, float]:
+    """How long the host takes to hand a block's kernels to the device, pass by pass: forward, the inputs'
+    gradients, the weights' gradients. Where the device is sooner done, it waits."""
+    profile = problem.profile
+    weighted = sum(isinstance(operator, Matmul | GroupedMatmul | Lookup) for operator in operators)
+    routed = any(isinstance(operator, GroupedMatmul) for operator in operators)
+    block_s = profile.expert_dispatch_s if routed else 0.0
+    kernels = float(len(operators))
+    return (
+        kernels * profile.dispatch_s + block_s,
+        kernels * profile.dispatch_s + block_s,
+        weighted * profile.dispatch_s,
+    )
 
 
 def _work_of(
     problem: Problem, table: Any, operators: Sequence[Operator], experts: Experts | None
 ) -> BlockCost:
     """The sum over `operators` without communication."""
-    forward, backward_input, backward_weight, selective = (_zero(table) for _ in range(4))
-    for operator in operators:
+    zero = 0.0 * table.tp
+    forward, backward_input, backward_weight, selective = (dict.fromkeys(_PARTS, zero) for _ in range(4))
+    left_out_s = zero
+    first_left_out = _first_left_out(problem, operators)
+    for place, operator in enumerate(operators):
         times = operator_times(problem, table, operator, experts)
         part = _part_name(operator)
-        forward += Parts(**{part: times.forward_s})
-        backward_input += Parts(**{part: times.input_s})
-        backward_weight += Parts(**{part: times.weight_s})
+        forward[part] = forward[part] + times.forward_s
+        backward_input[part] = backward_input[part] + times.input_s
+        backward_weight[part] = backward_weight[part] + times.weight_s
+        if place >= first_left_out:
+            left_out_s = left_out_s + times.forward_s
         if _is_selective(operator):
-            selective += Parts(**{part: times.forward_s})
+            selective[part] = selective[part] + times.forward_s
     weights = [weight for operator in operators for weight in operator.weights]
-    saved = [_saved_bytes(problem, table, operator, experts) for operator in operators]
-    zero = 0.0 * table.tp
+    saved = [
+        _saved_bytes(problem, table, operator, experts)
+        for operator in operators
+        if not isinstance(operator, Loss)
+    ]
+    losses = [operator for operator in operators if isinstance(operator, Loss)]
     return BlockCost(
-        forward=forward,
-        backward_input=backward_input,
-        backward_weight=backward_weight,
-        selective=selective,
+        forward=Parts(**forward),
+        backward_input=Parts(**backward_input),
+        backward_weight=Parts(**backward_weight),
+        selective=Parts(**selective),
+        repeated_s=left_out_s,
         dense_weights=sum(
             (_weight_elements(problem, table, w) for w in weights if not w.experts), start=zero
         ),
@@ -230,12 +329,16 @@ def _work_of(
         selective_bytes=sum((selective_kept for _, selective_kept, _ in saved), start=zero),
         input_bytes=_hidden_bytes(problem, table, "sequence"),
         largest_bytes=_largest([largest for _, _, largest in saved], zero),
+        logits_bytes=sum((_saved_bytes(problem, table, loss, experts)[0] for loss in losses), start=zero),
     )
 
 
-def _zero(table: Any) -> Parts:
-    zero = 0.0 * table.tp
-    return Parts(zero, zero, zero, zero, zero, zero)
+def _first_left_out(problem: Problem, operators: Sequence[Operator]) -> int:
+    """From which operator on a recomputation that stops early leaves everything out: the last product."""
+    products = [i for i, operator in enumerate(operators) if isinstance(operator, Matmul | GroupedMatmul)]
+    if not problem.profile.recompute_stops_early or not products:
+        return len(operators)
+    return products[-1]
 
 
 def _part_name(operator: Operator) -> str:
@@ -266,6 +369,10 @@ def _saved_bytes(
     """Bytes that an operator keeps for the backward pass: whole, under selective recompute, and the largest
     tensor."""
     kept = selective = largest = 0.0 * table.tp
+    if isinstance(operator, Attention) and problem.attention is None:
+        rows = rows_of(problem, table, operator.rows, experts)
+        scores = rows * problem.job.seq_len * width_of(problem, table, operator.heads)
+        kept = largest = scores * UNFUSED_SCORE_BYTES
     for saved in operator.saved:
         rows = rows_of(problem, table, saved.rows, experts)
         nbytes = rows * width_of(problem, table, saved.width) * element_bytes(problem, saved.dtype)
@@ -293,14 +400,15 @@ def _communication(
     fabric: Fabric,
     operators: Sequence[Operator],
     experts: Experts | None,
-    tensor_syncs: int,
+    tensor_s: Any,
     work: Parts,
+    weights_s: Any,
     is_backward: bool,
 ) -> Parts:
-    """Exposed communication of one pass through the block."""
+    """Exposed communication of one pass through the block; `tensor_s` joins its partial results, beside its
+    own work and, backward, beside `weights_s` of matmuls for the gradients of its weights."""
     profile = problem.profile
     slowdown = problem.efficiency.overlap_slowdown
-    tensor_s = tensor_syncs * _tensor_sync_s(problem, table, groups, fabric)
     attention = [operator for operator in operators if isinstance(operator, Attention)]
     context_s = sum(
         (_context_s(problem, table, groups, fabric, core, is_backward) for core in attention),
@@ -315,7 +423,12 @@ def _communication(
         matmul_s=0.0 * table.tp,
         attention_s=0.0 * table.tp,
         memory_bound_s=0.0 * table.tp,
-        tensor_s=compute.exposed_s(tensor_s, work.matmul_s, profile.tensor_overlap, slowdown),
+        tensor_s=compute.exposed_s(
+            tensor_s,
+            work.matmul_s + weights_s,
+            profile.tensor_overlap + (profile.tensor_backward_overlap if is_backward else 0.0),
+            slowdown,
+        ),
         context_s=compute.exposed_s(context_s, work.attention_s, ring_overlap, slowdown),
         expert_s=compute.exposed_s(expert_s, work.matmul_s, profile.expert_overlap, slowdown),
     )

@@ -74,7 +74,7 @@ def rank_bytes(problem: Problem, table: Any, price: Price) -> RankBytes:
         "gathered": shards.gathered_bytes[of_shards] + zero,
         "activations": activations,
         "temporaries": node.temporary_bytes[:, of_node],
-        "buffers": boundary_bytes(table, node.boundary_bytes[of_node]) + zero,
+        "buffers": boundary_bytes(problem, table, node.boundary_bytes[of_node]) + zero,
     }
     allocated = sum(parts.values())
     efficiency = problem.efficiency
@@ -100,7 +100,7 @@ def peak_bytes(problem: Problem, table: Any, price: Price) -> Any:
     allocated = held[0][of_held] + kept[0][price.of_keeping]
     for place in range(1, len(held)):
         allocated = np.maximum(allocated, held[place][of_held] + kept[place][price.of_keeping])
-    allocated += boundary_bytes(table, node.boundary_bytes[price.of_node])
+    allocated += boundary_bytes(problem, table, node.boundary_bytes[price.of_node])
     efficiency = problem.efficiency
     return (
         memory.reserved_bytes(allocated, efficiency.fragmentation_ratio)
@@ -126,9 +126,13 @@ def _owns_states(table: Any) -> Any:
     return (table.offload != OPTIMIZER) & (table.offload != BOTH)
 
 
-def boundary_bytes(table: Any, hop_bytes: Any) -> Any:
+def boundary_bytes(problem: Problem, table: Any, hop_bytes: Any) -> Any:
     """Buffers for what stages send each other; none without a pipeline."""
-    return np.where(table.pp > 1, BOUNDARY_BUFFERS, 0.0) * hop_bytes
+    buffers: Any = BOUNDARY_BUFFERS
+    if problem.profile.buffers_all_microbatches:
+        microbatches = problem.job.global_batch_size // (table.dp * table.micro_batch_size)
+        buffers = np.maximum(2.0 * microbatches * table.tp, BOUNDARY_BUFFERS)
+    return np.where(table.pp > 1, buffers, 0.0) * hop_bytes
 
 
 def communicators(table: Any) -> Any:

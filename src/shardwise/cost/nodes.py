@@ -14,6 +14,8 @@ from shardwise.cost.problem import Problem
 from shardwise.schedule import in_flight
 from shardwise.strategy import IS_V, SCHEDULES
 
+GPIPE = SCHEDULES.index("gpipe")
+
 IS_SPLIT = np.array([name in ("zb_h1", "zb_h2", "zb_v", "dualpipe_v") for name in SCHEDULES])
 """Per schedule whether it gives weight gradients actions of their own."""
 
@@ -61,6 +63,7 @@ class Node:
     microbatches: Any
     is_split: Any
     hop_s: Any
+    blocked_s: Any
     boundary_bytes: Any
     layer_kept_bytes: Any
     layer_input_bytes: Any
@@ -77,8 +80,14 @@ def node_of(problem: Problem, table: Any, grid: GridCost, of_grid: Any, places: 
     """
     microbatches = problem.job.global_batch_size // (table.dp * table.micro_batch_size)
     blocks = block_columns(grid)[:, :, of_grid]
-    largest_bytes = _over_kinds(grid, "largest_bytes", np.maximum)[of_grid]
-    head_bytes = grid.head.largest_bytes[of_grid]
+    flying = in_flight(table.schedule, table.pp, microbatches, table.vpp, places.rank)
+    is_split = IS_SPLIT[table.schedule]
+    # Elsewhere the loss of a microbatch is gone before the next comes to the head.
+    keeps_losses = places.has_head * (is_split | (table.schedule == GPIPE))
+    losses_bytes = keeps_losses * (flying - 1) * grid.head.logits_bytes[of_grid]
+    temporary_bytes = np.maximum(
+        grid.temporary_bytes[of_grid], places.has_head * grid.head_temporary_bytes[of_grid]
+    )
     are_ends_apart = (table.pp > 1) & ~IS_V[table.schedule]
     is_tied = 1.0 if problem.model.tied_embeddings else 0.0
     copied = np.where(are_ends_apart, is_tied * grid.embedding.dense_weights[of_grid], 0.0)
@@ -88,22 +97,19 @@ def node_of(problem: Problem, table: Any, grid: GridCost, of_grid: Any, places: 
         places=places,
         stage=replace(stage, dense_weights=stage.dense_weights + places.has_head * copied),
         rank=replace(rank, dense_weights=rank.dense_weights + places.rank_has_head * copied),
-        in_flight=in_flight(table.schedule, table.pp, microbatches, table.vpp, places.rank),
+        in_flight=flying,
         microbatches=microbatches,
-        is_split=IS_SPLIT[table.schedule],
+        is_split=is_split,
         hop_s=grid.hop_s[of_grid],
+        blocked_s=grid.blocked_s[of_grid],
         boundary_bytes=grid.hop_bytes[of_grid],
         layer_kept_bytes=_over_kinds(grid, "kept_bytes", np.maximum)[of_grid],
         layer_input_bytes=_over_kinds(grid, "input_bytes", np.maximum)[of_grid],
         layer_dense_weights=_over_kinds(grid, "dense_weights", np.maximum)[of_grid],
         layer_expert_weights=_over_kinds(grid, "expert_weights", np.maximum)[of_grid],
-        temporary_bytes=np.maximum(TEMPORARY_COPIES * largest_bytes, places.has_head * head_bytes),
+        temporary_bytes=temporary_bytes + losses_bytes,
         tied_s=grid.replicated_s[of_grid] + np.where(are_ends_apart, grid.tied_ends_s[of_grid], 0.0),
     )
-
-
-TEMPORARY_COPIES = 2.0
-"""A tensor and its gradient: what the largest operation needs beside what is kept."""
 
 
 def block_columns(grid: GridCost) -> Any:
@@ -122,7 +128,7 @@ def _layer_columns(block: BlockCost) -> Sums:
         input_compute_s=block.backward_input.compute_s,
         weight_s=block.backward_weight.total_s,
         selective_s=block.selective.total_s,
-        full_s=block.forward.total_s,
+        full_s=block.repeated_s,
         kept_bytes=block.kept_bytes,
         selective_bytes=block.selective_bytes,
         input_bytes=block.input_bytes,

@@ -66,7 +66,10 @@ def rows_of(problem: Problem, table: Any, rows: str, experts: Experts | None) ->
 
 def element_bytes(problem: Problem, dtype: str) -> float:
     """Bytes of a saved element."""
-    return {"compute": problem.recipe.activation_bytes, "fp32": 4.0, "mask": 1.0}[dtype]
+    recipe = problem.recipe
+    return {"compute": recipe.activation_bytes, "operand": recipe.operand_bytes, "fp32": 4.0, "mask": 1.0}[
+        dtype
+    ]
 
 
 def operator_times(
@@ -96,8 +99,9 @@ def _moved_s(problem: Problem, moved_bytes: Any) -> Any:
     )
 
 
-def _product_s(problem: Problem, m: Any, n: Any, k: Any) -> Any:
-    """One plain matmul [m, k] x [k, n] and its launch."""
+def _product_s(problem: Problem, m: Any, n: Any, k: Any, keys: float | None = None) -> Any:
+    """One plain matmul [m, k] x [k, n] and its launch; with `keys` a batch of products of so many rows each,
+    in the dtype of attention."""
     efficiency = problem.efficiency
     curve = efficiency.matmul
     reached = compute.matmul_efficiency(
@@ -105,11 +109,13 @@ def _product_s(problem: Problem, m: Any, n: Any, k: Any) -> Any:
         peak_fraction=curve.peak_fraction, tile_m=curve.tile_m, tile_n=curve.tile_n, units=curve.units,
         k_half=curve.k_half, small_tile_fraction=curve.small_tile_fraction,
     )  # fmt: skip
-    moved_bytes = (m * k + k * n + m * n) * problem.recipe.activation_bytes
+    moved_bytes = (
+        m * k + k * n * (1.0 if keys is None else m / keys) + m * n
+    ) * problem.recipe.activation_bytes
     return efficiency.launch_s + compute.roofline_s(
         compute.matmul_work(m, n, k),
         moved_bytes,
-        problem.matmul_flop_per_s * reached,
+        (problem.matmul_flop_per_s if keys is None else problem.other_flop_per_s) * reached,
         problem.memory_bytes_per_s * efficiency.memory.fraction,
     )
 
@@ -117,10 +123,16 @@ def _product_s(problem: Problem, m: Any, n: Any, k: Any) -> Any:
 def _matmul(problem: Problem, table: Any, operator: Matmul, rows: Any) -> OperatorTimes:
     k, n = width_of(problem, table, operator.k), width_of(problem, table, operator.n)
     return OperatorTimes(
-        forward_s=_product_s(problem, rows, n, k),
-        input_s=_product_s(problem, rows, k, n),
+        forward_s=_product_s(problem, rows, n, k) + _cast_s(problem, rows * k),
+        input_s=_product_s(problem, rows, k, n) + _cast_s(problem, rows * n),
         weight_s=_product_s(problem, k, n, rows),
     )
+
+
+def _cast_s(problem: Problem, elements: Any) -> Any:
+    """Bringing a matmul's input into the dtype of the matmul, where that is not the dtype it comes in."""
+    cast_bytes = problem.recipe.cast_bytes
+    return _moved_s(problem, elements * cast_bytes) if cast_bytes else 0.0 * elements
 
 
 def _grouped(problem: Problem, table: Any, operator: GroupedMatmul, rows: Any) -> OperatorTimes:
@@ -143,13 +155,16 @@ def _grouped(problem: Problem, table: Any, operator: GroupedMatmul, rows: Any) -
         )
         for inner in (k, n, rows / local)
     )  # fmt: skip
-    return OperatorTimes(forward_s, input_s, weight_s)
+    return OperatorTimes(
+        forward_s + _cast_s(problem, rows * k), input_s + _cast_s(problem, rows * n), weight_s
+    )
 
 
 def _attention(problem: Problem, table: Any, operator: Attention, rows: Any) -> OperatorTimes:
     """Fused attention; its whole backward is on the path of the input's gradient."""
-    efficiency = problem.efficiency
-    curve = efficiency.attention
+    efficiency, curve = problem.efficiency, problem.attention
+    if curve is None:
+        return _unfused_attention(problem, table, operator, rows)
     seq_len = float(problem.job.seq_len)
     window = seq_len if operator.window is None else float(min(operator.window, problem.job.seq_len))
     keys = compute.keys_per_query(seq_len, window, 0.5 if operator.causal else 1.0)
@@ -174,11 +189,43 @@ def _attention(problem: Problem, table: Any, operator: Attention, rows: Any) -> 
     return OperatorTimes(efficiency.launch_s + forward_s, efficiency.launch_s + backward_s, 0.0 * table.tp)
 
 
+SOFTMAX_FORWARD_PASSES = 4.5
+SOFTMAX_BACKWARD_PASSES = 5.5
+"""16-bit passes over the scores of unfused attention beside its products: forward the scaled softmax reads
+and writes, dropout reads, writes and keeps a mask of one byte; backward dropout reads, writes and reads the
+mask, the softmax reads its output and the gradient and writes."""
+
+
+UNFUSED_SCORE_BYTES = 5.0
+"""Kept of every score: what the softmax and dropout put out, in 16 bits, and a mask of one byte. (Korthikanti
+et al. 2022, section 4.1.)"""
+
+
+def _unfused_attention(problem: Problem, table: Any, operator: Attention, rows: Any) -> OperatorTimes:
+    """Scores in memory: two products per head over all keys, and passes over the scores between them."""
+    seq_len = float(problem.job.seq_len)
+    heads = width_of(problem, table, operator.heads)
+    scores = rows * seq_len * heads
+    pass_bytes = scores * (problem.recipe.activation_bytes * problem.profile.pointwise_passes)
+    forward_s, backward_s = (
+        _moved_s(problem, passes * pass_bytes) for passes in (SOFTMAX_FORWARD_PASSES, SOFTMAX_BACKWARD_PASSES)
+    )
+    score_s, value_s = (
+        _product_s(problem, rows * heads, n, k, keys=seq_len)
+        for n, k in ((seq_len, operator.qk_dim), (operator.v_dim, seq_len))
+    )
+    return OperatorTimes(
+        forward_s=score_s + value_s + forward_s,
+        input_s=2.0 * (score_s + value_s) + backward_s,
+        weight_s=0.0 * table.tp,
+    )
+
+
 def _pointwise(problem: Problem, table: Any, operator: Pointwise, rows: Any) -> OperatorTimes:
     forward, backward = (
         sum((width_of(problem, table, extent) for extent in extents), start=0.0 * table.tp)
         * rows
-        * problem.recipe.activation_bytes
+        * (problem.recipe.activation_bytes * problem.profile.pointwise_passes)
         for extents in (operator.forward, operator.backward)
     )
     return OperatorTimes(_moved_s(problem, forward), _moved_s(problem, backward), 0.0 * table.tp)

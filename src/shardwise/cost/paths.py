@@ -43,7 +43,7 @@ class Paths:
         self._is_full, self._is_selective = block.recompute == FULL, block.recompute == SELECTIVE
         self._moves = block.offload >= ACTIVATIONS
         self._recomputes, self._offloads = bool(np.any(self._is_full)), bool(np.any(self._moves))
-        self._host_s = problem.efficiency.host_action_s
+        self._host_s = problem.profile.host_action_s
         self._is_loop, self._is_turning = block.schedule == ONE_F_ONE_B, block.schedule == INTERLEAVED
         added = added_s(problem, block, totals, *self._recomputed())
         way_s = whole.forward_s + whole.input_s + added + traffic.ways_s + 2.0 * stages * self._host_s

@@ -7,15 +7,16 @@ A row is one choice of each: it joins a `Keeping` and `Shards` of its node.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, is_dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from shardwise.cost.distinct import distinct_rows
+from shardwise.cost.distinct import Index
 from shardwise.cost.fabric import Fabric
 from shardwise.cost.keeping import KEEP_FIELDS, Keeping, keeping_of
-from shardwise.cost.layers import GRID_FIELDS, GridCost, grid_cost
+from shardwise.cost.layers import GRID_FIELDS, BlockCost, GridCost, grid_cost
 from shardwise.cost.nodes import Node, node_of
 from shardwise.cost.places import SPLIT_FIELDS, all_places, peak_places
 from shardwise.cost.problem import Problem
@@ -78,6 +79,11 @@ class GridPrices:
         return GridPrices(self.cost, self.of_row[rows])
 
 
+def grids_of_works(problem: Problem, table: Any, works: Sequence[BlockCost]) -> GridPrices:
+    """The prices of every row's grid, where what their layers compute (`block_works`) is known already."""
+    return GridPrices(grid_cost(problem, table, works), np.arange(len(table)))
+
+
 def price_everywhere(problem: Problem, table: Any, grids: GridPrices | None = None) -> Price:
     """Prices at every stage; rows with fewer stages than others repeat their first in the places beyond."""
     nodes, of_node = _nodes(problem, table, all_places, grids)
@@ -91,31 +97,38 @@ def price_peaks(problem: Problem, table: Any, grids: GridPrices | None = None) -
 
 
 def _nodes(problem: Problem, table: Any, places_of: Any, grids: GridPrices | None) -> tuple[Nodes, Any]:
-    rows, of_node = _distinct(table, NODE_FIELDS)
+    rows, of_node = _distinct(problem, table, NODE_FIELDS)
     few = table.take(rows)
     if grids is None:
-        grid_rows, of_grid = _distinct(few, GRID_FIELDS)
+        grid_rows, of_grid = _distinct(problem, few, GRID_FIELDS)
         grid = grid_cost(problem, few.take(grid_rows))
     else:
         used, of_grid = np.unique(grids.of_row[rows], return_inverse=True)
-        grid = taken(grids.cost, used)
+        grid = _picked(grids.cost, used, len(grids.cost.hop_s))
     return Nodes(few, node_of(problem, few, grid, of_grid, places_of(problem, few)), grid, of_grid), of_node
 
 
 def price_below(problem: Problem, table: Any, nodes: Nodes, of_node: Any, synced: slice) -> Price:
     """Prices of rows whose nodes are known: row i has node `of_node[i]`."""
-    keep_rows, of_keeping = distinct_rows([of_node, *(getattr(table, name) for name in KEEP_FIELDS)])
-    shard_rows, of_shards = distinct_rows([of_node, *(getattr(table, name) for name in SHARD_FIELDS)])
+    keep_rows, of_keeping = problem.distinct([of_node, *(getattr(table, name) for name in KEEP_FIELDS)])
+    shard_rows, of_shards = problem.distinct([of_node, *(getattr(table, name) for name in SHARD_FIELDS)])
     keeping_node, shards_node = of_node[keep_rows], of_node[shard_rows]
     sharded = table.take(shard_rows)
     of_grid = nodes.of_grid[shards_node]
-    rows, of_sharding = distinct_rows([of_grid, *(getattr(sharded, name) for name in SHARD_FIELDS)])
-    sharding = sharding_of(problem, sharded.take(rows), taken(nodes.grid, of_grid[rows]))
+    rows, of_sharding = problem.distinct([of_grid, *(getattr(sharded, name) for name in SHARD_FIELDS)])
+    grid = _picked(nodes.grid, of_grid[rows], len(nodes.grid.hop_s))
+    sharding = sharding_of(problem, sharded.take(rows), grid)
     return Price(
         nodes=nodes,
         keeping=keeping_of(problem, table.take(keep_rows), nodes.node, keeping_node),
         shards=shards_of(
-            problem, sharded, nodes.node, shards_node, nodes.grid.fabric, taken(sharding, of_sharding), synced
+            problem,
+            sharded,
+            nodes.node,
+            shards_node,
+            nodes.grid.fabric,
+            _picked(sharding, of_sharding, len(rows)),
+            synced,
         ),
         of_node=of_node,
         of_keeping=of_keeping,
@@ -125,8 +138,13 @@ def price_below(problem: Problem, table: Any, nodes: Nodes, of_node: Any, synced
     )
 
 
-def _distinct(table: Any, names: tuple[str, ...]) -> tuple[Any, Any]:
-    return distinct_rows([getattr(table, name) for name in names])
+def _distinct(problem: Problem, table: Any, names: tuple[str, ...]) -> tuple[Any, Any]:
+    return problem.distinct([getattr(table, name) for name in names])
+
+
+def _picked(record: Any, rows: Index, length: int) -> Any:
+    """`taken`, of columns of this length; the record itself where it is all of them in their order."""
+    return record if np.array_equal(rows, np.arange(length)) else taken(record, rows)
 
 
 def taken(record: Any, rows: Any) -> Any:
@@ -135,6 +153,7 @@ def taken(record: Any, rows: Any) -> Any:
         return record[..., rows]
     if isinstance(record, tuple):
         return tuple(taken(item, rows) for item in record)
-    if is_dataclass(record) and not isinstance(record, (Fabric, type)):
-        return type(record)(**{f.name: taken(getattr(record, f.name), rows) for f in fields(record)})
-    return record
+    names = getattr(type(record), "__dataclass_fields__", None)  # `fields` takes longer than the columns
+    if names is None or isinstance(record, Fabric):
+        return record
+    return type(record)(**{name: taken(getattr(record, name), rows) for name in names})

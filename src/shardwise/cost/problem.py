@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from math import gcd
+from typing import Any
 
-from shardwise.cluster import Cluster, Device, Efficiency, Tier
-from shardwise.cost.profile import MEGATRON_2024, Profile
+import numpy as np
+
+from shardwise.cluster import AttentionCurve, Cluster, Device, Efficiency, Tier
+from shardwise.cost.distinct import distinct_rows
 from shardwise.cost.recipe import OPTIMIZERS, OptimizerCost, Recipe, find_recipe
 from shardwise.errors import ConfigError
 from shardwise.model import Model
 from shardwise.operators import Attention, Extent, Operator
-from shardwise.strategy import Job, Limits
+from shardwise.strategy import Job, Limits, Profile
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,15 +23,15 @@ class Problem:
     """What is priced. On a mixed cluster the figures are those of the slowest class (every rank keeps its
     pace).
 
-    `matmul_flop_per_s` and `other_flop_per_s` are dense peaks times the slowest node's speed and the share of
-    it that a step sustains.
-    `capacity_bytes` is the smallest device's memory; `host_bytes_per_device` its share of the node's.
+    `matmul_flop_per_s` and `other_flop_per_s` are dense peaks times the slowest node's speed.
+    `capacity_bytes` is the smallest device's memory; `host_bytes_per_device` its share of the node's. Where
+    numbers of the device or the software are columns (`is_columnar`), one value for each row of the tables
+    that are priced, rows that agree in their strategy still differ.
     """
 
     model: Model
     cluster: Cluster
     job: Job
-    profile: Profile
     recipe: Recipe
     optimizer: OptimizerCost
     device: Device
@@ -38,10 +42,29 @@ class Problem:
     capacity_bytes: float
     host_bytes_per_device: float
     host_link_bytes_per_s: float
+    is_columnar: bool = False
 
     @property
     def efficiency(self) -> Efficiency:
         return self.device.efficiency
+
+    @property
+    def profile(self) -> Profile:
+        return self.job.profile
+
+    @property
+    def attention(self) -> AttentionCurve | None:
+        """The fused kernel that software and device agree on; None where attention is computed unfused."""
+        kernels = self.device.efficiency.attention
+        return next((kernels[name] for name in self.profile.attention if name in kernels), None)
+
+    def distinct(self, columns: Sequence[Any]) -> tuple[Any, Any]:
+        """Rows that need a price of their own, of rows that agree in `columns`: (their indices, which of them
+        each row equals)."""
+        if not self.is_columnar:
+            return distinct_rows(columns)
+        every = np.arange(np.broadcast(*columns).size)
+        return every, every
 
     @property
     def tiers(self) -> tuple[Tier, ...]:
@@ -53,12 +76,14 @@ class Problem:
         return self.capacity_bytes * (1.0 - self.job.memory_margin)
 
 
-def bind(model: Model, cluster: Cluster, job: Job, profile: Profile = MEGATRON_2024) -> Problem:
+def bind(model: Model, cluster: Cluster, job: Job, *, is_columnar: bool = False) -> Problem:
     """The problem of training `model` on `cluster` as `job` asks.
 
     ConfigError where the devices lack the dtype, or the job's sizes do not suit the model.
     """
     recipe = find_recipe(job.dtype)
+    if not job.profile.reduce_in_fp32:
+        recipe = replace(recipe, gradient_bytes=recipe.weight_bytes)
     for device in cluster.classes.values():
         for dtype in (recipe.matmul, recipe.other):
             if dtype not in device.peak_flop_per_s:
@@ -71,23 +96,31 @@ def bind(model: Model, cluster: Cluster, job: Job, profile: Profile = MEGATRON_2
         (cluster.classes[name] for name in sorted(used)),
         key=lambda device: device.peak_flop_per_s[recipe.matmul],
     )
-    speed = min(node.speed for node in cluster.nodes) * slowest.efficiency.sustained_fraction
+    speed = min(node.speed for node in cluster.nodes)
     return Problem(
         model=model,
         cluster=cluster,
         job=job,
-        profile=profile,
         recipe=recipe,
         optimizer=OPTIMIZERS[job.optimizer],
         device=slowest,
         limits=limits_of(model, job),
-        matmul_flop_per_s=slowest.peak_flop_per_s[recipe.matmul] * speed,
+        matmul_flop_per_s=_matmul_flop_per_s(slowest, recipe.matmul) * speed,
         other_flop_per_s=slowest.peak_flop_per_s[recipe.other] * speed,
         memory_bytes_per_s=min(cluster.classes[name].memory_bytes_per_s for name in used) * speed,
         capacity_bytes=float(min(cluster.classes[name].memory_bytes for name in used)),
         host_bytes_per_device=min(node.host_memory_bytes / node.devices for node in cluster.nodes),
         host_link_bytes_per_s=min(node.host_link_bytes_per_s for node in cluster.nodes),
+        is_columnar=is_columnar,
     )
+
+
+def _matmul_flop_per_s(device: Device, dtype: str) -> float:
+    """The dense peak, times how much of its own peak a matmul of `dtype` reaches over what a 16-bit one
+    reaches of its own."""
+    curve = device.efficiency.matmul
+    relative = {"fp8": curve.fp8_fraction, "fp4": curve.fp4_fraction}
+    return device.peak_flop_per_s[dtype] * relative.get(dtype, 1.0)
 
 
 def limits_of(model: Model, job: Job) -> Limits:

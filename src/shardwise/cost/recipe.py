@@ -14,7 +14,9 @@ class Recipe:
 
     `matmul` names the dense peak of weight matmuls, `other` that of attention. Weights are kept in
     `weight_bytes` each for computing, gradients accumulate in `gradient_bytes`, and the optimizer owns a
-    master copy of `master_bytes`.
+    master copy of `master_bytes`. `cast_bytes` are moved per element of a matmul's input to bring it into the
+    matmul's dtype: read in 16 bits, written as it is and transposed. A tensor that only a matmul needs again
+    is kept in `operand_bytes` per element.
     """
 
     matmul: str
@@ -23,29 +25,31 @@ class Recipe:
     weight_bytes: float
     gradient_bytes: float
     master_bytes: float
+    cast_bytes: float = 0.0
+    operand_bytes: float = 2.0
 
 
-def _sixteen(dtype: str, matmul: str | None = None) -> Recipe:
+def _sixteen(dtype: str, matmul: str | None = None, operand_bytes: float = 2.0) -> Recipe:
     """16-bit weights and activations, fp32 gradients and master weights (Micikevicius et al. 2018;
     Megatron-LM)."""
     return Recipe(
         matmul=matmul or dtype, other=dtype, activation_bytes=2.0, weight_bytes=2.0, gradient_bytes=4.0,
-        master_bytes=4.0,
+        master_bytes=4.0, cast_bytes=0.0 if matmul is None else 4.0, operand_bytes=operand_bytes,
     )  # fmt: skip
 
 
 RECIPES: Mapping[str, Recipe] = {
     "fp32": Recipe(
         matmul="fp32", other="fp32", activation_bytes=4.0, weight_bytes=4.0, gradient_bytes=4.0,
-        master_bytes=0.0,
+        master_bytes=0.0, operand_bytes=4.0,
     ),
     "fp16": _sixteen("fp16"),
     "bf16": _sixteen("bf16"),
-    "fp8": _sixteen("bf16", "fp8"),
-    "fp8-current": _sixteen("bf16", "fp8"),
-    "fp8-block": _sixteen("bf16", "fp8"),
-    "mxfp8": _sixteen("bf16", "fp8"),
-    "nvfp4": _sixteen("bf16", "fp4"),
+    "fp8": _sixteen("bf16", "fp8", 1.0),
+    "fp8-current": _sixteen("bf16", "fp8", 1.0),
+    "fp8-block": _sixteen("bf16", "fp8", 1.0 + 4.0 / 128),
+    "mxfp8": _sixteen("bf16", "fp8", 1.0 + 1.0 / 32),
+    "nvfp4": _sixteen("bf16", "fp4", 0.5 + 1.0 / 16),
 }  # fmt: skip
 
 

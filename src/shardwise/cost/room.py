@@ -118,7 +118,7 @@ def _room_for(
     per_layer = Rate.of(costs)
     memory = _Memory(problem, smallest, totals)
     chunks = 1 if paths is None else block.vpp
-    hosts_s = 2.0 * problem.efficiency.host_action_s * chunks
+    hosts_s = 2.0 * problem.profile.host_action_s * chunks
     rank = np.arange(pp).reshape((pp,) + (1,) * np.ndim(work_s))
     has_head = np.where(is_v, rank == 0, rank == pp - 1)
     ends_s = hosts_s + np.where(rank == 0, ends.embedding_s, 0.0) + np.where(has_head, ends.head_s, 0.0)

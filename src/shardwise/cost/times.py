@@ -48,7 +48,7 @@ def stage_times(problem: Problem, table: Any, price: Price) -> StageTimes:
         forward_s=forward_s,
         backward_s=input_s + weight_s,
         backward_input_s=input_s,
-        backward_weight_s=weight_s + problem.efficiency.host_action_s,
+        backward_weight_s=weight_s + problem.profile.host_action_s,
         gather_s=ends[0],
         reduce_s=ends[1],
         recompute_s=keeping.recompute_s[:, of_keeping],
@@ -105,5 +105,5 @@ def step_end(problem: Problem, table: Any, price: Price) -> StepEnd:
         optimizer_s=np.where(
             is_offloaded, shards.host_update_s[of_shards], shards.device_update_s[of_shards]
         ),
-        host_s=problem.efficiency.host_step_s + 0.0 * table.tp,
+        host_s=problem.profile.host_step_s + 0.0 * table.tp,
     )

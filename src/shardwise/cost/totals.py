@@ -83,7 +83,7 @@ class Totals:
     where layers are alike or no kind has more than half of them), the `most` of any layer, `embedding` and
     `head`.
 
-    `largest_bytes` is the largest single tensor of a layer, `head_largest_bytes` of the head.
+    `temporary_bytes` are what a stage needs beside what is kept, `head_temporary_bytes` one with the head.
     """
 
     whole: Sums
@@ -94,8 +94,8 @@ class Totals:
     head: Sums
     hop_s: Any
     hop_bytes: Any
-    largest_bytes: Any
-    head_largest_bytes: Any
+    temporary_bytes: Any
+    head_temporary_bytes: Any
     expert_replicas: Any
     communicators: Any
 
@@ -169,8 +169,8 @@ def totals_of(problem: Problem, table: Any, grid: GridCost) -> Totals:
         head=Sums(*blocks[:, -1]),
         hop_s=grid.hop_s,
         hop_bytes=grid.hop_bytes,
-        largest_bytes=np.maximum.reduce([kind.largest_bytes for kind in grid.kinds]),
-        head_largest_bytes=grid.head.largest_bytes,
+        temporary_bytes=grid.temporary_bytes,
+        head_temporary_bytes=np.maximum(grid.temporary_bytes, grid.head_temporary_bytes),
         expert_replicas=grid.expert_replicas,
         communicators=communicators(table),
     )

@@ -43,22 +43,6 @@ def in_switch_all_reduce_s(n: Quantity, alpha_s: Quantity, beta_s: Quantity) -> 
     return at_work(n) * 2.0 * alpha_s + beta_s
 
 
-def hierarchical_pass_s(
-    nbytes: Quantity,
-    sizes: Sequence[Quantity],
-    alphas_s: Sequence[Quantity],
-    bytes_per_s: Sequence[Quantity],
-) -> Quantity:
-    """Reduce-scatter from the inside out, or all-gather from the outside in: sum over tiers of a ring pass on
-    B over the product of the sizes within. B is the whole tensor."""
-    part_bytes = nbytes
-    total_s = 0.0 * alphas_s[0]
-    for size, alpha_s, bw_bytes_per_s in zip(sizes, alphas_s, bytes_per_s, strict=True):
-        total_s = total_s + ring_pass_s(part_bytes, size, alpha_s, bw_bytes_per_s)
-        part_bytes = part_bytes / size
-    return total_s
-
-
 def flat_ring_beta_s(
     nbytes: Quantity, sizes: Sequence[Quantity], bytes_per_s: Sequence[Quantity]
 ) -> Quantity:
@@ -97,16 +81,15 @@ def pass_s(
     alphas_s: Sequence[Quantity],
     bytes_per_s: Sequence[Quantity],
 ) -> Quantity:
-    """Reduce-scatter or all-gather of a whole tensor of B bytes: the faster of hierarchical and one flat
-    ring.
+    """Reduce-scatter or all-gather of a whole tensor of B bytes: one ring through all ranks, as NCCL lays it.
 
-    The flat ring keeps all tiers busy at once but pays the outermost latency at each of its n-1 steps.
+    (n-1) alpha + (n-1)/n beta: all tiers are busy at once; each of the n-1 steps pays the outermost latency
+    that the ring crosses, and the narrowest hop sets the pace.
     """
     n = group_size(sizes)
-    flat_s = (n - 1) * flat_ring_alpha_s(sizes, alphas_s) + (n - 1) / n * flat_ring_beta_s(
+    return (n - 1) * flat_ring_alpha_s(sizes, alphas_s) + (n - 1) / n * flat_ring_beta_s(
         nbytes, sizes, bytes_per_s
     )
-    return np.minimum(hierarchical_pass_s(nbytes, sizes, alphas_s, bytes_per_s), flat_s)
 
 
 def all_reduce_s(

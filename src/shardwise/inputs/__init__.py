@@ -8,7 +8,7 @@ anything is built. Whatever is wrong becomes one ConfigError that says where, wh
 
 from shardwise.inputs.fields import REQUIRED, Fields
 from shardwise.inputs.limits import MAX_BYTES, MAX_DEPTH, MAX_NODES
-from shardwise.inputs.read import parse_mapping, read_mapping, read_text
+from shardwise.inputs.read import parse_mapping, read_bytes, read_mapping, read_text
 from shardwise.inputs.words import join_key, nearest, printable, shown
 
 __all__ = [
@@ -21,6 +21,7 @@ __all__ = [
     "nearest",
     "parse_mapping",
     "printable",
+    "read_bytes",
     "read_mapping",
     "read_text",
     "shown",

@@ -22,6 +22,16 @@ def read_mapping(path: str, *, max_bytes: int = MAX_BYTES, max_nodes: int = MAX_
 
 def read_text(path: str, *, max_bytes: int = MAX_BYTES) -> str:
     """The text of a regular UTF-8 file of at most `max_bytes`; anything else is a ConfigError, at once."""
+    data = read_bytes(path, max_bytes=max_bytes)
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        found = f"byte 0x{data[error.start]:02x} at offset {error.start}"
+        raise ConfigError("is not UTF-8 text", file=printable(path), found=found, allowed="UTF-8") from None
+
+
+def read_bytes(path: str, *, max_bytes: int = MAX_BYTES) -> bytes:
+    """What a regular file of at most `max_bytes` holds; anything else is a ConfigError, at once."""
     try:
         status = os.stat(path)
         if not stat.S_ISREG(status.st_mode):
@@ -40,11 +50,7 @@ def read_text(path: str, *, max_bytes: int = MAX_BYTES) -> str:
         ) from None
     if len(data) > max_bytes:
         raise too_large(path, len(data), max_bytes)
-    try:
-        return data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        found = f"byte 0x{data[error.start]:02x} at offset {error.start}"
-        raise ConfigError("is not UTF-8 text", file=printable(path), found=found, allowed="UTF-8") from None
+    return data
 
 
 def parse_mapping(

@@ -9,7 +9,7 @@ from shardwise.model.counts import (
     mtp_parameters,
     parameters,
 )
-from shardwise.model.entries import CatalogueEntry, catalogue, catalogue_names
+from shardwise.model.entries import CatalogueEntry, catalogue, catalogue_entry, catalogue_names
 from shardwise.model.families import FAMILIES
 from shardwise.model.load import load_model, model_from_config
 from shardwise.model.model import MTP_PREFIX, Experts, Layer, Model
@@ -25,6 +25,7 @@ __all__ = [
     "active_parameters",
     "attention_flop_per_token",
     "catalogue",
+    "catalogue_entry",
     "catalogue_names",
     "keys_per_query",
     "load_model",

@@ -147,7 +147,11 @@ def _low_rank(
             k=latent,
             n=n,
             weights=linear_weights(f"{name}_up", latent, n),
-            saved=(Saved(name=f"{name}_norm.output", width=latent, rows="sequence", selective=True),),
+            saved=(
+                Saved(
+                    name=f"{name}_norm.output", width=latent, rows="sequence", selective=True, dtype="operand"
+                ),
+            ),
         ),
     )
 

@@ -9,7 +9,7 @@ from shardwise.model.attention import attention_operators
 from shardwise.model.mlp import mlp_operators
 from shardwise.model.model import Experts, Layer
 from shardwise.model.shape import GroupedQuery, LayerShape, Norm, RoutedMlp
-from shardwise.operators import Extent, Operator, Pointwise, Saved, Weight
+from shardwise.operators import Dtype, Extent, Operator, Pointwise, Saved, Weight
 
 
 def layer_from_shape(shape: LayerShape, *, prefix: str = "") -> Layer:
@@ -53,9 +53,9 @@ def dropout_operator(name: str, hidden: int) -> Pointwise:
     return Pointwise(name=name, rows="sequence", forward=moved, backward=moved, saved=(mask,))
 
 
-def stream_saved(name: str, hidden: int, *, selective: bool = False) -> Saved:
+def stream_saved(name: str, hidden: int, *, selective: bool = False, dtype: Dtype = "compute") -> Saved:
     """A tensor of the residual stream's width on the (sharded) sequence."""
-    return Saved(name=name, width=Extent(hidden), rows="sequence", selective=selective)
+    return Saved(name=name, width=Extent(hidden), rows="sequence", selective=selective, dtype=dtype)
 
 
 def _name(shape: LayerShape) -> str:
@@ -133,4 +133,4 @@ def _norm(shape: LayerShape, name: str, *, selective: bool = False) -> Pointwise
 
 
 def _normed(name: str, hidden: int) -> tuple[Saved, ...]:
-    return (stream_saved(f"{name}.output", hidden, selective=True),)
+    return (stream_saved(f"{name}.output", hidden, selective=True, dtype="operand"),)

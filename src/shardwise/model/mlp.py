@@ -85,7 +85,7 @@ def _experts(shape: RoutedMlp, whole: Extent, prefix: str) -> tuple[Operator, ..
             k=whole,
             n=_up_extent(mlp, "expert_ffn"),
             weights=_up_weights(at, mlp, whole, ffn, experts=shape.experts),
-            saved=(Saved(name=f"{at}.input", width=whole, rows="routed"),),
+            saved=(Saved(name=f"{at}.input", width=whole, rows="routed", dtype="operand"),),
         ),
         _activation(at, mlp, "routed", "expert_ffn"),
         GroupedMatmul(
@@ -126,4 +126,10 @@ def _activation(at: str, shape: Mlp, rows: Rows, role: Role) -> Pointwise:
 
 
 def _activated(at: str, shape: Mlp, rows: Rows, role: Role) -> Saved:
-    return Saved(name=f"{at}.activation.output", width=Extent(shape.ffn, role), rows=rows, selective=True)
+    return Saved(
+        name=f"{at}.activation.output",
+        width=Extent(shape.ffn, role),
+        rows=rows,
+        selective=True,
+        dtype="operand",
+    )

@@ -17,8 +17,8 @@ EFFORT = ("rejected", "cut_by_bound", "simulated", "search_s", "search_cpu_s")
 """Keys of a certificate that say how the answer was found, not what it is; the plan hash leaves them out."""
 
 PROVENANCE = frozenset(("assumptions", "provenance", "sources"))
-"""Keys, anywhere in the cluster, whose values are text about where figures come from; the plan hash leaves
-them out."""
+"""Keys, anywhere in the cluster and the job, whose values are text about where figures come from; the plan
+hash leaves them out."""
 
 
 def result_document(result: Result) -> dict[str, object]:
@@ -117,10 +117,11 @@ def document_hash(document: Mapping[str, object]) -> str:
     """`sha256:...` over the canonical JSON of a plan document, without hash, timings, effort and provenance
     text."""
     body = {key: value for key, value in document.items() if key != "hash"}
-    certificate, cluster = body.get("certificate"), body.get("cluster")
+    certificate = body.get("certificate")
     if isinstance(certificate, Mapping):
         body["certificate"] = {key: value for key, value in certificate.items() if key not in EFFORT}
-    body["cluster"] = _without_provenance(cluster)
+    for key in ("cluster", "job"):
+        body[key] = _without_provenance(body.get(key))
     canonical = json.dumps(body, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return "sha256:" + hashlib.sha256(canonical.encode("ascii")).hexdigest()
 

@@ -37,6 +37,7 @@ from shardwise.strategy import (
     Optimizer,
     Strategy,
     is_value,
+    profile_from_record,
 )
 
 MAX_PLAN_BYTES = 8 << 20
@@ -154,6 +155,7 @@ def _job(fields: Fields) -> Job:
         memory_margin=fields.number("memory_margin", low=0.0, high=1.0),
         expert_imbalance=fields.number("expert_imbalance", low=1.0, high=1e6),
         seed=fields.integer("seed"),
+        profile=profile_from_record(fields.mapping("profile")),
     )
     fields.finish()
     return job

@@ -2,6 +2,8 @@
 
 from shardwise.search.answer import evaluate, plan, stage_activation_bytes, step_durations, step_time_s
 from shardwise.search.drive import Outcome, Progress, Search
+from shardwise.search.evaluate import StepFigures, step_figures, step_figures_of_alike, step_times_s
+from shardwise.search.explain import band_of
 from shardwise.search.explanation import Comparison, Explanation, explained, question_of, what_if, why_not
 from shardwise.search.goals import Fastest, Found, Goal, Smallest, Tradeoff
 from shardwise.search.pinned import Alternative, Axis, Binding
@@ -30,7 +32,9 @@ __all__ = [
     "Smallest",
     "Space",
     "SpaceChoice",
+    "StepFigures",
     "Tradeoff",
+    "band_of",
     "default_job",
     "evaluate",
     "explained",
@@ -40,7 +44,10 @@ __all__ = [
     "shortest_text",
     "stage_activation_bytes",
     "step_durations",
+    "step_figures",
+    "step_figures_of_alike",
     "step_time_s",
+    "step_times_s",
     "what_if",
     "why_not",
 ]

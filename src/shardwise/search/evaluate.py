@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -14,8 +14,11 @@ from shardwise.cost import (
     Price,
     Problem,
     StageTimes,
+    block_works,
     distinct_rows,
+    grids_of_works,
     price_everywhere,
+    rank_bytes,
     stage_times,
     step_end,
 )
@@ -75,6 +78,58 @@ def _step_times_s(problem: Problem, table: StrategyTable, grids: GridPrices | No
     price = price_everywhere(problem, table, grids)
     times = stage_times(problem, table, price)
     return np.asarray(_makespans_s(problem, table, price, times) + step_end(problem, table, price).total_s)
+
+
+@dataclass(frozen=True, slots=True)
+class StepFigures:
+    """Of every row of a table: seconds per step, and bytes on the rank that holds most; shape (rows,)."""
+
+    step_time_s: Floats
+    allocated_bytes: Floats
+    reserved_bytes: Floats
+    device_bytes: Floats
+
+
+def step_figures(problem: Problem, table: StrategyTable, grids: GridPrices | None = None) -> StepFigures:
+    """Step times and peaks of memory of every row, from one price; `grids` are prices that are known
+    already."""
+    price = price_everywhere(problem, table, grids)
+    times = stage_times(problem, table, price)
+    memory = rank_bytes(problem, table, price)
+    return StepFigures(
+        step_time_s=_makespans_s(problem, table, price, times) + step_end(problem, table, price).total_s,
+        allocated_bytes=memory.allocated.max(axis=0),
+        reserved_bytes=memory.reserved.max(axis=0),
+        device_bytes=memory.device.max(axis=0),
+    )
+
+
+def step_figures_of_alike(problems: Sequence[Problem], tables: Sequence[StrategyTable]) -> list[StepFigures]:
+    """The figures of each problem's table, for problems that differ in the global batch, the number of
+    devices and the fabric between them alone: what layers compute is priced once for all of them."""
+    joined = StrategyTable.joined(tables)
+    works = block_works(problems[0], joined)
+    ends = np.cumsum([len(table) for table in tables])
+    ranges = [np.arange(end - len(table), end) for table, end in zip(tables, ends, strict=True)]
+    found: dict[int, StepFigures] = {}
+    for members in _alike([id(problem.cluster) for problem in problems]):
+        rows = np.concatenate([ranges[member] for member in members])
+        mine = [work.taken(rows) for work in works]
+        grids = grids_of_works(problems[members[0]], joined.take(rows), mine)
+        start = 0
+        for member in members:
+            end = start + len(tables[member])
+            found[member] = step_figures(problems[member], tables[member], grids.take(slice(start, end)))
+            start = end
+    return [found[member] for member in range(len(problems))]
+
+
+def _alike(keys: Sequence[int]) -> list[list[int]]:
+    """The places of equal keys together."""
+    places: dict[int, list[int]] = {}
+    for place, key in enumerate(keys):
+        places.setdefault(key, []).append(place)
+    return list(places.values())
 
 
 def drained_s(problem: Problem, table: StrategyTable, grids: GridPrices | None = None) -> Floats:

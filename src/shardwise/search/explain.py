@@ -15,13 +15,11 @@ from shardwise.strategy import SCHEDULES, Strategy, StrategyTable, axis_strides,
 
 EVALUATOR = "max-plus"
 
-UNCALIBRATED_BAND = (0.88, 1.37)
-"""Central 80 % of measured over predicted step times on 260 published dense runs
-(`python -m benchmarks.published`)."""
 
-CALIBRATED_BAND = (0.90, 1.12)
-"""The same where a device's efficiency was measured: assumed, until measured runs of such devices are at
-hand."""
+def band_of(problem: Problem) -> tuple[float, float]:
+    """Factors of the step time between which the central 80 % of measured runs lie, of a source never seen:
+    narrow where runs of such devices were fitted, wide where there are none."""
+    return problem.profile.warm_band if problem.efficiency.is_calibrated else problem.profile.cold_band
 
 
 def result_of(problem: Problem, strategy: Strategy, step_time_s: float | None = None) -> Result:
@@ -34,7 +32,7 @@ def result_of(problem: Problem, strategy: Strategy, step_time_s: float | None = 
     tokens = problem.job.global_batch_size * problem.job.seq_len
     devices = problem.cluster.devices
     per_device = tokens / time_s / devices
-    low, high = CALIBRATED_BAND if problem.efficiency.is_calibrated else UNCALIBRATED_BAND
+    low, high = band_of(problem)
     return Result(
         strategy=strategy,
         layout=layout_of(problem, strategy),
@@ -90,11 +88,12 @@ def _breakdown(problem: Problem, table: StrategyTable, price: Price, time_s: flo
         return m * float(np.asarray(value).ravel()[0])
 
     busy_s = m * float(per_place_s[mine].sum())
-    busy_s -= _whole_backwards(table, m, places.stage[mine, 0]) * problem.efficiency.host_action_s
+    busy_s -= _whole_backwards(table, m, places.stage[mine, 0]) * problem.profile.host_action_s
     seconds = {
         "matmul": part(work.matmul_s),
         "attention": part(work.attention_s),
         "memory_bound": part(work.memory_bound_s),
+        "host_waits": part(work.host_s),
         "recompute": m * total(times.recompute_s),
         "tensor_communication": part(work.tensor_s),
         "context_communication": part(work.context_s),
@@ -107,7 +106,7 @@ def _breakdown(problem: Problem, table: StrategyTable, price: Price, time_s: flo
         "optimizer": float(end.optimizer_s[0]),
         "host_step": float(end.host_s[0]),
     }
-    named_s = sum(list(seconds.values())[:9])
+    named_s = sum(list(seconds.values())[:10])
     seconds["host_actions"] = busy_s - named_s
     first = int(np.argmax(places.has_embedding[:, 0]))
     outside_s = time_s - busy_s - float(end.total_s[0])

@@ -1,6 +1,15 @@
 """How a model is laid out: strategies, tables of them, rules, stages, text."""
 
 from shardwise.strategy.job import Job, Optimizer
+from shardwise.strategy.profile import (
+    MEGATRON_2024,
+    PROFILES,
+    Profile,
+    numbers_of_profile,
+    profile_from_record,
+    profile_numbers,
+    profile_of,
+)
 from shardwise.strategy.rules import (
     GRID_RULES,
     HOST_MEMORY,
@@ -57,10 +66,12 @@ __all__ = [
     "GRID_RULES",
     "HOST_MEMORY",
     "IS_V",
+    "MEGATRON_2024",
     "MEMORY",
     "NAMES",
     "OFFLOADS",
     "ORDERS",
+    "PROFILES",
     "REASONS",
     "RECOMPUTES",
     "RULES",
@@ -70,6 +81,7 @@ __all__ = [
     "Job",
     "Limits",
     "Optimizer",
+    "Profile",
     "Rule",
     "Strategy",
     "StrategyTable",
@@ -83,7 +95,11 @@ __all__ = [
     "is_value",
     "largest_stage",
     "layer_counts",
+    "numbers_of_profile",
     "parse_fields",
+    "profile_from_record",
+    "profile_numbers",
+    "profile_of",
     "shards_of",
     "stage_starts",
     "stages_of_rank",

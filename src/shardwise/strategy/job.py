@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from shardwise.strategy.profile import MEGATRON_2024, Profile
+
 Optimizer = Literal["adamw", "adafactor", "sgd", "muon"]
 
 
@@ -14,7 +16,7 @@ class Job:
 
     `dtype` is a plain dtype (`fp32`, `fp16`, `bf16`) or a recipe (`fp8`, `fp8-current`, `fp8-block`, `mxfp8`,
     `nvfp4`). `memory_margin` is the fraction of the capacity that stays free. `expert_imbalance` is the load
-    of the busiest expert rank over the mean.
+    of the busiest expert rank over the mean. `profile` is the software that runs it.
     """
 
     seq_len: int
@@ -24,3 +26,4 @@ class Job:
     memory_margin: float = 0.05
     expert_imbalance: float = 1.1
     seed: int = 0
+    profile: Profile = MEGATRON_2024

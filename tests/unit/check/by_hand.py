@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.unit.cost.hand_made import brick_model, cluster
+from tests.unit.cost.hand_made import SOFTWARE, brick_model, cluster
 
 from shardwise.check.figures import Figures, figures_of
 from shardwise.cluster import Cluster
@@ -32,5 +32,6 @@ def brick_figures(model: Model | None = None, on: Cluster | None = None, **job: 
         "dtype": "bf16",
         "memory_margin": 0.0,
         "expert_imbalance": 1.0,
+        "profile": SOFTWARE,
     }
     return figures_of(model or brick_model(), on or cluster(1), Job(**(asked | job)))

@@ -7,14 +7,26 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from tests.unit.check.by_hand import strategy
-from tests.unit.cost.hand_made import cluster
+from tests.unit.cost.hand_made import cluster, with_efficiency
 
-from shardwise.check.collectives import TierCost, all_reduce_s, all_to_all_s, message_s, pass_s
+from shardwise.check.collectives import (
+    TierCost,
+    all_reduce_s,
+    all_to_all_s,
+    fabric_of,
+    message_s,
+    pass_s,
+)
 from shardwise.check.groups import groups_of, inner, outer, sizes
 from shardwise.check.rows import Column, distinct, rows_of, strides
+from shardwise.cluster import CollectiveCurve
 
-FABRIC = (TierCost(1.0, 100.0, 0.5, False), TierCost(2.0, 20.0, 0.25, False))
-"""Inside: 1 s of latency, 100 B/s, 0.5 s to start. Outside: 2 s, 20 B/s, 0.25 s."""
+FABRIC = (
+    TierCost(latency_s=1.0, bytes_per_s=100.0, start_s=0.5, in_switch=False, partial=1.0, inside=1),
+    TierCost(latency_s=2.0, bytes_per_s=20.0, start_s=0.25, in_switch=False, partial=0.5, inside=4),
+)
+"""Inside: 1 s of latency, 100 B/s, 0.5 s to start. Outside nodes of four: 2 s, 20 B/s, half of it for rings
+through parts of nodes, 0.25 s."""
 
 
 def group(*members: int) -> tuple[Column, ...]:
@@ -78,30 +90,54 @@ def test_rows_that_are_alike_are_one() -> None:
         ((1, 1), 0.0),
         ((4, 1), 4.1),  # 3 * 1 + 3/4 * 80/100 + 0.5
         ((1, 2), 4.25),  # 1 * 2 + 1/2 * 80/20 + 0.25
-        ((2, 2), 4.9),  # tiers one by one: 1 + 1/2 * 0.8 + 2 + 1/2 * 80/(2 * 20) = 4.4; + 0.5
+        ((4, 2), 15.375),  # whole nodes: 7 * 2 + 7/8 * max(80/100, 80/(4 * 20)) + 0.5
+        ((2, 2), 9.5),  # parts of nodes: 3 * 2 + 3/4 * 80/(2 * 20 * 0.5) + 0.5
     ],
 )
 def test_a_pass(members: tuple[int, int], expected: float) -> None:
     assert pass_s(FABRIC, 80.0, group(*members))[0] == pytest.approx(expected)
 
 
-def test_a_pass_around_one_ring_where_that_is_faster() -> None:
-    """400 B over (2, 2) without latency outside: tiers 1 + 2 + 5 = 8; a ring 3 * 1 + 3/4 * 10 = 10.5.
-    With 20 s of latency inside and 800 B over (4, 1) both are the same."""
-    fast = (FABRIC[0], TierCost(0.0, 20.0, 0.0, False))
-    assert pass_s(fast, 400.0, group(2, 2))[0] == pytest.approx(8.5)
-    # (2, 4): tiers 1 + 2 + 3/4 * 400/40 = 10.5; a ring 7 * 1 + 7/8 * 10 = 15.75.
-    assert pass_s(fast, 400.0, group(2, 4))[0] == pytest.approx(11.0)
+def test_a_ring_keeps_the_pace_of_its_slowest_hop() -> None:
+    """400 B without latency outside. Half of each node: 3 * 1 + 3/4 * 400 / (2 * 20 * 0.5) + 0.5; all of it:
+    7 * 1 + 7/8 * max(400 / 100, 400 / (4 * 20)) + 0.5; a rank of each: 1/2 * 400 / 20."""
+    fast = (FABRIC[0], replace(FABRIC[1], latency_s=0.0, start_s=0.0))
+    assert pass_s(fast, 400.0, group(2, 2))[0] == pytest.approx(18.5)
+    assert pass_s(fast, 400.0, group(4, 2))[0] == pytest.approx(7 + 4.375 + 0.5)
+    assert pass_s(fast, 400.0, group(1, 2))[0] == pytest.approx(10.0)
+    # Rows of a column each by their own part.
+    both = pass_s(fast, 400.0, (np.array([2, 4]), np.array([2, 2])))
+    assert both == pytest.approx([18.5, 11.875])
+
+
+def test_tiers_of_a_cluster() -> None:
+    curves = {
+        "scale_up": CollectiveCurve(fraction=0.5, startup_s=0.2),
+        "scale_out": CollectiveCurve(fraction=0.25, startup_s=4.0, partial_fraction=0.5),
+    }
+    on = cluster(2, of=with_efficiency(**curves), latency_s=(0.5, 2.0), in_switch=True)
+    # 100 and 20 B/s of which collectives reach 50 and 5; four devices lie below the network.
+    assert fabric_of(on, on.classes["ideal"].efficiency) == (
+        TierCost(latency_s=0.5, bytes_per_s=50.0, start_s=0.2, in_switch=True, partial=1.0, inside=1),
+        TierCost(latency_s=2.0, bytes_per_s=5.0, start_s=4.0, in_switch=False, partial=0.5, inside=4),
+    )
+    # Nine nodes share what crosses between them: 5 / 9^(1/2).
+    curves["scale_out"] = replace(curves["scale_out"], crowding=0.5)
+    crowded = cluster(9, of=with_efficiency(**curves))
+    found = fabric_of(crowded, crowded.classes["ideal"].efficiency)
+    assert [tier.bytes_per_s for tier in found] == pytest.approx([50.0, 5.0 / 3])
 
 
 def test_an_all_reduce_takes_the_best_of_three_ways() -> None:
-    # Twice the pass: 8.8. Trees: 2 * log2(4) * 2 + 2 * 2 = 12. Plus 0.5.
-    assert all_reduce_s(FABRIC, 80.0, group(2, 2))[0] == pytest.approx(9.3)
+    # Twice the pass: 18. Trees: 2 * log2(4) * 2 + 2 * 80 / (2 * 20 * 0.5) = 16. Plus 0.5.
+    assert all_reduce_s(FABRIC, 80.0, group(2, 2))[0] == pytest.approx(16.5)
     switched = tuple(replace(tier, in_switch=True) for tier in FABRIC)
-    # In the switches: 2 * 2 + 80 / (2 * 20) = 6. Plus 0.5.
-    assert all_reduce_s(switched, 80.0, group(2, 2))[0] == pytest.approx(6.5)
+    # In the switches: 2 * 2 + 4 = 8. Plus 0.5.
+    assert all_reduce_s(switched, 80.0, group(2, 2))[0] == pytest.approx(8.5)
     # One tier with switches does not help where the other has none.
-    assert all_reduce_s((switched[0], FABRIC[1]), 80.0, group(2, 2))[0] == pytest.approx(9.3)
+    assert all_reduce_s((switched[0], FABRIC[1]), 80.0, group(2, 2))[0] == pytest.approx(16.5)
+    # Whole nodes have the full speed: trees 2 * 3 * 2 + 2 * 1 = 14, twice the pass 2 * 14.875; + 0.5.
+    assert all_reduce_s(FABRIC, 80.0, group(4, 2))[0] == pytest.approx(14.5)
     # 64 inside: twice the ways 2 * (63 + 63/64 * 0.8) = 127.575; trees 2 * 6 * 1 + 2 * 0.8 = 13.6; + 0.5.
     assert all_reduce_s(FABRIC, 80.0, group(64, 1))[0] == pytest.approx(14.1)
 

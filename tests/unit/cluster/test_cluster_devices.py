@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 import json
-from dataclasses import fields
+from dataclasses import MISSING, fields, is_dataclass, replace
 from pathlib import Path
 
 import pytest
 
 import shardwise.cluster
-from shardwise.cluster import Device, Efficiency, device_names, devices, find_device
+from shardwise.cluster import (
+    Device,
+    Efficiency,
+    device_names,
+    devices,
+    efficiency_numbers,
+    find_device,
+    numbers_of_device,
+    with_efficiency,
+)
 from shardwise.errors import ConfigError
 from shardwise.inputs import read_mapping
+from shardwise.numbers import Number
 
 DATA = Path(shardwise.cluster.__file__).with_name("data")
 NAMES = tuple(
@@ -125,27 +135,69 @@ def test_every_figure_has_a_source(name: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_every_efficiency_has_its_provenance_and_is_plausible(name: str) -> None:
     efficiency = devices()[name].efficiency
-    expected = set()
+    expected: set[str] = set()
+    optional: set[str] = set()
     for field in fields(Efficiency):
         value = getattr(efficiency, field.name)
         if field.name in ("provenance", "is_calibrated"):
             continue
-        parts = getattr(type(value), "__dataclass_fields__", None)
-        expected |= {f"{field.name}.{part}" for part in parts} if parts else {field.name}
-    assert set(efficiency.provenance) == expected and all(efficiency.provenance.values())
-    assert not efficiency.is_calibrated
-    curves = (efficiency.matmul.peak_fraction, efficiency.memory.fraction, efficiency.grouped_matmul.fraction)
-    assert all(0.3 < fraction < 0.97 for fraction in curves)
-    assert 0 < efficiency.attention.backward_fraction < efficiency.attention.forward_fraction < 0.9
-    assert 0.3 < efficiency.scale_up.fraction <= 0.95 and 0.3 < efficiency.scale_out.fraction <= 0.95
+        curves = {field.name: value}
+        if field.name == "attention":
+            curves = {f"attention.{kernel}": curve for kernel, curve in value.items()}
+        for path, curve in curves.items():
+            if not is_dataclass(curve):
+                expected |= {path}
+                continue
+            for part in fields(curve):
+                (expected if part.default is MISSING else optional).add(f"{path}.{part.name}")
+    assert expected <= set(efficiency.provenance) <= expected | optional
+    assert all(efficiency.provenance.values())
+    fractions = [
+        efficiency.matmul.peak_fraction,
+        efficiency.memory.fraction,
+        efficiency.grouped_matmul.fraction,
+        *(getattr(efficiency, tier).fraction for tier in ("scale_up", "scale_out")),
+        *(getattr(efficiency, tier).partial_fraction for tier in ("scale_up", "scale_out")),
+        *(curve.forward_fraction for curve in efficiency.attention.values()),
+    ]
+    assert all(0.0 < fraction <= 1.0 for fraction in fractions)
+    assert all(0 < c.backward_fraction <= c.forward_fraction for c in efficiency.attention.values())
+    assert all(0.0 <= getattr(efficiency, tier).startup_s < 0.1 for tier in ("scale_up", "scale_out"))
 
 
-def test_published_values_are_where_they_belong() -> None:
-    # 271 / 312 = 0.8686, 794 / 989 = 0.8028, 788 / 989 = 0.7968, 4.3 / 4.8 = 0.8958
-    assert devices()["A100-80G"].efficiency.matmul.peak_fraction == pytest.approx(271 / 312, abs=1e-3)
-    assert devices()["H100-SXM"].efficiency.matmul.peak_fraction == pytest.approx(794 / 989, abs=1e-3)
-    assert devices()["H200"].efficiency.matmul.peak_fraction == pytest.approx(788 / 989, abs=1e-3)
-    assert devices()["H200"].efficiency.memory.fraction == pytest.approx(4.3 / 4.8, abs=1e-3)
+def test_efficiency_is_calibrated_where_its_speed_was_fitted() -> None:
+    for device in devices().values():
+        is_fitted = device.efficiency.provenance["matmul.peak_fraction"].startswith("fitted")
+        assert device.efficiency.is_calibrated == is_fitted
+
+
+def test_devices_without_a_fused_kernel_have_none() -> None:
+    assert dict(devices()["V100-32G"].efficiency.attention) == {}
+    assert set(devices()["A100-80G"].efficiency.attention) == {"flash-2"}
+    assert set(devices()["H100-SXM"].efficiency.attention) == {"flash-2", "flash-3"}
+
+
+def test_numbers_for_a_device_take_the_place_of_its_own() -> None:
+    device = find_device("A100-80G")
+    own = numbers_of_device(device, efficiency_numbers())
+    assert with_efficiency(device, efficiency_numbers()) == device
+    sources = {number.field: number.source for number in own}
+    units = {"matmul.units": device.efficiency.provenance["matmul.units"]}
+    assert sources | units == dict(device.efficiency.provenance)
+    faster = [
+        *(number for number in own if number.field != "matmul.peak_fraction"),
+        Number(of=("ampere",), field="matmul.peak_fraction", value=1.0, source="a test"),
+    ]
+    changed = with_efficiency(device, faster).efficiency
+    assert changed == replace(
+        device.efficiency,
+        matmul=replace(device.efficiency.matmul, peak_fraction=1.0),
+        is_calibrated=False,
+        provenance={**device.efficiency.provenance, "matmul.peak_fraction": "a test"},
+    )
+
+
+def test_units_are_those_of_the_data_sheets() -> None:
     units = {"V100-16G": 80, "A100-80G": 108, "H100-SXM": 132, "H20": 78}
     assert {name: devices()[name].efficiency.matmul.units for name in units} == units
 

@@ -51,9 +51,17 @@ def tiers_of(cluster: Cluster) -> list[tuple[str, int, float, float]]:
         # One card of 100 Gb/s = 12.5 GB/s for 8 devices: 1.5625 each, 12.5 alone; for 4 devices 3.125 each.
         ("2x8xV100-16G", [("NVLink 2", 8, 150, 150), ("InfiniBand", 16, 1.5625, 12.5)]),
         ("2x4xV100-16G", [("NVLink 2", 4, 150, 150), ("InfiniBand", 8, 3.125, 12.5)]),
-        # NVL72: 18 nodes of 4 are one domain; 80 devices are one domain and 8 more.
+        # NVL72: 18 nodes of 4 are one domain. More devices take equal parts of domains: two of 40, three of
+        # 52 (156 has no larger part of whole nodes), four of 64; 19 and 21 nodes have no equal parts of more
+        # than half a domain, and fill one.
         ("18x4xGB200", [("NVLink 5", 72, 900, 900)]),
-        ("20x4xGB200", [("NVLink 5", 72, 900, 900), ("InfiniBand", 80, 50, 50)]),
+        ("20x4xGB200", [("NVLink 5", 40, 900, 900), ("InfiniBand", 80, 50, 50)]),
+        ("39x4xGB200", [("NVLink 5", 52, 900, 900), ("InfiniBand", 156, 50, 50)]),
+        ("64x4xGB200", [("NVLink 5", 64, 900, 900), ("InfiniBand", 256, 50, 50)]),
+        ("36x4xGB200", [("NVLink 5", 72, 900, 900), ("InfiniBand", 144, 50, 50)]),
+        ("19x4xGB200", [("NVLink 5", 72, 900, 900), ("InfiniBand", 76, 50, 50)]),
+        ("21x4xGB200", [("NVLink 5", 72, 900, 900), ("InfiniBand", 84, 50, 50)]),
+        ("2x4xGB200", [("NVLink 5", 8, 900, 900)]),
         # Bridged pairs, then the host links, then the network.
         (
             "16xH100-NVL",

@@ -23,7 +23,6 @@ from shardwise.cluster import (
     Tier,
 )
 from shardwise.cost import (
-    MEGATRON_2024,
     Problem,
     RankBytes,
     StageTimes,
@@ -36,23 +35,48 @@ from shardwise.cost import (
 )
 from shardwise.model import Layer, Model
 from shardwise.operators import Extent, Lookup, Loss, Matmul, Operator, Pointwise, Saved, Weight
-from shardwise.strategy import Job, StrategyTable, complete, parse_fields
+from shardwise.strategy import Job, Profile, StrategyTable, complete, parse_fields
 
 IDEAL = Efficiency(
     matmul=MatmulCurve(peak_fraction=1.0, tile_m=1, tile_n=1, units=1, k_half=0.0, small_tile_fraction=1.0),
     grouped_matmul=GroupedMatmulCurve(fraction=1.0, tokens_half=0.0),
-    attention=AttentionCurve(generation="none", forward_fraction=1.0, backward_fraction=1.0, seq_half=0.0),
+    attention={"flash-2": AttentionCurve(forward_fraction=1.0, backward_fraction=1.0, seq_half=0.0)},
     memory=MemoryCurve(fraction=1.0, half_bytes=0.0),
-    scale_up=CollectiveCurve(fraction=1.0, half_bytes=0.0),
-    scale_out=CollectiveCurve(fraction=1.0, half_bytes=0.0),
+    scale_up=CollectiveCurve(fraction=1.0, startup_s=0.0),
+    scale_out=CollectiveCurve(fraction=1.0, startup_s=0.0),
     launch_s=0.0,
     overlap_slowdown=1.0,
-    host_step_s=0.0,
-    host_action_s=0.0,
     context_bytes=0.0,
     communicator_bytes=0.0,
     fragmentation_ratio=0.0,
     is_calibrated=True,
+    provenance={},
+)
+
+SOFTWARE = Profile(
+    name="by hand",
+    described="no host cost; hides nothing of tensor and expert communication, the rest as far as it can",
+    attention=("flash-3", "flash-2"),
+    tensor_overlap=0.0,
+    tensor_backward_overlap=0.0,
+    context_overlap=1.0,
+    expert_overlap=0.0,
+    data_overlap=1.0,
+    shard_overlap=1.0,
+    pipeline_overlap=1.0,
+    pointwise_passes=1.0,
+    dispatch_s=0.0,
+    expert_dispatch_s=0.0,
+    host_action_s=0.0,
+    host_step_s=0.0,
+    reduce_in_fp32=True,
+    zero_stages=(0, 1, 2, 3),
+    recomputes=("none", "selective", "full"),
+    recompute_stops_early=False,
+    sequence_parallel=True,
+    buffers_all_microbatches=False,
+    warm_band=(0.9, 1.1),
+    cold_band=(0.7, 1.3),
     provenance={},
 )
 
@@ -199,6 +223,7 @@ def problem(
         "dtype": "bf16",
         "memory_margin": 0.0,
         "expert_imbalance": 1.0,
+        "profile": SOFTWARE,
     }
     return bind(model or brick_model(), on or cluster(), Job(**(figures | job)))
 
@@ -225,17 +250,15 @@ def table(asked: Problem, *texts: str) -> StrategyTable:
     )
 
 
+def with_software(asked: Problem, **changes: Any) -> Problem:
+    """The same problem with software that differs in some fields."""
+    profile = replace(asked.profile, **changes)
+    return bind(asked.model, asked.cluster, replace(asked.job, profile=profile))
+
+
 def exposed(asked: Problem) -> Problem:
-    """The same problem with software that hides no communication."""
-    profile = replace(
-        MEGATRON_2024,
-        tensor_overlap=0.0,
-        context_overlap=0.0,
-        expert_overlap=0.0,
-        data_overlap=0.0,
-        shard_overlap=0.0,
-    )
-    return replace(asked, profile=profile)
+    """The same problem with software that hides no communication but that between stages."""
+    return with_software(asked, context_overlap=0.0, data_overlap=0.0, shard_overlap=0.0)
 
 
 def times_of(asked: Problem, text: str) -> StageTimes:

@@ -19,6 +19,7 @@ from tests.unit.cost.hand_made import (
     problem,
     table,
     with_efficiency,
+    with_software,
 )
 
 from shardwise.cost import (
@@ -125,7 +126,7 @@ def test_recomputation_and_offload_on_the_longest_path(layers: int, text: str, e
     ],
 )
 def test_host_cost_on_the_longest_path(text: str, expected: float) -> None:
-    p = stack(host_action_s=0.1)
+    p = with_software(stack(), host_action_s=0.1)
     assert path_s(p, text) == pytest.approx(expected, rel=1e-12)
     assert expected <= evaluated_s(p, text) * (1 + 1e-12)
 

@@ -215,8 +215,8 @@ def test_alike_orders_cost_the_same() -> None:
 
 
 CURVES: dict[str, Any] = {
-    "scale_up": CollectiveCurve(fraction=0.5, half_bytes=10.0),
-    "scale_out": CollectiveCurve(fraction=0.25, half_bytes=20.0),
+    "scale_up": CollectiveCurve(fraction=0.5, startup_s=0.2),
+    "scale_out": CollectiveCurve(fraction=0.25, startup_s=4.0, partial_fraction=0.5),
 }
 
 
@@ -229,7 +229,7 @@ def slow_problem(*, in_switch: bool = False) -> Problem:
 def test_collectives_reach_a_fraction_of_the_links() -> None:
     fabric = fabric_of(slow_problem())
     assert fabric.alphas_s == (0.5, 2.0)
-    assert fabric.startups_s == (0.2, 4.0)  # 10 / (0.5 * 100), 20 / (0.25 * 20)
+    assert fabric.startups_s == (0.2, 4.0)
     assert fabric.bytes_per_s == (50.0, 5.0)
     assert fabric.flow_bytes_per_s == (50.0, 10.0)
     assert fabric.in_switch == (0.0, 0.0)
@@ -241,7 +241,8 @@ def test_collectives_reach_a_fraction_of_the_links() -> None:
     [
         ((4, 1), 3.2),  # 3 * 0.5 + 3/4 * 100 / 50, and 0.2 to start
         ((1, 2), 16.0),  # 1 * 2 + 1/2 * 100 / 5, and 4
-        ((4, 2), 11.5),  # 3 + (2 + 1/2 * 25 / 5), and 4
+        ((4, 2), 22.375),  # 7 * 2 + 7/8 * max(100 / 50, 100 / (4 * 5)), and 4
+        ((2, 2), 25.0),  # half of a node: 3 * 2 + 3/4 * 100 / (2 * 5 * 0.5), and 4
         ((1, 1), 0.0),
     ],
 )
@@ -255,8 +256,60 @@ def test_an_all_reduce_over_the_fabric() -> None:
     assert float(fabric_of(slow_problem()).all_reduce_s(100.0, (4, 1))) == pytest.approx(6.2, rel=1e-14)
     switched = fabric_of(slow_problem(in_switch=True))
     assert float(switched.all_reduce_s(100.0, (4, 1))) == pytest.approx(3.2, rel=1e-14)
-    # The network cannot reduce: two passes 2 * 7.5, and 4.
-    assert float(switched.all_reduce_s(100.0, (4, 2))) == pytest.approx(19.0, rel=1e-14)
+    # The network cannot reduce: a tree 2 * 3 * 2 + 2 * 100 / 20 = 22 beats two passes 2 * 18.4; and 4.
+    assert float(switched.all_reduce_s(100.0, (4, 2))) == pytest.approx(26.0, rel=1e-14)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "outer_s"),
+    [
+        ((4, 2), 5.0),  # whole nodes: 100 / (4 * 5)
+        ((2, 2), 20.0),  # parts of nodes reach half: 100 / (2 * 5 * 0.5)
+        ((1, 2), 20.0),  # one rank of a node has its card to itself: 100 / 5
+        ((3, 2), 100 / 7.5),
+        ((2, 1), 0.0),  # does not leave the node
+    ],
+)
+def test_rings_through_parts_of_nodes_are_slower(sizes: Sizes, outer_s: float) -> None:
+    p = slow_problem()
+    plain = replace(CURVES["scale_out"], partial_fraction=1.0)
+    whole = problem(on=cluster(2, of=with_efficiency(**CURVES | {"scale_out": plain}), latency_s=(0.5, 2.0)))
+    n, inner_s = sizes[0] * sizes[1], 2.0 if sizes[0] > 1 else 0.0
+    alpha_s = (2.0, 4.0) if sizes[1] > 1 else (0.5, 0.2)
+    expected = (n - 1) * alpha_s[0] + (n - 1) / n * max(inner_s, outer_s) + alpha_s[1]
+    assert float(fabric_of(p).pass_s(100.0, sizes)) == pytest.approx(expected, rel=1e-14)
+    # The tree of an all-reduce too: 2 log2(n) alpha + 2 max(inner, outer).
+    tree_s = 2 * np.log2(n) * alpha_s[0] + 2 * max(inner_s, outer_s)
+    all_reduce_s = min(tree_s, 2 * (expected - alpha_s[1])) + alpha_s[1]
+    assert float(fabric_of(p).all_reduce_s(100.0, sizes)) == pytest.approx(all_reduce_s, rel=1e-14)
+    is_slower = fabric_of(p).pass_s(100.0, sizes) > fabric_of(whole).pass_s(100.0, sizes)
+    assert bool(is_slower) == (sizes in ((2, 2), (3, 2)))
+
+
+def test_parts_of_columns_are_slower_row_by_row() -> None:
+    sizes = (np.array([4, 2, 1]), np.array([2, 2, 2]))
+    found = fabric_of(slow_problem()).pass_s(100.0, sizes)
+    # 22.375 and 25 as above; one rank of each node 2 + 1/2 * 20 + 4.
+    np.testing.assert_allclose(found, [22.375, 25.0, 16.0], rtol=1e-14)
+
+
+def test_networks_that_join_more_nodes_are_crowded() -> None:
+    # Two, eight and 32 nodes with crowding 1/2: 5 B/s over the square root of 2, 8 and 32; inside all is as
+    # before, and a tier between counts what it joins alone.
+    crowded = {**CURVES, "scale_out": replace(CURVES["scale_out"], crowding=0.5)}
+    for nodes in (2, 8, 32):
+        fabric = fabric_of(problem(on=cluster(nodes, of=with_efficiency(**crowded))))
+        assert fabric.bytes_per_s == pytest.approx((50.0, 5.0 / nodes**0.5), rel=1e-14)
+        assert fabric.flow_bytes_per_s == pytest.approx((50.0, 10.0 / nodes**0.5), rel=1e-14)
+    crowded["scale_up"] = replace(CURVES["scale_up"], crowding=1.0)
+    on = replace(cluster(8, of=with_efficiency(**crowded)), tiers=tiers(4, 8, 32))
+    assert fabric_of(problem(on=on)).bytes_per_s == pytest.approx((0.5 / 4, 0.5 / 2, 0.5 / 4), rel=1e-14)
+
+
+def test_exchanges_and_messages_do_not_run_around_rings() -> None:
+    fabric = fabric_of(slow_problem())
+    # 100 * 2/4 / 5 = 10 beats the inside; 2 s of latency and 4 to start.
+    assert float(fabric.all_to_all_s(100.0, (2, 2))) == pytest.approx(16.0, rel=1e-14)
 
 
 def test_an_all_to_all_over_the_fabric() -> None:

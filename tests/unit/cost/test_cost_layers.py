@@ -17,9 +17,10 @@ from tests.unit.cost.hand_made import (
     problem,
     table,
     with_efficiency,
+    with_software,
 )
 
-from shardwise.cost import MEGATRON_2024, Parts, Problem
+from shardwise.cost import Parts, Problem
 from shardwise.cost.fabric import fabric_of, groups_of
 from shardwise.cost.layers import BlockCost, block_cost, grid_cost
 from shardwise.model import Experts, Layer
@@ -37,10 +38,10 @@ def close(found: Any, expected: float) -> None:
 
 
 def test_parts_add_up() -> None:
-    parts = Parts(1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
-    assert parts.compute_s == 7.0
-    assert parts.total_s == 63.0
-    assert (parts + parts.scaled(2.0)).total_s == 189.0
+    parts = Parts(1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
+    assert parts.compute_s == 71.0  # waiting for the host with it
+    assert parts.total_s == 127.0
+    assert (parts + parts.scaled(2.0)).total_s == 381.0
     assert parts.scaled(3.0).expert_s == 96.0
 
 
@@ -84,9 +85,121 @@ def test_sequence_parallel_passes_beat_a_switch_only_without_it() -> None:
 
 def test_tensor_communication_hides_as_far_as_the_software_can() -> None:
     p = problem(on=cluster(of=with_efficiency(overlap_slowdown=1.5)))
-    p = replace(p, profile=replace(MEGATRON_2024, tensor_overlap=0.2))
+    p = with_software(p, tensor_overlap=0.2)
     # Of 2 s, 0.4 s hide beside 0.5 s of matmul and slow it by half of 0.4 s.
     close(priced(p, "tp=2", brick()).forward.tensor_s, 1.8)
+
+
+@pytest.mark.parametrize(
+    ("tensor", "backward", "forward_s", "input_s"),
+    [
+        # Forward 2 s beside 0.5 s of matmul, backward beside 1 s: that of the weights' gradients too.
+        (0.2, 0.0, 1.6, 1.6),  # 0.4 of 2 s hide
+        (0.0, 0.4, 2.0, 1.2),  # 0.8 s hide
+        (0.2, 0.2, 1.6, 1.2),
+        (0.2, 0.8, 1.6, 1.0),  # all could hide, but not beside more than 1 s
+    ],
+)
+def test_tensor_communication_hides_more_in_the_backward(
+    tensor: float, backward: float, forward_s: float, input_s: float
+) -> None:
+    p = with_software(problem(), tensor_overlap=tensor, tensor_backward_overlap=backward)
+    cost = priced(p, "tp=2", brick())
+    close(cost.forward.tensor_s, forward_s)
+    close(cost.backward_input.tensor_s, input_s)
+    close(cost.backward_weight.tensor_s, 0.0)
+
+
+# The host starts the two kernels of a brick in every pass for the inputs, and one for the weight.
+
+
+@pytest.mark.parametrize(
+    ("dispatch_s", "waits"),
+    [
+        (0.5, (0.0, 0.0, 0.0)),  # 1 s, 1 s and 0.5 s beside 1.1 s, 1.2 s and 1 s of work
+        (0.6, (0.1, 0.0, 0.0)),
+        (2.0, (2.9, 2.8, 1.0)),  # 4 - 1.1, 4 - 1.2, 2 - 1
+    ],
+)
+def test_a_device_that_is_sooner_done_waits_for_the_host(
+    dispatch_s: float, waits: tuple[float, float, float]
+) -> None:
+    cost = priced(with_software(problem(), dispatch_s=dispatch_s), "tp=1", brick())
+    for one, host_s in zip((cost.forward, cost.backward_input, cost.backward_weight), waits, strict=True):
+        close(one.host_s, host_s)
+    close(cost.forward.total_s, 1.1 + waits[0])
+    close(cost.repeated_s, 1.1 + waits[0])  # what is computed again waits as the first time
+
+
+def test_communication_covers_the_waiting_for_the_host() -> None:
+    # tp 2: 0.6 s of work and 2 s of messages forward, so that 2 * 2 s leave 1.4 s; backward 0.7 + 2.
+    cost = priced(with_software(problem(), dispatch_s=2.0), "tp=2,sequence_parallel=no", brick())
+    close(cost.forward.host_s, 1.4)
+    close(cost.backward_input.host_s, 1.3)
+    close(cost.backward_weight.host_s, 1.5)  # 2 - 0.5
+
+
+def test_a_pass_through_experts_keeps_the_host_busy_longer() -> None:
+    # One kernel and 10 s more; the work of 6.4 s hides as much of it.
+    p = with_software(expert_problem(), dispatch_s=0.5, expert_dispatch_s=10.0)
+    cost = priced(p, "ep=1", expert_layer())
+    close(cost.forward.host_s, 10.5 - 6.4)
+    close(cost.backward_input.host_s, 10.5 - 6.4)
+    close(cost.backward_weight.host_s, 0.0)
+    # Blocks without routed work do not pay it: two kernels of 0.5 s.
+    close(priced(p, "ep=1", brick()).forward.host_s, 0.0)
+
+
+def test_the_ends_wait_for_the_host_too() -> None:
+    p = with_software(problem(), dispatch_s=2.0)
+    grid = grid_cost(p, table(p, "tp=1"))
+    # The embedding is one kernel of 0.2 s, one for its gradient of 0.5 s; the host starts one for the input's
+    # gradient in any case. Matmul and loss of the head are 3.2 s, 2.8 s and 2 s.
+    close(grid.embedding.forward.host_s, 1.8)
+    close(grid.embedding.backward_input.host_s, 2.0)
+    close(grid.embedding.backward_weight.host_s, 1.5)
+    close(grid.head.forward.host_s, 0.8)
+    close(grid.head.backward_input.host_s, 1.2)
+    close(grid.head.backward_weight.host_s, 0.0)
+
+
+def test_recomputation_that_stops_early_leaves_out_the_last_product_and_what_follows() -> None:
+    early = with_software(problem(), recompute_stops_early=True)
+    close(priced(problem(), "tp=1", brick()).repeated_s, 1.1)
+    close(priced(early, "tp=1", brick()).repeated_s, 0.0)  # the matmul comes first
+    # Two bricks in one layer: the second's matmul and norm are left out.
+    first, second = brick(), brick(20, "second")
+    both = replace(first, operators=(*first.operators, *second.operators))
+    close(priced(problem(), "tp=1", both).repeated_s, 1.1 + 2.1)
+    close(priced(early, "tp=1", both).repeated_s, 1.1)
+    # Its communication is repeated in full: 2 s; and 0.5 + 0.1 s of the first brick.
+    close(priced(early, "tp=2,sequence_parallel=no", both).repeated_s, 2.6)
+    # Without a product everything is repeated.
+    plain = replace(first, operators=first.operators[1:])
+    close(priced(early, "tp=1", plain).repeated_s, 0.1)
+    # The host starts two kernels of the four again, 2 s each, whatever the others take on the device.
+    slow = with_software(early, dispatch_s=2.0)
+    close(priced(slow, "tp=1", both).repeated_s, 4.0)
+    close(priced(with_software(problem(), dispatch_s=2.0), "tp=1", both).repeated_s, 8.0)
+    # Grouped products count as products.
+    grouped = replace(expert_layer(), operators=(*first.operators, *expert_layer().operators))
+    p = with_software(expert_problem(), recompute_stops_early=True)
+    close(priced(p, "tp=1", grouped).repeated_s, 1.6 + 0.16)  # the brick on 8 tokens
+
+
+def unfused(p: Problem) -> Problem:
+    return with_software(p, attention=())
+
+
+def test_unfused_attention_keeps_five_bytes_of_every_score() -> None:
+    cost = priced(unfused(attention_problem()), "cp=1", attention_layer())
+    # 8 queries * 8 keys * 4 heads * 5 B beside the saved tensors; all but the log-sum-exp and the scores
+    # under selective recompute.
+    close(cost.kept_bytes, 368.0 + 1280.0)
+    close(cost.selective_bytes, 240.0)
+    close(cost.largest_bytes, 1280.0)
+    # cp 2 keeps half of the queries, tp 2 half of the heads.
+    close(priced(unfused(attention_problem()), "cp=2,tp=2", attention_layer()).largest_bytes, 320.0)
 
 
 def test_regions_that_tensor_parallelism_joins_are_counted() -> None:
@@ -112,7 +225,7 @@ def attention_problem(*, overlap: float = 0.0, slowdown: float = 1.0) -> Problem
         cluster(of=with_efficiency(overlap_slowdown=slowdown)),
         seq_len=8,
     )
-    return replace(p, profile=replace(MEGATRON_2024, context_overlap=overlap))
+    return with_software(p, context_overlap=overlap)
 
 
 def test_attention_is_a_part_of_its_own_and_selective() -> None:
@@ -240,8 +353,7 @@ def test_tensor_ranks_without_sequence_parallelism_gather_the_result() -> None:
 
 
 def test_expert_communication_hides_as_far_as_the_software_can() -> None:
-    p = expert_problem()
-    p = replace(p, profile=replace(MEGATRON_2024, expert_overlap=0.5))
+    p = with_software(expert_problem(), expert_overlap=0.5)
     close(priced(p, "ep=2", expert_layer()).forward.expert_s, 1.6)
 
 
@@ -282,7 +394,12 @@ def test_a_grid_prices_every_kind_and_both_ends() -> None:
     close(grid.head.forward.total_s, 3.2)  # 2000 flop; 3 * 400 B of logits
     close(grid.head.backward_input.total_s, 2.8)
     close(grid.head.backward_weight.total_s, 2.0)
-    close(grid.head.largest_bytes, 400.0)
+    close(grid.head.logits_bytes, 400.0)
+    close(grid.head.largest_bytes, 0.0)
+    close(grid.head.kept_bytes, 0.0)
+    # Two of 200 B, and 210 gradients of the larger kind's weights of 2 B; of the head, 400 B and the same.
+    close(grid.temporary_bytes, 820.0)
+    close(grid.head_temporary_bytes, 820.0)
     close(grid.hop_bytes, 100.0)
     close(grid.hop_s, 5.0)  # 100 B between nodes at 20 B/s
     close(grid.replicas, 4.0)
@@ -305,7 +422,10 @@ def test_ends_join_their_vocabulary() -> None:
         ("pp=2", 5.0, 100.0),
         ("pp=2,axis_order=pp-tp-cp-dp", 1.0, 100.0),
         ("pp=2,micro_batch_size=2", 10.0, 200.0),
-        ("pp=2,tp=2,sequence_parallel=no", 5.0, 100.0),
+        # A half each, and a pass over both in the node to join them: 50 / 20 + 1/2 * 100 / 100.
+        ("pp=2,tp=2,sequence_parallel=no", 3.0, 50.0),
+        ("pp=2,tp=4,sequence_parallel=no", 1.25 + 0.75, 25.0),
+        ("pp=1,tp=2,sequence_parallel=no", 0.0, 50.0),
         ("pp=2,tp=2,sequence_parallel=yes", 2.5, 50.0),
     ],
 )
@@ -314,6 +434,12 @@ def test_a_hop_between_stages(text: str, seconds: float, nbytes: float) -> None:
     grid = grid_cost(p, table(p, text))
     close(grid.hop_s, seconds)
     close(grid.hop_bytes, nbytes)
+    close(grid.blocked_s, 0.0)
+    # Software that sends a quarter beside the next action waits for the rest.
+    waiting = with_software(p, pipeline_overlap=0.25)
+    grid = grid_cost(waiting, table(waiting, text))
+    close(grid.hop_s, 0.25 * seconds)
+    close(grid.blocked_s, 0.75 * seconds)
 
 
 def test_replicas_of_dense_and_expert_weights() -> None:

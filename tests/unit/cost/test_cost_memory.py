@@ -11,10 +11,13 @@ from tests.unit.cost.hand_made import (
     brick_model,
     bytes_of,
     cluster,
+    device,
+    matmul,
     operator_model,
     problem,
     table,
     with_efficiency,
+    with_software,
 )
 
 from shardwise.cost import (
@@ -25,7 +28,7 @@ from shardwise.cost import (
 )
 from shardwise.cost.memory import communicators
 from shardwise.model import Experts
-from shardwise.operators import Extent, GroupedMatmul, Weight
+from shardwise.operators import Attention, Extent, GroupedMatmul, Loss, Saved, Weight
 
 
 def close(found: Any, *expected: float) -> None:
@@ -104,25 +107,25 @@ def test_experts_shard_over_their_own_replicas() -> None:
 
 
 def test_activations_of_one_stage() -> None:
-    # One microbatch in flight: four layers of 300 B, and 400 B of logits.
-    close(bytes_of(one_node(), "dp=4").activations, 1600.0)
-    close(bytes_of(one_node(), "dp=4,micro_batch_size=2").activations, 3200.0)
+    # One microbatch in flight: four layers of 300 B; the logits are temporaries.
+    close(bytes_of(one_node(), "dp=4").activations, 1200.0)
+    close(bytes_of(one_node(), "dp=4,micro_batch_size=2").activations, 2400.0)
 
 
 @pytest.mark.parametrize(
     ("text", "activations"),
     [
-        # Eight microbatches, one layer a stage, 400 B of logits on the last.
-        ("pp=4,schedule=1f1b", (4 * 300, 3 * 300, 2 * 300, 700)),
-        ("pp=4,schedule=gpipe", (8 * 300, 8 * 300, 8 * 300, 8 * 700)),
-        ("pp=4,schedule=zb_h1", (4 * 300, 4 * 300, 4 * 300, 4 * 700)),
-        ("pp=4,schedule=zb_h2", (7 * 300, 7 * 300, 7 * 300, 7 * 700)),
+        # Eight microbatches, one layer a stage.
+        ("pp=4,schedule=1f1b", (4 * 300, 3 * 300, 2 * 300, 300)),
+        ("pp=4,schedule=gpipe", (8 * 300, 8 * 300, 8 * 300, 8 * 300)),
+        ("pp=4,schedule=zb_h1", (4 * 300, 4 * 300, 4 * 300, 4 * 300)),
+        ("pp=4,schedule=zb_h2", (7 * 300, 7 * 300, 7 * 300, 7 * 300)),
         # Two stages of two layers and two replicas: four microbatches.
-        ("pp=2,schedule=1f1b", (2 * 600, 1000)),
+        ("pp=2,schedule=1f1b", (2 * 600, 600)),
         # Four stages on two ranks: 2 * (2 - 1 - r) + 2 + 1 chunks on rank r.
-        ("pp=2,vpp=2", (5 * 300, 3 * 300, 5 * 300, 3 * 700)),
-        ("pp=2,schedule=zb_v", (4 * 300, 4 * 300, 4 * 300, 4 * 700)),
-        ("pp=2,schedule=dualpipe_v", (5 * 300, 5 * 300, 5 * 300, 5 * 700)),
+        ("pp=2,vpp=2", (5 * 300, 3 * 300, 5 * 300, 3 * 300)),
+        ("pp=2,schedule=zb_v", (4 * 300, 4 * 300, 4 * 300, 4 * 300)),
+        ("pp=2,schedule=dualpipe_v", (5 * 300, 5 * 300, 5 * 300, 5 * 300)),
     ],
 )
 def test_microbatches_in_flight(text: str, activations: tuple[float, ...]) -> None:
@@ -130,13 +133,35 @@ def test_microbatches_in_flight(text: str, activations: tuple[float, ...]) -> No
 
 
 @pytest.mark.parametrize(
+    ("text", "kept"),
+    [
+        # The backward of a loss follows at once, and its logits of 400 B are gone ...
+        ("pp=4,schedule=1f1b", 0),
+        ("pp=2,schedule=1f1b", 0),
+        ("pp=2,vpp=2", 0),
+        ("dp=4", 0),
+        # ... but where all forwards come first, or weights' gradients later: of all in flight but one.
+        ("pp=4,schedule=gpipe", 7),
+        ("pp=4,schedule=zb_h1", 3),
+        ("pp=4,schedule=zb_h2", 6),
+        ("pp=2,schedule=zb_v", 3),
+        ("pp=2,schedule=dualpipe_v", 4),
+    ],
+)
+def test_losses_that_are_kept(text: str, kept: int) -> None:
+    # Temporaries: 2 * 200 B of the norm and 110 * 2 B of gradients; the logits of one are no more.
+    found = np.asarray(bytes_of(one_node(), text).temporaries)[:, 0]
+    assert found.tolist() == [620.0] * (len(found) - 1) + [620.0 + kept * 400.0]
+
+
+@pytest.mark.parametrize(
     ("recompute", "activations"),
     [
-        ("none", (2 * 600, 1000)),
-        ("selective", (2 * 200, 600)),  # norm outputs are not kept
+        ("none", (2 * 600, 600)),
+        ("selective", (2 * 200, 200)),  # norm outputs are not kept
         # Half of what recomputing frees (300 - 100 a layer); and one layer at work, 200 B.
-        ("full,recompute_layers=1", (2 * 400 + 200, 800 + 200)),
-        ("full,recompute_layers=2", (2 * 200 + 200, 600 + 200)),
+        ("full,recompute_layers=1", (2 * 400 + 200, 400 + 200)),
+        ("full,recompute_layers=2", (2 * 200 + 200, 200 + 200)),
     ],
 )
 def test_recomputation_keeps_less(recompute: str, activations: tuple[float, ...]) -> None:
@@ -144,16 +169,15 @@ def test_recomputation_keeps_less(recompute: str, activations: tuple[float, ...]
 
 
 def test_sequence_parallelism_splits_what_norms_keep() -> None:
-    # Logits are split over the vocabulary in any case: 200 B.
-    close(bytes_of(one_node(), "tp=2,sequence_parallel=no").activations, 4 * 300 + 200.0)
-    close(bytes_of(one_node(), "tp=2,sequence_parallel=yes").activations, 4 * 150 + 200.0)
+    close(bytes_of(one_node(), "tp=2,sequence_parallel=no").activations, 4 * 300.0)
+    close(bytes_of(one_node(), "tp=2,sequence_parallel=yes").activations, 4 * 150.0)
 
 
 def test_offloaded_activations_leave_one_microbatch_and_a_layer() -> None:
     p = one_node()
-    close(bytes_of(p, "pp=4,offload=activations").activations, 600.0, 600.0, 600.0, 700.0)
-    close(bytes_of(p, "pp=4,offload=both").activations, 600.0, 600.0, 600.0, 700.0)
-    close(bytes_of(p, "pp=4,offload=optimizer").activations, 1200.0, 900.0, 600.0, 700.0)
+    close(bytes_of(p, "pp=4,offload=activations").activations, 600.0, 600.0, 600.0, 300.0)
+    close(bytes_of(p, "pp=4,offload=both").activations, 600.0, 600.0, 600.0, 300.0)
+    close(bytes_of(p, "pp=4,offload=optimizer").activations, 1200.0, 900.0, 600.0, 300.0)
 
 
 @pytest.mark.parametrize(
@@ -173,28 +197,104 @@ def test_offloaded_bytes_move_to_the_host(offload: str, states: float, on_host: 
     close(peaks_of(p, rows).host_bytes, on_host)
 
 
-def test_temporaries_are_the_largest_tensor_and_its_gradient() -> None:
-    # The norm's output of 200 B twice; on the last stage the logits' 400 B are no more.
-    close(bytes_of(one_node(), "pp=2").temporaries, 400.0, 400.0)
-    # tp 2 with sequence parallelism: 2 * 100 B, logits 200 B.
-    close(bytes_of(one_node(), "pp=2,tp=2").temporaries, 200.0, 200.0)
-    wide = problem(brick_model(vocab=40), cluster(1))
-    close(bytes_of(wide, "pp=2").temporaries, 400.0, 400.0)
+def test_temporaries_are_the_largest_tensor_its_gradient_and_gradients_of_weights() -> None:
+    # The norm's output of 200 B twice, and 110 gradients of 2 B before they are added up; on the last stage
+    # the logits' 400 B are no more.
+    close(bytes_of(one_node(), "pp=2").temporaries, 620.0, 620.0)
+    # tp 2 with sequence parallelism: 2 * 100 B and 60 gradients of 2 B, logits 200 B.
+    close(bytes_of(one_node(), "pp=2,tp=2").temporaries, 320.0, 320.0)
+    # Without it norms are whole: 2 * 200 B; tp halves the logits alone.
+    close(bytes_of(one_node(), "pp=2,tp=2,sequence_parallel=no").temporaries, 520.0, 520.0)
+    # Two kinds: the heavier's 210 gradients, on all stages.
+    uneven = problem(brick_model((0, 0, 1, 0)), cluster(1))
+    close(bytes_of(uneven, "pp=2").temporaries, 820.0, 820.0)
+    # fp32: 2 * 400 B, and 110 gradients of 4 B.
+    fp32 = problem(on=cluster(1), dtype="fp32")
+    close(bytes_of(fp32, "pp=2").temporaries, 1240.0, 1240.0)
 
 
 def test_a_large_head_decides_the_temporaries_of_its_stage() -> None:
-    p = one_node()
-    # cp halves the tokens of both; without sequence parallelism tp halves the logits alone: 200 B against 2 *
-    # 200 B.
-    close(bytes_of(p, "pp=2,tp=2,sequence_parallel=no").temporaries, 400.0, 400.0)
+    # 5 * 200 logits of 4 B instead of two tensors of 200 B; the gradients of a layer's weights with either.
+    words = Extent(200, "vocab")
+    loss = Loss(
+        name="loss", classes=words, saved=(Saved(name="logits", width=words, rows="head", dtype="fp32"),)
+    )
+    p = problem(brick_model(head=(loss,)), cluster(1))
+    close(bytes_of(p, "pp=2").temporaries, 620.0, 4220.0)
+    close(bytes_of(p, "pp=2,schedule=zb_v").temporaries, 620.0, 620.0, 620.0, 4220.0 + 3 * 4000.0)
+    close(bytes_of(p, "dp=4").temporaries, 4220.0)
+
+
+def test_unfused_attention_keeps_its_scores() -> None:
+    core = Attention(
+        name="a", heads=Extent(4, "heads"), kv_heads=Extent(2, "kv_heads"), qk_dim=3, v_dim=5,
+        saved=(Saved(name="q", width=Extent(12, "heads")),),
+    )  # fmt: skip
+    model = operator_model((core,), embedding=(), head=())
+    fused = problem(model, cluster(1), seq_len=8)
+    unfused = with_software(fused, attention=())
+    # Two layers: 8 * 12 * 2 B, and 8 * 8 * 4 scores of 5 B; the scores again and their gradient.
+    close(bytes_of(fused, "dp=4").activations, 2 * 192.0)
+    close(bytes_of(unfused, "dp=4").activations, 2 * (192.0 + 1280.0))
+    close(bytes_of(fused, "dp=4").temporaries, 2 * 192.0)
+    close(bytes_of(unfused, "dp=4").temporaries, 2 * 1280.0)
+    close(bytes_of(unfused, "dp=4,recompute=selective").activations, 2 * 192.0)
+
+
+def test_what_only_a_product_reads_is_kept_in_its_dtype() -> None:
+    operand = Saved(name="input", width=Extent(128), dtype="operand")
+    work = matmul("m", Extent(128), Extent(10, "ffn"), saved=(operand,))
+    model = operator_model((work,), embedding=(), head=())
+    each = {
+        "bf16": 2.0,
+        "fp32": 4.0,
+        "fp8": 1.0,
+        "fp8-current": 1.0,
+        "fp8-block": 1.0 + 4 / 128,  # a scale of four bytes for each 128
+        "mxfp8": 1.0 + 1 / 32,  # one byte for each 32
+        "nvfp4": 0.5 + 1 / 16,  # one byte for each 16
+    }
+    peaks = dict.fromkeys(("bf16", "fp8", "fp4", "fp32"), 1000.0)
+    on = cluster(1, of=device(peak_flop_per_s=peaks))
+    for dtype, nbytes in each.items():
+        close(bytes_of(problem(model, on, dtype=dtype), "dp=4").activations, 2 * 5 * 128 * nbytes)
+
+
+def test_gradients_in_the_dtype_of_the_weights() -> None:
+    p = with_software(one_node(), reduce_in_fp32=False)
+    memory = bytes_of(p, "dp=4")
+    close(memory.gradients, 840 * 2.0)
+    close(memory.optimizer, 840 * 12.0)
+    # In fp32 nothing changes.
     fp32 = problem(on=cluster(1), dtype="fp32")
-    close(bytes_of(fp32, "pp=2").temporaries, 800.0, 800.0)
+    close(bytes_of(with_software(fp32, reduce_in_fp32=False), "dp=4").gradients, 840 * 4.0)
+
+
+@pytest.mark.parametrize(
+    ("text", "buffers"),
+    [
+        # Eight microbatches: eight sent and eight received of 100 B.
+        ("pp=4", 16 * 100.0),
+        ("pp=2", 8 * 100.0),  # four
+        ("pp=2,dp=2,micro_batch_size=2", 4 * 200.0),  # two
+        ("pp=2,dp=2,micro_batch_size=4", 4 * 400.0),  # one, but never fewer than the four of a pipeline
+        # Messages are whole on every tensor rank: eight times two, of 50 B each.
+        ("pp=2,tp=2", 16 * 2 * 50.0),
+        ("pp=1,dp=4", 0.0),
+    ],
+)
+def test_buffers_of_a_whole_step(text: str, buffers: float) -> None:
+    p = with_software(one_node(), buffers_all_microbatches=True)
+    close(np.asarray(bytes_of(p, text).buffers)[:1], buffers)
+    close(peaks_of(p, table(p, text)).device_bytes, float(bytes_of(p, text).device.max()))
 
 
 def test_buffers_between_stages() -> None:
     close(bytes_of(one_node(), "pp=2").buffers, 400.0, 400.0)  # four of 100 B
     close(bytes_of(one_node(), "pp=1").buffers, 0.0)
+    # A half of each message from either tensor rank, whether the sequence is split or not.
     close(bytes_of(one_node(), "pp=2,tp=2,sequence_parallel=yes").buffers, 200.0, 200.0)
+    close(bytes_of(one_node(), "pp=2,tp=2,sequence_parallel=no").buffers, 200.0, 200.0)
 
 
 def test_what_the_allocator_and_the_driver_add() -> None:

@@ -8,11 +8,14 @@ import numpy as np
 import pytest
 from tests.unit.cost.hand_made import (
     IDEAL,
+    SOFTWARE,
     cluster,
+    device,
     operator_model,
     problem,
     table,
     with_efficiency,
+    with_software,
 )
 
 from shardwise.cluster import AttentionCurve, Efficiency, GroupedMatmulCurve, MatmulCurve, MemoryCurve
@@ -93,8 +96,10 @@ def test_a_capacity_takes_the_place_of_the_imbalance() -> None:
 
 def test_bytes_of_saved_elements() -> None:
     p = asked({})
-    assert [element_bytes(p, kind) for kind in ("compute", "fp32", "mask")] == [2.0, 4.0, 1.0]
-    assert element_bytes(asked({}, dtype="fp32"), "compute") == 4.0
+    kinds = ("compute", "operand", "fp32", "mask")
+    assert [element_bytes(p, kind) for kind in kinds] == [2.0, 2.0, 4.0, 1.0]
+    assert [element_bytes(asked({}, dtype="fp8"), kind) for kind in kinds] == [2.0, 1.0, 4.0, 1.0]
+    assert [element_bytes(asked({}, dtype="fp32"), kind) for kind in kinds] == [4.0, 4.0, 4.0, 1.0]
 
 
 MATMUL = Matmul(name="m", k=Extent(10), n=Extent(20, "ffn"))
@@ -164,8 +169,8 @@ ATTENTION = Attention(
 )
 
 
-def curve(seq_half: float = 0.0) -> AttentionCurve:
-    return AttentionCurve(generation="test", forward_fraction=0.5, backward_fraction=0.25, seq_half=seq_half)
+def curve(seq_half: float = 0.0) -> dict[str, AttentionCurve]:
+    return {"flash-2": AttentionCurve(forward_fraction=0.5, backward_fraction=0.25, seq_half=seq_half)}
 
 
 def test_causal_attention() -> None:
@@ -180,8 +185,9 @@ def test_attention_runs_at_the_peak_of_the_other_dtype() -> None:
     # The recipe fp8 has 2000 flop/s for matmuls, and 1000 for attention.
     p = asked({"attention": curve()}, seq_len=8, dtype="fp8")
     assert seconds(p, ATTENTION, "tp=1")[0] == pytest.approx(4.096, rel=1e-14)
-    # [8, 10] x [10, 20] is 3200 flop at 2000 flop/s.
-    assert seconds(p, MATMUL, "tp=1") == (1.6, 1.6, 1.6)
+    # [8, 10] x [10, 20] is 3200 flop at 2000 flop/s; casts of 4 B for each of 8 * 10 inputs and of 8 * 20
+    # gradients of outputs, at 1000 B/s.
+    assert seconds(p, MATMUL, "tp=1") == pytest.approx((1.6 + 0.32, 1.6 + 0.64, 1.6), rel=1e-14)
 
 
 @pytest.mark.parametrize(
@@ -211,6 +217,96 @@ def test_attention_over_a_part_of_the_sequence() -> None:
     # cp 2 has half of the queries, which meet all the keys.
     p = asked({}, seq_len=8)
     assert seconds(p, ATTENTION, "cp=2")[0] == pytest.approx(1.024, rel=1e-14)
+
+
+def unfused(efficiency: dict[str, Any] | None = None, **changes: Any) -> Problem:
+    """Sequences of 8 on software that knows no fused attention."""
+    return with_software(asked(efficiency or {}, seq_len=8, **changes), attention=())
+
+
+def test_unfused_attention() -> None:
+    # Scores: [32, 3] x [3, 8] for 8 queries of 4 heads, 2 * 32 * 8 * 3 flop; values: [32, 8] x [8, 5], 2 * 32
+    # * 8 * 5 flop: 4.096 s. 256 scores of 2 B move 4.5 times forward, 5.5 times backward, beside twice the
+    # products.
+    expected = (4.096 + 2.304, 8.192 + 2.816, 0.0)
+    assert seconds(unfused(), ATTENTION, "tp=1") == pytest.approx(expected, rel=1e-14)
+    # A device without a fused kernel is the same.
+    assert seconds(asked({"attention": {}}, seq_len=8), ATTENTION, "tp=1") == pytest.approx(
+        expected, rel=1e-14
+    )
+    # tp 2 has half of the heads, cp 2 half of the queries.
+    half = tuple(phase / 2 for phase in expected)
+    assert seconds(unfused(), ATTENTION, "tp=2") == pytest.approx(half, rel=1e-14)
+    assert seconds(unfused(), ATTENTION, "cp=2") == pytest.approx(half, rel=1e-14)
+    # Two products and a softmax are three launches forward, five backward.
+    started = (expected[0] + 1.5, expected[1] + 2.5, 0.0)
+    assert seconds(unfused({"launch_s": 0.5}), ATTENTION, "tp=1") == pytest.approx(started, rel=1e-14)
+
+
+def test_unfused_attention_computes_what_a_window_would_leave_out() -> None:
+    core = Attention(
+        name="a", heads=Extent(4, "heads"), kv_heads=Extent(2, "kv_heads"), qk_dim=3, v_dim=5, window=2
+    )
+    assert seconds(unfused(), core, "tp=1") == seconds(unfused(), ATTENTION, "tp=1")
+    assert seconds(asked({}, seq_len=8), core, "tp=1")[0] < 1.0
+
+
+def test_unfused_attention_runs_as_products_do() -> None:
+    # Half of the peak, times 3 / 13 and 8 / 18 of it for the short inner dimensions; the softmax as before.
+    found = seconds(unfused({"matmul": HALF_SPEED}), ATTENTION, "tp=1")
+    forward = 1.536 / (0.5 * 3 / 13) + 2.56 / (0.5 * 8 / 18)
+    assert found == pytest.approx((forward + 2.304, 2 * forward + 2.816, 0.0), rel=1e-14)
+    # At the peak of the other dtype, without casts.
+    assert seconds(unfused(dtype="fp8"), ATTENTION, "tp=1")[0] == pytest.approx(6.4, rel=1e-14)
+    # Memory: keys of each of four heads, (32 * 3 + 4 * 3 * 8 + 32 * 8) * 2 B and
+    # (32 * 8 + 4 * 8 * 5 + 32 * 5) * 2 B, at 100 B/s; the scores at 100 B/s too.
+    slow = unfused({"memory": MemoryCurve(fraction=0.1, half_bytes=0.0)})
+    moved = 8.96 + 11.52
+    assert seconds(slow, ATTENTION, "tp=1") == pytest.approx(
+        (moved + 23.04, 2 * moved + 28.16, 0.0), rel=1e-14
+    )
+
+
+def test_software_prefers_its_first_kernel_that_the_device_has() -> None:
+    slow = AttentionCurve(forward_fraction=0.5, backward_fraction=0.25, seq_half=0.0)
+    fast = AttentionCurve(forward_fraction=1.0, backward_fraction=1.0, seq_half=0.0)
+    p = asked({"attention": {"flash-2": slow, "flash-3": fast}}, seq_len=8)
+    for order, curve in (
+        (("flash-3", "flash-2"), fast),
+        (("flash-2", "flash-3"), slow),
+        (("flash-4", "flash-2"), slow),
+        (("flash-1",), None),
+        ((), None),
+    ):
+        assert with_software(p, attention=order).attention is curve
+
+
+def test_memory_bound_work_moves_as_often_as_software_makes_it() -> None:
+    p = with_software(asked({"memory": SLOW_MEMORY, "launch_s": 0.5}), pointwise_passes=2.0)
+    pointwise = Pointwise(name="p", forward=(Extent(10),), backward=(Extent(30),), rows="tokens")
+    # 5 * 10 * 2 B and 5 * 30 * 2 B, twice, each with 100 B, at 500 B/s.
+    assert seconds(p, pointwise, "tp=1") == pytest.approx((1.1, 1.9, 0.0), rel=1e-14)
+    # The softmax of unfused attention too: 4.5 and 5.5 passes.
+    twice = with_software(unfused(), pointwise_passes=2.0)
+    found = seconds(twice, ATTENTION, "tp=1")
+    assert found == pytest.approx((4.096 + 4.608, 8.192 + 5.632, 0.0), rel=1e-14)
+    # Products, lookups and losses move what they move.
+    for operator in (MATMUL, Lookup(name="l", width=Extent(10)), Loss(name="l", classes=Extent(20, "vocab"))):
+        assert seconds(twice, operator, "tp=1") == seconds(asked({}, seq_len=8), operator, "tp=1")
+
+
+@pytest.mark.parametrize(("dtype", "cast"), [("bf16", 0.0), ("fp32", 0.0), ("fp8", 1.0), ("nvfp4", 1.0)])
+def test_casts_before_products_of_low_precision(dtype: str, cast: float) -> None:
+    peaks = dict.fromkeys(("bf16", "fp8", "fp4", "fp32"), 1000.0)
+    of = device(with_efficiency(launch_s=0.5).efficiency, peak_flop_per_s=peaks)
+    model = operator_model((MATMUL,), experts=EXPERTS)
+    p = problem(model, cluster(of=of), seq_len=8, dtype=dtype)
+    # Read in 2 B and written twice in one: 8 * 10 inputs, 8 * 20 gradients; each cast is a launch of 0.5 s.
+    found, plain = seconds(p, MATMUL, "tp=1"), 0.5 + 3.2
+    assert found == pytest.approx((plain + cast * 0.82, plain + cast * 1.14, plain), rel=1e-14)
+    # 16 routed rows on 4 experts, 6400 flop; 16 * 10 and 16 * 20 elements are cast.
+    found, plain = seconds(p, GROUPED, "tp=1,ep=2", EXPERTS), 0.5 + 6.4
+    assert found == pytest.approx((plain + cast * 1.14, plain + cast * 1.78, plain), rel=1e-14)
 
 
 def test_pointwise_work() -> None:
@@ -244,6 +340,8 @@ def test_a_loss_passes_over_fp32_logits() -> None:
 
 
 def test_the_ideal_device_is_ideal() -> None:
-    fixed = ("launch_s", "host_step_s", "host_action_s", "context_bytes", "communicator_bytes")
+    fixed = ("launch_s", "context_bytes", "communicator_bytes")
     assert isinstance(IDEAL, Efficiency)
     assert all(getattr(IDEAL, name) == 0.0 for name in fixed)
+    of_host = ("dispatch_s", "expert_dispatch_s", "host_action_s", "host_step_s")
+    assert all(getattr(SOFTWARE, name) == 0.0 for name in of_host)

@@ -3,16 +3,30 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
+import numpy as np
 import pytest
-from tests.unit.cost.hand_made import brick_model, cluster, device, node, operator_model, problem
+from tests.unit.cost.hand_made import (
+    IDEAL,
+    SOFTWARE,
+    brick_model,
+    cluster,
+    device,
+    node,
+    operator_model,
+    problem,
+    table,
+    with_software,
+)
 
 from shardwise.cluster import Cluster
-from shardwise.cost import OPTIMIZERS, RECIPES, find_recipe
+from shardwise.cost import OPTIMIZERS, RECIPES, Problem, bind, find_recipe
 from shardwise.cost import recipe as recipe_module
 from shardwise.errors import ConfigError
 from shardwise.model import Experts
 from shardwise.operators import Attention, Extent, GroupedMatmul, Matmul, Weight
+from shardwise.search.evaluate import step_times_s
 
 
 def mixed_cluster() -> Cluster:
@@ -55,6 +69,63 @@ def test_the_slowest_is_told_by_the_dtype_of_the_matmuls() -> None:
     assert p.matmul_flop_per_s == 100.0
 
 
+def test_products_of_low_precision_reach_less_of_their_peak() -> None:
+    curve = replace(IDEAL.matmul, fp8_fraction=0.75, fp4_fraction=0.5)
+    peaks = {"bf16": 1000.0, "fp8": 2000.0, "fp4": 4000.0, "fp32": 500.0}
+    of = device(replace(IDEAL, matmul=curve), peak_flop_per_s=peaks)
+    expected = {
+        "bf16": 1000.0,
+        "fp8": 1500.0,
+        "fp8-block": 1500.0,
+        "mxfp8": 1500.0,
+        "nvfp4": 2000.0,
+        "fp32": 500.0,
+    }
+    for dtype, flop_per_s in expected.items():
+        p = problem(on=cluster(1, of=of), dtype=dtype)
+        assert p.matmul_flop_per_s == flop_per_s
+        assert p.other_flop_per_s == (500.0 if dtype == "fp32" else 1000.0)
+
+
+def test_software_decides_the_dtype_of_gradients() -> None:
+    p = problem()
+    assert p.recipe.gradient_bytes == 4.0
+    assert with_software(p, reduce_in_fp32=False).recipe == replace(p.recipe, gradient_bytes=2.0)
+    assert with_software(problem(dtype="fp32"), reduce_in_fp32=False).recipe.gradient_bytes == 4.0
+
+
+def test_rows_of_columns_are_all_distinct() -> None:
+    p = problem()
+    columns = [np.array([1, 1, 2, 1]), np.array([3, 3, 3, 3])]
+    rows, of_row = p.distinct(columns)
+    assert len(rows) == 2 and columns[0][rows[of_row]].tolist() == [1, 1, 2, 1]
+    rows, of_row = replace(p, is_columnar=True).distinct(columns)
+    assert rows.tolist() == of_row.tolist() == [0, 1, 2, 3]
+
+
+def test_numbers_may_be_columns() -> None:
+    """A row of a columnar problem costs what it costs with its own numbers alone."""
+    texts = ("dp=4", "dp=4", "pp=2,tp=2,zero_stage=1", "pp=4,recompute=full")
+    fractions, passes = np.array([0.5, 0.9, 0.7, 0.7]), np.array([1.0, 1.5, 0.5, 2.0])
+    starts, shares = np.array([0.0, 0.1, 0.2, 0.3]), np.array([1.0, 0.5, 0.0, 0.25])
+
+    def changed(fraction: Any, often: Any, startup_s: Any, share: Any, *, is_columnar: bool) -> Problem:
+        efficiency = replace(
+            IDEAL,
+            memory=replace(IDEAL.memory, fraction=fraction),
+            scale_up=replace(IDEAL.scale_up, startup_s=startup_s),
+        )
+        profile = replace(SOFTWARE, pointwise_passes=often, pipeline_overlap=share, dispatch_s=startup_s)
+        job = replace(problem().job, profile=profile)
+        return bind(brick_model(), cluster(1, of=device(efficiency)), job, is_columnar=is_columnar)
+
+    together = changed(fractions, passes, starts, shares, is_columnar=True)
+    found = step_times_s(together, table(together, *texts))
+    for row, numbers in enumerate(zip(fractions, passes, starts, shares, strict=True)):
+        alone = changed(*(float(number) for number in numbers), is_columnar=False)
+        assert found[row] == pytest.approx(float(step_times_s(alone, table(alone, texts[row]))[0]), rel=1e-13)
+
+
 def test_a_margin_stays_free() -> None:
     assert problem(memory_margin=0.05).usable_bytes == pytest.approx(95_000.0)
 
@@ -75,7 +146,7 @@ def test_an_unknown_dtype_names_the_known_ones() -> None:
 
 
 def test_recipes_of_low_precision_keep_sixteen_bits() -> None:
-    made = [recipe_module._sixteen("bf16"), recipe_module._sixteen("bf16", "fp8")]
+    made = [recipe_module._sixteen("bf16"), recipe_module._sixteen("bf16", "fp8", 1.0)]
     assert made == [find_recipe("bf16"), find_recipe("fp8")]  # the table is what its rule makes
     for name in ("bf16", "fp16", "fp8", "fp8-current", "fp8-block", "mxfp8", "nvfp4"):
         recipe = find_recipe(name)

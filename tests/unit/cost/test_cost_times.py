@@ -23,6 +23,7 @@ from tests.unit.cost.hand_made import (
     problem,
     times_of,
     with_efficiency,
+    with_software,
 )
 
 from shardwise.cluster import MemoryCurve
@@ -63,12 +64,42 @@ def test_kinds_of_layers_and_uneven_ends() -> None:
 
 
 def test_the_host_launches_every_action() -> None:
-    times = times_of(one_node(host_action_s=0.25), "pp=2")
+    times = times_of(with_software(one_node(), host_action_s=0.25), "pp=2")
     close(times.forward_s, 2.65, 5.65)
     close(times.backward_s, 5.15, 9.45)
     # A split backward is two actions.
     close(times.backward_input_s, 2.65, 5.45)
     close(times.backward_weight_s, 2.75, 4.25)
+
+
+def test_a_sender_waits_for_what_does_not_hide() -> None:
+    # 100 B inside a node take a second: three quarters of it with each forward and each backward for inputs.
+    times = times_of(with_software(one_node(), pipeline_overlap=0.25, host_action_s=0.25), "pp=2")
+    close(times.forward_s, 2.65 + 0.75, 5.65 + 0.75)
+    close(times.backward_input_s, 2.65 + 0.75, 5.45 + 0.75)
+    close(times.backward_weight_s, 2.75, 4.25)
+    # One device sends nothing.
+    close(times_of(with_software(one_node(), pipeline_overlap=0.25), "dp=4").forward_s, 7.8)
+
+
+def test_gradients_in_the_dtype_of_the_weights_are_half_as_long() -> None:
+    times = times_of(with_software(one_node(), reduce_in_fp32=False), "zero_stage=1")
+    # 840 * 2 B: a reduce-scatter of 3/4 * 1680 / 100, and gathering as much.
+    close(times.reduce_s, 12.6)
+    close(times.gather_s, 12.6)
+    end = end_of(with_software(one_node(), reduce_in_fp32=False), "zero_stage=0")
+    close(end.norm_s, 3 * 840 * 2 / 1000)
+    close(end.optimizer_s, 840 * 28 / 1000)  # 2 + 2 * 4 + 2 * 8 + 2
+
+
+@pytest.mark.parametrize("recompute", ["full,recompute_layers=4", "selective"])
+def test_recomputation_that_stops_early(recompute: str) -> None:
+    # Layers with the norm first: only that is computed again of each, by selective recompute too.
+    norm_first = replace(brick(), operators=tuple(reversed(brick().operators)))
+    p = problem(brick_model(kinds=(norm_first,)), cluster(1))
+    early = with_software(exposed(p), recompute_stops_early=True)
+    close(times_of(early, f"dp=4,recompute={recompute}").recompute_s, 0.4)
+    close(times_of(exposed(p), "dp=4,recompute=full,recompute_layers=4").recompute_s, 4.4)
 
 
 @pytest.mark.parametrize(
@@ -97,12 +128,12 @@ def test_kinds_are_recomputed_in_proportion() -> None:
 
 @pytest.mark.parametrize(
     ("recompute", "first_bytes", "last_bytes"),
-    [("none", 600.0, 1000.0), ("selective", 200.0, 600.0), ("full,recompute_layers=1", 400.0, 800.0)],
+    [("none", 600.0, 600.0), ("selective", 200.0, 200.0), ("full,recompute_layers=1", 400.0, 400.0)],
 )
 def test_offloaded_activations_that_do_not_hide(
     recompute: str, first_bytes: float, last_bytes: float
 ) -> None:
-    # Two layers of 300 B (100 B without what selective computes again, 100 B of input), and 400 B of logits.
+    # Two layers of 300 B (100 B without what selective computes again, 100 B of input); logits stay.
     times = times_of(one_node(overlap_slowdown=1.5), f"pp=2,offload=activations,recompute={recompute}")
     again = {"none": 0.0, "selective": 0.2, "full,recompute_layers=1": 1.1}[recompute]
 
@@ -152,8 +183,7 @@ def test_sharded_optimizer_states_cost_a_microbatch_nothing() -> None:
 
 
 def test_sharding_hides_beside_the_neighbouring_layer() -> None:
-    p = one_node(overlap_slowdown=1.5)
-    p = replace(p, profile=replace(p.profile, shard_overlap=0.9))
+    p = with_software(one_node(overlap_slowdown=1.5), shard_overlap=0.9)
     times = times_of(p, "zero_stage=3")
     # Gathers beside the forward: of a layer's 1.65 s 1.1 s hide (all its forward), adding 0.55 + 0.55; of the
     # embedding's 3 s 0.2 s: 2.9; of the head's 3 s 2.7 s: 0.3 + 1.35.
@@ -220,8 +250,7 @@ def test_context_ranks_share_gradients_too() -> None:
 
 
 def test_reductions_hide_beside_the_last_backward() -> None:
-    p = one_node()
-    p = replace(p, profile=replace(p.profile, data_overlap=0.5))
+    p = with_software(one_node(), data_overlap=0.5)
     times = times_of(p, "zero_stage=1")
     # Four layers are four buckets: 25.2 - 0.5 * (7.6 + 6.5) * 3/4; gathering 12.6 - 0.5 * 7.8 * 3/4.
     close(times.reduce_s, 25.2 - 5.2875)
@@ -229,8 +258,7 @@ def test_reductions_hide_beside_the_last_backward() -> None:
 
 
 def test_a_split_backward_ends_with_the_weights() -> None:
-    p = one_node()
-    p = replace(p, profile=replace(p.profile, data_overlap=1.0))
+    p = with_software(one_node(), data_overlap=1.0)
     split, whole = (times_of(p, f"pp=2,schedule={name}") for name in ("zb_h1", "1f1b"))
     # Stage 0: 420 weights over two ranks: 2 * 1/2 * 16.8; two buckets; beside the weights' 2.5 s, or the
     # whole 4.9 s.
@@ -239,8 +267,7 @@ def test_a_split_backward_ends_with_the_weights() -> None:
 
 
 def test_a_stage_without_layers_has_one_bucket() -> None:
-    p = one_node()
-    p = replace(p, profile=replace(p.profile, data_overlap=1.0))
+    p = with_software(one_node(), data_overlap=1.0)
     times = times_of(p, "pp=2,first_stage_layers=0")
     close(times.forward_s[:1], 0.2)
     # The embedding's 200 weights: 2 * 1/2 * 800 / 100, with nothing beside which to hide but its own 0.5 s.
@@ -336,7 +363,7 @@ def test_norms_are_added_up_under_sequence_parallelism() -> None:
 
 
 def test_the_host_ends_the_step() -> None:
-    end = end_of(one_node(host_step_s=0.125), "dp=4")
+    end = end_of(with_software(one_node(), host_step_s=0.125), "dp=4")
     close(end.host_s, 0.125)
     close(end.total_s, 10.08 + 25.2 + 0.125)
 
@@ -439,7 +466,7 @@ def test_the_norm_joins_all_ranks() -> None:
 
 
 def test_all_that_ends_a_step_is_added() -> None:
-    tied = exposed(problem(brick_model(tied=True), cluster(1, of=with_efficiency(host_step_s=0.5))))
+    tied = with_software(exposed(problem(brick_model(tied=True), cluster(1))), host_step_s=0.5)
     # 640 weights: norm 7.68, update 19.2; pp 2: 420 on each stage, 5.04 and 12.6, and 800 B twice at 100 B/s.
     close(end_of(tied, "dp=4").total_s, 7.68 + 19.2 + 0.5)
     close(end_of(tied, "pp=2").total_s, 5.04 + 12.6 + 16.0 + 0.5)

@@ -54,20 +54,6 @@ def test_reduction_in_the_switch(n: int, expected: float) -> None:
 
 
 @pytest.mark.parametrize(
-    ("sizes", "expected"),
-    [
-        # Inside: 3 * 0.5 + 3/4 * 120 / 10 = 10.5; then a quarter, 30 B, outside: 2 * 2 + 2/3 * 30 / 5 = 8.
-        ([4, 3], 18.5),
-        ([4, 1], 10.5),
-        ([1, 3], 20.0),  # 2 * 2 + 2/3 * 120 / 5
-        ([1, 1], 0.0),
-    ],
-)
-def test_a_pass_tier_by_tier(sizes: list[int], expected: float) -> None:
-    assert comm.hierarchical_pass_s(120.0, sizes, ALPHAS_S, RATES) == pytest.approx(expected, rel=1e-15)
-
-
-@pytest.mark.parametrize(
     ("sizes", "rates", "expected"),
     [
         ([4, 3], [10.0, 5.0], 12.0),  # max(120 / 10, 120 / (4 * 5) = 6)
@@ -99,22 +85,24 @@ def test_members_of_a_group() -> None:
 @pytest.mark.parametrize(
     ("sizes", "alphas_s", "expected"),
     [
-        ([4, 3], [0.5, 2.0], 18.5),  # by tiers 18.5; flat 11 * 2 + 11/12 * 12 = 33
-        ([4, 3], [0.0, 0.0], 11.0),  # by tiers 9 + 4 = 13; flat 11/12 * 12
-        ([4, 3], [0.01, 0.02], 11.22),  # by tiers 13.07; flat 11 * 0.02 + 11
+        ([4, 3], [0.5, 2.0], 33.0),  # 11 * 2 + 11/12 * 12; tier by tier it would be 18.5
+        ([4, 3], [0.0, 0.0], 11.0),  # 11/12 * 12
+        ([4, 3], [0.01, 0.02], 11.22),  # 11 * 0.02 + 11
         ([1, 1], [0.5, 2.0], 0.0),
     ],
 )
-def test_a_pass_takes_the_faster_way(sizes: list[int], alphas_s: list[float], expected: float) -> None:
+def test_a_pass_is_one_ring(sizes: list[int], alphas_s: list[float], expected: float) -> None:
     assert comm.pass_s(120.0, sizes, alphas_s, RATES) == pytest.approx(expected, rel=1e-15)
 
 
 @pytest.mark.parametrize(
     ("nbytes", "sizes", "alphas_s", "in_switch", "expected"),
     [
-        # Two passes 2 * 18.5; tree 2 log2(12) * 2 + 2 * 12 = 38.3; nothing in the switch.
-        (120.0, [4, 3], [0.5, 2.0], [0, 0], 37.0),
-        # Passes 2 * (3 * 2 + 0.75 * 1.2 + 3 * 2 + 0.75 * 3 / 5) = 26.7; tree 2 * 4 * 2 + 2 * max(1.2, 0.6).
+        # Two passes 2 * 33; tree 2 log2(12) * 2 + 2 * 12 = 38.3; nothing in the switch.
+        (120.0, [4, 3], [0.5, 2.0], [0, 0], 4 * np.log2(12) + 24),
+        # Two passes 2 * (11 * 0.01 + 11) = 22.2; tree 2 log2(12) * 0.01 + 24.
+        (120.0, [4, 3], [0.01, 0.01], [0, 0], 22.22),
+        # Passes 2 * (15 * 2 + 15/16 * 1.2) = 62.3; tree 2 * 4 * 2 + 2 * max(1.2, 0.6).
         (12.0, [4, 4], [2.0, 2.0], [0, 0], 18.4),
         (12.0, [4, 4], [2.0, 2.0], [1, 0], 18.4),  # one tier that is crossed cannot reduce
         (12.0, [4, 4], [2.0, 2.0], [0, 1], 18.4),
@@ -158,16 +146,16 @@ def test_all_to_all_over_three_tiers_counts_all_ranks_within() -> None:
 @pytest.mark.parametrize("collective", ["pass", "all_reduce", "all_to_all"])
 def test_zero_bytes_cost_latency_alone(collective: str) -> None:
     found: dict[str, Any] = {
-        "pass": comm.pass_s(0.0, SIZES, ALPHAS_S, RATES),  # 3 * 0.5 + 2 * 2, under 11 * 2
-        "all_reduce": comm.all_reduce_s(0.0, SIZES, ALPHAS_S, RATES, [0, 0]),  # twice that, under 4 log2(12)
+        "pass": comm.pass_s(0.0, SIZES, ALPHAS_S, RATES),  # 11 * 2
+        "all_reduce": comm.all_reduce_s(0.0, SIZES, ALPHAS_S, RATES, [0, 0]),  # 2 log2(12) * 2, under 44
         "all_to_all": comm.all_to_all_s(0.0, SIZES, ALPHAS_S, RATES, [1.0, 1.0]),
     }
-    assert float(found[collective]) == {"pass": 5.5, "all_reduce": 11.0, "all_to_all": 2.0}[collective]
+    expected = {"pass": 22.0, "all_reduce": 4 * np.log2(12), "all_to_all": 2.0}
+    assert float(found[collective]) == expected[collective]
 
 
 def test_a_cluster_of_one_tier_is_a_plain_ring() -> None:
     # 3 * 0.5 + 3/4 * 120 / 10 = 10.5, flat or not; all to all 120 * 3/4 / 10 + 0.5.
-    assert comm.hierarchical_pass_s(120.0, [4], [0.5], [10.0]) == 10.5
     assert float(comm.pass_s(120.0, [4], [0.5], [10.0])) == 10.5
     assert float(comm.all_reduce_s(120.0, [4], [0.5], [10.0], [0])) == 21.0
     assert comm.all_to_all_s(120.0, [4], [0.5], [10.0], [1.0]) == 9.5

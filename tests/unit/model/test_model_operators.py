@@ -7,7 +7,7 @@ import pytest
 from shardwise.model import Layer, Model, load_model, model_from_config
 from shardwise.operators import Attention, GroupedMatmul, Loss, Matmul, Operator, Pointwise, Saved, Weight
 
-ELEMENT_BYTES = {"compute": 2, "fp32": 4, "mask": 1}
+ELEMENT_BYTES = {"compute": 2, "operand": 2, "fp32": 4, "mask": 1}
 
 GPT = {"layers": 2, "hidden": 64, "ffn": 256, "heads": 4, "vocab": 100, "seq_len": 32}
 
@@ -288,6 +288,13 @@ def test_deepseek_v3_layer_keeps() -> None:
     # product 2048.
     kept = saved(load_model("deepseek-v3").kinds[1].operators)
     here = [tensor for tensor in kept if tensor.rows != "routed"]
-    assert sum(t.width.size for t in here if t.dtype == "compute") == 4 * 7168 + 4096 + 81920 + 6144
+    # Operands, which only a matmul reads: norm outputs, normed latents, the shared product.
+    operands = 2 * 7168 + 1536 + 512 + 2048
+    assert sum(t.width.size for t in here if t.dtype == "operand") == operands
+    compute = 2 * 7168 + 1536 + 512 + 81920 + 4096
+    assert sum(t.width.size for t in here if t.dtype == "compute") == compute
+    assert operands + compute == 4 * 7168 + 4096 + 81920 + 6144
     assert sum(t.width.size for t in here if t.dtype == "fp32") == 128 + 256
-    assert sum(t.width.size for t in kept if t.rows == "routed") == 7168 + 4096 + 2048
+    routed = {t.name: (t.width.size, t.dtype) for t in kept if t.rows == "routed"}
+    assert sum(size for size, _ in routed.values()) == 7168 + 4096 + 2048
+    assert sum(size for size, dtype in routed.values() if dtype == "operand") == 7168 + 2048

@@ -10,11 +10,13 @@ from typing import Any
 
 import jsonschema
 import pytest
+from tests.property.software import SOFTWARE
 
 from shardwise.errors import ConfigError, InternalError
 from shardwise.inputs import read_mapping
 from shardwise.plan import Plan, document_hash, plan_document, read_plan, write_plan
 from shardwise.plan.yaml_text import yaml_text
+from shardwise.strategy import PROFILES
 
 ROOT = Path(__file__).parents[3]
 
@@ -29,6 +31,18 @@ def path(tmp_path: Path, plan: Plan) -> Path:
 
 def test_a_plan_reads_back_equal(path: Path, plan: Plan) -> None:
     assert read_plan(str(path)) == plan
+
+
+@pytest.mark.parametrize("name", [*PROFILES, *SOFTWARE])
+def test_a_plan_for_any_software_reads_back_equal(name: str, plan: Plan, tmp_path: Path) -> None:
+    profile = PROFILES[name] if name in PROFILES else SOFTWARE[name]
+    asked = replace(plan, job=replace(plan.job, profile=profile))
+    path = tmp_path / "plan.yaml"
+    write_plan(str(path), asked)
+    assert read_plan(str(path)) == asked
+    first = path.read_bytes()
+    write_plan(str(path), read_plan(str(path)))
+    assert path.read_bytes() == first
 
 
 def test_writing_gives_the_same_bytes_and_the_hash_of_the_content(
@@ -58,7 +72,9 @@ def test_the_file_says_what_a_reader_looks_for(path: Path) -> None:
 def test_timings_effort_and_provenance_change_the_file_but_not_the_hash(plan: Plan) -> None:
     effort = replace(plan.certificate, search_s=9.0, search_cpu_s=9.0, cut_by_bound=0, simulated=6)
     cluster = replace(plan.cluster, assumptions=("another text",))
-    other = plan_document(replace(plan, certificate=effort, cluster=cluster))
+    profile = replace(plan.job.profile, provenance={"dispatch_s": "another text"})
+    job = replace(plan.job, profile=profile)
+    other = plan_document(replace(plan, certificate=effort, cluster=cluster, job=job))
     assert other["hash"] == plan_document(plan)["hash"]
     assert other != plan_document(plan)
 
@@ -70,12 +86,13 @@ def test_what_is_answered_changes_the_hash(plan: Plan) -> None:
             plan,
             replace(plan, best=replace(plan.best, step_time_s=0.5)),
             replace(plan, job=replace(plan.job, seed=1)),
+            replace(plan, job=replace(plan.job, profile=replace(plan.job.profile, dispatch_s=1.0))),
             replace(plan, certificate=replace(plan.certificate, lower_bound_s=0.2)),
             replace(plan, runners_up=()),
             replace(plan, cluster=replace(plan.cluster, nodes=plan.cluster.nodes[:1])),
         )
     }
-    assert len(hashes) == 6
+    assert len(hashes) == 7
 
 
 def test_a_ledger_that_does_not_add_up_is_not_written(plan: Plan, tmp_path: Path) -> None:
@@ -122,6 +139,13 @@ FAULTS: list[tuple[Callable[[Any], None], str]] = [
     (_set("job", "seq_len", to=-1), "job.seq_len: "),
     (_set("job", "memory_margin", to=1.5), "job.memory_margin: "),
     (_delete("job", "seed"), "job.seed: "),
+    (_delete("job", "profile"), "job.profile: "),
+    (_delete("job", "profile", "dispatch_s"), "job.profile.dispatch_s: "),
+    (_set("job", "profile", "data_overlap", to=1.5), "job.profile.data_overlap: .*allowed: .*1"),
+    (_set("job", "profile", "tensor_backward_overlap", to=-0.5), "job.profile.tensor_backward_overlap: "),
+    (_set("job", "profile", "zero_stages", to=[7]), r"job.profile.zero_stages.0: "),
+    (_set("job", "profile", "warm_band", to=[1.0]), r"job.profile.warm_band: "),
+    (_set("job", "profile", "surprise", to=1), "job.profile.surprise: "),
     (_set("best", "strategy", "tp", to=True), "best.strategy.tp: "),
     (_set("best", "strategy", "tp", to=0), "best.strategy.tp: "),
     (

@@ -58,14 +58,13 @@ def test_the_nearest_candidate_misses_by_what_is_said() -> None:
 
 def test_relaxations_fit() -> None:
     """Each is asked for again, and takes the time that was promised."""
-    nodes = {8: 4, 16: 8, 32: 16}
     wider, *larger = refusal(question("2xA100-40G")).relaxations
     assert wider.startswith("with --space default: ")
     for text in larger:
         match = re.fullmatch(r"on (\d+) devices \((\d+) times as many nodes\): (.*) s per step with .*", text)
         assert match is not None
         devices, times = int(match[1]), int(match[2])
-        assert nodes[devices] == times
+        assert devices == 2 * times and times > 1
         answer = plan(question(f"{times}x2xA100-40G"))
         assert match[3] == f"{answer.best.step_time_s:.3f}"
 

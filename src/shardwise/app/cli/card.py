@@ -217,12 +217,12 @@ _CORE = (
 def _assumptions(cluster: Cluster, job: Job, result: Result, space: str = "") -> Iterator[Line]:
     uncalibrated = [name for name, device in cluster.classes.items() if not device.efficiency.is_calibrated]
     profile = (
-        f"efficiency of {', '.join(uncalibrated)} from datasheets and published fits, not calibrated here"
+        f"efficiency of {', '.join(uncalibrated)} from datasheets and relatives: no measured run was fitted"
     )
     texts = [
         f"{job.dtype}, {job.optimizer}, {words.percent(job.memory_margin, 0)} of device memory kept free",
         *cluster.assumptions,
-        *([profile] if uncalibrated else ["efficiency calibrated by measurement"]),
+        *([profile] if uncalibrated else ["efficiency fitted to published runs (shardwise validate)"]),
         *([_CORE] if space == "core" else []),
         f"evaluated by {result.evaluator}",
     ]

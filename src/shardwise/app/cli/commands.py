@@ -284,6 +284,45 @@ def explain(
 
 
 @app.command()
+def validate(
+    rows: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[ROWS]",
+            help="A CSV of measured runs (docs/formats.md); left out: the published ones of the package.",
+            show_default=False,
+        ),
+    ] = None,
+    by: Annotated[
+        str, typer.Option(metavar="NAME", help="How rows are grouped: source, gpu, family or row.")
+    ] = "source",
+    level: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME", help="Rows to use: complete, near (some of the strategy is assumed) or all."
+        ),
+    ] = "all",
+    is_json: IsJson = False,
+) -> Output:
+    """Hold predictions against measured runs, and show how far they lie apart."""
+    from shardwise.app.cli import validating
+
+    return validating.validated(rows, by=by, level=level, is_json=is_json)
+
+
+@app.command()
+def fit(
+    rows: Annotated[str, typer.Argument(metavar="ROWS", help="A CSV of measured runs (docs/formats.md).")],
+    out: Annotated[str, typer.Option(metavar="FILE", help="Where the fitted numbers are written.")],
+    is_json: IsJson = False,
+) -> Output:
+    """Find the numbers of devices and software that explain measured runs best, from scratch."""
+    from shardwise.app.cli import fitting
+
+    return fitting.fitted_file(rows, out, is_json=is_json)
+
+
+@app.command()
 def models(is_json: IsJson = False) -> Output:
     """List the models of the catalogue."""
     from shardwise.app.cli import tables

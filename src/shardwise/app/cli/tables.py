@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from shardwise.app.cli.output import WIDTH, Line, Output
 from shardwise.app.cli.words import gib
-from shardwise.check import SpaceCount
 from shardwise.cluster import Device
 from shardwise.cluster import devices as known_devices
 from shardwise.model import Model, active_parameters, catalogue, model_from_config, parameters
 from shardwise.units import format_count, format_rate
+
+if TYPE_CHECKING:
+    from shardwise.check import SpaceCount  # its rooms are not needed for lists
 
 VERSION = 1
 

@@ -1,0 +1,161 @@
+"""What depends on the training software and its year rather than on the device: a small named profile."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from dataclasses import fields as dataclass_fields
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from shardwise.inputs import Fields, join_key
+from shardwise.numbers import Number, chosen, numbers_of
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Profile:
+    """How one generation of training software runs a step.
+
+    `attention` are attention kernels in the order of preference; a device that has none of them computes
+    attention unfused. `*_overlap` are the shares of each communication that the software can run beside
+    computation, 0 to 1: `tensor` beside the matmuls of its layer, `tensor_backward` more of the backward
+    pass's beside the gradients of the layer's weights, `context` (ring) beside attention, `expert` beside the
+    experts' matmuls, `data` the reduction beside the last backward and the gathering beside the first
+    forward, `shard` the gathers and reductions of sharded parameters beside the neighbouring layer,
+    `pipeline` sends between stages beside the next action. `pointwise_passes` is how often memory-bound
+    operators move their tensors, relative to kernels fused as far as they can be.
+
+    Host: `dispatch_s` per kernel, `expert_dispatch_s` more per pass through routed experts (permutations,
+    waiting for counts), `host_action_s` per pipeline action, `host_step_s` per optimizer step. The measured
+    time of 80 % of the runs of an unseen source lies within `warm_band` times the predicted one where such
+    devices were fitted, `cold_band` where not.
+
+    `reduce_in_fp32` says in which precision gradients are accumulated and reduced (else in the weights'
+    own). `zero_stages` are the shardings that it has, `recomputes` its choices of recomputation; a
+    recomputation that `recompute_stops_early` ends with the last tensor that the backward pass needs, before
+    the layer's last product; `sequence_parallel` its custom; where it `buffers_all_microbatches`, stages keep
+    what they send and receive of a whole step.
+    """
+
+    name: str
+    described: str
+    attention: tuple[str, ...]
+    tensor_overlap: float
+    tensor_backward_overlap: float
+    context_overlap: float
+    expert_overlap: float
+    data_overlap: float
+    shard_overlap: float
+    pipeline_overlap: float
+    pointwise_passes: float
+    dispatch_s: float
+    expert_dispatch_s: float
+    host_action_s: float
+    host_step_s: float
+    warm_band: tuple[float, float]
+    cold_band: tuple[float, float]
+    reduce_in_fp32: bool
+    zero_stages: tuple[int, ...]
+    recomputes: tuple[str, ...]
+    recompute_stops_early: bool
+    sequence_parallel: bool
+    buffers_all_microbatches: bool
+    provenance: Mapping[str, str] = field(hash=False)
+
+    def without_overlap(self) -> Profile:
+        """The same software with every overlap of communication switched off."""
+        none: dict[str, Any] = {f"{kind}_overlap": 0.0 for kind in OVERLAPS}
+        return replace(self, **none)
+
+
+OVERLAPS = ("tensor", "tensor_backward", "context", "expert", "data", "shard", "pipeline")
+"""What software can run beside computation."""
+
+
+@cache
+def _data() -> dict[str, Any]:
+    """The package's own file, so read without the checks that users' files need."""
+    text = Path(__file__).with_name("data").joinpath("profiles.json").read_text("utf-8")
+    data: dict[str, Any] = json.loads(text)
+    return data
+
+
+def profile_numbers() -> tuple[Number, ...]:
+    """Every number behind the software profiles, once."""
+    return numbers_of(_data()["numbers"])
+
+
+def profile_of(name: str, numbers: Iterable[Number]) -> Profile:
+    """The software called `name`, with these numbers; what it does not say itself is that of the software it
+    is `like`."""
+    lineage = _lineage(name)
+    words: dict[str, Any] = {}
+    for ancestor in lineage:
+        words |= _data()["software"][ancestor]
+    words.pop("like", None)
+    overlaps = words.pop("overlaps")
+    found = chosen(numbers, lineage)
+    bands = _data()["bands"]
+    words |= {f"{kind}_band": tuple(float(end) for end in bands[kind]) for kind in ("warm", "cold")}
+    values: dict[str, Any] = {f"{kind}_overlap": 1.0 if kind in overlaps else 0.0 for kind in OVERLAPS}
+    values |= {field: number.value for field, number in found.items()}
+    values |= {key: tuple(value) if isinstance(value, list) else value for key, value in words.items()}
+    return Profile(**values, name=name, provenance={field: number.source for field, number in found.items()})
+
+
+def numbers_of_profile(name: str, numbers: Iterable[Number]) -> tuple[Number, ...]:
+    """Those of `numbers` that hold for the software called `name`."""
+    return tuple(chosen(numbers, _lineage(name)).values())
+
+
+def _lineage(name: str) -> list[str]:
+    """The software that `name` is like, and that is like, the most general first; then itself."""
+    lineage = [name]
+    while like := _data()["software"][lineage[0]].get("like"):
+        lineage.insert(0, like)
+    return lineage
+
+
+def profile_from_record(fields: Fields) -> Profile:
+    """The inverse of `dataclasses.asdict` for a Profile; every field must be there."""
+    values = {each.name: _value(fields, each.name, str(each.type)) for each in dataclass_fields(Profile)}
+    fields.finish()
+    profile = Profile(**values)
+    if profile.tensor_overlap + profile.tensor_backward_overlap > 1.0:
+        raise fields.error(
+            "tensor_backward_overlap", "hides more than there is", allowed="at most 1 with tensor_overlap"
+        )
+    return profile
+
+
+def _value(fields: Fields, name: str, kind: str) -> Any:
+    """One field of a profile's record, by its type."""
+    if kind == "float":
+        return fields.number(name, low=0.0, high=1.0 if name.endswith("_overlap") else 1e3)
+    if kind == "bool":
+        return fields.boolean(name)
+    if kind == "str":
+        return fields.text(name, max_length=1000)
+    if kind.startswith("Mapping"):
+        sources = fields.mapping(name)
+        texts = {key: sources.text(key, max_length=10_000) for key in sources.names}
+        sources.finish()
+        return texts
+    is_band = kind == "tuple[float, float]"
+    given = fields.sequence(name, low=2, high=2) if is_band else fields.sequence(name)
+    listed = {str(place): item for place, item in enumerate(given)}
+    items = Fields(listed, file=fields.file, key=join_key(fields.key, name))
+    if kind == "tuple[int, ...]":
+        return tuple(items.integer(place, low=0, high=3) for place in items.names)
+    if is_band:
+        return tuple(items.number(place, low=0.0, high=1e3) for place in items.names)
+    return tuple(items.text(place) for place in items.names)
+
+
+PROFILES: Mapping[str, Profile] = {name: profile_of(name, profile_numbers()) for name in _data()["software"]}
+"""The software that shardwise knows, by name."""
+
+MEGATRON_2024 = PROFILES["megatron-2024"]
+"""What a plan is made for where nothing else is asked."""

@@ -1,0 +1,132 @@
+"""Training software for prices of random strategies: one of each way that it can differ, and mixtures.
+
+The figures are made up, so that nothing here moves with the profiles that shardwise knows.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from dataclasses import replace
+
+from shardwise.cluster import Cluster
+from shardwise.strategy import Job, Profile
+
+PLAIN = Profile(
+    name="plain",
+    described="attention fused; hides all communication but that of tensor and expert parallelism",
+    attention=("flash-3", "flash-2"),
+    tensor_overlap=0.0,
+    tensor_backward_overlap=0.0,
+    context_overlap=0.9,
+    expert_overlap=0.0,
+    data_overlap=1.0,
+    shard_overlap=0.9,
+    pipeline_overlap=1.0,
+    pointwise_passes=1.1,
+    dispatch_s=5e-6,
+    expert_dispatch_s=2e-5,
+    host_action_s=2e-5,
+    host_step_s=5e-3,
+    reduce_in_fp32=True,
+    zero_stages=(1,),
+    recomputes=("none", "selective", "full"),
+    recompute_stops_early=False,
+    sequence_parallel=True,
+    buffers_all_microbatches=False,
+    warm_band=(0.9, 1.1),
+    cold_band=(0.7, 1.3),
+    provenance={},
+)
+
+SOFTWARE: Mapping[str, Profile] = {
+    profile.name: profile
+    for profile in (
+        PLAIN,
+        replace(PLAIN, name="unfused", attention=(), pointwise_passes=1.4),
+        replace(PLAIN, name="blocking", pipeline_overlap=0.3, data_overlap=0.0),
+        replace(PLAIN, name="early stop", recompute_stops_early=True, dispatch_s=1e-4),
+        replace(PLAIN, name="own dtype", reduce_in_fp32=False, tensor_backward_overlap=0.7),
+        replace(PLAIN, name="slow host", dispatch_s=2e-4, expert_dispatch_s=3e-3, host_action_s=1e-3),
+        replace(PLAIN, name="buffers", buffers_all_microbatches=True, tensor_overlap=0.4, data_overlap=0.4),
+        replace(
+            PLAIN,
+            name="everything",
+            attention=(),
+            tensor_overlap=0.3,
+            tensor_backward_overlap=0.5,
+            expert_overlap=0.6,
+            data_overlap=0.5,
+            pipeline_overlap=0.0,
+            dispatch_s=8e-5,
+            expert_dispatch_s=1e-3,
+            reduce_in_fp32=False,
+            recompute_stops_early=True,
+            buffers_all_microbatches=True,
+        ),
+    )
+}
+"""By name."""
+
+DTYPES: Mapping[str, tuple[str, ...]] = {
+    "fp16": ("fp16",),
+    "bf16": ("bf16",),
+    "fp8": ("bf16", "fp8"),
+    "fp8-block": ("bf16", "fp8"),
+    "mxfp8": ("bf16", "fp8"),
+    "nvfp4": ("bf16", "fp4"),
+    "fp32": ("fp32",),
+}
+"""Recipes and the peaks that devices need for them."""
+
+
+def drawn_software(rng: random.Random) -> Profile:
+    """Software whose every figure is drawn, often from the ends of what it can be."""
+
+    def share() -> float:
+        return rng.choice((0.0, rng.random(), 1.0))
+
+    def seconds(least: float, most: float) -> float:
+        return float(rng.choice((0.0, 10.0 ** rng.uniform(least, most))))
+
+    tensor = share()
+    return Profile(
+        name="drawn",
+        described="at random",
+        attention=rng.choice(((), ("flash-2",), ("flash-3", "flash-2"))),
+        tensor_overlap=tensor,
+        tensor_backward_overlap=(1.0 - tensor) * share(),
+        context_overlap=share(),
+        expert_overlap=share(),
+        data_overlap=share(),
+        shard_overlap=share(),
+        pipeline_overlap=share(),
+        pointwise_passes=rng.uniform(0.7, 1.5),
+        dispatch_s=seconds(-6, -3),
+        expert_dispatch_s=seconds(-5, -2),
+        host_action_s=seconds(-6, -1),
+        host_step_s=seconds(-6, -1),
+        reduce_in_fp32=rng.random() < 0.5,
+        zero_stages=(0, 1, 2, 3),
+        recomputes=("none", "selective", "full"),
+        recompute_stops_early=rng.random() < 0.5,
+        sequence_parallel=True,
+        buffers_all_microbatches=rng.random() < 0.3,
+        warm_band=(0.9, 1.1),
+        cold_band=(0.7, 1.3),
+        provenance={},
+    )
+
+
+def with_drawn_software(job: Job, cluster: Cluster, seed: int) -> Job:
+    """The job; of every other seed with software and a dtype (that all devices have) drawn from the seed."""
+    rng = random.Random(f"software {seed}")
+    if rng.random() < 0.5:
+        return job
+    devices = cluster.classes.values()
+    dtypes = [
+        name
+        for name, peaks in DTYPES.items()
+        if all(peak in device.peak_flop_per_s for peak in peaks for device in devices)
+    ]
+    return replace(job, profile=drawn_software(rng), dtype=rng.choice(dtypes))
