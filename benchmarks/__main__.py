@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 
-from benchmarks import blocks, cold_start, searches
+from benchmarks import blocks, cold_start, searches, validation
 from benchmarks import sim as simulator
 from benchmarks.clock import peak_memory_bytes
 
@@ -26,6 +26,8 @@ BENCHMARKS: dict[str, Callable[[], Figures]] = {
     **{f"workers {name}": partial(searches.speedup, name) for name in searches.WITH_WORKERS},
     "cold start": cold_start.figures,
     "simulator": simulator.figures,
+    "validation": validation.figures,
+    "fit": validation.fit_figures,
 }
 
 GOALS: dict[str, tuple[str, str, float]] = {
@@ -42,6 +44,8 @@ GOALS: dict[str, tuple[str, str, float]] = {
     "search frontier_llama70b_64": ("search_cpu_s", "at most", 8.0),
     **{f"workers {name}": ("speedup", "at least", 1.7) for name in searches.WITH_WORKERS},
     "cold start": ("wall_s", "at most", 0.6),
+    "validation": ("cpu_s", "at most", 3.0),
+    "fit": ("cpu_s", "at most", 300.0),
 }
 
 

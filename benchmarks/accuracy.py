@@ -1,0 +1,210 @@
+"""What docs/accuracy.md tells: `python -m benchmarks.accuracy [FOLDER]` prints it, draws its plots.
+
+Errors of the shipped numbers per source, of every source left out, and of every mechanism switched off; with
+a folder, measured against predicted times per source as SVG files in it. Needs some minutes; the plots need
+matplotlib.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from shardwise.accuracy import SHIPPED, read_rows
+from shardwise.accuracy.case import Case, cases_of
+from shardwise.accuracy.fit import Fit, Numbers, Run, chosen_strategy, linearised
+from shardwise.accuracy.leave_out import left_out, nested_spreads, sources_of
+from shardwise.accuracy.measured import measured_of
+from shardwise.cluster import AttentionCurve, Efficiency
+from shardwise.cost import Problem, bind
+from shardwise.errors import ConfigError
+from shardwise.search import step_times_s
+from shardwise.strategy import Profile
+
+MOVED = 0.01
+"""A row belongs to a mechanism if its prediction changes by more without it."""
+
+FUSED = AttentionCurve(forward_fraction=0.41, backward_fraction=0.28, seq_half=512.0)
+"""What attention would be if old software and devices had FlashAttention-2."""
+
+
+def shipped_fit() -> Fit:
+    """The shipped numbers as a fit of all rows, with its derivatives."""
+    rows, _ = read_rows(str(SHIPPED))
+    cases, _ = cases_of(rows)
+    numbers = Numbers.shipped()
+    runs = []
+    for case in cases:
+        try:
+            measured_s = measured_of(case.row, case.problem).step_time_s
+        except ConfigError:
+            continue
+        if measured_s is not None:
+            runs.append(Run(case=case, strategy=chosen_strategy(case, numbers), measured_s=measured_s))
+    return Fit(numbers=numbers, runs=tuple(runs), linear=linearised(runs, numbers))
+
+
+def with_profile(problem: Problem, **changes: Any) -> Problem:
+    """The problem with other software."""
+    job = replace(problem.job, profile=replace(problem.profile, **changes))
+    return bind(problem.model, problem.cluster, job)
+
+
+def with_efficiency(problem: Problem, change: Callable[[Efficiency], Efficiency]) -> Problem:
+    """The problem on devices of another efficiency."""
+    classes = {
+        name: replace(device, efficiency=change(device.efficiency))
+        for name, device in problem.cluster.classes.items()
+    }
+    return bind(problem.model, replace(problem.cluster, classes=classes), problem.job)
+
+
+def without_unfused(problem: Problem) -> Problem:
+    """Attention fused everywhere."""
+    fused = with_profile(problem, attention=("flash-2", "flash-3"))
+    return with_efficiency(fused, lambda e: replace(e, attention={"flash-2": FUSED, **e.attention}))
+
+
+def late(profile: Profile, name: str) -> float:
+    """An overlap of early software as late software has it."""
+    overlap: float = getattr(profile, name)
+    return max(overlap, 1.0)
+
+
+OFF: Mapping[str, Callable[[Problem], Problem]] = {
+    "unfused attention": without_unfused,
+    "waiting for the host": lambda p: with_profile(p, dispatch_s=0.0, expert_dispatch_s=0.0),
+    "tensor communication beside weight gradients": lambda p: with_profile(p, tensor_backward_overlap=0.0),
+    "rings through parts of nodes": lambda p: with_efficiency(
+        p, lambda e: replace(e, scale_out=replace(e.scale_out, partial_fraction=1.0))
+    ),
+    "crowded networks": lambda p: with_efficiency(
+        p, lambda e: replace(e, scale_out=replace(e.scale_out, crowding=0.0))
+    ),
+    "start-up seconds": lambda p: with_efficiency(
+        p,
+        lambda e: replace(
+            e, scale_up=replace(e.scale_up, startup_s=0.0), scale_out=replace(e.scale_out, startup_s=0.0)
+        ),
+    ),
+    "messages that block": lambda p: with_profile(p, pipeline_overlap=late(p.profile, "pipeline_overlap")),
+    "no overlap in early software": lambda p: with_profile(p, data_overlap=late(p.profile, "data_overlap")),
+    "recomputation that stops early": lambda p: with_profile(p, recompute_stops_early=False),
+    "casts of 8- and 4-bit matmuls": lambda p: replace(p, recipe=replace(p.recipe, cast_bytes=0.0)),
+    "matmuls of a dtype against its own peak": lambda p: with_efficiency(
+        p, lambda e: replace(e, matmul=replace(e.matmul, fp8_fraction=1.0, fp4_fraction=1.0))
+    ),
+    "passes of memory-bound operators": lambda p: with_profile(p, pointwise_passes=1.0),
+}
+"""Every mechanism of the step time that can be switched off in the numbers, and how."""
+
+
+def times_s(runs: Sequence[Run], change: Callable[[Problem], Problem]) -> Any:
+    """Predicted times of runs under changed problems."""
+    found = []
+    for run in runs:
+        case: Case = run.case
+        found.append(step_times_s(change(case.problem), run.table(1))[0])
+    return np.array(found)
+
+
+def mean_error(predicted: Any, measured: Any) -> float:
+    return float(np.abs(predicted / measured - 1.0).mean())
+
+
+def print_left_out(fit: Fit) -> None:
+    """Fitted against left-out errors, warm and cold, and how the bands told without a source cover it."""
+    measured = np.array([run.measured_s for run in fit.runs])
+    means: dict[bool, list[float]] = {True: [], False: []}
+    covered = total = 0
+    for source in dict.fromkeys(sources_of(fit.runs).tolist()):
+        out, bands = left_out(fit, source), nested_spreads(fit, source)
+        fitted = mean_error(np.exp(fit.linear.log_s[out.rows]), measured[out.rows])
+        for kind in (True, False):
+            mine = out.log_error[out.is_warm == kind]
+            if not len(mine):
+                continue
+            error = float(np.abs(np.expm1(mine)).mean())
+            means[kind].append(error)
+            band = bands.get(kind) or next(iter(bands.values()))
+            inside = int((np.abs(mine - band.middle) <= band.half).sum())
+            covered, total = covered + inside, total + len(mine)
+            print(
+                f"{source:12} {'warm' if kind else 'cold'}  {len(mine):4} rows   fitted {fitted:6.1%}"
+                f"   left out {error:6.1%}   bias {float(np.expm1(mine).mean()):+6.1%}"
+                f"   in band {inside / len(mine):4.0%}",
+                flush=True,
+            )
+    for kind, name in ((True, "warm"), (False, "cold")):
+        print(f"mean over sources, {name}: {np.mean(means[kind]):.1%}")
+    print(f"in bands told without the source: {covered / total:.0%} of {total} rows")
+
+
+def print_mechanisms(fit: Fit) -> None:
+    """Errors of the rows that each mechanism moves, without it and with it."""
+    measured = np.array([run.measured_s for run in fit.runs])
+    now = np.exp(fit.linear.log_s)
+    for name, off in OFF.items():
+        without = times_s(fit.runs, off)
+        moved = np.abs(without / now - 1.0) > MOVED
+        if moved.any():
+            before = mean_error(without[moved], measured[moved])
+            after = mean_error(now[moved], measured[moved])
+            bias = float((without[moved] / measured[moved] - 1.0).mean())
+            print(
+                f"{name:46} {int(moved.sum()):4} rows   {before:6.1%} (bias {bias:+6.1%}) -> {after:6.1%}",
+                flush=True,
+            )
+
+
+def draw(fit: Fit, folder: Path) -> None:
+    """Predicted over measured times, one picture of all sources."""
+    import matplotlib
+
+    matplotlib.use("svg")
+    from matplotlib import pyplot, ticker
+
+    matplotlib.rcParams.update({"svg.hashsalt": "shardwise", "svg.fonttype": "none"})
+    measured = np.array([run.measured_s for run in fit.runs])
+    ratio = np.exp(fit.linear.log_s) / measured
+    names = sources_of(fit.runs)
+    sources = list(dict.fromkeys(names.tolist()))
+    figure, axes = pyplot.subplots(4, 3, figsize=(10, 11), sharey=True, constrained_layout=True)
+    for axis, source in zip(axes.flat, sources, strict=False):
+        mine = names == source
+        axis.axhspan(0.9, 1.1, color="0.92", zorder=0)
+        axis.axhline(1.0, color="0.4", linewidth=0.8)
+        axis.scatter(measured[mine], ratio[mine], s=9, alpha=0.6, linewidths=0)
+        axis.set_xscale("log")
+        axis.xaxis.set_major_locator(ticker.LogLocator(subs=(1.0, 3.0)))
+        axis.xaxis.set_major_formatter(ticker.FormatStrFormatter("%g"))
+        axis.xaxis.set_minor_formatter(ticker.NullFormatter())
+        axis.set_yscale("log", base=2)
+        axis.set_ylim(0.45, 2.0)
+        axis.set_yticks([0.5, 0.7, 1.0, 1.4, 2.0], labels=["0.5", "0.7", "1", "1.4", "2"])
+        error = mean_error(ratio[mine], np.ones(int(mine.sum())))
+        axis.set_title(f"{source}: {int(mine.sum())} rows, {error:.1%}", fontsize=10)
+    for axis in axes[-1]:
+        axis.set_xlabel("measured step time, s")
+    for axis in axes[:, 0]:
+        axis.set_ylabel("predicted / measured")
+    folder.mkdir(parents=True, exist_ok=True)
+    figure.savefig(folder / "accuracy.svg", metadata={"Date": None})
+    figure.savefig(folder / "accuracy.png", dpi=110)
+
+
+def main(arguments: Sequence[str]) -> None:
+    fit = shipped_fit()
+    if arguments:
+        draw(fit, Path(arguments[0]))
+    print_mechanisms(fit)
+    print_left_out(fit)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,45 @@
+"""What `shardwise validate` and `shardwise fit` take for all published rows."""
+
+from __future__ import annotations
+
+import json
+import resource
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from shardwise.accuracy import SHIPPED
+
+
+def figures() -> dict[str, float]:
+    """CPU seconds of `validate`, start-up included, and the rows that it used and skipped."""
+    cpu_s, document = _answered("validate")
+    overall = document["overall"]
+    return {
+        "cpu_s": cpu_s,
+        "rows_used": float(overall["n"]),
+        "rows_skipped": float(overall["skipped"]),
+    }
+
+
+def fit_figures() -> dict[str, float]:
+    """CPU seconds of `fit`, start-up included, the runs that it used and the numbers that it found."""
+    with tempfile.TemporaryDirectory() as folder:
+        cpu_s, document = _answered("fit", str(SHIPPED), "--out", str(Path(folder) / "fit.json"))
+    return {
+        "cpu_s": cpu_s,
+        "rows_used": float(document["runs"]),
+        "numbers_fitted": float(document["fitted_numbers"]),
+    }
+
+
+def _answered(*command: str) -> tuple[float, Any]:
+    """CPU seconds of a command as a process of its own, and its JSON answer."""
+    argv = [sys.executable, "-m", "shardwise", *command, "--json"]
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    done = subprocess.run(argv, stdout=subprocess.PIPE, text=True, check=True)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    cpu_s = after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
+    return cpu_s, json.loads(done.stdout)

@@ -1,0 +1,144 @@
+"""The device that a table means by `H100-80GB`, `A100 (DGX A100)` or `H100-SXM 500W`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from shardwise.cluster import Device, device_names, find_device
+from shardwise.errors import ConfigError
+from shardwise.inputs import shown
+
+FORMS: Final = {"sxm": "SXM", "pcie": "PCIe", "nvl": "NVL"}
+"""Forms of one part that are devices of their own where the catalogue has them."""
+
+BOARD_POWER_W: Final[Mapping[str, float]] = {
+    "V100-16G": 300.0, "V100-32G": 300.0, "T4": 70.0, "A30": 165.0, "A40": 300.0, "A100-40G": 400.0,
+    "A100-80G": 400.0, "A800-80G": 400.0, "L4": 72.0, "L40S": 350.0, "RTX3090": 350.0, "RTX4090": 450.0,
+    "RTX5090": 575.0, "RTX6000-Ada": 300.0, "RTX-PRO-6000": 600.0, "H20": 400.0, "H100-PCIe": 350.0,
+    "H100-SXM": 700.0, "H100-NVL": 400.0, "H800": 700.0, "H200": 700.0, "B200": 1000.0, "GB200": 1200.0,
+    "MI300X": 750.0, "MI325X": 1000.0, "MI355X": 1400.0, "Gaudi2": 600.0, "Gaudi3": 900.0,
+}  # fmt: skip
+"""Board power in the data sheets of the parts, in watts."""
+
+POWER_EXPONENT: Final = 1.0 / 3.0
+"""Clock over power: dynamic power is clock times voltage squared, and voltage follows the clock."""
+
+SAME_MEMORY: Final = 0.08
+"""Nominal gigabytes and what the driver reports of them differ by no more than this share."""
+
+REPORTED_GIB: Final = 0.985
+"""What drivers report of a nominal gigabyte, in GiB: of 40, 80 and 141 GB parts alike."""
+
+_MEMORY = re.compile(r"(?<![a-z0-9.])(\d{2,3})\s*gi?b?(?![a-z0-9])", re.IGNORECASE)
+_POWER = re.compile(r"(?<![a-z0-9.])(\d{2,4})\s*w(?:atts?)?(?![a-z0-9])", re.IGNORECASE)
+_WITHIN = re.compile(r"\(([^()]*)\)")
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """A device of the catalogue as its name tells: the part, its form ("" where it names none), and the
+    text that finds it."""
+
+    name: str
+    form: str
+    pattern: re.Pattern[str]
+
+
+def device_named(text: str) -> tuple[Device, tuple[str, ...]]:
+    """The device within `text`, and what was assumed for it.
+
+    A variant of a known part is that part with the difference applied: another memory size, or a power limit,
+    which lowers the peak by the cube root of the power. Of a part that comes with several memories and none
+    stated, it is the one with the larger: what was run did fit. ConfigError where no known device is in the
+    text, or several kinds are.
+    """
+    power = _POWER.search(text)
+    rest = _POWER.sub(" ", text)
+    device, assumed = _device(rest, text)
+    if power is not None:
+        device, how = _limited(device, float(power.group(1)))
+        assumed += how
+    return device, tuple(assumed)
+
+
+def _device(rest: str, text: str) -> tuple[Device, list[str]]:
+    plain = _WITHIN.sub(" ", rest).strip()
+    parts = _parts()
+    for spelling in (plain, *_WITHIN.findall(rest)):
+        found = [part for part in parts if part.pattern.search(spelling)]
+        if len({part.pattern for part in found}) > 1:
+            raise ConfigError(
+                "names several kinds of devices (unequal devices come later)", key="gpu", found=shown(text)
+            )
+        exact = _exact(spelling)
+        if exact is not None:
+            return exact, []
+        if found:
+            return _variant(found, spelling, text)
+    raise ConfigError("is not a known device", key="gpu", found=shown(text))
+
+
+def _parts() -> list[_Part]:
+    return [_part(name) for name in device_names()]
+
+
+def _part(name: str) -> _Part:
+    """The part that a device is, without its memory and form: A100 of A100-80G, H100 of H100-PCIe."""
+    words = name.casefold().split("-")
+    form = next((word for word in words if word in FORMS), "")
+    kept = [word for word in words if word not in FORMS and not _MEMORY.fullmatch(word)]
+    pieces = re.findall(r"[a-z]+|\d+", " ".join(kept))
+    spelled = r"[\s_-]*".join(pieces)
+    pattern = rf"(?:(?<![a-z0-9])|(?<=\dx)){spelled}(?:(?![a-z0-9])|(?=sxm|pcie|nvl))"
+    return _Part(name, form, re.compile(pattern, re.IGNORECASE))
+
+
+def _exact(spelling: str) -> Device | None:
+    """The device that has this very name or customary spelling."""
+    try:
+        return find_device(spelling)
+    except ConfigError:
+        return None
+
+
+def _variant(found: Sequence[_Part], spelling: str, text: str) -> tuple[Device, list[str]]:
+    """The device of one part that is most like the spelling, with the difference applied."""
+    folded = spelling.casefold()
+    form = next((form for form in FORMS if re.search(rf"{form}(?![a-z])", folded)), "")
+    alike = [part for part in found if part.form == (form or "sxm")] or list(found)
+    devices = [find_device(part.name) for part in alike]
+    memory = _MEMORY.search(spelling)
+    nominal_bytes = 0 if memory is None else int(memory.group(1)) * 10**9
+    if memory is None:
+        device = max(devices, key=lambda device: device.memory_bytes)
+    else:
+        device = min(devices, key=lambda device: abs(device.memory_bytes / nominal_bytes - 1))
+    assumed = [f"gpu: {shown(text)} taken as {device.name}"]
+    if memory is None and len(devices) > 1:
+        assumed[0] += ", the larger of its memories"
+    if memory is not None and abs(device.memory_bytes / nominal_bytes - 1) > SAME_MEMORY:
+        device = replace(device, memory_bytes=round(int(memory.group(1)) * 2**30 * REPORTED_GIB))
+        assumed.append(f"gpu: memory of {memory.group(1)} GB instead of the part's own")
+    has_form = any(part.form == form for part in found)
+    if form in ("pcie", "nvl") and not has_form:
+        assumed.append(
+            f"gpu: the {FORMS[form]} form is not modelled; clock and links are those of {device.name}"
+        )
+    return device, assumed
+
+
+def _limited(device: Device, limit_w: float) -> tuple[Device, list[str]]:
+    """The device under a power limit: its peaks lower by the cube root of the power."""
+    whole_w = BOARD_POWER_W.get(device.name)
+    if whole_w is None:
+        return device, [f"gpu: a power limit of {limit_w:g} W is not modelled for {device.name}"]
+    factor = min(limit_w / whole_w, 1.0) ** POWER_EXPONENT
+    if factor == 1.0:
+        return device, []
+    peaks = {dtype: peak * factor for dtype, peak in device.peak_flop_per_s.items()}
+    return replace(device, peak_flop_per_s=peaks), [
+        f"gpu: peaks times {factor:.3f}, the cube root of {limit_w:g} W of {whole_w:g} W"
+    ]

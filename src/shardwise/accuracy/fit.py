@@ -1,0 +1,301 @@
+"""Finding the fitted numbers of devices and software from measured runs.
+
+Least absolute errors of the logarithm of step times, by Gauss-Newton steps on reweighted squares: a run that
+nothing explains (a node that was slow, memory that thrashed) pulls no harder than any other. All numbers
+are positive and moved by factors. The derivatives of a row come from one pricing of a table whose rows are
+the same strategy under numbers that differ one at a time.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardwise.accuracy.case import Case
+from shardwise.accuracy.predict import chosen_row
+from shardwise.cluster import efficiency_numbers, numbers_of_device, with_efficiency
+from shardwise.cost import (
+    Problem,
+    bind,
+)
+from shardwise.numbers import Number
+from shardwise.search import step_figures, step_times_s
+from shardwise.strategy import StrategyTable, numbers_of_profile, profile_numbers, profile_of
+
+Floats = NDArray[np.float64]
+
+STEP = 0.02
+"""Relative change of a number for its derivative."""
+
+LARGEST_MOVE = 0.4
+"""No number changes by more than this factor (as a logarithm) in one iteration."""
+
+SMALLEST_RESIDUAL = 0.01
+"""Errors below it weigh as squares, larger ones by their size alone."""
+
+REWEIGHTINGS = 25
+"""How often the squares are weighted anew, on the same derivatives."""
+
+PULL = 0.003
+"""How strongly a number is held near its relatives, in weights of a source's row: what no run says anything
+about is what they are."""
+
+
+@dataclass(frozen=True, slots=True)
+class Numbers:
+    """All numbers that predictions rest on: of devices, and of software."""
+
+    devices: tuple[Number, ...]
+    software: tuple[Number, ...]
+
+    @staticmethod
+    def shipped() -> Numbers:
+        """Those of the package."""
+        return Numbers(efficiency_numbers(), profile_numbers())
+
+    @property
+    def all(self) -> tuple[Number, ...]:
+        return (*self.devices, *self.software)
+
+    def with_values(self, values: Mapping[str, Any]) -> Numbers:
+        """The same with other values, by `name_of`; a value may be a column."""
+        return Numbers(
+            tuple(replace(n, value=values.get(f"devices {n.name}", n.value)) for n in self.devices),
+            tuple(replace(n, value=values.get(f"software {n.name}", n.value)) for n in self.software),
+        )
+
+    def from_scratch(self) -> Numbers:
+        """The same with every fitted number where a fit starts."""
+        return self.with_values({name: customary(name) for name in self.fitted()})
+
+    def fitted(self) -> dict[str, float]:
+        """The values that are fitted, by name."""
+        return {f"devices {n.name}": n.value for n in self.devices if n.is_fitted} | {
+            f"software {n.name}": n.value for n in self.software if n.is_fitted
+        }
+
+
+def problem_with(case: Case, numbers: Numbers, *, is_columnar: bool = False) -> Problem:
+    """The case's problem under other numbers."""
+    problem = case.problem
+    device = with_efficiency(problem.device, numbers.devices)
+    cluster = replace(problem.cluster, classes={device.name: device})
+    profile = profile_of(problem.profile.name, numbers.software)
+    if problem.profile == problem.profile.without_overlap():
+        profile = profile.without_overlap()
+    job = replace(problem.job, profile=profile)
+    return bind(problem.model, cluster, job, is_columnar=is_columnar)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """A measured case as the fit sees it: the strategy that it is taken to have run."""
+
+    case: Case
+    strategy: int
+    measured_s: float
+
+    def table(self, rows: int) -> StrategyTable:
+        """The strategy, so many times."""
+        return self.case.strategies.take(np.full(rows, self.strategy))
+
+
+def names_of(case: Case, numbers: Numbers) -> list[str]:
+    """The fitted numbers that a case's prediction may depend on."""
+    problem = case.problem
+    devices = numbers_of_device(problem.device, numbers.devices)
+    software = numbers_of_profile(problem.profile.name, numbers.software)
+    return [f"devices {n.name}" for n in devices if n.is_fitted] + [
+        f"software {n.name}" for n in software if n.is_fitted
+    ]
+
+
+def chosen_strategy(case: Case, numbers: Numbers) -> int:
+    """The row of the strategy that the case is taken for under these numbers."""
+    if len(case.strategies) == 1:
+        return 0
+    problem = problem_with(case, numbers)
+    figures = step_figures(problem, case.strategies)
+    return chosen_row(problem, figures, slice(0, len(case.strategies)))
+
+
+@dataclass(frozen=True, slots=True)
+class Linear:
+    """Logarithms of step times of several runs and their derivatives by logarithms of numbers."""
+
+    names: tuple[str, ...]
+    log_s: Floats
+    slopes: Floats
+
+
+def linearised(runs: Sequence[Run], numbers: Numbers) -> Linear:
+    """The predictions of all runs, and how they move with each fitted number."""
+    names = tuple(numbers.fitted())
+    at = {name: index for index, name in enumerate(names)}
+    log_s, slopes = np.empty(len(runs)), np.zeros((len(runs), len(names)))
+    values = numbers.fitted()
+    for row, run in enumerate(runs):
+        own = names_of(run.case, numbers)
+        columns = {}
+        for place, name in enumerate(own):
+            column = np.full(len(own) + 1, values[name])
+            column[place + 1] *= np.exp(STEP)
+            columns[name] = column
+        problem = problem_with(run.case, numbers.with_values(columns), is_columnar=True)
+        logs = np.log(step_times_s(problem, run.table(len(own) + 1)))
+        log_s[row] = logs[0]
+        slopes[row, [at[name] for name in own]] = (logs[1:] - logs[0]) / STEP
+    return Linear(names, log_s, slopes)
+
+
+def predicted_log_s(runs: Sequence[Run], numbers: Numbers) -> Floats:
+    """Logarithms of the predicted step times of all runs."""
+    found = [step_times_s(problem_with(run.case, numbers), run.table(1))[0] for run in runs]
+    log_s: Floats = np.log(np.array(found))
+    return log_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fit:
+    """Fitted numbers, the runs with the strategies they are taken for, and the linearised predictions."""
+
+    numbers: Numbers
+    runs: tuple[Run, ...]
+    linear: Linear
+
+
+def fitted(
+    cases: Sequence[Case], measured_s: Sequence[float], start: Numbers, *, rounds: int = 2, steps: int = 5
+) -> Fit:
+    """The numbers that explain measured step times best, found from `start`.
+
+    In each round every case is taken for the strategy that is predicted fastest and fits, where the source
+    leaves one open; then at most `steps` Gauss-Newton steps.
+    """
+    numbers = start
+    for _ in range(rounds):
+        runs = tuple(
+            Run(case=case, strategy=chosen_strategy(case, numbers), measured_s=measured)
+            for case, measured in zip(cases, measured_s, strict=True)
+        )
+        numbers, linear = _descended(runs, numbers, steps)
+    return Fit(numbers=numbers, runs=runs, linear=linear)
+
+
+def _descended(runs: Sequence[Run], numbers: Numbers, steps: int) -> tuple[Numbers, Linear]:
+    target = np.log([run.measured_s for run in runs])
+    weights = source_weights(runs)
+
+    def cost(linear: Linear) -> float:
+        return float(weights @ np.abs(linear.log_s - target))
+
+    kept = numbers, linearised(runs, numbers)
+    best, share = cost(kept[1]), 1.0
+    for _ in range(steps):
+        moves = share * step_of(kept[1], target, weights, kept[0])
+        changed = moved(kept[0], kept[1].names, moves)
+        linear = linearised(runs, changed)
+        if cost(linear) < best:
+            best, kept, share = cost(linear), (changed, linear), 1.0
+        else:
+            share /= 2.0
+        if np.abs(moves).max() < 0.01:
+            break
+    return kept
+
+
+TRUST: Mapping[str, float] = {"vtrain-sn": 0.4, "vtrain-mn": 3.0}
+"""Single-node sweeps of tiny models count less than their number, the sweep over whole layouts more."""
+
+
+def source_weights(runs: Sequence[Run]) -> Floats:
+    """Weights of the runs: a source counts as the square root of its rows, so that large tables do not
+    drown small ones."""
+    counts = Counter(run.case.row.group for run in runs)
+    groups = [run.case.row.group for run in runs]
+    return np.array([TRUST.get(group, 1.0) * counts[group] ** -0.5 for group in groups])
+
+
+def step_of(linear: Linear, target: Floats, weights: Floats, numbers: Numbers) -> Floats:
+    """The change of the numbers' logarithms that brings the linearised predictions closest to `target`."""
+    distance = log_distance(numbers, linear.names)
+    moves = np.zeros(len(distance))
+    pull = np.sqrt(PULL)
+    for _ in range(REWEIGHTINGS):
+        residual = linear.log_s + linear.slopes @ moves - target
+        rows = np.sqrt(weights * np.minimum(1.0, SMALLEST_RESIDUAL / np.maximum(np.abs(residual), 1e-12)))
+        matrix = np.vstack([linear.slopes * rows[:, None], np.eye(len(distance)) * pull])
+        right = np.concatenate([(target - linear.log_s) * rows, -pull * distance])
+        solved: Floats = np.linalg.lstsq(matrix, right, rcond=None)[0]
+        moves = np.clip(solved, -LARGEST_MOVE, LARGEST_MOVE)
+    return moves
+
+
+def log_distance(numbers: Numbers, names: Sequence[str]) -> Floats:
+    """How far each number lies, as a logarithm, from where it is pulled: the mean of its relatives, which are
+    the numbers of the same field of other devices or software; the customary value where it has none."""
+    logs = {name: float(np.log(value)) for name, value in numbers.fitted().items()}
+    fields: dict[str, list[str]] = {}
+    for name in logs:
+        fields.setdefault(field_of(name), []).append(name)
+    found = np.empty(len(names))
+    for place, name in enumerate(names):
+        relatives = [logs[other] for other in fields[field_of(name)] if other != name]
+        centre = float(np.mean(relatives)) if relatives else float(np.log(customary(name)))
+        found[place] = logs[name] - centre
+    return found
+
+
+def field_of(name: str) -> str:
+    """The field that a number is of: the last word of its name."""
+    return name.rsplit(" ", 1)[-1]
+
+
+def customary(name: str) -> float:
+    """Where a number of its field starts, before any run is looked at."""
+    field = field_of(name)
+    return next(value for end, value in CUSTOMARY.items() if field.endswith(end))
+
+
+CUSTOMARY: Mapping[str, float] = {
+    "matmul.peak_fraction": 0.65, "matmul.k_half": 64.0, "fp8_fraction": 1.0, "fp4_fraction": 1.0,
+    "grouped_matmul.fraction": 0.8, "tokens_half": 64.0, "memory.fraction": 0.8,
+    "forward_fraction": 0.45, "backward_fraction": 0.32, "scale_up.fraction": 0.8,
+    "scale_up.startup_s": 1e-5, "scale_out.fraction": 0.85, "partial_fraction": 0.6,
+    "scale_out.startup_s": 4e-5, "launch_s": 5e-6, "overlap_slowdown": 1.15, "pointwise_passes": 1.0,
+    "crowding": 0.05, "expert_dispatch_s": 2e-3, "dispatch_s": 7e-5, "host_step_s": 5e-3,
+    "tensor_overlap": 0.2, "overlap": 0.5,
+}  # fmt: skip
+"""Where a fit starts: kernels at half to four fifths of their device, overheads of some microseconds."""
+
+
+def moved(numbers: Numbers, names: Iterable[str], moves: Floats) -> Numbers:
+    """The numbers, each multiplied by the exponential of its move and kept within its range."""
+    now = numbers.fitted()
+    return numbers.with_values(
+        {name: within(name, now[name] * float(np.exp(move))) for name, move in zip(names, moves, strict=True)}
+    )
+
+
+def within(name: str, value: float) -> float:
+    """The value, kept in the range that its kind of number can have."""
+    low, high = range_of(name)
+    return min(max(value, low), high)
+
+
+def range_of(name: str) -> tuple[float, float]:
+    """The least and the most that a number of its kind can be."""
+    return next((span for word, span in RANGES.items() if name.endswith(word)), (1e-12, np.inf))
+
+
+RANGES: Mapping[str, tuple[float, float]] = {
+    "fp8_fraction": (0.3, 1.5), "fp4_fraction": (0.2, 1.5), "grouped_matmul.fraction": (0.2, 1.0),
+    "fraction": (0.05, 0.98), "crowding": (1e-3, 0.5), "overlap_slowdown": (1.0, 1.5), "overlap": (0.02, 1.0),
+    "pointwise_passes": (0.5, 3.0),
+}  # fmt: skip
+"""Physical ranges by the end of a number's name: no kernel is faster than its device."""

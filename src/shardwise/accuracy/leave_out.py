@@ -1,0 +1,135 @@
+"""How well predictions hold for a source that nothing was fitted to: whole sources are left out in turn."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardwise.accuracy.fit import Fit, Linear, Numbers, Run, moved, predicted_log_s, source_weights, step_of
+from shardwise.cluster import numbers_of_device
+
+Floats = NDArray[np.float64]
+Mask = NDArray[np.bool_]
+
+STEPS = 3
+"""Steps of a fit without a source, from the fit with all of them and on its derivatives."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeftOut:
+    """A source, predicted by numbers that are fitted to the others alone: (rows,) each.
+
+    `log_error` is the logarithm of predicted over measured; `is_warm` says for each row whether its device
+    and its software remained in the fit through other sources.
+    """
+
+    source: str
+    rows: NDArray[np.intp]
+    log_error: Floats
+    is_warm: Mask
+
+
+def sources_of(runs: Sequence[Run]) -> NDArray[Any]:
+    """The source of each run."""
+    return np.array([run.case.row.group for run in runs])
+
+
+def left_out(fit: Fit, source: str) -> LeftOut:
+    """The source's rows, predicted exactly by numbers fitted without it."""
+    out = sources_of(fit.runs) == source
+    kept = [run for run, leaves in zip(fit.runs, out, strict=True) if not leaves]
+    gone = [run for run, leaves in zip(fit.runs, out, strict=True) if leaves]
+    numbers = fit.numbers
+    target, weights = _targets(kept), source_weights(kept)
+    slopes = fit.linear.slopes[~out]
+    for step in range(STEPS):
+        log_s = fit.linear.log_s[~out] if step == 0 else predicted_log_s(kept, numbers)
+        moves = step_of(Linear(fit.linear.names, log_s, slopes), target, weights, numbers)
+        numbers = moved(numbers, fit.linear.names, moves)
+    return LeftOut(
+        source=source,
+        rows=np.flatnonzero(out),
+        log_error=predicted_log_s(gone, numbers) - _targets(gone),
+        is_warm=is_warm(fit.runs, {source})[out],
+    )
+
+
+def is_warm(runs: Sequence[Run], excluded: Collection[str]) -> Mask:
+    """Whether a run's device and software are also those of runs of sources that are not excluded."""
+    kinds = [_kinds(run) for run in runs]
+    kept = [kind for run, kind in zip(runs, kinds, strict=True) if run.case.row.group not in excluded]
+    devices, software = {device for device, _ in kept}, {profile for _, profile in kept}
+    return np.array([device in devices and profile in software for device, profile in kinds])
+
+
+def _kinds(run: Run) -> tuple[str, str]:
+    """What stands for the kind of device (the number of its matmuls), and the software."""
+    problem = run.case.problem
+    numbers = numbers_of_device(problem.device, Numbers.shipped().devices)
+    peak = next(number for number in numbers if number.field == "matmul.peak_fraction")
+    return peak.name, problem.profile.name
+
+
+def _targets(runs: Sequence[Run]) -> Floats:
+    return np.log([run.measured_s for run in runs])
+
+
+def linear_errors(fit: Fit, excluded: Collection[str]) -> Floats:
+    """Logarithms of predicted over measured of all runs, by numbers fitted without some sources, to first
+    order: on the derivatives of the whole fit."""
+    kept = ~np.isin(sources_of(fit.runs), list(excluded))
+    linear = Linear(fit.linear.names, fit.linear.log_s[kept], fit.linear.slopes[kept])
+    runs = [run for run, stays in zip(fit.runs, kept, strict=True) if stays]
+    moves = step_of(linear, _targets(runs), source_weights(runs), fit.numbers)
+    return fit.linear.log_s + fit.linear.slopes @ moves - _targets(fit.runs)
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """How errors of unseen sources lie, as logarithms: their middle, and half the width of the central
+    80 %."""
+
+    middle: float
+    half: float
+
+
+CENTRAL = 0.8
+"""The share of runs that a band is to cover."""
+
+
+def spread_of(errors: Mapping[str, Floats]) -> Spread:
+    """The band of one run of a source never seen, from the errors of several sources left out.
+
+    Every source weighs the same, so that the variance between sources counts and not the size of a table: the
+    quantiles of a mixture with equal weights.
+    """
+    values = np.concatenate(list(errors.values()))
+    weights = np.concatenate([np.full(len(part), 1.0 / len(part)) for part in errors.values()])
+    middle = _quantile(values, weights, 0.5)
+    return Spread(middle, _quantile(np.abs(values - middle), weights, CENTRAL))
+
+
+def _quantile(values: Floats, weights: Floats, share: float) -> float:
+    order = np.argsort(values)
+    reached = np.cumsum(weights[order]) / weights.sum()
+    return float(values[order][np.searchsorted(reached, share)])
+
+
+def nested_spreads(fit: Fit, source: str) -> dict[bool, Spread]:
+    """The bands, warm and cold, that would be told of `source` if it were not known: from the errors of each
+    other source with both left out."""
+    others = [name for name in dict.fromkeys(sources_of(fit.runs)) if name != source]
+    names = sources_of(fit.runs)
+    errors: dict[bool, dict[str, Floats]] = {True: {}, False: {}}
+    for other in others:
+        found = linear_errors(fit, {source, other})
+        warm = is_warm(fit.runs, {source, other})
+        for kind in (True, False):
+            rows = (names == other) & (warm == kind)
+            if rows.any():
+                errors[kind][other] = found[rows]
+    return {kind: spread_of(parts) for kind, parts in errors.items() if parts}

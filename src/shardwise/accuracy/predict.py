@@ -1,0 +1,95 @@
+"""What the cost model says of measured rows."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from shardwise.accuracy.case import Case
+from shardwise.cost import Problem
+from shardwise.search import StepFigures, step_figures_of_alike
+from shardwise.strategy import Strategy, StrategyTable
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prediction:
+    """Of one case: the strategy taken for what ran, seconds per step, and bytes on the tightest rank."""
+
+    case: Case
+    strategy: Strategy
+    step_time_s: float
+    allocated_bytes: float
+    reserved_bytes: float
+    device_bytes: float
+
+
+def predictions_of(cases: Sequence[Case]) -> list[Prediction]:
+    """The predictions of all cases, in their order; what cases have in common is priced once."""
+    alike: dict[Hashable, dict[int, list[int]]] = {}
+    for index, case in enumerate(cases):
+        problems = alike.setdefault(_work_key(case.problem), {})
+        problems.setdefault(id(case.problem), []).append(index)
+    found: dict[int, Prediction] = {}
+    for problems in alike.values():
+        groups = [[cases[index] for index in members] for members in problems.values()]
+        for members, predictions in zip(problems.values(), _priced_together(groups), strict=True):
+            found |= zip(members, predictions, strict=True)
+    return [found[index] for index in range(len(cases))]
+
+
+def predicted(case: Case, problem: Problem | None = None) -> Prediction:
+    """The prediction of one case; on `problem`, such as one with other efficiencies, where that is given."""
+    return predictions_of([case if problem is None else replace(case, problem=problem)])[0]
+
+
+def _work_key(problem: Problem) -> Hashable:
+    """What decides what layers compute: model, device and software, and the job without its batch."""
+    job = replace(problem.job, global_batch_size=1)
+    return (id(problem.model), id(problem.device), problem.profile.name, job)
+
+
+def _priced_together(groups: Sequence[Sequence[Case]]) -> list[list[Prediction]]:
+    """The predictions of groups of cases that share a problem each; the problems compute the same layers."""
+    problems = [group[0].problem for group in groups]
+    tables = [_joined([case.strategies for case in group]) for group in groups]
+    return [
+        _predictions(group, table, figures)
+        for group, table, figures in zip(groups, tables, step_figures_of_alike(problems, tables), strict=True)
+    ]
+
+
+def _joined(tables: Sequence[StrategyTable]) -> StrategyTable:
+    return tables[0] if len(tables) == 1 else StrategyTable.joined(tables)
+
+
+def _predictions(group: Sequence[Case], table: StrategyTable, figures: StepFigures) -> list[Prediction]:
+    ends = np.cumsum([len(case.strategies) for case in group])
+    return [
+        _prediction(
+            case, figures, chosen_row(case.problem, figures, slice(end - len(case.strategies), end)), table
+        )
+        for case, end in zip(group, ends.tolist(), strict=True)
+    ]
+
+
+def chosen_row(problem: Problem, figures: StepFigures, rows: slice) -> int:
+    """Of these rows the fastest that fits under the margin, as `plan` would choose; the smallest where none
+    fits."""
+    needed: Any = figures.device_bytes[rows]
+    fits = needed <= problem.usable_bytes
+    order = np.where(fits, figures.step_time_s[rows], np.inf) if fits.any() else needed
+    return int(rows.start + np.argmin(order))
+
+
+def _prediction(case: Case, figures: StepFigures, row: int, table: StrategyTable) -> Prediction:
+    return Prediction(
+        case=case,
+        strategy=table[row],
+        step_time_s=float(figures.step_time_s[row]),
+        allocated_bytes=float(figures.allocated_bytes[row]),
+        reserved_bytes=float(figures.reserved_bytes[row]),
+        device_bytes=float(figures.device_bytes[row]),
+    )

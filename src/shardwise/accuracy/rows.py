@@ -1,0 +1,225 @@
+"""Measured runs as rows of a CSV: read leniently, row by row, each fault with its line."""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, Final
+
+from shardwise.errors import ConfigError
+from shardwise.inputs import printable, read_bytes, shown
+
+SHIPPED: Final = Path(__file__).parent / "data" / "measurements.csv"
+"""The published rows that the package carries."""
+
+MAX_BYTES: Final = 1 << 26
+"""A table of measured runs may be larger than a file of settings."""
+
+MAX_ROW_LINES: Final = 100
+"""Lines that the quotes of one row may span; beyond, a quote was never closed."""
+
+LEVELS: Final = ("complete", "near", "all")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One measured run as its source states it; None (or an empty text) is what the source does not say.
+
+    Columns and their meaning: docs/formats.md, "Measured rows". `line` is the row's line in the file.
+    """
+
+    line: int
+    id: str
+    level: str
+    source: str
+    model_name: str
+    arch: str
+    gpu: str
+    interconnect: str
+    framework: str
+    dtype: str
+    zero_stage: str
+    schedule: str
+    stage_layers: str
+    recompute: str
+    optimizer: str
+    tflops_convention: str
+    notes: str
+    year: int | None
+    layers: int | None
+    hidden: int | None
+    ffn: int | None
+    heads: int | None
+    kv_heads: int | None
+    vocab: int | None
+    seq_len: int | None
+    experts: int | None
+    topk: int | None
+    gpus: int | None
+    gpus_per_node: int | None
+    tp: int | None
+    pp: int | None
+    vpp: int | None
+    cp: int | None
+    ep: int | None
+    dp: int | None
+    micro_batch: int | None
+    global_batch: int | None
+    step_time_s: float | None
+    tokens_per_s_per_gpu: float | None
+    tflops_per_gpu: float | None
+    mfu_pct: float | None
+    hfu_pct: float | None
+    peak_mem_gib: float | None
+
+    @property
+    def group(self) -> str:
+        """The source's short name: the id without its number."""
+        return source_of(self.id)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the row drives a model directly: as `level` says, else whether micro-batch, recompute and
+        dtype are all given."""
+        if self.level:
+            return self.level.casefold() == "complete"
+        return self.micro_batch is not None and bool(self.recompute) and bool(self.dtype)
+
+
+def source_of(name: str) -> str:
+    """A source's short name: the id of a row without its number."""
+    head, dash, tail = name.rpartition("-")
+    return head if dash and tail.isdigit() else name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fault:
+    """Why a row could not be read or used; `found` is what stands there instead, where that helps."""
+
+    line: int
+    id: str
+    reason: str
+    found: str = ""
+
+    @property
+    def text(self) -> str:
+        """The reason with its line and what was found."""
+        return f"line {self.line}: {self.reason}" + (f"; found {self.found}" if self.found else "")
+
+
+_COLUMNS: Final[Mapping[str, str]] = {f.name: str(f.type) for f in fields(Row) if f.name != "line"}
+"""The columns that are read, with the type of their values."""
+
+
+def read_rows(path: str) -> tuple[list[Row], list[Fault]]:
+    """The rows of a CSV file with a header, and the faults of those that cannot be read.
+
+    A column that is missing counts as blank everywhere, a byte that is not UTF-8 as an unknown character.
+    ConfigError where the file cannot be read at all,
+    has none of the columns, or has no row that can be read.
+    """
+    text = read_bytes(path, max_bytes=MAX_BYTES).decode("utf-8-sig", errors="replace")
+    return parse_rows(text, file=printable(path))
+
+
+def parse_rows(text: str, *, file: str | None = None) -> tuple[list[Row], list[Fault]]:
+    """`read_rows` of a text."""
+    lines = [f"{line}\n" for line in text.replace("\r\n", "\n").replace("\r", "\n").split("\n")]
+    header, used = _header(lines, file)
+    rows: list[Row] = []
+    faults: list[Fault] = []
+    for line, cells, problem in _records(lines, used, len(header)):
+        record = dict(zip(header, cells, strict=False))
+        name = printable(record.get("id", "")) or f"line-{line}"
+        wrong = [(problem, "")] if problem else list(_faults(record))
+        if wrong:
+            faults.append(Fault(line=line, id=name, reason=wrong[0][0], found=wrong[0][1]))
+        else:
+            rows.append(_row(record, line, name))
+    if not rows:
+        found = (
+            f"{len(faults)} rows, all with faults, such as {faults[0].text}" if faults else "a header alone"
+        )
+        raise ConfigError("has no row that can be read", file=file, found=found)
+    return rows, faults
+
+
+def _header(lines: Sequence[str], file: str | None) -> tuple[list[str], int]:
+    """The names of the columns, and how many lines they take."""
+    reader = csv.reader(lines[:MAX_ROW_LINES])
+    try:
+        header = [name.strip().lstrip("\ufeff") for name in next(reader, [])]
+    except csv.Error as error:
+        raise ConfigError(f"is not a CSV file: line 1: {error}", file=file) from None
+    present = [name for name in header if name in _COLUMNS]
+    if len(set(present)) < 2:
+        raise ConfigError(
+            "has no columns of measured rows", file=file, found=shown(", ".join(header[:8])),
+            allowed=", ".join(_COLUMNS),
+        )  # fmt: skip
+    repeated = sorted({name for name in present if present.count(name) > 1})
+    if repeated:
+        raise ConfigError("has a column twice", file=file, found=", ".join(repeated))
+    return header, reader.line_num
+
+
+def _records(lines: Sequence[str], start: int, columns: int) -> Iterator[tuple[int, list[str], str]]:
+    """Every row that is not blank: its first line, its cells, and what is wrong with them as CSV ("" where
+    nothing is).
+
+    A row whose quotes do not add up ends with its line, so that it does not swallow those that follow.
+    """
+    at = start
+    while at < len(lines):
+        line = at + 1
+        reader = csv.reader(lines[at : at + MAX_ROW_LINES], strict=True)
+        try:
+            cells = [cell.strip() for cell in next(reader)]
+            used, problem = reader.line_num, ""
+        except csv.Error as error:
+            cells, used, problem = lines[at].split(",")[:columns], 1, f"is not CSV: {error}"
+        if not problem and any(cells) and len(cells) != columns:
+            used, problem = 1, f"has {len(cells)} cells; the header has {columns}"
+        if problem or any(cells):
+            yield line, cells, problem
+        at += used
+
+
+def _faults(record: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """What is wrong with the numbers of a row, and what was found."""
+    for name, kind in _COLUMNS.items():
+        text = record.get(name, "")
+        if not text or kind == "str":
+            continue
+        number = _number(text)
+        if number is None:
+            yield f"{name} is not a number", shown(text)
+        elif not 0.0 < number <= 1e15:
+            yield f"{name} is not in range", f"{shown(text)}; allowed: more than 0, at most 1e15"
+        elif kind.startswith("int") and number != int(number):
+            yield f"{name} is not a whole number", shown(text)
+
+
+def _number(text: str) -> float | None:
+    """The number that a cell stands for; None where it stands for none."""
+    try:
+        number = float(text)
+    except ValueError:
+        return None
+    return number if math.isfinite(number) else None
+
+
+def _row(record: Mapping[str, str], line: int, name: str) -> Row:
+    values: dict[str, Any] = {"line": line}
+    for column, kind in _COLUMNS.items():
+        text = record.get(column, "")
+        if kind == "str":
+            values[column] = text if text.isprintable() else printable(text)
+        elif not text:
+            values[column] = None
+        else:
+            values[column] = int(float(text)) if kind.startswith("int") else float(text)
+    return Row(**{**values, "id": name})

@@ -1,0 +1,269 @@
+"""From rows to problems and strategies: what is stated is taken, what is blank is filled by a stated rule."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from tests.unit.accuracy.tables import case_of, row_of, rows_of
+
+from shardwise.accuracy.case import Cases, cases_of
+from shardwise.accuracy.predict import predicted, predictions_of
+from shardwise.accuracy.sizes import model_of
+from shardwise.errors import ConfigError
+from shardwise.model import parameters
+from shardwise.search import step_time_s
+
+
+def test_a_row_that_says_everything_assumes_nothing_but_its_customs() -> None:
+    case = case_of(notes="no sequence parallelism")
+    (strategy,) = case.strategies
+    assert (strategy.tp, strategy.pp, strategy.dp, strategy.micro_batch_size) == (2, 2, 4, 4)
+    assert (strategy.schedule, strategy.recompute, strategy.sequence_parallel) == ("1f1b", "full", False)
+    assert case.problem.cluster.devices == 16
+    assert case.problem.job.dtype == "fp16"
+    assert case.problem.profile.name == "megatron-2022"
+    assert case.assumed == ()
+
+
+def test_the_prediction_is_the_planners_own() -> None:
+    case = case_of()
+    problem = case.problem
+    (strategy,) = case.strategies
+    alone = step_time_s(problem.model, problem.cluster, problem.job, strategy)
+    told = predicted(case)
+    assert told.strategy == strategy
+    # The profile is another than the planner's default: alike in kind, not in value.
+    assert told.step_time_s == pytest.approx(alone, rel=0.5)
+    assert 0 < told.allocated_bytes < told.reserved_bytes < told.device_bytes
+
+
+def test_cases_priced_together_are_priced_as_alone() -> None:
+    """Rows of other batches, clusters, links and strategies share what their layers compute."""
+    cases, faults = cases_of(
+        rows_of(
+            {}, {"gpus": "32", "dp": "8"}, {"global_batch": "128"}, {"tp": "4", "dp": "2"},
+            {"interconnect": ""}, {"micro_batch": ""}, {"recompute": ""}, {"seq_len": "1024"},
+            {"framework": "OneFlow"}, {"gpu": "H100", "dtype": "bf16"}, {"notes": "comm overlap off"},
+            {"gpu": "A100-80GB 250W"},
+        )
+    )  # fmt: skip
+    assert faults == []
+    together = predictions_of(cases)
+    alone = [predicted(case) for case in cases]
+    for one, other in zip(together, alone, strict=True):
+        assert one.case is other.case and one.strategy == other.strategy
+        assert one.step_time_s == pytest.approx(other.step_time_s, rel=1e-12)
+        assert one.device_bytes == pytest.approx(other.device_bytes, rel=1e-12)
+    # The customary network is the one that was stated; without overlap, and on less power, it takes longer.
+    assert together[0].step_time_s == together[4].step_time_s
+    assert len({one.step_time_s for one in together}) == 11
+    assert min(together[10].step_time_s, together[11].step_time_s) > together[0].step_time_s
+
+
+def test_rows_alike_share_one_problem() -> None:
+    ready = Cases()
+    first, second, third = (
+        ready.of(row) for row in rows_of({}, {"tp": "4", "dp": "2"}, {"global_batch": "128"})
+    )
+    assert first.problem is second.problem
+    assert first.problem is not third.problem
+    assert first.problem.model is third.problem.model
+
+
+@pytest.mark.parametrize(
+    ("change", "assumed"),
+    [
+        ({"dtype": ""}, "dtype: bf16"),
+        ({"dtype": "", "gpu": "V100-SXM2-16GB"}, "dtype: fp16"),
+        ({"gpus_per_node": ""}, "gpus_per_node: 8, as is customary"),
+        ({"interconnect": ""}, "network: InfiniBand 200 Gb/s per device, as is customary"),
+        ({"schedule": ""}, "schedule: 1f1b"),
+        ({"schedule": "", "vpp": "2"}, "schedule: interleaved_1f1b"),
+        ({"recompute": ""}, "recompute: the fastest that fits"),
+        ({"micro_batch": ""}, "micro_batch: the fastest that fits"),
+        ({"framework": "llm-foundry", "tp": "1", "pp": "1", "dp": "16", "schedule": ""},
+         "zero_stage: 3, as is customary"),
+        ({"vocab": ""}, "vocab: 51200"),
+        ({"ffn": ""}, "ffn: 4 * hidden"),
+        ({"notes": "comm overlap off"}, "communication overlap off, as the notes say"),
+        ({"framework": "Megatron-LM", "year": "2024"}, "sequence_parallel: on, as is customary"),
+    ],
+)  # fmt: skip
+def test_what_is_blank_is_filled_and_told(change: dict[str, str], assumed: str) -> None:
+    assert assumed in case_of(**change).assumed
+
+
+def test_an_unstated_choice_is_the_fastest_that_fits() -> None:
+    case = case_of(gpu="A100-30GB", recompute="", micro_batch="")
+    # Micro-batches 1, 2, 4, 8, 16 divide 64 / 4; so many layers or another kind of recomputation for each.
+    assert {strategy.micro_batch_size for strategy in case.strategies} == {1, 2, 4, 8, 16}
+    assert {strategy.recompute for strategy in case.strategies} == {"none", "selective", "full"}
+    told = predicted(case)
+    assert told.device_bytes <= case.problem.usable_bytes
+    every = [
+        predicted(replace(case, strategies=case.strategies.take([row])))
+        for row in range(len(case.strategies))
+    ]
+    fitting = [one.step_time_s for one in every if one.device_bytes <= case.problem.usable_bytes]
+    assert 0 < len(fitting) < len(every)  # some do not fit
+    assert told.step_time_s == pytest.approx(min(fitting), rel=1e-12)
+
+
+def test_where_nothing_fits_it_is_the_smallest() -> None:
+    case = case_of(recompute="", gpu="A100-10GB")
+    told = predicted(case)
+    assert told.device_bytes > case.problem.usable_bytes
+    assert told.strategy.recompute == "full"
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"tp": "3"}, "gpus: tp * pp * cp * dp is not the number of devices"),
+        ({"dp": "3"}, "gpus: tp * pp * cp * dp is not the number of devices"),
+        ({"global_batch": "63"}, "global_batch: is not divisible by dp"),
+        ({"micro_batch": "3"}, "micro_batch_size divides a replica's batch"),
+        ({"tp": "16", "dp": "1", "pp": "1", "schedule": "", "heads": "24"}, "tp divides the attention heads"),
+        ({"schedule": "interleaved_1f1b"}, "interleaved_1f1b has vpp of at least 2"),
+        ({"schedule": "1f1b", "vpp": "3"}, "vpp > 1 needs interleaved_1f1b"),
+        ({"pp": "8", "vpp": "4", "tp": "1", "dp": "2", "schedule": ""}, "pp: is more stages than layers"),
+        ({"pp": "16", "vpp": "100", "tp": "1", "dp": "1"}, "pp: has too many pipeline stages"),
+        ({"stage_layers": "12/6/6"}, "stage_layers: has not one count per stage"),
+        ({"stage_layers": "12/6"}, "stage_layers: leaves out layers"),
+        ({"stage_layers": "twelve"}, "stage_layers: is not counts joined by /"),
+        ({"schedule": "my own"}, "schedule: is not a known schedule"),
+        ({"zero_stage": "all"}, "zero_stage: is not a sharding"),
+        ({"recompute": "some"}, "recompute: is not a recompute"),
+        ({"dtype": "int8"}, "dtype: is not a known dtype"),
+        ({"dtype": "fp8"}, "A100-80G has no fp8"),
+        ({"framework": "my own"}, "framework: is not a known framework"),
+        ({"framework": ""}, "framework: is not given"),
+        ({"gpu": "Quantum9"}, "gpu: is not a known device"),
+        ({"gpu": "V100(12)+T4(4)"}, "unequal devices come later"),
+        ({"gpus": ""}, "gpus: is not given"),
+        ({"gpus": "12"}, "gpus: do not fill nodes"),
+        ({"gpus": "9999999"}, "gpus: is too many devices"),
+        ({"global_batch": ""}, "global_batch: is not given"),
+        ({"seq_len": ""}, "seq_len: is not given"),
+        ({"layers": ""}, "model_name: layers not given, and the model is not a known one"),
+        ({"model_name": "LLAMA3_70B", "ffn": ""}, "ffn: is not given, and a gated MLP has no"),
+        ({"model_name": "Mine", "arch": "moe"}, "is not a known mixture of experts, and experts, topk not"),
+        ({"ep": "4"}, "ep: splits experts of a dense model"),
+        ({"model_name": "Llama3 70B (LoRA)"}, "model_name: LoRA is not modelled"),
+        ({"notes": "task=LoRA; packed"}, "model_name: LoRA is not modelled"),
+        ({"interconnect": "0 Gb/s InfiniBand"}, "inter-node: is not a network"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_is_a_reason_to_skip_the_row_alone(change: dict[str, str], words: str) -> None:
+    cases, faults = cases_of(rows_of({}, change, {}))
+    assert [case.row.line for case in cases] == [2, 4]
+    (fault,) = faults
+    assert fault.line == 3
+    assert words in fault.reason
+
+
+def test_the_same_fault_is_told_of_every_row() -> None:
+    _, faults = cases_of(rows_of({"gpu": "Quantum9"}, {"gpu": "Quantum9"}))
+    assert [(fault.line, fault.found) for fault in faults] == [(2, "'Quantum9'"), (3, "'Quantum9'")]
+
+
+def test_stage_layers_are_the_boundaries_stated() -> None:
+    (strategy,) = case_of(stage_layers="10/14").strategies
+    assert (strategy.first_stage_layers, strategy.last_stage_layers) == (10, 14)
+
+
+def test_units_around_the_layers_lie_at_the_ends() -> None:
+    # 30 units of 24 layers: two before them, four behind. 8, 14, 20: layers 6, 12, 18.
+    case = case_of(stage_layers="8/6/6/10", pp="4", dp="2")
+    (strategy,) = case.strategies
+    assert (strategy.first_stage_layers, strategy.last_stage_layers) == (6, 6)
+    assert "stage_layers: layers 6/6/6/6 of 30 units" in case.assumed
+
+
+def test_stages_with_the_ends_alone() -> None:
+    # 26 stages of 24 layers: embedding and head have stages of their own.
+    change = {"pp": "2", "vpp": "13", "schedule": "", "micro_batch": "4"}
+    (strategy,) = case_of(**change).strategies
+    assert (strategy.first_stage_layers, strategy.last_stage_layers) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("text", "shards"),
+    [
+        ("0", (1, 1, 1)),
+        ("1 (distributed optimizer)", (1, 1, 16)),
+        ("2 (FSDP SHARD_GRAD_OP)", (1, 16, 16)),
+        ("3 (FSDP FULL_SHARD)", (16, 16, 16)),
+        ("FSDP", (16, 16, 16)),
+        ("3 (FSDP 8)", (8, 8, 8)),
+        ("3 (FSDP 5)", (16, 16, 16)),
+    ],
+)
+def test_shardings(text: str, shards: tuple[int, int, int]) -> None:
+    (strategy,) = case_of(zero_stage=text, tp="1", pp="1", dp="16", schedule="").strategies
+    assert (strategy.param_shard, strategy.grad_shard, strategy.optim_shard) == shards
+
+
+def test_a_model_has_the_rows_sizes_on_its_familys_shape() -> None:
+    model, _ = model_of(row_of())
+    # Megatron's count: 12 l h^2 (1 + 13 / (12 h)) and the embeddings of 51200 tokens and 2048 positions.
+    h, layers = 2304, 24
+    assert parameters(model) == 12 * layers * h * h + 13 * layers * h + (51200 + 2048) * h + 2 * h
+    gated, _ = model_of(row_of(model_name="LLAMA3_X", kv_heads="8", ffn="6144"))
+    # Attention h^2 (2 + 2 * 8 / 24), three matrices of the MLP, two norms; embedding and head apart.
+    each = h * h * 2 + 2 * h * h * 8 // 24 + 3 * h * 6144 + 2 * h
+    assert parameters(gated) == layers * each + 2 * 51200 * h + h
+
+
+def test_a_known_model_without_sizes_is_that_of_its_config() -> None:
+    model, assumed = model_of(row_of(model_name="LLAMA3.1_8B", layers="", hidden="", heads=""))
+    assert parameters(model) == 8_030_261_248
+    assert assumed == ("model: sizes of llama-3.1-8b's public config",)
+
+
+def test_a_mixture_of_experts_is_its_public_config_with_the_rows_depth() -> None:
+    whole, _ = model_of(row_of(model_name="DeepSeek V3 671B", arch="moe", layers="61", hidden="7168",
+                               heads="128", experts="256", topk="8", vocab="129280"))  # fmt: skip
+    assert parameters(whole) == pytest.approx(671e9, rel=1e-3)
+    cut, assumed = model_of(row_of(model_name="deepseekv3 (4 layers)", arch="moe", layers="4", hidden="7168",
+                                   heads="128", vocab="129280"))  # fmt: skip
+    assert (cut.layers, cut.head_layers) == (4, 0)
+    assert any("truncated" in line for line in assumed)
+
+
+def test_a_mixture_of_experts_of_ones_own_is_made_of_its_sizes() -> None:
+    row = row_of(model_name="Mine", arch="moe", layers="2", hidden="64", heads="4", ffn="128", experts="8",
+                 topk="2", vocab="1000")  # fmt: skip
+    model, assumed = model_of(row)
+    # Attention 4 h^2, router 8 h, 8 experts of 3 matrices, two norms; embedding, head and final norm.
+    assert parameters(model) == 2 * (4 * 64 * 64 + 8 * 64 + 8 * 3 * 64 * 128 + 2 * 64) + 2 * 1000 * 64 + 64
+    assert "model: gated experts in every layer, none of them shared" in assumed
+
+
+def test_experts_are_evenly_loaded_where_the_notes_say_so() -> None:
+    change = {"model_name": "Mixtral-8x7B", "arch": "moe", "layers": "32", "hidden": "4096", "heads": "32",
+              "experts": "8", "topk": "2", "vocab": "32000", "ep": "4", "recompute": ""}  # fmt: skip
+    uneven, even = case_of(**change), case_of(**change, notes="MoE force-balanced and dropless")
+    assert (uneven.problem.job.expert_imbalance, even.problem.job.expert_imbalance) == (1.1, 1.0)
+    assert "expert_imbalance: 1.1" in uneven.assumed
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [("decoupled_adamw", "adamw"), ("Muon", "muon"), ("Adafactor", "adafactor"), ("", "adamw")],
+)
+def test_optimizers(text: str, name: str) -> None:
+    assert case_of(optimizer=text).problem.job.optimizer == name
+
+
+def test_a_config_error_of_the_model_is_a_fault_too() -> None:
+    with pytest.raises(ConfigError):
+        Cases().of(row_of(heads="23"))
+
+
+def test_a_case_may_be_priced_on_another_problem() -> None:
+    case = case_of()
+    slower = replace(case.problem, matmul_flop_per_s=case.problem.matmul_flop_per_s / 2)
+    assert predicted(case, slower).step_time_s > 1.2 * predicted(case).step_time_s
+    assert predicted(case, case.problem).step_time_s == predicted(case).step_time_s

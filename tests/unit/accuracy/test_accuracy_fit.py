@@ -1,0 +1,354 @@
+"""The fit of numbers to measured times: steps by hand, derivatives one number at a time, and times made from
+known numbers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from tests.unit.accuracy.runs import measured_runs, numbers_by_hand, published, some, times_under, validated
+from tests.unit.accuracy.tables import rows_of
+
+from shardwise.accuracy.case import Case, cases_of
+from shardwise.accuracy.fit import (
+    CUSTOMARY,
+    LARGEST_MOVE,
+    PULL,
+    SMALLEST_RESIDUAL,
+    STEP,
+    TRUST,
+    Linear,
+    Numbers,
+    Run,
+    chosen_strategy,
+    customary,
+    field_of,
+    fitted,
+    linearised,
+    log_distance,
+    moved,
+    names_of,
+    predicted_log_s,
+    problem_with,
+    range_of,
+    source_weights,
+    step_of,
+    within,
+)
+
+HOST = "software * host_step_s"
+"""A number without relatives; by hand it stands at its customary 5 ms, so that nothing pulls it."""
+
+
+def step(
+    numbers: Numbers,
+    slopes: Sequence[Sequence[float]],
+    target: Sequence[float],
+    weights: Sequence[float] = (),
+) -> list[float]:
+    """The step of numbers whose predictions are at 0 now."""
+    linear = Linear(tuple(numbers.fitted()), np.zeros(len(target)), np.array(slopes, float))
+    found = step_of(linear, np.array(target), np.array(weights or np.ones(len(target))), numbers)
+    return [float(move) for move in found]
+
+
+def test_an_outlier_does_not_pull() -> None:
+    numbers = numbers_by_hand(software_all__host_step_s=5e-3)
+    # Four runs ask for 0.1, one for 3. Its residual weighs as its size alone, so it pulls with 0.01 however
+    # far it is: 4 (0.1 - m) + 0.01 - 0.003 m = 0.
+    assert SMALLEST_RESIDUAL == 0.01 and PULL == 0.003
+    for outlier in (0.2, 3.0, 30.0):
+        (move,) = step(numbers, [[1.0]] * 5, [0.1] * 4 + [outlier])
+        assert move == pytest.approx(0.41 / 4.003, rel=1e-6)
+    # Least squares would have gone to (0.4 + 0.2) / 5 and further.
+
+
+def test_residuals_below_the_smallest_count_as_squares() -> None:
+    numbers = numbers_by_hand(software_all__host_step_s=5e-3)
+    # Both runs stay within 0.01 of the step: (0.000 - m) + (0.008 - m) - 0.003 m = 0, near their mean.
+    assert step(numbers, [[1.0]] * 2, [0.0, 0.008]) == [pytest.approx(0.008 / 2.003)]
+
+
+def test_the_heavier_run_decides() -> None:
+    numbers = numbers_by_hand(software_all__host_step_s=5e-3)
+    # The run at 0 weighs 3, the one at 0.2 pulls with 0.01: -3 m + 0.01 - 0.003 m = 0.
+    assert step(numbers, [[1.0]] * 2, [0.2, 0.0], [1.0, 3.0]) == [pytest.approx(0.01 / 3.003, rel=1e-6)]
+    assert step(numbers, [[1.0]] * 2, [0.2, 0.0], [3.0, 1.0]) == [
+        pytest.approx((0.6 - 0.01) / 3.003, rel=1e-6)
+    ]
+
+
+def test_slopes_turn_a_distance_into_a_move() -> None:
+    numbers = numbers_by_hand(software_all__host_step_s=5e-3)
+    # Time follows the number with slope -0.5: 0.5 (0.1 + 0.5 m) + 0.003 m = 0.
+    assert step(numbers, [[-0.5]], [0.1]) == [pytest.approx(-0.05 / 0.253)]
+
+
+def test_no_number_moves_further_than_the_derivatives_hold() -> None:
+    numbers = numbers_by_hand(software_all__host_step_s=5e-3)
+    assert step(numbers, [[1.0]], [3.0]) == [LARGEST_MOVE]
+    assert step(numbers, [[1.0]], [-3.0]) == [-LARGEST_MOVE]
+
+
+def test_where_no_run_says_anything_relatives_decide() -> None:
+    numbers = numbers_by_hand(
+        ampere__matmul_of_peak_fraction=0.5,
+        volta__matmul_of_peak_fraction=0.6,
+        software_all__host_step_s=8e-3,
+    )
+    # A run of Ampere says that it is right. Nobody has run Volta: it becomes what Ampere is; and the host
+    # cost becomes the customary one. Ampere is pulled towards Volta too: -m - 0.003 (m + ln 0.5 / 0.6) = 0.
+    ampere, volta, host = step(numbers, [[1.0, 0.0, 0.0]], [0.0])
+    assert ampere == pytest.approx(PULL * math.log(0.6 / 0.5) / (1 + PULL))
+    assert volta == pytest.approx(math.log(0.5 / 0.6))
+    assert host == pytest.approx(math.log(5.0 / 8.0), abs=0.1) and host == -LARGEST_MOVE
+
+
+def test_a_run_outweighs_the_relatives() -> None:
+    numbers = numbers_by_hand(ampere__matmul_of_peak_fraction=0.5, volta__matmul_of_peak_fraction=0.6)
+    # Volta's run asks for -0.1: (-0.1 - m) - 0.003 (m + ln 0.6 / 0.5) = 0, where Ampere would be at -0.18.
+    _, volta = step(numbers, [[1.0, 0.0], [0.0, 1.0]], [0.0, -0.1])
+    assert volta == pytest.approx((-0.1 - PULL * math.log(1.2)) / (1 + PULL))
+
+
+def test_the_distance_is_to_the_mean_of_the_relatives() -> None:
+    numbers = numbers_by_hand(
+        ampere__matmul_of_peak_fraction=0.4, volta__matmul_of_peak_fraction=0.5,
+        tpu__matmul_of_peak_fraction=0.8,
+        all__launch_s=1e-5, software_all__dispatch_s=7e-5, software_fsdp__dispatch_s=14e-5,
+    )  # fmt: skip
+    # ln 0.4 - (ln 0.5 + ln 0.8) / 2 = ln 0.4 - ln 0.4 / 2, and so on; the launch cost is twice the customary
+    # 5 us; the two dispatch costs lie on both sides of each other.
+    expected = [
+        math.log(0.4) / 2,
+        math.log(0.5) - math.log(0.32) / 2,
+        math.log(0.8) - math.log(0.2) / 2,
+        math.log(2.0),
+        -math.log(2.0),
+        math.log(2.0),
+    ]
+    names = list(numbers.fitted())
+    assert log_distance(numbers, names).tolist() == pytest.approx(expected, abs=1e-12)
+    # In the order of the names that are asked for.
+    assert log_distance(numbers, names[::-1]).tolist() == pytest.approx(expected[::-1], abs=1e-12)
+
+
+def test_numbers_that_are_not_fitted_are_nobodys_relatives() -> None:
+    numbers = numbers_by_hand(ampere__matmul_of_peak_fraction=0.4, volta__matmul_of_peak_fraction=0.8)
+    assumed = replace(numbers.devices[1], source="assumed: a guess")
+    alone = Numbers((numbers.devices[0], assumed), ())
+    assert log_distance(alone, list(alone.fitted())).tolist() == pytest.approx([math.log(0.4 / 0.65)])
+    assert log_distance(numbers, list(alone.fitted())).tolist() == pytest.approx([math.log(0.5)])
+
+
+@pytest.mark.parametrize(
+    ("name", "asked", "kept"),
+    [
+        ("devices ampere,ada matmul.peak_fraction", 1.4, 0.98),
+        ("devices ampere,ada matmul.peak_fraction", 0.01, 0.05),
+        ("devices * matmul.fp8_fraction", 1.4, 1.4),
+        ("devices * matmul.fp8_fraction", 1.6, 1.5),
+        ("devices * matmul.fp4_fraction", 0.1, 0.2),
+        ("devices * grouped_matmul.fraction", 1.2, 1.0),
+        ("devices * overlap_slowdown", 0.7, 1.0),
+        ("devices * overlap_slowdown", 2.0, 1.5),
+        ("software fsdp shard_overlap", 2.0, 1.0),
+        ("software fsdp shard_overlap", 0.0, 0.02),
+        ("devices * scale_out.crowding", 0.9, 0.5),
+        ("software oneflow pointwise_passes", 9.0, 3.0),
+        ("devices * scale_out.startup_s", 3.0, 3.0),
+        ("devices * launch_s", 1e-7, 1e-7),
+    ],
+)
+def test_numbers_keep_to_what_is_possible(name: str, asked: float, kept: float) -> None:
+    assert within(name, asked) == kept
+
+
+def test_moves_are_factors_kept_within_ranges() -> None:
+    numbers = numbers_by_hand(ampere__matmul_of_peak_fraction=0.9, all__launch_s=1e-5)
+    names = tuple(numbers.fitted())
+    assert moved(numbers, names, np.log([0.5, 3.0])).fitted() == {
+        names[0]: pytest.approx(0.45),
+        names[1]: pytest.approx(3e-5),
+    }
+    assert moved(numbers, names[:1], np.log([2.0])).fitted() == {names[0]: 0.98, names[1]: 1e-5}
+
+
+def test_every_fitted_number_starts_at_a_customary_value_within_its_range() -> None:
+    names = list(Numbers.shipped().fitted())
+    for name in names:
+        low, high = range_of(name)
+        assert low <= customary(name) <= high, name
+        assert low <= Numbers.shipped().fitted()[name] <= high, name
+    used = {end for name in names for end in CUSTOMARY if field_of(name).endswith(end)}
+    assert used == set(CUSTOMARY)
+    scratch = Numbers.shipped().from_scratch().fitted()
+    assert (
+        scratch["devices turing matmul.peak_fraction"] == scratch["devices tpu matmul.peak_fraction"] == 0.65
+    )
+    assert scratch["software fsdp shard_overlap"] == 0.5 and scratch["devices * overlap_slowdown"] == 1.15
+    assert scratch["software * dispatch_s"] == 7e-5 and scratch["software * expert_dispatch_s"] == 2e-3
+    # What is assumed stays.
+    kept = [number for number in Numbers.shipped().all if not number.is_fitted]
+    assert kept == [number for number in Numbers.shipped().from_scratch().all if not number.is_fitted]
+
+
+def test_a_source_counts_as_the_root_of_its_rows() -> None:
+    groups = ["korthi"] * 4 + ["mine"] + ["vtrain-mn"] * 9 + ["vtrain-sn"] * 16
+    cases, _ = cases_of(rows_of(*({"id": f"{group}-{n:03}"} for n, group in enumerate(groups))))
+    weights = source_weights([Run(case=case, strategy=0, measured_s=1.0) for case in cases])
+    # 1 / sqrt 4, 1, 3 / sqrt 9, 0.4 / sqrt 16.
+    assert dict(TRUST) == {"vtrain-mn": 3.0, "vtrain-sn": 0.4}
+    assert weights.tolist() == pytest.approx([0.5] * 4 + [1.0] + [1.0] * 9 + [0.1] * 16)
+    by_source = [weights[[g == group for g in groups]].sum() for group in dict.fromkeys(groups)]
+    assert by_source == pytest.approx([2.0, 1.0, 9.0, 1.6])
+
+
+def kinds() -> list[Case]:
+    """Published rows that rest on different numbers: a dense pipeline across nodes without a fused kernel, a
+    mixture of experts, FSDP, early software on V100, a pipeline of T4, JAX on TPU, fp8 on B200."""
+    return [
+        *some(1, "vtrain-mn", where=lambda row: (row.pp or 1) > 1 and (row.tp or 1) > 1),
+        *some(2, "mbridge", where=lambda row: row.experts is not None),
+        *some(2, "foundry"),
+        *some(2, "dlperf-gpt"),
+        *some(1, "amp-hom"),
+        *some(1, "tpu"),
+        *some(1, "simumax"),
+    ]
+
+
+def test_slopes_are_those_of_predictions_one_number_at_a_time() -> None:
+    """The fit prices a table whose rows differ in one number each; here every number is changed alone."""
+    numbers = Numbers.shipped()
+    cases = kinds()
+    runs = measured_runs(cases, numbers)
+    linear = linearised(runs, numbers)
+    base = predicted_log_s(runs, numbers)
+    assert linear.names == tuple(numbers.fitted())
+    assert linear.log_s == pytest.approx(base, abs=1e-12)
+    for place, name in enumerate(linear.names):
+        changed = numbers.with_values({name: numbers.fitted()[name] * math.exp(STEP)})
+        slopes = (predicted_log_s(runs, changed) - base) / STEP
+        assert linear.slopes[:, place] == pytest.approx(slopes, abs=1e-9), name
+    # Every kind rests on numbers of its own, and on few that are not.
+    moves = {case.row.group: {linear.names[i] for i in np.flatnonzero(row)}
+             for case, row in zip(cases, linear.slopes, strict=True)}  # fmt: skip
+    assert "devices * grouped_matmul.fraction" in moves["mbridge"]
+    assert "software fsdp shard_overlap" in moves["foundry"]
+    assert "devices volta matmul.peak_fraction" in moves["dlperf-gpt"]
+    assert "devices turing scale_up.fraction" in moves["amp-hom"]
+    assert "devices ampere,ada matmul.peak_fraction" in moves["vtrain-mn"]
+    assert all(len(names) < len(linear.names) / 2 for names in moves.values())
+    assert not any("flash" in name for name in moves["vtrain-mn"] | moves["dlperf-gpt"])
+    own = set(names_of(cases[0], numbers))
+    assert moves["vtrain-mn"] < own
+
+
+def test_a_slope_of_a_faster_device_is_negative_and_at_most_one() -> None:
+    numbers = Numbers.shipped()
+    linear = linearised(measured_runs(some(3, "vtrain-mn"), numbers), numbers)
+    slopes = linear.slopes[:, linear.names.index("devices ampere,ada matmul.peak_fraction")]
+    assert (slopes < -0.3).all() and (slopes >= -1.0).all()
+
+
+def test_predictions_are_those_of_validate() -> None:
+    """For rows with one strategy, by the shipped numbers put in anew; and for those with a choice, the same
+    choice."""
+    told = {one.row.id: one for one in validated().judged}
+    numbers = Numbers.shipped()
+    cases = [*kinds(), *published("korthi"), *some(4, "nemo")]
+    runs = measured_runs(cases, numbers)
+    seconds = np.exp(predicted_log_s(runs, numbers))
+    several = 0
+    for run, time_s in zip(runs, seconds, strict=True):
+        expected = told[run.case.row.id]
+        assert time_s == pytest.approx(expected.predicted_s, rel=1e-12)
+        assert run.measured_s == expected.measured_s
+        assert run.case.strategies[run.strategy] == expected.strategy
+        several += len(run.case.strategies) > 1
+    assert 4 <= several < len(cases)
+    # Under other numbers it is another prediction.
+    assert (np.exp(predicted_log_s(runs, numbers.from_scratch())) != seconds).all()
+
+
+def test_overlap_that_was_switched_off_stays_off() -> None:
+    numbers = Numbers.shipped()
+    fsdp = {"framework": "llm-foundry", "tp": "1", "pp": "1", "dp": "16", "schedule": ""}
+    first, second = cases_of(rows_of(fsdp, {**fsdp, "notes": "comm overlap off"}))[0]
+    assert problem_with(first, numbers).profile == first.problem.profile
+    assert problem_with(second, numbers).profile == second.problem.profile
+    assert problem_with(second, numbers).profile.data_overlap == 0.0 < first.problem.profile.data_overlap
+
+
+def test_what_a_source_leaves_open_is_chosen_under_the_numbers() -> None:
+    (case,) = cases_of(rows_of({"gpu": "A100-30GB", "recompute": "", "micro_batch": ""}))[0]
+    numbers = Numbers.shipped()
+    slow_memory = numbers.with_values({"devices * memory.fraction": 0.02, "devices * launch_s": 1e-9})
+    slow_launch = numbers.with_values({"devices * launch_s": 1e-2})
+    assert chosen_strategy(case, slow_memory) != chosen_strategy(case, slow_launch)
+    assert case.strategies[chosen_strategy(case, slow_launch)].micro_batch_size > 1
+
+
+TRUE = {
+    "devices ampere,ada matmul.peak_fraction": 0.5,
+    "devices tpu matmul.peak_fraction": 0.8,
+    "devices * memory.fraction": 0.65,
+    "devices tpu,gaudi,cdna2,cdna3,cdna4,trainium,ascend,cpu attention.flash-2.forward_fraction": 0.3,
+    "software megatron-2022 pointwise_passes": 1.4,
+}
+"""Numbers unlike those that a fit starts from."""
+
+
+def test_times_made_from_known_numbers_are_found_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From scratch, with two runs that nothing explains; of two sources and kinds of devices."""
+    scratch = Numbers.shipped().from_scratch()
+    true = scratch.with_values(TRUE)
+    assert set(TRUE) <= set(scratch.fitted())
+    cases = published("korthi", "tpu")
+    times_s = times_under(cases, true)
+    start = np.abs(times_under(cases, scratch) / times_s - 1)
+    assert start.max() > 0.1 and start.mean() > 0.05
+    measured_s = times_s.copy()
+    measured_s[3], measured_s[15] = 2 * times_s[3], times_s[15] / 2
+    found = fitted(cases, measured_s.tolist(), scratch, rounds=1)
+    assert np.abs(np.exp(found.linear.log_s) / times_s - 1).max() < 0.01
+    assert np.exp(found.linear.log_s) == pytest.approx(np.exp(predicted_log_s(found.runs, found.numbers)))
+    values = found.numbers.fitted()
+    for name in list(TRUE)[:2]:
+        assert values[name] == pytest.approx(TRUE[name], rel=0.03), name
+    # Neither source says anything about experts, nor do their relatives: that is where it was.
+    assert values["software * expert_dispatch_s"] == pytest.approx(customary("expert_dispatch_s"))
+    # Squares alone would give way to the two.
+    monkeypatch.setattr("shardwise.accuracy.fit.SMALLEST_RESIDUAL", 100.0)
+    squares = fitted(cases, measured_s.tolist(), scratch, rounds=1)
+    assert np.abs(np.exp(squares.linear.log_s) / times_s - 1).max() > 0.03
+
+
+def test_the_last_step_counts() -> None:
+    scratch = Numbers.shipped().from_scratch()
+    cases = published("tpu")[:6]
+    times_s = times_under(cases, scratch.with_values(TRUE)).tolist()
+
+    def error(steps: int) -> float:
+        found = fitted(cases, times_s, scratch, rounds=1, steps=steps)
+        return float(np.abs(found.linear.log_s - np.log(times_s)).mean())
+
+    assert error(0) > 0.05
+    assert error(1) < 0.5 * error(0)
+
+
+def test_a_step_that_makes_it_worse_is_not_kept() -> None:
+    """Every fit is at least as good as its start, also with derivatives that hold nowhere near."""
+    scratch = Numbers.shipped().from_scratch()
+    cases = published("tpu")[:6]
+    rng = np.random.default_rng(1)
+    measured_s = times_under(cases, scratch) * rng.lognormal(0.0, 1.5, len(cases))
+    costs = []
+    for steps in range(4):
+        found = fitted(cases, measured_s.tolist(), scratch, rounds=1, steps=steps)
+        costs.append(float(source_weights(found.runs) @ np.abs(found.linear.log_s - np.log(measured_s))))
+    assert costs == sorted(costs, reverse=True) and costs[0] > costs[-1]

@@ -1,0 +1,172 @@
+"""Sources left out: their measured times say nothing, warm and cold, and the bands that follow."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache
+
+import numpy as np
+import pytest
+from tests.unit.accuracy.runs import Floats, measured_runs, some
+from tests.unit.accuracy.tables import rows_of
+
+from shardwise.accuracy.case import cases_of
+from shardwise.accuracy.fit import Fit, Numbers, Run, linearised, source_weights
+from shardwise.accuracy.leave_out import (
+    CENTRAL,
+    Spread,
+    _quantile,
+    is_warm,
+    left_out,
+    linear_errors,
+    nested_spreads,
+    sources_of,
+    spread_of,
+)
+
+
+@cache
+def fit() -> Fit:
+    """A fit that has just begun: runs of four sources, two of them of one software on one device."""
+    numbers = Numbers.shipped()
+    cases = [*some(8, "vtrain-mn"), *some(8, "vtrain-sn"), *some(6, "dlperf-gpt"), *some(6, "korthi")]
+    runs = measured_runs(cases, numbers)
+    return Fit(numbers=numbers, runs=runs, linear=linearised(runs, numbers))
+
+
+def with_times(of: Fit, source: str, factor: float) -> Fit:
+    """The same with the measured times of a source multiplied."""
+    runs = tuple(
+        replace(run, measured_s=run.measured_s * factor) if run.case.row.group == source else run
+        for run in of.runs
+    )
+    return replace(of, runs=runs)
+
+
+def logs(runs: Sequence[Run]) -> Floats:
+    return np.log([run.measured_s for run in runs])
+
+
+@pytest.mark.parametrize("source", ["vtrain-sn", "dlperf-gpt"])
+def test_what_a_source_measured_does_not_shape_its_prediction(source: str) -> None:
+    plain, changed = fit(), with_times(fit(), source, 3.0)
+    one, other = left_out(plain, source), left_out(changed, source)
+    assert one.source == source
+    assert one.rows.tolist() == np.flatnonzero(sources_of(plain.runs) == source).tolist()
+    measured = logs(plain.runs)[one.rows]
+    assert other.log_error + math.log(3.0) == pytest.approx(one.log_error, abs=1e-12)
+    # Every row is predicted anew: not by the numbers of the whole fit.
+    predicted = one.log_error + measured
+    assert np.abs(predicted - plain.linear.log_s[one.rows]).max() > 1e-3
+    # Another source's times do shape it.
+    moved = left_out(with_times(plain, "vtrain-mn", 1.3), source)
+    assert np.abs(moved.log_error - one.log_error).max() > 1e-3
+
+
+def test_linear_errors_without_sources() -> None:
+    plain = fit()
+    names = sources_of(plain.runs)
+    out = {"dlperf-gpt", "korthi"}
+    without = linear_errors(plain, out)
+    for source in out:
+        changed = linear_errors(with_times(plain, source, 3.0), out)
+        own = names == source
+        assert changed[own] + math.log(3.0) == pytest.approx(without[own], abs=1e-12)
+        assert changed[~own] == pytest.approx(without[~own], abs=1e-12)
+    kept = linear_errors(with_times(plain, "vtrain-mn", 1.3), out)
+    assert np.abs(kept - without)[names == "vtrain-sn"].max() > 1e-3
+    # With nothing left out, runs are explained better than by the fit that has just begun.
+    weights, begun = source_weights(plain.runs), plain.linear.log_s - logs(plain.runs)
+    assert weights @ np.abs(linear_errors(plain, ())) < weights @ np.abs(begun)
+
+
+def test_a_source_is_warm_where_others_have_its_device_and_its_software() -> None:
+    kinds: tuple[tuple[str, dict[str, str]], ...] = (
+        ("a", {}),
+        ("b", {}),
+        ("b", {"gpu": "V100-SXM2-16GB"}),
+        ("c", {"gpu": "V100-SXM2-16GB", "framework": "OneFlow"}),
+        ("d", {"framework": "OneFlow"}),
+        ("e", {"gpu": "A100-40GB"}),
+    )
+    rows = rows_of(*({"id": f"{name}-{n:03}", **change} for n, (name, change) in enumerate(kinds)))
+    runs = [Run(case=case, strategy=0, measured_s=1.0) for case in cases_of(rows)[0]]
+    assert len(runs) == len(kinds)
+
+    def warm(*excluded: str) -> str:
+        return "".join("x" if one else "-" for one in is_warm(runs, excluded))
+
+    assert warm() == "xxxxxx"
+    # Device and software may come from different sources: OneFlow from d, V100 from b.
+    assert warm("c") == "xxxxxx"
+    # Without b and c nobody has a V100.
+    assert warm("b", "c") == "xx--xx"
+    # Without c and d nobody has OneFlow.
+    assert warm("c", "d") == "xxx--x"
+    # A100s of both memories are one kind: e's keeps the others warm.
+    assert warm("a", "b", "d") == "xxxxxx"
+    # Without a, b and e nobody has Megatron-LM; d still has an A100.
+    assert warm("a", "b", "e") == "---xx-"
+    assert warm("a", "b", "c", "d", "e") == "------"
+
+
+def test_quantiles_by_hand() -> None:
+    values, equal = np.array([5.0, 1.0, 3.0, 2.0, 4.0]), np.ones(5)
+    # One fifth is reached at each value.
+    assert [_quantile(values, equal, share) for share in (0.1, 0.3, 0.5, 0.7, 0.9)] == [1, 2, 3, 4, 5]
+    # The value 5 has half of the weight: everything beyond the middle is 5.
+    assert _quantile(values, np.array([4.0, 1.0, 1.0, 1.0, 1.0]), 0.45) == 4.0
+    assert _quantile(values, np.array([4.0, 1.0, 1.0, 1.0, 1.0]), 0.55) == 5.0
+    # Weights count by their share, not by their size.
+    assert _quantile(values, 7.0 * equal, 0.5) == 3.0
+
+
+def test_sources_weigh_the_same_whatever_their_size() -> None:
+    # 98 good runs of one source, and two of another that lie 0.5 off: half of the unseen sources are such.
+    large, small = np.linspace(-0.01, 0.01, 98), np.array([0.5, 0.5])
+    spread = spread_of({"large": large, "small": small})
+    assert spread.middle == pytest.approx(0.01)
+    assert spread.half == pytest.approx(0.49)
+    # Were every run to weigh the same, the small one would not be seen.
+    pooled = spread_of({"one": np.concatenate([large, small])})
+    assert pooled.half < 0.01
+    # The same errors twice over change nothing.
+    again = spread_of({"large": np.repeat(large, 3), "small": small})
+    assert again.middle == pytest.approx(spread.middle) and again.half == pytest.approx(spread.half)
+
+
+def test_a_spread_covers_the_central_share() -> None:
+    # 1 to 10 hundredths: the middle is 0.05; distances 0 1 1 2 2 3 3 4 4 5, of which eight are at most 0.04.
+    spread = spread_of({"one": np.arange(1, 11) / 100})
+    assert CENTRAL == 0.8 and spread.middle == pytest.approx(0.05)
+    assert spread.half == pytest.approx(0.04)
+    rng = np.random.default_rng(4)
+    errors = {str(n): rng.normal(rng.normal(0.0, 0.1), 0.05, 20 + 40 * n) for n in range(30)}
+    spread = spread_of(errors)
+    inside = [np.mean(np.abs(part - spread.middle) <= spread.half) for part in errors.values()]
+    assert np.mean(inside) == pytest.approx(0.8, abs=0.005)
+    # Unseen sources of the same kind are covered alike; bands from within sources alone would not.
+    unseen = [rng.normal(rng.normal(0.0, 0.1), 0.05, 50) for _ in range(400)]
+    assert 0.7 < np.mean([np.mean(np.abs(part - spread.middle) <= spread.half) for part in unseen]) < 0.9
+    within = spread_of({name: part - np.median(part) for name, part in errors.items()})
+    assert np.mean([np.mean(np.abs(part - within.middle) <= within.half) for part in unseen]) < 0.6
+
+
+def test_nested_bands_know_nothing_of_the_source() -> None:
+    plain = fit()
+    told = nested_spreads(plain, "korthi")
+    assert nested_spreads(with_times(plain, "korthi", 3.0), "korthi") == told
+    # The two of one software on one device are warm through each other; V100 is cold.
+    assert set(told) == {True, False}
+    changed = nested_spreads(with_times(plain, "vtrain-sn", 1.3), "korthi")
+    assert changed != told
+    # The cold spread is that of the one cold source, with both left out.
+    errors = linear_errors(plain, {"korthi", "dlperf-gpt"})[sources_of(plain.runs) == "dlperf-gpt"]
+    assert told[False] == spread_of({"dlperf-gpt": errors})
+    assert told[False].half > 0 and isinstance(told[True], Spread)
+
+
+def test_nested_bands_where_all_are_cold() -> None:
+    assert set(nested_spreads(fit(), "vtrain-mn")) == {False}

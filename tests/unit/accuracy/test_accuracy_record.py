@@ -1,0 +1,224 @@
+"""What a fit is written as: digits, bands, counts; and that the shipped numbers are those of a fit."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.unit.accuracy.runs import measured_runs, numbers_by_hand, published, some, validated
+from tests.unit.accuracy.tables import rows_of
+
+from shardwise.accuracy import SHIPPED, bands_of, fit_document, fit_rows, read_rows
+from shardwise.accuracy.fit import Fit, Numbers, customary, linearised, predicted_log_s
+from shardwise.accuracy.leave_out import Spread, is_warm, linear_errors, sources_of, spread_of
+from shardwise.accuracy.record import DIGITS, LEAST_RUNS, Fitted, factors, rounded
+from shardwise.errors import ConfigError
+from shardwise.numbers import numbers_of
+from shardwise.strategy import PROFILES
+
+PACKAGE = SHIPPED.parents[2]
+DATA = {
+    "devices": PACKAGE / "cluster" / "data" / "efficiency.json",
+    "software": PACKAGE / "strategy" / "data" / "profiles.json",
+}
+
+
+def data(room: str) -> Any:
+    return json.loads(DATA[room].read_text("utf-8"))
+
+
+def shipped_records() -> list[dict[str, Any]]:
+    return [number for room in DATA for number in data(room)["numbers"]]
+
+
+def plain_rows(count: int, **change: str) -> list[dict[str, str]]:
+    """Changes of plain rows that differ in what they measured."""
+    return [{"step_time_s": f"{2.0 + 0.1 * number}", **change} for number in range(count)]
+
+
+def test_factors_by_hand() -> None:
+    # Predictions are 0.1 too high in the middle, and most lie within 0.2 of that: measured over predicted is
+    # exp(-0.3) to exp(0.1).
+    assert factors(Spread(0.1, 0.2)) == (0.741, 1.11)
+    assert factors(Spread(0.0, 0.0)) == (1.0, 1.0)
+    low, high = factors(Spread(-0.2, 0.3))
+    assert low == pytest.approx(math.exp(-0.1), rel=1e-2) and high == pytest.approx(math.exp(0.5), rel=1e-2)
+
+
+def test_files_hold_four_digits() -> None:
+    numbers = numbers_by_hand(ampere__matmul_of_peak_fraction=0.123456, all__launch_s=7.96555e-06)
+    assert DIGITS == 4
+    assert list(rounded(numbers).fitted().values()) == [0.1235, 7.966e-06]
+    assert rounded(rounded(numbers)) == rounded(numbers) != numbers
+    # What is assumed stays as it was written.
+    shipped = Numbers.shipped()
+    changed = rounded(
+        shipped.with_values({name: value * 1.0123456 for name, value in shipped.fitted().items()})
+    )
+    for before, after in zip(shipped.all, changed.all, strict=True):
+        assert (before.value == after.value) != before.is_fitted, before.name
+
+
+def test_fewer_than_one_number_for_ten_rows() -> None:
+    """Every number of both lists counts, assumed ones too, and each end of the bands."""
+    bands = data("software")["bands"]
+    free = len(shipped_records()) + sum(len(band) for band in bands.values())
+    overall = validated().overall
+    assert overall.time is not None
+    assert free < overall.time.n / 10
+    assert free == len(Numbers.shipped().all) + 4
+    # There is no other number in the two files: the rest are words, switches and lists of them.
+    assert set(data("devices")) == {"numbers"}
+    assert set(data("software")) == {"software", "bands", "numbers"}
+    for number in shipped_records():
+        assert set(number) == {"of", "field", "value", "source"}
+        assert isinstance(number["value"], int | float)
+    for software in data("software")["software"].values():
+        for value in software.values():
+            parts = value if isinstance(value, list) else [value]
+            assert all(isinstance(part, str | bool) or part in (0, 1, 2, 3) for part in parts)
+
+
+def test_every_number_has_a_source() -> None:
+    for number in shipped_records():
+        source = number["source"]
+        # Fitted, a document, or an assumption with its reason.
+        assert source == "fitted" or len(source) > len("assumed: ") + 5, number
+        assert not source.startswith("assumed:") or source.removeprefix("assumed:").strip(), number
+        assert not source.startswith("fitted") or source == "fitted", number
+    assert numbers_of(shipped_records()) == Numbers.shipped().all
+    for profile in PROFILES.values():
+        assert all(profile.provenance.values())
+
+
+def test_fitted_numbers_have_the_digits_of_a_fit() -> None:
+    shipped = Numbers.shipped()
+    assert rounded(shipped) == shipped
+    for band in data("software")["bands"].values():
+        assert [float(f"{end:.3g}") for end in band] == band
+        assert band[0] < 1 < band[1]
+    # Nobody's number is the one that a fit starts from.
+    fitted = [number for number in shipped_records() if number["source"] == "fitted"]
+    assert len(fitted) == len(shipped.fitted())
+    started = [number for number in fitted if number["value"] == customary(number["field"])]
+    assert len(started) < len(fitted) / 10
+
+
+def test_a_number_is_for_more_than_one_model_or_row() -> None:
+    """What is fitted holds for an architecture, a kind of software, or all; never for a model or a source."""
+    models = {row.model_name for row in read_rows(str(SHIPPED))[0]}
+    architectures = {
+        record["architecture"]
+        for record in json.loads((PACKAGE / "cluster" / "data" / "devices.json").read_text("utf-8"))[
+            "devices"
+        ].values()
+    }
+    for room, known in (("devices", architectures), ("software", set(PROFILES))):
+        for number in data(room)["numbers"]:
+            if number["source"] == "fitted":
+                assert set(number["of"]) <= known | {"*"}, number
+                assert not set(number["of"]) & models
+
+
+def begun() -> Fit:
+    numbers = Numbers.shipped()
+    cases = [*some(6, "vtrain-mn"), *some(6, "vtrain-sn"), *some(5, "dlperf-gpt"), *some(5, "korthi")]
+    runs = measured_runs(cases, numbers)
+    return Fit(numbers=numbers, runs=runs, linear=linearised(runs, numbers))
+
+
+def test_bands_are_of_sources_left_out_one_by_one() -> None:
+    fit = begun()
+    names = sources_of(fit.runs)
+    warm: dict[str, Any] = {}
+    cold: dict[str, Any] = {}
+    for source in ("vtrain-mn", "vtrain-sn", "dlperf-gpt", "korthi"):
+        errors = linear_errors(fit, {source})[names == source]
+        (cold, warm)[bool(is_warm(fit.runs, {source})[names == source].all())][source] = errors
+    assert set(warm) == {"vtrain-mn", "vtrain-sn"} and set(cold) == {"dlperf-gpt", "korthi"}
+    bands = bands_of(fit)
+    assert bands == {"warm": factors(spread_of(warm)), "cold": factors(spread_of(cold))}
+    inside = linear_errors(fit, {"korthi"})[names == "korthi"]
+    assert bands["cold"][0] < np.exp(-np.median(inside)) < bands["cold"][1]
+
+
+def test_one_source_alone_has_the_band_of_a_cold_one() -> None:
+    numbers = Numbers.shipped()
+    runs = measured_runs(published("korthi"), numbers)
+    bands = bands_of(Fit(numbers=numbers, runs=runs, linear=linearised(runs, numbers)))
+    assert bands["warm"] == bands["cold"]
+    assert 0 < bands["warm"][0] < bands["warm"][1]
+
+
+def test_the_document_counts_and_compares() -> None:
+    fit = begun()
+    document: Any = fit_document(Fitted(fit=fit, faults=()))
+    assert (document["schema"], document["version"]) == ("shardwise.fit", 1)
+    assert document["runs"] == len(fit.runs) == 22
+    assert document["free_numbers"] == len(shipped_records()) + 4
+    assert document["fitted_numbers"] == sum(r["source"] == "fitted" for r in shipped_records())
+    errors: dict[str, list[float]] = {}
+    for run, log_s in zip(fit.runs, fit.linear.log_s, strict=True):
+        errors.setdefault(run.case.row.group, []).append(math.exp(log_s) / run.measured_s - 1)
+    assert list(document["sources"]) == list(errors)
+    for source, own in errors.items():
+        assert document["sources"][source] == {
+            "runs": len(own),
+            "mape": pytest.approx(sum(map(abs, own)) / len(own)),
+            "bias": pytest.approx(sum(own) / len(own)),
+        }
+    assert numbers_of([*document["devices"], *document["software"]]) == fit.numbers.all
+    assert json.loads(json.dumps(document, allow_nan=False)) == document
+
+
+def test_rows_that_cannot_be_fitted_are_told() -> None:
+    rows = rows_of(
+        *plain_rows(LEAST_RUNS),
+        {"gpu": "Quantum9"},
+        {"step_time_s": "", "peak_mem_gib": "10"},
+        {"step_time_s": ""},
+    )
+    found = fit_rows(rows, rounds=1, steps=1)
+    assert len(found.fit.runs) == LEAST_RUNS
+    told = {fault.line: fault.text for fault in found.faults}
+    assert set(told) == {22, 23, 24}
+    assert told[22] == "line 22: gpu: is not a known device; found 'Quantum9'"
+    assert told[23] == "line 23: gives no step time"
+    assert all(text.count("line ") == 1 for text in told.values())
+    # Numbers are written as they are counted: with their digits.
+    assert rounded(found.fit.numbers) == found.fit.numbers != Numbers.shipped()
+
+
+def test_too_few_runs_are_refused() -> None:
+    with pytest.raises(ConfigError) as caught:
+        fit_rows(rows_of(*plain_rows(LEAST_RUNS - 1), {"gpu": "Quantum9"}))
+    assert caught.value.message == "has too few runs to fit"
+    assert caught.value.found == f"{LEAST_RUNS - 1} with a measured time that can be predicted"
+    assert caught.value.allowed == f"{LEAST_RUNS} or more"
+
+
+def test_a_fit_from_scratch_gives_what_is_shipped(full: bool) -> None:
+    """`--full`: of all published rows, the numbers and bands of both files within 2 %. Else of two sources
+    with the times that the shipped numbers predict: from scratch, the same predictions within 2 %."""
+    shipped = Numbers.shipped()
+    rows = read_rows(str(SHIPPED))[0]
+    if full:
+        document: Any = fit_document(fit_rows(rows))
+        for record, number in zip((*document["devices"], *document["software"]), shipped.all, strict=True):
+            assert record["value"] == pytest.approx(number.value, rel=0.02), number.name
+        for name, band in data("software")["bands"].items():
+            assert document["bands"][name] == pytest.approx(band, rel=0.02)
+        return
+    told = {one.row.id: one.predicted_s for one in validated().judged}
+    made = [replace(row, step_time_s=told[row.id]) for row in rows if row.group in ("korthi", "tpu")]
+    found = fit_rows(made, rounds=1)
+    assert len(found.fit.runs) == len(made) == 23 and found.faults == ()
+    again = np.exp(predicted_log_s(found.fit.runs, found.fit.numbers))
+    errors = np.abs(again / np.array([row.step_time_s for row in made]) - 1)
+    assert errors.max() < 0.02
+    begun = np.exp(predicted_log_s(found.fit.runs, shipped.from_scratch()))
+    assert np.abs(begun / again - 1).max() > 0.05

@@ -1,0 +1,164 @@
+"""Rows judged together: groups, workloads, levels, and what the published rows must keep to."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from tests.unit.accuracy.tables import file_of, rows_of, text_of
+
+from shardwise.accuracy import SHIPPED, validate
+from shardwise.accuracy.judge import Judged, judged
+from shardwise.accuracy.metrics import kendall_tau
+from shardwise.accuracy.rows import Fault
+from shardwise.accuracy.skipped import skipped_by_reason
+from shardwise.accuracy.workloads import workloads_of
+from shardwise.errors import ConfigError
+
+FIVE = [{"step_time_s": str(time_s), "tp": tp, "dp": dp} for time_s, tp, dp in (
+    (2.0, "1", "8"), (2.2, "2", "4"), (2.1, "4", "2"), (3.0, "8", "1"), (2.5, "1", "8"),
+)]  # fmt: skip
+"""Five plans of one workload; the first and the last are the same."""
+
+
+def used(*changes: dict[str, str]) -> list[Judged]:
+    """The rows with these changes beside their predictions."""
+    found, faults = judged(rows_of(*changes))
+    assert faults == []
+    return found
+
+
+def test_a_judged_row_by_hand() -> None:
+    (one,) = used({"step_time_s": "2.5", "peak_mem_gib": "10", "notes": "alloc"})
+    assert one.error == pytest.approx(one.predicted_s / 2.5 - 1)
+    assert one.memory_error == pytest.approx(one.predicted_bytes / (10 * 2**30) - 1)
+    low, high = one.band
+    assert 0.5 < low < 1 < high < 2
+    (inside,) = used({"step_time_s": f"{one.predicted_s * high * 0.999}"})
+    (outside,) = used({"step_time_s": f"{one.predicted_s * high * 1.001}"})
+    (below,) = used({"step_time_s": f"{one.predicted_s * low * 0.999}"})
+    assert (inside.is_in_band, outside.is_in_band, below.is_in_band) == (True, False, False)
+
+
+def test_memory_alone_has_no_time_to_compare() -> None:
+    (one,) = used({"step_time_s": "", "peak_mem_gib": "10"})
+    assert (one.error, one.is_in_band) == (None, None) and one.memory_error is not None
+
+
+def test_a_workload_is_the_same_work_in_five_ways() -> None:
+    measured, predicted = [2.0, 2.2, 2.1, 3.0, 2.5], [1.5, 1.4, 1.6, 1.8, 1.4]
+    rows = [replace(one, predicted_s=told) for one, told in zip(used(*FIVE), predicted, strict=True)]
+    (workload,) = workloads_of(rows)
+    # The second and the last are predicted best, the last of them is the slower: 2.5 against 2.0.
+    assert workload.regret == pytest.approx(0.25)
+    assert (workload.chosen, workload.best) == (rows[4].row.id, rows[0].row.id)
+    assert workload.kendall_tau == kendall_tau(measured, predicted)
+    assert (workload.devices, workload.model, len(workload.rows)) == (16, "GPT-1.7B", 5)
+
+
+def test_the_same_plan_is_predicted_the_same() -> None:
+    rows = used(*FIVE)
+    assert rows[0].predicted_s == rows[4].predicted_s
+    assert len({one.predicted_s for one in rows}) == 4
+
+
+@pytest.mark.parametrize(
+    "column", ["id", "source", "model_name", "gpu", "seq_len", "global_batch", "dtype", "framework"]
+)
+def test_another_source_model_device_or_job_is_another_workload(column: str) -> None:
+    other = {"id": "yours-001", "source": "yours", "model_name": "GPT-B", "gpu": "A100-SXM4-80GB",
+             "seq_len": "1024", "global_batch": "128", "dtype": "bf16",
+             "framework": "Megatron-LM 2"}  # fmt: skip
+    assert workloads_of(used(*FIVE[:4], {**FIVE[4], column: other[column]})) == ()
+    assert len(workloads_of(used(*FIVE))) == 1
+
+
+def test_four_plans_are_too_few() -> None:
+    assert workloads_of(used(*FIVE[:4])) == ()
+
+
+def test_groups_have_their_rows_and_the_skipped_ones(tmp_path: Path) -> None:
+    text = text_of(
+        {"id": "a-1", "peak_mem_gib": "10"}, {"id": "b-1", "gpu": "H100"}, {"id": "a-2", "gpu": "Quantum9"},
+        {"id": "a-3", "layers": "many"}, {"id": "c-1", "model_name": "LLAMA (LoRA)"},
+    )  # fmt: skip
+    path = file_of(tmp_path, text)
+    found = validate(path, by="source")
+    told = [(group.name, 0 if group.time is None else group.time.n, group.skipped) for group in found.groups]
+    assert told == [("a", 1, 2), ("b", 1, 0), ("c", 0, 1)]
+    assert found.overall.time is not None and found.overall.memory is not None
+    assert (found.overall.time.n, found.overall.memory.n, found.overall.skipped) == (2, 1, 3)
+    assert [fault.line for fault in found.faults] == [4, 5, 6]
+    assert found.overall.kendall_tau is None and found.overall.regret is None
+    assert [group.name for group in validate(path, by="gpu").groups] == [
+        "A100-80G", "H100-SXM", "Quantum9", "not read",
+    ]  # fmt: skip
+    assert [group.name for group in validate(path, by="family").groups] == ["gpt", "not read", "llama"]
+    assert [group.name for group in validate(path, by="row").groups] == ["a-1", "b-1", "a-2", "a-3", "c-1"]
+
+
+def test_levels_part_the_rows(tmp_path: Path) -> None:
+    path = file_of(tmp_path, text_of({"level": "near"}, {}, {"level": "", "recompute": ""}))
+    lines = {
+        level: [one.row.line for one in validate(path, level=level).judged]
+        for level in ("all", "complete", "near")
+    }
+    assert lines == {"all": [2, 3, 4], "complete": [3], "near": [2, 4]}
+
+
+@pytest.mark.parametrize("wrong", [{"by": "colour"}, {"level": "some"}])
+def test_unknown_words_are_refused(wrong: dict[str, str]) -> None:
+    with pytest.raises(ConfigError, match="unknown"):
+        validate(str(SHIPPED), **wrong)
+
+
+def test_a_file_without_a_usable_row_is_still_an_answer(tmp_path: Path) -> None:
+    found = validate(file_of(tmp_path, text_of({"gpu": "Quantum9"})))
+    assert found.judged == () and len(found.faults) == 1
+    assert found.overall.time is None and found.overall.band_coverage is None
+
+
+def test_reasons_are_gathered() -> None:
+    faults = [
+        Fault(line=line, id="x", reason=reason, found=f"{line}")
+        for line, reason in ((2, "a"), (3, "b"), (5, "b"), (4, "c"))
+    ]
+    told = [(one.reason, one.lines, one.found) for one in skipped_by_reason(faults)]
+    assert told == [("b", (3, 5), "3"), ("a", (2,), "2"), ("c", (4,), "4")]
+
+
+@pytest.fixture(scope="module")
+def published() -> list[Judged]:
+    return list(validate(str(SHIPPED)).judged)
+
+
+def test_all_published_rows_are_used_but_mixed_clusters_and_lora(published: list[Judged]) -> None:
+    found = validate(str(SHIPPED))
+    reasons = {one.reason: len(one.lines) for one in skipped_by_reason(found.faults)}
+    assert reasons == {
+        "gpu: names several kinds of devices (unequal devices come later)": 43,
+        "model_name: LoRA is not modelled (only a part of the weights is trained)": 11,
+    }
+    assert len(published) == 885 - 54
+    assert len(found.groups) == 13 and len(found.workloads) == 7
+
+
+def test_complete_rows_assume_nothing_about_the_strategy(published: list[Judged]) -> None:
+    choices = ("micro_batch:", "recompute:")
+    for one in published:
+        if one.row.is_complete:
+            assert not [line for line in one.assumed if line.startswith(choices)], one.row.id
+
+
+def test_computed_times_agree_with_given_ones() -> None:
+    """Rows that give a time and a rate: the rate, by the stated convention, gives the time again."""
+    rows = [one.row for one in validate(str(SHIPPED), level="complete").judged]
+    both = [row for row in rows if row.step_time_s and row.mfu_pct and row.group == "foundry"]
+    assert len(both) > 100
+    without = [replace(row, step_time_s=None, tokens_per_s_per_gpu=None) for row in both]
+    ratios = [
+        (one.measured_s or 0.0) / (row.step_time_s or 1.0)
+        for row, one in zip(both, judged(without)[0], strict=True)
+    ]
+    assert min(ratios) > 0.96 and max(ratios) < 1.02
