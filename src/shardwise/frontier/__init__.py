@@ -1,6 +1,22 @@
-"""The algebra of Pareto sets: columns of two or three objectives, with back-pointers."""
+"""The algebra of Pareto sets: columns of two or three objectives, with back-pointers; and the chains of choices
+that frontier tracking works on."""
 
 from shardwise.frontier.algebra import Frontier, frontier_of, product, union, union_all
+from shardwise.frontier.network import COLUMNS, SUMMED, Chain, Costs, Factor, Link, Part
 from shardwise.frontier.reduce import reduce
 
-__all__ = ["Frontier", "frontier_of", "product", "reduce", "union", "union_all"]
+__all__ = [
+    "COLUMNS",
+    "SUMMED",
+    "Chain",
+    "Costs",
+    "Factor",
+    "Frontier",
+    "Link",
+    "Part",
+    "frontier_of",
+    "product",
+    "reduce",
+    "union",
+    "union_all",
+]

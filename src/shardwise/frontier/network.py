@@ -1,0 +1,68 @@
+"""Choices that cost: what frontier tracking works on, whatever the choices stand for.
+
+A link of a chain is a set of variables with costs on one or two of them; a solution picks one choice per
+variable. The cost columns are `COLUMNS`: four that add and one of which the largest counts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+COLUMNS = ("hidden_s", "exposed_s", "held_bytes", "recomputed_bytes", "peak_bytes")
+"""Columns of a cost.
+
+The step takes max(hidden_s, exposed_s): two sums of which the time is the larger, the first where computation
+hides the gradient synchronisation, the second where it ends before it. `held_bytes` add over all.
+`recomputed_bytes` add within one link of a chain, `peak_bytes` are the largest temporary of any operator there;
+memory is the sum of held_bytes plus the largest recomputed_bytes + peak_bytes of any link.
+"""
+
+SUMMED = 4
+"""Number of columns that add within a link; the last one is a maximum."""
+
+Costs = npt.NDArray[np.float64]
+"""(..., 5): one cost per choice or pair of choices."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Factor:
+    """Costs on one variable, shape (choices, 5), or on two, shape (choices of the first, of the second, 5).
+
+    What cannot be has infinite cost.
+    """
+
+    variables: tuple[int, ...]
+    costs: Costs
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Part:
+    """Variables and the costs on them.
+
+    `sizes` are the choices per variable, `names` say what each is. `entry` is the variable that the part
+    shares with the one before it, `exit` that with the one after it; their own costs belong to the part of
+    which they are the exit.
+    """
+
+    names: tuple[str, ...]
+    sizes: tuple[int, ...]
+    factors: tuple[Factor, ...]
+    entry: int | None = None
+    exit: int | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Link:
+    """`repeat` like links of a chain in a row, each of which may be any one of `modes` (kept, recomputed),
+    that agree in the choices of their entries and of their exits."""
+
+    name: str
+    modes: tuple[tuple[str, Part], ...]
+    repeat: int = 1
+
+
+Chain = tuple[Link, ...]
+"""Links in order: the exit of one is the entry of the next. The first has no entry, the last no exit."""

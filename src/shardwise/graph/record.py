@@ -1,0 +1,144 @@
+"""What is trained, operator by operator: records of a graph, independent of any framework.
+
+An operator is an iteration space over named dims, as in an einsum: each of its tensors (inputs, parameters,
+output) lists the dims that it has, outermost first. Splitting the work along a dim splits the tensors that
+have it. Which dims may be split is the operator kind's to say (`kinds`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import prod
+from typing import Literal
+
+from shardwise.graph.placement import Placement
+
+
+@dataclass(frozen=True, slots=True)
+class Operand:
+    """An activation that an operator reads: the name of the operator (or graph input) that makes it, and the
+    dims it has here. Its sizes are those of the maker's output, position by position."""
+
+    source: str
+    dims: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """A trained tensor and its dims. Two operators that name the same parameter share it."""
+
+    name: str
+    dims: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpNode:
+    """One operator.
+
+    `dims` are the sizes of all indices of its iteration space, over the whole batch, before any split.
+    `output` are the dims of its one result. `flop` and `moved_bytes` replace what the kind says of the forward
+    pass, over the whole batch, where the file gives them. `attributes` are the kind's own (`window`, `causal`,
+    `halo`, ...), `whole` the dims that must not be split though the kind would allow it.
+    """
+
+    name: str
+    kind: str
+    dims: Mapping[str, int] = field(hash=False)
+    inputs: tuple[Operand, ...]
+    output: tuple[str, ...]
+    parameters: tuple[Parameter, ...] = ()
+    attributes: Mapping[str, int | float | bool | str] = field(default_factory=dict, hash=False)
+    whole: tuple[str, ...] = ()
+    flop: float | None = None
+    moved_bytes: float | None = None
+
+    def shape(self, dims: tuple[str, ...]) -> tuple[int, ...]:
+        """Sizes of a tensor with these dims."""
+        return tuple(self.dims[dim] for dim in dims)
+
+    def elements(self, dims: tuple[str, ...]) -> int:
+        """Elements of a tensor with these dims."""
+        return prod(self.shape(dims))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Block:
+    """Operators that belong together, in a fixed topological order, `repeat` times in a row.
+
+    A block with `entry` reads one tensor from before it, under that name, and ends with one tensor, that of
+    its last operator, which alone may be read after it; such a block may be recomputed as a whole in the
+    backward pass, and repeated: each repetition reads what the one before it made. A block without `entry`
+    reads graph inputs only. `repeat` above 1 needs an entry of the same shape as the result.
+    """
+
+    name: str
+    operators: tuple[OpNode, ...]
+    entry: str | None = None
+    repeat: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpGraph:
+    """A network: its inputs (data without gradient: name and shape), its blocks in order; the last operator
+    is the loss. All sizes are those of one optimizer step's whole batch."""
+
+    name: str
+    inputs: Mapping[str, tuple[int, ...]] = field(hash=False)
+    blocks: tuple[Block, ...]
+    batch: int
+    seq_len: int | None = None
+
+    @property
+    def operators(self) -> int:
+        """Operators, repetitions counted."""
+        return sum(len(block.operators) * block.repeat for block in self.blocks)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """One way to lay an operator along one mesh axis of n ranks.
+
+    `split` is the dim whose iterations are divided among the ranks; None where every rank does all of them.
+    One placement for each input, each parameter, and the output. `halo` is the number of neighbouring rows
+    along `split` that the first input needs from either side (convolutions, pooling).
+    """
+
+    name: str
+    split: str | None
+    inputs: tuple[Placement, ...]
+    parameters: tuple[Placement, ...]
+    output: Placement
+    halo: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """What an operator computes on one rank, in terms of its dims.
+
+    `matmul`: `batch` products of [m, k] x [k, n], each extent the product of its dims; in training the same
+    again for each operand that needs a gradient. `attention`: fused or unfused attention over `batch`
+    (batch and heads), `m` query, `k` key, `n` value dims. `memory`: `forward_passes` and `backward_passes`
+    count how often each of the tensors (inputs, output) is read or written, once per element of each.
+    `kernels` are launched per pass.
+    """
+
+    kind: Literal["matmul", "attention", "memory"]
+    batch: tuple[str, ...] = ()
+    m: tuple[str, ...] = ()
+    n: tuple[str, ...] = ()
+    k: tuple[str, ...] = ()
+    forward_passes: float = 1.0
+    backward_passes: float = 1.0
+    causal: bool = False
+    kernels: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kept:
+    """What the backward pass of an operator reads again: which inputs, whether its output, and further
+    tensors of its own (dims and bytes per element: masks, statistics)."""
+
+    inputs: tuple[int, ...] = ()
+    output: bool = False
+    own: tuple[tuple[tuple[str, ...], float], ...] = ()
