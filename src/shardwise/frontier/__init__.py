@@ -1,5 +1,5 @@
-"""The algebra of Pareto sets: columns of two or three objectives, with back-pointers; and the chains of choices
-that frontier tracking works on."""
+"""The algebra of Pareto sets: columns of objectives, with back-pointers; and the chains of choices that are
+tracked."""
 
 from shardwise.frontier.algebra import Frontier, frontier_of, product, union, union_all
 from shardwise.frontier.network import COLUMNS, SUMMED, Chain, Costs, Factor, Link, Part

@@ -16,8 +16,8 @@ COLUMNS = ("hidden_s", "exposed_s", "held_bytes", "recomputed_bytes", "peak_byte
 
 The step takes max(hidden_s, exposed_s): two sums of which the time is the larger, the first where computation
 hides the gradient synchronisation, the second where it ends before it. `held_bytes` add over all.
-`recomputed_bytes` add within one link of a chain, `peak_bytes` are the largest temporary of any operator there;
-memory is the sum of held_bytes plus the largest recomputed_bytes + peak_bytes of any link.
+`recomputed_bytes` add within one link of a chain, `peak_bytes` are the largest temporary of any operator
+there; memory is the sum of held_bytes plus the largest recomputed_bytes + peak_bytes of any link.
 """
 
 SUMMED = 4

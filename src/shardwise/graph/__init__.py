@@ -9,7 +9,7 @@ from shardwise.graph.placement import (
     placements_of,
     shard,
 )
-from shardwise.graph.record import Block, Kept, OpGraph, Operand, OpNode, Parameter, Rule, Work
+from shardwise.graph.record import Block, Kept, Operand, OpGraph, OpNode, Parameter, Rule, Work
 
 __all__ = [
     "PARTIAL",

@@ -37,9 +37,9 @@ class OpNode:
     """One operator.
 
     `dims` are the sizes of all indices of its iteration space, over the whole batch, before any split.
-    `output` are the dims of its one result. `flop` and `moved_bytes` replace what the kind says of the forward
-    pass, over the whole batch, where the file gives them. `attributes` are the kind's own (`window`, `causal`,
-    `halo`, ...), `whole` the dims that must not be split though the kind would allow it.
+    `output` are the dims of its one result. `flop` and `moved_bytes` replace what the kind says of the
+    forward pass, over the whole batch, where the file gives them. `attributes` are the kind's own (`window`,
+    `causal`, `halo`, ...), `whole` the dims that must not be split though the kind would allow it.
     """
 
     name: str
