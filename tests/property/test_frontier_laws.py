@@ -59,6 +59,19 @@ def test_reduce_is_its_definition(sets: Sequence[npt.NDArray[np.float64]]) -> No
     assert reduce(points).tolist() == slow_reduce(points)
 
 
+@given(st.integers(1, 5).flatmap(lambda k: st.tuples(st.just(k), rows_of(k, largest=4, most=40))), st.data())
+def test_reduce_of_many_cells_is_that_of_each(drawn: tuple[int, Rows], data: st.DataObject) -> None:
+    objectives, rows = drawn
+    points = np.array(rows, dtype=np.float64).reshape(-1, objectives)
+    own = st.lists(st.integers(0, 3), min_size=len(rows), max_size=len(rows))
+    cells = np.array(data.draw(own), dtype=np.intp)
+    by_cell: list[int] = []
+    for cell in sorted(set(cells.tolist())):
+        places = np.flatnonzero(cells == cell)
+        by_cell += places[slow_reduce(points[places])].tolist()
+    assert reduce(points, cells=cells).tolist() == by_cell
+
+
 @pytest.mark.parametrize("objectives", [2, 3])
 def test_reduce_is_its_definition_on_large_sets(objectives: int) -> None:
     """Sets of 300 points: scattered, on a coarse grid (ties), and on a shell where all stay."""

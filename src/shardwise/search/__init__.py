@@ -10,6 +10,7 @@ from shardwise.search.pinned import Alternative, Axis, Binding
 from shardwise.search.question import SPACES, Question, default_job, shortest_text
 from shardwise.search.space import Space
 from shardwise.search.space_file import SpaceChoice, read_space
+from shardwise.search.tracking import Tracked, tracked
 from shardwise.search.tree import LedgerBlock
 from shardwise.search.whatif import CHANGES
 
@@ -33,6 +34,7 @@ __all__ = [
     "Space",
     "SpaceChoice",
     "StepFigures",
+    "Tracked",
     "Tradeoff",
     "band_of",
     "default_job",
@@ -48,6 +50,7 @@ __all__ = [
     "step_figures_of_alike",
     "step_time_s",
     "step_times_s",
+    "tracked",
     "what_if",
     "why_not",
 ]

@@ -1,0 +1,8 @@
+"""Frontier tracking: all non-dominated solutions of a chain of choices, exact or up to an epsilon.
+
+(FT: Cai et al. 2020, arXiv 2004.10856; docs/tracking.md.)
+"""
+
+from shardwise.search.tracking.track import Tracked, tracked
+
+__all__ = ["Tracked", "tracked"]

@@ -1,0 +1,139 @@
+"""Leaving out choices that cannot matter: chains with fewer choices and the same frontier."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from shardwise.frontier import Chain, Factor, Link, Part
+from shardwise.search.tracking.chained import Weighed, unbordered
+from shardwise.search.tracking.lines import may_matter
+from shardwise.search.tracking.scalars import Scalars, Sums
+from shardwise.search.tracking.solution import Choice, Solution, occurrences
+
+Mask = npt.NDArray[np.bool_]
+Indices = npt.NDArray[np.intp]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Narrowed:
+    """A chain with fewer choices, and which of the original each is: `modes[i]` the original numbers of link
+    i's modes, `choices[i][m][v]` those of the choices of variable v."""
+
+    chain: Chain
+    modes: tuple[tuple[int, ...], ...]
+    choices: tuple[tuple[tuple[Indices, ...], ...], ...]
+
+    @staticmethod
+    def of(chain: Chain) -> Narrowed:
+        """A chain with all of its choices."""
+        return Narrowed(
+            chain,
+            tuple(tuple(range(len(link.modes))) for link in chain),
+            tuple(
+                tuple(tuple(np.arange(size) for size in part.sizes) for _, part in link.modes)
+                for link in chain
+            ),
+        )
+
+    def original(self, solution: Solution) -> Solution:
+        """A solution of the narrowed chain in the numbers of the original."""
+        memo: dict[tuple[int, Choice], Choice] = {}
+        found = []
+        for place, choice in zip(occurrences(self.chain), solution, strict=True):
+            key = (place, choice)
+            if key not in memo:
+                numbers = self.choices[place][choice.mode]
+                picked = zip(numbers, choice.choices, strict=True)
+                memo[key] = Choice(
+                    self.modes[place][choice.mode], tuple(int(each[own]) for each, own in picked)
+                )
+            found.append(memo[key])
+        return tuple(found)
+
+
+def narrowed(before: Narrowed, found: Weighed, corner_sums: Sums) -> Narrowed:
+    """Without the choices that lead to no solution below any corner; `found` is `before`'s chain under
+    weights, corner_sums (corners, weights) what they make of the corners."""
+    masks = [
+        [_alive(found, place, mode, corner_sums) for mode in range(len(link.modes))]
+        for place, link in enumerate(before.chain)
+    ]
+    _agree_on_borders(before.chain, masks)
+    links: list[Link] = []
+    modes: list[tuple[int, ...]] = []
+    choices: list[tuple[tuple[Indices, ...], ...]] = []
+    for place, link in enumerate(before.chain):
+        left = [mode for mode, mask in enumerate(masks[place]) if all(each.any() for each in mask)]
+        kept = {mode: [np.flatnonzero(mask) for mask in masks[place][mode]] for mode in left}
+        links.append(
+            replace(
+                link,
+                modes=tuple((link.modes[mode][0], _part(link.modes[mode][1], kept[mode])) for mode in left),
+            )
+        )
+        modes.append(tuple(before.modes[place][mode] for mode in left))
+        choices.append(
+            tuple(
+                tuple(own[rows] for own, rows in zip(before.choices[place][mode], kept[mode], strict=True))
+                for mode in left
+            )
+        )
+    return Narrowed(tuple(links), tuple(modes), tuple(choices))
+
+
+def _part(part: Part, kept: Sequence[Indices]) -> Part:
+    """The part with these choices of each variable only."""
+    factors = tuple(
+        Factor(factor.variables, factor.costs[np.ix_(*(kept[variable] for variable in factor.variables))])
+        for factor in part.factors
+    )
+    return replace(part, sizes=tuple(len(rows) for rows in kept), factors=factors)
+
+
+def _alive(found: Weighed, place: int, mode: int, corner_sums: Sums) -> list[Mask]:
+    """Which choices of each variable of a mode may matter, in any occurrence of its link."""
+    starts = np.cumsum([0, *(link.repeat for link in found.chain)])
+    last = int(starts[place + 1]) - 1
+    usual = range(int(starts[place]), last if place in found.peaked else last + 1)
+    cases: list[tuple[Scalars, Sequence[int]]] = []
+    if len(usual):
+        cases.append((found.plain[place][mode], usual))
+    if place in found.peaked:
+        cases.append((found.peaked[place][mode], [last]))
+    part = found.plain[place][mode].part
+    alive = [np.zeros(size, dtype=bool) for size in part.sizes]
+    for scalars, borders in cases:
+        beyond = np.minimum.reduce(
+            [found.ahead[border][:, None] + found.behind[border + 1][None] for border in borders]
+        )
+        scalars.spread(unbordered(part, beyond))
+        for variable, mask in enumerate(alive):
+            mask |= may_matter(scalars.through(variable), corner_sums)
+    return alive
+
+
+def _agree_on_borders(chain: Chain, masks: list[list[list[Mask]]]) -> None:
+    """Make all variables of one border keep the same choices: what any mode on either side may want.
+
+    All borders of a repeated link are one, since its entry and exit are the same tensor.
+    """
+    groups: list[list[Mask]] = []
+    for place, link in enumerate(chain):
+        entries = [masks[place][m][p.entry] for m, (_, p) in enumerate(link.modes) if p.entry is not None]
+        exits = [masks[place][m][p.exit] for m, (_, p) in enumerate(link.modes) if p.exit is not None]
+        if entries and groups:
+            groups[-1] += entries
+        if link.repeat > 1 and groups:
+            groups[-1] += exits
+        else:
+            groups.append(exits)
+    for group in groups:
+        if group:
+            # A border keeps what both of its sides may want: a choice dead on one side is dead.
+            wanted = np.logical_or.reduce(group)
+            for mask in group:
+                mask[:] = wanted

@@ -1,0 +1,141 @@
+"""Least weighted sums of a part, for many weights at once, and what everything outside a table costs at
+least."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import reduce as folded
+
+import numpy as np
+import numpy.typing as npt
+
+from shardwise.frontier import Part
+from shardwise.search.tracking.steps import Order, Step
+
+Sums = npt.NDArray[np.float64]
+"""(choices of each variable of a table..., weights)."""
+
+
+@dataclass(slots=True)
+class Scalars:
+    """The tables of a part as weighted sums: `tables[i]` of table i, variables in the order of `axes[i]`."""
+
+    part: Part
+    order: Order
+    weights: npt.NDArray[np.float64]
+    peaked: int | None
+    tables: dict[int, Sums]
+    axes: dict[int, tuple[int, ...]]
+    outside: dict[int, Sums] = field(default_factory=dict)
+
+    @staticmethod
+    def of(part: Part, order: Order, weights: npt.NDArray[np.float64], peaked: int | None = None) -> Scalars:
+        """Of weights (J, 5): the last column, of the peak, counts at factor `peaked` only, since the largest
+        of several values is at least any one of them."""
+        tables: dict[int, Sums] = {}
+        axes: dict[int, tuple[int, ...]] = {}
+        for place, factor in enumerate(part.factors):
+            own = weights.copy()
+            if place != peaked:
+                own[:, -1] = 0.0
+            tables[place] = _weighted(factor.costs, own)
+            axes[place] = factor.variables
+        scalars = Scalars(part, order, weights, peaked, tables, axes)
+        for step in order.steps:
+            scalars.tables[step.output] = scalars._least(step)
+            scalars.axes[step.output] = step.variables
+        return scalars
+
+    @property
+    def last(self) -> Sums:
+        """The table on the kept variables."""
+        return self.tables[self.order.last]
+
+    def _joint_axes(self, step: Step) -> tuple[int, ...]:
+        return step.variables if step.variable is None else (*step.variables, step.variable)
+
+    def _aligned(self, table: int, onto: tuple[int, ...]) -> Sums:
+        """A table with an axis for each variable of `onto`, of size 1 where it does not have it."""
+        own = self.axes[table]
+        values = self.tables[table]
+        order = [own.index(variable) for variable in onto if variable in own]
+        shape = [self.part.sizes[variable] if variable in own else 1 for variable in onto]
+        return values.transpose((*order, len(own))).reshape((*shape, values.shape[-1]))
+
+    def _joint(self, step: Step) -> Sums:
+        """The sum of a step's inputs over all of its variables, the one that is taken out last."""
+        onto = self._joint_axes(step)
+        aligned = [self._aligned(table, onto) for table in step.inputs]
+        if not aligned:
+            return np.zeros((*(self.part.sizes[variable] for variable in onto), 1))
+        joint = folded(np.add, aligned)
+        shape = (*(self.part.sizes[variable] for variable in onto), joint.shape[-1])
+        return np.broadcast_to(joint, shape)
+
+    def _least(self, step: Step) -> Sums:
+        joint = self._joint(step)
+        return joint if step.variable is None else joint.min(axis=-2)
+
+    def spread(self, outside: Sums) -> None:
+        """Fill `outside`: for each table, the least sum of all that is not in it, given `outside` of the last
+        table; infinite where the table itself is."""
+        self.outside[self.order.last] = outside
+        for step in reversed(self.order.steps):
+            beyond = self.outside[step.output]
+            if step.variable is not None:
+                beyond = beyond[..., None, :]
+            onto = self._joint_axes(step)
+            for table in step.inputs:
+                others = [self._aligned(other, onto) for other in step.inputs if other != table]
+                rest = folded(np.add, others, beyond)
+                own = self.axes[table]
+                away = tuple(place for place, variable in enumerate(onto) if variable not in own)
+                shape = (*(self.part.sizes[variable] for variable in onto), rest.shape[-1])
+                least = np.broadcast_to(rest, shape).min(axis=away) if away else np.broadcast_to(rest, shape)
+                left = tuple(variable for variable in onto if variable in own)
+                self.outside[table] = least.transpose((*(left.index(v) for v in own), len(own)))
+
+    def through(self, variable: int) -> Sums:
+        """A total that no solution with a choice of the variable is below, (choices, weights); after
+        `spread`. The largest that the factors on it tell, and nothing where there are none."""
+        best = np.full((self.part.sizes[variable], self.last.shape[-1]), -np.inf)
+        for place, factor in enumerate(self.part.factors):
+            if variable in factor.variables:
+                total = self.tables[place] + self.outside[place]
+                away = tuple(i for i, other in enumerate(factor.variables) if other != variable)
+                least = total.min(axis=away) if away else total
+                best = np.maximum(best, least)
+        return best
+
+    def choices(self, ends: dict[int, npt.NDArray[np.intp]]) -> dict[int, npt.NDArray[np.intp]]:
+        """Choices of all variables that reach the least sums, one per weight, given those of the ends."""
+        found = dict(ends)
+        for step in reversed(self.order.steps):
+            if step.variable is None:
+                continue
+            each = np.arange(self.last.shape[-1])
+            total = np.zeros((len(each), self.part.sizes[step.variable]))
+            for table in step.inputs:
+                own = self.axes[table]
+                index = tuple(slice(None) if v == step.variable else found[v] for v in own)
+                place = own.index(step.variable)
+                total = total + _picked(self.tables[table], index, place, each)
+            found[step.variable] = total.argmin(axis=1)
+        return found
+
+
+def _picked(
+    values: Sums, index: tuple[slice | npt.NDArray[np.intp], ...], place: int, each: npt.NDArray[np.intp]
+) -> npt.NDArray[np.float64]:
+    """Rows (weights, choices of the variable at `place`) of a table, all other variables chosen."""
+    moved = np.moveaxis(values, place, -1)
+    chosen = tuple(part for part in index if not isinstance(part, slice))
+    return np.asarray(moved[(*chosen, each)])
+
+
+def _weighted(costs: npt.NDArray[np.float64], weights: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """costs (..., 5) times weights (J, 5): (..., J); infinite where any cost is, whatever its weight."""
+    is_out = ~np.isfinite(costs).all(axis=-1)
+    sums = np.where(np.isfinite(costs), costs, 0.0) @ weights.T
+    sums[is_out] = np.inf
+    return np.asarray(sums)

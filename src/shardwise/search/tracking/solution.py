@@ -1,0 +1,74 @@
+"""Solutions of a chain, and what they cost by adding up the costs of what they chose."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from shardwise.frontier import COLUMNS, SUMMED, Chain, Part
+
+Values = npt.NDArray[np.float64]
+
+Measure = tuple[float, float]
+"""Seconds and bytes of a solution."""
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What one occurrence of a link chose: the mode, and a choice of each variable of its part."""
+
+    mode: int
+    choices: tuple[int, ...]
+
+
+Solution = tuple[Choice, ...]
+"""A choice for each link, repetitions one by one."""
+
+
+def part_costs(part: Part, choices: tuple[int, ...]) -> Values:
+    """The columns of a part for choices of all its variables."""
+    total = np.zeros(len(COLUMNS))
+    for factor in part.factors:
+        cost = factor.costs[tuple(choices[variable] for variable in factor.variables)]
+        total[:SUMMED] += cost[:SUMMED]
+        total[SUMMED:] = np.maximum(total[SUMMED:], cost[SUMMED:])
+    return total
+
+
+def occurrences(chain: Chain) -> Iterator[int]:
+    """The index of the link of each occurrence, in order."""
+    return (place for place, link in enumerate(chain) for _ in range(link.repeat))
+
+
+def folded(costs: Values) -> Values:
+    """Columns of links (..., 5) as hidden_s, exposed_s, held_bytes and the peak beyond that: (..., 4)."""
+    return np.concatenate([costs[..., :3], costs[..., 3:4] + costs[..., 4:5]], axis=-1)
+
+
+def joined(a: Values, b: Values) -> Values:
+    """Folded columns (..., 4) of two pieces of a chain together: sums, and the larger peak."""
+    return np.concatenate([a[..., :3] + b[..., :3], np.maximum(a[..., 3:], b[..., 3:])], axis=-1)
+
+
+def measures(costs: Values) -> Values:
+    """Seconds and bytes (..., 2) of whole chains with folded columns (..., 4)."""
+    time_s = np.maximum(costs[..., 0], costs[..., 1])
+    return np.stack([time_s, costs[..., 2] + costs[..., 3]], axis=-1)
+
+
+def solution_costs(chain: Chain, solution: Solution) -> Values:
+    """Folded columns of a solution."""
+    total = np.zeros(4)
+    for place, choice in zip(occurrences(chain), solution, strict=True):
+        _, part = chain[place].modes[choice.mode]
+        total = joined(total, folded(part_costs(part, choice.choices)))
+    return total
+
+
+def measure(chain: Chain, solution: Solution) -> Measure:
+    """Seconds and bytes of a solution."""
+    time_s, memory_bytes = measures(solution_costs(chain, solution))
+    return float(time_s), float(memory_bytes)

@@ -1,0 +1,78 @@
+"""In which order the variables of a part are eliminated, and by which rule."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+from typing import Literal
+
+from shardwise.frontier import Part
+
+Rule = Literal["edge", "leaf", "node", "branch"]
+"""`edge`: tables on the same variables become one. The others take a variable out: `leaf` one that meets no
+or one other variable, `node` one that meets two, `branch` one that meets more. (Cai et al. 2020, section 4,
+whose branch elimination merges operators until the other rules apply; taking the variable out of the table
+of all its neighbours is the same step.)"""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """The tables `inputs` become the table `output` on `variables`; `variable` is taken out, or None."""
+
+    rule: Rule
+    variable: int | None
+    inputs: tuple[int, ...]
+    output: int
+    variables: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """Steps of a part: tables 0 and up are its factors, the rest are made by the steps; `last` is the table
+    on the kept variables that remains (entry and exit, those that there are, in the order of their
+    numbers)."""
+
+    steps: tuple[Step, ...]
+    last: int
+
+
+def order_of(part: Part) -> Order:
+    """The order in which `part` is reduced to its entry and exit: always the variable whose elimination makes
+    the smallest table, of equal ones the first."""
+    kept = {end for end in (part.entry, part.exit) if end is not None}
+    tables = {place: factor.variables for place, factor in enumerate(part.factors)}
+    steps: list[Step] = []
+    free = set(range(len(part.sizes))) - kept
+
+    def add(rule: Rule, variable: int | None, inputs: tuple[int, ...], variables: tuple[int, ...]) -> None:
+        output = len(part.factors) + len(steps)
+        steps.append(Step(rule, variable, inputs, output, variables))
+        for each in inputs:
+            del tables[each]
+        tables[output] = variables
+
+    def merge() -> None:
+        on: dict[tuple[int, ...], list[int]] = {}
+        for table, variables in sorted(tables.items()):
+            on.setdefault(tuple(sorted(variables)), []).append(table)
+        for variables, found in on.items():
+            if len(found) > 1:
+                add("edge", None, tuple(found), variables)
+
+    def met(variable: int) -> tuple[int, ...]:
+        others = {other for variables in tables.values() if variable in variables for other in variables}
+        return tuple(sorted(others - {variable}))
+
+    merge()
+    while free:
+        sizes = {each: prod(part.sizes[other] for other in (*met(each), each)) for each in sorted(free)}
+        variable = min(sizes, key=lambda each: (sizes[each], each))
+        around = met(variable)
+        rule: Rule = "leaf" if len(around) < 2 else "node" if len(around) == 2 else "branch"
+        inputs = tuple(table for table, variables in sorted(tables.items()) if variable in variables)
+        add(rule, variable, inputs, around)
+        free.remove(variable)
+        merge()
+    if len(tables) > 1 or not tables or set(next(iter(tables.values()))) != kept:
+        add("edge", None, tuple(sorted(tables)), tuple(sorted(kept)))
+    return Order(tuple(steps), next(iter(tables)))

@@ -1,0 +1,168 @@
+"""Frontier tracking is exact: by dynamic programming, by elimination alone, and by bounds first, it finds
+what enumeration finds; up to an epsilon, nothing that is further from it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.property.tracking_instances import Choices, chain_of, frontier_by_definition, measure_of
+
+from shardwise.frontier import Chain
+from shardwise.search import tracked
+from shardwise.search.tracking import eliminate, labels, lines, track, walk
+from shardwise.search.tracking.solution import Solution
+from shardwise.search.tracking.steps import Order, order_of
+
+INSTANCES, CHUNK = 600, 60
+FULL_INSTANCES, FULL_CHUNK = 20_000, 400
+
+Points = list[tuple[float, float]]
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "first_seed" in metafunc.fixturenames:
+        is_full = bool(metafunc.config.getoption("--full"))
+        count, chunk = (FULL_INSTANCES, FULL_CHUNK) if is_full else (INSTANCES, CHUNK)
+        metafunc.parametrize(("first_seed", "seeds"), [(first, chunk) for first in range(0, count, chunk)])
+
+
+def plain(solution: Solution) -> Choices:
+    return tuple((choice.mode, choice.choices) for choice in solution)
+
+
+def orders_of(chain: Chain) -> list[list[Order]]:
+    return [[order_of(part) for _, part in link.modes] for link in chain]
+
+
+def by_labels(chain: Chain, walk_along: Callable[..., walk.Walked]) -> tuple[Points, list[Solution]]:
+    """The frontier without any bound."""
+    orders = orders_of(chain)
+    found = walk_along(chain, [walk.link_labels(chain, orders, place) for place in range(len(chain))])
+    return as_points(found.points), found.solutions()
+
+
+def as_points(values: Any) -> Points:
+    return [(float(time_s), float(memory)) for time_s, memory in values]
+
+
+def test_all_ways_find_what_enumeration_finds(first_seed: int, seeds: int) -> None:
+    solvable = 0
+    for seed in range(first_seed, first_seed + seeds):
+        chain = chain_of(seed)
+        expected = frontier_by_definition(chain)
+        if not expected:
+            continue
+        solvable += 1
+        ways = {
+            "dynamic programming": by_labels(chain, walk.walked),
+            "elimination alone": by_labels(chain, walk.merged),
+        }
+        exact = tracked(chain)
+        ways["bounds first"] = (as_points(exact.points), list(exact.solutions))
+        for way, (points, solutions) in ways.items():
+            assert points == expected, f"seed {seed}, {way}"
+            assert [measure_of(chain, plain(each)) for each in solutions] == points, f"seed {seed}, {way}"
+    assert solvable > seeds // 2
+
+
+@pytest.mark.parametrize("epsilon", [0.02, 0.2])
+def test_an_epsilon_is_all_that_is_lost(epsilon: float) -> None:
+    dropped = 0
+    for seed in range(150):
+        chain = chain_of(seed)
+        expected = frontier_by_definition(chain)
+        if not expected:
+            continue
+        found = tracked(chain, epsilon=epsilon)
+        assert [measure_of(chain, plain(each)) for each in found.solutions] == as_points(found.points)
+        limit = (1.0 + epsilon) * (1.0 + 1e-12)
+        for time_s, memory in expected:
+            assert any(a <= limit * time_s and b <= limit * memory for a, b in as_points(found.points)), seed
+        dropped += len(expected) - len(found.points)
+    assert dropped > 0
+
+
+def agrees(seeds: range) -> bool:
+    """Whether tracking with bounds and without agrees with enumeration on all seeds."""
+    for seed in seeds:
+        chain = chain_of(seed)
+        expected = frontier_by_definition(chain)
+        if not expected:
+            continue
+        if as_points(tracked(chain).points) != expected or by_labels(chain, walk.walked)[0] != expected:
+            return False
+    return True
+
+
+def broken_edge(points: Any, other: Any) -> Any:
+    """Parallel tables whose peaks add instead of the larger counting."""
+    return points + other
+
+
+def broken_reduce(points: Any, cells: Any = None, epsilon: float = 0.0) -> Any:
+    """A reduction that forgets the last column."""
+    from shardwise.frontier import reduce
+
+    return reduce(points[:, :-1], cells=cells, epsilon=epsilon)
+
+
+def cut_too_much(bounds: Any, corner_sums: Any) -> Any:
+    """Bounds that are taken for a tenth more than they are."""
+    return lines.may_matter(bounds * 1.1, corner_sums)
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "broken"),
+    [
+        (labels, "_together", broken_edge),
+        (labels, "reduce", broken_reduce),
+        (eliminate, "may_matter", cut_too_much),
+        (walk, "may_matter", cut_too_much),
+        (track, "simplified", lambda chain: track_zeroed(chain)),
+    ],
+)
+def test_a_broken_rule_is_noticed(
+    monkeypatch: pytest.MonkeyPatch, module: Any, name: str, broken: Callable[..., Any]
+) -> None:
+    assert agrees(range(60))
+    monkeypatch.setattr(module, name, broken)
+    assert not agrees(range(60))
+
+
+def track_zeroed(chain: Chain) -> Chain:
+    """A simplification that leaves out the exposed time whether it decides or not."""
+    from shardwise.search.tracking.simplify import _zeroed
+
+    return _zeroed(chain, 1)
+
+
+def test_large_tables_are_joined_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(labels, "_PAIRS_AT_ONCE", 3)
+    assert agrees(range(20))
+
+
+def test_the_order_of_elimination_takes_leaves_before_nodes_and_nodes_before_branches() -> None:
+    rules = {step.rule for seed in range(100) for link in chain_of(seed) for _, part in link.modes
+             for step in order_of(part).steps}  # fmt: skip
+    assert rules == {"edge", "leaf", "node", "branch"}
+
+
+def test_repetitions_are_solved_once_and_counted_each() -> None:
+    # Two like links of one operator each between a first and a last; the second costs (2, 0, 3, 0, 1) or
+    # (1, 0, 5, 0, 1) wherever: 2 links reach (4, 6), (3, 8), (2, 10), plus the larger peak 1.
+    from shardwise.frontier import Factor, Link, Part
+
+    nothing = np.zeros((1, 5))
+    costs = np.array([[2.0, 0.0, 3.0, 0.0, 1.0], [1.0, 0.0, 5.0, 0.0, 1.0]])
+    first = Part(("x",), (1,), (Factor((0,), nothing),), None, 0)
+    middle = Part(("in", "op", "out"), (1, 2, 1), (Factor((1,), costs), Factor((2,), nothing)), 0, 2)
+    last = Part(("x", "loss"), (1, 1), (Factor((1,), nothing),), 0, None)
+    chain = (
+        Link("first", (("keep", first),)),
+        Link("blocks", (("keep", middle),), repeat=2),
+        Link("last", (("keep", last),)),
+    )
+    assert as_points(tracked(chain).points) == [(2.0, 11.0), (3.0, 9.0), (4.0, 7.0)]

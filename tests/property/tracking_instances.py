@@ -1,0 +1,129 @@
+"""Small random chains of choices, and their frontiers by the definition: every solution, one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import combinations, pairwise, product
+
+import numpy as np
+import numpy.typing as npt
+
+from shardwise.frontier import Chain, Factor, Link, Part
+
+SHAPES = ("series", "parallel", "residual", "dense", "shared", "tree")
+"""How the operators of a part are joined: one after the other; side by side between two; one after the other
+with skips; each with each; two that read one variable more; anyhow."""
+
+Costs = npt.NDArray[np.float64]
+Choices = tuple[tuple[int, tuple[int, ...]], ...]
+"""For each occurrence of a link: the mode, and the choice of each variable."""
+
+
+def chain_of(seed: int, *, operators: int = 8, layouts: int = 4) -> Chain:
+    """A chain of one to three links of at most so many operators in all, repetitions counted, small whole
+    numbers as costs, some of them infinite; half of the chains have nothing to hide."""
+    random = np.random.default_rng(seed)
+    links = int(random.integers(1, 4))
+    repeats = [2 if 0 < place < links - 1 and random.random() < 0.6 else 1 for place in range(links)]
+    borders = [1, *(int(random.integers(1, layouts + 1)) for _ in range(links - 1)), 1]
+    for place, repeat in enumerate(repeats):
+        if repeat > 1:
+            borders[place + 1] = borders[place]
+    is_hiding = random.random() < 0.5
+    most = max(1, operators // sum(repeats) - 1)
+    chain = []
+    for place, repeat in enumerate(repeats):
+        modes = []
+        for mode in range(int(random.integers(1, 3))):
+            sizes = [int(random.integers(1, layouts + 1)) for _ in range(int(random.integers(1, most + 1)))]
+            entry = leaving = None
+            if place > 0:
+                entry = len(sizes)
+                sizes.append(borders[place])
+            if place < links - 1:
+                leaving = len(sizes)
+                sizes.append(borders[place + 1])
+            shape = SHAPES[int(random.integers(len(SHAPES)))]
+            factors = [
+                Factor(variables, _costs(random, tuple(sizes[v] for v in variables), is_hiding))
+                for variables in _joins(random, shape, len(sizes))
+            ]
+            names = tuple(f"v{v}" for v in range(len(sizes)))
+            modes.append((f"mode {mode}", Part(names, tuple(sizes), tuple(factors), entry, leaving)))
+        chain.append(Link(f"link {place}", tuple(modes), repeat))
+    return tuple(chain)
+
+
+def _joins(random: np.random.Generator, shape: str, count: int) -> Iterator[tuple[int, ...]]:
+    """The variables of each factor: every variable alone, and pairs by the shape."""
+    yield from ((variable,) for variable in range(count))
+    order = random.permutation(count).tolist()
+    if shape == "dense":
+        yield from combinations(order, 2)
+    elif shape == "parallel":
+        yield from ((end, inner) for inner in order[2:] for end in order[:2])
+        yield from combinations(order[:2], 2)
+    elif shape == "tree":
+        yield from ((order[place], order[int(random.integers(place))]) for place in range(1, count))
+    else:
+        yield from pairwise(order)
+        if shape == "residual":
+            yield from ((order[place], order[place + 2]) for place in range(0, count - 2, 2))
+        if shape == "shared" and count > 2:
+            yield from ((order[-1], order[place]) for place in random.integers(0, count - 1, 2).tolist())
+
+
+def _costs(random: np.random.Generator, sizes: tuple[int, ...], is_hiding: bool) -> Costs:
+    costs = random.integers(0, 10, (*sizes, 5)).astype(np.float64)
+    if not is_hiding:
+        costs[..., 1] = 0.0
+    costs[random.random(sizes) < 0.08] = np.inf
+    return costs
+
+
+def costs_of(part: Part, choices: tuple[int, ...]) -> list[float]:
+    """The five columns of a part, factor by factor."""
+    columns = [0.0, 0.0, 0.0, 0.0, 0.0]
+    for factor in part.factors:
+        cost = factor.costs
+        for variable in factor.variables:
+            cost = cost[choices[variable]]
+        columns = [
+            *(a + b for a, b in zip(columns[:4], cost[:4].tolist(), strict=True)),
+            max(columns[4], cost[4]),
+        ]
+    return columns
+
+
+def measure_of(chain: Chain, choices: Choices) -> tuple[float, float]:
+    """Seconds and bytes by the definition of the columns (docs/tracking.md)."""
+    parts = [link for link in chain for _ in range(link.repeat)]
+    columns = [
+        costs_of(link.modes[mode][1], chosen) for link, (mode, chosen) in zip(parts, choices, strict=True)
+    ]
+    hidden_s, exposed_s, held = (sum(each[column] for each in columns) for column in range(3))
+    return max(hidden_s, exposed_s), held + max(each[3] + each[4] for each in columns)
+
+
+def frontier_by_definition(chain: Chain) -> list[tuple[float, float]]:
+    """Every solution, measured; those that none other is as good as in both and better in one, each once."""
+    reached: dict[int, set[tuple[float, float, float, float]]] = {0: {(0.0, 0.0, 0.0, 0.0)}}
+    for link in [each for each in chain for _ in range(each.repeat)]:
+        onward: dict[int, set[tuple[float, float, float, float]]] = {}
+        for _, part in link.modes:
+            for choices in product(*(range(size) for size in part.sizes)):
+                hidden_s, exposed_s, held, again, peak = costs_of(part, choices)
+                if hidden_s == np.inf:
+                    continue
+                before = reached.get(0 if part.entry is None else choices[part.entry], set())
+                after = onward.setdefault(0 if part.exit is None else choices[part.exit], set())
+                after |= {
+                    (a + hidden_s, b + exposed_s, c + held, max(d, again + peak)) for a, b, c, d in before
+                }
+        reached = onward
+    points = {(max(a, b), c + d) for states in reached.values() for a, b, c, d in states}
+    return sorted(
+        point
+        for point in points
+        if not any(other != point and other[0] <= point[0] and other[1] <= point[1] for other in points)
+    )
