@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from tests.property.tracking_instances import Choices, chain_of, frontier_by_definition, measure_of
 
-from shardwise.frontier import Chain
+from shardwise.frontier import Chain, frontier_of
 from shardwise.search import tracked
 from shardwise.search.tracking import eliminate, labels, lines, track, walk
 from shardwise.search.tracking.solution import Solution
@@ -60,8 +60,8 @@ def test_all_ways_find_what_enumeration_finds(first_seed: int, seeds: int) -> No
             "dynamic programming": by_labels(chain, walk.walked),
             "elimination alone": by_labels(chain, walk.merged),
         }
-        exact = tracked(chain)
-        ways["bounds first"] = (as_points(exact.points), list(exact.solutions))
+        exact = tracked([chain])
+        ways["bounds first"] = (as_points(exact.points), [solution for _, solution in exact.solutions])
         for way, (points, solutions) in ways.items():
             assert points == expected, f"seed {seed}, {way}"
             assert [measure_of(chain, plain(each)) for each in solutions] == points, f"seed {seed}, {way}"
@@ -76,13 +76,27 @@ def test_an_epsilon_is_all_that_is_lost(epsilon: float) -> None:
         expected = frontier_by_definition(chain)
         if not expected:
             continue
-        found = tracked(chain, epsilon=epsilon)
-        assert [measure_of(chain, plain(each)) for each in found.solutions] == as_points(found.points)
+        found = tracked([chain], epsilon=epsilon)
+        assert [measure_of(chain, plain(each)) for _, each in found.solutions] == as_points(found.points)
         limit = (1.0 + epsilon) * (1.0 + 1e-12)
         for time_s, memory in expected:
             assert any(a <= limit * time_s and b <= limit * memory for a, b in as_points(found.points)), seed
         dropped += len(expected) - len(found.points)
     assert dropped > 0
+
+
+def test_cases_of_one_question_have_one_frontier() -> None:
+    used = set()
+    for seed in range(0, 60, 3):
+        cases = [chain_of(seed + case) for case in range(3)]
+        points = [point for case in cases for point in frontier_by_definition(case)]
+        best = frontier_of(np.array(points).reshape(-1, 2)).points
+        found = tracked(cases)
+        assert as_points(found.points) == as_points(best)
+        measured = [measure_of(cases[case], plain(each)) for case, each in found.solutions]
+        assert measured == as_points(best)
+        used |= {case for case, _ in found.solutions}
+    assert used == {0, 1, 2}
 
 
 def agrees(seeds: range) -> bool:
@@ -92,7 +106,7 @@ def agrees(seeds: range) -> bool:
         expected = frontier_by_definition(chain)
         if not expected:
             continue
-        if as_points(tracked(chain).points) != expected or by_labels(chain, walk.walked)[0] != expected:
+        if as_points(tracked([chain]).points) != expected or by_labels(chain, walk.walked)[0] != expected:
             return False
     return True
 
@@ -165,4 +179,4 @@ def test_repetitions_are_solved_once_and_counted_each() -> None:
         Link("blocks", (("keep", middle),), repeat=2),
         Link("last", (("keep", last),)),
     )
-    assert as_points(tracked(chain).points) == [(2.0, 11.0), (3.0, 9.0), (4.0, 7.0)]
+    assert as_points(tracked([chain]).points) == [(2.0, 11.0), (3.0, 9.0), (4.0, 7.0)]

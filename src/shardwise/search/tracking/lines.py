@@ -30,12 +30,13 @@ class Lines:
 
 @dataclass(slots=True)
 class Found:
-    """Solutions of which none is better than another in both, by time; `points` (n, 2)."""
+    """Solutions, each with the number of its chain, of which none is better than another in both, by time;
+    `points` (n, 2)."""
 
     points: Values = field(default_factory=lambda: np.empty((0, 2)))
-    solutions: list[Solution] = field(default_factory=list)
+    solutions: list[tuple[int, Solution]] = field(default_factory=list)
 
-    def add(self, measured: list[tuple[Measure, Solution]]) -> None:
+    def add(self, measured: list[tuple[Measure, tuple[int, Solution]]]) -> None:
         """Take in more of them; of equal ones the first stays."""
         points = np.concatenate([self.points, np.array([point for point, _ in measured]).reshape(-1, 2)])
         every = [*self.solutions, *(solution for _, solution in measured)]

@@ -3,18 +3,18 @@ left between them."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from shardwise.errors import InternalError
 from shardwise.frontier import Chain
 from shardwise.search.tracking.chained import Weighed, Weighing, solutions, weighed
 from shardwise.search.tracking.lines import Found, Lines, is_open, weighted
 from shardwise.search.tracking.prune import Narrowed, narrowed
 from shardwise.search.tracking.simplify import simplified
-from shardwise.search.tracking.solution import Measure, Solution, measure, occurrences, part_costs
+from shardwise.search.tracking.solution import Solution, measure, occurrences, part_costs
 from shardwise.search.tracking.steps import Order, order_of
 from shardwise.search.tracking.walk import Bounds, link_labels, walked
 
@@ -44,33 +44,36 @@ class Effort:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Tracked:
-    """The frontier of a chain: `points` (n, 2), seconds ascending and bytes descending, a solution for each.
+    """The frontier of chains: `points` (n, 2), seconds ascending and bytes descending; for each the number of
+    its chain and a solution of it.
 
-    Every solution of the chain is matched within a factor 1 + epsilon by some point; with epsilon 0 the
+    Every solution of the chains is matched within a factor 1 + epsilon by some point; with epsilon 0 the
     points are the frontier itself.
     """
 
     points: Values
-    solutions: tuple[Solution, ...]
+    solutions: tuple[tuple[int, Solution], ...]
     epsilon: float
-    effort: Effort
+    efforts: tuple[Effort, ...]
 
 
-def tracked(chain: Chain, *, epsilon: float = 0.0) -> Tracked:
-    """Track the frontier of `chain`, exact up to a relative `epsilon`.
+def tracked(chains: Sequence[Chain], *, epsilon: float = 0.0) -> Tracked:
+    """Track the frontier of all `chains` together, exact up to a relative `epsilon`.
+
+    Several chains are the cases of one question: what conditioning on a choice makes of a chain that no rule
+    reduces, or meshes to choose from. What one case found is held against the next.
 
     The epsilon is spent once, where a solution in hand is held against all that could still come: never in a
     step of the computation, so nothing accumulates.
     """
-    tracker = _Tracker(chain, epsilon)
-    tracker.weigh()
-    labels = 0 if tracker.is_settled() else tracker.label()
-    return Tracked(
-        tracker.found.points,
-        tuple(tracker.found.solutions),
-        epsilon,
-        Effort(tracker.asked, _choices(chain), _choices(tracker.narrowed.chain), labels),
-    )
+    found = Found()
+    efforts = []
+    for case, chain in enumerate(chains):
+        tracker = _Tracker(case, chain, epsilon, found)
+        tracker.weigh()
+        labels = 0 if tracker.is_settled() else tracker.label()
+        efforts.append(Effort(tracker.asked, _choices(chain), _choices(tracker.narrowed.chain), labels))
+    return Tracked(found.points, tuple(found.solutions), epsilon, tuple(efforts))
 
 
 def _choices(chain: Chain) -> int:
@@ -80,12 +83,13 @@ def _choices(chain: Chain) -> int:
 class _Tracker:
     """What is known of one chain: lines, solutions, and the choices that may still matter."""
 
-    def __init__(self, chain: Chain, epsilon: float) -> None:
+    def __init__(self, case: int, chain: Chain, epsilon: float, found: Found) -> None:
+        self.case = case
         self.given = chain
         self.epsilon = epsilon
         self.narrowed = Narrowed.of(simplified(chain))
         self.lines = Lines()
-        self.found = Found()
+        self.found = found
         self.asked = 0
         self.peak: tuple[int, tuple[int | None, ...]] | None = None
         self.orders = _orders(self.narrowed.chain)
@@ -107,15 +111,16 @@ class _Tracker:
         answer = self._weighed(weights, shares)
         least = answer.least
         if not np.isfinite(least).all():
-            if not len(self.found.points):
-                raise InternalError("a chain of choices has no solution of finite cost")
             self.is_exhausted = True
             return answer
         self.lines.add(weights, least)
         fresh = dict.fromkeys(solutions(answer))
-        originals = [self.narrowed.original(solution) for solution in fresh]
-        self.found.add([(measure(self.given, solution), solution) for solution in originals])
+        self.take([self.narrowed.original(solution) for solution in fresh])
         return answer
+
+    def take(self, fresh: list[Solution]) -> None:
+        """Add solutions to what is found."""
+        self.found.add([(measure(self.given, solution), (self.case, solution)) for solution in fresh])
 
     def _weighed(self, weights: Values, shares: Values) -> Weighed:
         columns = np.zeros((len(weights), 5))
@@ -128,9 +133,11 @@ class _Tracker:
     def weigh(self) -> None:
         """Weighted sums between neighbours that are still open, until none of them tells anything new."""
         ends = np.array([[1.0, 0.0], [0.0, 1.0]])
-        self.ask(ends, np.ones(2))
+        own = self.ask(ends, np.ones(2))
+        if self.is_exhausted:
+            return
         (fast_s, fast_bytes), (slow_s, slow_bytes) = self.found.points[0], self.found.points[-1]
-        self.peak = self._peak()
+        self.peak = self._peak(self.narrowed.original(solutions(own)[0]))
         tilted = np.array([[1.0, _tilt(fast_s, fast_bytes)], [_tilt(slow_bytes, slow_s), 1.0]])
         self.ask(np.concatenate([ends, tilted]), np.ones(4))
         tried: set[tuple[float, float]] = set()
@@ -167,10 +174,9 @@ class _Tracker:
         del place
         return [1.0]
 
-    def _peak(self) -> tuple[int, tuple[int | None, ...]]:
-        """Where the peak is, in the fastest solution found: the link, and the factor of each of its modes
+    def _peak(self, solution: Solution) -> tuple[int, tuple[int | None, ...]]:
+        """Where the peak of a solution is: the link, and the factor of each of its modes
         that is largest there or, in other modes, at least."""
-        solution = self.found.solutions[0]
         places = list(occurrences(self.given))
         peaks = []
         for place, choice in zip(places, solution, strict=True):
@@ -214,8 +220,7 @@ class _Tracker:
         links = [link_labels(chain, self.orders, place, bounds) for place in range(len(chain))]
         if all(len(link.table) for link in links):
             end = walked(chain, links, bounds)
-            fresh = [self.narrowed.original(solution) for solution in end.solutions()]
-            self.found.add([(measure(self.given, solution), solution) for solution in fresh])
+            self.take([self.narrowed.original(solution) for solution in end.solutions()])
         return sum(len(link.table) for link in links)
 
     def _tightest(self, corners: Values) -> Values:
@@ -245,6 +250,3 @@ def _spread(pairs: list[tuple[float, float]], count: int) -> list[tuple[float, f
     if len(pairs) <= count:
         return pairs
     return [pairs[int(place)] for place in np.linspace(0, len(pairs) - 1, count)]
-
-
-__all__ = ["Effort", "Measure", "Tracked", "tracked"]
