@@ -4,12 +4,15 @@ Stricter than the formats: no anchors, aliases, tags, merge keys or duplicate ke
 YAML scalar is null, true, false or a number exactly where JSON says so (`1e9` is a number; `no`, `017`,
 `12:30:00` and `1_000` are text); numbers are finite. Size, depth and the number of values are limited before
 anything is built. Whatever is wrong becomes one ConfigError that says where, what was found, what is allowed.
+
+`written_yaml` is the way back: what it writes, the reader reads as it was.
 """
 
 from shardwise.inputs.fields import REQUIRED, Fields
 from shardwise.inputs.limits import MAX_BYTES, MAX_DEPTH, MAX_NODES
 from shardwise.inputs.read import parse_mapping, read_bytes, read_mapping, read_text
 from shardwise.inputs.words import join_key, nearest, printable, shown
+from shardwise.inputs.yaml_written import written_yaml
 
 __all__ = [
     "MAX_BYTES",
@@ -25,4 +28,5 @@ __all__ = [
     "read_mapping",
     "read_text",
     "shown",
+    "written_yaml",
 ]

@@ -9,7 +9,7 @@ from typing import Any, cast, get_args
 
 from shardwise.cluster import Cluster, cluster_from_record
 from shardwise.errors import ConfigError, InternalError
-from shardwise.inputs import Fields, read_mapping, shown
+from shardwise.inputs import Fields, read_mapping, shown, written_yaml
 from shardwise.model import Model, active_parameters, model_from_config, parameters
 from shardwise.plan.document import document_hash, plan_document
 from shardwise.plan.plan import SCHEMA, VERSION, Plan, RunnerUp
@@ -24,7 +24,6 @@ from shardwise.plan.record import (
     Value,
 )
 from shardwise.plan.store import Files, write_file
-from shardwise.plan.yaml_text import yaml_text
 from shardwise.schedule import Schedule, from_text
 from shardwise.strategy import (
     ALIASES,
@@ -54,7 +53,7 @@ def write_plan(path: str, plan: Plan, *, files: Files | None = None) -> str:
     """
     check_ledger(plan.certificate)
     document = plan_document(plan)
-    write_file(path, yaml_text(document).encode(), files=files)
+    write_file(path, written_yaml(document).encode(), files=files)
     return str(document["hash"])
 
 

@@ -13,9 +13,8 @@ import pytest
 from tests.property.software import SOFTWARE
 
 from shardwise.errors import ConfigError, InternalError
-from shardwise.inputs import read_mapping
+from shardwise.inputs import read_mapping, written_yaml
 from shardwise.plan import Plan, document_hash, plan_document, read_plan, write_plan
-from shardwise.plan.yaml_text import yaml_text
 from shardwise.strategy import PROFILES
 
 ROOT = Path(__file__).parents[3]
@@ -192,7 +191,7 @@ def test_a_fault_is_named_with_file_and_key_even_where_the_hash_fits(
     document = read_mapping(str(path))
     change(document)
     document["hash"] = document_hash(document)
-    path.write_text(yaml_text(document))
+    path.write_text(written_yaml(document))
     with pytest.raises(ConfigError, match=message) as caught:
         read_plan(str(path))
     assert str(caught.value).startswith(f"{path}: ")
@@ -219,7 +218,7 @@ def test_a_file_without_these_keys_is_read_as_one_that_asked_for_nothing(path: P
     for key in ("fixed", "axes", "unexplored"):
         del certificate[key]
     document["hash"] = document_hash(document)
-    path.write_text(yaml_text(document))
+    path.write_text(written_yaml(document))
     found = read_plan(str(path)).certificate
     assert (found.fixed, found.axes, found.unexplored) == ({}, {}, 0)
 

@@ -1,4 +1,4 @@
-"""The plan's YAML comes back equal through the strict reader, and through PyYAML where YAML 1.1 means the
+"""Written YAML comes back equal through the strict reader, and through PyYAML where YAML 1.1 means the
 same."""
 
 from __future__ import annotations
@@ -12,8 +12,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from shardwise.errors import InternalError
-from shardwise.inputs import parse_mapping
-from shardwise.plan.yaml_text import yaml_text
+from shardwise.inputs import parse_mapping, written_yaml
 
 TEXT = st.text(st.characters(exclude_characters="\0", codec="utf-8"), max_size=40)
 WORDS = (
@@ -46,14 +45,14 @@ DOCUMENTS = st.dictionaries(st.one_of(TEXT, AWKWARD), VALUES, min_size=1, max_si
 )
 @example({"a": [{"b": {"c": [{"d": []}, {}]}}], "e": ["x" * 60, "y" * 60], "f": list(range(60))})
 def test_what_is_written_reads_back_equal(document: dict[str, Any]) -> None:
-    text = yaml_text(document)
+    text = written_yaml(document)
     assert _typed(parse_mapping(text, file="plan.yaml")) == _typed(document)
-    assert yaml_text(document) == text
+    assert written_yaml(document) == text
 
 
 @given(DOCUMENTS)
 def test_a_general_yaml_reader_agrees(document: dict[str, Any]) -> None:
-    assert _typed(yaml.safe_load(yaml_text(document))) == _typed(document)
+    assert _typed(yaml.safe_load(written_yaml(document))) == _typed(document)
 
 
 def _typed(value: object) -> str:
@@ -69,7 +68,7 @@ def test_the_form_is_one_key_a_line_with_short_lists_on_one() -> None:
         "stages": [{"layers": 20, "chunks": [10, 10]}, {"layers": 19}],
         "lines": ["x" * 60, "y" * 60],
     }
-    assert yaml_text(document) == (
+    assert written_yaml(document) == (
         "schema: shardwise.plan\n"
         "band_s: [1.5, 2.0]\n"
         "job:\n"
@@ -88,5 +87,5 @@ def test_the_form_is_one_key_a_line_with_short_lists_on_one() -> None:
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), b"bytes", {1, 2}, object()])
 def test_what_has_no_text_is_refused(value: object) -> None:
-    with pytest.raises(InternalError, match="a plan cannot hold"):
-        yaml_text({"a": [value]})
+    with pytest.raises(InternalError, match="a file cannot hold"):
+        written_yaml({"a": [value]})

@@ -21,7 +21,7 @@ _LONG = 100
 """A list whose one-line form is longer than this goes over several lines."""
 
 
-def yaml_text(document: Mapping[str, object]) -> str:
+def written_yaml(document: Mapping[str, object]) -> str:
     """`document` as YAML text that ends in a newline.
 
     Values are mappings with text keys, sequences, text, finite numbers, booleans and None; anything else is
@@ -86,7 +86,7 @@ def _flow(value: object) -> str:
         return int.__repr__(value)
     if isinstance(value, float) and isfinite(value):
         return _float(value)
-    raise InternalError(f"a plan cannot hold {value!r} of type {type(value).__name__}")
+    raise InternalError(f"a file cannot hold {value!r} of type {type(value).__name__}")
 
 
 def _float(value: float) -> str:
