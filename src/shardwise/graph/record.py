@@ -13,6 +13,7 @@ from math import prod
 from typing import Literal
 
 from shardwise.graph.placement import Placement
+from shardwise.graph.sizes import Growth
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +27,11 @@ class Operand:
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """A trained tensor and its dims. Two operators that name the same parameter share it."""
+    """A trained tensor and its dims. Two operators that name the same parameter share it.
+
+    In a repeated block each repetition has its own; a number in braces in the name counts them from there
+    (`layers.{0}.q.weight`).
+    """
 
     name: str
     dims: tuple[str, ...]
@@ -57,6 +62,13 @@ class OpNode:
         """Sizes of a tensor with these dims."""
         return tuple(self.dims[dim] for dim in dims)
 
+    @property
+    def tensors(self) -> tuple[tuple[str, ...], ...]:
+        """The dims of each of its tensors: inputs, parameters, output."""
+        inputs = (operand.dims for operand in self.inputs)
+        parameters = (parameter.dims for parameter in self.parameters)
+        return (*inputs, *parameters, self.output)
+
     def elements(self, dims: tuple[str, ...]) -> int:
         """Elements of a tensor with these dims."""
         return prod(self.shape(dims))
@@ -81,13 +93,19 @@ class Block:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpGraph:
     """A network: its inputs (data without gradient: name and shape), its blocks in order; the last operator
-    is the loss. All sizes are those of one optimizer step's whole batch."""
+    is the loss. All sizes are those of one optimizer step's whole batch.
+
+    `growth` says of the dims that follow the batch or the sequence length how they do; a name follows the
+    same in every operator. `source` says where the structure is from.
+    """
 
     name: str
     inputs: Mapping[str, tuple[int, ...]] = field(hash=False)
     blocks: tuple[Block, ...]
     batch: int
     seq_len: int | None = None
+    growth: Mapping[str, Growth] = field(default_factory=dict, hash=False)
+    source: str = ""
 
     @property
     def operators(self) -> int:

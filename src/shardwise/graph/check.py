@@ -1,0 +1,241 @@
+"""Whether a graph holds together: edges, order, shapes, names. What a kind demands beyond is the kind's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from shardwise.errors import ConfigError
+from shardwise.graph.record import Block, Operand, OpGraph, OpNode
+from shardwise.graph.sizes import CONSTANT, Growth
+from shardwise.inputs import nearest, shown
+
+Shape = tuple[int, ...]
+
+
+def check_graph(graph: OpGraph) -> None:
+    """Nothing where the graph is sound; else ConfigError with the key (as in a file) and the operator."""
+    _check_names(graph)
+    before: _Made | None = None
+    for index, block in enumerate(graph.blocks):
+        key = f"blocks[{index}]"
+        _check_entry(graph, block, before, key)
+        before = _check_block(graph, block, before, key)
+    _check_parameters(graph)
+    _check_inputs(graph)
+
+
+@dataclass(frozen=True, slots=True)
+class _Made:
+    """A tensor: its shape, and what each of its dims grows with (None for a graph input: its readers say)."""
+
+    shape: Shape
+    growth: tuple[Growth, ...] | None
+
+
+def _check_names(graph: OpGraph) -> None:
+    """Graph inputs, blocks, entries and operators: within reach of each other no name stands for two
+    things."""
+    seen: dict[str, str] = {name: f"inputs.{name}" for name in graph.inputs}
+    blocks: set[str] = set()
+    for index, block in enumerate(graph.blocks):
+        key = f"blocks[{index}]"
+        if block.name in blocks:
+            raise _wrong(f"{key}.name", "is given twice", block.name, "each block its own name")
+        blocks.add(block.name)
+        for place, node in enumerate(block.operators):
+            if node.name in seen:
+                raise _wrong(
+                    f"{key}.operators[{place}].name",
+                    f"is given twice (first at {seen[node.name]})",
+                    node.name,
+                    "each operator and graph input its own name",
+                )
+            seen[node.name] = f"{key}.operators[{place}]"
+    for index, block in enumerate(graph.blocks):
+        if block.entry is not None and block.entry in seen:
+            raise _wrong(
+                f"blocks[{index}].entry",
+                f"is also the name of {seen[block.entry]}",
+                block.entry,
+                "a name of its own",
+            )
+
+
+def _check_entry(graph: OpGraph, block: Block, before: _Made | None, key: str) -> None:
+    """Only the first block has no entry; a repeated one ends in the shape of its entry."""
+    if before is None and block.entry is not None:
+        raise _wrong(f"{key}.entry", "has nothing before it to read", block.entry, "no entry: a first block")
+    if before is not None and block.entry is None:
+        allowed = "a name for the result of the block before"
+        raise _wrong(f"{key}.entry", "is missing", f"nothing in block {shown(block.name)}", allowed)
+    if block.repeat > 1 and before is None:
+        raise _wrong(f"{key}.repeat", "needs an entry", str(block.repeat), "1 in the first block")
+    if block.repeat > 1 and before is not None:
+        result = _made(graph, block.operators[-1])
+        if result.shape != before.shape:
+            raise _wrong(
+                f"{key}.repeat",
+                f"of block {shown(block.name)} needs a result of the shape of its entry",
+                _shape_text(result.shape),
+                _shape_text(before.shape),
+            )
+
+
+def _check_block(graph: OpGraph, block: Block, before: _Made | None, key: str) -> _Made:
+    """Each operator reads what is there; everything but the last result is read. Returns that result."""
+    made: dict[str, _Made] = {name: _Made(shape, None) for name, shape in graph.inputs.items()}
+    if before is not None and block.entry is not None:
+        made[block.entry] = before
+    read: set[str] = set()
+    for place, node in enumerate(block.operators):
+        where = f"{key}.operators[{place}]"
+        for slot, operand in enumerate(node.inputs):
+            at = f"{where}.inputs[{slot}]"
+            if operand.source not in made:
+                raise _unreadable(graph, block, node, operand, f"{at}.from")
+            _check_shape(graph, node, operand, made[operand.source], f"{at}.dims")
+            read.add(operand.source)
+        made[node.name] = _made(graph, node)
+    if block.entry is not None and block.entry not in read:
+        raise _wrong(f"{key}.entry", "is read by no operator of the block", block.entry, "an entry in use")
+    for place, node in enumerate(block.operators[:-1]):
+        if node.name not in read:
+            raise _wrong(
+                f"{key}.operators[{place}]",
+                f"makes {shown(node.name)}, which no operator of its block reads",
+                None,
+                "results that are read; the result of a block is that of its last operator",
+            )
+    return made[block.operators[-1].name]
+
+
+def _made(graph: OpGraph, node: OpNode) -> _Made:
+    return _Made(node.shape(node.output), tuple(graph.growth.get(dim, CONSTANT) for dim in node.output))
+
+
+def _check_shape(graph: OpGraph, node: OpNode, operand: Operand, tensor: _Made, key: str) -> None:
+    shape = node.shape(operand.dims)
+    if shape != tensor.shape:
+        raise _wrong(
+            key,
+            f"of operator {shown(node.name)} do not meet the shape of {shown(operand.source)}",
+            _shape_text(shape),
+            _shape_text(tensor.shape),
+        )
+    growth = tuple(graph.growth.get(dim, CONSTANT) for dim in operand.dims)
+    if tensor.growth is not None and growth != tensor.growth:
+        dim = next(d for d, a, b in zip(operand.dims, growth, tensor.growth, strict=True) if a != b)
+        raise _wrong(
+            key,
+            f"of operator {shown(node.name)}: does not grow as that dim of {shown(operand.source)} does",
+            dim,
+            "sizes that follow the batch and the sequence length alike",
+        )
+
+
+def _unreadable(graph: OpGraph, block: Block, node: OpNode, operand: Operand, key: str) -> ConfigError:
+    """Why an operand is not there: a cycle, an order, another block, or no such name."""
+    own = {other.name: other for other in block.operators}
+    reader, source = shown(node.name), shown(operand.source)
+    if operand.source in own:
+        cycle = _cycle(own, node.name)
+        if cycle:
+            text = " -> ".join(cycle)
+            return _wrong(key, f"of operator {reader} closes a cycle", text, "operators without cycles")
+        return _wrong(key, f"of operator {reader} comes after it", operand.source, "makers before readers")
+    for other in graph.blocks:
+        if any(operand.source == maker.name for maker in other.operators):
+            allowed = "the block's own operators, its entry, graph inputs"
+            return _wrong(key, f"of operator {reader} lies in block {shown(other.name)}", source, allowed)
+    guess = nearest(operand.source, (*own, *graph.inputs, *((block.entry,) if block.entry else ())))
+    hint = f" (did you mean {guess}?)" if guess else ""
+    return _wrong(
+        key,
+        f"of operator {reader} is nowhere{hint}",
+        operand.source,
+        "an operator of the block, its entry or a graph input",
+    )
+
+
+def _cycle(own: Mapping[str, OpNode], start: str) -> list[str]:
+    """Operators in a circle through `start`, each reading the one before it; empty where there is none."""
+    came_from: dict[str, str] = {}
+    queue = [start]
+    for name in queue:
+        for operand in own[name].inputs:
+            if operand.source == start:
+                path = [name]
+                while path[-1] != start:
+                    path.append(came_from[path[-1]])
+                return [start, *path]
+            if operand.source in own and operand.source not in came_from:
+                came_from[operand.source] = name
+                queue.append(operand.source)
+    return []
+
+
+def _check_parameters(graph: OpGraph) -> None:
+    """One name is one tensor: of one shape, and of a repeated block only there."""
+    first: dict[str, tuple[Shape, int, str]] = {}
+    for index, block, key, node in _nodes(graph):
+        for slot, parameter in enumerate(node.parameters):
+            at = f"{key}.parameters[{slot}]"
+            shape = node.shape(parameter.dims)
+            known, home, owner = first.setdefault(parameter.name, (shape, index, node.name))
+            if shape != known:
+                raise _wrong(
+                    at,
+                    f"of operator {shown(node.name)} has another shape than at operator {shown(owner)}",
+                    _shape_text(shape),
+                    _shape_text(known),
+                )
+            if home != index and max(block.repeat, graph.blocks[home].repeat) > 1:
+                raise _wrong(
+                    at,
+                    f"of operator {shown(node.name)} is shared with operator {shown(owner)} of another block",
+                    parameter.name,
+                    "parameters of a repeated block in that block only",
+                )
+            if any(graph.growth.get(dim, CONSTANT) != CONSTANT for dim in parameter.dims):
+                raise _wrong(
+                    at,
+                    f"of operator {shown(node.name)} grows with the batch or the sequence length",
+                    parameter.name,
+                    "constant sizes",
+                )
+
+
+def _check_inputs(graph: OpGraph) -> None:
+    """Each graph input is read, and its readers agree on what it grows with."""
+    growth: dict[str, tuple[Growth, ...]] = {}
+    for _, _, key, node in _nodes(graph):
+        for slot, operand in enumerate(node.inputs):
+            if operand.source not in graph.inputs:
+                continue
+            own = tuple(graph.growth.get(dim, CONSTANT) for dim in operand.dims)
+            if growth.setdefault(operand.source, own) != own:
+                raise _wrong(
+                    f"{key}.inputs[{slot}].dims",
+                    f"of operator {shown(node.name)} grow otherwise than another reader's",
+                    operand.source,
+                    "sizes that follow the batch and the sequence length alike",
+                )
+    for name in graph.inputs:
+        if name not in growth:
+            raise _wrong(f"inputs.{name}", "is read by no operator", None, "inputs in use")
+
+
+def _nodes(graph: OpGraph) -> Iterator[tuple[int, Block, str, OpNode]]:
+    """Every operator with its block's place, its block, and its key in a file."""
+    for index, block in enumerate(graph.blocks):
+        for place, node in enumerate(block.operators):
+            yield index, block, f"blocks[{index}].operators[{place}]", node
+
+
+def _shape_text(shape: Shape) -> str:
+    return "[" + ", ".join(map(str, shape)) + "]"
+
+
+def _wrong(key: str, message: str, found: str | None, allowed: str) -> ConfigError:
+    return ConfigError(message, key=key, found=found, allowed=allowed)

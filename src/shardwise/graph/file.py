@@ -1,0 +1,213 @@
+"""Operator graphs from YAML or JSON. Strict; docs/formats.md has the keys."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from shardwise.errors import ConfigError
+from shardwise.graph.check import check_graph
+from shardwise.graph.record import Block, Operand, OpGraph, OpNode, Parameter
+from shardwise.graph.scale import input_growth
+from shardwise.graph.sizes import CONSTANT, Growth, parse_size
+from shardwise.inputs import Fields, printable, read_mapping, shown
+
+SCHEMA = "shardwise.graph"
+VERSION = 1
+
+_DIM = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,79}")
+_DIM_ALLOWED = "a letter, then letters, digits and underscores"
+
+
+def graph_of_file(path: str) -> OpGraph:
+    """The graph in the file at `path`; ConfigError names the file, the key and the operator that is wrong."""
+    mapping = read_mapping(path)
+    try:
+        return parse_graph(mapping, name=printable(os.path.splitext(os.path.basename(path))[0]))
+    except ConfigError as error:
+        raise error.within(file=printable(path)) from None
+
+
+def parse_graph(mapping: Mapping[str, object], *, name: str = "graph") -> OpGraph:
+    """The graph that an already read file holds, checked; `name` is what it is called where it does not
+    say."""
+    fields = Fields(mapping)
+    fields.choice("schema", (SCHEMA,), default=SCHEMA)
+    fields.integer("version", low=1, high=VERSION, default=VERSION)
+    batch = fields.integer("batch", low=1, high=1e9)
+    seq_len = fields.integer("seq_len", low=1, high=1e9) if fields.has("seq_len") else None
+    scope = _Scope(batch=batch, seq_len=seq_len, sizes={}, growth={})
+    scope.sizes.update(scope.sizes_of(fields, "sizes"))
+    declared = _inputs(fields, scope)
+    blocks = tuple(_block(part, scope) for part in fields.mappings("blocks", low=1))
+    graph = OpGraph(
+        name=fields.text("name", default=name),
+        inputs={key: tuple(size for size, _ in shape) for key, shape in declared.items()},
+        blocks=blocks,
+        batch=batch,
+        seq_len=seq_len,
+        growth={dim: growth for dim, growth in scope.growth.items() if growth != CONSTANT},
+        source=fields.text("source", max_length=2000) if fields.has("source") else "",
+    )
+    fields.finish()
+    _refuse_unused(fields, scope, graph)
+    check_graph(graph)
+    _check_growth(fields, declared, graph)
+    return graph
+
+
+@dataclass(frozen=True, slots=True)
+class _Scope:
+    """What names of dims mean throughout a file. `growth` gathers that of every name as it is read."""
+
+    batch: int
+    seq_len: int | None
+    sizes: dict[str, int]
+    growth: dict[str, Growth]
+
+    def sizes_of(self, fields: Fields, key: str) -> dict[str, int]:
+        """The sizes by name at `key`, none where it is absent; a name that grows as nowhere else is
+        refused."""
+        sizes: dict[str, int] = {}
+        part = fields.mapping(key, default={})
+        for dim in part.names:
+            if not _DIM.fullmatch(dim):
+                raise part.error(dim, "is no name of a dim", found=shown(dim), allowed=_DIM_ALLOWED)
+            sizes[dim], growth = self.size(part, dim, part.any(dim, allowed="a size"))
+            if self.growth.setdefault(dim, growth) != growth:
+                raise part.error(
+                    dim,
+                    "grows otherwise than elsewhere under this name",
+                    found=shown(part.any(dim)),
+                    allowed=f"what follows {_growth_text(self.growth[dim])}, or another name",
+                )
+        part.finish()
+        return sizes
+
+    def size(self, fields: Fields, key: str, value: object) -> tuple[int, Growth]:
+        try:
+            return parse_size(value, self.batch, self.seq_len)
+        except ConfigError as error:
+            raise fields.error(key, error.message, found=error.found, allowed=error.allowed) from None
+
+
+def _growth_text(growth: Growth) -> str:
+    words = ["batch"] * growth.batch + ["seq_len"] * growth.seq_len
+    return "*".join(words) or "nothing"
+
+
+def _inputs(fields: Fields, scope: _Scope) -> dict[str, tuple[tuple[int, Growth], ...]]:
+    """The sizes of each graph input, and what they grow with."""
+    part = fields.mapping("inputs")
+    inputs = {
+        name: tuple(scope.size(part, name, item) for item in part.sequence(name, high=16))
+        for name in part.names
+    }
+    part.finish()
+    return inputs
+
+
+def _check_growth(
+    fields: Fields, declared: Mapping[str, tuple[tuple[int, Growth], ...]], graph: OpGraph
+) -> None:
+    """Graph inputs grow as the dims do by which operators read them."""
+    part = fields.mapping("inputs")
+    for name, shape in declared.items():
+        for (size, found), allowed in zip(shape, input_growth(graph, name), strict=True):
+            if found != allowed:
+                raise part.error(
+                    name,
+                    "grows otherwise than its readers' dims",
+                    found=f"{size} that follows {_growth_text(found)}",
+                    allowed=f"{size} that follows {_growth_text(allowed)}",
+                )
+
+
+def _block(part: Fields, scope: _Scope) -> Block:
+    block = Block(
+        name=part.text("name"),
+        entry=part.text("entry") if part.has("entry") else None,
+        repeat=part.integer("repeat", low=1, high=1e5, default=1),
+        operators=tuple(_operator(item, scope) for item in part.mappings("operators", low=1)),
+    )
+    part.finish()
+    return block
+
+
+def _operator(part: Fields, scope: _Scope) -> OpNode:
+    name = part.text("name")
+    own = scope.sizes_of(part, "dims")
+    sizes = scope.sizes | own
+    inputs = tuple(
+        Operand(item.text("from"), _dims(item, "dims", sizes, name)) for item in _each(part, "inputs")
+    )
+    parameters = tuple(
+        Parameter(item.text("name"), _dims(item, "dims", sizes, name)) for item in _each(part, "parameters")
+    )
+    output = _dims(part, "output", sizes, name)
+    tensors = (*(operand.dims for operand in inputs), *(p.dims for p in parameters), output)
+    seen = dict.fromkeys((*(dim for dims in tensors for dim in dims), *own))
+    node = OpNode(
+        name=name,
+        kind=part.text("kind"),
+        dims={dim: sizes[dim] for dim in seen},
+        inputs=inputs,
+        output=output,
+        parameters=parameters,
+        attributes=_attributes(part),
+        whole=_dims(part, "whole", sizes, name) if part.has("whole") else (),
+        flop=part.number("flop", high=1e30) if part.has("flop") else None,
+        moved_bytes=part.number("moved_bytes", high=1e30) if part.has("moved_bytes") else None,
+    )
+    part.finish()
+    return node
+
+
+def _each(part: Fields, key: str) -> Iterator[Fields]:
+    """The mappings at `key`, none where it is absent; each is refused its unknown keys once it was read."""
+    for item in part.mappings(key, default=()):
+        yield item
+        item.finish()
+
+
+def _dims(part: Fields, key: str, sizes: Mapping[str, int], operator: str) -> tuple[str, ...]:
+    """The names of dims at `key`, each once and each with a size."""
+    dims: list[str] = []
+    for item in part.sequence(key, high=16):
+        if not isinstance(item, str) or item not in sizes:
+            allowed = "names in sizes, or in the operator's dims"
+            raise part.error(
+                key, f"of operator {shown(operator)}: dim without a size", found=shown(item), allowed=allowed
+            )
+        if item in dims:
+            message = f"of operator {shown(operator)}: dim given twice"
+            raise part.error(key, message, found=shown(item), allowed="each once")
+        dims.append(item)
+    return tuple(dims)
+
+
+def _attributes(part: Fields) -> dict[str, int | float | bool | str]:
+    if not part.has("attributes"):
+        return {}
+    found = part.mapping("attributes")
+    attributes: dict[str, int | float | bool | str] = {}
+    for name in found.names:
+        value = found.any(name, allowed="a number, true, false or text")
+        if not isinstance(value, int | float | bool | str):
+            raise found.error(
+                name, "is no plain value", found=shown(value), allowed="a number, true, false or text"
+            )
+        attributes[name] = value
+    found.finish()
+    return attributes
+
+
+def _refuse_unused(fields: Fields, scope: _Scope, graph: OpGraph) -> None:
+    used = {dim for block in graph.blocks for node in block.operators for dim in node.dims}
+    for dim in scope.sizes:
+        if dim not in used:
+            raise fields.error(
+                "sizes", "has a name that no operator has", found=shown(dim), allowed="names in use"
+            )

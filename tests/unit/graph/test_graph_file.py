@@ -1,0 +1,298 @@
+"""What a graph file says, what each wrong one is told, and that what is written is read again."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+from tests.unit.graph.texts import SMALL, TEXT, bent
+
+from shardwise.errors import ConfigError
+from shardwise.graph import Growth, OpGraph, graph_text, load_graph, parse_graph, scaled
+from shardwise.inputs import parse_mapping
+
+SCHEMA = json.loads((Path(__file__).parents[3] / "docs/schemas/graph.json").read_text())
+
+
+def test_a_file_is_read_as_it_is_written(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text(TEXT)
+    graph = load_graph(str(path))
+    assert (graph.name, graph.batch, graph.seq_len) == ("small", 8, 4)
+    assert graph.inputs == {"tokens": (8, 4), "labels": (8, 4)}
+    assert graph.operators == 1 + 3 * 3 + 2
+    assert [(block.name, block.entry, block.repeat) for block in graph.blocks] == [
+        ("ends", None, 1),
+        ("layer", "x", 3),
+        ("head", "y", 1),
+    ]
+    up = graph.blocks[1].operators[0]
+    assert dict(up.dims) == {"b": 8, "s": 4, "h": 6, "f": 24}
+    assert up.output == ("b", "s", "f") and up.parameters[0].name == "layers.{0}.up"
+    assert graph.growth == {"b": Growth(batch=1), "s": Growth(seq_len=1)}
+
+
+def test_json_and_the_schema_agree(tmp_path: Path) -> None:
+    jsonschema.Draft202012Validator.check_schema(SCHEMA)
+    validator = jsonschema.Draft202012Validator(SCHEMA)
+    path = tmp_path / "small.json"
+    path.write_text(json.dumps(SMALL))
+    assert load_graph(str(path)) == parse_graph(SMALL)
+    validator.validate(SMALL)
+    validator.validate(parse_mapping(graph_text(parse_graph(SMALL))))
+    for document in (bent("blocks.0.operator", []), bent("batch", 0), bent("blocks", [])):
+        assert not validator.is_valid(document)
+
+
+@pytest.mark.parametrize(
+    "graph",
+    [
+        parse_graph(SMALL),
+        scaled(parse_graph(SMALL), 6, 10),
+        parse_graph(bent("blocks.1.operators.1.attributes", {"a": 1, "b": True, "c": "text", "d": 0.5})),
+        parse_graph(bent("blocks.1.operators.1.whole", ["f", "s"])),
+        parse_graph(bent("blocks.1.operators.1.flop", 12.5)),
+        parse_graph(bent("blocks.1.operators.2.dims", {"k": "3*seq_len/2", "h": 6})),
+        replace(parse_graph(SMALL), source=""),
+    ],
+)
+def test_what_is_written_is_read_again(graph: OpGraph, tmp_path: Path) -> None:
+    path = tmp_path / "again.yaml"
+    path.write_text(graph_text(graph))
+    assert load_graph(str(path)) == graph
+    assert graph_text(load_graph(str(path))) == graph_text(graph)
+
+
+def test_a_name_defaults_to_the_files(tmp_path: Path) -> None:
+    path = tmp_path / "mine.json"
+    path.write_text(json.dumps({key: value for key, value in SMALL.items() if key != "name"}))
+    assert load_graph(str(path)).name == "mine"
+
+
+@pytest.mark.parametrize(
+    ("text", "size", "growth"),
+    [
+        (5, 5, Growth()),
+        (5.0, 5, Growth()),
+        ("batch", 8, Growth(batch=1)),
+        ("batch*seq_len", 32, Growth(batch=1, seq_len=1)),
+        ("seq_len * 3 / 2", 6, Growth(seq_len=1)),
+        ("seq_len*seq_len", 16, Growth(seq_len=2)),
+        ("6*4", 24, Growth()),
+    ],
+)
+def test_sizes_are_products(text: object, size: int, growth: Growth) -> None:
+    graph = parse_graph(bent("blocks.1.operators.0.dims", {"own": text}))
+    assert graph.blocks[1].operators[0].dims["own"] == size
+    assert graph.growth.get("own", Growth()) == growth
+
+
+WRONG: dict[str, tuple[dict[str, Any], str, str]] = {
+    "a cycle": (
+        bent("blocks.1.operators.0.inputs.0", {"from": "add", "dims": ["b", "s", "h"]}),
+        "blocks[1].operators[0].inputs[0].from",
+        "of operator 'up' closes a cycle; found up -> down -> add -> up",
+    ),
+    "a loop": (
+        bent("blocks.1.operators.0.inputs.0.from", "up"),
+        "blocks[1].operators[0].inputs[0].from",
+        "closes a cycle; found up -> up",
+    ),
+    "an order": (
+        bent("blocks.1.operators", [SMALL["blocks"][1]["operators"][place] for place in (1, 0, 2)]),
+        "blocks[1].operators[0].inputs[0].from",
+        "of operator 'down' comes after it; found up; allowed: makers before readers",
+    ),
+    "an edge to nowhere": (
+        bent("blocks.1.operators.1.inputs.0.from", "upp"),
+        "blocks[1].operators[1].inputs[0].from",
+        "of operator 'down' is nowhere (did you mean up?); found upp",
+    ),
+    "an edge into a block": (
+        bent("blocks.2.operators.0.inputs.0.from", "up"),
+        "blocks[2].operators[0].inputs[0].from",
+        "of operator 'logits' lies in block 'layer'",
+    ),
+    "shapes that do not meet": (
+        bent("blocks.2.operators.0.inputs.0.dims", ["b", "s", "v"]),
+        "blocks[2].operators[0].inputs[0].dims",
+        "of operator 'logits' do not meet the shape of 'y'; found [8, 4, 10]; allowed: [8, 4, 6]",
+    ),
+    "a rank that does not meet": (
+        bent("blocks.2.operators.0.inputs.0.dims", ["b", "h"]),
+        "blocks[2].operators[0].inputs[0].dims",
+        "found [8, 6]; allowed: [8, 4, 6]",
+    ),
+    "growth that does not meet": (
+        bent("blocks.1.operators.0.inputs.0.dims", ["s", "b", "h"]) | {"seq_len": 8},
+        "blocks[1].operators[0].inputs[0].dims",
+        "of operator 'up': does not grow as that dim of 'x' does; found s",
+    ),
+    "growth of an input": (
+        bent("inputs.labels", ["batch", 4]),
+        "inputs.labels",
+        "grows otherwise than its readers' dims; found 4 that follows nothing; allowed: 4 that",
+    ),
+    "growth of two readers": (
+        bent("blocks.2.operators.1.inputs.1", {"from": "tokens", "dims": ["s", "b"]})
+        | {"seq_len": 8, "inputs": {"tokens": ["batch", "seq_len"]}},
+        "blocks[2].operators[1].inputs[1].dims",
+        "of operator 'loss' grow otherwise than another reader's",
+    ),
+    "a dimension of zero": (bent("sizes.f", 0), "sizes.f", "is zero; found 0"),
+    "a dimension of half a token": (
+        bent("sizes.s", "seq_len/3"),
+        "sizes.s",
+        "is 1.33333, no whole number; found 'seq_len/3'",
+    ),
+    "a division by zero": (bent("sizes.f", "6/0"), "sizes.f", "divides by zero"),
+    "a size in words": (bent("sizes.f", "hidden*4"), "sizes.f", "is no size; found 'hidden*4'"),
+    "a size without end": (bent("sizes.f", "batch*999999999999"), "sizes.f", "is out of range"),
+    "a size that is true": (bent("sizes.f", True), "sizes.f", "is no size; found true"),
+    "an input of zero": (bent("inputs.tokens", [0, 4]), "inputs.tokens", "is zero"),
+    "a dim without size": (
+        bent("blocks.1.operators.0.output", ["b", "s", "g"]),
+        "blocks[1].operators[0].output",
+        "of operator 'up': dim without a size; found 'g'",
+    ),
+    "a dim twice": (
+        bent("blocks.1.operators.0.output", ["b", "b", "f"]),
+        "blocks[1].operators[0].output",
+        "of operator 'up': dim given twice; found 'b'",
+    ),
+    "a dim that is a number": (
+        bent("blocks.1.operators.0.output", ["b", 4, "f"]),
+        "blocks[1].operators[0].output",
+        "dim without a size; found 4",
+    ),
+    "a name of a dim": (bent("sizes.2x", 2), "sizes.2x", "is no name of a dim"),
+    "a size that nobody has": (bent("sizes.z", 2), "sizes", "has a name that no operator has; found 'z'"),
+    "growth by name": (
+        bent("blocks.1.operators.0.dims", {"h": "batch*6/8"}),
+        "blocks[1].operators[0].dims.h",
+        "grows otherwise than elsewhere under this name; found 'batch*6/8'; allowed: what follows nothing",
+    ),
+    "an operator twice": (
+        bent("blocks.2.operators.0.name", "up"),
+        "blocks[2].operators[0].name",
+        "is given twice (first at blocks[1].operators[0]); found up",
+    ),
+    "an operator like an input": (
+        bent("blocks.2.operators.1.name", "labels"),
+        "blocks[2].operators[1].name",
+        "is given twice (first at inputs.labels)",
+    ),
+    "a block twice": (bent("blocks.2.name", "ends"), "blocks[2].name", "is given twice; found ends"),
+    "an entry like an operator": (
+        bent("blocks.1.entry", "loss"),
+        "blocks[1].entry",
+        "is also the name of blocks[2].operators[1]",
+    ),
+    "no entry": (
+        bent("blocks.1.entry", None),
+        "blocks[1].entry",
+        "is missing; found nothing in block 'layer'",
+    ),
+    "a first entry": (bent("blocks.0.entry", "z"), "blocks[0].entry", "has nothing before it to read"),
+    "an entry that nobody reads": (
+        bent("blocks.2.operators.0.inputs.0", {"from": "labels", "dims": ["b", "s"]}),
+        "blocks[2].entry",
+        "is read by no operator of the block; found y",
+    ),
+    "a result that nobody reads": (
+        bent("blocks.1.operators.2.inputs.1.from", "x"),
+        "blocks[1].operators[1]",
+        "makes 'down', which no operator of its block reads",
+    ),
+    "an input that nobody reads": (bent("inputs.more", [8]), "inputs.more", "is read by no operator"),
+    "a repeat of the first block": (bent("blocks.0.repeat", 2), "blocks[0].repeat", "needs an entry"),
+    "a repeat of unlike shapes": (
+        bent("blocks.2.repeat", 2),
+        "blocks[2].repeat",
+        "of block 'head' needs a result of the shape of its entry; found []; allowed: [8, 4, 6]",
+    ),
+    "parameters of two shapes": (
+        bent("blocks.2.operators.0.parameters.0.dims", ["h", "v"]),
+        "blocks[2].operators[0].parameters[0]",
+        "of operator 'logits' has another shape than at operator 'embed'; found [6, 10]; allowed: [10, 6]",
+    ),
+    "a shared parameter in a repeated block": (
+        bent("blocks.1.operators.0.parameters.0", {"name": "wte", "dims": ["v", "h"]}),
+        "blocks[1].operators[0].parameters[0]",
+        "of operator 'up' is shared with operator 'embed' of another block",
+    ),
+    "a parameter that grows": (
+        bent("blocks.1.operators.0.parameters.0.dims", ["h", "f", "s"]),
+        "blocks[1].operators[0].parameters[0]",
+        "of operator 'up' grows with the batch or the sequence length",
+    ),
+    "an unknown key": (
+        bent("blocks.1.operators.0.input", []),
+        "blocks[1].operators[0].input",
+        "is not a known key (did you mean inputs?)",
+    ),
+    "an unknown key of an edge": (
+        bent("blocks.1.operators.0.inputs.0.form", "x"),
+        "blocks[1].operators[0].inputs[0].form",
+        "is not a known key (did you mean from?)",
+    ),
+    "an attribute that is a list": (
+        bent("blocks.1.operators.0.attributes", {"axes": [1]}),
+        "blocks[1].operators[0].attributes.axes",
+        "is no plain value",
+    ),
+    "no blocks": (bent("blocks", []), "blocks", "has the wrong length"),
+    "a newer version": (bent("version", 2), "version", "is not a whole number in range; found 2"),
+    "another schema": (bent("schema", "shardwise.plan"), "schema", "is not one of the choices"),
+    "no sequence": (bent("seq_len", None), "sizes.s", "needs the graph's seq_len; found 'seq_len'"),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_a_wrong_file_is_refused_by_key_and_operator(wrong: str, tmp_path: Path) -> None:
+    document, key, message = WRONG[wrong]
+    path = tmp_path / "wrong.json"
+    path.write_text(json.dumps(document))
+    with pytest.raises(ConfigError) as caught:
+        load_graph(str(path))
+    error = caught.value
+    assert error.file == str(path)
+    assert error.key == key
+    assert message in str(error) and "\n" not in str(error)
+
+
+def test_unknown_names_suggest_a_near_one() -> None:
+    with pytest.raises(ConfigError, match="neither a file nor a known graph"):
+        load_graph("no-such-thing")
+    with pytest.raises(ConfigError, match="is no shipped graph"):
+        load_graph("graph:no-such-thing")
+
+
+def test_a_graph_grows_with_its_batch_and_sequence() -> None:
+    graph = parse_graph(bent("blocks.1.operators.0.flop", 100.0))
+    larger = scaled(graph, 16, 12)
+    assert (larger.batch, larger.seq_len) == (16, 12)
+    assert larger.inputs == {"tokens": (16, 12), "labels": (16, 12)}
+    up = larger.blocks[1].operators[0]
+    assert dict(up.dims) == {"b": 16, "s": 12, "h": 6, "f": 24}
+    assert up.flop == 100.0 * 2 * 3
+    assert scaled(larger, 8, 4) == graph
+    assert scaled(graph) == graph
+    document = bent("batch", 16)
+    document["seq_len"] = 12
+    assert scaled(parse_graph(SMALL), 16, 12) == parse_graph(document)
+
+
+def test_a_graph_that_cannot_grow_says_so() -> None:
+    document = bent("blocks.1.operators.0.dims", {"half": "batch/2"})
+    with pytest.raises(ConfigError, match=r"gives 'up', dim half no size; found 3\.5"):
+        scaled(parse_graph(document), 7)
+    still = bent("seq_len", None)
+    still["sizes"]["s"] = 4
+    still["inputs"] = {"tokens": ["batch", 4], "labels": ["batch", 4]}
+    with pytest.raises(ConfigError, match="graph 'small' has no sequence"):
+        scaled(parse_graph(still), 8, 16)
