@@ -10,7 +10,7 @@ import numpy as np
 
 from shardwise.cluster import Tier, group_members
 from shardwise.cost.distinct import distinct_rows
-from shardwise.cost.problem import Problem
+from shardwise.cost.problem import Machine, Problem
 from shardwise.equations import comm
 from shardwise.strategy import axis_strides
 
@@ -176,7 +176,7 @@ def _of_tier(figures: Sequence[Any], tier: Any) -> Any:
     return np.choose(tier, [np.broadcast_to(figure, np.shape(tier)) for figure in figures])
 
 
-def fabric_of(problem: Problem) -> Fabric:
+def fabric_of(problem: Machine) -> Fabric:
     """The cluster's tiers with the efficiency of their collectives, by whether they are network or scale-up
     fabric."""
     efficiency = problem.efficiency

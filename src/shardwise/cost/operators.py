@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from shardwise.cost.problem import Problem
+from shardwise.cost.problem import Machine, Problem
 from shardwise.equations import compute
 from shardwise.model import Experts
 from shardwise.operators import Attention, Extent, GroupedMatmul, Lookup, Loss, Matmul, Operator, Pointwise
@@ -90,7 +90,7 @@ def operator_times(
     return _loss(problem, table, operator, rows)
 
 
-def _moved_s(problem: Problem, moved_bytes: Any) -> Any:
+def moved_s(problem: Machine, moved_bytes: Any) -> Any:
     """A memory-bound kernel and its launch."""
     efficiency = problem.efficiency
     curve = efficiency.memory
@@ -99,7 +99,7 @@ def _moved_s(problem: Problem, moved_bytes: Any) -> Any:
     )
 
 
-def _product_s(problem: Problem, m: Any, n: Any, k: Any, keys: float | None = None) -> Any:
+def product_s(problem: Machine, m: Any, n: Any, k: Any, keys: Any = None) -> Any:
     """One plain matmul [m, k] x [k, n] and its launch; with `keys` a batch of products of so many rows each,
     in the dtype of attention."""
     efficiency = problem.efficiency
@@ -123,16 +123,16 @@ def _product_s(problem: Problem, m: Any, n: Any, k: Any, keys: float | None = No
 def _matmul(problem: Problem, table: Any, operator: Matmul, rows: Any) -> OperatorTimes:
     k, n = width_of(problem, table, operator.k), width_of(problem, table, operator.n)
     return OperatorTimes(
-        forward_s=_product_s(problem, rows, n, k) + _cast_s(problem, rows * k),
-        input_s=_product_s(problem, rows, k, n) + _cast_s(problem, rows * n),
-        weight_s=_product_s(problem, k, n, rows),
+        forward_s=product_s(problem, rows, n, k) + cast_s(problem, rows * k),
+        input_s=product_s(problem, rows, k, n) + cast_s(problem, rows * n),
+        weight_s=product_s(problem, k, n, rows),
     )
 
 
-def _cast_s(problem: Problem, elements: Any) -> Any:
+def cast_s(problem: Machine, elements: Any) -> Any:
     """Bringing a matmul's input into the dtype of the matmul, where that is not the dtype it comes in."""
     cast_bytes = problem.recipe.cast_bytes
-    return _moved_s(problem, elements * cast_bytes) if cast_bytes else 0.0 * elements
+    return moved_s(problem, elements * cast_bytes) if cast_bytes else 0.0 * elements
 
 
 def _grouped(problem: Problem, table: Any, operator: GroupedMatmul, rows: Any) -> OperatorTimes:
@@ -156,7 +156,7 @@ def _grouped(problem: Problem, table: Any, operator: GroupedMatmul, rows: Any) -
         for inner in (k, n, rows / local)
     )  # fmt: skip
     return OperatorTimes(
-        forward_s + _cast_s(problem, rows * k), input_s + _cast_s(problem, rows * n), weight_s
+        forward_s + cast_s(problem, rows * k), input_s + cast_s(problem, rows * n), weight_s
     )
 
 
@@ -208,10 +208,10 @@ def _unfused_attention(problem: Problem, table: Any, operator: Attention, rows: 
     scores = rows * seq_len * heads
     pass_bytes = scores * (problem.recipe.activation_bytes * problem.profile.pointwise_passes)
     forward_s, backward_s = (
-        _moved_s(problem, passes * pass_bytes) for passes in (SOFTMAX_FORWARD_PASSES, SOFTMAX_BACKWARD_PASSES)
+        moved_s(problem, passes * pass_bytes) for passes in (SOFTMAX_FORWARD_PASSES, SOFTMAX_BACKWARD_PASSES)
     )
     score_s, value_s = (
-        _product_s(problem, rows * heads, n, k, keys=seq_len)
+        product_s(problem, rows * heads, n, k, keys=seq_len)
         for n, k in ((seq_len, operator.qk_dim), (operator.v_dim, seq_len))
     )
     return OperatorTimes(
@@ -228,7 +228,7 @@ def _pointwise(problem: Problem, table: Any, operator: Pointwise, rows: Any) -> 
         * (problem.recipe.activation_bytes * problem.profile.pointwise_passes)
         for extents in (operator.forward, operator.backward)
     )
-    return OperatorTimes(_moved_s(problem, forward), _moved_s(problem, backward), 0.0 * table.tp)
+    return OperatorTimes(moved_s(problem, forward), moved_s(problem, backward), 0.0 * table.tp)
 
 
 def _lookup(problem: Problem, table: Any, operator: Lookup, rows: Any) -> OperatorTimes:
@@ -236,16 +236,16 @@ def _lookup(problem: Problem, table: Any, operator: Lookup, rows: Any) -> Operat
     width = width_of(problem, table, operator.width)
     element = problem.recipe.activation_bytes
     return OperatorTimes(
-        forward_s=_moved_s(problem, 2.0 * rows * width * element),
+        forward_s=moved_s(problem, 2.0 * rows * width * element),
         input_s=0.0 * table.tp,
-        weight_s=_moved_s(problem, rows * width * (element + 8.0)),
+        weight_s=moved_s(problem, rows * width * (element + 8.0)),
     )
 
 
 def _loss(problem: Problem, table: Any, operator: Loss, rows: Any) -> OperatorTimes:
     logits_bytes = 4.0 * rows * width_of(problem, table, operator.classes)
     return OperatorTimes(
-        forward_s=_moved_s(problem, LOSS_FORWARD_PASSES * logits_bytes),
-        input_s=_moved_s(problem, LOSS_BACKWARD_PASSES * logits_bytes),
+        forward_s=moved_s(problem, LOSS_FORWARD_PASSES * logits_bytes),
+        input_s=moved_s(problem, LOSS_BACKWARD_PASSES * logits_bytes),
         weight_s=0.0 * table.tp,
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from math import gcd
 from typing import Any
 
@@ -15,38 +15,50 @@ from shardwise.cost.recipe import OPTIMIZERS, OptimizerCost, Recipe, find_recipe
 from shardwise.errors import ConfigError
 from shardwise.model import Model
 from shardwise.operators import Attention, Extent, Operator
-from shardwise.strategy import Job, Limits, Profile
+from shardwise.strategy import Job, Limits, Optimizer, Profile
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Problem:
-    """What is priced. On a mixed cluster the figures are those of the slowest class (every rank keeps its
-    pace).
+class Machine:
+    """What ranks compute, store and send with: a cluster, number formats, an optimizer.
 
+    On a mixed cluster the figures are those of the slowest class (every rank keeps its pace).
     `matmul_flop_per_s` and `other_flop_per_s` are dense peaks times the slowest node's speed.
-    `capacity_bytes` is the smallest device's memory; `host_bytes_per_device` its share of the node's. Where
-    numbers of the device or the software are columns (`is_columnar`), one value for each row of the tables
-    that are priced, rows that agree in their strategy still differ.
+    `capacity_bytes` is the smallest device's memory; `host_bytes_per_device` its share of the node's.
     """
 
-    model: Model
     cluster: Cluster
-    job: Job
     recipe: Recipe
     optimizer: OptimizerCost
     device: Device
-    limits: Limits
     matmul_flop_per_s: float
     other_flop_per_s: float
     memory_bytes_per_s: float
     capacity_bytes: float
     host_bytes_per_device: float
     host_link_bytes_per_s: float
-    is_columnar: bool = False
 
     @property
     def efficiency(self) -> Efficiency:
         return self.device.efficiency
+
+    @property
+    def tiers(self) -> tuple[Tier, ...]:
+        return self.cluster.tiers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem(Machine):
+    """What is priced: a model and a job on a machine.
+
+    Where numbers of the device or the software are columns (`is_columnar`), one value for each row of the
+    tables that are priced, rows that agree in their strategy still differ.
+    """
+
+    model: Model
+    job: Job
+    limits: Limits
+    is_columnar: bool = False
 
     @property
     def profile(self) -> Profile:
@@ -55,8 +67,7 @@ class Problem:
     @property
     def attention(self) -> AttentionCurve | None:
         """The fused kernel that software and device agree on; None where attention is computed unfused."""
-        kernels = self.device.efficiency.attention
-        return next((kernels[name] for name in self.profile.attention if name in kernels), None)
+        return attention_kernel(self.efficiency, self.profile)
 
     def distinct(self, columns: Sequence[Any]) -> tuple[Any, Any]:
         """Rows that need a price of their own, of rows that agree in `columns`: (their indices, which of them
@@ -67,13 +78,15 @@ class Problem:
         return every, every
 
     @property
-    def tiers(self) -> tuple[Tier, ...]:
-        return self.cluster.tiers
-
-    @property
     def usable_bytes(self) -> float:
         """What a rank may take: capacity * (1 - margin)."""
         return self.capacity_bytes * (1.0 - self.job.memory_margin)
+
+
+def attention_kernel(efficiency: Efficiency, profile: Profile) -> AttentionCurve | None:
+    """The first fused kernel of the software's that the device has; None where it has none of them."""
+    kernels = efficiency.attention
+    return next((kernels[name] for name in profile.attention if name in kernels), None)
 
 
 def bind(model: Model, cluster: Cluster, job: Job, *, is_columnar: bool = False) -> Problem:
@@ -81,14 +94,27 @@ def bind(model: Model, cluster: Cluster, job: Job, *, is_columnar: bool = False)
 
     ConfigError where the devices lack the dtype, or the job's sizes do not suit the model.
     """
-    recipe = find_recipe(job.dtype)
-    if not job.profile.reduce_in_fp32:
+    machine = machine_of(cluster, job.dtype, job.optimizer, job.profile)
+    return Problem(
+        **{each.name: getattr(machine, each.name) for each in fields(Machine)},
+        model=model,
+        job=job,
+        limits=limits_of(model, job),
+        is_columnar=is_columnar,
+    )
+
+
+def machine_of(cluster: Cluster, dtype: str, optimizer: Optimizer, profile: Profile) -> Machine:
+    """`cluster` with the number formats of `dtype` as the software stores them. ConfigError where its devices
+    lack the dtype."""
+    recipe = find_recipe(dtype)
+    if not profile.reduce_in_fp32:
         recipe = replace(recipe, gradient_bytes=recipe.weight_bytes)
     for device in cluster.classes.values():
-        for dtype in (recipe.matmul, recipe.other):
-            if dtype not in device.peak_flop_per_s:
+        for peak in (recipe.matmul, recipe.other):
+            if peak not in device.peak_flop_per_s:
                 raise ConfigError(
-                    f"{device.name} has no {dtype}", key="dtype", found=job.dtype,
+                    f"{device.name} has no {peak}", key="dtype", found=dtype,
                     allowed=", ".join(sorted(device.peak_flop_per_s)),
                 )  # fmt: skip
     used = {node.device_class for node in cluster.nodes}
@@ -97,21 +123,17 @@ def bind(model: Model, cluster: Cluster, job: Job, *, is_columnar: bool = False)
         key=lambda device: device.peak_flop_per_s[recipe.matmul],
     )
     speed = min(node.speed for node in cluster.nodes)
-    return Problem(
-        model=model,
+    return Machine(
         cluster=cluster,
-        job=job,
         recipe=recipe,
-        optimizer=OPTIMIZERS[job.optimizer],
+        optimizer=OPTIMIZERS[optimizer],
         device=slowest,
-        limits=limits_of(model, job),
         matmul_flop_per_s=_matmul_flop_per_s(slowest, recipe.matmul) * speed,
         other_flop_per_s=slowest.peak_flop_per_s[recipe.other] * speed,
         memory_bytes_per_s=min(cluster.classes[name].memory_bytes_per_s for name in used) * speed,
         capacity_bytes=float(min(cluster.classes[name].memory_bytes for name in used)),
         host_bytes_per_device=min(node.host_memory_bytes / node.devices for node in cluster.nodes),
         host_link_bytes_per_s=min(node.host_link_bytes_per_s for node in cluster.nodes),
-        is_columnar=is_columnar,
     )
 
 

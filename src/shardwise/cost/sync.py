@@ -12,7 +12,7 @@ import numpy as np
 from shardwise.cost.fabric import Fabric, Sizes, inner_part, outer_part
 from shardwise.cost.layers import BlockCost, GridCost
 from shardwise.cost.nodes import Node, over_places
-from shardwise.cost.problem import Problem
+from shardwise.cost.problem import Machine, Problem
 from shardwise.equations import compute, memory
 
 SHARD_FIELDS = ("param_shard", "grad_shard", "optim_shard")
@@ -262,7 +262,7 @@ def gathered_bytes(problem: Problem, node: Node, of_node: Any, sharding: Shardin
     )
 
 
-def update_bytes(problem: Problem) -> float:
+def update_bytes(problem: Machine) -> float:
     """Bytes read and written per parameter by the optimizer: gradient, master copy, states, compute copy."""
     recipe = problem.recipe
     own = recipe.master_bytes or recipe.weight_bytes
