@@ -21,6 +21,7 @@ from shardwise.cluster.efficiency import (
 )
 from shardwise.cluster.links import link_graph, route
 from shardwise.cluster.load import load_cluster
+from shardwise.cluster.mesh import Mesh, MeshAxis, mesh_of, meshes_of, tier_mesh
 from shardwise.cluster.placement import group_members, group_members_of
 from shardwise.cluster.record import cluster_from_record, cluster_record
 from shardwise.cluster.resize import multiplied, part_of, part_sizes, resized
@@ -36,6 +37,8 @@ __all__ = [
     "Link",
     "MatmulCurve",
     "MemoryCurve",
+    "Mesh",
+    "MeshAxis",
     "Node",
     "Tier",
     "cluster_from_record",
@@ -48,6 +51,8 @@ __all__ = [
     "group_members_of",
     "link_graph",
     "load_cluster",
+    "mesh_of",
+    "meshes_of",
     "multiplied",
     "node_runs",
     "numbers_of_device",
@@ -55,5 +60,6 @@ __all__ = [
     "part_sizes",
     "resized",
     "route",
+    "tier_mesh",
     "with_efficiency",
 ]

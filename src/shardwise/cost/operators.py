@@ -155,9 +155,7 @@ def _grouped(problem: Problem, table: Any, operator: GroupedMatmul, rows: Any) -
         )
         for inner in (k, n, rows / local)
     )  # fmt: skip
-    return OperatorTimes(
-        forward_s + cast_s(problem, rows * k), input_s + cast_s(problem, rows * n), weight_s
-    )
+    return OperatorTimes(forward_s + cast_s(problem, rows * k), input_s + cast_s(problem, rows * n), weight_s)
 
 
 def _attention(problem: Problem, table: Any, operator: Attention, rows: Any) -> OperatorTimes:

@@ -5,6 +5,7 @@ from shardwise.graph.file import parse_graph
 from shardwise.graph.load import graph_names, load_graph, shipped_graphs
 from shardwise.graph.placement import (
     PARTIAL,
+    STATES_SPLIT,
     WHOLE,
     WHOLE_SUMMED,
     Placement,
@@ -19,6 +20,7 @@ from shardwise.graph.write import graph_text
 
 __all__ = [
     "PARTIAL",
+    "STATES_SPLIT",
     "WHOLE",
     "WHOLE_SUMMED",
     "Block",

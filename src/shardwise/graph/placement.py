@@ -25,6 +25,9 @@ WHOLE = Placement(-1)
 WHOLE_SUMMED = Placement(-2)
 PARTIAL = Placement(-3)
 
+STATES_SPLIT = Placement(-4)
+"""How a parameter alone may be stored: whole, with its optimizer states split."""
+
 
 def shard(dim: int) -> Placement:
     """Split along dim `dim` of the tensor, 0 the outermost."""
@@ -37,5 +40,7 @@ def placements_of(dims: int) -> tuple[Placement, ...]:
 
 
 def placement_text(placement: Placement) -> str:
-    """`S(1)`, `R`, `R+` (gradient summed) or `P`."""
-    return {WHOLE: "R", WHOLE_SUMMED: "R+", PARTIAL: "P"}.get(placement, f"S({placement})")
+    """`S(1)`, `R`, `R+` (gradient summed), `P`, or `R°` (states split)."""
+    return {WHOLE: "R", WHOLE_SUMMED: "R+", PARTIAL: "P", STATES_SPLIT: "R°"}.get(
+        placement, f"S({placement})"
+    )

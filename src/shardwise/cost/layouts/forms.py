@@ -1,0 +1,119 @@
+"""What the ranks of a mesh hold of a tensor, as columns over all the ways it may lie."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import product
+
+import numpy as np
+import numpy.typing as npt
+
+from shardwise.graph import PARTIAL, STATES_SPLIT, WHOLE, WHOLE_SUMMED, Placement, placements_of, shard
+
+Integers = npt.NDArray[np.int64]
+Values = npt.NDArray[np.float64]
+
+Placements = tuple[Placement, ...]
+"""How a tensor lies, one placement per mesh axis."""
+
+_LOWEST = STATES_SPLIT
+
+
+@dataclass(frozen=True, eq=False)
+class Forms:
+    """Ways in which a tensor of `shape` may lie on a mesh of `ranks` per axis: `placements` (forms, axes)."""
+
+    shape: tuple[int, ...]
+    ranks: tuple[int, ...]
+    placements: Integers
+
+    def __len__(self) -> int:
+        return len(self.placements)
+
+    @property
+    def named(self) -> tuple[Placements, ...]:
+        """The forms as placements."""
+        return tuple(tuple(Placement(each) for each in form) for form in self.placements.tolist())
+
+    @cached_property
+    def _place_of(self) -> Integers:
+        """The place of the form with each code, -1 where there is none."""
+        places = np.full(self._base ** len(self.ranks), -1, dtype=np.int64)
+        places[self._codes(self.placements)] = np.arange(len(self.placements))
+        return places
+
+    @property
+    def _base(self) -> int:
+        return len(self.shape) - _LOWEST
+
+    def _codes(self, placements: Integers) -> Integers:
+        code = np.zeros(placements.shape[:-1], dtype=np.int64)
+        for axis in range(len(self.ranks)):
+            code = code * self._base + (placements[..., axis] - _LOWEST)
+        return code
+
+    def find(self, placements: Integers) -> Integers:
+        """The places (...) of forms with these `placements` (..., axes); -1 where that is no form."""
+        return self._place_of[self._codes(placements)]
+
+    def local_elements(self, placements: Integers) -> Values:
+        """Elements (...) that the rank with most of them holds under `placements` (..., axes)."""
+        return local_elements(self.shape, self.ranks, placements)
+
+
+def forms_of(shape: tuple[int, ...], ranks: tuple[int, ...], among: tuple[Placement, ...]) -> Forms:
+    """All forms with placements `among` these, but those that split a dim into more parts than it has
+    elements."""
+    found = np.array(list(product(among, repeat=len(ranks))), dtype=np.int64)
+    return Forms(shape, ranks, found[_is_fine(shape, ranks, found)])
+
+
+def tensor_forms(shape: tuple[int, ...], ranks: tuple[int, ...]) -> Forms:
+    """How an activation may lie."""
+    return forms_of(shape, ranks, placements_of(len(shape)))
+
+
+def held_forms(shape: tuple[int, ...], ranks: tuple[int, ...]) -> Forms:
+    """What ranks may hold of a tensor or of its gradient: parts, all of it, or partial sums."""
+    return forms_of(shape, ranks, (*map(shard, range(len(shape))), WHOLE, PARTIAL))
+
+
+def _is_fine(shape: tuple[int, ...], ranks: tuple[int, ...], placements: Integers) -> npt.NDArray[np.bool_]:
+    parts = split_parts(len(shape), ranks, placements)
+    return np.asarray((parts[..., : len(shape)] <= np.array(shape)).all(axis=-1))
+
+
+def split_parts(dims: int, ranks: tuple[int, ...], placements: Integers) -> Integers:
+    """Into how many parts each dim is split (..., dims + 1); the last is the whole tensor read as one row,
+    split where only its states are."""
+    parts = np.ones((*placements.shape[:-1], dims + 1), dtype=np.int64)
+    for axis, size in enumerate(ranks):
+        own = placements[..., axis]
+        for dim in range(dims):
+            parts[..., dim] *= np.where(own == dim, size, 1)
+        parts[..., dims] *= np.where(own == STATES_SPLIT, size, 1)
+    return parts
+
+
+def local_elements(shape: tuple[int, ...], ranks: tuple[int, ...], placements: Integers) -> Values:
+    """Elements (...) on the rank with the largest parts."""
+    parts = split_parts(len(shape), ranks, placements)
+    elements = np.ones(placements.shape[:-1], dtype=np.float64)
+    for dim, size in enumerate(shape):
+        elements *= -(-size // parts[..., dim])
+    return np.asarray(np.ceil(elements / parts[..., len(shape)]))
+
+
+def value_forms(placements: Integers) -> Integers:
+    """What ranks hold of a tensor that lies so: a tensor whose gradients or states alone are divided is
+    whole."""
+    is_whole = (placements == WHOLE_SUMMED) | (placements == STATES_SPLIT)
+    return np.where(is_whole, WHOLE, placements)
+
+
+def gradient_forms(placements: Integers) -> Integers:
+    """What ranks hold of the gradient of a tensor that lies so: a partial sum where the tensor is whole and
+    its gradient summed, the whole where the tensor is a partial sum."""
+    swapped = np.where(placements == WHOLE_SUMMED, PARTIAL, placements)
+    return np.where(placements == PARTIAL, WHOLE, swapped)

@@ -1,0 +1,133 @@
+"""Conversions between forms: the table of docs/tracking.md, by equations worked out by hand."""
+
+from itertools import product
+
+import numpy as np
+import pytest
+
+from shardwise.cluster import load_cluster, mesh_of
+from shardwise.cost.fabric import fabric_of
+from shardwise.cost.layouts.conversions import conversions_of, move_s
+from shardwise.cost.layouts.forms import gradient_forms, tensor_forms, value_forms
+from shardwise.cost.problem import machine_of
+from shardwise.graph import PARTIAL, STATES_SPLIT, WHOLE, WHOLE_SUMMED, Placement, shard
+from shardwise.strategy import MEGATRON_2024
+
+CLUSTER = load_cluster("8x8xH100-SXM")
+FABRIC = fabric_of(machine_of(CLUSTER, "bf16", "adamw", MEGATRON_2024))
+SHAPE = (64, 128)
+NBYTES = 64 * 128 * 2.0
+NODE = mesh_of(CLUSTER, (8,))
+S0, S1, R, RS, P = shard(0), shard(1), WHOLE, WHOLE_SUMMED, PARTIAL
+
+
+def ring_s(nbytes: float, sizes: tuple[int, int]) -> float:
+    """(n - 1) alpha + (n - 1) / n B / the narrowest hop, and the collective's start: docs/equations.md."""
+    inside, nodes = sizes
+    n = inside * nodes
+    tier = 1 if nodes > 1 else 0
+    partial = FABRIC.partial[1] if 1 < inside < 8 else 1.0
+    hops = [nbytes / FABRIC.bytes_per_s[0]] if inside > 1 else []
+    hops += [nbytes / (inside * FABRIC.bytes_per_s[1] * partial)] if nodes > 1 else []
+    return (n - 1) * FABRIC.alphas_s[tier] + (n - 1) / n * max(hops) + FABRIC.startups_s[tier]
+
+
+def all_to_all_s(nbytes: float) -> float:
+    """Within a node of 8: each rank keeps an eighth of B."""
+    return FABRIC.alphas_s[0] + nbytes * 7 / 8 / FABRIC.bytes_per_s[0] + FABRIC.startups_s[0]
+
+
+def moved(
+    start: tuple[int, ...],
+    end: tuple[int, ...],
+    ranks: tuple[int, ...] = (8,),
+    shape: tuple[int, ...] = SHAPE,
+    element_bytes: float = 2.0,
+) -> float:
+    mesh = mesh_of(CLUSTER, ranks)
+    return float(move_s(FABRIC, mesh, shape, element_bytes, np.array(start), np.array(end)))
+
+
+NOTHING = 0.0
+GATHER = ring_s(NBYTES, (8, 1))
+REDUCE = float(FABRIC.all_reduce_s(NBYTES, (8, 1)))
+EXCHANGE = all_to_all_s(NBYTES / 8)
+
+TABLE = {
+    # from, to: forward, gradient; one axis of 8 ranks in a node, in the words of docs/tracking.md
+    (S0, S1): (EXCHANGE, EXCHANGE),
+    (S0, R): (GATHER, NOTHING),
+    (S0, RS): (GATHER, GATHER),
+    (S0, P): (NOTHING, NOTHING),
+    (R, S0): (NOTHING, GATHER),
+    (R, RS): (NOTHING, REDUCE),
+    (R, P): (NOTHING, NOTHING),
+    (RS, S0): (NOTHING, NOTHING),
+    (RS, R): (NOTHING, NOTHING),
+    (RS, P): (NOTHING, NOTHING),
+    (P, R): (REDUCE, NOTHING),
+    (P, RS): (REDUCE, REDUCE),
+    (P, S0): (GATHER, GATHER),
+}
+
+
+@pytest.mark.parametrize(("start", "end"), TABLE)
+def test_one_axis_follows_the_table(start: Placement, end: Placement) -> None:
+    a, b = np.array([start]), np.array([end])
+    forward = float(move_s(FABRIC, NODE, SHAPE, 2.0, value_forms(a), value_forms(b)))
+    gradient = float(move_s(FABRIC, NODE, SHAPE, 2.0, gradient_forms(b), gradient_forms(a)))
+    assert (forward, gradient) == pytest.approx(TABLE[start, end], rel=1e-12)
+
+
+def test_an_all_reduce_is_the_best_of_the_equations() -> None:
+    # 16 KiB in a node with reduction in the switch: 2 alpha + B / bw, or two rings, or a tree.
+    switched = 2 * FABRIC.alphas_s[0] + NBYTES / FABRIC.bytes_per_s[0] + FABRIC.startups_s[0]
+    assert min(switched, 2 * GATHER) >= REDUCE
+
+
+def test_axes_that_need_the_same_collective_are_one_group() -> None:
+    # 64 ranks, 8 in each of 8 nodes.
+    assert moved((S0, S0), (R, R), (8, 8)) == pytest.approx(ring_s(NBYTES, (8, 8)), rel=1e-12)
+    assert moved((P, P), (R, R), (8, 8)) == pytest.approx(
+        float(FABRIC.all_reduce_s(NBYTES, (8, 8))), rel=1e-12
+    )
+
+
+def test_what_shrinks_comes_before_what_grows() -> None:
+    # The reduce-scatter in the node shrinks what the all-reduce among nodes moves to an eighth.
+    expected = ring_s(NBYTES, (8, 1)) + float(FABRIC.all_reduce_s(NBYTES / 8, (1, 8)))
+    assert moved((P, P), (R, S0), (8, 8)) == pytest.approx(expected, rel=1e-12)
+    # Slicing in the node comes before gathering among nodes.
+    assert moved((S0, R), (R, S1), (8, 8)) == pytest.approx(ring_s(NBYTES / 8, (1, 8)), rel=1e-12)
+
+
+def test_optimizer_states_that_are_split_take_their_part_of_the_gradient() -> None:
+    # The reduce-scatter of a partial sum; a gather of the updated weights.
+    assert moved((P,), (STATES_SPLIT,)) == pytest.approx(GATHER, rel=1e-12)
+    assert moved((STATES_SPLIT,), (R,)) == pytest.approx(GATHER, rel=1e-12)
+    assert moved((R,), (STATES_SPLIT,)) == 0.0
+    assert moved((S0,), (STATES_SPLIT,)) == 0.0
+
+
+def test_uneven_parts_count_as_their_largest() -> None:
+    # 65 rows over 8 ranks: 9 rows are moved by the fullest rank's all-to-all.
+    assert moved((S0,), (S1,), shape=(65, 128)) == pytest.approx(all_to_all_s(9 * 128 * 2.0), rel=1e-12)
+
+
+def test_a_table_holds_every_pair() -> None:
+    mesh = mesh_of(CLUSTER, (2, 8))
+    table = conversions_of(FABRIC, mesh, SHAPE, 2.0)
+    held = table.forms.named
+    for (i, start), (j, end) in product(enumerate(held), repeat=2):
+        assert table.seconds[i, j] == pytest.approx(moved(start, end, (2, 8)), rel=1e-12)
+        assert table.seconds[i, i] == 0.0
+
+
+def test_forms_are_all_but_those_that_split_too_often() -> None:
+    # 3 x 128 elements: 8 ranks cannot split dim 0, 2 ranks can; 2 x 8 of them only dim 1 twice.
+    forms = tensor_forms((3, 128), (2, 8))
+    assert len(forms) == 5 * 4
+    assert (S0, S1) in forms.named
+    assert (S0, S0) not in forms.named
+    assert forms.find(np.array([[S0, S0], [S1, R]])).tolist() == [-1, forms.named.index((S1, R))]
+    assert forms.local_elements(np.array([S0, S1])) == 2 * 16
