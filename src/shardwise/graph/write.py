@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 
 from shardwise.graph.file import SCHEMA, VERSION
 from shardwise.graph.record import Block, OpGraph, OpNode
 from shardwise.graph.scale import input_growth
 from shardwise.graph.sizes import CONSTANT, size_text
-from shardwise.inputs import written_yaml
+from shardwise.inputs import flow_yaml, written_yaml
+
+_WIDTH = 118
+"""Where lines of operators are broken."""
 
 
 def graph_text(graph: OpGraph) -> str:
-    """`graph` as a YAML file. `load_graph` reads it as an equal graph, at its batch and sequence length."""
-    return written_yaml(graph_document(graph))
-
-
-def graph_document(graph: OpGraph) -> dict[str, object]:
-    """`graph` as plain values, with the keys of a graph file."""
+    """`graph` as a YAML file, each operator on one or few lines. `load_graph` reads it as an equal graph."""
     shared = _shared_sizes(graph)
+    text = written_yaml(_head(graph, shared)) + "blocks:\n"
+    return text + "".join(f"{line}\n" for block in graph.blocks for line in _block(graph, block, shared))
+
+
+def _head(graph: OpGraph, shared: dict[str, int]) -> dict[str, object]:
+    """All but the blocks, as plain values."""
     document: dict[str, object] = {"schema": SCHEMA, "version": VERSION, "name": graph.name}
     if graph.source:
         document["source"] = graph.source
@@ -33,7 +38,6 @@ def graph_document(graph: OpGraph) -> dict[str, object]:
         ]
         for name, shape in graph.inputs.items()
     }
-    document["blocks"] = [_block(graph, block, shared) for block in graph.blocks]
     return document
 
 
@@ -51,13 +55,27 @@ def _size(graph: OpGraph, dim: str, size: int) -> int | str:
     return size_text(size, graph.growth.get(dim, CONSTANT), graph.batch, graph.seq_len)
 
 
-def _block(graph: OpGraph, block: Block, shared: dict[str, int]) -> dict[str, object]:
-    document: dict[str, object] = {"name": block.name}
+def _block(graph: OpGraph, block: Block, shared: dict[str, int]) -> Iterator[str]:
+    yield f"- name: {flow_yaml(block.name)}"
     if block.entry is not None:
-        document["entry"] = block.entry
+        yield f"  entry: {flow_yaml(block.entry)}"
     if block.repeat > 1:
-        document["repeat"] = block.repeat
-    return document | {"operators": [_operator(graph, node, shared) for node in block.operators]}
+        yield f"  repeat: {block.repeat}"
+    yield "  operators:"
+    for node in block.operators:
+        pairs = [f"{key}: {flow_yaml(value)}" for key, value in _operator(graph, node, shared).items()]
+        yield from _wrapped(pairs)
+
+
+def _wrapped(pairs: list[str]) -> Iterator[str]:
+    """A flow mapping as an item of a list, broken between its keys where it is too long for a line."""
+    line = "  - {"
+    for index, pair in enumerate(pairs):
+        if len(line) + len(pair) + 1 > _WIDTH and index:
+            yield line.rstrip()
+            line = "     "
+        line += pair + ("}" if index == len(pairs) - 1 else ", ")
+    yield line
 
 
 def _operator(graph: OpGraph, node: OpNode, shared: dict[str, int]) -> dict[str, object]:

@@ -30,6 +30,11 @@ def written_yaml(document: Mapping[str, object]) -> str:
     return "".join(f"{line}\n" for line in _mapping_lines(document))
 
 
+def flow_yaml(value: object) -> str:
+    """`value` as YAML on one line, to stand within a longer text."""
+    return _flow(value)
+
+
 def _mapping_lines(mapping: Mapping[str, object]) -> Iterator[str]:
     for key, value in mapping.items():
         name = _text(key)
