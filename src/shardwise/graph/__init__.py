@@ -2,7 +2,10 @@
 
 from shardwise.graph.check import check_graph
 from shardwise.graph.file import parse_graph
+from shardwise.graph.kinds import KINDS, Attribute, Kind
+from shardwise.graph.layout import allows, divided_dims, local_sizes
 from shardwise.graph.load import graph_names, load_graph, shipped_graphs
+from shardwise.graph.operator import check_op, kept_of, rules_of, work_of
 from shardwise.graph.placement import (
     PARTIAL,
     STATES_SPLIT,
@@ -13,19 +16,26 @@ from shardwise.graph.placement import (
     placements_of,
     shard,
 )
-from shardwise.graph.record import Block, Kept, Operand, OpGraph, OpNode, Parameter, Rule, Work
+from shardwise.graph.record import Block, Operand, OpGraph, OpNode, Parameter
+from shardwise.graph.rule import Exchange, Rule
 from shardwise.graph.scale import scaled
 from shardwise.graph.sizes import Growth
+from shardwise.graph.work import Kept, Moved, Work
 from shardwise.graph.write import graph_text
 
 __all__ = [
+    "KINDS",
     "PARTIAL",
     "STATES_SPLIT",
     "WHOLE",
     "WHOLE_SUMMED",
+    "Attribute",
     "Block",
+    "Exchange",
     "Growth",
     "Kept",
+    "Kind",
+    "Moved",
     "OpGraph",
     "OpNode",
     "Operand",
@@ -33,14 +43,21 @@ __all__ = [
     "Placement",
     "Rule",
     "Work",
+    "allows",
     "check_graph",
+    "check_op",
+    "divided_dims",
     "graph_names",
     "graph_text",
+    "kept_of",
     "load_graph",
+    "local_sizes",
     "parse_graph",
     "placement_text",
     "placements_of",
+    "rules_of",
     "scaled",
     "shard",
     "shipped_graphs",
+    "work_of",
 ]

@@ -2,7 +2,7 @@
 
 An operator is an iteration space over named dims, as in an einsum: each of its tensors (inputs, parameters,
 output) lists the dims that it has, outermost first. Splitting the work along a dim splits the tensors that
-have it. Which dims may be split is the operator kind's to say (`kinds`).
+have it. Which dims may be split is the operator kind's to say (`KINDS`).
 """
 
 from __future__ import annotations
@@ -10,9 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import prod
-from typing import Literal
 
-from shardwise.graph.placement import Placement
 from shardwise.graph.sizes import Growth
 
 
@@ -111,52 +109,3 @@ class OpGraph:
     def operators(self) -> int:
         """Operators, repetitions counted."""
         return sum(len(block.operators) * block.repeat for block in self.blocks)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rule:
-    """One way to lay an operator along one mesh axis of n ranks.
-
-    `split` is the dim whose iterations are divided among the ranks; None where every rank does all of them.
-    One placement for each input, each parameter, and the output. `halo` is the number of neighbouring rows
-    along `split` that the first input needs from either side (convolutions, pooling).
-    """
-
-    name: str
-    split: str | None
-    inputs: tuple[Placement, ...]
-    parameters: tuple[Placement, ...]
-    output: Placement
-    halo: int = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Work:
-    """What an operator computes on one rank, in terms of its dims.
-
-    `matmul`: `batch` products of [m, k] x [k, n], each extent the product of its dims; in training the same
-    again for each operand that needs a gradient. `attention`: fused or unfused attention over `batch`
-    (batch and heads), `m` query, `k` key, `n` value dims. `memory`: `forward_passes` and `backward_passes`
-    count how often each of the tensors (inputs, output) is read or written, once per element of each.
-    `kernels` are launched per pass.
-    """
-
-    kind: Literal["matmul", "attention", "memory"]
-    batch: tuple[str, ...] = ()
-    m: tuple[str, ...] = ()
-    n: tuple[str, ...] = ()
-    k: tuple[str, ...] = ()
-    forward_passes: float = 1.0
-    backward_passes: float = 1.0
-    causal: bool = False
-    kernels: int = 1
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Kept:
-    """What the backward pass of an operator reads again: which inputs, whether its output, and further
-    tensors of its own (dims and bytes per element: masks, statistics)."""
-
-    inputs: tuple[int, ...] = ()
-    output: bool = False
-    own: tuple[tuple[tuple[str, ...], float], ...] = ()

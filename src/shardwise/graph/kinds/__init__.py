@@ -1,0 +1,27 @@
+"""Kinds of operators: what each computes and every way to lay it out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from shardwise.graph.kinds.attention import ATTENTION
+from shardwise.graph.kinds.kind import Attribute, Kind
+from shardwise.graph.kinds.losses import BINARY_CROSS_ENTROPY, CROSS_ENTROPY, MEAN_SQUARE
+from shardwise.graph.kinds.normal import BATCH_NORM, GROUP_NORM, LAYER_NORM, RMS_NORM, SOFTMAX
+from shardwise.graph.kinds.pointwise import ELEMENTWISE, ROTARY
+from shardwise.graph.kinds.products import EINSUM, LINEAR, MATMUL
+from shardwise.graph.kinds.reductions import REDUCE
+from shardwise.graph.kinds.shapes import CONCAT, RESHAPE, SLICE, TRANSPOSE
+from shardwise.graph.kinds.tables import EMBEDDING
+
+__all__ = ["KINDS", "Attribute", "Kind"]
+
+KINDS: Mapping[str, Kind] = {
+    kind.name: kind
+    for kind in (
+        EINSUM, MATMUL, LINEAR, EMBEDDING, ATTENTION, ELEMENTWISE, ROTARY, LAYER_NORM, RMS_NORM, BATCH_NORM,
+        GROUP_NORM, SOFTMAX, REDUCE, RESHAPE, TRANSPOSE, CONCAT, SLICE, CROSS_ENTROPY, MEAN_SQUARE,
+        BINARY_CROSS_ENTROPY,
+    )
+}  # fmt: skip
+"""By name."""

@@ -1,0 +1,111 @@
+"""Losses: the mean over what the output has not, so that parts of a batch give partial sums."""
+
+from __future__ import annotations
+
+from shardwise.graph.dividing import operands_of, split_rule, split_rules
+from shardwise.graph.kinds.kind import Kind, dims_text, refuse, without
+from shardwise.graph.kinds.normal import STATISTIC_BYTES
+from shardwise.graph.placement import WHOLE
+from shardwise.graph.record import OpNode
+from shardwise.graph.rule import Exchange, Rule
+from shardwise.graph.work import Kept, Moved, Work
+
+LOGIT_BYTES = 4.0
+"""Cross entropy works in fp32."""
+
+
+def _classes(op: OpNode) -> tuple[str, ...]:
+    logits, targets = operands_of(op)
+    return without(logits, targets)
+
+
+def _check_cross_entropy(op: OpNode) -> None:
+    logits, targets = operands_of(op)
+    classes = _classes(op)
+    if len(classes) != 1 or without(targets, logits) or without(op.output, targets):
+        raise refuse(
+            op,
+            "needs logits with one dim more than its targets",
+            found=f"logits [{dims_text(logits)}], targets [{dims_text(targets)}], "
+            f"output [{dims_text(op.output)}]",
+            allowed="logits [b, s, v], targets [b, s], output [] or some of [b, s]",
+        )
+
+
+def _cross_entropy_rules(op: OpNode) -> tuple[Rule, ...]:
+    """Where classes are split, ranks agree on the maximum, the sum and the target's logit of each row."""
+    rows = operands_of(op)[1]
+    exchange = Exchange(
+        collective="all_reduce", dims=rows, forward_calls=3, backward_calls=0, element_bytes=STATISTIC_BYTES
+    )
+    return (
+        *split_rules(op, rows),
+        *(split_rule(op, dim, output=WHOLE, exchanges=(exchange,)) for dim in _classes(op)),
+    )
+
+
+def _cross_entropy_work(op: OpNode) -> tuple[Work, ...]:
+    """Passes over the logits: read and written for the maximum and sum, read for the loss; read and written
+    for the gradient."""
+    return (Work(kind="memory", moved=(Moved(op.inputs[0].dims, 3.0, 2.0, element_bytes=LOGIT_BYTES),)),)
+
+
+def _cross_entropy_kept(op: OpNode) -> Kept:
+    """The logits in fp32, and the targets."""
+    return Kept(inputs=(1,), own=((op.inputs[0].dims, LOGIT_BYTES),))
+
+
+CROSS_ENTROPY = Kind(
+    name="cross_entropy",
+    summary="Mean cross entropy of softmax over the classes.",
+    operands="logits; targets, without gradient",
+    inputs=(2, 2),
+    check=_check_cross_entropy,
+    splits=_cross_entropy_rules,
+    work=_cross_entropy_work,
+    kept=_cross_entropy_kept,
+)
+
+
+def _check_difference(op: OpNode) -> None:
+    prediction, target = operands_of(op)
+    if without(target, prediction) or without(op.output, prediction):
+        raise refuse(
+            op,
+            "needs a target and an output with dims of the prediction",
+            found=f"prediction [{dims_text(prediction)}], target [{dims_text(target)}], "
+            f"output [{dims_text(op.output)}]",
+            allowed=f"some of [{dims_text(prediction)}]",
+        )
+
+
+def _difference_rules(op: OpNode) -> tuple[Rule, ...]:
+    return split_rules(op, op.inputs[0].dims)
+
+
+def _difference_work(op: OpNode) -> tuple[Work, ...]:
+    """Forward reads both; backward reads both and writes the gradients."""
+    return (Work(kind="memory", moved=tuple(Moved(operand, 1.0, 2.0) for operand in operands_of(op))),)
+
+
+def _difference_kept(op: OpNode) -> Kept:
+    return Kept(inputs=(0, 1))
+
+
+def _difference(name: str, summary: str) -> Kind:
+    return Kind(
+        name=name,
+        summary=summary,
+        operands="prediction; target",
+        inputs=(2, 2),
+        check=_check_difference,
+        splits=_difference_rules,
+        work=_difference_work,
+        kept=_difference_kept,
+    )
+
+
+MEAN_SQUARE = _difference("mean_square", "Mean square of the difference.")
+BINARY_CROSS_ENTROPY = _difference(
+    "binary_cross_entropy", "Mean cross entropy of the sigmoid of each prediction."
+)

@@ -1,0 +1,185 @@
+"""Functions of one element of each operand, broadcast to the dims of the output; rotary embedding."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from shardwise.graph.dividing import operands_of, partial_rule, split_rules
+from shardwise.graph.kinds.kind import Attribute, Kind, dims_of, dims_text, refuse, text_of, without
+from shardwise.graph.record import OpNode
+from shardwise.graph.rule import Rule
+from shardwise.graph.work import Kept, Moved, Work
+
+MOST_OPERANDS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Function:
+    """A function of elements: how many operands it takes, in which groups of them it is linear (None: in all
+    of them together), which operands its backward reads again, whether its output, and whether a mask."""
+
+    least: int
+    most: int
+    linear: tuple[tuple[int, ...], ...] | None = ()
+    keeps: tuple[int, ...] = ()
+    keeps_output: bool = False
+    keeps_mask: bool = False
+
+
+_SUM = Function(1, MOST_OPERANDS, linear=None)
+_LINEAR = Function(1, 1, linear=None)
+_OF_INPUT = Function(1, 1, keeps=(0,))
+_OF_OUTPUT = Function(1, 1, keeps_output=True)
+
+FUNCTIONS: Mapping[str, Function] = {
+    "add": _SUM,
+    "subtract": Function(2, 2, linear=None),
+    "identity": _LINEAR,
+    "negate": _LINEAR,
+    "scale": _LINEAR,
+    "dropout": Function(1, 1, linear=None, keeps_mask=True),
+    "multiply": Function(2, 2, linear=((0,), (1,)), keeps=(0, 1)),
+    "divide": Function(2, 2, linear=((0,),), keeps=(0, 1)),
+    "silu_multiply": Function(2, 2, linear=((1,),), keeps=(0, 1)),
+    "gelu_multiply": Function(2, 2, linear=((1,),), keeps=(0, 1)),
+    "where": Function(3, 3, linear=((1, 2),), keeps=(0,)),
+    "maximum": Function(2, 2, keeps=(0, 1)),
+    "minimum": Function(2, 2, keeps=(0, 1)),
+    "relu": _OF_OUTPUT,
+    "sigmoid": _OF_OUTPUT,
+    "tanh": _OF_OUTPUT,
+    "exp": _OF_OUTPUT,
+    "sqrt": _OF_OUTPUT,
+    "rsqrt": _OF_OUTPUT,
+    "gelu": _OF_INPUT,
+    "silu": _OF_INPUT,
+    "log": _OF_INPUT,
+    "square": _OF_INPUT,
+    "power": _OF_INPUT,
+    "softplus": _OF_INPUT,
+    "clamp": _OF_INPUT,
+    "nonlinear": Function(1, MOST_OPERANDS, keeps=tuple(range(MOST_OPERANDS))),
+}
+"""By name; `nonlinear` stands for any other."""
+
+
+def _function(op: OpNode) -> Function:
+    return FUNCTIONS[text_of(op, "function", "")]
+
+
+def _check_elementwise(op: OpNode) -> None:
+    function, operands = _function(op), operands_of(op)
+    if not function.least <= len(operands) <= function.most:
+        counts = (
+            str(function.least) if function.least == function.most else f"{function.least} to {function.most}"
+        )
+        raise refuse(
+            op,
+            f"{text_of(op, 'function', '')} has a wrong number of operands",
+            key="inputs",
+            found=str(len(operands)),
+            allowed=counts,
+        )
+    check_broadcast(op)
+
+
+def check_broadcast(op: OpNode) -> None:
+    """Refuses an operand with dims that the output has not."""
+    for operand in operands_of(op):
+        lost = without(operand, op.output)
+        if lost:
+            raise refuse(
+                op,
+                "loses dims of an operand",
+                key="output",
+                found=dims_text(op.output),
+                allowed=f"every dim of [{dims_text(operand)}]",
+            )
+
+
+def _elementwise_rules(op: OpNode) -> tuple[Rule, ...]:
+    function = _function(op)
+    every = tuple(range(len(operands_of(op))))
+    groups = (every,) if function.linear is None else function.linear
+    partial = (partial_rule(op, group) for group in groups if min(group) < len(op.inputs))
+    return (*split_rules(op, op.output), *partial)
+
+
+def _elementwise_work(op: OpNode) -> tuple[Work, ...]:
+    """Forward reads the operands and writes the output. Backward reads the gradient and what is kept, and
+    writes the gradients; a sum hands its gradient on, added up where it was broadcast."""
+    function, operands = _function(op), operands_of(op)
+    if text_of(op, "function", "") == "identity" and operands[0] == op.output:
+        return ()
+    if function.linear is None and not function.keeps_mask:
+        summed = [operand for operand in operands if set(operand) != set(op.output)]
+        backward = 1.0 if summed else 0.0
+        moved = [Moved(operand, 1.0, float(operand in summed)) for operand in operands]
+        return (Work(kind="memory", moved=(*moved, Moved(op.output, 1.0, backward))),)
+    moved = [Moved(operand, 1.0, 1.0 + (index in function.keeps)) for index, operand in enumerate(operands)]
+    mask = (Moved(op.output, 1.0, 1.0, element_bytes=1.0),) if function.keeps_mask else ()
+    return (Work(kind="memory", moved=(*moved, Moved(op.output, 1.0, 1.0 + function.keeps_output), *mask)),)
+
+
+def _elementwise_kept(op: OpNode) -> Kept:
+    function = _function(op)
+    return Kept(
+        inputs=tuple(index for index in function.keeps if index < len(op.inputs)),
+        output=function.keeps_output,
+        own=((op.output, 1.0),) if function.keeps_mask else (),
+    )
+
+
+ELEMENTWISE = Kind(
+    name="elementwise",
+    summary="A function of one element of each operand, with broadcasting: an operand without a dim of the "
+    "output is the same along it.",
+    operands="inputs, then parameters, whose dims the output has",
+    inputs=(1, MOST_OPERANDS),
+    parameters=(0, MOST_OPERANDS),
+    attributes=(
+        Attribute(
+            name="function",
+            type="text",
+            meaning="which function; `nonlinear` is any that is not listed",
+            choices=tuple(FUNCTIONS),
+            required=True,
+        ),
+    ),
+    check=_check_elementwise,
+    splits=_elementwise_rules,
+    work=_elementwise_work,
+    kept=_elementwise_kept,
+)
+
+
+def _rotated(op: OpNode) -> tuple[str, ...]:
+    return dims_of(op, "over", op.output[-1:])
+
+
+def _rotary_rules(op: OpNode) -> tuple[Rule, ...]:
+    return (*split_rules(op, without(op.output, _rotated(op))), partial_rule(op, (0,)))
+
+
+def _rotary_work(op: OpNode) -> tuple[Work, ...]:
+    return (Work(kind="memory", moved=tuple(Moved(dims) for dims in (*operands_of(op), op.output))),)
+
+
+def _rotary_kept(op: OpNode) -> Kept:
+    return Kept(inputs=tuple(range(1, len(op.inputs))))
+
+
+ROTARY = Kind(
+    name="rotary",
+    summary="Rotary position embedding: pairs of elements of a head turned by an angle of their position.",
+    operands="the activation; at most two tables of cosines and sines",
+    inputs=(1, 3),
+    attributes=(
+        Attribute(name="over", type="dims", meaning="the dim whose elements are paired; else the last"),
+    ),
+    check=check_broadcast,
+    splits=_rotary_rules,
+    work=_rotary_work,
+    kept=_rotary_kept,
+)

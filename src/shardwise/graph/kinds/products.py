@@ -1,0 +1,145 @@
+"""Sums of products: matmul, linear, and any contraction."""
+
+from __future__ import annotations
+
+from shardwise.graph.dividing import operands_of, product_rules
+from shardwise.graph.kinds.kind import Kind, dims_text, refuse
+from shardwise.graph.record import OpNode
+from shardwise.graph.rule import Rule
+from shardwise.graph.work import Kept, Moved, Work
+
+
+def _check_product(op: OpNode) -> None:
+    read = {dim for operand in operands_of(op) for dim in operand}
+    missing = [dim for dim in op.output if dim not in read]
+    if missing:
+        raise refuse(
+            op,
+            "makes dims that none of its operands has",
+            key="output",
+            found=dims_text(missing),
+            allowed="dims of inputs and parameters",
+        )
+
+
+def _check_matmul(op: OpNode) -> None:
+    _check_product(op)
+    first, second = operands_of(op)
+    if not set(first) & set(second) - set(op.output):
+        raise refuse(
+            op,
+            "sums over no dim",
+            found=f"[{dims_text(first)}] and [{dims_text(second)}]",
+            allowed="a dim that both operands have and the output has not",
+        )
+
+
+def _check_linear(op: OpNode) -> None:
+    weight = op.parameters[0].dims
+    features = [dim for dim in weight if dim in op.output]
+    if not set(weight) & set(op.inputs[0].dims) - set(op.output) or not features:
+        raise refuse(
+            op,
+            "needs a weight with dims of the input and dims of the output",
+            key=f"parameters.{op.parameters[0].name}",
+            found=dims_text(weight),
+            allowed=f"dims of [{dims_text(op.inputs[0].dims)}] and of [{dims_text(op.output)}]",
+        )
+    _check_product(op)
+    for bias in op.parameters[1:]:
+        if not set(bias.dims) <= set(op.output):
+            raise refuse(
+                op,
+                "adds a bias with dims that its output has not",
+                key=f"parameters.{bias.name}",
+                found=dims_text(bias.dims),
+                allowed=f"some of [{dims_text(op.output)}]",
+            )
+
+
+def _einsum_rules(op: OpNode) -> tuple[Rule, ...]:
+    return product_rules(op, linear=[(index,) for index in range(len(op.inputs))])
+
+
+def _linear_rules(op: OpNode) -> tuple[Rule, ...]:
+    return product_rules(op, linear=[(0,)], added=range(2, len(operands_of(op))))
+
+
+def contraction(
+    left: tuple[str, ...], right: tuple[str, ...], needed: set[str]
+) -> tuple[Work, tuple[str, ...]]:
+    """The matmul of two tensors, and the dims of its result: those that are `needed` afterwards."""
+    both = [dim for dim in left if dim in right]
+    result = tuple(dict.fromkeys(dim for dim in (*left, *right) if dim in needed))
+    work = Work(
+        kind="matmul",
+        batch=tuple(dim for dim in both if dim in needed),
+        m=tuple(dim for dim in left if dim not in right and dim in needed),
+        n=tuple(dim for dim in right if dim not in left and dim in needed),
+        k=tuple(dict.fromkeys(dim for dim in (*left, *right) if dim not in needed)),
+    )
+    return work, result
+
+
+def _einsum_work(op: OpNode) -> tuple[Work, ...]:
+    """Two operands at a time, from the left; one alone is read and summed."""
+    operands = operands_of(op)
+    if len(operands) == 1:
+        return (Work(kind="memory", moved=(Moved(operands[0]), Moved(op.output))),)
+    works = []
+    result = operands[0]
+    for at, operand in enumerate(operands[1:], 2):
+        needed = {*op.output, *(dim for later in operands[at:] for dim in later)}
+        work, result = contraction(result, operand, needed)
+        works.append(work)
+    return tuple(works)
+
+
+def _linear_work(op: OpNode) -> tuple[Work, ...]:
+    return (contraction(op.inputs[0].dims, op.parameters[0].dims, set(op.output))[0],)
+
+
+def _einsum_kept(op: OpNode) -> Kept:
+    """Every input: the gradient of each other operand needs it."""
+    return Kept(inputs=tuple(range(len(op.inputs))) if len(operands_of(op)) > 1 else ())
+
+
+def _linear_kept(op: OpNode) -> Kept:
+    return Kept(inputs=(0,))
+
+
+EINSUM = Kind(
+    name="einsum",
+    summary="Any contraction: the product of all operands, summed over the dims that the output has not.",
+    operands="inputs and parameters with any dims, at least one; the output has any of theirs",
+    inputs=(1, 8),
+    parameters=(0, 8),
+    check=_check_product,
+    splits=_einsum_rules,
+    work=_einsum_work,
+    kept=_einsum_kept,
+)
+
+MATMUL = Kind(
+    name="matmul",
+    summary="The product of two activations, summed over the dims that only the output has not; dims of all "
+    "three are a batch of products.",
+    operands="two inputs",
+    inputs=(2, 2),
+    check=_check_matmul,
+    splits=_einsum_rules,
+    work=_einsum_work,
+    kept=_einsum_kept,
+)
+
+LINEAR = Kind(
+    name="linear",
+    summary="The product of an activation and a weight, and the sum with a bias.",
+    operands="one input; a weight, then at most one bias with dims of the output",
+    inputs=(1, 1),
+    parameters=(1, 2),
+    check=_check_linear,
+    splits=_linear_rules,
+    work=_linear_work,
+    kept=_linear_kept,
+)

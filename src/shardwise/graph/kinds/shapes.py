@@ -1,0 +1,224 @@
+"""The same elements in another shape: reshape, transpose, concat, slice."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import gcd
+
+from shardwise.graph.dividing import operands_of, partial_rule, split_rule, split_rules
+from shardwise.graph.kinds.kind import (
+    Attribute,
+    Kind,
+    dims_of,
+    dims_text,
+    integer_of,
+    no_work,
+    nothing_kept,
+    refuse,
+    without,
+)
+from shardwise.graph.record import OpNode
+from shardwise.graph.rule import Rule
+from shardwise.graph.work import Moved, Work
+
+Dims = tuple[str, ...]
+
+
+def _groups(op: OpNode) -> Iterator[tuple[Dims, Dims]]:
+    """The finest runs of neighbouring dims of input and output that hold as many elements.
+
+    Dims of size 1 at the end of the runs are left out.
+    """
+    before, after = op.inputs[0].dims, op.output
+    left = right = 0
+    while left < len(before) and right < len(after):
+        start, first = left, right
+        left, right = left + 1, right + 1
+        while True:
+            read, made = op.elements(before[start:left]), op.elements(after[first:right])
+            if read == made:
+                break
+            if read < made:
+                left += 1
+            else:
+                right += 1
+            if left > len(before) or right > len(after):
+                return
+        yield before[start:left], after[first:right]
+
+
+def _outermost(op: OpNode, dims: Dims) -> str:
+    """The first dim of more than one element."""
+    return next((dim for dim in dims if op.dims[dim] > 1), dims[0])
+
+
+def _check_reshape(op: OpNode) -> None:
+    read, made = op.elements(op.inputs[0].dims), op.elements(op.output)
+    if read != made:
+        raise refuse(
+            op,
+            "makes as many elements as it reads",
+            key="output",
+            found=f"{made} from {read}",
+            allowed=f"dims of {read} elements",
+        )
+
+
+def _reshape_rules(op: OpNode) -> tuple[Rule, ...]:
+    """A run of dims is split along its outermost dim, where parts of the input are parts of the output."""
+    rules = []
+    for before, after in _groups(op):
+        read, made = _outermost(op, before), _outermost(op, after)
+        units = gcd(op.dims[read], op.dims[made])
+        rules.append(split_rule(op, made, also=(read,), units=units))
+    return (*rules, partial_rule(op, (0,)))
+
+
+RESHAPE = Kind(
+    name="reshape",
+    summary="Neighbouring dims made one, or one made several; nothing is moved.",
+    operands="one input of as many elements as the output",
+    inputs=(1, 1),
+    check=_check_reshape,
+    splits=_reshape_rules,
+    work=no_work,
+    kept=nothing_kept,
+)
+
+
+def _check_transpose(op: OpNode) -> None:
+    if sorted(op.output) != sorted(op.inputs[0].dims):
+        raise refuse(
+            op,
+            "makes the dims of its input in another order",
+            key="output",
+            found=dims_text(op.output),
+            allowed=f"an order of [{dims_text(op.inputs[0].dims)}]",
+        )
+
+
+def _transpose_rules(op: OpNode) -> tuple[Rule, ...]:
+    return (*split_rules(op, op.output), partial_rule(op, (0,)))
+
+
+def _transpose_work(op: OpNode) -> tuple[Work, ...]:
+    moved = (Moved(op.inputs[0].dims), Moved(op.output))
+    return (Work(kind="memory", moved=moved),) if op.attributes.get("copies") else ()
+
+
+TRANSPOSE = Kind(
+    name="transpose",
+    summary="The dims in another order.",
+    operands="one input",
+    inputs=(1, 1),
+    attributes=(Attribute(name="copies", type="flag", meaning="whether elements are moved"),),
+    check=_check_transpose,
+    splits=_transpose_rules,
+    work=_transpose_work,
+    kept=nothing_kept,
+)  # fmt: skip
+
+
+def _joined(op: OpNode) -> str:
+    """The dim of the output along which inputs follow each other: that which an input has not, or `over`."""
+    own = [dim for dim in op.output if any(dim not in operand for operand in operands_of(op))]
+    return dims_of(op, "over", own or op.output[:1])[0]
+
+
+def _parts_of_joined(op: OpNode) -> Dims:
+    at = op.output.index(_joined(op))
+    return tuple(operand[at] for operand in operands_of(op))
+
+
+def _check_concat(op: OpNode) -> None:
+    joined = _joined(op)
+    at = op.output.index(joined) if joined in op.output else -1
+    rest = without(op.output, (joined,))
+    fits = at >= 0 and all(
+        len(operand) == len(op.output) and operand[:at] + operand[at + 1 :] == rest
+        for operand in operands_of(op)
+    )
+    if not fits or sum(op.dims[operand[at]] for operand in operands_of(op)) != op.dims[joined]:
+        raise refuse(
+            op,
+            "needs inputs that differ in one dim, whose sizes make that of the output",
+            key="inputs",
+            found="; ".join(f"[{dims_text(operand)}]" for operand in operands_of(op)),
+            allowed=f"[{dims_text(op.output)}] with parts of {joined} by names of their own",
+        )
+
+
+def _concat_rules(op: OpNode) -> tuple[Rule, ...]:
+    whole = {_joined(op), *_parts_of_joined(op)}
+    every = range(len(operands_of(op)))
+    return (*split_rules(op, without(op.output, tuple(whole))), partial_rule(op, every))
+
+
+def _concat_work(op: OpNode) -> tuple[Work, ...]:
+    """Forward copies; gradients are views."""
+    moved = tuple(Moved(dims, 1.0, 0.0) for dims in (*operands_of(op), op.output))
+    return (Work(kind="memory", moved=moved),)
+
+
+CONCAT = Kind(
+    name="concat",
+    summary="Inputs behind each other along one dim, which is not split.",
+    operands="inputs and parameters of the output's dims but for the joined one, of which each has a part by "
+    "a name of its own",
+    inputs=(1, 64),
+    parameters=(0, 8),
+    attributes=(Attribute(name="over", type="dims", meaning="the joined dim, where names do not tell"),),
+    check=_check_concat,
+    splits=_concat_rules,
+    work=_concat_work,
+    kept=nothing_kept,
+)
+
+
+def _check_slice(op: OpNode) -> None:
+    dims = op.inputs[0].dims
+    made = without(op.output, dims)
+    cut = without(dims, op.output)
+    fits = len(made) <= len(cut) and (len(made) in (0, len(cut)))
+    sizes_fit = fits and all(op.dims[new] <= op.dims[old] for new, old in zip(made, cut, strict=False))
+    if not cut or not sizes_fit:
+        raise refuse(
+            op,
+            "needs dims that it cuts, each made a smaller one in its place or none",
+            key="output",
+            found=dims_text(op.output),
+            allowed=f"[{dims_text(dims)}] with new names for what is cut",
+        )
+    start = integer_of(op, "start", 0)
+    ends = [(start + (op.dims[made[0]] if made else 1), op.dims[cut[0]])]
+    if any(end > size for end, size in ends):
+        raise refuse(
+            op,
+            "cuts beyond the end of its input",
+            key="attributes.start",
+            found=str(start),
+            allowed=f"at most {ends[0][1] - (ends[0][0] - start)}",
+        )
+
+
+def _slice_rules(op: OpNode) -> tuple[Rule, ...]:
+    kept = tuple(dim for dim in op.output if dim in op.inputs[0].dims)
+    return (*split_rules(op, kept), partial_rule(op, (0,)))
+
+
+def _slice_work(op: OpNode) -> tuple[Work, ...]:
+    """Forward is a view; backward writes the gradient among zeros."""
+    return (Work(kind="memory", moved=(Moved(op.inputs[0].dims, 0.0, 1.0), Moved(op.output, 0.0, 1.0))),)
+
+
+SLICE = Kind(
+    name="slice",
+    summary="A run of elements along a dim, which is not split; or one element, and the dim is gone.",
+    operands="one input",
+    inputs=(1, 1),
+    attributes=(Attribute(name="start", type="integer", meaning="the first element; 0 unless said"),),
+    check=_check_slice,
+    splits=_slice_rules,
+    work=_slice_work,
+    kept=nothing_kept,
+)

@@ -1,0 +1,118 @@
+"""What the kind of an operator says of it: legality of its tensors, its rules, its work, what it keeps."""
+
+from __future__ import annotations
+
+from shardwise.errors import ConfigError
+from shardwise.graph.dividing import operands_of, replicated_rules
+from shardwise.graph.kinds import KINDS, Attribute, Kind
+from shardwise.graph.kinds.kind import dims_text, refuse
+from shardwise.graph.layout import divided_dims
+from shardwise.graph.record import OpNode
+from shardwise.graph.rule import Rule
+from shardwise.graph.work import Kept, Work
+from shardwise.inputs import nearest, shown
+
+
+def rules_of(op: OpNode) -> tuple[Rule, ...]:
+    """Every way to lay `op` along one mesh axis of two ranks or more; `allows` says which go together.
+
+    Dims that the operator keeps `whole` and those that cannot be divided are not split.
+    """
+    rules = (*replicated_rules(op), *KINDS[op.kind].splits(op))
+    return tuple(
+        rule
+        for rule in rules
+        if rule.split is None or (rule.units > 1 and divided_dims(op, rule).isdisjoint(op.whole))
+    )
+
+
+def work_of(op: OpNode) -> tuple[Work, ...]:
+    """What `op` computes, kernel by kernel; nothing where it only looks at its input in another way."""
+    return KINDS[op.kind].work(op)
+
+
+def kept_of(op: OpNode) -> Kept:
+    """What the backward pass of `op` reads again."""
+    return KINDS[op.kind].kept(op)
+
+
+def check_op(op: OpNode) -> None:
+    """Refuses an operator whose tensors or attributes its kind cannot have: ConfigError with its name, located
+    within it."""
+    kind = KINDS.get(op.kind)
+    if kind is None:
+        guess = nearest(op.kind, KINDS)
+        hint = f" (did you mean {guess}?)" if guess else ""
+        raise ConfigError(
+            f"of operator {shown(op.name)} is no kind of operator{hint}",
+            key="kind",
+            found=shown(op.kind),
+            allowed=", ".join(KINDS),
+        )
+    _check_tensors(op)
+    _check_counts(op, kind)
+    _check_attributes(op, kind)
+    kind.check(op)
+
+
+def _check_tensors(op: OpNode) -> None:
+    for dims in (*operands_of(op), op.output, op.whole):
+        for dim in dims:
+            if dim not in op.dims:
+                raise refuse(op, "names a dim without a size", found=dim, allowed=dims_text(tuple(op.dims)))
+        if len(set(dims)) != len(dims):
+            raise refuse(op, "has a dim twice in one tensor", found=dims_text(dims), allowed="each dim once")
+    for dim, size in op.dims.items():
+        if size < 1:
+            raise refuse(
+                op, "has a dim without elements", key=f"dims.{dim}", found=str(size), allowed="1 or more"
+            )
+
+
+def _check_counts(op: OpNode, kind: Kind) -> None:
+    for word, found, (least, most) in (
+        ("inputs", len(op.inputs), kind.inputs),
+        ("parameters", len(op.parameters), kind.parameters),
+    ):
+        if not least <= found <= most:
+            allowed = str(least) if least == most else f"{least} to {most}"
+            raise refuse(
+                op,
+                f"has a wrong number of {word}",
+                key=word,
+                found=str(found),
+                allowed=f"{allowed} ({kind.operands})",
+            )
+
+
+def _check_attributes(op: OpNode, kind: Kind) -> None:
+    known = {attribute.name: attribute for attribute in kind.attributes}
+    for name, value in op.attributes.items():
+        key = f"attributes.{name}"
+        if name not in known:
+            guess = nearest(name, known)
+            hint = f" (did you mean {guess}?)" if guess else ""
+            allowed = ", ".join(known) or "no attributes"
+            raise refuse(op, f"does not know it{hint}", key=key, found=shown(value), allowed=allowed)
+        allowed = _wrong_value(op, known[name], value)
+        if allowed:
+            raise refuse(op, "cannot have it", key=key, found=shown(value), allowed=allowed)
+    for attribute in kind.attributes:
+        if attribute.required and attribute.name not in op.attributes:
+            allowed = ", ".join(attribute.choices) or attribute.meaning
+            raise refuse(op, "needs it", key=f"attributes.{attribute.name}", found="none", allowed=allowed)
+
+
+def _wrong_value(op: OpNode, attribute: Attribute, value: object) -> str:
+    """What an attribute may be, where `value` is not; empty where it is."""
+    if attribute.type == "flag":
+        fits, allowed = isinstance(value, bool), "true or false"
+    elif attribute.type == "integer":
+        fits = isinstance(value, int) and not isinstance(value, bool) and value >= attribute.low
+        allowed = f"a whole number from {attribute.low}"
+    elif attribute.type == "text":
+        fits, allowed = value in attribute.choices, ", ".join(attribute.choices)
+    else:
+        fits = isinstance(value, str) and bool(value.split()) and set(value.split()) <= set(op.dims)
+        allowed = f"names of dims with spaces between, of {dims_text(tuple(op.dims))}"
+    return "" if fits else allowed
