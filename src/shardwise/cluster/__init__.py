@@ -23,6 +23,7 @@ from shardwise.cluster.links import link_graph, route
 from shardwise.cluster.load import load_cluster
 from shardwise.cluster.mesh import Mesh, MeshAxis, mesh_of, meshes_of, tier_mesh
 from shardwise.cluster.placement import group_members, group_members_of
+from shardwise.cluster.pools import Pool, cluster_of_pools, pools_of
 from shardwise.cluster.record import cluster_from_record, cluster_record
 from shardwise.cluster.resize import multiplied, part_of, part_sizes, resized
 
@@ -40,8 +41,10 @@ __all__ = [
     "Mesh",
     "MeshAxis",
     "Node",
+    "Pool",
     "Tier",
     "cluster_from_record",
+    "cluster_of_pools",
     "cluster_record",
     "device_names",
     "devices",
@@ -58,6 +61,7 @@ __all__ = [
     "numbers_of_device",
     "part_of",
     "part_sizes",
+    "pools_of",
     "resized",
     "route",
     "tier_mesh",

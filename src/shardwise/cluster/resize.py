@@ -33,7 +33,7 @@ def part_of(cluster: Cluster, devices: int) -> Cluster:
     else:
         counts = list(accumulate(node.devices for node in cluster.nodes))
         nodes = cluster.nodes[: counts.index(devices) + 1]
-    return _with_nodes(cluster, nodes, _clipped(cluster.tiers, devices))
+    return with_nodes(cluster, nodes, clipped(cluster.tiers, devices))
 
 
 def multiplied(cluster: Cluster, factor: int) -> Cluster:
@@ -57,12 +57,12 @@ def _enlarged(cluster: Cluster, nodes: tuple[Node, ...]) -> Cluster:
     """The cluster with more nodes: customary tiers stay customary, otherwise the outermost network spans
     all."""
     if cluster.tiers == customary_tiers(cluster.classes, node_runs(cluster.nodes)):
-        return _with_nodes(cluster, nodes, customary_tiers(cluster.classes, node_runs(nodes)))
+        return with_nodes(cluster, nodes, customary_tiers(cluster.classes, node_runs(nodes)))
     devices = sum(node.devices for node in nodes)
     outermost = cluster.tiers[-1]
     if outermost.is_network:
-        return _with_nodes(cluster, nodes, (*cluster.tiers[:-1], replace(outermost, span=devices)))
-    return _with_nodes(cluster, nodes, (*cluster.tiers, _customary_network(cluster, devices)))
+        return with_nodes(cluster, nodes, (*cluster.tiers[:-1], replace(outermost, span=devices)))
+    return with_nodes(cluster, nodes, (*cluster.tiers, _customary_network(cluster, devices)))
 
 
 def _customary_network(cluster: Cluster, devices: int) -> Tier:
@@ -81,7 +81,7 @@ def _customary_network(cluster: Cluster, devices: int) -> Tier:
     )
 
 
-def _clipped(tiers: Iterable[Tier], devices: int) -> tuple[Tier, ...]:
+def clipped(tiers: Iterable[Tier], devices: int) -> tuple[Tier, ...]:
     """The tiers that `devices` consecutive devices still have, the last one spanning them all."""
     kept: list[Tier] = []
     for tier in tiers:
@@ -91,7 +91,7 @@ def _clipped(tiers: Iterable[Tier], devices: int) -> tuple[Tier, ...]:
     return tuple(kept)
 
 
-def _with_nodes(cluster: Cluster, nodes: tuple[Node, ...], tiers: tuple[Tier, ...]) -> Cluster:
+def with_nodes(cluster: Cluster, nodes: tuple[Node, ...], tiers: tuple[Tier, ...]) -> Cluster:
     """The cluster with other nodes. A link graph names devices that may be gone: the tiers stand for it."""
     devices = sum(node.devices for node in nodes)
     used = {node.device_class for node in nodes}

@@ -137,12 +137,26 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MixedFigures:
+    """What an answer on a mixed cluster is compared with: the best uniform strategy on any union of pools
+    (alike nodes) and the least that one pool alone takes, in seconds; `idle` names the pools left unused.
+
+    None where nothing uniform fits."""
+
+    uniform_step_time_s: float | None
+    fastest_class_step_time_s: float | None
+    fastest_class: str | None
+    idle: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
     """The best strategy, the runners-up (each differs in a degree, the schedule or recompute), and the
     certificate.
 
     `cluster` is what the answer uses: the cluster asked about, or the one of its `parts` that serves the
-    objective best (None: the cluster asked about). `is_interrupted`: the user ended the search early.
+    objective best (None: the cluster asked about). `mixed` are the figures of a mixed cluster.
+    `is_interrupted`: the user ended the search early.
     """
 
     best: Result
@@ -152,6 +166,7 @@ class Answer:
     cluster: Cluster | None = None
     parts: tuple[Part, ...] = ()
     frontier: Frontier | None = None
+    mixed: MixedFigures | None = None
     is_interrupted: bool = False
 
     @property

@@ -1,6 +1,7 @@
 """The search: a question in, the proven best strategy out."""
 
 from shardwise.search.answer import evaluate, plan, stage_activation_bytes, step_durations, step_time_s
+from shardwise.search.baselines import is_mixed, plan_mixed
 from shardwise.search.drive import Outcome, Progress, Search
 from shardwise.search.evaluate import StepFigures, step_figures, step_figures_of_alike, step_times_s
 from shardwise.search.explain import band_of
@@ -40,7 +41,9 @@ __all__ = [
     "default_job",
     "evaluate",
     "explained",
+    "is_mixed",
     "plan",
+    "plan_mixed",
     "question_of",
     "read_space",
     "shortest_text",

@@ -72,8 +72,9 @@ def planned(
         workers=wanted.workers,
         budget_s=wanted.budget_s,
     )
+    by_pools = wanted.objective == "time" and not wanted.allow_idle and search.is_mixed(request.cluster)
     with progress() as show:
-        answer = search.plan(question, progress=show)
+        answer = (search.plan_mixed if by_pools else search.plan)(question, progress=show)
     used = request if answer.cluster is None else replace(request, cluster=answer.cluster)
     return _plan_output(answer, used, request, wanted, save=save, is_json=is_json, reliability=reliability)
 

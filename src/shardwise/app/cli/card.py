@@ -33,6 +33,7 @@ def answer_card(
     result's, where it is told."""
     return [
         *result_card(answer.best, model=model, cluster=cluster, job=job),
+        *_compared(answer),
         *_goodput(goodput, cluster),
         *_runners_up(answer, model.layers),
         *frontier_table(answer, model.layers),
@@ -158,6 +159,24 @@ def _bars(parts: Mapping[str, float], text_of: object, style: str) -> Iterator[L
             (f"{amount:>10}", ""),
             (f"{words.percent(value / whole, 0):>6} ", "dim"),
         )
+
+
+def _compared(answer: Answer) -> Iterator[Line]:
+    """On a mixed cluster: against the fastest class alone and the best uniform strategy, and what is idle."""
+    mixed = answer.mixed
+    if mixed is None:
+        return
+    best_s = answer.best.step_time_s
+    yield ()
+    if mixed.idle:
+        text = f"{', '.join(mixed.idle)} left idle: no strategy that uses all devices alike is faster"
+        yield row("mixed", (text, "warn"))
+    elif mixed.fastest_class_step_time_s is None:
+        yield row("mixed", ("fits on no class alone", "value"))
+    alone_s = mixed.fastest_class_step_time_s
+    if alone_s is not None and not mixed.idle:
+        text = f"{alone_s / best_s:.2f} × as fast as {mixed.fastest_class} alone"
+        yield row("mixed", (text, "value"), (f"   {words.seconds(alone_s)}", "dim"))
 
 
 def _goodput(goodput: Goodput | None, cluster: Cluster) -> Iterator[Line]:

@@ -13,6 +13,7 @@ from shardwise.plan import (
     Answer,
     Frontier,
     Goodput,
+    MixedFigures,
     Plan,
     Result,
     certificate_document,
@@ -35,8 +36,8 @@ def plan_answer(plan: Plan, answer: Answer, goodput: Goodput | None = None) -> d
         "plan_hash": document_hash(plan_document(plan)),
         **_question(plan.model, plan.cluster, plan.job),
         "objective": plan.objective,
-        "best": _priced(answer.best, plan.cluster, plan.job),
-        "runners_up": [_priced(result, plan.cluster, plan.job) for result in answer.runners_up],
+        "best": _priced(answer.best, plan.cluster, plan.job, answer.mixed),
+        "runners_up": [_priced(result, plan.cluster, plan.job, answer.mixed) for result in answer.runners_up],
         "devices_used": plan.cluster.devices,
         "parts": [asdict(part) for part in answer.parts],
         "frontier": None if answer.frontier is None else _points(answer.frontier, answer.best),
@@ -147,14 +148,23 @@ def _question(model: Model, cluster: Cluster, job: Job) -> dict[str, object]:
     }
 
 
-def _priced(result: Result, cluster: Cluster, job: Job) -> dict[str, object]:
+def _priced(
+    result: Result, cluster: Cluster, job: Job, mixed: MixedFigures | None = None
+) -> dict[str, object]:
     """A result with what it costs, and the figures that only mixed clusters have."""
     document: dict[str, object] = result_document(result)
     document["usd_per_billion_tokens"] = usd_per_billion_tokens(cluster, job, result.step_time_s)
-    document |= _mixed_cluster_figures(cluster)
+    document |= _mixed_cluster_figures(cluster, mixed)
     return document
 
 
-def _mixed_cluster_figures(cluster: Cluster) -> Mapping[str, object]:
-    why = "the cluster is not mixed" if cluster.is_uniform else "only uniform strategies are searched"
-    return {"uniform_step_time_s": None, "fastest_class_step_time_s": None, "why": why}
+def _mixed_cluster_figures(cluster: Cluster, mixed: MixedFigures | None) -> Mapping[str, object]:
+    if mixed is None:
+        why = "the cluster is not mixed" if cluster.is_uniform else "only one uniform strategy is priced"
+        return {"uniform_step_time_s": None, "fastest_class_step_time_s": None, "why": why}
+    idle = f"left idle: {', '.join(mixed.idle)}" if mixed.idle else "all devices are used"
+    return {
+        "uniform_step_time_s": mixed.uniform_step_time_s,
+        "fastest_class_step_time_s": mixed.fastest_class_step_time_s,
+        "why": idle,
+    }

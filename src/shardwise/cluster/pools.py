@@ -1,0 +1,79 @@
+"""Pools: the alike nodes of a mixed cluster, and the clusters that some of them make up."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from shardwise.cluster.cluster import Cluster, Node, Tier, node_runs
+from shardwise.cluster.resize import MAX_NAME, clipped, with_nodes
+from shardwise.cluster.tiers import customary_tiers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pool:
+    """All nodes of a cluster that are the same record but for their name: one class, one speed, the same
+    cards."""
+
+    name: str
+    node: Node
+    nodes: int
+
+    @property
+    def devices(self) -> int:
+        """Devices of all its nodes."""
+        return self.node.devices * self.nodes
+
+
+def pools_of(cluster: Cluster) -> tuple[Pool, ...]:
+    """The pools of `cluster` in the order in which their first nodes stand; one where all nodes are alike.
+
+    A pool is named by its device class where no other pool has that, else by its node too.
+    """
+    counts: dict[Node, int] = {}
+    first: dict[Node, Node] = {}
+    for node, count in node_runs(cluster.nodes):
+        counts[_key(node)] = counts.get(_key(node), 0) + count
+        first.setdefault(_key(node), node)
+    classes = [key.device_class for key in counts]
+    names: list[str] = []
+    for key in counts:
+        name = key.device_class if classes.count(key.device_class) == 1 else _told(first[key])
+        while name in names:
+            name += "'"
+        names.append(name)
+    return tuple(
+        Pool(name=name, node=first[key], nodes=count)
+        for name, (key, count) in zip(names, counts.items(), strict=True)
+    )
+
+
+def _told(node: Node) -> str:
+    return node.name if node.speed == 1.0 else f"{node.name} at {node.speed:g}"
+
+
+def cluster_of_pools(cluster: Cluster, pools: Iterable[Pool]) -> Cluster:
+    """The part of `cluster` that these of its pools make up, all of their nodes, in the order of the cluster.
+
+    Customary tiers are those of the nodes that are left; given ones keep their figures, each spanning what
+    it spanned, and the last one all devices.
+    """
+    kept = {_key(pool.node): pool.name for pool in pools}
+    nodes = tuple(node for node in cluster.nodes if _key(node) in kept)
+    if len(nodes) == len(cluster.nodes):
+        return cluster
+    part = with_nodes(cluster, nodes, _tiers_of(cluster, nodes))
+    return replace(part, name=f"{' + '.join(kept.values())} of {cluster.name[:MAX_NAME]}")
+
+
+def _key(node: Node) -> Node:
+    return replace(node, name="")
+
+
+def _tiers_of(cluster: Cluster, nodes: tuple[Node, ...]) -> tuple[Tier, ...]:
+    """The tiers that these nodes of the cluster still have."""
+    if cluster.tiers == customary_tiers(cluster.classes, node_runs(cluster.nodes)):
+        return customary_tiers(cluster.classes, node_runs(nodes))
+    devices = sum(node.devices for node in nodes)
+    kept = clipped(cluster.tiers, devices)
+    return (*kept[:-1], replace(kept[-1], span=devices))
