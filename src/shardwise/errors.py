@@ -56,14 +56,22 @@ class Infeasible(ShardwiseError):
     """No strategy of the space is legal and fits.
 
     `reasons` counts the rejected candidates per reason code; `relaxations` are one-line changes that do fit,
-    cheapest first.
+    cheapest first. `point` is the answer that came closest, as plain values, where there is one.
     """
 
-    def __init__(self, message: str, *, reasons: Mapping[str, int], relaxations: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        reasons: Mapping[str, int],
+        relaxations: Sequence[str] = (),
+        point: Mapping[str, object] | None = None,
+    ) -> None:
         super().__init__(message)
         self.message = message
         self.reasons = dict(reasons)
         self.relaxations = tuple(relaxations)
+        self.point = point
 
 
 class InternalError(ShardwiseError):

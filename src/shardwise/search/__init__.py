@@ -2,32 +2,39 @@
 
 from shardwise.search.answer import evaluate, plan, stage_activation_bytes, step_durations, step_time_s
 from shardwise.search.baselines import is_mixed, plan_mixed
+from shardwise.search.curves import Curve, CurveSource, Point
 from shardwise.search.drive import Outcome, Progress, Search
 from shardwise.search.evaluate import StepFigures, step_figures, step_figures_of_alike, step_times_s
 from shardwise.search.explain import band_of
 from shardwise.search.explanation import Comparison, Explanation, explained, question_of, what_if, why_not
 from shardwise.search.goals import Fastest, Found, Goal, Smallest, Tradeoff
+from shardwise.search.modes import MODES, chosen, curves_for, points_of, smallest
 from shardwise.search.pinned import Alternative, Axis, Binding
 from shardwise.search.question import SPACES, Question, default_job, shortest_text
 from shardwise.search.space import Space
 from shardwise.search.space_file import SpaceChoice, read_space
+from shardwise.search.strategy_curves import StrategyCurve, StrategyCurves, answer_at
 from shardwise.search.tracking import Tracked, tracked
 from shardwise.search.tree import LedgerBlock
 from shardwise.search.whatif import CHANGES
 
 __all__ = [
     "CHANGES",
+    "MODES",
     "SPACES",
     "Alternative",
     "Axis",
     "Binding",
     "Comparison",
+    "Curve",
+    "CurveSource",
     "Explanation",
     "Fastest",
     "Found",
     "Goal",
     "LedgerBlock",
     "Outcome",
+    "Point",
     "Progress",
     "Question",
     "Search",
@@ -35,18 +42,25 @@ __all__ = [
     "Space",
     "SpaceChoice",
     "StepFigures",
+    "StrategyCurve",
+    "StrategyCurves",
     "Tracked",
     "Tradeoff",
+    "answer_at",
     "band_of",
+    "chosen",
+    "curves_for",
     "default_job",
     "evaluate",
     "explained",
     "is_mixed",
     "plan",
     "plan_mixed",
+    "points_of",
     "question_of",
     "read_space",
     "shortest_text",
+    "smallest",
     "stage_activation_bytes",
     "step_durations",
     "step_figures",

@@ -107,14 +107,19 @@ def _frontier(
         return None, True
     if not outcome.found:
         return None, outcome.is_interrupted
+    points = frontier_points(problem, outcome)
+    certificate = certificate_of(question, outcome, points[0].step_time_s)
+    return Frontier(points=points, certificate=certificate), outcome.is_interrupted
+
+
+def frontier_points(problem: Problem, outcome: Outcome) -> tuple[FrontierPoint, ...]:
+    """What a search for a tradeoff found, fastest first."""
     table = StrategyTable.joined([found.table for found in outcome.found])
     times_s = evaluation.step_times_s(problem, table).tolist()
-    points = tuple(
+    return tuple(
         FrontierPoint(strategy=strategy, step_time_s=time_s, device_bytes=found.device_bytes)
         for strategy, time_s, found in zip(table, times_s, outcome.found, strict=True)
     )
-    certificate = certificate_of(question, outcome, points[0].step_time_s)
-    return Frontier(points=points, certificate=certificate), outcome.is_interrupted
 
 
 def certificate_of(question: Question, outcome: Outcome, best_s: float) -> Certificate:

@@ -317,7 +317,17 @@ def test_help_lists_the_commands_and_no_command_shows_it_too(run: Run) -> None:
     shown, bare = run("--help"), run()
     assert shown.code == bare.code == 0
     assert shown.out == bare.out
-    for name in ("plan", "evaluate", "space", "simulate", "check", "explain", "models", "devices"):
+    for name in (
+        "plan",
+        "evaluate",
+        "frontier",
+        "space",
+        "simulate",
+        "check",
+        "explain",
+        "models",
+        "devices",
+    ):
         assert f"  {name} " in shown.out
     assert "╭" not in shown.out
 
@@ -328,6 +338,9 @@ OPTIONS = {
     "--dtype --optimizer --space --fix --memory-margin --expert-imbalance --top --exhaustive --workers "
     "--budget --save --mtbf --checkpoint-interval --checkpoint-stall --restart --jitter --json",
     "evaluate": f"--cluster --seq-len --global-batch-size --strategy {QUESTION_OPTIONS} --json",
+    "frontier": "--cluster --global-batch-size --seq-len --mode --memory-limit --devices --objectives "
+    "--epsilon --inter-node --dtype --optimizer --space --fix --memory-margin --expert-imbalance --workers "
+    "--save --json",
     "space": "--cluster --global-batch-size --seq-len --inter-node --space --fix --json",
     "simulate": "--trace --json",
     "check": "--proof-budget --json",

@@ -133,7 +133,7 @@ def evaluated(options: JobOptions, *, strategy: str, is_json: bool) -> Output:
     result = search.evaluate(request.model, request.cluster, request.job, chosen)
     if is_json:
         return Output(document=documents.evaluation(request, result))
-    command = " ".join(("shardwise plan", *_question_words(options)))
+    command = " ".join(("shardwise plan", *question_words(options)))
     lines = card.evaluation_card(
         result, model=request.model, cluster=request.cluster, job=request.job, next_commands=(command,)
     )
@@ -188,7 +188,7 @@ def _after_plan(
     request: Request, answer: Answer, wanted: Wanted, *, save: str | None, is_whole: bool
 ) -> tuple[str, ...]:
     """Commands that continue from a plan, ready to copy."""
-    question = _question_words(request.options)
+    question = question_words(request.options)
     given = (
         ("--objective", wanted.objective, "time"),
         ("--space", wanted.space, "default"),
@@ -208,7 +208,7 @@ def _after_plan(
     return tuple(commands)
 
 
-def _question_words(options: JobOptions) -> list[str]:
+def question_words(options: JobOptions) -> list[str]:
     """The options that repeat the question, those at their default left out."""
     words = [shlex.quote(options.model), "--cluster", shlex.quote(options.cluster)]
     given = (

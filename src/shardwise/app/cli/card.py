@@ -38,8 +38,8 @@ def answer_card(
         *_runners_up(answer, model.layers),
         *frontier_table(answer, model.layers),
         *proof_lines(answer, cluster, of_devices),
-        *_assumptions(cluster, job, answer.best, answer.certificate.space),
-        *_next(next_commands),
+        *assumption_lines(cluster, job, answer.best.evaluator, answer.certificate.space),
+        *next_lines(next_commands),
     ]
 
 
@@ -49,15 +49,15 @@ def evaluation_card(
     """The card of `evaluate`: the same without runners-up and proof."""
     return [
         *result_card(result, model=model, cluster=cluster, job=job),
-        *_assumptions(cluster, job, result),
-        *_next(next_commands),
+        *assumption_lines(cluster, job, result.evaluator),
+        *next_lines(next_commands),
     ]
 
 
 def result_card(result: Result, *, model: Model, cluster: Cluster, job: Job) -> list[Line]:
     """What one strategy is and what it costs."""
     return [
-        *_question(model, cluster, job),
+        *question_lines(model, cluster, job),
         *_layout(result, job, model.layers),
         (),
         *_figures(result, cluster, job),
@@ -66,7 +66,8 @@ def result_card(result: Result, *, model: Model, cluster: Cluster, job: Job) -> 
     ]
 
 
-def _question(model: Model, cluster: Cluster, job: Job) -> Iterator[Line]:
+def question_lines(model: Model, cluster: Cluster, job: Job) -> Iterator[Line]:
+    """What was asked: the head of every card."""
     tokens = job.seq_len * job.global_batch_size
     total, active = parameters(model), active_parameters(model)
     size = f"{format_count(total)} parameters" + (
@@ -233,7 +234,8 @@ _CORE = (
 )
 
 
-def _assumptions(cluster: Cluster, job: Job, result: Result, space: str = "") -> Iterator[Line]:
+def assumption_lines(cluster: Cluster, job: Job, evaluator: str, space: str = "") -> Iterator[Line]:
+    """What every time and byte rests on."""
     uncalibrated = [name for name, device in cluster.classes.items() if not device.efficiency.is_calibrated]
     profile = (
         f"efficiency of {', '.join(uncalibrated)} from datasheets and relatives: no measured run was fitted"
@@ -243,7 +245,7 @@ def _assumptions(cluster: Cluster, job: Job, result: Result, space: str = "") ->
         *cluster.assumptions,
         *([profile] if uncalibrated else ["efficiency fitted to published runs (shardwise validate)"]),
         *([_CORE] if space == "core" else []),
-        f"evaluated by {result.evaluator}",
+        f"evaluated by {evaluator}",
     ]
     yield ()
     for index, text in enumerate(texts):
@@ -252,7 +254,8 @@ def _assumptions(cluster: Cluster, job: Job, result: Result, space: str = "") ->
             index = 1
 
 
-def _next(commands: Sequence[str]) -> Iterator[Line]:
+def next_lines(commands: Sequence[str]) -> Iterator[Line]:
+    """Commands that continue from here."""
     if commands:
         yield ()
     for index, text in enumerate(commands):

@@ -34,7 +34,7 @@ def plan_answer(plan: Plan, answer: Answer, goodput: Goodput | None = None) -> d
         "schema": "shardwise.plan-answer",
         "version": VERSION,
         "plan_hash": document_hash(plan_document(plan)),
-        **_question(plan.model, plan.cluster, plan.job),
+        **question_document(plan.model, plan.cluster, plan.job),
         "objective": plan.objective,
         "best": _priced(answer.best, plan.cluster, plan.job, answer.mixed),
         "runners_up": [_priced(result, plan.cluster, plan.job, answer.mixed) for result in answer.runners_up],
@@ -68,7 +68,7 @@ def evaluation(request: Request, result: Result) -> dict[str, object]:
     return {
         "schema": "shardwise.evaluation",
         "version": VERSION,
-        **_question(request.model, request.cluster, request.job),
+        **question_document(request.model, request.cluster, request.job),
         "result": _priced(result, request.cluster, request.job),
     }
 
@@ -94,7 +94,7 @@ def comparison(plan: Plan, found: Comparison, *, kind: str, asked: str) -> dict[
     return {
         **_explained(plan, kind),
         "asked": asked,
-        "cluster": _question(question.model, question.cluster, question.job)["cluster"],
+        "cluster": question_document(question.model, question.cluster, question.job)["cluster"],
         "job": asdict(question.job),
         "result": _priced(found.after, question.cluster, question.job),
         "certificate": certificate_document(found.answer.certificate),
@@ -123,14 +123,15 @@ def space(name: str, size: SpaceCount, request: Request) -> dict[str, object]:
     return {
         "schema": "shardwise.space",
         "version": VERSION,
-        **_question(request.model, request.cluster, request.job),
+        **question_document(request.model, request.cluster, request.job),
         "space": name,
         "count": size.count,
         "axes": {axis: list(values) for axis, values in size.axes.items()},
     }
 
 
-def _question(model: Model, cluster: Cluster, job: Job) -> dict[str, object]:
+def question_document(model: Model, cluster: Cluster, job: Job) -> dict[str, object]:
+    """`model`, `cluster` and `job` of every answer."""
     return {
         "model": {
             "name": model.name,

@@ -23,6 +23,7 @@ class Failure:
     """The whole error on one line; `message` where it is None."""
     reasons: Mapping[str, int] = field(default_factory=dict)
     relaxations: tuple[str, ...] = ()
+    point: Mapping[str, object] | None = None
 
     def lines(self) -> list[str]:
         """For stderr: the error on one line; below an infeasible answer, why candidates fell and what would
@@ -51,6 +52,8 @@ class Failure:
         }
         if self.kind == "infeasible":
             document |= {"reasons": dict(self.reasons), "relaxations": list(self.relaxations)}
+        if self.point is not None:
+            document["point"] = self.point
         return document
 
 
@@ -74,6 +77,7 @@ def failure_of(error: Exception) -> Failure:
             message=error.message,
             reasons=error.reasons,
             relaxations=error.relaxations,
+            point=error.point,
         )
     if _is_usage_error(error):
         message = one_line(error.format_message())  # type: ignore[attr-defined]

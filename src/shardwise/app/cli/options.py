@@ -136,3 +136,48 @@ Budget = Annotated[
 PlanFile = Annotated[
     str, typer.Argument(metavar="PLAN", help="A plan file, from plan --save.", show_default=False)
 ]
+OptionalSeqLen = Annotated[
+    str | None,
+    typer.Option(
+        "--seq-len",
+        metavar="N",
+        help="Tokens per sequence. Default: the longest of the model, or 4096.",
+        show_default=False,
+    ),
+]
+Mode = Annotated[
+    str,
+    typer.Option(
+        "--mode",
+        metavar="NAME",
+        help="time (the fastest), devices (the fewest) or profile (a table per device count).",
+    ),
+]
+MemoryLimit = Annotated[
+    str | None,
+    typer.Option(
+        "--memory-limit",
+        metavar="SIZE",
+        help="Memory per device that the point picked may take: 40GiB.",
+        show_default=False,
+    ),
+]
+DeviceCounts = Annotated[
+    str | None,
+    typer.Option(
+        "--devices",
+        metavar="N,...",
+        help="Device counts to look at: 1,2,4. Default: those that the mode asks about.",
+        show_default=False,
+    ),
+]
+Objectives = Annotated[
+    str, typer.Option("--objectives", metavar="NAMES", help="time,memory or time,memory,cost.")
+]
+Epsilon = Annotated[
+    str, typer.Option("--epsilon", metavar="X", help="How far points may be from exact ones, relative.")
+]
+SaveFolder = Annotated[
+    str | None,
+    typer.Option("--save", metavar="DIR", help="Write a plan file for each point.", show_default=False),
+]

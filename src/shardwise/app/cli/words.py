@@ -146,6 +146,11 @@ def seconds(value: float) -> str:
     return f"{value * 1e3:.4g} ms"
 
 
+def digits(value: float, number: int) -> str:
+    """A positive number with so many digits, and never fewer than stand before the point."""
+    return f"{value:,.0f}" if value >= 10 ** (number - 1) else f"{value:.{number}g}"
+
+
 def hours(value_s: float) -> str:
     """A long time in whole hours, a short one with three digits."""
     value = value_s / 3600.0

@@ -1,0 +1,236 @@
+"""What `frontier` answers: search the curves, pick a point, then a card or a document."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from math import ceil, inf, isfinite
+from typing import TypeVar
+
+from shardwise.app.cli.frontier.document import Found, frontier_document, point_document
+from shardwise.app.cli.frontier.saved import check_folder, save
+from shardwise.app.cli.frontier.strategies import StrategySubject
+from shardwise.app.cli.frontier.subject import Subject
+from shardwise.app.cli.frontier.tables import curve_table, figures, pick_lines, profile_table
+from shardwise.app.cli.output import Line, Output, progress, row
+from shardwise.app.cli.request import JobOptions, choice, count, fraction, load_request, workers
+from shardwise.app.cli.spaces import require_candidates, space_choice
+from shardwise.app.cli.words import counted, percent
+from shardwise.cluster import Cluster
+from shardwise.errors import ConfigError, Infeasible
+from shardwise.inputs import shown
+from shardwise.search import MODES, Point, Question, chosen, curves_for, points_of, smallest
+from shardwise.strategy import parse_fields
+from shardwise.units import format_bytes, parse_quantity
+
+OBJECTIVES = (("time", "memory"), ("time", "memory", "cost"))
+
+LayoutT = TypeVar("LayoutT")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FrontierOptions:
+    """The options of `frontier` beside those of the job, as given; None where one was left out."""
+
+    mode: str
+    memory_limit: str | None
+    devices: str | None
+    objectives: str
+    epsilon: str
+    space: str
+    fix: str
+    workers: str
+    save: str | None
+    is_json: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """The same, read; the limit is infinite and `sizes` None where nothing was given."""
+
+    mode: str
+    limit_bytes: float
+    sizes: tuple[int, ...] | None
+    objectives: tuple[str, ...]
+    epsilon: float
+
+
+def frontier(options: JobOptions, wanted: FrontierOptions) -> Output:
+    """The answer of `frontier` for a transformer. Infeasible where nothing fits, with the smallest point
+    where it is the limit that is too low."""
+    asked = read_asked(wanted)
+    fixed = parse_fields(wanted.fix, key="--fix")
+    space = space_choice(wanted.space)
+    processes = workers(wanted.workers)
+    if wanted.save is not None:
+        check_folder(wanted.save)
+    request = load_request(options)
+    question = Question(
+        model=request.model,
+        cluster=request.cluster,
+        job=request.job,
+        space=space.base,
+        fixed=fixed,
+        axes=space.axes,
+        workers=processes,
+    )
+    if asked.sizes is None and asked.mode == "time":
+        require_candidates(space, fixed, request)
+    if "cost" in asked.objectives:
+        require_prices(request.cluster)
+    subject = StrategySubject(request, question)
+    inputs = (options.model, options.cluster, *([space.file] if space.file else []))
+    return answered(subject, asked, wanted, inputs=inputs)
+
+
+def read_asked(wanted: FrontierOptions) -> Asked:
+    """The options read. ConfigError with the option of the first fault."""
+    mode = choice("--mode", wanted.mode, MODES)
+    objectives = tuple(wanted.objectives.split(","))
+    if tuple(sorted(objectives, key="time memory cost".find)) not in OBJECTIVES:
+        raise ConfigError(
+            "is not one of the choices",
+            key="--objectives",
+            found=shown(wanted.objectives),
+            allowed=" or ".join(",".join(names) for names in OBJECTIVES),
+        )
+    return Asked(
+        mode=mode,
+        limit_bytes=_limit_bytes(wanted.memory_limit),
+        sizes=None if wanted.devices is None else _sizes(wanted.devices),
+        objectives=objectives,
+        epsilon=fraction("--epsilon", wanted.epsilon, default=0.001, low=0.0, high=1.0),
+    )
+
+
+def _limit_bytes(text: str | None) -> float:
+    if text is None:
+        return inf
+    try:
+        nbytes = parse_quantity(text, "B")
+    except ConfigError as error:
+        raise ConfigError(
+            error.message, key="--memory-limit", found=error.found, allowed=error.allowed
+        ) from None
+    if nbytes <= 0.0:
+        raise ConfigError(
+            "is no memory", key="--memory-limit", found=shown(text), allowed="more than 0, such as 40GiB"
+        )
+    return nbytes
+
+
+def _sizes(text: str) -> tuple[int, ...]:
+    """Device counts in ascending order; whether the cluster has such parts is asked later."""
+    if re.fullmatch(r"[0-9]+(,[0-9]+)*", text) is None:
+        raise ConfigError(
+            "is no list of device counts", key="--devices", found=shown(text), allowed="1,2,4,8"
+        )
+    sizes = [count("--devices", part) for part in text.split(",")]
+    if len(set(sizes)) < len(sizes):
+        raise ConfigError("names a device count twice", key="--devices", found=shown(text))
+    return tuple(sorted(sizes))
+
+
+def require_prices(cluster: Cluster) -> None:
+    """ConfigError where the price of a node is not known."""
+    if cluster.price_usd_per_hour is None:
+        raise ConfigError(
+            "needs the price of every node",
+            key="--objectives",
+            found="cost",
+            allowed="a cluster file with `price: 25USD/h` for each entry of `nodes`",
+        )
+
+
+def answered(
+    subject: Subject[LayoutT], asked: Asked, wanted: FrontierOptions, *, inputs: Sequence[str]
+) -> Output:
+    """The answer about any subject."""
+    sizes = subject.curves.sizes
+    for size in asked.sizes or ():
+        if size not in sizes:
+            raise ConfigError(
+                "is no part of the cluster", key="--devices", found=str(size), allowed=_ranges(sizes)
+            )
+    with progress() as show:
+        curves = curves_for(
+            subject.curves, mode=asked.mode, sizes=asked.sizes, limit_bytes=asked.limit_bytes, progress=show
+        )
+    weighs_cost = "cost" in asked.objectives
+    points = points_of(curves, weighs_cost=weighs_cost) if any(curve.points for curve in curves) else ()
+    if not points:
+        raise subject.curves.nothing_fits(curves[-1].devices)
+    pick = chosen(points, mode=asked.mode, limit_bytes=asked.limit_bytes)
+    nearest = smallest(points)
+    if nearest.memory_bytes > asked.limit_bytes:
+        raise _above_limit(subject, nearest, asked.limit_bytes)
+    found = Found(
+        mode=asked.mode,
+        objectives=asked.objectives,
+        limit_bytes=asked.limit_bytes,
+        epsilon=asked.epsilon,
+        curves=curves,
+        points=points,
+        pick=pick,
+    )
+    talk = [] if wanted.save is None else save(wanted.save, subject, found, inputs=inputs)
+    if wanted.is_json:
+        return Output(document=frontier_document(subject, found), talk=talk)
+    return Output(lines=list(_lines(subject, found)), talk=talk)
+
+
+def _ranges(sizes: Sequence[int]) -> str:
+    """Sizes as runs: `1 to 8, 16, 24`; at most eight of them."""
+    runs: list[list[int]] = []
+    for size in sizes:
+        if runs and size == runs[-1][-1] + 1:
+            runs[-1].append(size)
+        else:
+            runs.append([size])
+    texts = [str(run[0]) if len(run) == 1 else f"{run[0]} to {run[-1]}" for run in runs]
+    return ", ".join(texts if len(texts) <= 8 else [*texts[:7], "...", texts[-1]])
+
+
+def _above_limit(subject: Subject[LayoutT], nearest: Point[LayoutT], limit_bytes: float) -> Infeasible:
+    """The error where even the smallest point takes more than is allowed."""
+    text = " · ".join((*figures(nearest), subject.title(nearest), *subject.details(nearest)))
+    return Infeasible(
+        f"no point takes at most {format_bytes(limit_bytes)}; the smallest takes "
+        f"{ceil(nearest.memory_bytes)} bytes: {text}",
+        reasons={},
+        point=point_document(subject, nearest),
+    )
+
+
+def _lines(subject: Subject[LayoutT], found: Found[LayoutT]) -> Iterator[Line]:
+    yield from subject.heading()
+    counts = [curve for curve in found.curves if curve.points]
+    where = counted(counts[0].devices, "device") if len(counts) == 1 else f"{len(counts)} device counts"
+    yield row(
+        "frontier", (f"{len(found.points):,} points", "value"), (f" of {_listed(found)} on {where}", "")
+    )
+    if any(curve.epsilon for curve in counts):
+        yield row("", (f"none beaten in all by more than {percent(found.epsilon, 2)} (--epsilon)", "dim"))
+    else:
+        yield row("", (f"exact; --epsilon would allow {percent(found.epsilon, 2)}", "dim"))
+    if found.pick is not None:
+        yield from pick_lines(subject, found.pick, _why(found))
+    if len(found.curves) > 1 or found.mode == "profile":
+        yield from profile_table(subject, found.curves, found.limit_bytes)
+    if found.pick is not None:
+        curve = next(curve for curve in found.curves if curve.devices == found.pick.devices)
+        yield from curve_table(subject, curve, found.pick)
+    yield from subject.proof(found.curves)
+    yield ()
+
+
+def _listed(found: Found[LayoutT]) -> str:
+    return ", ".join(found.objectives[:-1]) + f" and {found.objectives[-1]}"
+
+
+def _why(found: Found[LayoutT]) -> str:
+    within = f" within {format_bytes(found.limit_bytes)}" if isfinite(found.limit_bytes) else ""
+    return {"time": f"the fastest{within}", "devices": f"the fewest devices{within}, the fastest there"}[
+        found.mode
+    ]

@@ -1,0 +1,83 @@
+"""`frontier --json` (docs/formats.md)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import isfinite
+from typing import Generic, TypeVar
+
+from shardwise.app.cli.frontier.subject import Subject
+from shardwise.search import Curve, Point, chosen, smallest
+
+LayoutT = TypeVar("LayoutT")
+
+VERSION = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found(Generic[LayoutT]):
+    """What was asked of a frontier, and its answer; `limit_bytes` is infinite where none was given."""
+
+    mode: str
+    objectives: tuple[str, ...]
+    limit_bytes: float
+    epsilon: float
+    curves: Sequence[Curve[LayoutT]]
+    points: Sequence[Point[LayoutT]]
+    pick: Point[LayoutT] | None
+
+
+def point_document(subject: Subject[LayoutT], point: Point[LayoutT]) -> dict[str, object]:
+    """A point with its layout."""
+    return {
+        "time_s": point.time_s,
+        "memory_bytes": point.memory_bytes,
+        "cost_usd": point.cost_usd,
+        "devices": point.devices,
+        "layout": subject.layout(point),
+    }
+
+
+def frontier_document(subject: Subject[LayoutT], found: Found[LayoutT]) -> dict[str, object]:
+    """The whole answer."""
+    return {
+        "schema": "shardwise.frontier",
+        "version": VERSION,
+        **subject.question(),
+        "mode": found.mode,
+        "objectives": list(found.objectives),
+        "memory_limit_bytes": found.limit_bytes if isfinite(found.limit_bytes) else None,
+        "points": [point_document(subject, point) for point in found.points],
+        "chosen": None if found.pick is None else point_document(subject, found.pick),
+        "profile": [_profile(curve, found.limit_bytes) for curve in found.curves],
+        "search_s": sum(curve.search_s for curve in found.curves),
+        "search_cpu_s": sum(curve.search_cpu_s for curve in found.curves),
+        "epsilon": found.epsilon,
+        **subject.sizes(),
+        "certificate": subject.certificate(found.curves),
+    }
+
+
+def _profile(curve: Curve[LayoutT], limit_bytes: float) -> Mapping[str, object]:
+    """What a device count is known by, without layouts; null where there is no such point."""
+    fastest = chosen(curve.points, mode="time", limit_bytes=limit_bytes)
+    return {
+        "devices": curve.devices,
+        "points": len(curve.points),
+        "epsilon": curve.epsilon,
+        "fastest": _figures(fastest),
+        "knee": _figures(curve.knee),
+        "smallest": _figures(smallest(curve.points) if curve.points else None),
+    }
+
+
+def _figures(point: Point[LayoutT] | None) -> Mapping[str, object] | None:
+    if point is None:
+        return None
+    return {
+        "time_s": point.time_s,
+        "memory_bytes": point.memory_bytes,
+        "device_s": point.device_s,
+        "cost_usd": point.cost_usd,
+    }

@@ -1,0 +1,107 @@
+"""The frontier of a transformer: its layouts are the strategies of `plan`."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+
+from shardwise.app.cli import card, documents, words
+from shardwise.app.cli.answer import schedule_of
+from shardwise.app.cli.output import LABEL, WIDTH, Line, row
+from shardwise.app.cli.request import Request
+from shardwise.errors import InternalError
+from shardwise.plan import Plan, plan_of
+from shardwise.search import Curve, Point, Question, StrategyCurve, StrategyCurves, answer_at
+from shardwise.strategy import Strategy
+from shardwise.units import format_seconds
+
+
+class StrategySubject:
+    """A model on a cluster; implements `Subject`."""
+
+    def __init__(self, request: Request, question: Question) -> None:
+        self._request, self._question = request, question
+        self._curves = StrategyCurves(question)
+
+    @property
+    def curves(self) -> StrategyCurves:
+        return self._curves
+
+    def heading(self) -> Iterator[Line]:
+        return card.question_lines(self._request.model, self._request.cluster, self._request.job)
+
+    def question(self) -> Mapping[str, object]:
+        return documents.question_document(self._request.model, self._request.cluster, self._request.job)
+
+    def title(self, point: Point[Strategy]) -> str:
+        return words.degrees_text(point.layout).replace(" · ", " ")
+
+    def details(self, point: Point[Strategy]) -> Sequence[str]:
+        return words.detail_texts(point.layout, self._request.job, self._request.model.layers)
+
+    def difference(self, point: Point[Strategy], other: Point[Strategy]) -> str:
+        return words.difference_text(point.layout, other.layout, self._request.model.layers)
+
+    def layout(self, point: Point[Strategy]) -> Mapping[str, object]:
+        return {"strategy": asdict(point.layout)}
+
+    def sizes(self) -> Mapping[str, object]:
+        return {"operators": None, "layouts_per_operator": None}
+
+    def certificate(self, curves: Sequence[Curve[Strategy]]) -> Mapping[str, object]:
+        asked = self._question
+        own = [_own(curve) for curve in curves]
+        rejected: Counter[str] = Counter()
+        for curve in own:
+            rejected.update(curve.outcome.ledger.rejected)
+        return {
+            "space": asked.space,
+            "fixed": dict(asked.fixed),
+            "axes": {name: list(values) for name, values in asked.axes.items()},
+            "enumerated": sum(curve.outcome.enumerated for curve in own),
+            "unexplored": sum(curve.outcome.unexplored for curve in own),
+            "rejected": dict(rejected),
+            "cut_by_bound": sum(curve.outcome.ledger.cut for curve in own),
+            "simulated": sum(curve.outcome.ledger.simulated for curve in own),
+            "search_s": sum(curve.search_s for curve in own),
+            "search_cpu_s": sum(curve.search_cpu_s for curve in own),
+        }
+
+    def proof(self, curves: Sequence[Curve[Strategy]]) -> Iterator[Line]:
+        own = [_own(curve) for curve in curves]
+        total = sum(curve.outcome.enumerated for curve in own)
+        rejected = sum(sum(curve.outcome.ledger.rejected.values()) for curve in own)
+        cut = sum(curve.outcome.ledger.cut for curve in own)
+        simulated = sum(curve.outcome.ledger.simulated for curve in own)
+        yield ()
+        yield row(
+            "proof",
+            ("exact", "good"),
+            (f" among {total:,} candidates of the space '{self._question.space}'", ""),
+        )
+        counts = (f"{rejected:,} rejected", f"{cut:,} cut by points no worse", f"{simulated:,} evaluated")
+        for line in words.wrapped(counts, " · ", WIDTH - LABEL):
+            yield row("", (line, ""))
+        spent_s, cpu_s = sum(curve.search_s for curve in own), sum(curve.search_cpu_s for curve in own)
+        yield row("", (f"found in {format_seconds(spent_s)} ({format_seconds(cpu_s)} of CPU)", ""))
+        yield from card.assumption_lines(
+            self._request.cluster, self._request.job, self._curves.evaluator, self._question.space
+        )
+
+    def plan(self, curve: Curve[Strategy], place: int) -> Plan:
+        """The fastest plan where only the point's memory may be used."""
+        question, answer = answer_at(_own(curve), place)
+        return plan_of(
+            answer,
+            model=question.model,
+            cluster=question.cluster,
+            job=question.job,
+            schedule=schedule_of(answer.best.strategy, question.job),
+        )
+
+
+def _own(curve: Curve[Strategy]) -> StrategyCurve:
+    if not isinstance(curve, StrategyCurve):
+        raise InternalError("the curve of a transformer is of strategies")
+    return curve

@@ -1,0 +1,120 @@
+"""What people read of a frontier: the pick, the points of a curve, and the table per device count."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TypeVar
+
+from shardwise.app.cli import words
+from shardwise.app.cli.frontier.subject import Subject
+from shardwise.app.cli.output import LABEL, WIDTH, Line, row
+from shardwise.app.cli.proof import chosen_places
+from shardwise.search import Curve, Point, chosen, smallest
+
+POINTS = 16
+"""Points of a curve that are shown, at most, beside the pick and the knee."""
+
+LayoutT = TypeVar("LayoutT")
+
+
+def dollars(cost_usd: float | None) -> str:
+    """Dollars per step with three digits, a dash where a price is not known."""
+    return "-" if cost_usd is None else f"${words.digits(cost_usd, 3)}"
+
+
+def figures(point: Point[LayoutT]) -> tuple[str, ...]:
+    """What a point costs, a few words each."""
+    return (
+        f"{words.seconds(point.time_s)} per step",
+        f"{words.gib(point.memory_bytes)} GiB per device",
+        words.counted(point.devices, "device"),
+        f"{words.digits(point.device_s, 4)} device-seconds",
+        *(() if point.cost_usd is None else (f"{dollars(point.cost_usd)} per step",)),
+    )
+
+
+def pick_lines(subject: Subject[LayoutT], pick: Point[LayoutT], why: str) -> Iterator[Line]:
+    """The mode's pick, and why it is the pick."""
+    yield row("chosen", (subject.title(pick), "value"), (f"   {why}", "dim"))
+    for line in words.wrapped(subject.details(pick), " · ", WIDTH - LABEL):
+        yield row("", (line, ""))
+    for line in words.wrapped(figures(pick), " · ", WIDTH - LABEL):
+        yield row("", (line, "value"))
+
+
+def curve_table(
+    subject: Subject[LayoutT], curve: Curve[LayoutT], pick: Point[LayoutT] | None
+) -> Iterator[Line]:
+    """Time against memory on one device count: some points, evenly chosen, with both ends, pick and knee."""
+    points, bend = curve.points, curve.knee
+    wanted = {points.index(point) for point in (pick, bend) if point is not None and point in points}
+    places = sorted({*chosen_places(len(points), POINTS), *wanted})
+    shown = f"{len(places)} of {len(points):,}" if len(places) < len(points) else f"{len(points):,}"
+    head = f" on {words.counted(curve.devices, 'device')}"
+    yield ()
+    yield (
+        (f" {head:<27}{'step time':>12}{'slower':>11}{'memory':>11}{'per step':>11}  ", "label"),
+        (f"{shown} points", "dim"),
+    )
+    for place in places:
+        point = points[place]
+        slower = point.time_s / points[0].time_s - 1.0
+        fixed = (
+            f"  {words.shortened(subject.title(point), 25):<25} {words.seconds(point.time_s):>12}"
+            f"{f'{slower * 100:+.1f} %':>11}{words.gib(point.memory_bytes) + ' GiB':>11}"
+            f"{dollars(point.cost_usd):>11}  "
+        )
+        marks = [
+            name
+            for name, marked in (("chosen", pick), ("knee", bend))
+            if marked is not None and point == marked
+        ]
+        mark = "".join(f"{name} " for name in marks)
+        differs = subject.difference(point, points[0]) if place else ""
+        yield (
+            (fixed, ""),
+            (mark, "value"),
+            (words.shortened(differs, max(WIDTH - len(fixed) - len(mark), 1)), "dim"),
+        )
+
+
+def profile_table(
+    subject: Subject[LayoutT], curves: Sequence[Curve[LayoutT]], limit_bytes: float
+) -> Iterator[Line]:
+    """For each device count its fastest point within the limit, its knee and its smallest point: time,
+    memory, device-seconds and cost."""
+    yield ()
+    yield (
+        (
+            f" {'devices':>7}  {'point':<9}{'step time':>12}{'memory':>11}{'device-s':>12}{'per step':>11}  "
+            "layout",
+            "label",
+        ),
+    )
+    for curve in curves:
+        if not curve.points:
+            yield ((f" {curve.devices:>7,}  nothing fits", "dim"),)
+        rows = _profile_rows(curve, limit_bytes)
+        for index, (name, point) in enumerate(rows):
+            number = f"{curve.devices:,}" if index == 0 else ""
+            fixed = (
+                f" {number:>7}  {name:<9}{words.seconds(point.time_s):>12}"
+                f"{words.gib(point.memory_bytes) + ' GiB':>11}{words.digits(point.device_s, 4):>12}"
+                f"{dollars(point.cost_usd):>11}  "
+            )
+            above = ("above the limit",) if point.memory_bytes > limit_bytes else ()
+            text = " · ".join((*above, subject.title(point), *subject.details(point)))
+            yield ((fixed, ""), (words.shortened(text, WIDTH - len(fixed)), "dim"))
+
+
+def _profile_rows(curve: Curve[LayoutT], limit_bytes: float) -> Iterator[tuple[str, Point[LayoutT]]]:
+    """The points that a curve is known by; each once."""
+    if not curve.points:
+        return
+    fastest, bend = chosen(curve.points, mode="time", limit_bytes=limit_bytes), curve.knee
+    if fastest is not None:
+        yield "fastest", fastest
+    if bend is not None and bend.memory_bytes <= limit_bytes and bend != fastest:
+        yield "knee", bend
+    if smallest(curve.points) != fastest:
+        yield "smallest", smallest(curve.points)

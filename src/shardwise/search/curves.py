@@ -1,0 +1,73 @@
+"""Time against memory on several device counts: the points, the curves that they form, and what yields them.
+
+Nothing in here knows what a layout is: a strategy of a transformer, or a layout for each operator of a graph.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
+
+import numpy as np
+
+from shardwise.errors import Infeasible
+from shardwise.frontier import knee
+from shardwise.search.drive import Progress
+
+LayoutT_co = TypeVar("LayoutT_co", covariant=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Point(Generic[LayoutT_co]):
+    """One way to train on so many devices: seconds per step, bytes on the device that holds most, dollars per
+    step (None where a price is not known), and the layout that has these."""
+
+    time_s: float
+    memory_bytes: float
+    cost_usd: float | None
+    devices: int
+    layout: LayoutT_co
+
+    @property
+    def device_s(self) -> float:
+        """Device-seconds per step."""
+        return self.devices * self.time_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Curve(Generic[LayoutT_co]):
+    """The whole frontier of time against memory on `devices` devices: non-dominated points, fastest first;
+    none where nothing fits. `epsilon` is what it may be off, relative: 0 is exact. `search_s` and
+    `search_cpu_s` are what finding it took."""
+
+    devices: int
+    points: tuple[Point[LayoutT_co], ...]
+    epsilon: float
+    search_s: float
+    search_cpu_s: float
+
+    @property
+    def knee(self) -> Point[LayoutT_co] | None:
+        """The point after which memory gets dear (`frontier.knee`), None where there is none."""
+        place = knee(np.array([(point.time_s, point.memory_bytes) for point in self.points]))
+        return None if place is None else self.points[place]
+
+
+class CurveSource(Protocol[LayoutT_co]):
+    """What yields curves: the strategies of a transformer, or the layouts of a graph's operators."""
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Device counts that can be asked about, ascending; the last is the whole cluster."""
+        ...
+
+    def curve(
+        self, devices: int, *, epsilon: float = 0.0, progress: Progress | None = None
+    ) -> Curve[LayoutT_co]:
+        """The frontier on so many devices, one of `sizes`; no point that could be had is by more than a
+        factor 1 + `epsilon` better in all objectives than every point of it. An interrupt is passed on."""
+        ...
+
+    def nothing_fits(self, devices: int) -> Infeasible:
+        """Why the curve on so many devices has no point, and what would help."""
+        ...

@@ -1,0 +1,79 @@
+"""What is asked of curves of time against memory: on which devices to look, and which point to take."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeVar
+
+import numpy as np
+
+from shardwise.frontier import reduce
+from shardwise.search.curves import Curve, CurveSource, Point
+from shardwise.search.drive import Progress
+
+MODES = ("time", "devices", "profile")
+"""The fastest point; the fewest devices on which a point fits, and the fastest there; all, for the user to
+choose."""
+
+LayoutT = TypeVar("LayoutT")
+
+
+def curves_for(
+    source: CurveSource[LayoutT],
+    *,
+    mode: str,
+    sizes: Sequence[int] | None,
+    limit_bytes: float,
+    epsilon: float = 0.0,
+    progress: Progress | None = None,
+) -> list[Curve[LayoutT]]:
+    """The curves on the device counts `sizes`; where None, on those that the mode asks about.
+
+    That is all devices for `time`; for `devices` all parts of the cluster, from the smallest to the first on
+    which a point takes at most `limit_bytes`; for `profile` one device, twice as many, and so on, and all.
+    """
+    ends_early = mode == "devices" and sizes is None
+    if sizes is None:
+        sizes = {"time": source.sizes[-1:], "profile": doubled(source.sizes)}.get(mode, source.sizes)
+    curves = []
+    for devices in sizes:
+        curves.append(source.curve(devices, epsilon=epsilon, progress=progress))
+        if ends_early and chosen(curves[-1].points, mode=mode, limit_bytes=limit_bytes) is not None:
+            break
+    return curves
+
+
+def doubled(sizes: Sequence[int]) -> tuple[int, ...]:
+    """Those of `sizes` that are powers of two, and the last."""
+    return tuple(size for size in sizes if size & (size - 1) == 0 or size == sizes[-1])
+
+
+def points_of(curves: Sequence[Curve[LayoutT]], *, weighs_cost: bool) -> tuple[Point[LayoutT], ...]:
+    """The whole frontier: all points of all curves, in their order.
+
+    On one device count cost is proportional to time, and changes nothing. Where `weighs_cost`, points on
+    different counts are compared too: one stays if no other is at most as large in time, memory and cost and
+    smaller in one of them. All costs are known then.
+    """
+    points = tuple(point for curve in curves for point in curve.points)
+    if not weighs_cost:
+        return points
+    kept = reduce(np.array([(point.time_s, point.memory_bytes, point.cost_usd) for point in points]))
+    return tuple(points[place] for place in sorted(kept.tolist()))
+
+
+def chosen(points: Sequence[Point[LayoutT]], *, mode: str, limit_bytes: float) -> Point[LayoutT] | None:
+    """The pick of a mode among the points that take at most `limit_bytes`; None where there is none, and in
+    the mode `profile`, which leaves the choice to the user. Of equals the smaller, then that on fewer
+    devices, then the first."""
+    fitting = [point for point in points if point.memory_bytes <= limit_bytes]
+    if not fitting or mode == "profile":
+        return None
+    if mode == "devices":
+        return min(fitting, key=lambda point: (point.devices, point.time_s, point.memory_bytes))
+    return min(fitting, key=lambda point: (point.time_s, point.memory_bytes, point.devices))
+
+
+def smallest(points: Sequence[Point[LayoutT]]) -> Point[LayoutT]:
+    """The point of least memory, of equals the fastest."""
+    return min(points, key=lambda point: (point.memory_bytes, point.time_s, point.devices))

@@ -1,0 +1,109 @@
+"""The curves of a transformer: time against memory over the strategies of a space, on parts of a cluster."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from math import floor
+
+from shardwise.cluster import part_of, part_sizes
+from shardwise.errors import Infeasible
+from shardwise.plan import Answer, usd_per_step
+from shardwise.search.answer import certificate_of, frontier_points, search
+from shardwise.search.curves import Curve, Point
+from shardwise.search.drive import Outcome, Progress
+from shardwise.search.explain import EVALUATOR, result_of
+from shardwise.search.goals import Fastest, Tradeoff
+from shardwise.search.question import Question
+from shardwise.search.relax import infeasible
+from shardwise.strategy import Strategy
+
+SLACK = 1e-9
+"""How far a limit of memory keeps from the bytes that it is to tell apart, relative."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StrategyCurve(Curve[Strategy]):
+    """A curve with the question it answers, on its part of the cluster, and what became of all candidates."""
+
+    question: Question
+    outcome: Outcome
+
+
+class StrategyCurves:
+    """Yields the frontier of time against memory over the space of `question`, on any part of its cluster.
+    It is exact. Objective, runners-up, budget and frontier of the question are not looked at."""
+
+    evaluator = EVALUATOR
+
+    def __init__(self, question: Question) -> None:
+        self._question = replace(question, objective="time", top=0, frontier=False, budget_s=None)
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        return part_sizes(self._question.cluster)
+
+    def curve(self, devices: int, *, epsilon: float = 0.0, progress: Progress | None = None) -> StrategyCurve:
+        """The whole frontier on so many devices, exactly, whatever `epsilon` would allow. An interrupt is
+        passed on, since half a frontier is none."""
+        asked = self._asked(devices)
+        problem = asked.problem()
+        outcome = search(asked, problem, Tradeoff(), progress=progress)
+        if outcome.is_interrupted:
+            raise KeyboardInterrupt
+        found = frontier_points(problem, outcome) if outcome.found else ()
+        points = tuple(
+            Point(
+                time_s=point.step_time_s,
+                memory_bytes=point.device_bytes,
+                cost_usd=usd_per_step(asked.cluster, point.step_time_s),
+                devices=devices,
+                layout=point.strategy,
+            )
+            for point in found
+        )
+        return StrategyCurve(
+            devices=devices,
+            points=points,
+            epsilon=0.0,
+            search_s=outcome.search_s,
+            search_cpu_s=outcome.search_cpu_s,
+            question=asked,
+            outcome=outcome,
+        )
+
+    def nothing_fits(self, devices: int) -> Infeasible:
+        asked = self._asked(devices)
+        problem = asked.problem()
+        outcome = search(asked, problem, Fastest(1))
+        return infeasible(asked, problem, outcome, lambda other, goal: search(other, other.problem(), goal))
+
+    def _asked(self, devices: int) -> Question:
+        return replace(self._question, cluster=part_of(self._question.cluster, devices))
+
+
+def answer_at(curve: StrategyCurve, place: int) -> tuple[Question, Answer]:
+    """The point at `place` of a curve as the answer to a question of its own: what is fastest where only so
+    much memory may be used, told by the margin that stays free.
+
+    Of the certificate, `cut_by_bound` counts the candidates that some point of the curve is no worse than.
+    """
+    point, question = curve.points[place], curve.question
+    if place:
+        larger = curve.points[place - 1].memory_bytes
+        margin = margin_between(point.memory_bytes, larger, question.problem().capacity_bytes)
+        question = replace(question, job=replace(question.job, memory_margin=margin))
+    outcome = replace(curve.outcome, lower_bound_s=point.time_s)
+    certificate = certificate_of(question, outcome, point.time_s)
+    best = result_of(question.problem(), point.layout, point.time_s)
+    return question, Answer(best=best, runners_up=(), certificate=certificate, cluster=question.cluster)
+
+
+def margin_between(nbytes: float, larger: float, capacity_bytes: float) -> float:
+    """The margin of the fewest digits, at least two, that leaves room for `nbytes` and not for `larger`."""
+    highest = 1.0 - nbytes * (1.0 + SLACK) / capacity_bytes
+    lowest = 1.0 - larger * (1.0 - SLACK) / capacity_bytes
+    for digits in range(2, 13):
+        margin = floor(highest * 10.0**digits) / 10.0**digits
+        if margin > lowest:
+            return margin
+    return 1.0 - (nbytes + larger) / 2.0 / capacity_bytes

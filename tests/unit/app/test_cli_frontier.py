@@ -1,0 +1,303 @@
+"""`shardwise frontier` with the real planner on questions small enough for every run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from math import inf
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import jsonschema
+import pytest
+
+from shardwise.plan import read_plan, write_plan
+from shardwise.units import parse_quantity
+
+if TYPE_CHECKING:
+    from tests.unit.app.conftest import Ran, Run
+
+SCHEMAS = Path(__file__).parents[3] / "docs" / "schemas"
+QUESTION = ("gpt2", "--cluster", "1x4xA100-80G", "--seq-len", "1024", "--global-batch-size", "12")
+CORE = ("frontier", *QUESTION, "--space", "core")
+L4 = ("gpt2", "--cluster", "2x2xL4", "--seq-len", "1024", "--global-batch-size", "8")
+NODES = ("frontier", *L4, "--space", "core")
+WIDTH = 100
+
+
+def validated(text: str, name: str = "frontier") -> Any:
+    document = json.loads(text)
+    schema = json.loads((SCHEMAS / f"{name}.json").read_text())
+    jsonschema.Draft202012Validator(schema).validate(document)
+    return document
+
+
+def answer(run: Run, *argv: str) -> Any:
+    ran = run(*argv, "--json")
+    assert (ran.code, ran.err) == (0, "")
+    return validated(ran.out)
+
+
+def refused(ran: Ran, *words: str) -> None:
+    assert (ran.code, ran.out) == (2, "")
+    assert ran.err.startswith("shardwise: error: ") and ran.err.count("\n") == 1
+    assert all(word in ran.err for word in words), ran.err
+
+
+def key_of(mode: str) -> Callable[[Any], tuple[float, ...]]:
+    if mode == "devices":
+        return lambda point: (point["devices"], point["time_s"])
+    return lambda point: (point["time_s"],)
+
+
+@pytest.mark.parametrize("mode", ["time", "devices"])
+@pytest.mark.parametrize("limit", [None, "5GiB", "2.6GiB", "1.6GiB"])
+def test_the_pick_is_the_best_of_the_points_within_the_limit(run: Run, mode: str, limit: str | None) -> None:
+    given = () if limit is None else ("--memory-limit", limit)
+    document = answer(run, *CORE, "--mode", mode, "--devices", "1,2,4", *given)
+    limit_bytes = inf if limit is None else parse_quantity(limit, "B")
+    fitting = [point for point in document["points"] if point["memory_bytes"] <= limit_bytes]
+    assert document["chosen"] == min(fitting, key=key_of(mode))
+    # The limit takes nothing from the points.
+    assert {point["devices"] for point in document["points"]} == {1, 2, 4}
+    assert document["points"] == answer(run, *CORE, "--mode", "profile")["points"]
+    assert document["memory_limit_bytes"] == (None if limit is None else limit_bytes)
+    # The broken twin picks the best of all, and is another one wherever the limit binds.
+    if limit is not None and len(fitting) < len(document["points"]):
+        assert document["chosen"] in fitting
+
+
+def test_limits_change_the_pick(run: Run) -> None:
+    """What keeps the test above from passing where the limit is ignored."""
+    for mode in ("time", "devices"):
+        argv = (*CORE, "--mode", mode, "--devices", "1,2,4")
+        picks = [answer(run, *argv, *more)["chosen"] for more in ((), ("--memory-limit", "1.6GiB"))]
+        assert picks[0] != picks[1]
+
+
+def test_points_are_a_frontier_on_each_device_count(run: Run) -> None:
+    document = answer(run, *CORE, "--mode", "profile")
+    assert document["chosen"] is None
+    assert [entry["devices"] for entry in document["profile"]] == [1, 2, 4]
+    for entry in document["profile"]:
+        points = [point for point in document["points"] if point["devices"] == entry["devices"]]
+        assert len(points) == entry["points"] > 3
+        times = [point["time_s"] for point in points]
+        nbytes = [point["memory_bytes"] for point in points]
+        assert times == sorted(set(times)) and nbytes == sorted(set(nbytes), reverse=True)
+        assert entry["fastest"]["time_s"] == times[0]
+        assert entry["smallest"]["memory_bytes"] == nbytes[-1]
+        assert entry["fastest"]["device_s"] == entry["devices"] * times[0]
+        assert entry["knee"] is None or entry["knee"]["time_s"] in times[1:-1]
+    certificate = document["certificate"]
+    fates = sum(certificate["rejected"].values()) + certificate["cut_by_bound"] + certificate["simulated"]
+    counts = []
+    for devices in (1, 2, 4):
+        argv = ("gpt2", "--cluster", f"1x{devices}xA100-80G", "--global-batch-size", "12", "--space", "core")
+        counts.append(json.loads(run("space", *argv, "--json").out)["count"])
+    assert fates == certificate["enumerated"] == sum(counts)
+
+
+def test_the_frontier_is_that_of_plan(run: Run) -> None:
+    planned = json.loads(run("plan", *QUESTION, "--space", "core", "--frontier", "--json").out)
+    document = answer(run, *CORE)
+    assert [(point["time_s"], point["layout"]["strategy"]) for point in document["points"]] == [
+        (point["step_time_s"], point["strategy"]) for point in planned["frontier"]
+    ]
+    assert document["chosen"]["time_s"] == planned["best"]["step_time_s"]
+    assert (document["operators"], document["layouts_per_operator"]) == (None, None)
+
+
+def test_cost_is_weighed_between_device_counts(run: Run) -> None:
+    argv = (*NODES, "--mode", "profile", "--devices", "1,2,4")
+    two, three = answer(run, *argv), answer(run, *argv, "--objectives", "time,memory,cost")
+    kept = [point for point in two["points"] if not any(_beats(other, point) for other in two["points"])]
+    assert three["points"] == kept
+    assert 0 < len(kept) < len(two["points"])
+    assert three["profile"] == two["profile"]
+
+
+def _beats(other: Any, point: Any) -> bool:
+    names = ("time_s", "memory_bytes", "cost_usd")
+    return all(other[name] <= point[name] for name in names) and any(
+        other[name] < point[name] for name in names
+    )
+
+
+def test_cost_needs_prices(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "cluster.yaml"
+    path.write_text("name: mine\nnodes:\n  - {device: Ascend-910B, count: 4}\n")
+    question = ("frontier", "gpt2", "--cluster", str(path), "--global-batch-size", "8", "--space", "core")
+    refused(run(*question, "--objectives", "time,memory,cost"), "--objectives", "price")
+    assert {point["cost_usd"] for point in answer(run, *question)["points"]} == {None}
+    assert "$" not in run(*question).out
+
+
+def test_a_limit_below_the_smallest_point_exits_3_with_that_point(run: Run) -> None:
+    document = answer(run, *CORE, "--mode", "profile")
+    least = min(document["points"], key=lambda point: point["memory_bytes"])
+    argv = (*CORE, "--mode", "devices", "--memory-limit", "1GiB", "--json")
+    ran = run(*argv)
+    assert ran.code == 3
+    assert ran.err.count("\n") == 1 and ran.err.startswith("shardwise: infeasible: ")
+    assert "1 GiB" in ran.err and "tp 4" in ran.err
+    error = validated(ran.out, "error")
+    assert error["error"]["kind"] == "infeasible"
+    assert error["point"] == least
+    # Exactly so much is enough, a byte less is not.
+    needed = -int(-least["memory_bytes"] // 1)
+    assert answer(run, *CORE, "--memory-limit", f"{needed}B")["chosen"] == least
+    assert run(*CORE, "--memory-limit", f"{needed - 1}B").code == 3
+
+
+def test_nothing_that_fits_at_all_exits_3_with_reasons(run: Run) -> None:
+    argv = (
+        "gpt3-175b",
+        "--cluster",
+        "2xL4",
+        "--seq-len",
+        "2048",
+        "--global-batch-size",
+        "8",
+        "--space",
+        "core",
+    )
+    ran = run("frontier", *argv)
+    assert (ran.code, ran.out) == (3, "")
+    assert "nothing fits" in ran.err and "rejected: " in ran.err
+
+
+def test_every_point_is_saved_as_a_plan_that_the_checker_accepts(run: Run, tmp_path: Path) -> None:
+    folder = tmp_path / "plans"
+    ran = run(*NODES, "--devices", "2,4", "--save", str(folder), "--json")
+    assert ran.code == 0 and ran.err.count("\n") == 1
+    document, index = validated(ran.out), validated((folder / "frontier.json").read_text())
+    assert index["points"] == document["points"] and "plans" not in document
+    names = index["plans"]
+    assert sorted(path.name for path in folder.iterdir()) == sorted([*names, "frontier.json"])
+    assert len(names) == len(document["points"]) > 6
+    for name, point in zip(names, document["points"], strict=True):
+        plan = read_plan(str(folder / name))
+        assert plan.best.step_time_s == point["time_s"]
+        assert plan.best.peak_memory.device == pytest.approx(point["memory_bytes"], rel=1e-12)
+        assert plan.cluster.devices == point["devices"]
+        checked = run("check", str(folder / name))
+        assert checked.code == 0, checked.out
+        assert "open" not in [line.split()[0] for line in checked.out.splitlines() if line.split()]
+
+
+def test_a_point_saved_with_too_much_memory_is_found_out(run: Run, tmp_path: Path) -> None:
+    """The margin is what makes a slower point an optimum: with that of the fastest, the check fails."""
+    from dataclasses import replace
+
+    run(*NODES, "--save", str(tmp_path))
+    names = json.loads((tmp_path / "frontier.json").read_text())["plans"]
+    slow = read_plan(str(tmp_path / names[1]))
+    loose = replace(slow, job=replace(slow.job, memory_margin=0.05))
+    path = str(tmp_path / "loose.yaml")
+    write_plan(path, loose)
+    checked = run("check", path)
+    assert checked.code == 4
+    assert any(line.startswith("wrong") and "optimal" in line for line in checked.out.splitlines())
+
+
+def test_saving_again_overwrites(run: Run, tmp_path: Path) -> None:
+    def contents() -> dict[str, str]:
+        return {
+            path.name: "\n".join(line for line in path.read_text().splitlines() if "search_" not in line)
+            for path in tmp_path.iterdir()
+        }
+
+    run(*NODES, "--save", str(tmp_path))
+    first = contents()
+    assert run(*NODES, "--save", str(tmp_path)).code == 0
+    assert contents() == first
+
+
+@pytest.mark.parametrize("more", [(), ("--mode", "devices"), ("--mode", "profile")])
+@pytest.mark.parametrize("limit", [(), ("--memory-limit", "2.5GiB")])
+def test_the_card_says_the_same_within_its_columns(
+    run: Run, more: tuple[str, ...], limit: tuple[str, ...]
+) -> None:
+    ran = run(*CORE, *more, *limit)
+    assert (ran.code, ran.err) == (0, "")
+    assert max(map(len, ran.out.splitlines())) <= WIDTH
+    document = answer(run, *CORE, *more, *limit)
+    assert f"{len(document['points'])} points" in ran.out
+    assert "exact; --epsilon would allow 0.10 %" in ran.out
+    if document["chosen"] is None:
+        assert " chosen " not in ran.out
+        for entry in document["profile"]:
+            first = "fastest" if entry["fastest"] else "smallest"
+            assert f" {entry['devices']}  {first}" in ran.out
+        assert ("above the limit" in ran.out) == bool(limit)
+    else:
+        assert f"{document['chosen']['memory_bytes'] / 2**30:.1f} GiB per device" in ran.out
+        assert ran.out.count("  chosen") == 1
+
+
+def test_the_same_question_has_the_same_answer(run: Run) -> None:
+    seen = set()
+    for workers in ("1", "1", "2"):
+        document = answer(run, *CORE, "--mode", "profile", "--workers", workers)
+        for keys in (document, document["certificate"]):
+            del keys["search_s"], keys["search_cpu_s"]
+        seen.add(json.dumps(document))
+    assert len(seen) == 1
+
+
+def test_epsilon_is_told_and_never_used(run: Run) -> None:
+    default, exact = answer(run, *CORE), answer(run, *CORE, "--epsilon", "0")
+    assert (default["epsilon"], exact["epsilon"]) == (0.001, 0.0)
+    assert default["points"] == exact["points"]
+    assert default["profile"][0]["epsilon"] == 0.0
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (("--mode", "fast"), ("--mode", "time, devices, profile")),
+        (("--mode", "device"), ("did you mean devices?",)),
+        (("--memory-limit", "40"), ("--memory-limit", "unit")),
+        (("--memory-limit", "0GiB"), ("--memory-limit", "more than 0")),
+        (("--memory-limit", "-1GiB"), ("--memory-limit",)),
+        (("--memory-limit", "1e400GiB"), ("--memory-limit", "finite")),
+        (("--memory-limit", "40GB/s"), ("--memory-limit",)),
+        (("--devices", ""), ("--devices", "1,2,4")),
+        (("--devices", "1,,2"), ("--devices",)),
+        (("--devices", "two"), ("--devices",)),
+        (("--devices", "0"), ("--devices",)),
+        (("--devices", "2,2"), ("--devices", "twice")),
+        (("--devices", "5"), ("--devices", "1 to 4")),
+        (("--objectives", "time"), ("--objectives", "time,memory,cost")),
+        (("--objectives", "time,memory,memory"), ("--objectives",)),
+        (("--objectives", "time,cost"), ("--objectives",)),
+        (("--objectives", "time,memory,speed"), ("--objectives",)),
+        (("--objectives", ""), ("--objectives",)),
+        (("--epsilon", "-0.1"), ("--epsilon",)),
+        (("--epsilon", "2"), ("--epsilon", "0 to 1")),
+        (("--epsilon", "nan"), ("--epsilon",)),
+        (("--workers", "0"), ("--workers",)),
+        (("--fix", "tp=seven"), ("--fix.tp",)),
+        (("--space", "cor"), ("did you mean core?",)),
+        (("--save", ""), ("--save",)),
+        (("--save", "missing/plans"), ("--save", "missing/plans")),
+        (("--save", "file"), ("--save", "not a folder")),
+    ],
+)
+def test_arguments_that_cannot_be_used(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, argv: tuple[str, ...], words: tuple[str, ...]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").write_text("mine")
+    refused(run(*CORE, *argv), *words)
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_an_input_is_not_overwritten(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "frontier.json"
+    path.write_text(json.dumps({"name": "mine", "nodes": [{"device": "L4", "count": 2}]}))
+    argv = ("frontier", "gpt2", "--cluster", str(path), "--global-batch-size", "8", "--space", "core")
+    before = path.read_text()
+    refused(run(*argv, "--save", str(tmp_path)), "--save", "is an input")
+    assert path.read_text() == before
