@@ -37,8 +37,8 @@ def kept_of(op: OpNode) -> Kept:
 
 
 def check_op(op: OpNode) -> None:
-    """Refuses an operator whose tensors or attributes its kind cannot have: ConfigError with its name, located
-    within it."""
+    """Refuses an operator whose tensors or attributes its kind cannot have: ConfigError with its name, at its
+    key."""
     kind = KINDS.get(op.kind)
     if kind is None:
         guess = nearest(op.kind, KINDS)

@@ -8,7 +8,21 @@ from tests.unit.graph.operators import operator
 from shardwise.errors import ConfigError
 from shardwise.graph import OpNode, check_op
 
-SIZES = {"b": 4, "s": 8, "t": 6, "k": 6, "n": 10, "h": 4, "g": 3, "d": 3, "e": 5, "v": 12, "p": 5, "q": 6}
+SIZES = {
+    "b": 4,
+    "s": 8,
+    "t": 6,
+    "k": 6,
+    "n": 10,
+    "h": 4,
+    "g": 3,
+    "d": 3,
+    "e": 5,
+    "v": 12,
+    "p": 5,
+    "q": 6,
+    "r": 4,
+}
 ATTENTION = "b s h d, b t h d, b t h e -> b s h e"
 
 WRONG: dict[str, tuple[OpNode, str]] = {
@@ -27,7 +41,7 @@ WRONG: dict[str, tuple[OpNode, str]] = {
     "no function": (operator("elementwise", "b -> b", SIZES), "needs it"),
     "unknown attribute": (
         operator("attention", ATTENTION, SIZES, windw=3),
-        "does not know it .did you mean window",
+        "did you mean window",
     ),
     "two operands of gelu": (
         operator("elementwise", "b, b -> b", SIZES, function="gelu"),
@@ -53,6 +67,22 @@ WRONG: dict[str, tuple[OpNode, str]] = {
     "groups of unequal size": (
         operator("group_norm", "b n s -> b n s", SIZES, parameters="n, n", groups=3),
         "whole groups",
+    ),
+    "too many windows": (
+        operator("convolution", "b s n -> b e n", SIZES, parameters="e s d"),
+        "has 8 windows in 10 rows of n",
+    ),
+    "channels and rows mixed up": (
+        operator("convolution", "b s n -> b e n", SIZES, parameters="s e d"),
+        "cannot tell channels from rows",
+    ),
+    "another number of windows": (
+        operator("pool", "b s n -> b s t", SIZES, function="average", kernel=2, spatial=1),
+        "another number of windows",
+    ),
+    "three gates of an lstm": (
+        operator("lstm", "b n -> b h", SIZES, parameters="g h n, g h r"),
+        "other dims than its state",
     ),
     "no elements": (operator("einsum", "b k -> b", SIZES | {"k": 0}), "without elements"),
 }

@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from shardwise.graph.kinds.attention import ATTENTION
+from shardwise.graph.kinds.convolution import CONVOLUTION
 from shardwise.graph.kinds.kind import Attribute, Kind
 from shardwise.graph.kinds.losses import BINARY_CROSS_ENTROPY, CROSS_ENTROPY, MEAN_SQUARE
 from shardwise.graph.kinds.normal import BATCH_NORM, GROUP_NORM, LAYER_NORM, RMS_NORM, SOFTMAX
 from shardwise.graph.kinds.pointwise import ELEMENTWISE, ROTARY
+from shardwise.graph.kinds.pooling import POOL
 from shardwise.graph.kinds.products import EINSUM, LINEAR, MATMUL
+from shardwise.graph.kinds.recurrent import GRU, LSTM
 from shardwise.graph.kinds.reductions import REDUCE
 from shardwise.graph.kinds.shapes import CONCAT, RESHAPE, SLICE, TRANSPOSE
 from shardwise.graph.kinds.tables import EMBEDDING
@@ -19,9 +22,9 @@ __all__ = ["KINDS", "Attribute", "Kind"]
 KINDS: Mapping[str, Kind] = {
     kind.name: kind
     for kind in (
-        EINSUM, MATMUL, LINEAR, EMBEDDING, ATTENTION, ELEMENTWISE, ROTARY, LAYER_NORM, RMS_NORM, BATCH_NORM,
-        GROUP_NORM, SOFTMAX, REDUCE, RESHAPE, TRANSPOSE, CONCAT, SLICE, CROSS_ENTROPY, MEAN_SQUARE,
-        BINARY_CROSS_ENTROPY,
+        EINSUM, MATMUL, LINEAR, CONVOLUTION, POOL, LSTM, GRU, EMBEDDING, ATTENTION, ELEMENTWISE, ROTARY,
+        LAYER_NORM, RMS_NORM, BATCH_NORM, GROUP_NORM, SOFTMAX, REDUCE, RESHAPE, TRANSPOSE, CONCAT, SLICE,
+        CROSS_ENTROPY, MEAN_SQUARE, BINARY_CROSS_ENTROPY,
     )
 }  # fmt: skip
 """By name."""

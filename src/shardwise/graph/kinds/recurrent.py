@@ -1,0 +1,130 @@
+"""LSTM and GRU layers over time: one step after the other, each with the whole state of the one before."""
+
+from __future__ import annotations
+
+from shardwise.graph.dividing import split_rule, split_rules
+from shardwise.graph.kinds.kind import Attribute, Kind, dims_of, dims_text, refuse, without
+from shardwise.graph.placement import WHOLE
+from shardwise.graph.record import OpNode
+from shardwise.graph.rule import Exchange, Rule
+from shardwise.graph.work import Kept, Moved, Work
+
+Dims = tuple[str, ...]
+
+
+def _dims(op: OpNode) -> tuple[str, str, str, str]:
+    """Gates, units, input width and recurrent width, by their places in the weights."""
+    gates, units, width = op.parameters[0].dims
+    return gates, units, width, op.parameters[1].dims[2]
+
+
+def _time(op: OpNode) -> str | None:
+    """The dim of steps; None for a cell, a single step."""
+    return next(iter(dims_of(op, "time", ())), None)
+
+
+def _batch(op: OpNode) -> Dims:
+    time = _time(op)
+    return without(_without_width(op), (time,) if time else ())
+
+
+def _check(op: OpNode, gates: int) -> None:
+    weights = [parameter.dims for parameter in op.parameters]
+    allowed = (
+        f"input [b, t, i], weights [g, h, i] and [g, h, r] of g = {gates} and r = h, biases [g, h], output "
+        "[b, t, h], with `time: t`; a cell has no t and no `time`"
+    )
+    found = f"input [{dims_text(op.inputs[0].dims)}], " + "; ".join(
+        f"[{dims_text(dims)}]" for dims in weights
+    )
+    if len(weights[0]) != 3 or len(weights[1]) != 3 or weights[0][:2] != weights[1][:2]:
+        raise refuse(op, "needs a weight of its input and one of its state", found=found, allowed=allowed)
+    gate, units, width, recurrent = _dims(op)
+    sizes_fit = op.dims[gate] == gates and op.dims[recurrent] == op.dims[units]
+    output = tuple(units if dim == width else dim for dim in op.inputs[0].dims)
+    own = recurrent not in (*op.inputs[0].dims, units)
+    if not sizes_fit or not own or op.output != output or width not in op.inputs[0].dims:
+        raise refuse(op, "has weights of other dims than its state", found=found, allowed=allowed)
+    if any(dims != (gate, units) for dims in weights[2:]):
+        raise refuse(op, "adds biases of its gates", key="parameters", found=found, allowed=allowed)
+    if _time(op) is not None and _time(op) not in _without_width(op):
+        raise refuse(
+            op, "needs steps in its input", key="attributes.time", found=str(_time(op)), allowed=allowed
+        )
+
+
+def _without_width(op: OpNode) -> Dims:
+    return without(op.inputs[0].dims, (_dims(op)[2],))
+
+
+def _rules(op: OpNode) -> tuple[Rule, ...]:
+    """Split units gather the state before each step but the first, which begins with zeros; a split input or
+    state sums the gates' arguments."""
+    gates, units, width, recurrent = _dims(op)
+    batch, time = _batch(op), _time(op)
+    turns = op.dims[time] - 1 if time else 0
+    steps = (time,) if time else ()
+    state = Exchange(
+        collective="all_gather", dims=(*batch, recurrent), forward_calls=turns, backward_calls=turns
+    )
+    gathered = Exchange(
+        collective="all_gather", dims=(*batch, recurrent), forward_calls=0, backward_calls=turns
+    )
+    summed = Exchange(
+        collective="all_reduce", dims=(*batch, gates, units), forward_calls=turns, backward_calls=0
+    )
+    arguments = Exchange(collective="all_reduce", dims=(*batch, *steps, gates, units), backward_calls=0)
+    return (
+        *split_rules(op, batch),
+        split_rule(op, units, exchanges=(state,) if turns else ()),
+        split_rule(op, width, output=WHOLE, exchanges=(arguments,)),
+        split_rule(op, recurrent, output=WHOLE, exchanges=(summed, gathered) if turns else ()),
+    )
+
+
+def _work(op: OpNode) -> tuple[Work, ...]:
+    """The input's product for all steps at once, then step by step the state's, and what lies between: gates
+    read twice and written, and what a step carries on read and written."""
+    gates, units, width, recurrent = _dims(op)
+    batch, time = _batch(op), _time(op)
+    steps = (time,) if time else ()
+    return (
+        Work(kind="matmul", m=(*batch, *steps), n=(gates, units), k=(width,)),
+        Work(kind="matmul", m=batch, n=(gates, units), k=(recurrent,), serial=steps),
+        Work(
+            kind="memory",
+            moved=(Moved((*batch, gates, units), 3.0, 2.0), Moved((*batch, units), 3.0, 4.0)),
+            serial=steps,
+        ),
+    )
+
+
+def _kept(op: OpNode) -> Kept:
+    """The input, every state, every gate, and of an LSTM every cell (of a GRU what its reset gate scales)."""
+    gates, units, _, _ = _dims(op)
+    time = _time(op)
+    rows = (*_batch(op), *((time,) if time else ()))
+    return Kept(inputs=(0,), output=True, own=(((*rows, gates, units), None), ((*rows, units), None)))
+
+
+def _recurrent(name: str, summary: str, gates: int) -> Kind:
+    def check(op: OpNode) -> None:
+        _check(op, gates)
+
+    return Kind(
+        name=name,
+        summary=summary,
+        operands="input [b, t, i]; a weight of it [g, h, i], one of the state [g, h, r], at most two biases "
+        "[g, h]; output [b, t, h]",
+        inputs=(1, 1),
+        parameters=(2, 4),
+        attributes=(Attribute(name="time", type="dims", meaning="the dim of steps; a cell has none"),),
+        check=check,
+        splits=_rules,
+        work=_work,
+        kept=_kept,
+    )
+
+
+LSTM = _recurrent("lstm", "A layer of long short-term memory over time, from a state of zeros: 4 gates.", 4)
+GRU = _recurrent("gru", "A layer of gated recurrent units over time, from a state of zeros: 3 gates.", 3)
