@@ -396,3 +396,11 @@ def devices(is_json: IsJson = False) -> Output:
     from shardwise.app.cli import tables
 
     return tables.devices(is_json=is_json)
+
+
+@app.command()
+def graphs(is_json: IsJson = False) -> Output:
+    """List the operator graphs that `graph:NAME` stands for."""
+    from shardwise.app.cli import graphs as shipped
+
+    return shipped.graphs(is_json=is_json)
