@@ -13,6 +13,7 @@ from shardwise.cost.distinct import Index, distinct_rows
 from shardwise.cost.fabric import alike_grids
 from shardwise.cost.keeping import ACTIVATIONS
 from shardwise.cost.layers import GRID_FIELDS, Parts, block_works
+from shardwise.cost.layouts import LaidOut, layout_chain
 from shardwise.cost.memory import PARTS, RankBytes, host_bytes, peak_bytes, rank_bytes
 from shardwise.cost.paths import Paths, least_s
 from shardwise.cost.peaks import Peaks, around_s, peaks_of
@@ -40,6 +41,7 @@ from shardwise.cost.totals import (
     traffic_of,
     traffic_table,
 )
+from shardwise.cost.training import Training
 
 __all__ = [
     "ACTIVATIONS",
@@ -52,6 +54,7 @@ __all__ = [
     "GridPrices",
     "Grids",
     "Index",
+    "LaidOut",
     "Lie",
     "Nodes",
     "Parts",
@@ -68,6 +71,7 @@ __all__ = [
     "Totals",
     "Traffic",
     "TrafficTable",
+    "Training",
     "alike_grids",
     "around_s",
     "bind",
@@ -82,6 +86,7 @@ __all__ = [
     "grids_of_works",
     "host_bytes",
     "known_split",
+    "layout_chain",
     "least_bytes",
     "least_compute_of_any_micro_batch_s",
     "least_host_bytes",

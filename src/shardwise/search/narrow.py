@@ -122,16 +122,20 @@ class Narrowing:
         block = self._block(rows, split)
         most = replace(block, recompute_layers=np.where(block.recompute == FULL, split.largest, 0))
         totals, lie = self._grids.totals_at(rows.of_grid), lie_of(most)
-        device_bytes = np.maximum(least_bytes(self._problem, most, lie, totals), rows.device_bytes)
+        device_bytes = least_bytes(self._problem, most, lie, totals)
         keep = self._sift.fits(device_bytes) & self._sift.open(level, rows.bound_s, device_bytes)
-        unhosted = keep & ~self._sift.hosted(least_host_bytes(self._problem, most, lie, totals))
-        if np.any(unhosted):
-            lost = rows.take(unhosted)
+        if not self._sift.is_exhaustive:
+            hosted = self._sift.hosted(least_host_bytes(self._problem, most, lie, totals))
+            lost = rows.take(keep & ~hosted)
             self._sift.add(HOST_MEMORY, lost.of_grid, lost.candidates)
-            rows, split = rows.take(~unhosted), split_at(split, ~unhosted)
-            device_bytes, keep = device_bytes[~unhosted], keep[~unhosted]
-        rows = self._sift.sifted(rows, level, rows.bound_s, device_bytes)
+            split, rows, device_bytes = (
+                split_at(split, hosted | ~keep),
+                rows.take(hosted | ~keep),
+                device_bytes[hosted | ~keep],
+            )
+            keep = keep[hosted | ~keep]
         split = split_at(split, keep)
+        rows = self._sift.sifted(rows, level, rows.bound_s, device_bytes)
         full = np.flatnonzero(rows.table.recompute == FULL)
         if not len(full):
             return rows, split
@@ -144,8 +148,7 @@ class Narrowing:
         layers, time_s = rows.table.recompute_layers.copy(), rows.bound_s.copy()
         layers[full], time_s[full] = least, np.maximum(full_s, few.bound_s)
         rows = rows.replaced(table=rows.table.replaced(recompute_layers=layers))
-        keep = self._sift.open(level, time_s, rows.device_bytes)
-        return self._sift.opened(rows.replaced(bound_s=time_s), level, keep), split_at(split, keep)
+        return self._sift.sifted(rows, level, time_s), split_at(split, self._sift.open(level, time_s))
 
     def _fewest_that_fit(self, rows: Rows, split: Split, pp: int | None) -> NDArray[np.int64]:
         """Halves the range of recomputed layers down to the fewest with which a row may fit; all fit with the

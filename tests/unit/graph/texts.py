@@ -27,25 +27,24 @@ blocks:
   repeat: 3
   operators:
   - name: up
-    kind: linear
+    kind: matmul
     inputs: [{from: x, dims: [b, s, h]}]
     parameters: [{name: "layers.{0}.up", dims: [h, f]}]
     output: [b, s, f]
   - name: down
-    kind: linear
+    kind: matmul
     inputs: [{from: up, dims: [b, s, f]}]
     parameters: [{name: "layers.{0}.down", dims: [f, h]}]
     output: [b, s, h]
   - name: add
     kind: elementwise
-    attributes: {function: add}
     inputs: [{from: x, dims: [b, s, h]}, {from: down, dims: [b, s, h]}]
     output: [b, s, h]
 - name: head
   entry: y
   operators:
   - name: logits
-    kind: linear
+    kind: matmul
     inputs: [{from: y, dims: [b, s, h]}]
     parameters: [{name: wte, dims: [v, h]}]
     output: [b, s, v]

@@ -1,0 +1,227 @@
+"""One block of a graph as parts of a chain: its variables, and the costs on them, kept and recomputed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from shardwise.cost.layouts.choices import choices_of
+from shardwise.cost.layouts.columns import Columns
+from shardwise.cost.layouts.edges import Edge, crossed, edge_of
+from shardwise.cost.layouts.forms import Forms, Integers, tensor_forms
+from shardwise.cost.layouts.ground import Ground
+from shardwise.cost.layouts.operators import Priced, priced, tensor_bytes
+from shardwise.cost.layouts.storage import brought, storage_forms, stored, used_beside
+from shardwise.cost.layouts.structure import Structure, Tensor
+from shardwise.frontier import Costs, Factor, Part
+from shardwise.graph import Mode, Placement, Rule
+
+Role = Literal["rules", "tensors", "stored", "used"]
+"""What a variable chooses, in the words of BlockLayout."""
+
+ROLES: tuple[Role, ...] = ("rules", "tensors", "stored", "used")
+
+
+@dataclass(frozen=True, slots=True)
+class Variable:
+    """What a variable of a part chooses among, and for whom."""
+
+    role: Role
+    name: str
+    options: Sequence[tuple[Rule, ...]] | Sequence[tuple[Placement, ...]]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LaidBlock:
+    """A block's modes, and what the variables of their parts are (the same in all modes)."""
+
+    modes: tuple[tuple[Mode, Part], ...]
+    variables: tuple[Variable, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What lies around a block: whether the next one keeps its entry for the backward pass, and seconds and
+    bytes of the step that are nobody's, told in one block."""
+
+    next_keeps_entry: bool
+    fixed_s: float = 0.0
+    fixed_bytes: float = 0.0
+
+
+def laid_block(ground: Ground, structure: Structure, around: Surroundings) -> LaidBlock:
+    """A block with all of its layouts."""
+    builder = _Builder(ground, structure, around)
+    modes: tuple[Mode, ...] = ("kept",) if structure.block.entry is None else ("kept", "recomputed")
+    parts = tuple((mode, builder.part(mode)) for mode in modes)
+    return LaidBlock(parts, tuple(builder.variables))
+
+
+@dataclass(frozen=True, slots=True)
+class Crossing:
+    """A tensor's conversion between two variables: from its maker or its own variable `start`, to its own
+    variable or to the `slot` of a reader, `end`."""
+
+    tensor: Tensor
+    start: int
+    end: int
+    slot: int | None
+    edge: Edge
+
+
+class _Builder:
+    """The variables of a block, and the factors of its modes."""
+
+    def __init__(self, ground: Ground, structure: Structure, around: Surroundings) -> None:
+        self.ground, self.structure, self.around = ground, structure, around
+        self.variables: list[Variable] = []
+        self.sizes: list[int] = []
+        self.operators: list[Priced] = []
+        for place, op in enumerate(structure.operators):
+            choices = choices_of(op, ground.ranks)
+            slots = tuple(slot for reader, slot in structure.data if reader == place)
+            own = priced(ground, choices, structure.needs[place], structure.kept[place], slots)
+            self.operators.append(own)
+            self._add("rules", op.name, choices.rules)
+        self.hubs: dict[str, tuple[int, Forms]] = {}
+        for tensor in structure.tensors:
+            if tensor.is_variable:
+                forms = tensor_forms(tensor.shape, ground.ranks)
+                self.hubs[tensor.name] = (self._add("tensors", tensor.name, forms.named), forms)
+        self.shared = self._parameter_factors()
+        self.crossings = [crossing for tensor in structure.tensors for crossing in self._edges(tensor)]
+
+    def _add(
+        self, role: Role, name: str, options: Sequence[tuple[Rule, ...]] | Sequence[tuple[Placement, ...]]
+    ) -> int:
+        self.variables.append(Variable(role, name, options))
+        self.sizes.append(len(options))
+        return len(self.sizes) - 1
+
+    def part(self, mode: Mode) -> Part:
+        """The block in one mode."""
+        structure = self.structure
+        factors = [*self.shared]
+        factors += [self._operator(place, mode) for place in range(len(self.operators))]
+        factors += [self._edge(crossing, mode) for crossing in self.crossings]
+        factors += [
+            self._kept(tensor, mode) for tensor in structure.tensors if self._is_kept_in_place(tensor, mode)
+        ]
+        entry, result = (
+            next((self.hubs[t.name][0] for t in structure.tensors if is_it(t)), None)
+            for is_it in (lambda t: t.maker is None, lambda t: t.is_result)
+        )
+        names = tuple(variable.name for variable in self.variables)
+        return Part(names, tuple(self.sizes), tuple(factors), entry, result)
+
+    def _costs(self, columns: Columns, *variables: int) -> Factor:
+        shape = tuple(self.sizes[variable] for variable in variables)
+        return Factor(variables, columns.costs(self.ground, shape))
+
+    def _operator(self, place: int, mode: Mode) -> Factor:
+        """An operator's own work, and what it keeps."""
+        own = self.operators[place]
+        columns = Columns(peak_bytes=own.working_bytes)
+        columns.blocked(own.times.forward_s + own.exchanged.forward_s + own.exchanged.backward_s)
+        columns.computed_backward(self.ground, own.times.backward_s)
+        if mode == "recomputed" and self.structure.is_repeated[place]:
+            columns.blocked(own.exchanged.forward_s)
+            columns.computed_backward(self.ground, own.times.forward_s)
+        _keep(columns, own.kept_bytes, mode)
+        if place == len(self.operators) - 1:
+            columns.blocked(self.around.fixed_s)
+            columns.held_bytes = columns.held_bytes + self.around.fixed_bytes
+        return self._costs(columns, place)
+
+    def _edges(self, tensor: Tensor) -> list[Crossing]:
+        """All conversions of a tensor."""
+
+        def edge(start: Integers, end: Integers) -> Edge:
+            return edge_of(
+                self.ground, tensor.shape, start, end, needs_gradient=tensor.needs_gradient,
+                value_bytes=self.ground.activation_bytes, gradient_bytes=self.ground.activation_bytes,
+            )  # fmt: skip
+
+        read = [(place, slot, self.operators[place].choices.inputs[slot]) for place, slot in tensor.readers]
+        if not tensor.is_variable and tensor.maker is not None:
+            [(reader, slot, placements)] = read
+            made = self.operators[tensor.maker].choices.output
+            return [Crossing(tensor, tensor.maker, reader, slot, edge(made, placements))]
+        hub, forms = self.hubs[tensor.name]
+        found = [
+            Crossing(tensor, hub, reader, slot, edge(forms.placements, placements))
+            for reader, slot, placements in read
+        ]
+        if tensor.maker is not None:
+            made = self.operators[tensor.maker].choices.output
+            found.insert(0, Crossing(tensor, tensor.maker, hub, None, edge(made, forms.placements)))
+        return found
+
+    def _edge(self, crossing: Crossing, mode: Mode) -> Factor:
+        """A conversion, and the copies of the tensor that are kept at its ends."""
+        tensor, end = crossing.tensor, crossing.end
+        is_again = mode == "recomputed" and self.structure.is_needed_again(tensor, end, crossing.slot)
+        reader = None if crossing.slot is None else self.operators[end]
+        columns = crossed(self.ground, crossing.edge, reader, is_repeated=is_again)
+        _keep(columns, self._kept_at_ends(crossing), mode)
+        return self._costs(columns, crossing.start, end)
+
+    def _kept_at_ends(self, crossing: Crossing) -> Costs:
+        """What the maker keeps of its result, and the reader of its input, each thing once."""
+        tensor, edge = crossing.tensor, crossing.edge
+        is_made = crossing.start == tensor.maker
+        keeps_result = is_made and self.operators[crossing.start].kept.output
+        start_bytes = edge.start_bytes * float(keeps_result) + 0.0 * edge.end_bytes
+        if crossing.slot is None:
+            keeps_here = self.structure.is_kept(tensor)
+            if tensor.is_result:
+                keeps_here = self.around.next_keeps_entry
+            return np.where(edge.is_same, 0.0, start_bytes) if keeps_here else start_bytes
+        keeps_input = crossing.slot in self.operators[crossing.end].kept.inputs
+        end_bytes = edge.end_bytes * float(keeps_input) + 0.0 * edge.start_bytes
+        if not is_made:
+            return np.where(edge.is_same, 0.0, end_bytes)
+        return np.where(edge.is_same, np.maximum(start_bytes, end_bytes), start_bytes + end_bytes)
+
+    def _is_kept_in_place(self, tensor: Tensor, mode: Mode) -> bool:
+        if not tensor.is_variable or tensor.is_result:
+            return False
+        return self.structure.is_kept(tensor) or (tensor.maker is None and mode == "recomputed")
+
+    def _kept(self, tensor: Tensor, mode: Mode) -> Factor:
+        """A tensor that readers keep, as it lies for all of them; an entry is held in any case."""
+        hub, forms = self.hubs[tensor.name]
+        columns = Columns()
+        nbytes = tensor_bytes(self.ground, tensor.shape, forms.placements)
+        _keep(columns, nbytes, "kept" if tensor.maker is None else mode)
+        return self._costs(columns, hub)
+
+    def _parameter_factors(self) -> list[Factor]:
+        """Costs of parameters, which no mode changes."""
+        factors = []
+        for place, own in enumerate(self.operators):
+            op = own.choices.op
+            elements = [op.elements(parameter.dims) for parameter in op.parameters]
+            for slot, parameter in enumerate(op.parameters):
+                forms = storage_forms(op.shape(parameter.dims), self.ground.ranks)
+                waiting = self._add("stored", parameter.name, forms.named)
+                factors.append(self._costs(stored(self.ground, forms), waiting))
+                share = elements[slot] / sum(elements)
+                moved = brought(self.ground, forms, own.choices.parameters[slot])
+                columns = used_beside(
+                    self.ground, moved, own.times.forward_s[None] * share, own.times.backward_s[None] * share
+                )
+                columns.peak_bytes = own.working_bytes[None] + moved.used_bytes
+                factors.append(self._costs(columns, waiting, place))
+        return factors
+
+
+def _keep(columns: Columns, nbytes: Costs, mode: Mode) -> None:
+    """Add bytes that are kept from the forward pass to the backward pass, or made again between them."""
+    if mode == "kept":
+        columns.held_bytes = columns.held_bytes + nbytes
+    else:
+        columns.recomputed_bytes = columns.recomputed_bytes + nbytes

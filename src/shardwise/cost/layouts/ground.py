@@ -1,0 +1,75 @@
+"""On what a graph is laid out: a machine, its mesh, and the numbers of the software that decide what hides
+beside what."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from shardwise.cluster import AttentionCurve, Cluster, Mesh
+from shardwise.cost.fabric import Fabric, fabric_of
+from shardwise.cost.layouts.conversions import Conversions, conversions_of
+from shardwise.cost.problem import Machine, attention_kernel, machine_of
+from shardwise.cost.training import Training
+from shardwise.strategy import Profile
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Ground:
+    """What all prices of one graph on one mesh share.
+
+    `slowdown` is at most 2: software would not run beside computation what slows it by more. `tables` are
+    the conversions met so far, by shape and bytes of an element.
+    """
+
+    machine: Machine
+    profile: Profile
+    mesh: Mesh
+    fabric: Fabric
+    attention: AttentionCurve | None
+    slowdown: float
+    tables: dict[tuple[tuple[int, ...], float], Conversions]
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """Ranks per axis of the mesh."""
+        return self.mesh.ranks
+
+    @property
+    def activation_bytes(self) -> float:
+        """Bytes per element of an activation."""
+        return self.machine.recipe.activation_bytes
+
+    @property
+    def stream_bytes_per_s(self) -> float:
+        """What a pass over much memory reaches."""
+        return self.machine.memory_bytes_per_s * self.machine.efficiency.memory.fraction
+
+    def conversions(self, shape: tuple[int, ...], element_bytes: float) -> Conversions:
+        """The table of a tensor, made once."""
+        key = (shape, element_bytes)
+        if key not in self.tables:
+            self.tables[key] = conversions_of(self.fabric, self.mesh, shape, element_bytes)
+        return self.tables[key]
+
+    def beside(self, communication_s: Any, computation_s: Any, share: float) -> tuple[Any, Any]:
+        """What communication adds to the computation that runs beside it, and for how long it does so:
+        (exposed, hidden)."""
+        hidden_s = np.minimum(share * communication_s, computation_s)
+        return communication_s - hidden_s + (self.slowdown - 1.0) * hidden_s, hidden_s
+
+
+def ground_of(cluster: Cluster, mesh: Mesh, training: Training) -> Ground:
+    """The ground of `training` on a mesh of `cluster`. ConfigError where its devices lack the dtype."""
+    machine = machine_of(cluster, training.dtype, training.optimizer, training.profile)
+    return Ground(
+        machine=machine,
+        profile=training.profile,
+        mesh=mesh,
+        fabric=fabric_of(machine),
+        attention=attention_kernel(machine.efficiency, training.profile),
+        slowdown=min(machine.efficiency.overlap_slowdown, 2.0),
+        tables={},
+    )

@@ -1,0 +1,103 @@
+"""How parameters wait between uses, what that takes, and what bringing them to their readers costs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from shardwise.cost.layouts.columns import Columns
+from shardwise.cost.layouts.conversions import move_s
+from shardwise.cost.layouts.forms import Forms, Integers, Values, forms_of, gradient_forms, value_forms
+from shardwise.cost.layouts.ground import Ground
+from shardwise.cost.sync import PREFETCHED_LAYERS, update_bytes
+from shardwise.graph import STATES_SPLIT, WHOLE, WHOLE_SUMMED, shard
+
+NORM_PASSES = 3.0
+"""Gradients are read twice and written once for their norm and its clipping."""
+
+
+def storage_forms(shape: tuple[int, ...], ranks: tuple[int, ...]) -> Forms:
+    """How a parameter may be stored."""
+    return forms_of(shape, ranks, (*map(shard, range(len(shape))), WHOLE, STATES_SPLIT))
+
+
+def use_forms(shape: tuple[int, ...], ranks: tuple[int, ...]) -> Forms:
+    """To what a parameter with several readers may be brought for all of them."""
+    return forms_of(shape, ranks, (*map(shard, range(len(shape))), WHOLE, WHOLE_SUMMED))
+
+
+def stored(ground: Ground, forms: Forms) -> Columns:
+    """What each form (F) holds all the time, and its part of the optimizer's step."""
+    recipe, optimizer = ground.machine.recipe, ground.machine.optimizer
+    whole = forms.local_elements(value_forms(forms.placements))
+    owned = forms.local_elements(forms.placements)
+    columns = Columns(
+        held_bytes=whole * (recipe.weight_bytes + recipe.gradient_bytes)
+        + owned * (recipe.master_bytes + optimizer.state_bytes)
+    )
+    moved_bytes = update_bytes(ground.machine) + NORM_PASSES * recipe.gradient_bytes
+    # Newton-Schulz works on the smaller side of a matrix; vectors are updated element by element.
+    width = float(min(forms.shape)) if len(forms.shape) > 1 else 0.0
+    speed = ground.machine.matmul_flop_per_s * ground.machine.efficiency.matmul.peak_fraction
+    columns.blocked(
+        owned * moved_bytes / ground.stream_bytes_per_s
+        + owned * optimizer.work_flop_per_hidden * width / speed
+    )
+    return columns
+
+
+@dataclass(frozen=True, slots=True)
+class Brought:
+    """Bringing a parameter from each form in which it is stored to each in which it is used, (S, U).
+
+    `gather_s` before a use, `sync_s` for its gradient, `update_s` once per step for weights whose states are
+    split; `sync_overlap` is the share of the gradient's that can hide. `used_bytes` are copies beside what is
+    stored: whole weights, of this use and the next, and a whole gradient.
+    """
+
+    gather_s: Values
+    sync_s: Values
+    update_s: Values
+    sync_overlap: Values
+    used_bytes: Values
+
+
+def brought(ground: Ground, forms: Forms, uses: Integers) -> Brought:
+    """From `forms` (S) to placements `uses` (U, axes)."""
+    recipe, mesh = ground.machine.recipe, ground.mesh
+    waiting, used = forms.placements[:, None], uses[None]
+
+    def seconds(element_bytes: float, start: Integers, end: Integers) -> Values:
+        return move_s(ground.fabric, mesh, forms.shape, element_bytes, start, end)
+
+    gather_s = seconds(recipe.weight_bytes, value_forms(waiting), value_forms(used))
+    sync_s = seconds(recipe.gradient_bytes, gradient_forms(used), waiting)
+    update_s = seconds(recipe.weight_bytes, waiting, value_forms(waiting)) + 0.0 * gather_s
+    in_use = forms.local_elements(value_forms(used)) + 0.0 * gather_s
+    is_other = in_use != forms.local_elements(value_forms(waiting))
+    profile = ground.profile
+    return Brought(
+        gather_s=gather_s,
+        sync_s=sync_s,
+        update_s=update_s,
+        sync_overlap=np.where(gather_s > 0.0, profile.shard_overlap, profile.data_overlap),
+        used_bytes=np.where(gather_s > 0.0, PREFETCHED_LAYERS * recipe.weight_bytes * in_use, 0.0)
+        + np.where(is_other, recipe.gradient_bytes * in_use, 0.0),
+    )
+
+
+def used_beside(ground: Ground, moved: Brought, forward_s: Any, backward_s: Any) -> Columns:
+    """Costs of one use, whose gathers hide beside `forward_s` and `backward_s` of its reader's computation.
+
+    They are gathered while the reader before is at work; what is gathered once per step, before the first
+    use, hides beside the forward pass too.
+    """
+    columns = Columns()
+    profile = ground.profile
+    columns.blocked(ground.beside(moved.gather_s, forward_s, profile.shard_overlap)[0])
+    columns.hidden_backward(ground, *ground.beside(moved.gather_s, backward_s, profile.shard_overlap))
+    columns.blocked(ground.beside(moved.update_s, forward_s, profile.data_overlap)[0])
+    columns.summed_gradients(ground, moved.sync_s, moved.sync_overlap)
+    return columns

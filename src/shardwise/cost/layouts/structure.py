@@ -1,0 +1,132 @@
+"""Who makes and reads what within a block, what needs gradients, and what is made again."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from shardwise.cost.layouts.work import Needs
+from shardwise.graph import Block, Kept, OpNode, kept_of
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """An activation of a block: `maker` is the place of its operator, None of the entry; `readers` are
+    operators and the slots of their inputs. `is_result` tells what the next block reads."""
+
+    name: str
+    shape: tuple[int, ...]
+    maker: int | None
+    readers: tuple[tuple[int, int], ...]
+    needs_gradient: bool
+    is_result: bool
+
+    @property
+    def is_variable(self) -> bool:
+        """Whether it is brought to a place of its own: for several readers, or another block."""
+        return self.maker is None or self.is_result or len(self.readers) > 1
+
+
+@dataclass(frozen=True, slots=True)
+class Structure:
+    """A block seen as a network. By operator: `needs` of gradients, `kept` for the backward pass, whether it
+    `is_repeated` where the block is recomputed. `data` are inputs (operator, slot) without a gradient that
+    the graph is given."""
+
+    block: Block
+    tensors: tuple[Tensor, ...]
+    data: tuple[tuple[int, int], ...]
+    needs: tuple[Needs, ...]
+    kept: tuple[Kept, ...]
+    is_repeated: tuple[bool, ...]
+    result_needs_gradient: bool
+
+    @property
+    def operators(self) -> tuple[OpNode, ...]:
+        return self.block.operators
+
+    def is_kept(self, tensor: Tensor) -> bool:
+        """Whether the backward pass of some reader reads the tensor."""
+        return any(slot in self.kept[reader].inputs for reader, slot in tensor.readers)
+
+    def is_needed_again(self, tensor: Tensor, end: int, slot: int | None) -> bool:
+        """Whether a recomputation brings the tensor to the `slot` of its reader `end` again; without a slot,
+        to the place where it lies for all readers."""
+        return any(
+            self.is_repeated[reader] or own in self.kept[reader].inputs
+            for reader, own in tensor.readers
+            if slot is None or (reader, own) == (end, slot)
+        )
+
+    @property
+    def keeps_entry(self) -> bool:
+        """Whether the backward pass reads the entry, were the block not recomputed."""
+        return any(self.is_kept(tensor) for tensor in self.tensors if tensor.maker is None)
+
+
+def structure_of(
+    block: Block,
+    data: Mapping[str, tuple[int, ...]],
+    *,
+    entry_needs_gradient: bool,
+    has_next: bool,
+    stops_early: bool,
+) -> Structure:
+    """The structure of a block that reads graph inputs `data`; `has_next` where another block follows,
+    `stops_early` where a recomputation ends with what is needed."""
+    ops = block.operators
+    readers: dict[str, list[tuple[int, int]]] = {}
+    for place, op in enumerate(ops):
+        for slot, operand in enumerate(op.inputs):
+            readers.setdefault(operand.source, []).append((place, slot))
+    has_gradient = dict.fromkeys(data, False)
+    tensors: list[Tensor] = []
+    needs: list[Needs] = []
+    if block.entry is not None:
+        has_gradient[block.entry] = entry_needs_gradient
+        first, slot = readers[block.entry][0]
+        shape = ops[first].shape(ops[first].inputs[slot].dims)
+        tensors.append(
+            Tensor(
+                block.entry, shape, None, tuple(readers[block.entry]), entry_needs_gradient, is_result=False
+            )
+        )
+    for place, op in enumerate(ops):
+        own = [has_gradient[operand.source] for operand in op.inputs]
+        needs.append(_needs(op, own))
+        has_gradient[op.name] = any(own) or bool(op.parameters)
+        is_last = place == len(ops) - 1
+        if readers.get(op.name) or (is_last and has_next):
+            tensors.append(
+                Tensor(
+                    op.name, op.shape(op.output), place, tuple(readers.get(op.name, ())),
+                    has_gradient[op.name], is_result=is_last and has_next,
+                )
+            )  # fmt: skip
+    kept = tuple(kept_of(op) for op in ops)
+    return Structure(
+        block=block,
+        tensors=tuple(tensors),
+        data=tuple(place for name in data for place in readers.get(name, ())),
+        needs=tuple(needs),
+        kept=kept,
+        is_repeated=_repeated(ops, kept, tensors) if stops_early else (True,) * len(ops),
+        result_needs_gradient=has_gradient[ops[-1].name],
+    )
+
+
+def _needs(op: OpNode, inputs: Sequence[bool]) -> Needs:
+    """The left operand of products is an activation, the right one a parameter or the other activations."""
+    if op.parameters:
+        return Needs(left=any(inputs), right=True)
+    return Needs(left=any(inputs[:1]), right=any(inputs[1:]))
+
+
+def _repeated(ops: Sequence[OpNode], kept: Sequence[Kept], tensors: Sequence[Tensor]) -> tuple[bool, ...]:
+    """Which operators make, themselves or through others, what the backward pass reads."""
+    is_repeated = [bool(own.output or own.own) for own in kept]
+    made_by = {tensor.maker: tensor for tensor in tensors}
+    for place in reversed(range(len(ops))):
+        for reader, slot in made_by[place].readers if place in made_by else ():
+            is_repeated[place] |= is_repeated[reader] or slot in kept[reader].inputs
+    return tuple(is_repeated)

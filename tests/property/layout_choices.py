@@ -1,0 +1,40 @@
+"""Solutions of chains by the names of what they choose."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from shardwise.cost.layouts.block import Variable
+from shardwise.cost.layouts.chain import LaidOut
+from shardwise.graph import Placement, placement_text
+from shardwise.search.tracking.solution import Choice, Solution
+
+Names = Mapping[str, str]
+"""Of operators the names of their rules, of parameters their placements, one per axis, with slashes between;
+of tensors that several read theirs, after the word `tensor`."""
+
+
+def solution_of(laid: LaidOut, names: Names, mode: str = "kept") -> Solution:
+    """The solution with these names; blocks that have no such mode are kept."""
+    chosen = []
+    for place, link in enumerate(laid.chain):
+        modes = [each for each, _ in link.modes]
+        choices = tuple(
+            [option_text(option) for option in variable.options].index(names[named(variable)])
+            for variable in laid.variables[place]
+        )
+        chosen += [Choice(modes.index(mode) if mode in modes else 0, choices)] * link.repeat
+    return tuple(chosen)
+
+
+def named(variable: Variable) -> str:
+    """How a variable is called here."""
+    return f"tensor {variable.name}" if variable.role == "tensors" else variable.name
+
+
+def option_text(option: tuple[object, ...]) -> str:
+    """`split b/replicate`, `S(0)/R`."""
+    return "/".join(
+        placement_text(Placement(each)) if isinstance(each, int) else str(getattr(each, "name", each))
+        for each in option
+    )

@@ -1,0 +1,201 @@
+"""Chains of layouts: hand-computed layouts of a two-layer network, and properties of all of them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from tests.property.layout_choices import Names, named, solution_of
+from tests.property.layout_instances import llama, mlp
+
+from shardwise.cluster import load_cluster, mesh_of
+from shardwise.cost.fabric import fabric_of
+from shardwise.cost.layouts.chain import LaidOut, layout_chain
+from shardwise.cost.layouts.conversions import Conversions
+from shardwise.cost.problem import machine_of
+from shardwise.cost.training import Training
+from shardwise.search import tracked
+from shardwise.search.tracking.solution import measure, solution_costs
+from shardwise.strategy import MEGATRON_2024
+
+CLUSTER = load_cluster("8x8xH100-SXM")
+BLOCKING = Training(dtype="bf16", profile=MEGATRON_2024.without_overlap())
+HIDING = Training(dtype="bf16")
+MACHINE = machine_of(CLUSTER, "bf16", "adamw", MEGATRON_2024)
+FABRIC = fabric_of(MACHINE)
+BATCH, WIDTH, INNER, CLASSES = 4096, 1024, 4096, 512
+GRAPH = mlp(BATCH, WIDTH, INNER, CLASSES)
+NODE = (8, 1)
+"""Sizes per tier of a group of 8 in a node."""
+
+DATA_PARALLEL = {
+    "up": "split b", "relu": "split b", "down": "split b", "loss": "split b", "w_up": "R", "w_down": "R",
+}  # fmt: skip
+FULLY_SHARDED = {**DATA_PARALLEL, "w_up": "S(0)", "w_down": "S(0)"}
+STATES_SPLIT = {**DATA_PARALLEL, "w_up": "R°", "w_down": "R°"}
+MEGATRON = {
+    "up": "split f", "relu": "split f", "down": "split f", "loss": "replicate", "w_up": "S(1)",
+    "w_down": "S(0)",
+}  # fmt: skip
+
+
+def laid(training: Training, *ranks: int) -> LaidOut:
+    return layout_chain(GRAPH, CLUSTER, training, mesh_of(CLUSTER, ranks))
+
+
+def seconds(training: Training, names: Names, *ranks: int) -> float:
+    out = laid(training, *ranks)
+    return measure(out.chain, solution_of(out, names))[0]
+
+
+def computed_s(training: Training, names: Names) -> float:
+    """The step on 8 ranks without any communication between them, and without the optimizer's part."""
+    out = laid(training, 8)
+    [choice] = solution_of(out, names)
+    part = out.chain[0].modes[0][1]
+    return sum(
+        float(factor.costs[choice.choices[factor.variables[0]], 0])
+        for factor in part.factors
+        if len(factor.variables) == 1 and factor.variables[0] < len(GRAPH.blocks[0].operators)
+    )
+
+
+def updated_s(owned: float) -> float:
+    """16-bit weights, fp32 gradients, master copies and two moments. The update reads the gradient (4) and
+    reads and writes master copy (8) and moments (16), writes the weight (2): 30 bytes; the norm reads the
+    gradient twice and writes it: 12."""
+    return owned * 42.0 / (MACHINE.memory_bytes_per_s * MACHINE.efficiency.memory.fraction)
+
+
+WEIGHTS = (WIDTH * INNER, INNER * CLASSES)
+
+
+def test_data_parallelism_is_an_all_reduce_of_every_gradient() -> None:
+    summed_s = sum(float(FABRIC.all_reduce_s(4.0 * weights, NODE)) for weights in WEIGHTS)
+    expected = computed_s(BLOCKING, DATA_PARALLEL) + updated_s(sum(WEIGHTS)) + summed_s
+    assert seconds(BLOCKING, DATA_PARALLEL, 8) == pytest.approx(expected, rel=1e-12)
+
+
+def test_fully_sharded_is_two_gathers_and_a_reduce_scatter() -> None:
+    moved_s = sum(
+        2.0 * float(FABRIC.pass_s(2.0 * weights, NODE)) + float(FABRIC.pass_s(4.0 * weights, NODE))
+        for weights in WEIGHTS
+    )
+    expected = computed_s(BLOCKING, FULLY_SHARDED) + updated_s(sum(WEIGHTS) / 8) + moved_s
+    assert seconds(BLOCKING, FULLY_SHARDED, 8) == pytest.approx(expected, rel=1e-12)
+
+
+def test_split_states_are_a_reduce_scatter_and_a_gather() -> None:
+    moved_s = sum(
+        float(FABRIC.pass_s(2.0 * weights, NODE)) + float(FABRIC.pass_s(4.0 * weights, NODE))
+        for weights in WEIGHTS
+    )
+    expected = computed_s(BLOCKING, STATES_SPLIT) + updated_s(sum(WEIGHTS) / 8) + moved_s
+    assert seconds(BLOCKING, STATES_SPLIT, 8) == pytest.approx(expected, rel=1e-12)
+
+
+def test_megatrons_pair_is_one_all_reduce_forward() -> None:
+    # The input is data, so that nothing is summed on the way back: columns then rows, one all-reduce of the
+    # result in 16 bits.
+    summed_s = float(FABRIC.all_reduce_s(2.0 * BATCH * CLASSES, NODE))
+    expected = computed_s(BLOCKING, MEGATRON) + updated_s(sum(WEIGHTS) / 8) + summed_s
+    assert seconds(BLOCKING, MEGATRON, 8) == pytest.approx(expected, rel=1e-12)
+
+
+def test_gradients_that_hide_cost_what_hiding_slows() -> None:
+    # T = a + c + g - h + (s - 1) h, h = min(g, c): one backward pass per gradient, all of it hidden or not.
+    out = laid(HIDING, 8)
+    costs = solution_costs(out.chain, solution_of(out, DATA_PARALLEL))
+    slowdown = MACHINE.efficiency.overlap_slowdown
+    summed_s = sum(float(FABRIC.all_reduce_s(4.0 * weights, NODE)) for weights in WEIGHTS)
+    blocked_s = seconds(BLOCKING, DATA_PARALLEL, 8) - summed_s
+    backward_s = (blocked_s - (costs[1] - summed_s)) / (2.0 - slowdown)
+    hidden_s = min(summed_s, backward_s)
+    expected = blocked_s + summed_s - hidden_s + (slowdown - 1.0) * hidden_s
+    assert max(costs[0], costs[1]) == pytest.approx(expected, rel=1e-12)
+    assert 0.0 < backward_s < blocked_s
+
+
+def test_memory_of_data_parallelism() -> None:
+    # 16 bytes per weight: weight 2, gradient 4, master copy 4, moments 8, less what fp32 has no copy of.
+    # Kept in 16 bits: the input of `up`, what relu puts out (which is what `down` reads), the logits in fp32
+    # and the targets. Largest while it works: relu, its input and output; or `up`, or `down`.
+    rows = BATCH / 8
+    kept = rows * (2.0 * WIDTH + 2.0 * INNER + 4.0 * CLASSES + 2.0)
+    working = rows * 2.0 * max(2 * INNER, INNER + CLASSES)
+    efficiency = MACHINE.efficiency
+    allocated = 18.0 * sum(WEIGHTS) + kept + working
+    expected = allocated * (1.0 + efficiency.fragmentation_ratio)
+    expected += efficiency.context_bytes + 2.0 * efficiency.communicator_bytes
+    out = laid(BLOCKING, 8)
+    assert measure(out.chain, solution_of(out, DATA_PARALLEL))[1] == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize("names", [DATA_PARALLEL, FULLY_SHARDED, MEGATRON])
+def test_more_ranks_hold_no_more(names: Names) -> None:
+    held = []
+    for ranks in (2, 4, 8):
+        out = laid(BLOCKING, ranks)
+        held.append(float(solution_costs(out.chain, solution_of(out, names))[2]))
+    assert held == sorted(held, reverse=True)
+
+
+def test_a_rank_alone_has_nothing_to_choose_and_nobody_to_talk_to() -> None:
+    out = laid(BLOCKING, 1)
+    assert set(out.layouts_per_operator.values()) == {1}
+    tracked_alone = tracked([out.chain])
+    assert len(tracked_alone.points) == 1
+    assert all(
+        float(factor.costs[..., 0].sum()) == 0.0
+        for factor in out.chain[0].modes[0][1].factors
+        if len(factor.variables) == 2
+    )
+
+
+def test_the_frontier_holds_no_worse_than_layouts_by_hand() -> None:
+    out = laid(HIDING, 8)
+    points = tracked([out.chain]).points
+    for names in (DATA_PARALLEL, FULLY_SHARDED, STATES_SPLIT, MEGATRON):
+        time_s, memory_bytes = measure(out.chain, solution_of(out, names))
+        assert ((points[:, 0] <= time_s * (1 + 1e-12)) & (points[:, 1] <= memory_bytes * (1 + 1e-12))).any()
+
+
+def test_solutions_are_told_by_names() -> None:
+    out = laid(HIDING, 8)
+    layout = out.layout(solution_of(out, MEGATRON))
+    [block] = layout.blocks
+    assert block.mode == "kept"
+    assert block.rules["up"][0].name == "split f"
+    assert block.stored["w_down"] == (0,)
+
+
+def test_a_conversion_that_is_left_out_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The broken twin: conversions that cost nothing are not what Megatron's pair costs."""
+    right = seconds(BLOCKING, MEGATRON, 8)
+    monkeypatch.setattr(
+        "shardwise.cost.layouts.ground.conversions_of",
+        lambda *given: _free(given),
+    )
+    assert seconds(BLOCKING, MEGATRON, 8) < right
+
+
+def _free(given: tuple[object, ...]) -> Conversions:
+    from shardwise.cost.layouts.conversions import conversions_of
+
+    table = conversions_of(*given)  # type: ignore[arg-type]
+    return Conversions(table.forms, np.zeros_like(table.seconds), table.nbytes)
+
+
+def test_recomputed_blocks_hold_their_entry_alone() -> None:
+    graph = llama(layers=2, batch=8, seq_len=256)
+    out = layout_chain(graph, CLUSTER, HIDING, mesh_of(CLUSTER, (4,)))
+    names = {
+        named(variable): "split b" if variable.role == "rules" else "S(0)"
+        for variables in out.variables
+        for variable in variables
+    }
+    solutions = [solution_of(out, names, mode) for mode in ("kept", "recomputed")]
+    kept, made_again = (solution_costs(out.chain, solution) for solution in solutions)
+    # Of 2 layers in 16 bits: the entry stays; all else is made again, of one layer at a time.
+    assert made_again[2] < kept[2]
+    assert made_again[0] > kept[0]
+    assert made_again[2] + made_again[3] < kept[2] + kept[3]
