@@ -17,9 +17,9 @@ every rank gives the tensor to the rank before it and to the one behind it."""
 class Exchange:
     """Communication inside an operator, among the ranks of the axis that its rule lays.
 
-    The tensor exchanged has `copies` elements for each element of `dims` on a rank (the dims that the rule
-    divides are not among them, unless it is what an all-gather puts together: then they count in full). It is
-    exchanged `forward_calls` times in the forward pass and `backward_calls` times in the backward pass.
+    The tensor exchanged has `copies` elements for each element of `dims` on a rank; dims that the rule
+    divides are not among them, so that what an all-gather puts together counts in full. It is exchanged
+    `forward_calls` times in the forward pass and `backward_calls` times in the backward pass.
     `element_bytes` is None for a tensor in the type of the activations.
     """
 

@@ -81,7 +81,7 @@ WRONG: dict[str, tuple[OpNode, str]] = {
         "another number of windows",
     ),
     "three gates of an lstm": (
-        operator("lstm", "b n -> b h", SIZES, parameters="g h n, g h r"),
+        operator("lstm", "b s n -> b s h", SIZES, parameters="g h n, g h r", time="s"),
         "other dims than its state",
     ),
     "no elements": (operator("einsum", "b k -> b", SIZES | {"k": 0}), "without elements"),

@@ -147,10 +147,11 @@ def _group_rules(op: OpNode) -> tuple[Rule, ...]:
     )
     across = Exchange(collective="all_reduce", dims=rest, copies=2.0 * groups, element_bytes=STATISTIC_BYTES)
     spread = without(op.output, (*rest, channel))
+    further = split_rule(op, channel, name=f"split {channel} across groups", exchanges=(across,))
     return (
         *split_rules(op, rest),
         split_rule(op, channel, units=groups),
-        split_rule(op, channel, name=f"split {channel} across groups", exchanges=(across,)),
+        *((further,) if groups < op.dims[channel] else ()),
         *(split_rule(op, dim, exchanges=(exchange,)) for dim in spread),
     )
 

@@ -18,21 +18,20 @@ def _dims(op: OpNode) -> tuple[str, str, str, str]:
     return gates, units, width, op.parameters[1].dims[2]
 
 
-def _time(op: OpNode) -> str | None:
-    """The dim of steps; None for a cell, a single step."""
-    return next(iter(dims_of(op, "time", ())), None)
+def _time(op: OpNode) -> str:
+    """The dim of steps."""
+    return dims_of(op, "time", ())[0]
 
 
 def _batch(op: OpNode) -> Dims:
-    time = _time(op)
-    return without(_without_width(op), (time,) if time else ())
+    return without(_without_width(op), (_time(op),))
 
 
 def _check(op: OpNode, gates: int) -> None:
     weights = [parameter.dims for parameter in op.parameters]
     allowed = (
         f"input [b, t, i], weights [g, h, i] and [g, h, r] of g = {gates} and r = h, biases [g, h], output "
-        "[b, t, h], with `time: t`; a cell has no t and no `time`"
+        "[b, t, h], with `time: t`"
     )
     found = f"input [{dims_text(op.inputs[0].dims)}], " + "; ".join(
         f"[{dims_text(dims)}]" for dims in weights
@@ -47,10 +46,8 @@ def _check(op: OpNode, gates: int) -> None:
         raise refuse(op, "has weights of other dims than its state", found=found, allowed=allowed)
     if any(dims != (gate, units) for dims in weights[2:]):
         raise refuse(op, "adds biases of its gates", key="parameters", found=found, allowed=allowed)
-    if _time(op) is not None and _time(op) not in _without_width(op):
-        raise refuse(
-            op, "needs steps in its input", key="attributes.time", found=str(_time(op)), allowed=allowed
-        )
+    if _time(op) not in _without_width(op):
+        raise refuse(op, "needs steps in its input", key="attributes.time", found=_time(op), allowed=allowed)
 
 
 def _without_width(op: OpNode) -> Dims:
@@ -62,18 +59,15 @@ def _rules(op: OpNode) -> tuple[Rule, ...]:
     state sums the gates' arguments."""
     gates, units, width, recurrent = _dims(op)
     batch, time = _batch(op), _time(op)
-    turns = op.dims[time] - 1 if time else 0
-    steps = (time,) if time else ()
+    turns = op.dims[time] - 1
     state = Exchange(
         collective="all_gather", dims=(*batch, recurrent), forward_calls=turns, backward_calls=turns
     )
-    gathered = Exchange(
-        collective="all_gather", dims=(*batch, recurrent), forward_calls=0, backward_calls=turns
-    )
+    gathered = Exchange(collective="all_gather", dims=(*batch, units), forward_calls=0, backward_calls=turns)
     summed = Exchange(
         collective="all_reduce", dims=(*batch, gates, units), forward_calls=turns, backward_calls=0
     )
-    arguments = Exchange(collective="all_reduce", dims=(*batch, *steps, gates, units), backward_calls=0)
+    arguments = Exchange(collective="all_reduce", dims=(*batch, time, gates, units), backward_calls=0)
     return (
         *split_rules(op, batch),
         split_rule(op, units, exchanges=(state,) if turns else ()),
@@ -87,14 +81,13 @@ def _work(op: OpNode) -> tuple[Work, ...]:
     read twice and written, and what a step carries on read and written."""
     gates, units, width, recurrent = _dims(op)
     batch, time = _batch(op), _time(op)
-    steps = (time,) if time else ()
     return (
-        Work(kind="matmul", m=(*batch, *steps), n=(gates, units), k=(width,)),
-        Work(kind="matmul", m=batch, n=(gates, units), k=(recurrent,), serial=steps),
+        Work(kind="matmul", m=(*batch, time), n=(gates, units), k=(width,)),
+        Work(kind="matmul", m=batch, n=(gates, units), k=(recurrent,), serial=(time,)),
         Work(
             kind="memory",
             moved=(Moved((*batch, gates, units), 3.0, 2.0), Moved((*batch, units), 3.0, 4.0)),
-            serial=steps,
+            serial=(time,),
         ),
     )
 
@@ -102,8 +95,7 @@ def _work(op: OpNode) -> tuple[Work, ...]:
 def _kept(op: OpNode) -> Kept:
     """The input, every state, every gate, and of an LSTM every cell (of a GRU what its reset gate scales)."""
     gates, units, _, _ = _dims(op)
-    time = _time(op)
-    rows = (*_batch(op), *((time,) if time else ()))
+    rows = (*_batch(op), _time(op))
     return Kept(inputs=(0,), output=True, own=(((*rows, gates, units), None), ((*rows, units), None)))
 
 
@@ -118,7 +110,7 @@ def _recurrent(name: str, summary: str, gates: int) -> Kind:
         "[g, h]; output [b, t, h]",
         inputs=(1, 1),
         parameters=(2, 4),
-        attributes=(Attribute(name="time", type="dims", meaning="the dim of steps; a cell has none"),),
+        attributes=(Attribute(name="time", type="dims", meaning="the dim of steps", required=True),),
         check=check,
         splits=_rules,
         work=_work,

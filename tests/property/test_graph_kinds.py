@@ -1,0 +1,224 @@
+"""Every rule of every kind, carried out: ranks that hold what the rule says of inputs and of the output's
+gradient, and exchange what it says, make what it says of the output and of the inputs' gradients."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from math import prod
+
+import numpy as np
+import pytest
+from tests.property.op_instances import INSTANCES
+from tests.property.placing import GRADIENT, TENSOR, assemble, place
+from tests.property.spmd import Array, Call, Mesh, Spmd, Value
+from tests.property.window_programs import PROGRAMS
+
+from shardwise.graph import (
+    KINDS,
+    PARTIAL,
+    WHOLE,
+    WHOLE_SUMMED,
+    OpNode,
+    Placement,
+    Rule,
+    allows,
+    check_op,
+    local_sizes,
+    rules_of,
+)
+
+TOLERANCE = 1e-7
+
+INTEGERS = {"embedding": 0, "cross_entropy": 1}
+"""Which operand of a kind is an index, without gradient; it is below the size of the dim of its table."""
+
+
+def tensors_of(op: OpNode, seed: int) -> list[Array]:
+    """Random inputs and parameters."""
+    rng = np.random.default_rng(seed)
+    tensors = operands_of(op)
+    arrays = [rng.normal(size=op.shape(dims)) for dims in tensors]
+    if op.kind in INTEGERS:
+        at = INTEGERS[op.kind]
+        (dim,) = set(tensors[1 - at]) - set(op.output) - set(tensors[at])
+        arrays[at] = rng.integers(0, op.dims[dim], size=op.shape(tensors[at])).astype(float)
+    return arrays
+
+
+def operands_of(op: OpNode) -> list[tuple[str, ...]]:
+    return [*(operand.dims for operand in op.inputs), *(parameter.dims for parameter in op.parameters)]
+
+
+def carried_out(
+    op: OpNode, rules: Sequence[Rule], counts: Sequence[int], seed: int = 1
+) -> tuple[Array, list[Array], list[Call]]:
+    """The output, the gradients of inputs and parameters for a random gradient of the output, and the
+    collectives that ran."""
+    mesh = Mesh(op, rules, tuple(counts))
+    run = Spmd(mesh)
+    tensors = operands_of(op)
+    placements = [[(*rule.inputs, *rule.parameters)[at] for rule in rules] for at in range(len(tensors))]
+    operands: list[Value] = []
+    for at, (dims, array) in enumerate(zip(tensors, tensors_of(op, seed), strict=True)):
+        parts = place(mesh, dims, array, placements[at], partial=TENSOR, seed=at)
+        operands.append(run.value(dims, parts))
+    result = PROGRAMS[op.kind](run, op, operands)
+    outputs = [rule.output for rule in rules]
+    gradient = np.random.default_rng(seed + 1).normal(size=op.shape(op.output))
+    run.backward(result, place(mesh, op.output, gradient, outputs, partial=GRADIENT, seed=9))
+    gradients = [
+        assemble(mesh, operand.grad, placements[at], partial=GRADIENT)
+        for at, operand in enumerate(operands)
+        if INTEGERS.get(op.kind) != at
+    ]
+    return assemble(mesh, result.parts, outputs, partial=TENSOR), gradients, run.calls
+
+
+def whole(op: OpNode) -> tuple[Array, list[Array]]:
+    """The same on one rank."""
+    replicate = rules_of(op)[0]
+    output, gradients, _ = carried_out(op, [replicate], [1])
+    return output, gradients
+
+
+def agree(op: OpNode, rules: Sequence[Rule], counts: Sequence[int]) -> bool:
+    """Whether ranks under `rules` make what one rank makes."""
+    expected, expected_gradients = whole(op)
+    try:
+        output, gradients, _ = carried_out(op, rules, counts)
+    except AssertionError:
+        return False
+    pairs = [(output, expected), *zip(gradients, expected_gradients, strict=True)]
+    return all(np.allclose(ours, theirs, rtol=TOLERANCE, atol=TOLERANCE) for ours, theirs in pairs)
+
+
+def ranks_for(op: OpNode, rule: Rule) -> list[int]:
+    return [count for count in (2, 3, 4) if allows(op, [rule], [count])]
+
+
+def evenly(op: OpNode, rule: Rule, count: int) -> bool:
+    """Rows and windows are split alike only where both divide."""
+    return rule.split is None or all(
+        op.dims[dim] % count == 0
+        for dim in (op.inputs[0].dims[-1], op.output[-1], *op.inputs[0].dims[2:], *op.output[2:])
+    )
+
+
+SPATIAL = ("convolution", "pool")
+
+
+@pytest.mark.parametrize("name", INSTANCES)
+def test_ranks_make_what_one_rank_makes(name: str) -> None:
+    op = INSTANCES[name]
+    check_op(op)
+    for rule in rules_of(op):
+        counts = [n for n in ranks_for(op, rule) if op.kind not in SPATIAL or evenly(op, rule, n)]
+        assert counts or not ranks_for(op, rule) or op.kind in SPATIAL, rule.name
+        for count in counts:
+            assert agree(op, [rule], [count]), (rule.name, count)
+
+
+def declared(op: OpNode, rule: Rule, count: int) -> Counter[tuple[str, str, float]]:
+    """Collectives of a rule: kind, direction, elements; and how many."""
+    sizes = local_sizes(op, [rule], [count])
+    calls: Counter[tuple[str, str, float]] = Counter()
+    for exchange in rule.exchanges:
+        elements = round(prod(sizes[dim] for dim in exchange.dims) * exchange.copies, 6)
+        calls[(exchange.collective, "forward", elements)] += exchange.forward_calls
+        calls[(exchange.collective, "backward", elements)] += exchange.backward_calls
+    return +calls
+
+
+@pytest.mark.parametrize("name", INSTANCES)
+def test_ranks_exchange_what_rules_declare(name: str) -> None:
+    op = INSTANCES[name]
+    for rule in rules_of(op):
+        for count in ranks_for(op, rule)[:1]:
+            if op.kind in SPATIAL and not evenly(op, rule, count):
+                continue
+            _, _, calls = carried_out(op, [rule], [count])
+            ran = Counter((call.collective, call.direction, float(call.elements)) for call in calls)
+            assert ran == declared(op, rule, count), rule.name
+
+
+@pytest.mark.parametrize("name", INSTANCES)
+def test_rules_go_together_along_two_axes(name: str) -> None:
+    """All pairs that are allowed on 2 x 2 ranks; windows are split along one dim by one axis only here."""
+    op = INSTANCES[name]
+    rules = rules_of(op)
+    for outer in rules:
+        for inner in rules:
+            if op.kind in SPATIAL and outer.exchanges and outer.split == inner.split:
+                continue
+            if op.kind in SPATIAL and not (evenly(op, outer, 4) and evenly(op, inner, 4)):
+                continue
+            if allows(op, [outer, inner], [2, 2]):
+                assert agree(op, [outer, inner], [2, 2]), (outer.name, inner.name)
+
+
+def test_every_kind_is_carried_out() -> None:
+    assert {op.kind for op in INSTANCES.values()} == set(KINDS) == set(PROGRAMS)
+
+
+def holds(op: OpNode, rule: Rule, count: int) -> bool:
+    """Whether a rule says the truth: what ranks hold and what they exchange."""
+    try:
+        _, _, calls = carried_out(op, [rule], [count])
+    except AssertionError:
+        return False
+    ran = Counter((call.collective, call.direction, float(call.elements)) for call in calls)
+    return ran == declared(op, rule, count) and agree(op, [rule], [count])
+
+
+def swapped(
+    op: OpNode, placements: tuple[Placement, ...], *, are_inputs: bool
+) -> list[tuple[Placement, ...]]:
+    """The same with one that is not split wrong; what has no gradient has no wrong one."""
+    without_gradient = {"embedding": 0, "cross_entropy": 1}.get(op.kind)
+    if op.attributes.get("function") == "where":
+        without_gradient = 0
+    return [
+        (*placements[:at], SWAP[placement], *placements[at + 1 :])
+        for at, placement in enumerate(placements)
+        if placement in SWAP and not (are_inputs and at == without_gradient)
+    ]
+
+
+SWAP = {WHOLE: WHOLE_SUMMED, WHOLE_SUMMED: WHOLE, PARTIAL: WHOLE}
+
+
+def broken_twins(op: OpNode, rule: Rule) -> list[Rule]:
+    """The same rule with the placement of one tensor wrong, or with other exchanges.
+
+    Halos are the most of any number of ranks: half of them may do for two, where rows and windows shift.
+    """
+    twins = [replace(rule, output=SWAP[rule.output])] if rule.output in SWAP else []
+    twins += [replace(rule, inputs=inputs) for inputs in swapped(op, rule.inputs, are_inputs=True)]
+    twins += [
+        replace(rule, parameters=parameters) for parameters in swapped(op, rule.parameters, are_inputs=False)
+    ]
+    for exchange in rule.exchanges:
+        calls = exchange.backward_calls + 1
+        twins += [
+            replace(rule, exchanges=()),
+            replace(rule, exchanges=(replace(exchange, backward_calls=calls),)),
+        ]
+        if (
+            exchange.collective != "neighbours"
+            or op.dims[op.inputs[0].dims[-1]] % op.dims[op.output[-1]] == 0
+        ):
+            twins.append(replace(rule, exchanges=(replace(exchange, copies=exchange.copies / 2),)))
+    return twins
+
+
+@pytest.mark.parametrize("name", INSTANCES)
+def test_broken_rules_are_caught(name: str) -> None:
+    op = INSTANCES[name]
+    for rule in rules_of(op):
+        for count in ranks_for(op, rule)[-1:]:
+            if op.kind in SPATIAL and not evenly(op, rule, count):
+                continue
+            for twin in broken_twins(op, rule):
+                assert not holds(op, twin, count), (rule.name, twin)
