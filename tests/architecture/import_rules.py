@@ -37,7 +37,7 @@ TOP = ("", "__main__")
 """The package itself and its command: above all rooms."""
 
 THIRD_PARTY: Mapping[str, frozenset[str]] = {
-    "app": frozenset({"numpy", "typer", "rich", "click"}),
+    "app": frozenset({"numpy", "typer", "rich", "click", "matplotlib"}),
     "plan": frozenset({"numpy", "yaml", "pydantic"}),
     "inputs": frozenset({"yaml", "pydantic"}),
     "errors": frozenset(),

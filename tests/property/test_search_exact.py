@@ -139,6 +139,9 @@ class Everything:
     def limit_s(self, device_bytes: Any) -> Any:
         return np.inf
 
+    def order(self, time_s: Any, device_bytes: Any) -> Any:
+        return np.arange(len(time_s))
+
     def offer(self, table: StrategyTable, time_s: Any, device_bytes: Any) -> None:
         self.offered.append((table, time_s, device_bytes))
 

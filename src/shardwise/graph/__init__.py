@@ -4,7 +4,7 @@ from shardwise.graph.check import check_graph
 from shardwise.graph.file import parse_graph
 from shardwise.graph.kinds import KINDS, Attribute, Kind
 from shardwise.graph.layout import allows, divided_dims, local_sizes
-from shardwise.graph.load import graph_names, load_graph, shipped_graphs
+from shardwise.graph.load import GRAPH_PREFIX, graph_names, load_graph, shipped_graphs
 from shardwise.graph.named import BlockLayout, GraphLayout, Mode
 from shardwise.graph.operator import check_op, kept_of, rules_of, work_of
 from shardwise.graph.placement import (
@@ -21,10 +21,12 @@ from shardwise.graph.record import Block, Operand, OpGraph, OpNode, Parameter
 from shardwise.graph.rule import Exchange, Rule
 from shardwise.graph.scale import scaled
 from shardwise.graph.sizes import Growth
+from shardwise.graph.totals import forward_flop, parameter_count, step_flop
 from shardwise.graph.work import Kept, Moved, Work
 from shardwise.graph.write import graph_text
 
 __all__ = [
+    "GRAPH_PREFIX",
     "KINDS",
     "PARTIAL",
     "STATES_SPLIT",
@@ -51,11 +53,13 @@ __all__ = [
     "check_graph",
     "check_op",
     "divided_dims",
+    "forward_flop",
     "graph_names",
     "graph_text",
     "kept_of",
     "load_graph",
     "local_sizes",
+    "parameter_count",
     "parse_graph",
     "placement_text",
     "placements_of",
@@ -63,5 +67,6 @@ __all__ = [
     "scaled",
     "shard",
     "shipped_graphs",
+    "step_flop",
     "work_of",
 ]

@@ -1,4 +1,4 @@
-"""Whether a graph holds together: edges, order, shapes, names. What a kind demands beyond is the kind's."""
+"""Whether a graph holds together: edges, order, shapes, names, and each operator as its kind demands."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from shardwise.errors import ConfigError
+from shardwise.graph.operator import check_op
 from shardwise.graph.record import Block, Operand, OpGraph, OpNode
 from shardwise.graph.sizes import CONSTANT, Growth
 from shardwise.inputs import nearest, shown
@@ -96,6 +97,7 @@ def _check_block(graph: OpGraph, block: Block, before: _Made | None, key: str) -
                 raise _unreadable(graph, block, node, operand, f"{at}.from")
             _check_shape(graph, node, operand, made[operand.source], f"{at}.dims")
             read.add(operand.source)
+        _check_kind(node, where)
         made[node.name] = _made(graph, node)
     if block.entry is not None and block.entry not in read:
         raise _wrong(f"{key}.entry", "is read by no operator of the block", block.entry, "an entry in use")
@@ -108,6 +110,13 @@ def _check_block(graph: OpGraph, block: Block, before: _Made | None, key: str) -
                 "results that are read; the result of a block is that of its last operator",
             )
     return made[block.operators[-1].name]
+
+
+def _check_kind(node: OpNode, key: str) -> None:
+    try:
+        check_op(node)
+    except ConfigError as error:
+        raise error.within(key=key) from None
 
 
 def _made(graph: OpGraph, node: OpNode) -> _Made:

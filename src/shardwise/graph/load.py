@@ -13,17 +13,18 @@ from shardwise.graph.record import OpGraph
 from shardwise.inputs import nearest, printable
 
 FOLDER: Final = Path(__file__).parent / "catalogue"
-PREFIX: Final = "graph:"
+GRAPH_PREFIX: Final = "graph:"
+"""What stands before the name of a shipped graph."""
 
 
 def load_graph(text: str) -> OpGraph:
     """The graph that `text` stands for: `graph:NAME`, in any case, is a shipped one, else it is the path of
     a YAML or JSON file. Raises ConfigError with the file, the key and the operator."""
-    if text.casefold().startswith(PREFIX):
-        return _shipped(text[len(PREFIX) :].casefold(), text)
+    if text.casefold().startswith(GRAPH_PREFIX):
+        return _shipped(text[len(GRAPH_PREFIX) :].casefold(), text)
     if not os.path.exists(text) and not _looks_like_path(text):
         guess = nearest(text, graph_names())
-        hint = f" (did you mean {PREFIX}{guess}?)" if guess else ""
+        hint = f" (did you mean {GRAPH_PREFIX}{guess}?)" if guess else ""
         raise ConfigError(
             f"is neither a file nor a known graph{hint}",
             key="GRAPH",
@@ -52,12 +53,12 @@ def _shipped(name: str, text: str) -> OpGraph:
     names = graph_names()
     if name not in names:
         guess = nearest(name, names)
-        hint = f" (did you mean {PREFIX}{guess}?)" if guess else ""
+        hint = f" (did you mean {GRAPH_PREFIX}{guess}?)" if guess else ""
         raise ConfigError(
             f"is no shipped graph{hint}",
             key="GRAPH",
             found=printable(text),
-            allowed=", ".join(f"{PREFIX}{known}" for known in names),
+            allowed=", ".join(f"{GRAPH_PREFIX}{known}" for known in names),
         )
     return _read(name)
 

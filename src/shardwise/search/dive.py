@@ -97,15 +97,13 @@ class Dive:
             self._leaves.evaluate(rows)
             return
         name, divided = self._levels[depth]
-        order, start, size = np.argsort(rows.bound_s, kind="stable"), 0, FIRST_PARTS[depth]
+        order, start, size = self._goal.order(rows.bound_s, rows.device_bytes), 0, FIRST_PARTS[depth]
         while start < len(order):
             self._check()
             if self._goal.found:
                 size = max(size, LARGE_PART)
             part = rows.take(order[start : start + size])
-            open_rows = self._sift.open(name, part.bound_s)
-            lost = part.take(~open_rows)
-            self._sift.cut(name, lost.of_grid, lost.candidates)
-            if open_rows.any():
-                self._descend(divided(part.take(open_rows)), depth + 1)
+            part = self._sift.opened(part, name, self._sift.open(name, part.bound_s, part.device_bytes))
+            if len(part):
+                self._descend(divided(part), depth + 1)
             start, size = start + size, PART_GROWTH * size

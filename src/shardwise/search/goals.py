@@ -48,6 +48,10 @@ class Goal(Protocol):
         """A time from which on no row of so many bytes matters."""
         ...
 
+    def order(self, time_s: Floats, device_bytes: Floats) -> Index:
+        """In which order to look at rows: those first whose finds cut most."""
+        ...
+
     def offer(self, table: StrategyTable, time_s: Floats, device_bytes: Floats) -> None:
         """Takes evaluated rows into account; of equals the first offered stays."""
         ...
@@ -83,6 +87,9 @@ class Fastest:
         none = Found(np.inf, 0.0, table)
         own = np.array([self._best.get(_key(table, int(row)), none).time_s for row in rows])
         return np.asarray(time_s < np.minimum(own, self.threshold_s)[kind])
+
+    def order(self, time_s: Floats, device_bytes: Floats) -> Index:
+        return np.argsort(time_s, kind="stable")
 
     def offer(self, table: StrategyTable, time_s: Floats, device_bytes: Floats) -> None:
         _, kind = kinds_of(table)
@@ -127,6 +134,9 @@ class Smallest:
     def limit_s(self, device_bytes: Any) -> Any:
         return np.inf
 
+    def order(self, time_s: Floats, device_bytes: Floats) -> Index:
+        return np.lexsort((time_s, device_bytes))
+
     def offer(self, table: StrategyTable, time_s: Floats, device_bytes: Floats) -> None:
         for row in np.lexsort((np.arange(len(table)), time_s, device_bytes))[:1]:
             if self.may_matter(time_s[row], device_bytes[row]):
@@ -167,6 +177,14 @@ class Tradeoff:
         place = np.searchsorted(self._bytes, device_bytes, side="right") - 1
         times = np.concatenate([[np.inf], self._times])
         return times[place + 1]
+
+    def order(self, time_s: Floats, device_bytes: Floats) -> Index:
+        """By how much slower they are than the fastest of those that take no more: those that none of them
+        beats come first, and must be evaluated anyway."""
+        by_bytes = np.lexsort((time_s, device_bytes))
+        excess = np.empty(len(by_bytes))
+        excess[by_bytes] = time_s[by_bytes] / np.minimum.accumulate(time_s[by_bytes])
+        return np.lexsort((time_s, excess))
 
     def offer(self, table: StrategyTable, time_s: Floats, device_bytes: Floats) -> None:
         new = np.flatnonzero(self.may_matter(time_s, device_bytes))

@@ -14,7 +14,7 @@ from shardwise.search.evaluate import drained_s, microbatches_of, step_times_s
 from shardwise.search.fates import SIMULATED
 from shardwise.search.goals import Goal
 from shardwise.search.rows import Rows
-from shardwise.search.sift import Sift
+from shardwise.search.sift import LESS, Sift
 from shardwise.search.space import Space, expanded
 from shardwise.strategy import HOST_MEMORY, MEMORY, StrategyTable
 
@@ -50,14 +50,14 @@ class Leaves:
     def evaluate(self, rows: Rows) -> None:
         """Takes rows by increasing bound, a round at a time, lists their optimizer states and evaluates what
         fits and may matter."""
-        order, size = np.argsort(rows.bound_s, kind="stable"), FIRST_ROUND
+        order, size = self._goal.order(rows.bound_s, rows.device_bytes), FIRST_ROUND
         while len(order):
             self._check()
             count = self._round_size(rows, order, size)
             self._evaluate_round(rows.take(order[:count]))
             order, size = order[count:], min(4 * size, LARGEST_ROUND)
             if not self._sift.is_exhaustive and len(order):
-                open_rows = self._sift.open("layers", rows.bound_s[order], 0.0 * rows.bound_s[order])
+                open_rows = self._sift.open("layers", rows.bound_s[order], rows.device_bytes[order])
                 lost = rows.take(order[~open_rows])
                 self._sift.cut("layers", lost.of_grid, lost.candidates)
                 order = order[open_rows]
@@ -75,23 +75,20 @@ class Leaves:
         Memory falls with the degree of the optimizer's states, so a row stands at its least.
         """
         problem = self._problem
-        known = self._sift.open_of_kind(rows.table, rows.bound_s, 0.0 * rows.bound_s)
-        self._sift.cut("layers", rows.of_grid[~known], rows.candidates[~known])
-        rows = rows.take(known)
+        known = self._sift.open_of_kind(rows.table, rows.bound_s, LESS * rows.device_bytes)
+        rows = self._sift.opened(rows, "layers", known)
         if not len(rows):
             return
         grids = self._grids
         least = peaks_of(problem, rows.table, price_peaks(problem, rows.table, grids.prices_of(rows.of_grid)))
-        hosted = self._sift.hosted(least.host_bytes) | self._sift.is_exhaustive
+        hosted = self._sift.hosted(least.host_bytes)
         fits = self._sift.fits(least.device_bytes)
         lost = rows.take(fits & ~hosted)
         self._sift.add(HOST_MEMORY, lost.of_grid, lost.candidates)
         rows, device_bytes = rows.take(hosted | ~fits), least.device_bytes[hosted | ~fits]
-        keep = self._sift.fits(device_bytes) & self._sift.open("layers", rows.bound_s, device_bytes)
-        rows, device_bytes = self._sift.sifted(rows, "layers", rows.bound_s, device_bytes), device_bytes[keep]
-        if not len(rows):
-            return
-        self._evaluate_states(rows)
+        rows = self._sift.sifted(rows, "layers", rows.bound_s, device_bytes)
+        if len(rows):
+            self._evaluate_states(rows)
 
     def _evaluate_states(self, rows: Rows) -> None:
         """Lists the optimizer states of rows, prices what they change, and evaluates the schedules of the
@@ -130,7 +127,7 @@ class Leaves:
 
     def _evaluate_leaves(self, table: StrategyTable, of_grid: Any, least_s: Any, device_bytes: Any) -> None:
         """Evaluates strategies by increasing bound, a few at a time, until none that is left may matter."""
-        order, size = np.argsort(least_s, kind="stable"), FIRST_LEAVES
+        order, size = self._goal.order(least_s, device_bytes), FIRST_LEAVES
         weights = self._weights[of_grid]
         while len(order):
             matters = self._sift.open_of_kind(table.take(order), least_s[order], device_bytes[order])

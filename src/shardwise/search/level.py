@@ -69,7 +69,7 @@ class Level:
         return replace(block, split=split, **(down | changes))
 
     def open_options(
-        self, rows: Rows, time_s: Any, candidates: NDArray[np.int64], level: str, device_bytes: Any = None
+        self, rows: Rows, time_s: Any, device_bytes: Any, candidates: NDArray[np.int64], level: str
     ) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
         """Row and option of the combinations that may matter; the others are counted. Combinations without
         candidates are none."""

@@ -23,6 +23,7 @@ from shardwise.search.cells import (
 )
 from shardwise.search.evaluate import microbatches_of
 from shardwise.search.level import Level
+from shardwise.search.ranges import Ranges, ranges_from
 from shardwise.search.rows import Rows
 from shardwise.search.space import FAMILIES, FULL, Variants, expanded
 from shardwise.strategy import MEMORY, Column
@@ -73,7 +74,7 @@ class LowerLevels(Level):
             schedule=variants.schedule[variant], vpp=variants.vpp[variant],
             recompute_layers=block.recompute_layers[row, variant],
         )  # fmt: skip
-        kept = Rows(table, rows.of_grid[row], time_s, candidates[row, variant], rows.traffic.taken(row))
+        kept = rows.below(row, table, candidates[row, variant]).replaced(bound_s=time_s)
         split = Split(
             *(np.broadcast_to(getattr(split, name), candidates.shape)[row, variant] for name in SPLIT_FIELDS)
         )
@@ -90,8 +91,10 @@ class LowerLevels(Level):
         totals = self.grids.totals_at(rows.of_grid[:, None])
         traffic = rows.traffic.taken(np.arange(len(rows))[:, None])
         time_s = np.maximum(least_s(problem, block, lie, totals, traffic), rows.bound_s[:, None])
-        device_bytes = self._most_bytes(block, lie, totals)
-        row, option = self.open_options(rows, time_s, candidates, level, device_bytes)
+        device_bytes = rows.device_bytes[:, None]
+        if self.goal.weighs_memory:
+            device_bytes = np.maximum(device_bytes, self._most_bytes(block, lie, totals))
+        row, option = self.open_options(rows, time_s, device_bytes, candidates, level)
         return row, option, time_s[row, option]
 
     def split(self, rows: Rows) -> Rows:
@@ -138,20 +141,16 @@ class LowerLevels(Level):
         below = asked_once(space.count_splits, stages, rows.table.recompute)
         candidates = numbers * (rows.candidates // np.maximum(below, 1))[parent]
         layers = np.minimum(table.recompute_layers, split.largest)
-        each = Rows(
-            table.replaced(recompute_layers=layers), rows.of_grid[parent], rows.bound_s[parent], candidates,
-            rows.traffic.taken(parent),
-        )  # fmt: skip
+        each = rows.below(parent, table.replaced(recompute_layers=layers), candidates)
         each, split = each.take(candidates > 0), split_at(split, candidates > 0)
         block, totals = self.block(each, split), self.grids.totals_at(each.of_grid)
         block, lie = replace(block, recompute_most=split.largest), lie_of(block)
         time_s = np.maximum(least_s(self.problem, block, lie, totals, each.traffic), each.bound_s)
-        return self.sift.sifted(each, "split", time_s, self._most_bytes(block, lie, totals))
+        device_bytes = self._most_bytes(block, lie, totals) if self.goal.weighs_memory else None
+        return self.sift.sifted(each, "split", time_s, device_bytes)
 
     def _most_bytes(self, block: Block, lie: Lie, totals: Totals) -> Any:
-        """Where memory decides, the least bytes with as much recomputed as may be."""
-        if not self.goal.weighs_memory:
-            return None
+        """The least bytes with as much recomputed as may be."""
         most = replace(block, recompute_layers=np.where(block.recompute == FULL, block.split.largest, 0))
         return least_bytes(self.problem, most, lie, totals)
 
@@ -181,29 +180,49 @@ class LowerLevels(Level):
             last_stage_layers=ends["last_stage_layers"][option],
             recompute_layers=layers[row, option],
         )
-        return Rows(table, rows.of_grid[row], time_s, candidates[row, option], rows.traffic.taken(row))
+        return rows.below(row, table, candidates[row, option]).replaced(bound_s=time_s)
 
     def recomputed(self, rows: Rows) -> Rows:
         """Numbers of recomputed layers; fewer than fit are rejected."""
-        space, problem = self.space, self.problem
         is_full = rows.table.recompute == FULL
         plain, full = rows.take(~is_full), rows.take(is_full)
         if not len(full):
             return plain
-        largest = self.split_of(full.table).largest
-        parent, table = expanded(
-            full.table, [largest], lambda most: {"recompute_layers": space.recompute_layers(FULL, most)}
+        ranges, fewer = ranges_from(
+            full.table.recompute_layers,
+            self.split_of(full.table).largest,
+            lambda most: self.space.recompute_layers(FULL, most),
         )
-        each = asked_once(lambda most: len(space.recompute_layers(FULL, most)), largest)
-        candidates = (full.candidates // np.maximum(each, 1))[parent]
-        below = Rows(
-            table, full.of_grid[parent], full.bound_s[parent], candidates, full.traffic.taken(parent)
-        )
-        fits = table.recompute_layers >= full.table.recompute_layers[parent]
-        self.sift.add(MEMORY, below.of_grid[~fits], candidates[~fits])
-        below = below.take(fits)
-        block = self.block(below, self.split_of(below.table))
+        full = full.replaced(candidates=full.candidates // (fewer + ranges.width))
+        self.sift.add(MEMORY, full.of_grid, full.candidates * fewer)
+        return Rows.joined([plain, self._of_ranges(full, ranges)])
+
+    def _of_ranges(self, rows: Rows, ranges: Ranges) -> Rows:
+        """Rows with each number of recomputed layers in their ranges, each of which has a row's candidates:
+        ranges are bounded, and those that may matter halved, until each is one number."""
+        parts, places = [none_of(rows)], [ranges.row[:0]]
+        while len(ranges):
+            ranges = ranges.halved()
+            below, keep = self._bounded(rows, ranges)
+            ranges = ranges.take(keep)
+            is_one = ranges.width == 1
+            parts.append(below.take(is_one))
+            places.append(ranges.row[is_one] * (self.space.layers + 1) + ranges.least[is_one])
+            ranges = ranges.take(~is_one)
+        return Rows.joined(parts).take(np.argsort(np.concatenate(places), kind="stable"))
+
+    def _bounded(self, rows: Rows, ranges: Ranges) -> tuple[Rows, NDArray[np.bool_]]:
+        """Rows with their ranges, those that may matter, and which these are: the least time goes with the
+        fewest recomputed layers, the least memory with the most."""
+        problem, row = self.problem, ranges.row
+        table = rows.table.take(row).replaced(recompute_layers=ranges.least)
+        below = rows.below(row, table, rows.candidates[row] * ranges.width)
+        block = replace(self.block(below, self.split_of(table)), recompute_most=ranges.most)
         lie, totals = lie_of(block), self.grids.totals_at(below.of_grid)
         time_s = np.maximum(least_s(problem, block, lie, totals, below.traffic), below.bound_s)
-        below = self.sift.sifted(below, "layers", time_s, least_bytes(problem, block, lie, totals))
-        return Rows.joined([plain, below])
+        if self.goal.weighs_memory:
+            most = replace(block, recompute_layers=ranges.most)
+            device_bytes = np.maximum(least_bytes(problem, most, lie, totals), below.device_bytes)
+            below = below.replaced(device_bytes=device_bytes)
+        keep = self.sift.open("layers", time_s, below.device_bytes)
+        return self.sift.opened(below.replaced(bound_s=time_s), "layers", keep), keep

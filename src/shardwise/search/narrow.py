@@ -122,20 +122,16 @@ class Narrowing:
         block = self._block(rows, split)
         most = replace(block, recompute_layers=np.where(block.recompute == FULL, split.largest, 0))
         totals, lie = self._grids.totals_at(rows.of_grid), lie_of(most)
-        device_bytes = least_bytes(self._problem, most, lie, totals)
+        device_bytes = np.maximum(least_bytes(self._problem, most, lie, totals), rows.device_bytes)
         keep = self._sift.fits(device_bytes) & self._sift.open(level, rows.bound_s, device_bytes)
-        if not self._sift.is_exhaustive:
-            hosted = self._sift.hosted(least_host_bytes(self._problem, most, lie, totals))
-            lost = rows.take(keep & ~hosted)
+        unhosted = keep & ~self._sift.hosted(least_host_bytes(self._problem, most, lie, totals))
+        if np.any(unhosted):
+            lost = rows.take(unhosted)
             self._sift.add(HOST_MEMORY, lost.of_grid, lost.candidates)
-            split, rows, device_bytes = (
-                split_at(split, hosted | ~keep),
-                rows.take(hosted | ~keep),
-                device_bytes[hosted | ~keep],
-            )
-            keep = keep[hosted | ~keep]
-        split = split_at(split, keep)
+            rows, split = rows.take(~unhosted), split_at(split, ~unhosted)
+            device_bytes, keep = device_bytes[~unhosted], keep[~unhosted]
         rows = self._sift.sifted(rows, level, rows.bound_s, device_bytes)
+        split = split_at(split, keep)
         full = np.flatnonzero(rows.table.recompute == FULL)
         if not len(full):
             return rows, split
@@ -148,7 +144,8 @@ class Narrowing:
         layers, time_s = rows.table.recompute_layers.copy(), rows.bound_s.copy()
         layers[full], time_s[full] = least, np.maximum(full_s, few.bound_s)
         rows = rows.replaced(table=rows.table.replaced(recompute_layers=layers))
-        return self._sift.sifted(rows, level, time_s), split_at(split, self._sift.open(level, time_s))
+        keep = self._sift.open(level, time_s, rows.device_bytes)
+        return self._sift.opened(rows.replaced(bound_s=time_s), level, keep), split_at(split, keep)
 
     def _fewest_that_fit(self, rows: Rows, split: Split, pp: int | None) -> NDArray[np.int64]:
         """Halves the range of recomputed layers down to the fewest with which a row may fit; all fit with the

@@ -14,7 +14,8 @@ from shardwise.strategy import StrategyTable
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Blocks: row i has the grid `of_grid[i]`, takes at least `bound_s[i]` and stands for `candidates[i]`.
+    """Blocks: row i has the grid `of_grid[i]`, takes at least `bound_s[i]` seconds and on some rank at least
+    `device_bytes[i]`, and stands for `candidates[i]`.
 
     Fields of the table that are still open stand at the value that bounds them: optimizer states at a degree
     that all they may have divide, recomputed layers at the fewest. `traffic` is there once the sharding of
@@ -24,6 +25,7 @@ class Rows:
     table: StrategyTable
     of_grid: NDArray[np.intp]
     bound_s: NDArray[np.float64]
+    device_bytes: NDArray[np.float64]
     candidates: NDArray[np.int64]
     traffic: Traffic = NO_TRAFFIC
 
@@ -32,9 +34,14 @@ class Rows:
 
     def take(self, rows: Any) -> Rows:
         """These rows."""
-        traffic = self.traffic if self.traffic is NO_TRAFFIC else self.traffic.taken(rows)
+        return self.below(rows, self.table.take(rows), self.candidates[rows])
+
+    def below(self, parent: Any, table: StrategyTable, candidates: NDArray[np.int64]) -> Rows:
+        """Rows of a further level: row i lies below row `parent[i]`, whose bounds it has until it is bounded
+        itself."""
+        traffic = self.traffic if self.traffic is NO_TRAFFIC else self.traffic.taken(parent)
         return Rows(
-            self.table.take(rows), self.of_grid[rows], self.bound_s[rows], self.candidates[rows], traffic
+            table, self.of_grid[parent], self.bound_s[parent], self.device_bytes[parent], candidates, traffic
         )
 
     def replaced(self, **changes: Any) -> Rows:
@@ -49,6 +56,7 @@ class Rows:
             table=StrategyTable.joined([part.table for part in parts]),
             of_grid=np.concatenate([part.of_grid for part in parts]),
             bound_s=np.concatenate([part.bound_s for part in parts]),
+            device_bytes=np.concatenate([part.device_bytes for part in parts]),
             candidates=np.concatenate([part.candidates for part in parts]),
             traffic=NO_TRAFFIC if is_open else Traffic.joined([part.traffic for part in parts]),
         )

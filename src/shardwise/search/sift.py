@@ -43,12 +43,12 @@ class Sift:
         """Counts candidates that a bound cuts."""
         self.fates.add(f"cut_{level}", of_grid, candidates)
 
-    def open(self, level: str, time_s: Any, device_bytes: Any | None = None) -> Any:
-        """Which rows may still matter."""
+    def open(self, level: str, time_s: Any, device_bytes: Any) -> Any:
+        """Which rows may still matter that take at least so much."""
         self.fates.bounded += int(np.size(time_s))
         if self.is_exhaustive or level in self._without:
             return np.ones(np.shape(time_s), dtype=bool)
-        return self._goal.may_matter(time_s, None if device_bytes is None else LESS * device_bytes)
+        return self._goal.may_matter(time_s, LESS * device_bytes)
 
     def open_of_kind(self, table: StrategyTable, time_s: Any, device_bytes: Any) -> Any:
         """Which rows may matter among their kind."""
@@ -61,8 +61,10 @@ class Sift:
         return (LESS * device_bytes <= self._problem.usable_bytes) | ("memory" in self._without)
 
     def hosted(self, host_bytes: Any) -> Any:
-        """Which rows may fit on the host."""
-        return (LESS * host_bytes <= self._problem.host_bytes_per_device) | ("memory" in self._without)
+        """Which rows may fit on the host; where nothing is cut, strategies are asked one by one."""
+        return (LESS * host_bytes <= self._problem.host_bytes_per_device) | (
+            self.is_exhaustive or "memory" in self._without
+        )
 
     def is_enough(self, room: Room) -> Any:
         """Which rows have room for all layers in time."""
@@ -70,18 +72,29 @@ class Sift:
 
     def sifted(self, rows: Rows, level: str, time_s: Any, device_bytes: Any | None = None) -> Rows:
         """The rows that fit and may matter, with their new bounds; the others are counted."""
-        fit = np.ones(len(rows), dtype=bool) if device_bytes is None else self.fits(device_bytes)
-        keep = fit & self.open(level, time_s, device_bytes)
-        lost, cut = rows.take(~fit), rows.take(fit & ~keep)
-        self.add(MEMORY, lost.of_grid, lost.candidates)
-        self.cut(level, cut.of_grid, cut.candidates)
-        return rows.replaced(bound_s=time_s).take(keep)
+        rows = rows.replaced(bound_s=time_s)
+        if device_bytes is None:
+            return self.opened(rows, level, self.open(level, time_s, rows.device_bytes))
+        return self._fitting(rows, level, device_bytes, self.fits(device_bytes), True)
 
     def with_room(self, rows: Rows, level: str, device_bytes: Any, room: Room) -> Rows:
         """The rows that fit and may matter, and whose ranks have room for all layers."""
         fit = self.fits(np.where(room.fits, device_bytes, np.inf))
-        keep = fit & self.is_enough(room) & self.open(level, rows.bound_s, device_bytes)
-        lost, cut = rows.take(~fit), rows.take(fit & ~keep)
-        self.add(MEMORY, lost.of_grid, lost.candidates)
-        self.cut(level, cut.of_grid, cut.candidates)
+        return self._fitting(rows, level, device_bytes, fit, self.is_enough(room))
+
+    def _fitting(self, rows: Rows, level: str, device_bytes: Any, fit: Any, matters: Any) -> Rows:
+        """The rows that fit and may matter, with their new bytes."""
+        rows = rows.replaced(device_bytes=np.maximum(rows.device_bytes, device_bytes))
+        keep = matters & self.open(level, rows.bound_s, rows.device_bytes)
+        if not np.all(fit):
+            lost = rows.take(~fit)
+            self.add(MEMORY, lost.of_grid, lost.candidates)
+            rows, keep = rows.take(fit), keep[fit]
+        return self.opened(rows, level, keep)
+
+    def opened(self, rows: Rows, level: str, keep: Any) -> Rows:
+        """The rows under a mask; the others are cut."""
+        if np.all(keep):
+            return rows
+        self.cut(level, rows.of_grid[~keep], rows.candidates[~keep])
         return rows.take(keep)

@@ -42,7 +42,8 @@ class UpperLevels(Level):
             m,
         )
         below = len(space.offloads) * space.count_shards(table.dp * table.cp) * self.weights
-        return Rows(table, np.arange(len(table)), np.zeros(len(table)), legal * below)
+        none = np.zeros(len(table))
+        return Rows(table, np.arange(len(table)), none, none, legal * below)
 
     def micro_batches(self, rows: Rows) -> Rows:
         """Grids with their micro-batch sizes, by all of their work."""
@@ -61,8 +62,7 @@ class UpperLevels(Level):
         least = asked_once(self._fewest_layers, table.pp, table.recompute)
         common = asked_once(self._common_states, table.dp * table.cp)
         table = table.replaced(recompute_layers=least, optim_shard=common)
-        rows = Rows(table, rows.of_grid[parent], rows.bound_s[parent], candidates)
-        rows = rows.take(candidates > 0)
+        rows = rows.below(parent, table, candidates).take(candidates > 0)
         block = replace(self.block(rows, NO_SPLIT), recompute_most=self.space.layers)
         totals = self.grids.totals_at(rows.of_grid)
         time_s = grid_least_s(self.problem, block, totals, rows.traffic)
@@ -136,11 +136,10 @@ class UpperLevels(Level):
         time_s = np.maximum(grid_least_s(problem, block, totals, cells), rows.bound_s[:, None])
         per_state = rows.candidates // int(self.space.count_shards(np.array([ranks]))[0])
         candidates = per_state[:, None] * options["states"][None]
-        row, option = self.open_options(rows, time_s, candidates, "sharded")
+        row, option = self.open_options(rows, time_s, rows.device_bytes[:, None], candidates, "sharded")
         table = rows.table.take(row).replaced(
             param_shard=param[option], grad_shard=grad[option], optim_shard=optim[option]
         )
-        return Rows(
-            table, rows.of_grid[row], time_s[row, option], candidates[row, option],
-            traffic.at(param[option], grad[option], place[row]),
-        )  # fmt: skip
+        below = rows.below(row, table, candidates[row, option])
+        moved = traffic.at(param[option], grad[option], place[row])
+        return below.replaced(bound_s=time_s[row, option], traffic=moved)

@@ -167,7 +167,7 @@ def test_a_plan_whose_schedule_is_not_its_strategys_is_refused(
     assert ran.err == f"shardwise: error: {path}: schedule: is not the schedule of the strategy\n"
 
 
-@pytest.mark.parametrize("name", ["models", "devices"])
+@pytest.mark.parametrize("name", ["models", "devices", "graphs"])
 def test_lists_come_as_tables_and_as_json(run: Run, name: str) -> None:
     ran = run(name)
     assert (ran.code, ran.err) == (0, "")
@@ -327,6 +327,7 @@ def test_help_lists_the_commands_and_no_command_shows_it_too(run: Run) -> None:
         "explain",
         "models",
         "devices",
+        "graphs",
     ):
         assert f"  {name} " in shown.out
     assert "╭" not in shown.out
@@ -340,13 +341,14 @@ OPTIONS = {
     "evaluate": f"--cluster --seq-len --global-batch-size --strategy {QUESTION_OPTIONS} --json",
     "frontier": "--cluster --global-batch-size --seq-len --mode --memory-limit --devices --objectives "
     "--epsilon --inter-node --dtype --optimizer --space --fix --memory-margin --expert-imbalance --workers "
-    "--save --json",
+    "--save --plot --json",
     "space": "--cluster --global-batch-size --seq-len --inter-node --space --fix --json",
     "simulate": "--trace --json",
     "check": "--proof-budget --json",
     "explain": "--why-not --what-if --workers --budget --json",
     "models": "--json",
     "devices": "--json",
+    "graphs": "--json",
 }
 
 

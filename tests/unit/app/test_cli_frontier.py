@@ -301,3 +301,25 @@ def test_an_input_is_not_overwritten(run: Run, tmp_path: Path) -> None:
     before = path.read_text()
     refused(run(*argv, "--save", str(tmp_path)), "--save", "is an input")
     assert path.read_text() == before
+
+
+@pytest.mark.parametrize("suffix", ["png", "svg", "html"])
+def test_the_plot_is_written_beside_the_answer(run: Run, tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"plot.{suffix}"
+    ran = run(*CORE, "--mode", "devices", "--devices", "1,2", "--plot", str(path), "--json")
+    assert (ran.code, ran.err) == (0, f"wrote {path}\n")
+    document = validated(ran.out)
+    assert path.stat().st_size > 10_000
+    if suffix == "html":
+        text = path.read_text()
+        assert text.count("<tr>") == 1 + len(document["points"]) + 1  # a head, and the pick
+        assert "gpt2 on 1x4xA100-80G" in text and "micro-batch" in text
+
+
+def test_plots_that_cannot_be_written(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    refused(run(*CORE, "--plot", "plot.pdf"), "--plot", ".png, .svg, .html")
+    refused(run(*CORE, "--plot", "missing/plot.png"), "--plot", "folder does not exist")
+    monkeypatch.setattr("shardwise.app.plot.file.find_spec", lambda name: None)
+    refused(run(*CORE, "--plot", "plot.svg"), "--plot", "pip install 'shardwise[plot]'")
+    assert list(tmp_path.iterdir()) == []

@@ -53,7 +53,7 @@ def test_json_and_the_schema_agree(tmp_path: Path) -> None:
     [
         parse_graph(SMALL),
         scaled(parse_graph(SMALL), 6, 10),
-        parse_graph(bent("blocks.1.operators.1.attributes", {"a": 1, "b": True, "c": "text", "d": 0.5})),
+        parse_graph(bent("blocks.2.operators.1.whole", ["b"])),
         parse_graph(bent("blocks.1.operators.1.whole", ["f", "s"])),
         parse_graph(bent("blocks.1.operators.1.flop", 12.5)),
         parse_graph(bent("blocks.1.operators.2.dims", {"k": "3*seq_len/2", "h": 6})),
@@ -89,6 +89,13 @@ def test_sizes_are_products(text: object, size: int, growth: Growth) -> None:
     graph = parse_graph(bent("blocks.1.operators.0.dims", {"own": text}))
     assert graph.blocks[1].operators[0].dims["own"] == size
     assert graph.growth.get("own", Growth()) == growth
+
+
+def _without_entry() -> list[Any]:
+    """The blocks of SMALL, the second reading a graph input where it read its entry."""
+    blocks = bent("blocks.1.operators.0.inputs.0.from", "vectors")["blocks"]
+    blocks[1]["operators"][2]["inputs"][0]["from"] = "vectors"
+    return list(blocks)
 
 
 WRONG: dict[str, tuple[dict[str, Any], str, str]] = {
@@ -199,9 +206,11 @@ WRONG: dict[str, tuple[dict[str, Any], str, str]] = {
     ),
     "a first entry": (bent("blocks.0.entry", "z"), "blocks[0].entry", "has nothing before it to read"),
     "an entry that nobody reads": (
-        bent("blocks.2.operators.0.inputs.0", {"from": "labels", "dims": ["b", "s"]}),
-        "blocks[2].entry",
-        "is read by no operator of the block; found y",
+        SMALL
+        | {"inputs": SMALL["inputs"] | {"vectors": ["batch", "seq_len", 6]}}
+        | {"blocks": _without_entry()},
+        "blocks[1].entry",
+        "is read by no operator of the block; found x",
     ),
     "a result that nobody reads": (
         bent("blocks.1.operators.2.inputs.1.from", "x"),
@@ -221,7 +230,8 @@ WRONG: dict[str, tuple[dict[str, Any], str, str]] = {
         "of operator 'logits' has another shape than at operator 'embed'; found [6, 10]; allowed: [10, 6]",
     ),
     "a shared parameter in a repeated block": (
-        bent("blocks.1.operators.0.parameters.0", {"name": "wte", "dims": ["v", "h"]}),
+        bent("blocks.1.operators.0.parameters.0", {"name": "wte", "dims": ["h", "f"]})
+        | {"sizes": SMALL["sizes"] | {"v": 6, "f": 6, "h": 6}},
         "blocks[1].operators[0].parameters[0]",
         "of operator 'up' is shared with operator 'embed' of another block",
     ),
@@ -244,6 +254,21 @@ WRONG: dict[str, tuple[dict[str, Any], str, str]] = {
         bent("blocks.1.operators.0.attributes", {"axes": [1]}),
         "blocks[1].operators[0].attributes.axes",
         "is no plain value",
+    ),
+    "an unknown kind": (
+        bent("blocks.1.operators.0.kind", "liner"),
+        "blocks[1].operators[0].kind",
+        "of operator 'up' is no kind of operator (did you mean linear?); found 'liner'; allowed: einsum",
+    ),
+    "an attribute of another kind": (
+        bent("blocks.1.operators.2.attributes", {"function": "addd"}),
+        "blocks[1].operators[2].attributes.function",
+        "elementwise operator 'add' cannot have it; found 'addd'",
+    ),
+    "a kind's own shapes": (
+        bent("blocks.2.operators.1.output", ["v"]),
+        "blocks[2].operators[1]",
+        "needs logits with one dim more than its targets",
     ),
     "no blocks": (bent("blocks", []), "blocks", "has the wrong length"),
     "a newer version": (bent("version", 2), "version", "is not a whole number in range; found 2"),

@@ -27,24 +27,25 @@ blocks:
   repeat: 3
   operators:
   - name: up
-    kind: matmul
+    kind: linear
     inputs: [{from: x, dims: [b, s, h]}]
     parameters: [{name: "layers.{0}.up", dims: [h, f]}]
     output: [b, s, f]
   - name: down
-    kind: matmul
+    kind: linear
     inputs: [{from: up, dims: [b, s, f]}]
     parameters: [{name: "layers.{0}.down", dims: [f, h]}]
     output: [b, s, h]
   - name: add
     kind: elementwise
+    attributes: {function: add}
     inputs: [{from: x, dims: [b, s, h]}, {from: down, dims: [b, s, h]}]
     output: [b, s, h]
 - name: head
   entry: y
   operators:
   - name: logits
-    kind: matmul
+    kind: linear
     inputs: [{from: y, dims: [b, s, h]}]
     parameters: [{name: wte, dims: [v, h]}]
     output: [b, s, v]

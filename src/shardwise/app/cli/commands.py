@@ -30,6 +30,7 @@ from shardwise.app.cli.options import (
     OptimizerName,
     OptionalSeqLen,
     PlanFile,
+    PlotFile,
     Restart,
     SaveFolder,
     SeqLen,
@@ -209,6 +210,7 @@ def frontier(
     expert_imbalance: Imbalance = "1.1",
     workers: Workers = "1",
     save: SaveFolder = None,
+    plot: PlotFile = None,
     is_json: IsJson = False,
 ) -> Output:
     """Show all of time against memory for MODEL: every point that none beats in one without losing in the
@@ -237,6 +239,7 @@ def frontier(
         fix=fix,
         workers=workers,
         save=save,
+        plot=plot,
         is_json=is_json,
     )
     return frontiers.frontier(options, wanted)
@@ -396,3 +399,11 @@ def devices(is_json: IsJson = False) -> Output:
     from shardwise.app.cli import tables
 
     return tables.devices(is_json=is_json)
+
+
+@app.command()
+def graphs(is_json: IsJson = False) -> Output:
+    """List the operator graphs that `graph:NAME` stands for."""
+    from shardwise.app.cli import graphs as shipped
+
+    return shipped.graphs(is_json=is_json)

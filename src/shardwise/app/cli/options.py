@@ -181,3 +181,12 @@ SaveFolder = Annotated[
     str | None,
     typer.Option("--save", metavar="DIR", help="Write a plan file for each point.", show_default=False),
 ]
+PlotFile = Annotated[
+    str | None,
+    typer.Option(
+        "--plot",
+        metavar="FILE",
+        help="Draw it: a .png, .svg, or .html that says on hover what each point is.",
+        show_default=False,
+    ),
+]

@@ -148,7 +148,7 @@ def seconds(value: float) -> str:
 
 def digits(value: float, number: int) -> str:
     """A positive number with so many digits, and never fewer than stand before the point."""
-    return f"{value:,.0f}" if value >= 10 ** (number - 1) else f"{value:.{number}g}"
+    return f"{value:,.0f}" if value >= 10 ** (number - 1) else f"{value:#.{number}g}"
 
 
 def hours(value_s: float) -> str:

@@ -9,14 +9,16 @@ from math import ceil, inf, isfinite
 from typing import TypeVar
 
 from shardwise.app.cli.frontier.document import Found, frontier_document, point_document
+from shardwise.app.cli.frontier.picture import plot_of
 from shardwise.app.cli.frontier.saved import check_folder, save
 from shardwise.app.cli.frontier.strategies import StrategySubject
 from shardwise.app.cli.frontier.subject import Subject
 from shardwise.app.cli.frontier.tables import curve_table, figures, pick_lines, profile_table
 from shardwise.app.cli.output import Line, Output, progress, row
-from shardwise.app.cli.request import JobOptions, choice, count, fraction, load_request, workers
+from shardwise.app.cli.request import JobOptions, choice, count, fraction, load_request, workers, writable
 from shardwise.app.cli.spaces import require_candidates, space_choice
 from shardwise.app.cli.words import counted, percent
+from shardwise.app.plot import check_plot_file, write_plot
 from shardwise.cluster import Cluster
 from shardwise.errors import ConfigError, Infeasible
 from shardwise.inputs import shown
@@ -42,6 +44,7 @@ class FrontierOptions:
     fix: str
     workers: str
     save: str | None
+    plot: str | None
     is_json: bool
 
 
@@ -63,8 +66,12 @@ def frontier(options: JobOptions, wanted: FrontierOptions) -> Output:
     fixed = parse_fields(wanted.fix, key="--fix")
     space = space_choice(wanted.space)
     processes = workers(wanted.workers)
+    inputs = (options.model, options.cluster, *([space.file] if space.file else []))
     if wanted.save is not None:
         check_folder(wanted.save)
+    if wanted.plot is not None:
+        check_plot_file(wanted.plot, key="--plot")
+        writable("--plot", wanted.plot, inputs=inputs)
     request = load_request(options)
     question = Question(
         model=request.model,
@@ -80,7 +87,6 @@ def frontier(options: JobOptions, wanted: FrontierOptions) -> Output:
     if "cost" in asked.objectives:
         require_prices(request.cluster)
     subject = StrategySubject(request, question)
-    inputs = (options.model, options.cluster, *([space.file] if space.file else []))
     return answered(subject, asked, wanted, inputs=inputs)
 
 
@@ -175,6 +181,9 @@ def answered(
         pick=pick,
     )
     talk = [] if wanted.save is None else save(wanted.save, subject, found, inputs=inputs)
+    if wanted.plot is not None:
+        write_plot(wanted.plot, plot_of(subject, found))
+        talk.append(f"wrote {wanted.plot}")
     if wanted.is_json:
         return Output(document=frontier_document(subject, found), talk=talk)
     return Output(lines=list(_lines(subject, found)), talk=talk)

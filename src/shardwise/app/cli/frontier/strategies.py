@@ -31,6 +31,11 @@ class StrategySubject:
     def heading(self) -> Iterator[Line]:
         return card.question_lines(self._request.model, self._request.cluster, self._request.job)
 
+    def caption(self) -> tuple[str, Sequence[str]]:
+        job = self._request.job
+        facts = (f"{job.global_batch_size:,} × {job.seq_len:,} tokens a step", job.dtype, job.optimizer)
+        return f"{self._request.model.name} on {self._request.cluster.name}", facts
+
     def question(self) -> Mapping[str, object]:
         return documents.question_document(self._request.model, self._request.cluster, self._request.job)
 

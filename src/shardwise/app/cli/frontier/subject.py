@@ -24,6 +24,10 @@ class Subject(Protocol[LayoutT]):
         """What was asked, as the head of a card."""
         ...
 
+    def caption(self) -> tuple[str, Sequence[str]]:
+        """The same as the title of a plot, and a few words each about the job."""
+        ...
+
     def question(self) -> Mapping[str, object]:
         """The same as keys of the answer."""
         ...

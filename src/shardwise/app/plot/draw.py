@@ -1,0 +1,242 @@
+"""A plot drawn by matplotlib (the extra `plot`): a figure, and where its dots lie in it."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from shardwise.app.plot.axes import GIB, memory_ticks, range_of, time_ticks
+from shardwise.app.plot.record import Dot, Line, Plot
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+WIDTH_IN, HEIGHT_IN = 10.0, 6.25
+DPI = 160
+POINTS_PER_IN = 72.0
+
+INK, FAINT, GRID = "#1d2733", "#6b7785", "#e6e9ed"
+ALONE = "#1f6f8b"
+SHAPES = ("*", "s", "^", "P", "v", "X", "p")
+
+STYLE: Any = {
+    "font.size": 10.0,
+    "text.color": INK,
+    "axes.labelcolor": INK,
+    "axes.edgecolor": FAINT,
+    "xtick.color": FAINT,
+    "ytick.color": FAINT,
+    "xtick.labelcolor": INK,
+    "ytick.labelcolor": INK,
+    # Letters as outlines: no font of the reader's moves a label.
+    "svg.fonttype": "path",
+    "svg.hashsalt": "shardwise",
+}
+
+DISTANCES = (11.0, 20.0, 32.0, 46.0, 62.0)
+DIRECTIONS = ((1, 1), (1, -1), (-1, 1), (-1, -1), (0, 1), (0, -1), (1, 0), (-1, 0))
+"""Where the label of a mark may stand: so many points from it, to the right and up."""
+
+OUTSIDE, MEETS = 1000, 30
+"""How much worse a label is outside the axes, and upon another label or mark, than upon a dot."""
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """A finished figure; colours of its lines; and for every dot of the plot, in its order, the place in
+    points from the left and the top."""
+
+    figure: Figure
+    colours: tuple[str, ...]
+    places: tuple[tuple[float, float], ...]
+
+    def as_bytes(self, form: str) -> bytes:
+        """The figure as `png` or `svg`; the same figure gives the same bytes."""
+        import matplotlib
+
+        buffer = io.BytesIO()
+        metadata = {"Software": None} if form == "png" else {"Date": None, "Creator": None}
+        with matplotlib.rc_context(STYLE):
+            self.figure.savefig(buffer, format=form, dpi=DPI, metadata=metadata)
+        return buffer.getvalue()
+
+
+def drawn(plot: Plot) -> Drawn:
+    """The plot as a figure."""
+    import matplotlib
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(WIDTH_IN, HEIGHT_IN), dpi=DPI, facecolor="white")
+        canvas = FigureCanvasAgg(figure)
+        has_legend = len(plot.lines) > 1
+        axes = figure.add_axes((0.095, 0.1, 0.755 if has_legend else 0.875, 0.755))
+        colours = _colours(len(plot.lines))
+        _frame(axes, plot)
+        for line, colour in zip(plot.lines, colours, strict=True):
+            _line(axes, line, colour)
+        _limit(axes, plot)
+        _marks(axes, plot, canvas)
+        _legend(axes, plot, colours)
+        figure.text(0.095, 0.955, plot.title, fontsize=15, fontweight="bold", va="center")
+        figure.text(0.095, 0.905, plot.subtitle, fontsize=10, color=FAINT, va="center")
+    return Drawn(figure, colours, tuple(_places(axes, (dot for _, dot in plot.dots()))))
+
+
+def _colours(count: int) -> tuple[str, ...]:
+    """Dark for the first line, light for the last: an order that is seen without a legend, and in grey."""
+    from matplotlib import colormaps
+    from matplotlib.colors import to_hex
+
+    if count == 1:
+        return (ALONE,)
+    return tuple(to_hex(colormaps["viridis"](0.05 + 0.77 * place / (count - 1))) for place in range(count))
+
+
+def _frame(axes: Axes, plot: Plot) -> None:
+    """Logarithmic axes with units, a faint grid, no box."""
+    dots = [dot for _, dot in plot.dots()]
+    limit = [] if plot.limit_bytes is None else [plot.limit_bytes]
+    low_s, high_s = range_of((dot.time_s for dot in dots), room=0.06)
+    low_bytes, high_bytes = range_of([*(dot.memory_bytes for dot in dots), *limit], room=0.08)
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    axes.set_xlim(low_s, high_s)
+    axes.set_ylim(low_bytes, high_bytes)
+    axes.set_xticks(*time_ticks(low_s, high_s))
+    axes.set_yticks(*memory_ticks(low_bytes, high_bytes))
+    axes.minorticks_off()
+    axes.set_xlabel("step time (logarithmic)", labelpad=6)
+    axes.set_ylabel("memory on the fullest device (logarithmic)", labelpad=6)
+    axes.grid(True, color=GRID, linewidth=0.8)
+    axes.set_axisbelow(True)
+    axes.tick_params(length=0, pad=5)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+
+
+def _line(axes: Axes, line: Line, colour: str) -> None:
+    """Steps, since between two points of a frontier nothing better is to be had than the slower's memory and
+    the faster's time; a dot for each point; a diamond at the knee."""
+    times = [dot.time_s for dot in line.dots]
+    nbytes = [dot.memory_bytes for dot in line.dots]
+    axes.step(times, nbytes, where="post", color=colour, linewidth=1.4, alpha=0.75, zorder=2)
+    axes.plot(times, nbytes, "o", color=colour, markersize=3.4, markeredgewidth=0.0, zorder=3)
+    if line.knee is not None:
+        axes.plot(
+            times[line.knee], nbytes[line.knee], "D", color=colour, markersize=7.5, markeredgecolor="white",
+            markeredgewidth=1.4, zorder=4,
+        )  # fmt: skip
+
+
+def _limit(axes: Axes, plot: Plot) -> None:
+    if plot.limit_bytes is None:
+        return
+    axes.axhline(plot.limit_bytes, color=INK, linewidth=1.0, linestyle=(0, (5, 4)), zorder=1.5)
+    axes.annotate(
+        f"limit {plot.limit_bytes / GIB:.4g} GiB",
+        (1.0, plot.limit_bytes), xycoords=axes.get_yaxis_transform(),
+        xytext=(-4, 4), textcoords="offset points", ha="right", va="bottom", fontsize=9, color=INK,
+        path_effects=_halo(),
+    )  # fmt: skip
+
+
+def _marks(axes: Axes, plot: Plot, canvas: Any) -> None:
+    """Named points, each label where it meets no other label, no mark, few dots and not the edge. Marks in
+    one place share a label."""
+    names: dict[tuple[float, float], list[str]] = {}
+    for mark in plot.marks:
+        names.setdefault((mark.dot.time_s, mark.dot.memory_bytes), []).append(mark.name)
+    for shape, place in zip(_repeated(SHAPES, len(names)), names, strict=True):
+        axes.plot(
+            *place, shape, color="white", markersize=12, markeredgecolor=INK, markeredgewidth=1.3, zorder=5
+        )
+    dots = axes.transData.transform([(dot.time_s, dot.memory_bytes) for _, dot in plot.dots()])
+    taken: list[Any] = [box_of(text, canvas.get_renderer()) for text in axes.texts]
+    taken += [_square(axes, place) for place in names]
+    for place, own in names.items():
+        taken.append(_label(axes, " · ".join(own), place, taken, dots, canvas))
+
+
+def _label(
+    axes: Axes, name: str, place: tuple[float, float], taken: Sequence[Any], dots: Any, canvas: Any
+) -> Any:
+    """Writes the name of a mark beside it, where that is least in the way; returns the box that it takes."""
+    renderer, frame = canvas.get_renderer(), axes.get_window_extent()
+    text = axes.annotate(
+        name, place, xytext=(0, 0), textcoords="offset points", fontsize=10, fontweight="bold",
+        path_effects=_halo(), zorder=6,
+        arrowprops={"arrowstyle": "-", "color": FAINT, "linewidth": 0.8, "shrinkA": 0.0, "shrinkB": 6.0},
+    )  # fmt: skip
+
+    def put(distance: float, right: int, up: int) -> Any:
+        text.set_position((distance * right, distance * up))
+        text.set_horizontalalignment(("center", "left", "right")[right])
+        text.set_verticalalignment(("center", "bottom", "top")[up])
+        return box_of(text, renderer)
+
+    def cost(choice: tuple[float, int, int]) -> float:
+        box = put(*choice)
+        is_inside = frame.x0 <= box.x0 and box.x1 <= frame.x1 and frame.y0 <= box.y0 and box.y1 <= frame.y1
+        met = sum(box.overlaps(other) for other in taken)
+        on_dots = int(box.count_contains(dots))
+        return float(OUTSIDE * (not is_inside) + MEETS * met + on_dots) + choice[0] / 20.0
+
+    choices = [(distance, *direction) for distance in DISTANCES for direction in DIRECTIONS]
+    return put(*min(choices, key=cost))
+
+
+def box_of(text: Any, renderer: Any) -> Any:
+    """The box of an annotation's letters in pixels, without the line that leads to its mark."""
+    from matplotlib.text import Text
+
+    text.update_positions(renderer)
+    return Text.get_window_extent(text, renderer)
+
+
+def _square(axes: Axes, place: tuple[float, float]) -> Any:
+    """The box that the shape of a mark takes."""
+    from matplotlib.transforms import Bbox
+
+    x, y = axes.transData.transform(place)
+    half = 6.0 * axes.figure.dpi / POINTS_PER_IN
+    return Bbox.from_extents(x - half, y - half, x + half, y + half)
+
+
+def _legend(axes: Axes, plot: Plot, colours: Sequence[str]) -> None:
+    """Lines beside the axes, in their order; what a diamond is below them."""
+    from matplotlib.lines import Line2D
+
+    entries: list[Any] = [
+        Line2D([], [], color=colour, linewidth=2.2, label=line.name)
+        for line, colour in zip(plot.lines, colours, strict=True)
+    ]
+    if any(line.knee is not None for line in plot.lines):
+        entries.append(Line2D([], [], marker="D", color=FAINT, markersize=7, linestyle="none", label="knee"))
+    is_beside = len(plot.lines) > 1
+    axes.legend(
+        handles=entries, loc="upper left" if is_beside else "upper right", borderaxespad=0.0, frameon=False,
+        bbox_to_anchor=(1.015, 1.0) if is_beside else None, handlelength=1.4, labelspacing=0.55,
+    )  # fmt: skip
+
+
+def _halo() -> list[Any]:
+    from matplotlib.patheffects import withStroke
+
+    return [withStroke(linewidth=3.0, foreground="white")]
+
+
+def _repeated(shapes: Sequence[str], count: int) -> list[str]:
+    return [shapes[place % len(shapes)] for place in range(count)]
+
+
+def _places(axes: Axes, dots: Iterable[Dot]) -> Iterable[tuple[float, float]]:
+    """Where dots lie in the figure, in points from its left and its top."""
+    scale = POINTS_PER_IN / axes.figure.dpi
+    for dot in dots:
+        x, y = axes.transData.transform((dot.time_s, dot.memory_bytes))
+        yield float(x) * scale, HEIGHT_IN * POINTS_PER_IN - float(y) * scale

@@ -1,0 +1,54 @@
+"""A plot as one page for the browser that needs nothing from anywhere: the drawing, what is said of each dot
+on hover, and all dots as a table."""
+
+from __future__ import annotations
+
+import json
+from html import escape
+from importlib.resources import files
+from string import Template
+
+from shardwise.app.plot.axes import GIB
+from shardwise.app.plot.draw import HEIGHT_IN, POINTS_PER_IN, WIDTH_IN, Drawn
+from shardwise.app.plot.record import Plot
+
+TEMPLATE = "page.html"
+
+
+def page_of(plot: Plot, figure: Drawn) -> bytes:
+    """The page, in UTF-8."""
+    svg = figure.as_bytes("svg").decode("utf-8")
+    template = Template(files(__package__).joinpath(TEMPLATE).read_text("utf-8"))
+    return template.substitute(
+        title=escape(plot.title),
+        subtitle=escape(plot.subtitle),
+        svg=svg[svg.index("<svg") :],
+        view=f"0 0 {WIDTH_IN * POINTS_PER_IN:g} {HEIGHT_IN * POINTS_PER_IN:g}",
+        dots=_script_json(_dots(plot, figure)),
+        rows="\n".join(_rows(plot)),
+    ).encode("utf-8")
+
+
+def _dots(plot: Plot, figure: Drawn) -> list[dict[str, object]]:
+    """Every dot with its place in the drawing, the colour of its line (ink for marks) and its texts."""
+    colours = [colour for line, colour in zip(plot.lines, figure.colours, strict=True) for _ in line.dots] + [
+        "#1d2733"
+    ] * len(plot.marks)
+    return [
+        {"x": round(x, 2), "y": round(y, 2), "colour": colour, "name": name, "lines": list(dot.lines)}
+        for (name, dot), (x, y), colour in zip(plot.dots(), figure.places, colours, strict=True)
+    ]
+
+
+def _rows(plot: Plot) -> list[str]:
+    return [
+        f"<tr><td>{escape(name)}</td><td>{dot.time_s:.6g}</td><td>{dot.memory_bytes / GIB:.4g}</td>"
+        f"<td>{escape(' · '.join(dot.lines))}</td></tr>"
+        for name, dot in plot.dots()
+    ]
+
+
+def _script_json(value: object) -> str:
+    """JSON that may stand within a script element: nothing in it ends the element or opens a comment."""
+    text = json.dumps(value, ensure_ascii=True, separators=(",", ":"))
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")

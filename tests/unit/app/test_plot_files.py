@@ -1,0 +1,218 @@
+"""Plots as files: what is in them, where it lies, and that nothing comes from elsewhere."""
+
+from __future__ import annotations
+
+import json
+import re
+import xml.etree.ElementTree as ElementTree
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import numpy as np
+import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.text import Annotation
+
+from shardwise.app.plot import Dot, Line, Mark, Plot, check_plot_file, write_plot
+from shardwise.app.plot.draw import DPI, HEIGHT_IN, STYLE, WIDTH_IN, box_of, drawn
+from shardwise.errors import ConfigError
+
+GIB = 2.0**30
+HOSTILE = "</script><script>alert(1)</script><!-- & \u2028 ' \" $title"
+
+
+def dot(time_s: float, gib: float, *lines: str) -> Dot:
+    return Dot(time_s=time_s, memory_bytes=gib * GIB, lines=lines or ("tp 8", "micro-batch 1"))
+
+
+def line(name: str, scale: float, count: int = 40) -> Line:
+    times = np.sort(np.random.default_rng(len(name)).uniform(0.0, 1.0, count))
+    dots = tuple(dot(scale * 3.0**x, 60.0 * 0.1**x) for x in times.tolist())
+    return Line(name=name, dots=dots, knee=count // 3)
+
+
+PLOT = Plot(
+    title="a model on 8 devices",
+    subtitle="time against memory",
+    lines=(line("4 devices", 2.0), line("8 devices", 1.0)),
+    marks=(
+        Mark(name="data parallel", dot=dot(1.3, 55.0)),
+        Mark(name="time optimum", dot=dot(1.25, 57.0)),
+        Mark(name="Megatron's layout", dot=dot(1.28, 50.0)),
+        Mark(name="memory optimum", dot=dot(5.9, 6.1)),
+    ),
+    limit_bytes=52 * GIB,
+)
+
+
+def test_dots_lie_where_their_values_say() -> None:
+    figure = drawn(PLOT)
+    (axes,) = figure.figure.axes
+    dots = [dot for _, dot in PLOT.dots()]
+    assert len(figure.places) == len(dots) == 84
+    for found, (x, y) in zip(dots, figure.places, strict=True):
+        pixels = (x * DPI / 72, (HEIGHT_IN * 72 - y) * DPI / 72)
+        time_s, nbytes = axes.transData.inverted().transform(pixels)
+        assert (time_s, nbytes) == pytest.approx((found.time_s, found.memory_bytes), rel=1e-9)
+    assert (axes.get_xscale(), axes.get_yscale()) == ("log", "log")
+    assert "step time" in axes.get_xlabel() and "memory" in axes.get_ylabel()
+    assert {label.get_text().split()[-1] for label in axes.get_xticklabels()} == {"s"}
+    assert {label.get_text().split()[-1] for label in axes.get_yticklabels()} == {"GiB"}
+
+
+def labels_of(plot: Plot) -> tuple[list[Any], Any]:
+    figure = drawn(plot).figure
+    canvas: Any = FigureCanvasAgg(figure)
+    with matplotlib.rc_context(STYLE):
+        canvas.draw()
+    return [text for text in figure.axes[0].texts if isinstance(text, Annotation)], canvas.get_renderer()
+
+
+def test_labels_meet_neither_each_other_nor_the_edge() -> None:
+    labels, renderer = labels_of(PLOT)
+    assert sorted(label.get_text() for label in labels) == sorted(
+        [*(mark.name for mark in PLOT.marks), "limit 52 GiB"]
+    )
+    boxes = [box_of(label, renderer) for label in labels]
+    for place, box in enumerate(boxes):
+        assert not any(box.overlaps(other) for other in boxes[:place])
+        assert box.x0 >= 0 and box.x1 <= WIDTH_IN * DPI and box.y0 >= 0 and box.y1 <= HEIGHT_IN * DPI
+    # The broken twin: labels all at the same offset do meet.
+    for label in labels:
+        label.set_position((11, 11))
+    moved = [box_of(label, renderer) for label in labels]
+    assert any(box.overlaps(other) for place, box in enumerate(moved) for other in moved[:place])
+
+
+def test_marks_in_one_place_share_a_label() -> None:
+    one = dot(1.0, 20.0)
+    plot = Plot(
+        title="t", subtitle="s", lines=PLOT.lines, marks=(Mark(name="a", dot=one), Mark(name="b", dot=one))
+    )
+    labels, _ = labels_of(plot)
+    assert [label.get_text() for label in labels] == ["a · b"]
+
+
+def test_a_line_is_a_staircase_that_claims_no_more_than_its_points() -> None:
+    """Between two points there is nothing with the memory of the slower and less than its time."""
+    (axes,) = drawn(PLOT).figure.axes
+    steps: Any = next(path for path in axes.get_lines() if path.get_drawstyle() == "steps-post")
+    dots = PLOT.lines[0].dots
+    assert np.array_equal(steps.get_data(), [[d.time_s for d in dots], [d.memory_bytes for d in dots]])
+
+
+@pytest.mark.parametrize("suffix", ["png", "svg", "html"])
+def test_the_same_plot_gives_the_same_bytes(tmp_path: Path, suffix: str) -> None:
+    seen = set()
+    for name in ("a", "b"):
+        path = tmp_path / f"{name}.{suffix}"
+        write_plot(str(path), PLOT)
+        seen.add(path.read_bytes())
+    assert len(seen) == 1
+
+
+def test_a_png_has_its_size_and_is_not_blank(tmp_path: Path) -> None:
+    path = tmp_path / "plot.PNG"
+    write_plot(str(path), PLOT)
+    pixels = matplotlib.image.imread(path)
+    assert pixels.shape[:2] == (HEIGHT_IN * DPI, WIDTH_IN * DPI)
+    # Ink on white: between one and thirty of a hundred pixels.
+    assert 0.01 < float((pixels[..., :3].min(axis=2) < 0.9).mean()) < 0.3
+
+
+def test_an_svg_is_well_formed_and_fetches_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "plot.svg"
+    write_plot(str(path), PLOT)
+    root = ElementTree.fromstring(path.read_text("utf-8"))
+    assert root.tag.endswith("svg")
+    assert_fetches_nothing(path.read_text("utf-8"))
+
+
+def assert_fetches_nothing(text: str) -> None:
+    """References are to ids within the file; addresses are names of namespaces and of metadata only."""
+    for value in re.findall(r"""(?:href|src)\s*=\s*["']([^"']*)""", text):
+        assert value.startswith("#"), value
+    for value in re.findall(r"url\(([^)]*)\)", text):
+        assert value.startswith("#"), value
+    assert not re.search(r"<(?:link|img|iframe|image|script\s+[^>]*src)|@import|fetch\(|XMLHttp", text)
+
+
+class _Page(HTMLParser):
+    """Tags, the texts of table cells, and the scripts of a page."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.scripts: list[str] = []
+        self.cells: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        if tag == "script":
+            self.scripts.append("")
+        if tag == "td":
+            self.cells.append("")
+
+    def handle_data(self, data: str) -> None:
+        if self.tags and self.tags[-1] == "script" and self.scripts:
+            self.scripts[-1] += data
+        if self.tags and self.tags[-1] == "td" and self.cells:
+            self.cells[-1] += data
+
+
+def page_of(path: Path, plot: Plot) -> tuple[_Page, list[Any]]:
+    write_plot(str(path), plot)
+    text = path.read_text("utf-8")
+    assert_fetches_nothing(text)
+    page = _Page()
+    page.feed(text)
+    found = re.search(r"const dots = (\[.*\]);", page.scripts[-1])
+    assert found is not None
+    return page, json.loads(found.group(1))
+
+
+def test_a_page_says_of_each_dot_what_it_is(tmp_path: Path) -> None:
+    page, dots = page_of(tmp_path / "plot.html", PLOT)
+    assert [(entry["name"], tuple(entry["lines"])) for entry in dots] == [
+        (name, dot.lines) for name, dot in PLOT.dots()
+    ]
+    assert {entry["colour"] for entry in dots[:40]} == {drawn(PLOT).colours[0]}
+    for entry in dots:
+        assert 0 < entry["x"] < WIDTH_IN * 72 and 0 < entry["y"] < HEIGHT_IN * 72
+    assert page.tags.count("tr") == 1 + len(dots)
+    assert len(page.scripts) == 1
+
+
+def test_no_name_gets_out_of_its_place(tmp_path: Path) -> None:
+    plot = Plot(
+        title=HOSTILE,
+        subtitle=HOSTILE,
+        lines=(Line(name=HOSTILE, dots=(dot(1.0, 2.0, HOSTILE), dot(2.0, 1.0, "b")), knee=None),),
+        marks=(Mark(name="mark", dot=dot(1.0, 2.0, HOSTILE)),),
+    )
+    page, dots = page_of(tmp_path / "plot.html", plot)
+    assert len(page.scripts) == 1 and "alert" not in page.tags
+    assert dots[0]["name"] == HOSTILE and dots[0]["lines"] == [HOSTILE]
+    assert page.cells[0] == page.cells[3].strip() == HOSTILE
+    write_plot(str(tmp_path / "plot.svg"), plot)
+    ElementTree.fromstring((tmp_path / "plot.svg").read_text("utf-8"))
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_few_points_are_drawn_too(tmp_path: Path, count: int) -> None:
+    few = Line(name="1 device", dots=(dot(0.1, 3.0), dot(0.1000001, 2.9999))[:count], knee=None)
+    write_plot(str(tmp_path / "plot.png"), Plot(title="t", subtitle="s", lines=(few,)))
+
+
+@pytest.mark.parametrize("name", ["plot", "plot.pdf", "plot.png.gz", "", ".png"])
+def test_other_suffixes_are_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match=r"--plot.*suffix.*\.png, \.svg, \.html"):
+        check_plot_file(name, key="--plot")
+
+
+def test_without_matplotlib_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shardwise.app.plot.file.find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"matplotlib.*pip install 'shardwise\[plot\]'"):
+        check_plot_file("plot.png", key="--plot")
