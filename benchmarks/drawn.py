@@ -57,13 +57,18 @@ def better_than(
     problem: Problem, table: StrategyTable, best_s: float
 ) -> tuple[int, int, NDArray[np.float64]]:
     """How many rows are legal, how many of these fit, and the times of those that take less than `best_s`."""
+    legal, times_s, _ = priced(problem, table)
+    return legal, len(times_s), times_s[times_s < best_s * (1.0 - 1e-12)]
+
+
+def priced(problem: Problem, table: StrategyTable) -> tuple[int, NDArray[np.float64], NDArray[np.float64]]:
+    """How many rows are legal, and the seconds and device bytes of those of them that fit."""
     legal = table.take(first_broken(table, problem.limits, RULES) < 0)
     if not len(legal):
-        return 0, 0, np.zeros(0)
+        return 0, np.zeros(0), np.zeros(0)
     peaks = peaks_of(problem, legal)
     fits = (peaks.device_bytes <= problem.usable_bytes) & (peaks.host_bytes <= problem.host_bytes_per_device)
     fitting = legal.take(fits)
     if not len(fitting):
-        return len(legal), 0, np.zeros(0)
-    times = step_times_s(problem, fitting)
-    return len(legal), len(fitting), times[times < best_s * (1.0 - 1e-12)]
+        return len(legal), np.zeros(0), np.zeros(0)
+    return len(legal), step_times_s(problem, fitting), np.asarray(peaks.device_bytes)[fits]

@@ -1,0 +1,76 @@
+"""How long whole frontiers take, on one device count or a profile of several; and that drawn candidates bear
+them out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import inf
+
+import numpy as np
+from benchmarks.drawn import drawn, priced
+
+from shardwise.cluster import load_cluster
+from shardwise.model import load_model
+from shardwise.search import Question, StrategyCurve, StrategyCurves, curves_for, default_job
+from shardwise.strategy import StrategyTable
+
+DRAWN = 200
+"""Candidates drawn after each curve, half from the whole space and half beside points of the curve."""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A model, a cluster, what is asked, and in which mode."""
+
+    model: str
+    cluster: str
+    seq_len: int
+    batch: int
+    mode: str
+
+
+FRONTIERS = {
+    "gpt2_4": Job("gpt2", "1x4xA100-80G", 1024, 12, "time"),
+    "llama8b_64": Job("llama-3.1-8b", "8x8xH100-SXM", 2048, 256, "time"),
+    "llama8b_1_to_64": Job("llama-3.1-8b", "8x8xH100-SXM", 2048, 256, "profile"),
+    "mixtral_8x7b_32": Job("mixtral-8x7b", "4x8xH100-SXM", 4096, 64, "time"),
+}
+
+
+def figures(name: str) -> dict[str, float]:
+    """The curves of one job with their CPU seconds, cold (caches of schedule tables are empty)."""
+    job = FRONTIERS[name]
+    model, cluster = load_model(job.model), load_cluster(job.cluster)
+    asked = default_job(model, cluster, seq_len=job.seq_len, global_batch_size=job.batch)
+    source = StrategyCurves(Question(model=model, cluster=cluster, job=asked))
+    curves = curves_for(source, mode=job.mode, sizes=None, limit_bytes=inf)
+    whole = [curve for curve in curves if isinstance(curve, StrategyCurve)]
+    return {
+        "device_counts": float(len(whole)),
+        "points": float(sum(len(curve.points) for curve in whole)),
+        "candidates": float(sum(curve.outcome.enumerated for curve in whole)),
+        "simulated": float(sum(curve.outcome.ledger.simulated for curve in whole)),
+        "search_cpu_s": sum(curve.search_cpu_s for curve in whole),
+        "search_s": sum(curve.search_s for curve in whole),
+        **_drawn_figures(whole),
+    }
+
+
+def _drawn_figures(curves: list[StrategyCurve]) -> dict[str, float]:
+    """What became of candidates drawn at random: for each that is legal and fits, some point of its curve is
+    no worse in time and memory."""
+    found = {"drawn": 0.0, "drawn_legal": 0.0, "drawn_fitting": 0.0, "drawn_undominated": 0.0}
+    rng = np.random.default_rng(0)
+    for curve in curves:
+        space, problem = curve.question.candidates(), curve.question.problem()
+        near = [curve.points[place].layout for place in rng.integers(len(curve.points), size=4)]
+        tables = [drawn(space, DRAWN // 2, rng)]
+        tables += [drawn(space, DRAWN // 8, rng, StrategyTable.of([strategy])) for strategy in near]
+        legal, times_s, nbytes = priced(problem, StrategyTable.joined(tables))
+        points = np.array([(point.time_s, point.memory_bytes) for point in curve.points]) * (1.0 - 1e-12)
+        no_worse = (points[:, :1] <= times_s) & (points[:, 1:] <= nbytes)
+        found["drawn"] += DRAWN
+        found["drawn_legal"] += legal
+        found["drawn_fitting"] += len(times_s)
+        found["drawn_undominated"] += int((~no_worse.any(axis=0)).sum())
+    return found
