@@ -114,7 +114,14 @@ def test_cost_is_weighed_between_device_counts(run: Run) -> None:
     kept = [point for point in two["points"] if not any(_beats(other, point) for other in two["points"])]
     assert three["points"] == kept
     assert 0 < len(kept) < len(two["points"])
-    assert three["profile"] == two["profile"]
+    for entry, plain in zip(three["profile"], two["profile"], strict=True):
+        assert entry["kept"] == sum(point["devices"] == entry["devices"] for point in kept)
+        assert plain["kept"] == plain["points"] == entry["points"]
+    shown = run(*argv, "--objectives", "time,memory,cost").out
+    assert f"{len(kept)} points of time, memory and cost on 3 device counts" in shown
+    # A device of a node costs as much as the node: on one device nothing is best in anything.
+    assert three["profile"][0]["kept"] == 0 and "1  fastest" in shown
+    assert f"0 of {two['profile'][0]['points']}" in shown
 
 
 def _beats(other: Any, point: Any) -> bool:

@@ -158,7 +158,8 @@ def _marks(axes: Axes, plot: Plot, canvas: Any) -> None:
     dots = axes.transData.transform([(dot.time_s, dot.memory_bytes) for _, dot in plot.dots()])
     taken: list[Any] = [box_of(text, canvas.get_renderer()) for text in axes.texts]
     taken += [_square(axes, place) for place in names]
-    for place, own in names.items():
+    # From the top, so that lines to labels do not cross.
+    for place, own in sorted(names.items(), key=lambda item: -item[0][1]):
         taken.append(_label(axes, " · ".join(own), place, taken, dots, canvas))
 
 

@@ -226,7 +226,7 @@ def _lines(subject: Subject[LayoutT], found: Found[LayoutT]) -> Iterator[Line]:
     if found.pick is not None:
         yield from pick_lines(subject, found.pick, _why(found))
     if len(found.curves) > 1 or found.mode == "profile":
-        yield from profile_table(subject, found.curves, found.limit_bytes)
+        yield from profile_table(subject, found)
     if found.pick is not None:
         curve = next(curve for curve in found.curves if curve.devices == found.pick.devices)
         yield from curve_table(subject, curve, found.pick)

@@ -27,6 +27,10 @@ class Found(Generic[LayoutT]):
     points: Sequence[Point[LayoutT]]
     pick: Point[LayoutT] | None
 
+    def kept(self, curve: Curve[LayoutT]) -> int:
+        """How many points of a curve are on the whole frontier: all, where device counts are not compared."""
+        return sum(point.devices == curve.devices for point in self.points)
+
 
 def point_document(subject: Subject[LayoutT], point: Point[LayoutT]) -> dict[str, object]:
     """A point with its layout."""
@@ -50,7 +54,7 @@ def frontier_document(subject: Subject[LayoutT], found: Found[LayoutT]) -> dict[
         "memory_limit_bytes": found.limit_bytes if isfinite(found.limit_bytes) else None,
         "points": [point_document(subject, point) for point in found.points],
         "chosen": None if found.pick is None else point_document(subject, found.pick),
-        "profile": [_profile(curve, found.limit_bytes) for curve in found.curves],
+        "profile": [_profile(curve, found) for curve in found.curves],
         "search_s": sum(curve.search_s for curve in found.curves),
         "search_cpu_s": sum(curve.search_cpu_s for curve in found.curves),
         "epsilon": found.epsilon,
@@ -59,12 +63,13 @@ def frontier_document(subject: Subject[LayoutT], found: Found[LayoutT]) -> dict[
     }
 
 
-def _profile(curve: Curve[LayoutT], limit_bytes: float) -> Mapping[str, object]:
+def _profile(curve: Curve[LayoutT], found: Found[LayoutT]) -> Mapping[str, object]:
     """What a device count is known by, without layouts; null where there is no such point."""
-    fastest = chosen(curve.points, mode="time", limit_bytes=limit_bytes)
+    fastest = chosen(curve.points, mode="time", limit_bytes=found.limit_bytes)
     return {
         "devices": curve.devices,
         "points": len(curve.points),
+        "kept": found.kept(curve),
         "epsilon": curve.epsilon,
         "fastest": _figures(fastest),
         "knee": _figures(curve.knee),

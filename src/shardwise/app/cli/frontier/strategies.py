@@ -88,6 +88,8 @@ class StrategySubject:
         counts = (f"{rejected:,} rejected", f"{cut:,} cut by points no worse", f"{simulated:,} evaluated")
         for line in words.wrapped(counts, " · ", WIDTH - LABEL):
             yield row("", (line, ""))
+        if not self._request.cluster.is_uniform:
+            yield row("", ("of uniform strategies, each at the pace of the slowest device that it uses", ""))
         spent_s, cpu_s = sum(curve.search_s for curve in own), sum(curve.search_cpu_s for curve in own)
         yield row("", (f"found in {format_seconds(spent_s)} ({format_seconds(cpu_s)} of CPU)", ""))
         yield from card.assumption_lines(

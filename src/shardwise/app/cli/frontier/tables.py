@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import TypeVar
 
 from shardwise.app.cli import words
+from shardwise.app.cli.frontier.document import Found
 from shardwise.app.cli.frontier.subject import Subject
 from shardwise.app.cli.output import LABEL, WIDTH, Line, row
 from shardwise.app.cli.proof import chosen_places
@@ -78,11 +79,9 @@ def curve_table(
         )
 
 
-def profile_table(
-    subject: Subject[LayoutT], curves: Sequence[Curve[LayoutT]], limit_bytes: float
-) -> Iterator[Line]:
+def profile_table(subject: Subject[LayoutT], found: Found[LayoutT]) -> Iterator[Line]:
     """For each device count its fastest point within the limit, its knee and its smallest point: time,
-    memory, device-seconds and cost."""
+    memory, device-seconds and cost; and how many of its points cost leaves, where it is weighed."""
     yield ()
     yield (
         (
@@ -91,10 +90,10 @@ def profile_table(
             "label",
         ),
     )
-    for curve in curves:
+    for curve in found.curves:
         if not curve.points:
             yield ((f" {curve.devices:>7,}  nothing fits", "dim"),)
-        rows = _profile_rows(curve, limit_bytes)
+        rows = _profile_rows(curve, found.limit_bytes)
         for index, (name, point) in enumerate(rows):
             number = f"{curve.devices:,}" if index == 0 else ""
             fixed = (
@@ -102,8 +101,10 @@ def profile_table(
                 f"{words.gib(point.memory_bytes) + ' GiB':>11}{words.digits(point.device_s, 4):>12}"
                 f"{dollars(point.cost_usd):>11}  "
             )
-            above = ("above the limit",) if point.memory_bytes > limit_bytes else ()
-            text = " · ".join((*above, subject.title(point), *subject.details(point)))
+            notes = ["above the limit"] if point.memory_bytes > found.limit_bytes else []
+            if index == 0 and "cost" in found.objectives:
+                notes.append(f"{found.kept(curve)} of {len(curve.points)} points")
+            text = " · ".join((*notes, subject.title(point), *subject.details(point)))
             yield ((fixed, ""), (words.shortened(text, WIDTH - len(fixed)), "dim"))
 
 
