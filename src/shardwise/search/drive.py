@@ -192,9 +192,11 @@ class Search:
                 self._pass.goal.offer(found.table, time_s * more, device_bytes * more)
 
     def _look_closer(self, lanes: Lanes[Task, Answer], deadline_s: float) -> None:
-        """A look at what lies next to what is known; the core space is so small that one look is enough."""
+        """A look at what lies next to what is known; the core space is so small that one look is enough, and
+        what lies next to all of a frontier is much of the space."""
         known = [found.table for found in self._pass.goal.found]
-        if known and not self._space.is_core and "close-up" not in self._without:
+        is_enough = self._space.is_core or self._pass.goal.weighs_memory
+        if known and not is_enough and "close-up" not in self._without:
             self._look(lanes, Part(around=StrategyTable.joined(known)), deadline_s)
 
     def _search(
