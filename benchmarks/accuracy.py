@@ -1,8 +1,8 @@
 """What docs/accuracy.md tells: `python -m benchmarks.accuracy [FOLDER]` prints it, draws its plots.
 
 Errors of the shipped numbers per source, of every source left out, and of every mechanism switched off; with
-a folder, measured against predicted times per source as SVG files in it. Needs some minutes; the plots need
-matplotlib.
+a folder, measured against predicted times per source as SVG files in it. `exactly [SOURCE ...]` instead:
+errors of sources left out by fits from scratch, a minute each. The plots need matplotlib.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy as np
 from shardwise.accuracy import SHIPPED, read_rows
 from shardwise.accuracy.case import Case, cases_of
 from shardwise.accuracy.fit import Fit, Numbers, Run, chosen_strategy, linearised
-from shardwise.accuracy.leave_out import left_out, nested_spreads, sources_of
+from shardwise.accuracy.leave_out import is_warm, left_out, linear_errors, nested_spreads, sources_of
 from shardwise.accuracy.measured import measured_of
 from shardwise.cluster import AttentionCurve, Efficiency
 from shardwise.cost import Problem, bind
@@ -119,30 +119,45 @@ def mean_error(predicted: Any, measured: Any) -> float:
 
 def print_left_out(fit: Fit) -> None:
     """Fitted against left-out errors, warm and cold, and how the bands told without a source cover it."""
-    measured = np.array([run.measured_s for run in fit.runs])
+    names = sources_of(fit.runs)
+    now = fit.linear.log_s - np.log([run.measured_s for run in fit.runs])
     means: dict[bool, list[float]] = {True: [], False: []}
     covered = total = 0
-    for source in dict.fromkeys(sources_of(fit.runs).tolist()):
-        out, bands = left_out(fit, source), nested_spreads(fit, source)
-        fitted = mean_error(np.exp(fit.linear.log_s[out.rows]), measured[out.rows])
+    for source in dict.fromkeys(names.tolist()):
+        errors, warm = linear_errors(fit, {source}), is_warm(fit.runs, {source})
+        bands = nested_spreads(fit, source)
         for kind in (True, False):
-            mine = out.log_error[out.is_warm == kind]
-            if not len(mine):
+            rows = (names == source) & (warm == kind)
+            if not rows.any():
                 continue
-            error = float(np.abs(np.expm1(mine)).mean())
-            means[kind].append(error)
+            mine, fitted = np.expm1(errors[rows]), np.abs(np.expm1(now[rows])).mean()
+            means[kind].append(float(np.abs(mine).mean()))
             band = bands.get(kind) or next(iter(bands.values()))
-            inside = int((np.abs(mine - band.middle) <= band.half).sum())
+            inside = int((np.abs(errors[rows] - band.middle) <= band.half).sum())
             covered, total = covered + inside, total + len(mine)
             print(
                 f"{source:12} {'warm' if kind else 'cold'}  {len(mine):4} rows   fitted {fitted:6.1%}"
-                f"   left out {error:6.1%}   bias {float(np.expm1(mine).mean()):+6.1%}"
+                f"   left out {means[kind][-1]:6.1%}   bias {float(mine.mean()):+6.1%}"
                 f"   in band {inside / len(mine):4.0%}",
                 flush=True,
             )
     for kind, name in ((True, "warm"), (False, "cold")):
         print(f"mean over sources, {name}: {np.mean(means[kind]):.1%}")
     print(f"in bands told without the source: {covered / total:.0%} of {total} rows")
+
+
+def print_left_out_exactly(fit: Fit, sources: Sequence[str]) -> None:
+    """The same errors by fits from scratch without each source, a minute each."""
+    for source in sources:
+        out = left_out(fit, source)
+        for kind in (True, False):
+            mine = np.expm1(out.log_error[out.is_warm == kind])
+            if len(mine):
+                print(
+                    f"{source:12} {'warm' if kind else 'cold'}  {len(mine):4} rows   left out exactly"
+                    f" {float(np.abs(mine).mean()):6.1%}   bias {float(mine.mean()):+6.1%}",
+                    flush=True,
+                )
 
 
 def print_mechanisms(fit: Fit) -> None:
@@ -200,6 +215,9 @@ def draw(fit: Fit, folder: Path) -> None:
 
 def main(arguments: Sequence[str]) -> None:
     fit = shipped_fit()
+    if arguments[:1] == ["exactly"]:
+        print_left_out_exactly(fit, arguments[1:] or list(dict.fromkeys(sources_of(fit.runs).tolist())))
+        return
     if arguments:
         draw(fit, Path(arguments[0]))
     print_mechanisms(fit)

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from shardwise.accuracy.box import least_in_box
 from shardwise.accuracy.case import Case
 from shardwise.accuracy.predict import chosen_row
 from shardwise.cluster import efficiency_numbers, numbers_of_device, with_efficiency
@@ -42,8 +43,7 @@ REWEIGHTINGS = 25
 """How often the squares are weighted anew, on the same derivatives."""
 
 PULL = 0.003
-"""How strongly a number is held near its relatives, in weights of a source's row: what no run says anything
-about is what they are."""
+"""How strongly relatives are held together, in weights of a source's row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +170,7 @@ class Fit:
 
 
 def fitted(
-    cases: Sequence[Case], measured_s: Sequence[float], start: Numbers, *, rounds: int = 2, steps: int = 5
+    cases: Sequence[Case], measured_s: Sequence[float], start: Numbers, *, rounds: int = 2, steps: int = 10
 ) -> Fit:
     """The numbers that explain measured step times best, found from `start`.
 
@@ -188,25 +188,33 @@ def fitted(
 
 
 def _descended(runs: Sequence[Run], numbers: Numbers, steps: int) -> tuple[Numbers, Linear]:
+    """Numbers and predictions after so many steps, or when they no longer move: never worse than at first."""
     target = np.log([run.measured_s for run in runs])
     weights = source_weights(runs)
-
-    def cost(linear: Linear) -> float:
-        return float(weights @ np.abs(linear.log_s - target))
-
     kept = numbers, linearised(runs, numbers)
-    best, share = cost(kept[1]), 1.0
+    best, share = cost_of(kept[1], target, weights, numbers), 1.0
     for _ in range(steps):
         moves = share * step_of(kept[1], target, weights, kept[0])
         changed = moved(kept[0], kept[1].names, moves)
         linear = linearised(runs, changed)
-        if cost(linear) < best:
-            best, kept, share = cost(linear), (changed, linear), 1.0
+        cost = cost_of(linear, target, weights, changed)
+        if cost < best:
+            best, kept, share = cost, (changed, linear), min(2.0 * share, 1.0)
         else:
             share /= 2.0
         if np.abs(moves).max() < 0.01:
             break
     return kept
+
+
+def cost_of(linear: Linear, target: Floats, weights: Floats, numbers: Numbers) -> float:
+    """What a fit makes least: sizes of errors, as squares below the smallest, and the pull of relatives."""
+    sizes = np.abs(linear.log_s - target)
+    errors = np.where(
+        sizes < SMALLEST_RESIDUAL, sizes**2 / 2.0, SMALLEST_RESIDUAL * (sizes - SMALLEST_RESIDUAL / 2.0)
+    )
+    curves, slopes = pull_of(numbers, linear.names)
+    return float(weights @ errors + PULL / 2.0 * slopes @ np.linalg.solve(curves, slopes))
 
 
 TRUST: Mapping[str, float] = {"vtrain-sn": 0.4, "vtrain-mn": 3.0}
@@ -221,34 +229,49 @@ def source_weights(runs: Sequence[Run]) -> Floats:
     return np.array([TRUST.get(group, 1.0) * counts[group] ** -0.5 for group in groups])
 
 
-def step_of(linear: Linear, target: Floats, weights: Floats, numbers: Numbers) -> Floats:
-    """The change of the numbers' logarithms that brings the linearised predictions closest to `target`."""
-    distance = log_distance(numbers, linear.names)
-    moves = np.zeros(len(distance))
-    pull = np.sqrt(PULL)
+def step_of(
+    linear: Linear, target: Floats, weights: Floats, numbers: Numbers, *, largest: float = LARGEST_MOVE
+) -> Floats:
+    """The change of the numbers' logarithms that brings the linearised predictions closest to `target`.
+
+    Of all changes of at most `largest` that keep every number within its range: none counts on a move that
+    another cannot make.
+    """
+    curves, slopes = pull_of(numbers, linear.names)
+    low, high = move_bounds(numbers, linear.names, largest)
+    moves = np.zeros(len(slopes))
     for _ in range(REWEIGHTINGS):
         residual = linear.log_s + linear.slopes @ moves - target
-        rows = np.sqrt(weights * np.minimum(1.0, SMALLEST_RESIDUAL / np.maximum(np.abs(residual), 1e-12)))
-        matrix = np.vstack([linear.slopes * rows[:, None], np.eye(len(distance)) * pull])
-        right = np.concatenate([(target - linear.log_s) * rows, -pull * distance])
-        solved: Floats = np.linalg.lstsq(matrix, right, rcond=None)[0]
-        moves = np.clip(solved, -LARGEST_MOVE, LARGEST_MOVE)
+        rows = weights * np.minimum(1.0, SMALLEST_RESIDUAL / np.maximum(np.abs(residual), 1e-12))
+        weighed = linear.slopes.T * rows
+        matrix = weighed @ linear.slopes + PULL * curves
+        right = weighed @ (target - linear.log_s) - PULL * slopes
+        moves = least_in_box(matrix, right, low, high)
     return moves
 
 
-def log_distance(numbers: Numbers, names: Sequence[str]) -> Floats:
-    """How far each number lies, as a logarithm, from where it is pulled: the mean of its relatives, which are
-    the numbers of the same field of other devices or software; the customary value where it has none."""
-    logs = {name: float(np.log(value)) for name, value in numbers.fitted().items()}
-    fields: dict[str, list[str]] = {}
-    for name in logs:
-        fields.setdefault(field_of(name), []).append(name)
-    found = np.empty(len(names))
-    for place, name in enumerate(names):
-        relatives = [logs[other] for other in fields[field_of(name)] if other != name]
-        centre = float(np.mean(relatives)) if relatives else float(np.log(customary(name)))
-        found[place] = logs[name] - centre
-    return found
+def move_bounds(numbers: Numbers, names: Sequence[str], largest: float) -> tuple[Floats, Floats]:
+    """How far down and up the logarithm of each number may go in one step: within its range, and by no more
+    than `largest`."""
+    values = numbers.fitted()
+    spans = np.log([[end / values[name] for end in range_of(name)] for name in names])
+    low, high = np.clip(spans, -largest, largest).T
+    return low, high
+
+
+def pull_of(numbers: Numbers, names: Sequence[str]) -> tuple[Floats, Floats]:
+    """Second derivatives (n, n) and slopes (n,), at these numbers, of the pull between relatives.
+
+    Relatives are the numbers of one field; the pull is half the sum of the squared distances of their
+    logarithms from their mean, the customary value being one of them. So a number that no run says anything
+    about becomes that mean, wherever it began.
+    """
+    values = numbers.fitted()
+    fields = [field_of(name) for name in names]
+    alike = np.array([[one == other for other in fields] for one in fields], np.float64)
+    curves = np.eye(len(names)) - alike / (1.0 + alike.sum(axis=1))
+    away = np.log([values[name] / customary(name) for name in names])
+    return curves, curves @ away
 
 
 def field_of(name: str) -> str:

@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from shardwise.accuracy.fit import Fit, Linear, Numbers, Run, moved, predicted_log_s, source_weights, step_of
+from shardwise.accuracy.fit import (
+    Fit,
+    Linear,
+    Numbers,
+    Run,
+    chosen_strategy,
+    fitted,
+    predicted_log_s,
+    source_weights,
+    step_of,
+)
 from shardwise.cluster import numbers_of_device
 
 Floats = NDArray[np.float64]
 Mask = NDArray[np.bool_]
-
-STEPS = 3
-"""Steps of a fit without a source, from the fit with all of them and on its derivatives."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,18 +45,26 @@ def sources_of(runs: Sequence[Run]) -> NDArray[Any]:
     return np.array([run.case.row.group for run in runs])
 
 
-def left_out(fit: Fit, source: str) -> LeftOut:
-    """The source's rows, predicted exactly by numbers fitted without it."""
+def left_out(fit: Fit, source: str, *, rounds: int = 2, steps: int = 10) -> LeftOut:
+    """The source's rows, predicted by numbers fitted to the others alone.
+
+    From scratch, so that nothing of the source is left in where the fit starts, and with what rows leave open
+    chosen anew.
+    """
     out = sources_of(fit.runs) == source
     kept = [run for run, leaves in zip(fit.runs, out, strict=True) if not leaves]
-    gone = [run for run, leaves in zip(fit.runs, out, strict=True) if leaves]
-    numbers = fit.numbers
-    target, weights = _targets(kept), source_weights(kept)
-    slopes = fit.linear.slopes[~out]
-    for step in range(STEPS):
-        log_s = fit.linear.log_s[~out] if step == 0 else predicted_log_s(kept, numbers)
-        moves = step_of(Linear(fit.linear.names, log_s, slopes), target, weights, numbers)
-        numbers = moved(numbers, fit.linear.names, moves)
+    numbers = fitted(
+        [run.case for run in kept],
+        [run.measured_s for run in kept],
+        fit.numbers.from_scratch(),
+        rounds=rounds,
+        steps=steps,
+    ).numbers
+    gone = [
+        replace(run, strategy=chosen_strategy(run.case, numbers))
+        for run, leaves in zip(fit.runs, out, strict=True)
+        if leaves
+    ]
     return LeftOut(
         source=source,
         rows=np.flatnonzero(out),
@@ -79,12 +94,15 @@ def _targets(runs: Sequence[Run]) -> Floats:
 
 
 def linear_errors(fit: Fit, excluded: Collection[str]) -> Floats:
-    """Logarithms of predicted over measured of all runs, by numbers fitted without some sources, to first
-    order: on the derivatives of the whole fit."""
+    """Logarithms of predicted over measured of all runs, by numbers fitted without some sources.
+
+    To first order, on the derivatives of the whole fit; to the end and not in steps, so that nothing of these
+    sources is left in where the fit starts.
+    """
     kept = ~np.isin(sources_of(fit.runs), list(excluded))
     linear = Linear(fit.linear.names, fit.linear.log_s[kept], fit.linear.slopes[kept])
     runs = [run for run, stays in zip(fit.runs, kept, strict=True) if stays]
-    moves = step_of(linear, _targets(runs), source_weights(runs), fit.numbers)
+    moves = step_of(linear, _targets(runs), source_weights(runs), fit.numbers, largest=np.inf)
     return fit.linear.log_s + fit.linear.slopes @ moves - _targets(fit.runs)
 
 

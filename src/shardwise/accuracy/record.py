@@ -33,7 +33,7 @@ class Fitted:
     faults: tuple[Fault, ...]
 
 
-def fit_rows(rows: Sequence[Row], *, rounds: int = 2, steps: int = 5) -> Fitted:
+def fit_rows(rows: Sequence[Row], *, rounds: int = 2, steps: int = 10) -> Fitted:
     """The fit of all usable rows, from scratch. ConfigError where too few have a measured time."""
     cases, faults = cases_of(rows)
     used, times_s = [], []

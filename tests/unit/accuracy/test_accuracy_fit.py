@@ -9,7 +9,15 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from tests.unit.accuracy.runs import measured_runs, numbers_by_hand, published, some, times_under, validated
+from tests.unit.accuracy.runs import (
+    Floats,
+    measured_runs,
+    numbers_by_hand,
+    published,
+    some,
+    times_under,
+    validated,
+)
 from tests.unit.accuracy.tables import rows_of
 
 from shardwise.accuracy.case import Case, cases_of
@@ -17,6 +25,7 @@ from shardwise.accuracy.fit import (
     CUSTOMARY,
     LARGEST_MOVE,
     PULL,
+    RANGES,
     SMALLEST_RESIDUAL,
     STEP,
     TRUST,
@@ -28,11 +37,11 @@ from shardwise.accuracy.fit import (
     field_of,
     fitted,
     linearised,
-    log_distance,
     moved,
     names_of,
     predicted_log_s,
     problem_with,
+    pull_of,
     range_of,
     source_weights,
     step_of,
@@ -58,33 +67,47 @@ def step(
 def test_an_outlier_does_not_pull() -> None:
     numbers = numbers_by_hand(software_all__host_step_s=5e-3)
     # Four runs ask for 0.1, one for 3. Its residual weighs as its size alone, so it pulls with 0.01 however
-    # far it is: 4 (0.1 - m) + 0.01 - 0.003 m = 0.
+    # far it is: 4 (0.1 - m) + 0.01 - 0.0015 m = 0.
     assert SMALLEST_RESIDUAL == 0.01 and PULL == 0.003
     for outlier in (0.2, 3.0, 30.0):
         (move,) = step(numbers, [[1.0]] * 5, [0.1] * 4 + [outlier])
-        assert move == pytest.approx(0.41 / 4.003, rel=1e-6)
+        assert move == pytest.approx(0.41 / 4.0015, rel=1e-6)
     # Least squares would have gone to (0.4 + 0.2) / 5 and further.
 
 
 def test_residuals_below_the_smallest_count_as_squares() -> None:
     numbers = numbers_by_hand(software_all__host_step_s=5e-3)
-    # Both runs stay within 0.01 of the step: (0.000 - m) + (0.008 - m) - 0.003 m = 0, near their mean.
-    assert step(numbers, [[1.0]] * 2, [0.0, 0.008]) == [pytest.approx(0.008 / 2.003)]
+    # Both runs stay within 0.01 of the step: (0.000 - m) + (0.008 - m) - 0.0015 m = 0, near their mean.
+    assert step(numbers, [[1.0]] * 2, [0.0, 0.008]) == [pytest.approx(0.008 / 2.0015)]
 
 
 def test_the_heavier_run_decides() -> None:
     numbers = numbers_by_hand(software_all__host_step_s=5e-3)
-    # The run at 0 weighs 3, the one at 0.2 pulls with 0.01: -3 m + 0.01 - 0.003 m = 0.
-    assert step(numbers, [[1.0]] * 2, [0.2, 0.0], [1.0, 3.0]) == [pytest.approx(0.01 / 3.003, rel=1e-6)]
+    # The run at 0 weighs 3, the one at 0.2 pulls with 0.01: -3 m + 0.01 - 0.0015 m = 0.
+    assert step(numbers, [[1.0]] * 2, [0.2, 0.0], [1.0, 3.0]) == [pytest.approx(0.01 / 3.0015, rel=1e-6)]
     assert step(numbers, [[1.0]] * 2, [0.2, 0.0], [3.0, 1.0]) == [
-        pytest.approx((0.6 - 0.01) / 3.003, rel=1e-6)
+        pytest.approx((0.6 - 0.01) / 3.0015, rel=1e-6)
     ]
 
 
 def test_slopes_turn_a_distance_into_a_move() -> None:
     numbers = numbers_by_hand(software_all__host_step_s=5e-3)
-    # Time follows the number with slope -0.5: 0.5 (0.1 + 0.5 m) + 0.003 m = 0.
-    assert step(numbers, [[-0.5]], [0.1]) == [pytest.approx(-0.05 / 0.253)]
+    # Time follows the number with slope -0.5: 0.5 (0.1 + 0.5 m) + 0.0015 m = 0.
+    assert step(numbers, [[-0.5]], [0.1]) == [pytest.approx(-0.05 / 0.2515)]
+
+
+def test_no_number_counts_on_a_move_that_another_cannot_make() -> None:
+    numbers = numbers_by_hand(
+        ampere__matmul_of_peak_fraction=RANGES["fraction"][1], software_all__host_step_s=5e-3
+    )
+    # The first run asks both together for 0.2, the second asks the host to stay. The peak would do it all but
+    # is at its bound, so the host decides alone: pulled up by 0.01 from afar, down by 2 m and 0.0015 m.
+    peak, host = step(numbers, [[1.0, 1.0], [0.0, 1.0]], [0.2, 0.0], [1.0, 2.0])
+    assert peak == 0.0
+    assert host == pytest.approx(0.01 / 2.0015, rel=1e-6)
+    # Downwards the peak is free.
+    peak, host = step(numbers, [[1.0, 1.0], [0.0, 1.0]], [-0.2, 0.0], [1.0, 2.0])
+    assert peak == pytest.approx(-0.2, rel=0.1) and host == pytest.approx(0.0, abs=1e-3)
 
 
 def test_no_number_moves_further_than_the_derivatives_hold() -> None:
@@ -94,54 +117,68 @@ def test_no_number_moves_further_than_the_derivatives_hold() -> None:
 
 
 def test_where_no_run_says_anything_relatives_decide() -> None:
-    numbers = numbers_by_hand(
-        ampere__matmul_of_peak_fraction=0.5,
-        volta__matmul_of_peak_fraction=0.6,
-        software_all__host_step_s=8e-3,
-    )
-    # A run of Ampere says that it is right. Nobody has run Volta: it becomes what Ampere is; and the host
-    # cost becomes the customary one. Ampere is pulled towards Volta too: -m - 0.003 (m + ln 0.5 / 0.6) = 0.
-    ampere, volta, host = step(numbers, [[1.0, 0.0, 0.0]], [0.0])
-    assert ampere == pytest.approx(PULL * math.log(0.6 / 0.5) / (1 + PULL))
-    assert volta == pytest.approx(math.log(0.5 / 0.6))
-    assert host == pytest.approx(math.log(5.0 / 8.0), abs=0.1) and host == -LARGEST_MOVE
+    for began in (0.6, 0.4):
+        numbers = numbers_by_hand(
+            ampere__matmul_of_peak_fraction=0.5,
+            volta__matmul_of_peak_fraction=began,
+            software_all__host_step_s=8e-3,
+        )
+        # A run of Ampere says that it is right. Nobody has run Volta: it becomes the mean of Ampere and the
+        # customary 0.65, wherever it began. Given that, Ampere is pulled up by half of its distance to 0.65:
+        # -m - 0.003 (m + ln 0.5 / 0.65) / 2 = 0. The host cost becomes the customary one.
+        ampere, volta, host = step(numbers, [[1.0, 0.0, 0.0]], [0.0])
+        assert ampere == pytest.approx(PULL / 2 * math.log(0.65 / 0.5) / (1 + PULL / 2))
+        mean = (math.log(0.5) + ampere + math.log(0.65)) / 2
+        assert math.log(began) + volta == pytest.approx(mean)
+        assert host == -LARGEST_MOVE > math.log(5.0 / 8.0)
 
 
 def test_a_run_outweighs_the_relatives() -> None:
     numbers = numbers_by_hand(ampere__matmul_of_peak_fraction=0.5, volta__matmul_of_peak_fraction=0.6)
-    # Volta's run asks for -0.1: (-0.1 - m) - 0.003 (m + ln 0.6 / 0.5) = 0, where Ampere would be at -0.18.
-    _, volta = step(numbers, [[1.0, 0.0], [0.0, 1.0]], [0.0, -0.1])
-    assert volta == pytest.approx((-0.1 - PULL * math.log(1.2)) / (1 + PULL))
+    ampere, volta = step(numbers, [[1.0, 0.0], [0.0, 1.0]], [0.0, -0.1])
+    # Volta's run asks for -0.1; the mean of Ampere, Volta and the customary 0.65 pulls it up.
+    mean = (math.log(0.5) + ampere + math.log(0.6) + volta + math.log(0.65)) / 3
+    assert volta == pytest.approx(-0.1 - PULL * (math.log(0.6) + volta - mean))
+    assert 0.0 < volta + 0.1 < 1e-3
 
 
-def test_the_distance_is_to_the_mean_of_the_relatives() -> None:
+def test_relatives_pull_towards_the_mean_of_them_and_the_customary() -> None:
     numbers = numbers_by_hand(
         ampere__matmul_of_peak_fraction=0.4, volta__matmul_of_peak_fraction=0.5,
-        tpu__matmul_of_peak_fraction=0.8,
         all__launch_s=1e-5, software_all__dispatch_s=7e-5, software_fsdp__dispatch_s=14e-5,
     )  # fmt: skip
-    # ln 0.4 - (ln 0.5 + ln 0.8) / 2 = ln 0.4 - ln 0.4 / 2, and so on; the launch cost is twice the customary
-    # 5 us; the two dispatch costs lie on both sides of each other.
-    expected = [
-        math.log(0.4) / 2,
-        math.log(0.5) - math.log(0.32) / 2,
-        math.log(0.8) - math.log(0.2) / 2,
-        math.log(2.0),
-        -math.log(2.0),
-        math.log(2.0),
-    ]
     names = list(numbers.fitted())
-    assert log_distance(numbers, names).tolist() == pytest.approx(expected, abs=1e-12)
-    # In the order of the names that are asked for.
-    assert log_distance(numbers, names[::-1]).tolist() == pytest.approx(expected[::-1], abs=1e-12)
+    curves, slopes = pull_of(numbers, names)
+    # Of 0.4, 0.5 and 0.65 each from their mean, twice the customary 5 us from theirs, and the customary 70 us
+    # counted twice beside its double.
+    mean = math.log(0.4 * 0.5 * 0.65) / 3
+    two = math.log(2.0)
+    expected = [math.log(0.4) - mean, math.log(0.5) - mean, two / 2, -two / 3, 2 * two / 3]
+    assert slopes.tolist() == pytest.approx(expected, abs=1e-12)
+    assert pull_of(numbers, names[::-1])[1].tolist() == pytest.approx(expected[::-1], abs=1e-12)
+
+    def pull(logs: Floats) -> float:
+        """Half the squared distances of relatives from their mean, written out."""
+        families = (
+            [*logs[:2], math.log(0.65)],
+            [logs[2], math.log(5e-6)],
+            [*logs[3:], math.log(7e-5)],
+        )
+        return sum(float(np.var(family)) * len(family) / 2 for family in families)
+
+    logs = np.log(list(numbers.fitted().values()))
+    moves = np.array([0.1, -0.2, 0.3, 0.05, -0.1])
+    change = pull(logs + moves) - pull(logs)
+    assert change == pytest.approx(moves @ slopes + moves @ curves @ moves / 2, abs=1e-12)
 
 
 def test_numbers_that_are_not_fitted_are_nobodys_relatives() -> None:
     numbers = numbers_by_hand(ampere__matmul_of_peak_fraction=0.4, volta__matmul_of_peak_fraction=0.8)
     assumed = replace(numbers.devices[1], source="assumed: a guess")
     alone = Numbers((numbers.devices[0], assumed), ())
-    assert log_distance(alone, list(alone.fitted())).tolist() == pytest.approx([math.log(0.4 / 0.65)])
-    assert log_distance(numbers, list(alone.fitted())).tolist() == pytest.approx([math.log(0.5)])
+    assert pull_of(alone, list(alone.fitted()))[1].tolist() == pytest.approx([math.log(0.4 / 0.65) / 2])
+    both = pull_of(numbers, list(numbers.fitted()))[1]
+    assert both[0] == pytest.approx(math.log(0.4) - math.log(0.4 * 0.8 * 0.65) / 3)
 
 
 @pytest.mark.parametrize(

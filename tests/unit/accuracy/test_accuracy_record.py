@@ -203,7 +203,8 @@ def test_too_few_runs_are_refused() -> None:
 
 def test_a_fit_from_scratch_gives_what_is_shipped(full: bool) -> None:
     """`--full`: of all published rows, the numbers and bands of both files within 2 %. Else of two sources
-    with the times that the shipped numbers predict: from scratch, the same predictions within 2 %."""
+    with the times that the shipped numbers predict: from scratch, the same predictions within 1 % in the
+    mean."""
     shipped = Numbers.shipped()
     rows = read_rows(str(SHIPPED))[0]
     if full:
@@ -219,6 +220,6 @@ def test_a_fit_from_scratch_gives_what_is_shipped(full: bool) -> None:
     assert len(found.fit.runs) == len(made) == 23 and found.faults == ()
     again = np.exp(predicted_log_s(found.fit.runs, found.fit.numbers))
     errors = np.abs(again / np.array([row.step_time_s for row in made]) - 1)
-    assert errors.max() < 0.02
+    assert errors.mean() < 0.01 and errors.max() < 0.05
     begun = np.exp(predicted_log_s(found.fit.runs, shipped.from_scratch()))
-    assert np.abs(begun / again - 1).max() > 0.05
+    assert np.abs(begun / again - 1).mean() > 0.05

@@ -1,0 +1,71 @@
+"""Least squares within ranges: by hand, against every choice of what is held, and that nothing counts on a
+move that another cannot make."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from shardwise.accuracy.box import least_in_box
+
+Floats = NDArray[np.float64]
+
+
+def value(matrix: Floats, right: Floats, x: Floats) -> float:
+    return float(x @ matrix @ x / 2 - right @ x)
+
+
+def least_of_all_sets(matrix: Floats, right: Floats, low: Floats, high: Floats) -> float:
+    """The least value over every choice of numbers held low, held high, and free."""
+    best = np.inf
+    for choice in itertools.product((0, 1, 2), repeat=len(right)):
+        state = np.array(choice)
+        x = np.where(state == 0, low, high)
+        free = state == 2
+        if free.any():
+            known = right[free] - matrix[np.ix_(free, ~free)] @ x[~free]
+            x[free] = np.linalg.solve(matrix[np.ix_(free, free)], known)
+        if (x >= low - 1e-12).all() and (x <= high + 1e-12).all():
+            best = min(best, value(matrix, right, x))
+    return best
+
+
+def test_within_wide_ranges_it_is_the_solution() -> None:
+    matrix, right = np.array([[2.0, 1.0], [1.0, 3.0]]), np.array([1.0, 2.0])
+    far = np.full(2, 10.0)
+    # 2 x + y = 1, x + 3 y = 2: x = 0.2, y = 0.6.
+    assert least_in_box(matrix, right, -far, far).tolist() == pytest.approx([0.2, 0.6])
+
+
+def test_others_do_not_count_on_what_is_held() -> None:
+    matrix, right = np.array([[2.0, 1.0], [1.0, 3.0]]), np.array([1.0, 2.0])
+    low, high = np.full(2, -10.0), np.array([10.0, 0.3])
+    # y stays at 0.3, so 2 x + 0.3 = 1: x = 0.35. Clipped after solving, x would be 0.2.
+    assert least_in_box(matrix, right, low, high).tolist() == pytest.approx([0.35, 0.3])
+
+
+def test_what_was_held_on_the_way_is_let_go() -> None:
+    # From 0 towards (1.4, -0.2, ...) the first bound met is not one that holds at the end.
+    rng = np.random.default_rng(3)
+    let_go = 0
+    for _ in range(300):
+        factor = rng.normal(size=(4, 4))
+        matrix, right = factor @ factor.T + 0.01 * np.eye(4), rng.normal(size=4)
+        low, high = -rng.uniform(0.0, 1.0, 4), rng.uniform(0.0, 1.0, 4)
+        low[rng.random(4) < 0.2] = high[rng.random(4) < 0.2] = 0.0
+        found = least_in_box(matrix, right, low, high)
+        assert (found >= low).all() and (found <= high).all()
+        least = least_of_all_sets(matrix, right, low, high)
+        assert value(matrix, right, found) == pytest.approx(least, abs=1e-10)
+        clipped = np.clip(np.linalg.solve(matrix, right), low, high)
+        let_go += value(matrix, right, clipped) > least + 1e-3
+    assert let_go > 100  # solving and clipping after is another answer
+
+
+def test_nothing_to_choose() -> None:
+    here = np.array([0.0, 0.0])
+    assert least_in_box(np.eye(2), np.ones(2), here, here).tolist() == [0.0, 0.0]
+    assert least_in_box(np.empty((0, 0)), np.empty(0), np.empty(0), np.empty(0)).tolist() == []
