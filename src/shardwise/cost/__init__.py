@@ -14,6 +14,7 @@ from shardwise.cost.fabric import alike_grids
 from shardwise.cost.keeping import ACTIVATIONS
 from shardwise.cost.layers import GRID_FIELDS, Parts, block_works
 from shardwise.cost.layouts import LaidOut, layout_chain
+from shardwise.cost.lone_stage import Kinds, StagePrice, StageShape, hop_s, kinds_of, stage_price
 from shardwise.cost.memory import PARTS, RankBytes, host_bytes, peak_bytes, rank_bytes
 from shardwise.cost.paths import Paths, least_s
 from shardwise.cost.peaks import Peaks, around_s, peaks_of
@@ -54,6 +55,7 @@ __all__ = [
     "GridPrices",
     "Grids",
     "Index",
+    "Kinds",
     "LaidOut",
     "Lie",
     "Nodes",
@@ -66,6 +68,8 @@ __all__ = [
     "Recipe",
     "Room",
     "Split",
+    "StagePrice",
+    "StageShape",
     "StageTimes",
     "StepEnd",
     "Totals",
@@ -84,7 +88,9 @@ __all__ = [
     "grid_least_s",
     "grid_work_s",
     "grids_of_works",
+    "hop_s",
     "host_bytes",
+    "kinds_of",
     "known_split",
     "layout_chain",
     "least_bytes",
@@ -103,6 +109,7 @@ __all__ = [
     "priced_grids",
     "rank_bytes",
     "room_of",
+    "stage_price",
     "stage_times",
     "step_end",
     "taken",

@@ -16,6 +16,14 @@ from shardwise.search.space_file import SpaceChoice, read_space
 from shardwise.search.strategy_curves import StrategyCurve, StrategyCurves, answer_at
 from shardwise.search.tracking import Tracked, tracked
 from shardwise.search.tree import LedgerBlock
+from shardwise.search.uneven import (
+    Limits,
+    UnevenOutcome,
+    UnevenPipeline,
+    UnevenPlan,
+    UnevenSpace,
+    search_uneven,
+)
 from shardwise.search.whatif import CHANGES
 
 __all__ = [
@@ -33,6 +41,7 @@ __all__ = [
     "Found",
     "Goal",
     "LedgerBlock",
+    "Limits",
     "Outcome",
     "Point",
     "Progress",
@@ -46,6 +55,10 @@ __all__ = [
     "StrategyCurves",
     "Tracked",
     "Tradeoff",
+    "UnevenOutcome",
+    "UnevenPipeline",
+    "UnevenPlan",
+    "UnevenSpace",
     "answer_at",
     "band_of",
     "chosen",
@@ -59,6 +72,7 @@ __all__ = [
     "points_of",
     "question_of",
     "read_space",
+    "search_uneven",
     "shortest_text",
     "smallest",
     "stage_activation_bytes",

@@ -1,0 +1,182 @@
+"""What one stage costs by itself: so many layers on devices of one kind, wherever the other stages lie.
+
+A uniform strategy is priced as a whole (`price.py`); an uneven plan is made of stages that differ. Both use
+the same prices of layers, fabrics and memory, so that a stage of a uniform strategy costs the same here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from shardwise.cost.fabric import Fabric, Sizes, fabric_of
+from shardwise.cost.layers import GridCost, grid_cost
+from shardwise.cost.memory import BOUNDARY_BUFFERS
+from shardwise.cost.nodes import Sums, block_columns, over_places
+from shardwise.cost.problem import Problem
+from shardwise.cost.sync import device_update_s
+from shardwise.equations import memory, pipeline
+from shardwise.strategy import RECOMPUTES, StrategyTable, complete
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageShape:
+    """Columns that say which stages are priced; they broadcast against kinds of devices (the last axis).
+
+    `layers` decoder layers; `held` microbatches in flight, which is the stage's place counted from the last
+    (1); `is_first` and `is_last` (0 or 1) say which ends of the model it holds. `replicas` is how many
+    pipelines there are.
+    """
+
+    layers: Any
+    held: Any
+    is_first: Any
+    is_last: Any
+    replicas: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StagePrice:
+    """Of every shape on every kind: seconds of a forward and of a backward, of gathering before the first
+    forward and reducing after the last backward, of the end of the step; bytes per device.
+
+    `backward_s`, `reduce_s` and `device_bytes` have a leading axis, one entry per value of RECOMPUTES.
+    """
+
+    forward_s: Any
+    backward_s: Any
+    gather_s: Any
+    reduce_s: Any
+    end_s: Any
+    device_bytes: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Kinds:
+    """Kinds of stages on one pool of devices: `tp` ranks that share each layer, `dp` replicas that share the
+    rows of a microbatch. `grid` has their prices, `fabric` the tiers on which their replicas meet."""
+
+    problem: Problem
+    tp: Any
+    dp: Any
+    grid: GridCost
+    fabric: Fabric
+    blocks: Any
+
+
+def kinds_of(problem: Problem, kinds: Sequence[tuple[int, int]], micro_batch_size: int) -> Kinds:
+    """The prices of (tp, dp) stages of one pool, whose `problem` has the tiers on which replicas meet.
+
+    `micro_batch_size` sequences make a microbatch of the stage; each of its dp replicas takes an equal part.
+    """
+    layers = problem.model.layers
+    rows = [
+        complete(
+            {"tp": tp, "dp": dp, "micro_batch_size": micro_batch_size // dp},
+            devices=tp * dp,
+            layers=layers,
+            experts=None,
+            global_batch_size=micro_batch_size,
+        )
+        for tp, dp in kinds
+    ]
+    table = StrategyTable.of(rows)
+    grid = grid_cost(problem, table)
+    return Kinds(problem, table.tp, table.dp, grid, fabric_of(problem), block_columns(grid))
+
+
+def hop_s(kinds: Kinds, tier: int = -1) -> Any:
+    """Seconds to hand one microbatch's hidden states to the next stage over a tier, all ranks sending their
+    parts at once; one per kind."""
+    nbytes = kinds.grid.hop_bytes
+    index = tier % len(kinds.problem.tiers)
+    return kinds.fabric.neighbour_s(nbytes, np.full(np.shape(nbytes), index))
+
+
+def stage_price(kinds: Kinds, shape: StageShape) -> StagePrice:
+    """What stages of these shapes cost on each kind; optimizer states are split over all replicas (ZeRO-1).
+
+    Replicas of a stage fill the tiers from the innermost on. A stage whose weights are tied to those at the
+    other end holds a copy and joins the gradients.
+    """
+    problem = kinds.problem
+    profile, recipe = problem.profile, problem.recipe
+    sums = Sums(*over_places(kinds.blocks, np.asarray(shape.layers)[None], shape.is_first, shape.is_last))
+    is_alone = shape.is_first * shape.is_last
+    tied = kinds.grid.embedding.dense_weights * (1.0 if problem.model.tied_embeddings else 0.0)
+    weights = sums.dense_weights + tied * (shape.is_last - is_alone)
+    replicas = shape.replicas * kinds.dp
+    sizes = _sizes(kinds, replicas)
+    forward_s = sums.forward_s + profile.host_action_s
+    backward_s = sums.input_s + sums.weight_s + profile.host_action_s
+    backward_s = backward_s + np.array([0.0 * sums.full_s, sums.selective_s, sums.full_s])
+    gathering_s = kinds.fabric.pass_s(weights * recipe.weight_bytes, sizes)
+    reduction_s = kinds.fabric.pass_s(weights * recipe.gradient_bytes, sizes)
+    buckets = np.maximum(shape.layers, 1)
+    overlap = profile.data_overlap
+    return StagePrice(
+        forward_s=forward_s,
+        backward_s=backward_s,
+        gather_s=pipeline.gathering_before_forward_s(gathering_s, overlap * forward_s, buckets),
+        reduce_s=pipeline.reduction_after_backward_s(reduction_s, overlap * backward_s, buckets),
+        end_s=_end_s(
+            kinds, shape, weights / replicas, tied * (shape.is_first + shape.is_last - 2 * is_alone)
+        ),
+        device_bytes=_device_bytes(kinds, shape, sums, weights, replicas),
+    )
+
+
+def _sizes(kinds: Kinds, replicas: Any) -> Sizes:
+    """Replicas per tier, filled from the innermost; where they do not fill a tier evenly, the next one counts
+    whole groups."""
+    below: Any = np.ones_like(replicas)
+    sizes = []
+    tiers = kinds.problem.tiers
+    for tier in tiers[:-1]:
+        inside = np.minimum(replicas, np.maximum(tier.span // kinds.tp, below))
+        sizes.append(np.maximum(inside // below, 1))
+        below = below * sizes[-1]
+    return (*sizes, -(-replicas // below))
+
+
+def _end_s(kinds: Kinds, shape: StageShape, owned: Any, tied: Any) -> Any:
+    """Norm and clipping, tied and replicated weights, optimizer and host, after the gradients are reduced.
+
+    The norm joins all devices of the problem's outermost tier.
+    """
+    problem, fabric = kinds.problem, kinds.fabric
+    gradient_bytes = problem.recipe.gradient_bytes
+    bandwidth = problem.memory_bytes_per_s * problem.efficiency.memory.fraction
+    join_s = 2.0 * np.log2(problem.tiers[-1].span) * fabric.alphas_s[-1]
+    norm_s = 3.0 * owned * gradient_bytes / bandwidth + join_s
+    replicated = kinds.grid.kinds[0].replicated_weights * shape.layers * gradient_bytes
+    replicated_s = np.where(kinds.tp > 1, fabric.all_reduce_s(replicated, kinds.grid.groups.tensor), 0.0)
+    index = np.full(np.shape(tied), len(problem.tiers) - 1)
+    tied_s = np.where(tied > 0, 2.0 * fabric.neighbour_s(tied * gradient_bytes, index), 0.0)
+    return norm_s + replicated_s + tied_s + device_update_s(problem, owned) + problem.profile.host_step_s
+
+
+def _device_bytes(kinds: Kinds, shape: StageShape, sums: Sums, weights: Any, replicas: Any) -> Any:
+    """Bytes on a device of the stage at the peak, for each value of RECOMPUTES."""
+    problem, grid, recipe = kinds.problem, kinds.grid, kinds.problem.recipe
+    efficiency = problem.efficiency
+    is_piped = 1 - shape.is_first * shape.is_last
+    state_bytes = recipe.master_bytes + problem.optimizer.state_bytes
+    held = weights * (recipe.weight_bytes + recipe.gradient_bytes + state_bytes / replicas)
+    one = np.array([sums.kept_bytes, sums.selective_bytes, sums.input_bytes])
+    layer = grid.kinds[0]
+    again = np.zeros((len(RECOMPUTES), *[1] * (one.ndim - 1)))
+    again[RECOMPUTES.index("full")] = 1.0
+    activations = shape.held * one + again * (layer.kept_bytes - layer.input_bytes)
+    temporaries = np.maximum(grid.temporary_bytes, shape.is_last * grid.head_temporary_bytes)
+    buffers = is_piped * BOUNDARY_BUFFERS * grid.hop_bytes
+    allocated = held + activations + temporaries + buffers
+    opened = 1.0 + (kinds.tp > 1) + is_piped + (replicas > 1)
+    return (
+        memory.reserved_bytes(allocated, efficiency.fragmentation_ratio)
+        + opened * efficiency.communicator_bytes
+        + efficiency.context_bytes
+    )

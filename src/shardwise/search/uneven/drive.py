@@ -1,0 +1,225 @@
+"""The search for the best uneven plan: blocks in order of their bounds, until none can be better."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from heapq import heapify, heappop, heappush
+from itertools import count
+
+from shardwise.search.parts import Clock
+from shardwise.search.uneven.block import BlockSearch, Laid, Shape
+from shardwise.search.uneven.options import Options, Pricing
+from shardwise.search.uneven.partitions import Placed, pipeline_s
+from shardwise.search.uneven.space import Block, UnevenSpace
+
+ALMOST = 1.0 - 1e-12
+"""A plan is better where it takes less than this share of the time."""
+
+NEAR = 1e-6
+"""How near the bound of a block is to the time of its best plan when only that plan may be left between."""
+
+HALVINGS = 12
+"""Of the interval in which a block's bound lies, where layouts were given up."""
+
+THOROUGH, BRIEF = 1000, 24
+"""Layouts of one pipeline that are evaluated, where no gap is allowed, and where one is."""
+
+FOREVER_S = 1e9
+"""No step takes so long."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnevenPipeline:
+    """One pipeline of a plan: kind of stage per pool of the union, stages in order, its microbatches, and the
+    seconds of its step."""
+
+    kinds: tuple[int, ...]
+    stages: tuple[Placed, ...]
+    microbatches: int
+    time_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnevenPlan:
+    """Pipelines side by side, the slowest of which takes `time_s`; `block` says on which pools, with which
+    micro-batch size, and how many there are."""
+
+    block: Block
+    pipelines: tuple[UnevenPipeline, ...]
+    time_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnevenOutcome:
+    """The best plan below the time to beat (None: there is none); what all others take at least; how many
+    blocks were cut by a bound and how many searched, layouts of pipelines evaluated; the clock."""
+
+    plan: UnevenPlan | None
+    lower_bound_s: float
+    cut: int
+    searched: int
+    evaluated: int
+    search_s: float
+    search_cpu_s: float
+
+
+@dataclass(slots=True)
+class _State:
+    best: UnevenPlan | None
+    best_s: float
+    open_s: float = float("inf")
+    cut: int = 0
+    searched: int = 0
+    evaluated: int = 0
+    priced: dict[Block, Options] = field(default_factory=dict)
+
+
+def search_uneven(
+    space: UnevenSpace,
+    *,
+    clock: Clock | None = None,
+    beat_s: float = float("inf"),
+    gap: float = 0.0,
+    progress: Callable[[str], None] | None = None,
+) -> UnevenOutcome:
+    """The best plan of the space that takes less than `beat_s`; ends where nothing can be better by more than
+    the share `gap`, or the clock says so."""
+    started_s, started_cpu_s = time.perf_counter(), time.process_time()
+    pricing, clock = Pricing(space), clock or Clock(None)
+    state = _State(best=None, best_s=beat_s)
+    order = count()
+    heap: list[tuple[float, int, Block]] = []
+
+    def push(block: Block, least_s: float) -> None:
+        options = pricing.options(block)
+        heappush(heap, (max(least_s, pricing.least_s(block, options)), next(order), block))
+
+    for block in space.blocks():
+        push(block, 0.0)
+    while heap and not clock.is_over:
+        least_s, _, block = heap[0]
+        if least_s >= state.best_s * (ALMOST - gap):
+            break
+        heappop(heap)
+        if progress is not None:
+            progress(f"best {state.best_s:.4g} s, at least {least_s:.4g} s, {len(heap)} blocks left")
+        if block.most >= 2 * block.least:
+            for part in _doubling(block):
+                push(part, least_s)
+            continue
+        state.searched += 1
+        least_s = _search_block(pricing, block, least_s, state, gap)
+        if least_s >= state.best_s * (ALMOST - gap):
+            state.open_s = min(state.open_s, least_s)
+        elif block.least < block.most:
+            for part in block.halves():
+                push(part, least_s)
+        else:
+            state.open_s = min(state.open_s, least_s)
+    state.cut = len(heap)
+    left_s = heap[0][0] if heap else float("inf")
+    return UnevenOutcome(
+        plan=state.best,
+        lower_bound_s=min(left_s, state.open_s, state.best_s),
+        cut=state.cut,
+        searched=state.searched,
+        evaluated=state.evaluated,
+        search_s=time.perf_counter() - started_s,
+        search_cpu_s=time.process_time() - started_cpu_s,
+    )
+
+
+def _doubling(block: Block) -> list[Block]:
+    """A wide range of numbers of pipelines in two: fewer than twice the least, and the rest."""
+    return [replace(block, most=2 * block.least - 1), replace(block, least=2 * block.least)]
+
+
+def _search_block(pricing: Pricing, block: Block, least_s: float, state: _State, gap: float) -> float:
+    """Improves the best plan by the block's; returns what the block's plans take at least, or that they
+    cannot be better than the best so far."""
+    options = pricing.options(block)
+    search = BlockSearch(options, block.least, block.most, THOROUGH if gap == 0.0 else BRIEF)
+    high_s = state.best_s
+    if high_s == float("inf"):
+        high_s = 2.0 * least_s
+        while (found := search.within(high_s)) is None and high_s < FOREVER_S:
+            high_s = 2.0 * high_s
+    else:
+        found = search.within(high_s * ALMOST)
+    low_s = least_s if found is not None else high_s
+    is_exact = block.least == block.most and search.is_counted
+    precision = 0.0 if is_exact and gap == 0.0 else max(gap / 10.0, NEAR)
+    while found is not None:
+        high_s = max(laid.found.time_s for laid, _ in found)
+        _improve(pricing, block, found, state)
+        if high_s * (1.0 - precision) <= low_s:
+            break
+        is_last = high_s - low_s <= NEAR * high_s
+        middle_s = high_s * ALMOST if is_last else (low_s + high_s) / 2.0
+        better = search.within(middle_s)
+        if better is not None:
+            found = better
+        elif is_last:
+            low_s = high_s
+            break
+        else:
+            low_s = middle_s
+    state.evaluated += search.evaluated
+    return _proven_s(search, least_s, low_s) if search.gave_up else low_s
+
+
+def _proven_s(search: BlockSearch, least_s: float, most_s: float) -> float:
+    """A time within which no plan of the block is possible, as long as can be told, at most `most_s`."""
+    if not search.is_possible(most_s * ALMOST):
+        return most_s
+    low_s, high_s = least_s, most_s
+    for _ in range(HALVINGS):
+        middle_s = (low_s + high_s) / 2.0
+        if search.is_possible(middle_s):
+            high_s = middle_s
+        else:
+            low_s = middle_s
+    return low_s
+
+
+def _improve(pricing: Pricing, block: Block, found: Sequence[tuple[Laid, int]], state: _State) -> None:
+    """Takes over what was found where it is better at the prices of its own number of pipelines."""
+    number = sum(count for _, count in found)
+    own = replace(block, least=number, most=number)
+    options = pricing.options(own)
+    pipelines = [
+        (laid.shape, laid.found.stages, laid.microbatches) for laid, count in found for _ in range(count)
+    ]
+    trimmed = _trimmed(options, pipelines, options.microbatches)
+    time_s = max(pipeline.time_s for pipeline in trimmed)
+    if time_s < state.best_s * ALMOST:
+        state.best_s = time_s
+        state.best = UnevenPlan(block=own, pipelines=tuple(trimmed), time_s=time_s)
+
+
+def _trimmed(
+    options: Options, pipelines: Sequence[tuple[Shape, tuple[Placed, ...], int]], wanted: int
+) -> list[UnevenPipeline]:
+    """The pipelines with no more microbatches than wanted: what is too much is taken from the slowest."""
+    known: dict[tuple[Shape, tuple[Placed, ...], int], float] = {}
+
+    def time_s(one: tuple[Shape, tuple[Placed, ...], int]) -> float:
+        if one not in known:
+            known[one] = pipeline_s(options, one[0].kinds, one[1], one[2])
+        return known[one]
+
+    heap = [(-time_s(one), place, one) for place, one in enumerate(pipelines)]
+    heapify(heap)
+    surplus = sum(one[2] for one in pipelines) - wanted
+    while surplus:
+        _, place, (shape, stages, microbatches) = next(entry for entry in sorted(heap) if entry[2][2] > 1)
+        one = (shape, stages, microbatches - 1)
+        heap = [entry for entry in heap if entry[1] != place]
+        heappush(heap, (-time_s(one), place, one))
+        surplus -= 1
+    return [
+        UnevenPipeline(kinds=shape.kinds, stages=stages, microbatches=microbatches, time_s=-negative_s)
+        for negative_s, _, (shape, stages, microbatches) in sorted(heap, key=lambda entry: entry[1])
+    ]

@@ -1,0 +1,198 @@
+"""Every stage that a block's pipelines may have, priced: by pool, kind, place, layers.
+
+Arrays have shape (kinds, places, ends, layers): `place` counts stages from the last (1) to the first,
+`ends` is 1 for a pipeline's first stage, `layers` runs from 0, which no stage has. What does not fit takes
+forever. Of the ways to recompute, each stage has the fastest that fits: none is slower in any other respect.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardwise.cost import Kinds, Problem, StagePrice, StageShape, hop_s, kinds_of, stage_price
+from shardwise.search.uneven.space import Block, Kind, UnevenSpace
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stages:
+    """Stages on one pool: seconds of a forward and a backward, of gathering, reducing and the end of the
+    step; the recomputation that was chosen (index in RECOMPUTES, -1 where nothing fits); bytes per device."""
+
+    kinds: tuple[Kind, ...]
+    forward_s: Floats
+    backward_s: Floats
+    gather_s: Floats
+    reduce_s: Floats
+    end_s: Floats
+    recompute: Ints
+    device_bytes: Floats
+
+    @property
+    def work_s(self) -> Floats:
+        """One microbatch forth and back."""
+        return self.forward_s + self.backward_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """The stages of a block, one `Stages` per pool of its union; and seconds of a hop between stages:
+    `hop_s[a][b]` has shape (kinds of a, kinds of b), the same both ways. Alike pipelines fill whole `units`
+    of devices.
+
+    Where the block has a range of numbers of pipelines, every figure is the least of any of them.
+    """
+
+    pools: tuple[int, ...]
+    devices: tuple[int, ...]
+    units: tuple[int, ...]
+    stages: tuple[Stages, ...]
+    hop_s: tuple[tuple[Floats, ...], ...]
+    layers: int
+    most_stages: int
+    microbatches: int
+
+    @property
+    def available(self) -> tuple[int, ...]:
+        """Units of each pool that there are."""
+        return tuple(count // unit for count, unit in zip(self.devices, self.units, strict=True))
+
+
+class Pricing:
+    """Prices of the blocks of one space; what blocks share is priced once."""
+
+    def __init__(self, space: UnevenSpace) -> None:
+        self._space = space
+        self._problem = lru_cache(maxsize=None)(space.problem)
+        self._kinds = lru_cache(maxsize=None)(self._kinds_of)
+        self._prices = lru_cache(maxsize=4096)(self._prices_of)
+        self._hops = lru_cache(maxsize=None)(self._hops_of)
+
+    def options(self, block: Block) -> Options:
+        """The stages of the block's pipelines."""
+        space = self._space
+        counts = self._telling(block)
+        stages = tuple(
+            _least([self._prices(pool, block.pools, block.micro_batch_size, count) for count in counts])
+            for pool in block.pools
+        )
+        return Options(
+            pools=block.pools,
+            devices=tuple(space.pools[pool].devices for pool in block.pools),
+            units=tuple(space.unit(pool) for pool in block.pools),
+            stages=stages,
+            hop_s=self._hops(block.pools, block.micro_batch_size),
+            layers=space.model.layers,
+            most_stages=space.most_stages,
+            microbatches=space.job.global_batch_size // block.micro_batch_size,
+        )
+
+    def _telling(self, block: Block) -> list[int]:
+        """Numbers of pipelines among which every figure of the block is least: replicas that fill the inner
+        tiers make the outer one pay more the more they are, and the rest falls with their number."""
+        tiers = [tier for pool in block.pools for tier in self._problem(pool, block.pools).tiers[:-1]]
+        inner = max((tier.span for tier in tiers), default=1)
+        few = range(block.least, min(block.most, inner) + 1)
+        return sorted({block.least, *few, block.most})
+
+    def least_s(self, block: Block, options: Options) -> float:
+        """Seconds that every plan of the block takes at least: all devices that its pipelines can have work
+        all the time, each on the layers that it is best at."""
+        rate = 0.0
+        for stages, devices in zip(options.stages, options.devices, strict=True):
+            sizes = np.array([tp * dp for tp, dp in stages.kinds])
+            layers = np.arange(options.layers + 1)
+            work_s = stages.work_s * sizes[:, None, None, None]
+            with np.errstate(divide="ignore", invalid="ignore"):
+                best = float(np.max(np.where(layers > 0, layers / work_s, 0.0)))
+            rate += best * min(devices, block.most * options.most_stages * int(sizes.max()))
+        around_s = min(float((stages.end_s[:, 1:, :, 1:]).min()) for stages in options.stages)
+        if rate == 0.0:
+            return float("inf")
+        return options.microbatches * options.layers / rate + around_s
+
+    def capacity_bytes(self, pool: int) -> float:
+        """Bytes that a device of the pool has."""
+        return self._problem(pool, (pool,)).capacity_bytes
+
+    def _kinds_of(self, pool: int, union: tuple[int, ...], size: int) -> Kinds:
+        return kinds_of(self._problem(pool, union), self._space.kinds(pool, size), size)
+
+    def _prices_of(self, pool: int, union: tuple[int, ...], size: int, replicas: int) -> Stages:
+        kinds = self._kinds(pool, union, size)
+        places, layers = self._space.most_stages, self._space.model.layers
+        place, first, count = (axis.reshape(-1, 1) for axis in np.indices((places + 1, 2, layers + 1)))
+        shape = StageShape(
+            layers=count, held=place, is_first=1.0 * first, is_last=1.0 * (place == 1), replicas=replicas
+        )
+        price = stage_price(kinds, shape)
+        is_stage = (place >= 1) & (count >= 1)
+        return _fastest(
+            kinds.problem, self._space.kinds(pool, size), price, is_stage, (places + 1, 2, layers + 1)
+        )
+
+    def _hops_of(self, union: tuple[int, ...], size: int) -> tuple[tuple[Floats, ...], ...]:
+        across = [np.asarray(hop_s(self._kinds(pool, union, size)), dtype=np.float64) for pool in union]
+        inside = [np.asarray(hop_s(self._kinds(pool, (pool,), size)), dtype=np.float64) for pool in union]
+
+        def between(a: int, b: int) -> Floats:
+            ends = inside if a == b else across
+            return np.maximum(ends[a][:, None], ends[b][None, :])
+
+        return tuple(tuple(between(a, b) for b in range(len(union))) for a in range(len(union)))
+
+
+def _fastest(
+    problem: Problem, kinds: tuple[Kind, ...], price: StagePrice, is_stage: Any, shape: tuple[int, ...]
+) -> Stages:
+    """Of each stage the fastest recomputation that fits."""
+    fits = (price.device_bytes <= problem.usable_bytes) & is_stage
+    backward_s = np.where(fits, price.backward_s, np.inf)
+    chosen = np.argmin(backward_s, axis=0)[None]
+
+    def picked(values: Any) -> Floats:
+        full = np.broadcast_to(values, backward_s.shape)
+        taken: Floats = arranged(np.take_along_axis(full, chosen, axis=0)[0])
+        return taken
+
+    def arranged(values: Any) -> Any:
+        full = np.broadcast_to(values, backward_s.shape[1:])
+        return np.ascontiguousarray(np.moveaxis(full.reshape(*shape, len(kinds)), -1, 0))
+
+    backward = picked(backward_s)
+    return Stages(
+        kinds=kinds,
+        forward_s=arranged(price.forward_s),
+        backward_s=backward,
+        gather_s=arranged(price.gather_s),
+        reduce_s=picked(price.reduce_s),
+        end_s=arranged(price.end_s),
+        recompute=np.where(np.isinf(backward), -1, arranged(chosen[0])),
+        device_bytes=picked(price.device_bytes),
+    )
+
+
+def _least(stages: Sequence[Stages]) -> Stages:
+    """The least of every figure over stages that differ in the number of pipelines alone."""
+    if len(stages) == 1:
+        return stages[0]
+
+    def least(name: str) -> Any:
+        return np.minimum.reduce([getattr(one, name) for one in stages])
+
+    return Stages(
+        kinds=stages[0].kinds,
+        recompute=stages[0].recompute,
+        **{
+            name: least(name)
+            for name in ("forward_s", "backward_s", "gather_s", "reduce_s", "end_s", "device_bytes")
+        },
+    )

@@ -1,0 +1,191 @@
+"""Which pipelines stand side by side: the most microbatches within a time, by dynamic programming.
+
+An item is a pipeline that takes some devices of each pool and does some microbatches in time. The most that
+any multiset of items does on the devices there are is an unbounded knapsack with a dimension per pool, and,
+where it is small enough, with the number of pipelines as one more.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Ints = NDArray[np.int64]
+
+MOST_LAYERED = 4_000_000
+"""States times items times pipelines, up to which pipelines are counted exactly."""
+
+PRICES = 12
+"""Prices of a pipeline that are tried where they are not."""
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """`pipelines` alike pipelines by the devices that they take of each pool together, and the microbatches
+    that they do in time."""
+
+    devices: tuple[int, ...]
+    microbatches: int
+    pipelines: int = 1
+
+
+def undominated(items: Sequence[Item]) -> list[int]:
+    """Places of the items that matter: of those with equal devices and pipelines the one that does most,
+    unless one does as much on no more devices with as many pipelines."""
+    best: dict[tuple[tuple[int, ...], int], int] = {}
+    for place, item in enumerate(items):
+        if item.microbatches > 0:
+            key = (item.devices, item.pipelines)
+            if key not in best or item.microbatches > items[best[key]].microbatches:
+                best[key] = place
+    kept: list[int] = []
+    for place in sorted(best.values(), key=lambda one: (sum(items[one].devices), items[one].devices)):
+        one = items[place]
+        if not any(
+            items[other].microbatches >= one.microbatches
+            and items[other].pipelines == one.pipelines
+            and all(a <= b for a, b in zip(items[other].devices, one.devices, strict=True))
+            for other in kept
+        ):
+            kept.append(place)
+    return kept
+
+
+def is_counted(devices: tuple[int, ...], items: int, most: int) -> bool:
+    """Whether `best_set` counts the pipelines exactly."""
+    return int(np.prod([count + 1 for count in devices])) * max(items, 1) * most <= MOST_LAYERED
+
+
+def best_set(
+    devices: tuple[int, ...], items: Sequence[Item], least: int, most: int, wanted: int
+) -> Counter[int] | None:
+    """Places of items, with counts, that do `wanted` microbatches on the devices in `least` to `most`
+    pipelines; None where no set can.
+
+    Where it is not `is_counted`, the set may have other numbers of pipelines; None still means that none can.
+    """
+    kept = undominated(items)
+    if not kept or most * max(items[p].microbatches / items[p].pipelines for p in kept) < wanted:
+        return None
+    if is_counted(devices, len(kept), most):
+        return _counted(devices, items, kept, least, most, wanted)
+    return _priced(devices, items, kept, (least, most), wanted)
+
+
+def _counted(
+    devices: tuple[int, ...], items: Sequence[Item], kept: list[int], least: int, most: int, wanted: int
+) -> Counter[int] | None:
+    """Layer by layer: the most that exactly j pipelines do."""
+    states = tuple(count + 1 for count in devices)
+    layers = [np.zeros(states, dtype=np.int64)]
+    choices = [np.full(states, -1, dtype=np.int64)]
+    for pipelines in range(1, most + 1):
+        done = np.full(states, NOTHING, dtype=np.int64)
+        choice = np.full(states, -1, dtype=np.int64)
+        for place in kept:
+            item = items[place]
+            shift = _shift(devices, item.devices)
+            if shift is None or item.pipelines > pipelines:
+                continue
+            into, out = shift
+            more = layers[pipelines - item.pipelines][out] + item.microbatches
+            better = more > done[into]
+            done[into] = np.where(better, more, done[into])
+            choice[into] = np.where(better, place, choice[into])
+        layers.append(done)
+        choices.append(choice)
+        if pipelines >= least and done.max() >= wanted:
+            return _traced(layers, choices, items)
+    return None
+
+
+NOTHING = -(1 << 40)
+
+
+def _traced(layers: list[Ints], choices: list[Ints], items: Sequence[Item]) -> Counter[int]:
+    pipelines = len(layers) - 1
+    state = tuple(int(x) for x in np.unravel_index(int(layers[-1].argmax()), layers[-1].shape))
+    found: Counter[int] = Counter()
+    while pipelines:
+        place = int(choices[pipelines][state])
+        found[place] += 1
+        state = tuple(a - b for a, b in zip(state, items[place].devices, strict=True))
+        pipelines -= items[place].pipelines
+    return found
+
+
+def _priced(
+    devices: tuple[int, ...], items: Sequence[Item], kept: list[int], range_: tuple[int, int], wanted: int
+) -> Counter[int] | None:
+    """Any number of each item, with a price on every pipeline, or a reward: what the set does less what its
+    pipelines cost, and the price of `most` pipelines back (or the reward of `least`), is no less than the
+    pipelines of the range do at best, whatever the price is."""
+    least, most = range_
+    top = max(items[place].microbatches / items[place].pipelines for place in kept)
+    low, high, price = -top - 1.0, top, 0.0
+    found: Counter[int] | None = None
+    for _ in range(PRICES):
+        value, chosen = _unbounded(devices, items, kept, price)
+        if value + price * (most if price > 0.0 else least) < wanted - 1e-9:
+            return None
+        does = sum(items[place].microbatches * count for place, count in chosen.items())
+        number = sum(items[place].pipelines * count for place, count in chosen.items())
+        if does >= wanted:
+            found = chosen if found is None or least <= number <= most else found
+            if least <= number <= most:
+                return found
+        if number > most:
+            low = price
+        elif number < least:
+            high = price
+        else:
+            return found  # the right number does not do enough, and the bound does not forbid it
+        price = (low + high) / 2.0
+    return found if found is not None else _unbounded(devices, items, kept, 0.0)[1]
+
+
+def _unbounded(
+    devices: tuple[int, ...], items: Sequence[Item], kept: list[int], price: float
+) -> tuple[float, Counter[int]]:
+    """The most that any set does less the price of its pipelines, and such a set: of each item once, twice,
+    four times ... , one after another."""
+    states = tuple(count + 1 for count in devices)
+    done = np.zeros(states)
+    last = np.full(states, -1, dtype=np.int64)
+    times = np.zeros(states, dtype=np.int64)
+    for place in kept:
+        item = items[place]
+        worth = item.microbatches - price * item.pipelines
+        if _shift(devices, item.devices) is None or done[item.devices] >= worth:
+            continue  # smaller items do as much on the same devices
+        count = 1
+        while (shift := _shift(devices, tuple(count * taken for taken in item.devices))) is not None:
+            into, out = shift
+            more = done[out] + count * worth
+            better = more > done[into]
+            done[into] = np.where(better, more, done[into])
+            last[into] = np.where(better, place, last[into])
+            times[into] = np.where(better, count, times[into])
+            count *= 2
+    state = tuple(int(x) for x in np.unravel_index(int(done.argmax()), states))
+    value, found = float(done[state]), Counter[int]()
+    while int(last[state]) >= 0:
+        place, count = int(last[state]), int(times[state])
+        found[place] += count
+        state = tuple(a - count * b for a, b in zip(state, items[place].devices, strict=True))
+    return value, found
+
+
+def _shift(
+    devices: tuple[int, ...], taken: tuple[int, ...]
+) -> tuple[tuple[slice, ...], tuple[slice, ...]] | None:
+    """Where states lie after so many devices are taken, and before; None where there are not so many."""
+    if any(one > there for one, there in zip(taken, devices, strict=True)):
+        return None
+    into = tuple(slice(one, None) for one in taken)
+    out = tuple(slice(None, there + 1 - one) for one, there in zip(taken, devices, strict=True))
+    return into, out

@@ -1,0 +1,127 @@
+"""The space of uneven plans: pipelines side by side, whose stages lie on pools of alike devices.
+
+docs/mixed.md declares it. A *kind* of stage is (tp, dp) on one pool; a *block* holds all plans that use no
+other pools, have one micro-batch size and a number of pipelines within a range.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from shardwise.cluster import Cluster, Pool, Tier, cluster_of_pools, pools_of
+from shardwise.cost import Problem, bind, limits_of
+from shardwise.model import Model
+from shardwise.strategy import Job
+
+Kind = tuple[int, int]
+"""tp and dp of a stage."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """How far the space reaches: stages of a pipeline, and replicas that share the rows of a stage's
+    microbatch, at most. On pools of more than `loose_nodes` nodes alike pipelines fill whole nodes."""
+
+    stages: int = 8
+    rows: int = 1
+    loose_nodes: int = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Block:
+    """Plans on these `pools` (places in the cluster's), with microbatches of `micro_batch_size` sequences, in
+    `least` to `most` pipelines."""
+
+    pools: tuple[int, ...]
+    micro_batch_size: int
+    least: int
+    most: int
+
+    def halves(self) -> tuple[Block, Block]:
+        """The block in two, by its number of pipelines."""
+        middle = (self.least + self.most) // 2
+        return replace(self, most=middle), replace(self, least=middle + 1)
+
+
+class UnevenSpace:
+    """The space of one model on one mixed cluster; nothing is priced yet."""
+
+    def __init__(self, model: Model, cluster: Cluster, job: Job, limits: Limits | None = None) -> None:
+        self.model, self.cluster, self.job = model, cluster, job
+        self.limits = limits or Limits()
+        self.pools: tuple[Pool, ...] = pools_of(cluster)
+
+    @property
+    def most_stages(self) -> int:
+        """Stages of a pipeline, at most."""
+        return min(self.limits.stages, self.model.layers)
+
+    def unions(self) -> list[tuple[int, ...]]:
+        """Every set of pools that a plan may use."""
+        places = range(len(self.pools))
+        return [
+            tuple(place for place in places if mask >> place & 1) for mask in range(1, 1 << len(self.pools))
+        ]
+
+    @cached_property
+    def micro_batch_sizes(self) -> tuple[int, ...]:
+        """The divisors of the global batch."""
+        batch = self.job.global_batch_size
+        return tuple(size for size in range(1, batch + 1) if batch % size == 0)
+
+    def kinds(self, pool: int, micro_batch_size: int) -> tuple[Kind, ...]:
+        """(tp, dp) of the stages that fit inside a node of the pool and that the model allows.
+
+        A stage has a power of two of devices that divides the node's, so that stages of any sizes fill
+        nodes without gaps.
+        """
+        limits = limits_of(self.model, self.job)
+        devices = self.pools[pool].node.devices
+        found: list[Kind] = []
+        size = 1
+        while devices % size == 0:
+            for dp in (d for d in _powers(size) if d <= self.limits.rows and micro_batch_size % d == 0):
+                tp = size // dp
+                splits_kv = limits.kv_heads % tp == 0 or tp % limits.kv_heads == 0
+                splits = (limits.heads, limits.ffn_splits, limits.seq_len)
+                if splits_kv and all(count % tp == 0 for count in splits):
+                    found.append((tp, dp))
+            size *= 2
+        return tuple(found)
+
+    def blocks(self) -> list[Block]:
+        """All plans of the space, in disjoint blocks but that plans on fewer pools are in those of more too,
+        where their links cost no less."""
+        found = []
+        for union in self.unions():
+            devices = sum(self.pools[pool].devices for pool in union)
+            for size in self.micro_batch_sizes:
+                most = min(devices, self.job.global_batch_size // size)
+                found.append(Block(pools=union, micro_batch_size=size, least=1, most=most))
+        return found
+
+    def problem(self, pool: int, union: tuple[int, ...]) -> Problem:
+        """The cost model's view of a pool that works together with the others of a union: its own devices and
+        inner links; what leaves the pool goes at the pace of the union's outermost tier."""
+        own = cluster_of_pools(self.cluster, [self.pools[pool]])
+        if len(union) == 1:
+            return bind(self.model, own, self.job)
+        whole = cluster_of_pools(self.cluster, [self.pools[place] for place in union])
+        return bind(self.model, replace(own, tiers=_joined(own, whole)), self.job)
+
+    def unit(self, pool: int) -> int:
+        """Devices of the pool that alike pipelines take at a time: a node's on a large pool."""
+        return self.pools[pool].node.devices if self.pools[pool].nodes > self.limits.loose_nodes else 1
+
+
+def _joined(own: Cluster, whole: Cluster) -> tuple[Tier, ...]:
+    """The tiers inside a node of `own`, then the outermost tier of `whole`."""
+    devices = own.nodes[0].devices
+    inside = tuple(tier for tier in own.tiers if tier.span <= devices and not tier.is_network)
+    return (*inside, whole.tiers[-1])
+
+
+def _powers(most: int) -> list[int]:
+    """1, 2, 4, ... up to `most`."""
+    return [1 << exponent for exponent in range(most.bit_length()) if 1 << exponent <= most]

@@ -1,0 +1,70 @@
+"""The best uneven plan against a twin that leaves nothing out, on random small mixed clusters."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from tests.property.uneven_twin import drawn_space, least_s
+
+from shardwise.search import search_uneven
+from shardwise.search.parts import Clock
+from shardwise.search.uneven.bounds import Relaxation
+
+INSTANCES, FULL_INSTANCES = 300, 10_000
+CHUNK = 25
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "first_seed" in metafunc.fixturenames:
+        last = FULL_INSTANCES if metafunc.config.getoption("--full") else INSTANCES
+        metafunc.parametrize("first_seed", range(0, last, CHUNK))
+
+
+def test_the_best_uneven_plan_is_that_of_the_twin(first_seed: int, full: bool) -> None:
+    for seed in range(first_seed, first_seed + CHUNK):
+        space = drawn_space(seed, 8 if full and seed % 10 == 0 else 4)
+        expected_s = least_s(space)
+        outcome = search_uneven(space)
+        if expected_s == float("inf"):
+            assert outcome.plan is None, seed
+            continue
+        assert outcome.plan is not None, seed
+        assert outcome.plan.time_s == pytest.approx(expected_s, rel=1e-9), seed
+        assert outcome.lower_bound_s == pytest.approx(expected_s, rel=1e-9), seed
+
+
+def test_a_bound_that_is_too_high_loses_plans(monkeypatch: pytest.MonkeyPatch) -> None:
+    sound = Relaxation._stage_s
+
+    def raised(self: Relaxation, *figures: Any) -> Any:
+        return 1.05 * sound(self, *figures)
+
+    monkeypatch.setattr(Relaxation, "_stage_s", raised)
+    missed = 0
+    for seed in range(25):
+        space = drawn_space(seed, 4)
+        expected_s, outcome = least_s(space), search_uneven(space)
+        late = outcome.plan is None or outcome.plan.time_s > expected_s * (1 + 1e-9)
+        missed += expected_s < float("inf") and (late or outcome.lower_bound_s > expected_s * (1 + 1e-9))
+    assert missed
+
+
+def test_a_gap_is_kept_and_a_budget_tells_its_own() -> None:
+    space = drawn_space(3, 4)
+    best = search_uneven(space)
+    assert best.plan is not None
+    loose = search_uneven(space, gap=0.1)
+    assert loose.plan is not None
+    assert loose.plan.time_s * 0.9 <= loose.lower_bound_s <= best.plan.time_s <= loose.plan.time_s
+    stopped = search_uneven(space, clock=Clock(1e-9))
+    assert stopped.plan is None and 0.0 < stopped.lower_bound_s <= best.plan.time_s
+
+
+def test_nothing_is_found_where_the_time_to_beat_is_the_best() -> None:
+    space = drawn_space(3, 4)
+    best = search_uneven(space).plan
+    assert best is not None
+    assert search_uneven(space, beat_s=best.time_s).plan is None
+    again = search_uneven(space, beat_s=best.time_s * (1 + 1e-6)).plan
+    assert again is not None and again.time_s == pytest.approx(best.time_s, rel=1e-9)
