@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from shardwise.graph import Block, Operand, OpGraph, OpNode, Parameter
 
 
@@ -101,3 +103,89 @@ def llama(*, layers: int = 32, batch: int = 256, seq_len: int = 2048) -> OpGraph
         batch=batch,
         seq_len=seq_len,
     )
+
+
+def random_graph(seed: int) -> OpGraph:
+    """One to three blocks, the middle one repeated, of linear layers, functions, norms, products with
+    themselves, sums and skips, on sizes that do not always divide."""
+    random = np.random.default_rng(seed)
+    sizes = {
+        "b": int(random.choice([16, 24, 31, 64])), "s": int(random.choice([1, 8, 12])),
+        "e": int(random.choice([32, 48, 64, 100])), "f": int(random.choice([64, 96, 130])),
+    }  # fmt: skip
+    blocks = [_random_block(random, sizes, "first", None, "x")]
+    if random.random() < 0.7:
+        blocks.append(_random_block(random, sizes, "middle", "m", "m", repeat=int(random.integers(1, 4))))
+    last = _random_block(random, sizes, "last", "z", "z")
+    loss = op("loss", "mean_square", sizes, [(last.operators[-1].name, "bse"), ("target", "bse")], "")
+    blocks.append(Block(name="last", operators=(*last.operators, loss), entry="z"))
+    shape = (sizes["b"], sizes["s"], sizes["e"])
+    return OpGraph(
+        name=f"random {seed}", inputs={"x": shape, "target": shape}, blocks=tuple(blocks), batch=sizes["b"]
+    )
+
+
+FUNCTIONS = ("relu", "gelu", "dropout", "identity", "exp")
+
+
+def _random_block(
+    random: np.random.Generator,
+    sizes: dict[str, int],
+    name: str,
+    entry: str | None,
+    start: str,
+    repeat: int = 1,
+) -> Block:
+    """Up to four steps, each from the tensor before it or an earlier one, to a tensor [b, s, e]."""
+    made = [start]
+    operators: list[OpNode] = []
+    unread: list[str] = []
+
+    def add(kind: str, inputs: list[str], *parameters: tuple[str, str], **attributes: str) -> None:
+        own = f"{name}{len(operators)}"
+        named = [(f"{own}.{each}", dims) for each, dims in parameters]
+        operators.append(op(own, kind, sizes, [(each, "bse") for each in inputs], "bse", named, **attributes))
+        for each in inputs:
+            if each in unread:
+                unread.remove(each)
+        made.append(own)
+        unread.append(own)
+
+    for _ in range(int(random.integers(1, 4))):
+        source = made[-1] if random.random() < 0.7 else made[int(random.integers(len(made)))]
+        choice = random.random()
+        if choice < 0.35:
+            _wide(random, sizes, operators, made, unread, source, name)
+        elif choice < 0.5:
+            add("layer_norm", [source], ("scale", "e"), ("shift", "e"))
+        elif choice < 0.65:
+            add("elementwise", [source, source], function="multiply")
+        elif choice < 0.8:
+            add("elementwise", [source], function=FUNCTIONS[int(random.integers(len(FUNCTIONS)))])
+        else:
+            add("elementwise", [source, made[int(random.integers(len(made)))]], function="add")
+    # What nobody has read, and the entry, end in one sum.
+    left = [*dict.fromkeys([*unread, start])]
+    add("elementwise", left, function="add" if len(left) > 1 else "identity")
+    return Block(name=name, operators=tuple(operators), entry=entry, repeat=repeat)
+
+
+def _wide(
+    random: np.random.Generator,
+    sizes: dict[str, int],
+    operators: list[OpNode],
+    made: list[str],
+    unread: list[str],
+    source: str,
+    name: str,
+) -> None:
+    """A layer to f and one back to e, with biases or without."""
+    own = f"{name}{len(operators)}"
+    bias = [(f"{own}.bias", "f")] if random.random() < 0.5 else []
+    operators.append(op(own, "linear", sizes, [(source, "bse")], "bsf", [(f"{own}.weight", "ef"), *bias]))
+    back = f"{name}{len(operators)}"
+    operators.append(op(back, "linear", sizes, [(own, "bsf")], "bse", [(f"{back}.weight", "fe")]))
+    if source in unread:
+        unread.remove(source)
+    made.append(back)
+    unread.append(back)

@@ -16,6 +16,7 @@ from shardwise.cost.layers import GRID_FIELDS, Parts, block_works
 from shardwise.cost.layouts import LaidOut, layout_chain
 from shardwise.cost.lone_stage import Kinds, StagePrice, StageShape, hop_s, kinds_of, stage_price
 from shardwise.cost.memory import PARTS, RankBytes, host_bytes, peak_bytes, rank_bytes
+from shardwise.cost.one_layout import LayoutPrice, price_layout
 from shardwise.cost.paths import Paths, least_s
 from shardwise.cost.peaks import Peaks, around_s, peaks_of
 from shardwise.cost.price import (
@@ -57,6 +58,7 @@ __all__ = [
     "Index",
     "Kinds",
     "LaidOut",
+    "LayoutPrice",
     "Lie",
     "Nodes",
     "Parts",
@@ -105,6 +107,7 @@ __all__ = [
     "peak_bytes",
     "peaks_of",
     "price_everywhere",
+    "price_layout",
     "price_peaks",
     "priced_grids",
     "rank_bytes",

@@ -101,10 +101,12 @@ def structures_of(graph: OpGraph, training: Training) -> list[Structure]:
     structures: list[Structure] = []
     needs_gradient = False
     for place, block in enumerate(graph.blocks):
+        # Repetitions are alike: the first one's entry needs a gradient where the others' do.
+        trains = block.repeat > 1 and any(op.parameters for op in block.operators)
         structure = structure_of(
             block,
             graph.inputs,
-            entry_needs_gradient=needs_gradient,
+            entry_needs_gradient=needs_gradient or trains,
             has_next=place < len(graph.blocks) - 1,
             stops_early=training.profile.recompute_stops_early,
         )

@@ -10,7 +10,7 @@ from shardwise.cost.layouts.choices import Choices
 from shardwise.cost.layouts.conversions import group_sizes
 from shardwise.cost.layouts.forms import Values
 from shardwise.cost.layouts.ground import Ground
-from shardwise.graph import Exchange, Rule, divided_dims
+from shardwise.graph import Exchange
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,23 +30,12 @@ def exchanged(ground: Ground, choices: Choices) -> Exchanged:
         rows = np.flatnonzero(follows.any(axis=1))
         sizes = group_sizes(ground.mesh, follows[rows])
         for exchange in rule.exchanges:
-            nbytes = _nbytes(ground, choices, rule, exchange, follows)[rows]
+            elements = exchange.copies * choices.extent(exchange.dims)[rows]
+            nbytes = elements * (exchange.element_bytes or ground.activation_bytes)
             once_s = _once_s(ground, exchange, nbytes, sizes)
             forward_s[rows] += exchange.forward_calls * once_s
             backward_s[rows] += exchange.backward_calls * once_s
     return Exchanged(forward_s, backward_s)
-
-
-def _nbytes(ground: Ground, choices: Choices, rule: Rule, exchange: Exchange, follows: Values) -> Values:
-    """Bytes (K) exchanged: what the rule divides counts as all that its group has."""
-    op = choices.op
-    divided = divided_dims(op, rule)
-    group = np.where(follows, np.array(ground.ranks), 1).prod(axis=1)
-    elements = np.full(len(choices), exchange.copies)
-    for dim in exchange.dims:
-        local = choices.sizes[dim]
-        elements = elements * (np.minimum(local * group, op.dims[dim]) if dim in divided else local)
-    return elements * (exchange.element_bytes or ground.activation_bytes)
 
 
 def _once_s(ground: Ground, exchange: Exchange, nbytes: Values, sizes: tuple[Values, ...]) -> Values:

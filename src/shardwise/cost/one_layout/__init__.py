@@ -1,0 +1,9 @@
+"""One layout of an operator graph, priced from its names alone.
+
+Plain scalar code written from docs/tracking.md, to hold prices of all layouts at once against: it shares the
+equations, the records and what kinds of operators say with `cost.layouts`, and no code.
+"""
+
+from shardwise.cost.one_layout.price import LayoutPrice, price_layout
+
+__all__ = ["LayoutPrice", "price_layout"]

@@ -1,0 +1,50 @@
+"""What a step spends and holds, entry by entry."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+
+
+@dataclass(slots=True)
+class Ledger:
+    """Seconds and bytes of a step in the making.
+
+    `seconds` by what they are spent on; `computed_s` of them are backward computation, `busy_s` of which have
+    communication of their own beside them. Gradients are summed for `summed_s`, of which `hideable_s` may run
+    beside the rest. `held` bytes by what they are; `again_bytes` and `peak_bytes` are of the block at work,
+    `most_bytes` the largest sum of both of any block.
+    """
+
+    seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
+    held: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
+    computed_s: float = 0.0
+    busy_s: float = 0.0
+    summed_s: float = 0.0
+    hideable_s: float = 0.0
+    again_bytes: float = 0.0
+    peak_bytes: float = 0.0
+    most_bytes: float = 0.0
+
+    def spend(self, what: str, seconds: float) -> None:
+        """Seconds of their own."""
+        self.seconds[what] += seconds
+
+    def compute_backward(self, what: str, seconds: float) -> None:
+        """Seconds of computation beside which gradients may be summed."""
+        self.seconds[what] += seconds
+        self.computed_s += seconds
+
+    def need(self, nbytes: float) -> None:
+        """Bytes that one moment of the block needs."""
+        self.peak_bytes = max(self.peak_bytes, nbytes)
+
+    def end_block(self) -> None:
+        """The next block begins with nothing made again."""
+        self.most_bytes = max(self.most_bytes, self.again_bytes + self.peak_bytes)
+        self.again_bytes = self.peak_bytes = 0.0
+
+    def step_s(self, slowdown: float) -> float:
+        """All seconds, and as many of the gradients' as do not hide; hiding slows what hides them."""
+        hidden_s = min(self.hideable_s, self.computed_s - self.busy_s)
+        return sum(self.seconds.values()) + self.summed_s - hidden_s + (slowdown - 1.0) * hidden_s

@@ -1,0 +1,107 @@
+"""What a parameter costs: to hold it, to update it, to bring it to its readers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from shardwise.cost.one_layout.ledger import Ledger
+from shardwise.cost.one_layout.rank import Placements, Rank, gradient_held, owned_held, value_held
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Use:
+    """A parameter at one of its readers: how it is stored and used, the `share` of the reader's computation
+    beside which its traffic runs, and what the reader needs while it works."""
+
+    shape: tuple[int, ...]
+    stored: Placements
+    used: Placements
+    share: float
+    forward_s: float
+    backward_s: float
+    working_bytes: float
+
+
+def store(rank: Rank, ledger: Ledger, use: Use) -> None:
+    """Weights, gradients and optimizer states, and the pass of the optimizer over what the rank owns."""
+    recipe, optimizer = rank.machine.recipe, rank.machine.optimizer
+    whole = rank.elements(use.shape, value_held(use.stored))
+    owned = rank.elements(use.shape, owned_held(use.stored))
+    ledger.held["parameters"] += whole * recipe.weight_bytes
+    ledger.held["gradients"] += whole * recipe.gradient_bytes
+    ledger.held["optimizer"] += owned * (recipe.master_bytes + optimizer.state_bytes)
+    # Gradient read, master copy (or the weight itself) and states read and written, weight written; the norm
+    # of the gradients reads them twice and writes them.
+    copied = (
+        2.0 * recipe.master_bytes + recipe.weight_bytes if recipe.master_bytes else 2.0 * recipe.weight_bytes
+    )
+    moved_bytes = 4.0 * recipe.gradient_bytes + copied + 2.0 * optimizer.state_bytes
+    ledger.spend("optimizer", owned * moved_bytes / rank.stream_bytes_per_s)
+    if optimizer.work_flop_per_hidden and len(use.shape) > 1:
+        peak = rank.machine.matmul_flop_per_s * rank.machine.efficiency.matmul.peak_fraction
+        ledger.spend("optimizer", owned * optimizer.work_flop_per_hidden * min(use.shape) / peak)
+
+
+def _whole_bytes(rank: Rank, use: Use, used: Placements, is_gathered: bool) -> float:
+    """Copies beside what is stored: whole weights of this use and of the next, and a whole gradient."""
+    recipe = rank.machine.recipe
+    in_use = rank.elements(use.shape, value_held(used))
+    nbytes = 2.0 * recipe.weight_bytes * in_use if is_gathered else 0.0
+    if in_use != rank.elements(use.shape, value_held(use.stored)):
+        nbytes += recipe.gradient_bytes * in_use
+    return nbytes
+
+
+def _gather_s(rank: Rank, use: Use, used: Placements) -> float:
+    weight_bytes = rank.machine.recipe.weight_bytes
+    return rank.bring_s(use.shape, weight_bytes, value_held(use.stored), value_held(used))
+
+
+def _sum_gradient(rank: Rank, ledger: Ledger, use: Use, used: Placements, *, is_gathered: bool) -> None:
+    gradient_bytes = rank.machine.recipe.gradient_bytes
+    summed_s = rank.bring_s(use.shape, gradient_bytes, gradient_held(used), owned_held(use.stored))
+    overlap = rank.profile.shard_overlap if is_gathered else rank.profile.data_overlap
+    ledger.summed_s += summed_s
+    ledger.hideable_s += overlap * summed_s
+
+
+def _update_s(rank: Rank, use: Use) -> float:
+    """Gathering the weights that others updated."""
+    weight_bytes = rank.machine.recipe.weight_bytes
+    return rank.bring_s(use.shape, weight_bytes, owned_held(use.stored), value_held(use.stored))
+
+
+def _beside_s(rank: Rank, seconds: float, computed_s: float, overlap: float) -> tuple[float, float]:
+    hidden_s = min(overlap * seconds, computed_s)
+    return seconds + (rank.slowdown - 2.0) * hidden_s, hidden_s
+
+
+def use_alone(rank: Rank, ledger: Ledger, use: Use) -> None:
+    """The only reader: its weights come beside the computation of both of its passes."""
+    gather_s = _gather_s(rank, use, use.used)
+    shard_overlap, data_overlap = rank.profile.shard_overlap, rank.profile.data_overlap
+    there_s, _ = _beside_s(rank, gather_s, use.share * use.forward_s, shard_overlap)
+    back_s, busy_s = _beside_s(rank, gather_s, use.share * use.backward_s, shard_overlap)
+    updated_s, _ = _beside_s(rank, _update_s(rank, use), use.share * use.forward_s, data_overlap)
+    ledger.spend("gathers", there_s + back_s + updated_s)
+    ledger.busy_s += busy_s
+    _sum_gradient(rank, ledger, use, use.used, is_gathered=gather_s > 0.0)
+    ledger.need(use.working_bytes + _whole_bytes(rank, use, use.used, gather_s > 0.0))
+
+
+def use_shared(rank: Rank, ledger: Ledger, use: Use, shared: Placements, *, readers: int) -> None:
+    """One of several readers, for all of which the parameter is brought to `shared`; `readers` is their
+    number at the first of them, and 0 later: there all of them pay for that, and the gradient is summed."""
+    recipe = rank.machine.recipe
+    if readers:
+        gather_s = _gather_s(rank, use, shared)
+        ledger.spend("gathers", 2.0 * readers * gather_s + _update_s(rank, use))
+        _sum_gradient(rank, ledger, use, shared, is_gathered=gather_s > 0.0)
+        ledger.need(_whole_bytes(rank, use, shared, gather_s > 0.0))
+    start, end = value_held(shared), value_held(use.used)
+    there_s = rank.bring_s(use.shape, recipe.weight_bytes, start, end)
+    back_s = rank.bring_s(use.shape, recipe.gradient_bytes, gradient_held(use.used), gradient_held(shared))
+    ledger.spend("gathers", 2.0 * there_s + back_s)
+    if start != end:
+        copy = rank.elements(use.shape, end) * (recipe.weight_bytes + recipe.gradient_bytes)
+        ledger.need(use.working_bytes + copy)

@@ -1,0 +1,188 @@
+"""One rank of a mesh: how fast it computes and talks to groups of others, one number at a time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import ceil, prod
+from typing import Literal
+
+from shardwise.cluster import AttentionCurve, Cluster, Mesh
+from shardwise.cost.problem import Machine, machine_of
+from shardwise.cost.training import Training
+from shardwise.equations import comm
+from shardwise.graph import PARTIAL, STATES_SPLIT, WHOLE, WHOLE_SUMMED, Placement
+from shardwise.strategy import Profile
+
+Held = int | Literal["whole", "partial", "share"]
+"""What a rank holds of a tensor along an axis: its part of a dim, all of it, a partial sum, or (of optimizer
+states) a share of no dim in particular."""
+
+Placements = tuple[Placement, ...]
+
+
+def value_held(placements: Placements) -> tuple[Held, ...]:
+    """What ranks hold of a tensor that lies so."""
+    words: dict[int, Held] = {
+        WHOLE: "whole",
+        WHOLE_SUMMED: "whole",
+        STATES_SPLIT: "whole",
+        PARTIAL: "partial",
+    }
+    return tuple(words.get(each, int(each)) for each in placements)
+
+
+def gradient_held(placements: Placements) -> tuple[Held, ...]:
+    """What ranks hold of the gradient of a tensor that lies so."""
+    words: dict[int, Held] = {WHOLE: "whole", WHOLE_SUMMED: "partial", PARTIAL: "whole"}
+    return tuple(words.get(each, int(each)) for each in placements)
+
+
+def owned_held(placements: Placements) -> tuple[Held, ...]:
+    """What ranks hold of the optimizer states of a parameter that is stored so."""
+    return tuple(
+        "share" if each == STATES_SPLIT else held
+        for each, held in zip(placements, value_held(placements), strict=True)
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Rank:
+    """A rank of `mesh` on `machine`, with the customs of its software."""
+
+    machine: Machine
+    profile: Profile
+    mesh: Mesh
+
+    @property
+    def activation_bytes(self) -> float:
+        return self.machine.recipe.activation_bytes
+
+    @property
+    def stream_bytes_per_s(self) -> float:
+        """What a pass over much memory reaches."""
+        return self.machine.memory_bytes_per_s * self.machine.efficiency.memory.fraction
+
+    @property
+    def slowdown(self) -> float:
+        """How much computation is slowed by what runs beside it."""
+        return min(2.0, self.machine.efficiency.overlap_slowdown)
+
+    @property
+    def fused_attention(self) -> AttentionCurve | None:
+        kernels = self.machine.efficiency.attention
+        for name in self.profile.attention:
+            if name in kernels:
+                return kernels[name]
+        return None
+
+    def elements(self, shape: tuple[int, ...], held: tuple[Held, ...]) -> float:
+        """Elements of a tensor on the rank with most of them."""
+        counts = list(shape)
+        shares = 1
+        parts = [1] * len(shape)
+        for word, axis in zip(held, self.mesh.axes, strict=True):
+            if word == "share":
+                shares *= axis.size
+            elif isinstance(word, int):
+                parts[word] *= axis.size
+        counts = [ceil(count / part) for count, part in zip(counts, parts, strict=True)]
+        return float(ceil(prod(counts) / shares))
+
+    def group(self, axes: list[int]) -> list[int]:
+        """Members per tier of the group that so many axes span."""
+        tiers = range(len(self.machine.tiers))
+        return [prod(self.mesh.axes[axis].sizes[tier] for axis in axes) for tier in tiers]
+
+    def _reached(self, sizes: list[int]) -> tuple[list[float], list[float], list[float]]:
+        """Latency, start and bytes per second of rings through such a group, per tier."""
+        tiers, efficiency = self.machine.tiers, self.machine.efficiency
+        alphas, starts, speeds = [], [], []
+        inside, below = 1, 1
+        for tier, size in zip(tiers, sizes, strict=True):
+            curve = efficiency.scale_out if tier.is_network else efficiency.scale_up
+            speed = curve.fraction * (tier.span / below) ** -curve.crowding * tier.bytes_per_s
+            if 1 < inside < below:
+                speed *= curve.partial_fraction
+            alphas.append(tier.latency_s)
+            starts.append(curve.startup_s)
+            speeds.append(speed)
+            inside *= size
+            below = tier.span
+        return alphas, starts, speeds
+
+    def _start_s(self, sizes: list[int]) -> float:
+        starts = self._reached(sizes)[1]
+        return max((start for start, size in zip(starts, sizes, strict=True) if size > 1), default=0.0)
+
+    def ring_s(self, nbytes: float, sizes: list[int]) -> float:
+        """A reduce-scatter of so many bytes, or an all-gather to so many."""
+        alphas, _, speeds = self._reached(sizes)
+        return float(comm.pass_s(nbytes, sizes, alphas, speeds)) + self._start_s(sizes)
+
+    def all_reduce_s(self, nbytes: float, sizes: list[int]) -> float:
+        alphas, _, speeds = self._reached(sizes)
+        has_switch = [1.0 if tier.in_switch_reduction else 0.0 for tier in self.machine.tiers]
+        return float(comm.all_reduce_s(nbytes, sizes, alphas, speeds, has_switch)) + self._start_s(sizes)
+
+    def all_to_all_s(self, nbytes: float, sizes: list[int]) -> float:
+        alphas, _, _ = self._reached(sizes)
+        speeds = self._reached([1] * len(sizes))[2]
+        moved_s = float(comm.all_to_all_s(nbytes, sizes, alphas, speeds, [1.0] * len(sizes)))
+        return moved_s + self._start_s(sizes)
+
+    def neighbours_s(self, nbytes: float, sizes: list[int]) -> float:
+        """So many bytes to the nearest ranks of a group, over the outermost tier that it meets on."""
+        met = [tier for tier, size in enumerate(sizes) if size > 1]
+        tier = met[-1] if met else 0
+        alphas, starts, _ = self._reached(sizes)
+        speed = self._reached([1] * len(sizes))[2][tier]
+        return float(comm.point_to_point_s(nbytes, alphas[tier] + starts[tier], speed))
+
+    def bring_s(
+        self, shape: tuple[int, ...], element_bytes: float, start: tuple[Held, ...], end: tuple[Held, ...]
+    ) -> float:
+        """From what is held to what is to be held: parts are cut out first, then partial sums summed up to
+        parts, parts exchanged, partial sums summed up whole, parts gathered; zeros around parts last."""
+        now = list(start)
+        seconds = 0.0
+
+        def axes(fits: object) -> list[int]:
+            return [axis for axis, pair in enumerate(zip(start, end, strict=True)) if kind_of(*pair) == fits]
+
+        for kind in ("cut", "reduce-scatter", "all-to-all", "all-reduce", "all-gather", "pad"):
+            group = axes(kind)
+            before = self.elements(shape, tuple(now)) * element_bytes
+            for axis in group:
+                now[axis] = end[axis]
+            after = self.elements(shape, tuple(now)) * element_bytes
+            if not group:
+                continue
+            sizes = self.group(group)
+            if kind == "reduce-scatter":
+                seconds += self.ring_s(before, sizes)
+            elif kind == "all-to-all":
+                seconds += self.all_to_all_s(before, sizes)
+            elif kind == "all-reduce":
+                seconds += self.all_reduce_s(before, sizes)
+            elif kind == "all-gather":
+                seconds += self.ring_s(after, sizes)
+        return seconds
+
+
+def kind_of(start: Held, end: Held) -> str:
+    """What an axis has to do, in a word; none where ranks have what they need, or can make it alone."""
+    if start == "whole":
+        return "none" if end in ("whole", "partial") else "cut"
+    if start == "partial":
+        return {"whole": "all-reduce", "partial": "none"}.get(str(end), "reduce-scatter")
+    if end == "whole":
+        return "all-gather"
+    if end == "partial":
+        return "pad"
+    return "all-to-all" if isinstance(end, int) and end != start else "none"
+
+
+def rank_of(cluster: Cluster, training: Training, mesh: Mesh) -> Rank:
+    """A rank of the mesh."""
+    machine = machine_of(cluster, training.dtype, training.optimizer, training.profile)
+    return Rank(machine, training.profile, mesh)

@@ -1,0 +1,113 @@
+"""A layout priced from its names alone costs what the chain of all layouts says: two programs, one page."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.property.layout_instances import llama, mlp, random_graph
+
+import shardwise.cost.one_layout
+from shardwise.cluster import Mesh, load_cluster, mesh_of
+from shardwise.cost.layouts.chain import LaidOut, layout_chain
+from shardwise.cost.layouts.columns import Columns
+from shardwise.cost.one_layout import LayoutPrice, price_layout
+from shardwise.cost.training import Training
+from shardwise.graph import OpGraph
+from shardwise.search.tracking.solution import Choice, Solution, measure
+from shardwise.strategy import PROFILES
+
+SOFTWARE = (
+    Training(dtype="bf16"),
+    Training(dtype="bf16", profile=PROFILES["megatron-2026"], optimizer="muon"),
+    Training(dtype="fp16", profile=PROFILES["megatron-2022"]),
+    Training(dtype="bf16", profile=PROFILES["fsdp"], optimizer="sgd"),
+    Training(dtype="fp8", profile=PROFILES["fsdp2"]),
+    Training(dtype="fp32", profile=PROFILES["megatron-2021"], optimizer="adafactor"),
+)
+CLUSTERS = (
+    ("8x8xH100-SXM", ((8, 8), (4,), (2, 4), (4, 16), (2, 2, 2), (3,), (1,))),
+    ("4xA100-80G", ((2, 2),)),
+)
+
+
+def random_solution(random: np.random.Generator, laid: LaidOut) -> Solution:
+    """Any choice of each variable; borders agree."""
+    chosen: list[Choice] = []
+    border: int | None = None
+    for link in laid.chain:
+        for _ in range(link.repeat):
+            mode = int(random.integers(len(link.modes)))
+            part = link.modes[mode][1]
+            choices = [int(random.integers(size)) for size in part.sizes]
+            if part.entry is not None and border is not None:
+                choices[part.entry] = border
+            chosen.append(Choice(mode, tuple(choices)))
+            border = None if part.exit is None else choices[part.exit]
+    return tuple(chosen)
+
+
+def both(
+    graph: OpGraph, cluster: str, ranks: tuple[int, ...], training: Training, seed: int
+) -> tuple[tuple[float, float], LayoutPrice]:
+    """A random layout by the chain and by its names."""
+    machines = load_cluster(cluster)
+    mesh: Mesh = mesh_of(machines, ranks)
+    laid = layout_chain(graph, machines, training, mesh)
+    solution = random_solution(np.random.default_rng(seed), laid)
+    return measure(laid.chain, solution), price_layout(graph, machines, training, mesh, laid.layout(solution))
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_the_chain_and_the_walk_agree(seed: int) -> None:
+    random = np.random.default_rng(seed)
+    cluster, meshes = CLUSTERS[int(random.random() < 0.2)]
+    ranks = meshes[int(random.integers(len(meshes)))]
+    training = SOFTWARE[seed % len(SOFTWARE)]
+    if cluster.endswith("A100-80G") and training.dtype == "fp8":
+        training = SOFTWARE[0]
+    (time_s, memory_bytes), price = both(random_graph(seed), cluster, ranks, training, seed)
+    assert price.time_s == pytest.approx(time_s, rel=1e-9)
+    assert price.memory_bytes == pytest.approx(memory_bytes, rel=1e-9)
+
+
+@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("graph", [llama(layers=3, batch=16, seq_len=64), mlp(512, 64, 256, 40)])
+def test_they_agree_on_transformers(graph: OpGraph, seed: int) -> None:
+    (time_s, memory_bytes), price = both(graph, "8x8xH100-SXM", (4, 8), SOFTWARE[seed % 5], seed)
+    assert price.time_s == pytest.approx(time_s, rel=1e-9)
+    assert price.memory_bytes == pytest.approx(memory_bytes, rel=1e-9)
+
+
+def test_parts_sum_to_the_whole() -> None:
+    _, price = both(llama(layers=2, batch=16, seq_len=64), "8x8xH100-SXM", (4, 8), SOFTWARE[0], 0)
+    assert sum(price.seconds.values()) == pytest.approx(price.time_s)
+    assert sum(price.nbytes.values()) == pytest.approx(price.memory_bytes)
+
+
+def test_the_walk_shares_no_code_with_the_chain() -> None:
+    folder = Path(shardwise.cost.one_layout.__file__).parent
+    taken = set()
+    for module in folder.glob("*.py"):
+        for node in ast.walk(ast.parse(module.read_text("utf-8"))):
+            if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("shardwise"):
+                taken.add(node.module)
+    allowed = {
+        "shardwise.cluster", "shardwise.equations", "shardwise.errors", "shardwise.graph",
+        "shardwise.strategy", "shardwise.cost.problem", "shardwise.cost.training",
+    }  # fmt: skip
+    assert {name for name in taken if not name.startswith("shardwise.cost.one_layout")} <= allowed
+
+
+def test_gradients_that_hide_beside_nothing_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The broken twin."""
+
+    def blocked(columns: Columns, ground: object, seconds: object, overlap: object) -> None:
+        columns.blocked(seconds)
+
+    monkeypatch.setattr(Columns, "summed_gradients", blocked)
+    graph = llama(layers=3, batch=16, seq_len=64)
+    (time_s, _), price = both(graph, "8x8xH100-SXM", (4, 8), SOFTWARE[0], 3)
+    assert price.time_s != pytest.approx(time_s, rel=1e-9)
