@@ -328,6 +328,7 @@ def test_help_lists_the_commands_and_no_command_shows_it_too(run: Run) -> None:
         "models",
         "devices",
         "graphs",
+        "capture",
     ):
         assert f"  {name} " in shown.out
     assert "╭" not in shown.out
@@ -349,6 +350,7 @@ OPTIONS = {
     "models": "--json",
     "devices": "--json",
     "graphs": "--json",
+    "capture": "--out --batch",
 }
 
 

@@ -407,3 +407,27 @@ def graphs(is_json: IsJson = False) -> Output:
     from shardwise.app.cli import graphs as shipped
 
     return shipped.graphs(is_json=is_json)
+
+
+@app.command()
+def capture(
+    target: Annotated[
+        str,
+        typer.Argument(
+            metavar="FILE.py:function",
+            help="A function that returns (module, inputs), called with meta as the default device; its "
+            "file is run.",
+            show_default=False,
+        ),
+    ],
+    out: Annotated[str, typer.Option(metavar="GRAPH", help="Where the graph is written.")],
+    batch: Annotated[
+        str | None,
+        typer.Option(metavar="N", help="Samples per optimizer step.", show_default=False),
+    ] = None,
+) -> Output:
+    """Make an operator graph of a PyTorch module. Runs your code."""
+    from shardwise.app.cli import capturing, request
+
+    samples = None if batch is None else request.count("--batch", batch, low=1, high=10**9)
+    return capturing.captured(target, out, batch=samples)

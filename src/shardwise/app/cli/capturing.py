@@ -1,0 +1,49 @@
+"""What `capture` answers: a user's PyTorch module as a graph file."""
+
+from __future__ import annotations
+
+import json
+
+from shardwise.app.cli.output import Line, Output, talk
+from shardwise.app.cli.request import writable
+from shardwise.app.cli.tables import table
+from shardwise.errors import ConfigError
+from shardwise.graph import OpGraph, forward_flop, graph_text, parameter_count, step_flop
+from shardwise.inputs import parse_mapping, printable, shown
+from shardwise.plan import write_file
+from shardwise.units import format_count
+
+
+def captured(target: str, out: str, *, batch: int | None) -> Output:
+    """Runs the code that `FILE.py:function` names, and writes the graph of its module to `out`."""
+    path, colon, function = target.rpartition(":")
+    if not colon or not path or not function.isidentifier():
+        raise ConfigError(
+            "names no function of a file",
+            key="FILE.py:function",
+            found=shown(target),
+            allowed="train.py:build",
+        )
+    writable("--out", out, inputs=(path,))
+    from shardwise.runtime import capture  # with torch, which nothing else needs
+
+    talk([f"shardwise: runs {printable(path)}, which is your code"])
+    graph = capture(path, function, batch=batch)
+    text = graph_text(graph)
+    document = parse_mapping(text, file=out if out.endswith(".yaml") else None)
+    if out.lower().endswith(".json"):
+        text = json.dumps(document, indent=1) + "\n"
+    write_file(out, text.encode())
+    return Output(lines=_lines(graph), talk=[f"wrote {printable(out)}"])
+
+
+def _lines(graph: OpGraph) -> list[Line]:
+    head = f" {graph.name}: {format_count(parameter_count(graph))} parameters, {graph.operators:,} operators"
+    sizes = f" batch {graph.batch:,}" + (f", sequence {graph.seq_len:,}" if graph.seq_len else "")
+    flop = f"forward {forward_flop(graph):.3e}, step {step_flop(graph):.3e} FLOP"
+    rows = [(f" {block.name}", str(len(block.operators)), f"{block.repeat:,}") for block in graph.blocks]
+    return [
+        ((head, "title"),),
+        ((f"{sizes} · {flop}", "dim"),),
+        *table((" block", "operators", "times"), rows, left=1),
+    ]

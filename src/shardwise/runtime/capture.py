@@ -1,0 +1,162 @@
+"""A user's PyTorch module as a graph of operators, found on the meta device: no tensor is ever filled.
+
+The module is exported (torch.export) and its operators are named as kinds; the backward pass is what the
+kinds say of it. What depends on no parameter (masks, tables of angles) is data, made before the step.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from shardwise.errors import ConfigError
+from shardwise.graph import OpGraph, check_graph
+from shardwise.inputs import nearest, printable
+from shardwise.runtime.capture_blocks import blocks_of, needed
+from shardwise.runtime.capture_build import Builder, View, view_of
+from shardwise.runtime.capture_code import (
+    DEFAULT_BATCH,
+    batch_of,
+    example_of,
+    takes,
+    user_function,
+    with_batch,
+)
+from shardwise.runtime.capture_pointwise import POINTWISE
+from shardwise.runtime.capture_products import PRODUCTS, recurrent
+from shardwise.runtime.capture_sizes import Dims, dims_by_value
+from shardwise.runtime.capture_trace import Call, Ref, Trace, trace_of
+from shardwise.runtime.capture_views import LOST, TUPLES, VIEWS, Handler, Made
+
+HANDLERS: Mapping[str, Handler] = {**VIEWS, **POINTWISE, **PRODUCTS}
+"""By the name of PyTorch's operator without `aten.` and its overload."""
+
+RESULTS = {**TUPLES, "lstm": recurrent, "gru": recurrent}
+"""Those with several results."""
+
+
+def capture(path: str, name: str, *, batch: int | None = None) -> OpGraph:
+    """The graph of the module that the function `name` of the Python file at `path` makes.
+
+    Runs the user's code, with meta as the default device. The function returns `(module, inputs)`, where the
+    module's forward gives the loss. Where it takes `batch` (and `seq_len`), it is called with `batch` samples
+    (else its default); otherwise the first dim of its first input is the batch, in all inputs that have one
+    as long. What grows with it is found by tracing again at twice the size. Raises ConfigError with the line
+    that stops the capture.
+    """
+    file = os.path.realpath(path)
+    function = user_function(path, name)
+    traces, sizes = _traces(function, file, batch)
+    trace = traces.pop("")
+    dims = dims_by_value(trace, traces, file)
+    builder = Builder(file=file)
+    for value in trace.data:
+        builder.views[value] = view_of(value, dims[value][0], is_data=True)
+    for value, (own, _) in trace.parameters.items():
+        builder.views[value] = view_of(own, dims[value][0], is_parameter=True)
+    for call in trace.calls:
+        builder.views[call.name] = _made(builder, call, dims[call.name])
+    nodes = needed(builder.nodes, _loss(builder, trace))
+    read = {operand.source for node in nodes for operand in node.inputs}
+    inputs = {value: shape for value, shape in builder.inputs.items() if value in read}
+    blocks = blocks_of(nodes, inputs)
+    kept = {operand.source for block in blocks for node in block.operators for operand in node.inputs}
+    graph = OpGraph(
+        name=printable(name),
+        inputs={value: shape for value, shape in inputs.items() if value in kept},
+        blocks=blocks,
+        batch=sizes["batch"],
+        seq_len=sizes.get("seq_len"),
+        growth={
+            dim: growth
+            for dim, growth in builder.growth.items()
+            if any(dim in node.dims for block in blocks for node in block.operators)
+        },
+        source=f"captured from {printable(os.path.basename(path))}:{printable(name)}",
+    )
+    check_graph(graph)
+    return graph
+
+
+def _traces(
+    function: Callable[..., Any], file: str, batch: int | None
+) -> tuple[dict[str, Trace], dict[str, int]]:
+    """The trace at the sizes asked for, under "", and those with one of them doubled, by its name."""
+    has_batch, own_batch = takes(function, "batch")
+    has_seq_len, seq_len = takes(function, "seq_len")
+    if has_seq_len and seq_len is None:
+        raise ConfigError(
+            "has no default", file=file, key=f"{function.__name__}(seq_len)", allowed="seq_len: int = 2048"
+        )
+    sizes = {"batch": batch or own_batch or DEFAULT_BATCH} if has_batch else {}
+    if seq_len is not None:
+        sizes["seq_len"] = seq_len
+    example = example_of(function, file, sizes)
+    if not has_batch:
+        found = batch_of(example, file)
+        sizes["batch"] = batch or found
+        example = with_batch(example, found, sizes["batch"])
+    traces = {"": trace_of(example.module, example.inputs, example.named, file)}
+    for what, size in sizes.items():
+        if what == "batch" and not has_batch:
+            other = with_batch(example, size, 2 * size)
+        else:
+            other = example_of(function, file, {**sizes, what: 2 * size})
+        traces[what] = trace_of(other.module, other.inputs, other.named, file)
+    return traces, sizes
+
+
+def _made(builder: Builder, call: Call, results: tuple[Dims, ...]) -> Made:
+    """What a call makes: data from data, one of several results, or what its operator's handler says."""
+    name = call.target.split(".")[1].rstrip("_") if call.target.startswith("aten.") else call.target
+    if name == "getitem":
+        whole = builder.views[call.arguments[0].name]
+        made = whole[call.arguments[1]] if isinstance(whole, tuple) else whole
+        return LOST if made is None else made
+    if not any(_is_trained(builder.views[ref.name]) for ref in _refs((call.arguments, call.named))):
+        views = tuple(view_of(call.name, dims, is_data=True) for dims in results)
+        return tuple(View(
+            maker=f"{call.name}_{at}", dims=view.dims, axes=view.axes, is_data=True
+        ) for at, view in enumerate(views)) if call.is_tuple else views[0]  # fmt: skip
+    if name in RESULTS:
+        return RESULTS[name](builder, call, results)
+    if name.startswith("_assert"):
+        return LOST
+    if name not in HANDLERS:
+        guess = nearest(name, HANDLERS)
+        hint = f" (near: {guess})" if guess else ""
+        raise builder.refused(
+            call, f"is no operator that graphs have{hint}", "it written with other operators, such as einsum"
+        )
+    return HANDLERS[name](builder, call, results[0])
+
+
+def _refs(value: Any) -> list[Ref]:
+    if isinstance(value, Ref):
+        return [value]
+    if isinstance(value, Mapping):
+        return [ref for item in value.values() for ref in _refs(item)]
+    return [ref for item in value for ref in _refs(item)] if isinstance(value, list | tuple) else []
+
+
+def _is_trained(made: Made) -> bool:
+    """Whether a value depends on a parameter."""
+    views = made if isinstance(made, tuple) else (made,)
+    return made == LOST or any(view is not None and not view.is_data for view in views)
+
+
+def _loss(builder: Builder, trace: Trace) -> str:
+    """The operator that makes the one result, a number."""
+    found = [builder.views[name] for name in trace.results if name in builder.views]
+    first = found[0] if len(found) == 1 else None
+    if not isinstance(first, View) or first.is_data or any(not dim.is_unit for dim in first.dims):
+        shapes = [[dim.size for dim in view.dims] if isinstance(view, View) else "several" for view in found]
+        raise ConfigError(
+            "does not return a loss",
+            file=builder.file,
+            key="forward",
+            found=f"results of shape {', '.join(map(str, shapes))}" if shapes else "no tensor",
+            allowed="a module whose forward returns one number, the loss that is trained",
+        )
+    return first.maker

@@ -1,0 +1,205 @@
+"""Operators of a graph as they are found: names of dims, and values seen through views.
+
+Dims of size 1 that do not grow are left out of every tensor, so that squeezing and broadcasting are only
+names. A value is seen through a view: transposed, with dims of size 1, or repeated along dims that its maker
+has not; readers name its dims in their maker's order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from shardwise.errors import ConfigError
+from shardwise.graph import Growth, Operand, OpNode, Parameter
+from shardwise.runtime.capture_sizes import Dim, Dims
+from shardwise.runtime.capture_trace import Call
+
+Setting = int | float | bool | str
+
+Attributes = Mapping[str, Setting]
+
+Names = tuple[str | None, ...]
+"""One per dim of a view, None for those that are left out."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class View:
+    """What a name in the trace stands for: a maker's tensor, its dims as PyTorch has them, and for each the
+    place among the maker's, None where the maker has it not (size 1, or repeated)."""
+
+    maker: str
+    dims: Dims
+    axes: tuple[int | None, ...]
+    is_parameter: bool = False
+    is_data: bool = False
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it has the maker's dims in the maker's order, but for those of size 1."""
+        return not self.is_repeated and [axis for axis in self.axes if axis is not None] == sorted(
+            axis for axis in self.axes if axis is not None
+        )
+
+    @property
+    def is_repeated(self) -> bool:
+        """Whether it has dims that its maker has not."""
+        return any(axis is None and not dim.is_unit for dim, axis in zip(self.dims, self.axes, strict=True))
+
+
+def view_of(maker: str, dims: Dims, *, is_parameter: bool = False, is_data: bool = False) -> View:
+    """A tensor as it is made."""
+    places = iter(range(len(dims)))
+    axes = tuple(None if dim.is_unit else next(places) for dim in dims)
+    return View(maker=maker, dims=dims, axes=axes, is_parameter=is_parameter, is_data=is_data)
+
+
+class Space:
+    """The names of one operator's dims: alike in all operators for dims of the same size and growth."""
+
+    def __init__(self) -> None:
+        self.dims: dict[str, Dim] = {}
+
+    def fresh(self, dim: Dim) -> str:
+        """A new index of this size."""
+        powers = dim.growth
+        stem = "b" * powers.batch + "s" * powers.seq_len or f"d{dim.size}"
+        name, count = stem, 1
+        while name in self.dims:
+            count += 1
+            name = f"{stem}_{count}"
+        self.dims[name] = dim
+        return name
+
+    def names(self, dims: Sequence[Dim]) -> Names:
+        """New indices, None for dims that are left out."""
+        return tuple(None if dim.is_unit else self.fresh(dim) for dim in dims)
+
+
+@dataclass(slots=True)
+class Builder:
+    """The operators found so far, and what each name in the trace stands for."""
+
+    file: str
+    views: dict[str, View | tuple[View | None, ...]] = field(default_factory=dict)
+    nodes: list[OpNode] = field(default_factory=list)
+    inputs: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    growth: dict[str, Growth] = field(default_factory=dict)
+    taken: set[str] = field(default_factory=set)
+
+    def emit(
+        self,
+        call: Call,
+        kind: str,
+        space: Space,
+        operands: Sequence[tuple[View, Names]],
+        output: Names,
+        dims: Dims,
+        *,
+        name: str | None = None,
+        attributes: Attributes | None = None,
+    ) -> View:
+        """Adds an operator that makes a tensor of `dims`, named by `output`; returns it as it is made."""
+        inputs = [self._operand(view, names) for view, names in operands if not view.is_parameter]
+        parameters = [
+            Parameter(view.maker, _in_makers_order(view, names))
+            for view, names in operands
+            if view.is_parameter
+        ]
+        if not inputs:
+            raise self.refused(
+                call, "computes on parameters alone", "parameters that operators use as they are"
+            )
+        own = self._unique(name or call.name)
+        self.nodes.append(
+            OpNode(
+                name=own,
+                kind=kind,
+                dims={dim: found.size for dim, found in space.dims.items()},
+                inputs=tuple(inputs),
+                parameters=tuple(parameters),
+                output=tuple(dim for dim in output if dim is not None),
+                attributes=attributes or {},
+            )
+        )
+        self.growth.update(
+            {dim: found.growth for dim, found in space.dims.items() if found.growth != Growth()}
+        )
+        return view_of(own, dims)
+
+    def refused(self, call: Call, problem: str, allowed: str) -> ConfigError:
+        """Why a call cannot be captured, by its name and the user's line."""
+        return ConfigError(
+            f"{call.target.removesuffix('.default')} {problem}",
+            file=self.file,
+            key=call.where,
+            found=", ".join(str(list(shape)) for shape in call.shapes) or None,
+            allowed=allowed,
+        )
+
+    def plain(self, call: Call, view: View) -> View:
+        """`view` as a tensor of its own, in its own order, where it is not one already."""
+        view = self.whole(call, view)
+        if view.is_plain:
+            return view
+        space = Space()
+        names = space.names(view.dims)
+        own = f"{call.name}_transpose"
+        return self.emit(
+            call, "transpose", space, [(view, names)], names, view.dims, name=own, attributes={"copies": True}
+        )
+
+    def whole(self, call: Call, view: View) -> View:
+        """`view` with every dim its maker's: what is repeated is made so."""
+        if not view.is_repeated:
+            return view
+        space = Space()
+        names = space.names(view.dims)
+        seen = made_names(view, names)
+        own = f"{call.name}_repeat"
+        return self.emit(
+            call,
+            "elementwise",
+            space,
+            [(view, seen)],
+            names,
+            view.dims,
+            name=own,
+            attributes={"function": "identity"},
+        )
+
+    def _operand(self, view: View, names: Names) -> Operand:
+        if view.is_data and view.maker not in self.inputs:
+            placed = zip(view.axes, view.dims, strict=True)
+            own = sorted((axis, dim.size) for axis, dim in placed if axis is not None)
+            self.inputs[view.maker] = tuple(size for _, size in own)
+            self.taken.add(view.maker)
+        return Operand(view.maker, _in_makers_order(view, names))
+
+    def _unique(self, name: str) -> str:
+        own, count = name, 1
+        while own in self.taken:
+            count += 1
+            own = f"{name}_{count}"
+        self.taken.add(own)
+        return own
+
+
+def made_names(view: View, names: Names) -> Names:
+    """`names` without those of dims that the maker has not."""
+    return tuple(None if axis is None else name for name, axis in zip(names, view.axes, strict=True))
+
+
+def _in_makers_order(view: View, names: Names) -> tuple[str, ...]:
+    """The names of the maker's dims, in its order."""
+    placed = sorted(
+        (axis, name)
+        for axis, name in zip(view.axes, names, strict=True)
+        if axis is not None and name is not None
+    )
+    return tuple(name for _, name in placed)
+
+
+def permuted(view: View, order: Sequence[int]) -> View:
+    """The dims in another order."""
+    return replace(view, dims=tuple(view.dims[at] for at in order), axes=tuple(view.axes[at] for at in order))

@@ -1,0 +1,240 @@
+"""PyTorch's functions of elements, norms, pooling and reductions, as kinds of operators."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from shardwise.runtime.capture_build import Builder, Names, Setting, Space, View, made_names, view_of
+from shardwise.runtime.capture_sizes import Dims
+from shardwise.runtime.capture_trace import Call, Ref
+from shardwise.runtime.capture_views import Handler, Made, argument, optional_tensor, tensor
+
+FUNCTIONS: Mapping[str, str] = {
+    "add": "add", "sub": "subtract", "mul": "multiply", "div": "divide", "neg": "negate", "relu": "relu",
+    "sigmoid": "sigmoid", "tanh": "tanh", "exp": "exp", "sqrt": "sqrt", "rsqrt": "rsqrt", "gelu": "gelu",
+    "silu": "silu", "log": "log", "square": "square", "softplus": "softplus", "clamp": "clamp",
+    "clamp_min": "clamp", "clamp_max": "clamp", "maximum": "maximum", "minimum": "minimum", "where": "where",
+    "masked_fill": "multiply", "hardtanh": "clamp", "relu6": "clamp",
+}  # fmt: skip
+"""Kinds of functions by the name of the operator; `masked_fill` reads what it fills and a mask."""
+
+NONLINEAR = (
+    "leaky_relu", "elu", "selu", "celu", "mish", "hardswish", "hardsigmoid", "logsigmoid", "log_sigmoid",
+    "erf", "abs", "sin", "cos", "reciprocal", "log1p", "expm1", "sign", "floor", "addcmul", "lerp",
+    "rsub", "prelu",
+)  # fmt: skip
+"""Functions that count as any other."""
+
+BY_A_NUMBER: Mapping[str, str] = {
+    "add": "scale",
+    "sub": "scale",
+    "mul": "scale",
+    "div": "scale",
+    "rsub": "scale",
+}
+"""What functions of a tensor and a number are."""
+
+
+def broadcast(builder: Builder, call: Call, function: str, views: Sequence[View], dims: Dims) -> View:
+    """A function of elements: operands lie at the end of the output's dims."""
+    space = Space()
+    output = space.names(dims)
+    operands = []
+    for view in views:
+        own = output[len(output) - len(view.dims) :]
+        seen = tuple(None if dim.is_unit else name for dim, name in zip(view.dims, own, strict=True))
+        operands.append((view, made_names(view, seen)))
+    return builder.emit(call, "elementwise", space, operands, output, dims, attributes={"function": function})
+
+
+def _elementwise(builder: Builder, call: Call, dims: Dims) -> Made:
+    name = call.target.split(".")[1].rstrip("_")
+    values = (*call.arguments, *call.named.values())
+    views = [
+        view
+        for value in values
+        if isinstance(value, Ref) and isinstance(view := builder.views[value.name], View)
+    ]
+    function = FUNCTIONS.get(name, "nonlinear")
+    if len(views) == 1:
+        function = BY_A_NUMBER.get(name, function)
+    if len(views) == 2 and views[0] == views[1] and function == "multiply":
+        function, views = "square", views[:1]
+    return broadcast(builder, call, function, views, dims)
+
+
+def _power(builder: Builder, call: Call, dims: Dims) -> Made:
+    function = "square" if argument(call, 1, "exponent") == 2 else "power"
+    return broadcast(builder, call, function, [tensor(builder, call, 0)], dims)
+
+
+def _dropout(builder: Builder, call: Call, dims: Dims) -> Made:
+    view = tensor(builder, call, 0)
+    is_off = argument(call, 1, "p", 0.5) == 0.0 or not argument(call, 2, "train", True)
+    return view if is_off else broadcast(builder, call, "dropout", [view], dims)
+
+
+def _stack(builder: Builder, call: Call, dims: Dims) -> Made:
+    """As many elements as it reads, in another order."""
+    at = argument(call, 1, "dim", 0) % len(dims)
+    views = []
+    for ref in call.arguments[0]:
+        view = builder.views[ref.name]
+        if isinstance(view, View):
+            unit = view_of("", (*view.dims[:at], type(dims[at])(1), *view.dims[at:])).dims
+            axes = (*view.axes[:at], None, *view.axes[at:])
+            views.append(View(
+                maker=view.maker, dims=unit, axes=axes, is_parameter=view.is_parameter, is_data=view.is_data
+            ))  # fmt: skip
+    return broadcast(builder, call, "nonlinear", views, dims)
+
+
+def _norm(kind: str, weight_at: int) -> Handler:
+    """A norm over the last dims: its input, their sizes, a scale and a shift."""
+
+    def handler(builder: Builder, call: Call, dims: Dims) -> Made:
+        view = builder.plain(call, tensor(builder, call, 0))
+        space = Space()
+        names = space.names(view.dims)
+        count = len(argument(call, 1, "normalized_shape"))
+        over = [name for name in names[len(names) - count :] if name is not None]
+        weights = _weights(builder, call, weight_at, names[len(names) - count :])
+        return builder.emit(
+            call, kind, space, [(view, names), *weights], names, dims, attributes={"over": " ".join(over)}
+        )
+
+    return handler
+
+
+def _weights(builder: Builder, call: Call, place: int, names: Names) -> list[tuple[View, Names]]:
+    """Scale and shift, where there are."""
+    found = (optional_tensor(builder, call, place + at, name) for at, name in enumerate(("weight", "bias")))
+    return [(view, names) for view in found if view is not None and view.is_parameter]
+
+
+def _batch_norm(builder: Builder, call: Call, dims: Dims) -> Made:
+    """Over the whole batch; by kept statistics it is a function of elements."""
+    view = builder.plain(call, tensor(builder, call, 0))
+    space = Space()
+    names = space.names(view.dims)
+    weights = _weights(builder, call, 1, names[1:2])
+    if not argument(call, 5, "training", True):
+        operands = [(view, names), *weights]
+        return builder.emit(
+            call, "elementwise", space, operands, names, dims, attributes={"function": "nonlinear"}
+        )
+    over = " ".join(name for at, name in enumerate(names) if at != 1 and name is not None)
+    return builder.emit(
+        call, "batch_norm", space, [(view, names), *weights], names, dims, attributes={"over": over}
+    )
+
+
+def _group_norm(builder: Builder, call: Call, dims: Dims) -> Made:
+    view = builder.plain(call, tensor(builder, call, 0))
+    space = Space()
+    names = space.names(view.dims)
+    weights = _weights(builder, call, 2, names[1:2])
+    groups = argument(call, 1, "num_groups")
+    return builder.emit(
+        call,
+        "group_norm",
+        space,
+        [(view, names), *weights],
+        names,
+        dims,
+        attributes={"groups": groups, "channel": str(names[1])},
+    )
+
+
+def _softmax(builder: Builder, call: Call, dims: Dims) -> Made:
+    view = builder.plain(call, tensor(builder, call, 0))
+    space = Space()
+    names = space.names(view.dims)
+    over = str(names[argument(call, 1, "dim")])
+    function = "log_softmax" if "log" in call.target else "softmax"
+    return builder.emit(
+        call, "softmax", space, [(view, names)], names, dims, attributes={"over": over, "function": function}
+    )
+
+
+def _reduction(function: str) -> Handler:
+    def handler(builder: Builder, call: Call, dims: Dims) -> Made:
+        view = builder.whole(call, tensor(builder, call, 0))
+        found = argument(call, 1, "dim")
+        every = range(len(view.dims))
+        over = list(every) if not isinstance(found, int | list) or found == [] else found
+        gone = {at % len(view.dims) for at in ([over] if isinstance(over, int) else over)}
+        space = Space()
+        names = space.names(view.dims)
+        if all(view.dims[at].is_unit for at in gone):
+            kept = dims != () and len(dims) == len(view.dims)
+            keep = [at for at in every if kept or at not in gone]
+            return View(
+                maker=view.maker, dims=dims, axes=tuple(view.axes[at] for at in keep),
+                is_parameter=view.is_parameter, is_data=view.is_data,
+            )  # fmt: skip
+        rest = tuple(name for at, name in enumerate(names) if at not in gone)
+        return builder.emit(
+            call, "reduce", space, [(view, names)], rest, dims, attributes={"function": function}
+        )
+
+    return handler
+
+
+def _pool(function: str) -> Handler:
+    """Windows over the last dims, as many as the operator's name says."""
+
+    def handler(builder: Builder, call: Call, dims: Dims) -> Made:
+        spatial = int(call.target.split(".")[1].rstrip("_")[-2])
+        view = builder.plain(call, tensor(builder, call, 0))
+        is_adaptive = "adaptive" in call.target
+        space = Space()
+        names = space.names(view.dims)
+        if is_adaptive and function == "average" and all(dim.is_unit for dim in dims[-spatial:]):
+            rest = names[:-spatial]
+            return builder.emit(
+                call, "reduce", space, [(view, names)], rest, dims, attributes={"function": "mean"}
+            )
+        if any(dim.is_unit for dim in (*view.dims[-spatial:], *dims[-spatial:])):
+            raise builder.refused(call, "makes a single window", "mean(), amax() or an adaptive average")
+        attributes: dict[str, Setting] = {"function": function, "spatial": spatial}
+        if not is_adaptive:
+            kernel = one_of(builder, call, argument(call, 1, "kernel_size"))
+            attributes["kernel"] = kernel
+            attributes["stride"] = one_of(builder, call, argument(call, 2, "stride") or kernel)
+            if padding := one_of(builder, call, argument(call, 3, "padding", 0)):
+                attributes["padding"] = padding
+        output = (*names[:-spatial], *space.names(dims[-spatial:]))
+        return builder.emit(call, "pool", space, [(view, names)], output, dims, attributes=attributes)
+
+    return handler
+
+
+def one_of(builder: Builder, call: Call, value: int | list[int]) -> int:
+    """A setting that is the same along all spatial dims."""
+    values = {value} if isinstance(value, int) else set(value)
+    if len(values) != 1:
+        raise builder.refused(
+            call, "has windows that differ by direction", "square windows, strides, padding"
+        )
+    return int(values.pop())
+
+
+POINTWISE: Mapping[str, Handler] = {
+    **dict.fromkeys((*FUNCTIONS, *NONLINEAR), _elementwise),
+    "pow": _power,
+    "dropout": _dropout,
+    "stack": _stack,
+    "layer_norm": _norm("layer_norm", 2),
+    "rms_norm": _norm("rms_norm", 2),
+    "batch_norm": _batch_norm,
+    "group_norm": _group_norm,
+    **dict.fromkeys(("softmax", "_softmax", "log_softmax", "_log_softmax"), _softmax),
+    "sum": _reduction("sum"),
+    "mean": _reduction("mean"),
+    "amax": _reduction("maximum"),
+    "amin": _reduction("minimum"),
+    **{f"max_pool{n}d": _pool("maximum") for n in (1, 2, 3)},
+    **{f"avg_pool{n}d": _pool("average") for n in (1, 2, 3)},
+    **{f"adaptive_avg_pool{n}d": _pool("average") for n in (1, 2, 3)},
+}

@@ -1,0 +1,266 @@
+"""PyTorch's contractions, convolutions, attention, tables, recurrent layers and losses, as kinds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from shardwise.runtime.capture_build import Builder, Names, Setting, Space, View, made_names, view_of
+from shardwise.runtime.capture_pointwise import one_of
+from shardwise.runtime.capture_sizes import Dim, Dims
+from shardwise.runtime.capture_trace import Call
+from shardwise.runtime.capture_views import Handler, Made, argument, optional_tensor, tensor
+
+
+def _contracted(
+    builder: Builder,
+    call: Call,
+    space: Space,
+    operands: Sequence[tuple[View, Names]],
+    output: Names,
+    dims: Dims,
+) -> View:
+    """A product of operands: `linear` or `matmul` where it is one, else `einsum`."""
+    (_, left), (two, right) = operands
+    summed = {name for name in left if name in right and name is not None} - set(output)
+    weights = [view for view, _ in operands if view.is_parameter]
+    features = set(right) & set(output) - {None}
+    kind = "einsum"
+    if summed and weights == [two] and features and not features & set(left):
+        kind = "linear"
+    elif summed and not weights:
+        kind = "matmul"
+    return builder.emit(call, kind, space, operands, output, dims)
+
+
+def _linear(builder: Builder, call: Call, dims: Dims) -> Made:
+    view, weight = builder.whole(call, tensor(builder, call, 0)), tensor(builder, call, 1, "weight")
+    bias = optional_tensor(builder, call, 2, "bias")
+    space = Space()
+    names = space.names(view.dims)
+    (made,) = space.names(weight.dims[:1])
+    output = (*names[:-1], made)
+    operands = [(view, names), (weight, (made, names[-1]))]
+    if bias is not None and bias.is_parameter and made is not None and names[-1] is not None:
+        return builder.emit(call, "linear", space, [*operands, (bias, (made,))], output, dims)
+    return _with_bias(builder, call, _contracted(builder, call, space, operands, output, dims), bias, dims)
+
+
+def _with_bias(builder: Builder, call: Call, product: View, bias: View | None, dims: Dims) -> View:
+    if bias is None:
+        return product
+    space = Space()
+    output = space.names(dims)
+    added = made_names(bias, output[len(output) - len(bias.dims) :])
+    name = f"{call.name}_bias"
+    operands = [(product, output), (bias, added)]
+    return builder.emit(
+        call, "elementwise", space, operands, output, dims, name=name, attributes={"function": "add"}
+    )
+
+
+def _matmul(builder: Builder, call: Call, dims: Dims) -> Made:
+    return _product(builder, call, tensor(builder, call, 0), tensor(builder, call, 1, "mat2"), dims)
+
+
+def _addmm(builder: Builder, call: Call, dims: Dims) -> Made:
+    one, two = tensor(builder, call, 1, "mat1"), tensor(builder, call, 2, "mat2")
+    return _with_bias(builder, call, _product(builder, call, one, two, dims), tensor(builder, call, 0), dims)
+
+
+def _product(builder: Builder, call: Call, one: View, two: View, dims: Dims) -> View:
+    """Batched matmul with broadcasting; vectors count as matrices of one row or column."""
+    if len(one.dims) == 1 or len(two.dims) == 1:
+        raise builder.refused(call, "multiplies a vector", "matrices: unsqueeze() the vector")
+    space = Space()
+    batch = space.names(dims[:-2])
+    left = (*batch[len(batch) - len(one.dims) + 2 :], *space.names(one.dims[-2:]))
+    (made,) = space.names(two.dims[-1:])
+    right = (*batch[len(batch) - len(two.dims) + 2 :], left[-1], made)
+    operands = [(view, made_names(view, names)) for view, names in ((one, left), (two, right))]
+    return _contracted(builder, call, space, operands, (*batch, left[-2], made), dims)
+
+
+def _einsum(builder: Builder, call: Call, dims: Dims) -> Made:
+    equation = "".join(str(call.arguments[0]).split())
+    left, arrow, right = equation.partition("->")
+    terms = left.split(",")
+    if not arrow or "." in equation or any(len(set(term)) < len(term) for term in terms):
+        raise builder.refused(call, f"has the equation {equation}", "letters, each once in a tensor, and ->")
+    space = Space()
+    indices: dict[str, str | None] = {}
+    operands = []
+    for term, ref in zip(terms, call.arguments[1], strict=True):
+        view = builder.views[ref.name]
+        if not isinstance(view, View):
+            raise builder.refused(call, "reads several tensors as one", "tensors as operands")
+        for letter, dim in zip(term, view.dims, strict=True):
+            if indices.get(letter) is None:
+                indices[letter] = None if dim.is_unit else space.fresh(dim)
+        names = tuple(
+            None if d.is_unit else indices[letter] for letter, d in zip(term, view.dims, strict=True)
+        )
+        operands.append((view, made_names(view, names)))
+    output = tuple(indices[letter] for letter in right)
+    if len(operands) == 2:
+        return _contracted(builder, call, space, operands, output, dims)
+    return builder.emit(call, "einsum", space, operands, output, dims)
+
+
+def _convolution(builder: Builder, call: Call, dims: Dims) -> Made:
+    """Kernel dims are kept also where they are 1, since they tell rows from channels."""
+    view, weight = builder.plain(call, tensor(builder, call, 0)), tensor(builder, call, 1, "weight")
+    bias = optional_tensor(builder, call, 2, "bias")
+    spatial = len(weight.dims) - 2
+    groups = argument(call, 6, "groups", 1)
+    stride, padding, dilation = (
+        one_of(builder, call, argument(call, 3 + at, name, default))
+        for at, (name, default) in enumerate((("stride", 1), ("padding", 0), ("dilation", 1)))
+    )
+    if any(dim.is_unit for dim in (*view.dims[-spatial:], *dims[-spatial:])):
+        raise builder.refused(call, "works on a single row", "images of more than one row and column")
+    space = Space()
+    names = space.names(view.dims)
+    read = names[-spatial - 1]
+    kernel = tuple(space.fresh(dim) for dim in weight.dims[-spatial:])
+    windows = space.names(dims[-spatial:])
+    is_depthwise = groups == view.dims[-spatial - 1].size == weight.dims[0].size and groups > 1
+    made = read if is_depthwise else space.fresh(weight.dims[0])
+    within = read if groups == 1 else space.fresh(weight.dims[1])
+    filters: Names = (made, *kernel) if is_depthwise else (made, within, *kernel)
+    if is_depthwise:
+        space.dims.pop(str(within))
+    own = view_of(weight.maker, tuple(space.dims[str(name)] for name in filters), is_parameter=True)
+    own = View(maker=own.maker, dims=own.dims, axes=tuple(range(len(filters))), is_parameter=True)
+    operands = [(view, names), (own, filters), *([(bias, (made,))] if bias is not None else [])]
+    settings = {"stride": stride, "dilation": dilation, "groups": 1 if is_depthwise else groups}
+    attributes: dict[str, Setting] = {k: v for k, v in settings.items() if v != 1}
+    if padding:
+        attributes["padding"] = padding
+    output = (*names[: -spatial - 1], made, *windows)
+    return builder.emit(call, "convolution", space, operands, output, dims, attributes=attributes)
+
+
+def _attention(builder: Builder, call: Call, dims: Dims) -> Made:
+    query, key, value = (
+        builder.whole(call, tensor(builder, call, at, name))
+        for at, name in enumerate(("query", "key", "value"))
+    )
+    mask = optional_tensor(builder, call, 3, "attn_mask")
+    space = Space()
+    lead, (queries, width) = space.names(query.dims[:-2]), space.names(query.dims[-2:])
+    theirs = [
+        None if dim.is_unit else (own if dim == ours else space.fresh(dim))
+        for dim, ours, own in zip(key.dims[:-2], query.dims[:-2], lead, strict=True)
+    ]
+    (keys, value_width) = space.names((key.dims[-2], value.dims[-1]))
+    operands = [
+        (query, (*lead, queries, width)),
+        (key, (*theirs, keys, width)),
+        (value, (*theirs, keys, value_width)),
+    ]
+    if mask is not None:
+        rows = (*lead, queries, keys)
+        seen = rows[len(rows) - len(mask.dims) :]
+        units = tuple(None if dim.is_unit else name for dim, name in zip(mask.dims, seen, strict=True))
+        operands.append((mask, made_names(mask, units)))
+    attributes: dict[str, Setting] = {}
+    if argument(call, 5, "is_causal", False):
+        attributes["causal"] = True
+    ours = [name for name, other in zip(lead, theirs, strict=True) if name is not None and name != other]
+    own = [name for name in theirs if name is not None and name not in lead]
+    if ours:
+        attributes["heads"] = " ".join(ours)
+    if own:
+        attributes["kv_heads"] = " ".join(own)
+    output = (*lead, queries, value_width)
+    return builder.emit(call, "attention", space, operands, output, dims, attributes=attributes)
+
+
+def _embedding(builder: Builder, call: Call, dims: Dims) -> Made:
+    table, indices = tensor(builder, call, 0, "weight"), tensor(builder, call, 1, "indices")
+    if not table.is_parameter:
+        raise builder.refused(call, "looks up in a tensor that is no parameter", "a table of parameters")
+    space = Space()
+    names, rows = space.names(indices.dims), space.names(table.dims)
+    return builder.emit(call, "embedding", space, [(indices, names), (table, rows)], (*names, rows[1]), dims)
+
+
+def recurrent(builder: Builder, call: Call, results: tuple[Dims, ...]) -> Made:
+    """Layers over time, one operator each; of the results only the outputs of the last one."""
+    kind = "lstm" if "lstm" in call.target else "gru"
+    weights, has_biases, layers, _, _, is_bidirectional, batch_first = call.arguments[2:9]
+    if is_bidirectional:
+        raise builder.refused(call, "works in both directions", "one direction")
+    view = builder.plain(call, tensor(builder, call, 0))
+    each = len(weights) // layers
+    if each != (4 if has_biases else 2):
+        raise builder.refused(call, "projects its state", "layers without proj_size")
+    gates = 4 if kind == "lstm" else 3
+    for layer in range(layers):
+        own = [builder.views[ref.name] for ref in weights[layer * each : (layer + 1) * each]]
+        name = call.name if layers == 1 else f"{call.name}_{layer}"
+        view = _layer(builder, call, view, own, kind, gates, batch_first, name)
+    return (view, *(None for _ in results[1:]))
+
+
+def _layer(
+    builder: Builder, call: Call, view: View, weights: Sequence[object], kind: str, gates: int,
+    batch_first: bool, name: str,
+) -> View:  # fmt: skip
+    first, second, *biases = (item for item in weights if isinstance(item, View))
+    space = Space()
+    names = space.names(view.dims)
+    gate = space.fresh(Dim(gates))
+    units = space.fresh(Dim(first.dims[0].size // gates))
+    recurrent_width = space.fresh(Dim(second.dims[1].size))
+    operands: list[tuple[View, Names]] = [(view, names)]
+    shapes = ((gate, units, names[-1]), (gate, units, recurrent_width), *((gate, units) for _ in biases))
+    for weight, shape in zip((first, second, *biases), shapes, strict=True):
+        dims = tuple(space.dims[str(dim)] for dim in shape)
+        operands.append((view_of(weight.maker, dims, is_parameter=True), shape))
+    dims = (*view.dims[:-1], space.dims[units])
+    time = names[1 if batch_first and len(names) > 2 else 0]
+    return builder.emit(
+        call, kind, space, operands, (*names[:-1], units), dims, name=name, attributes={"time": str(time)}
+    )
+
+
+def _cross_entropy(builder: Builder, call: Call, dims: Dims) -> Made:
+    logits, targets = tensor(builder, call, 0), tensor(builder, call, 1, "target")
+    if len(targets.dims) == len(logits.dims):
+        raise builder.refused(call, "has probabilities as targets", "classes as targets")
+    logits = builder.whole(call, logits)
+    space = Space()
+    names = space.names(logits.dims)
+    at = 1 if len(names) > 1 else 0
+    rows = (*names[:at], *names[at + 1 :])
+    output = rows if len(dims) else ()
+    return builder.emit(call, "cross_entropy", space, [(logits, names), (targets, rows)], output, dims)
+
+
+def _difference(kind: str) -> Handler:
+    def handler(builder: Builder, call: Call, dims: Dims) -> Made:
+        prediction, target = tensor(builder, call, 0), tensor(builder, call, 1, "target")
+        prediction = builder.whole(call, prediction)
+        space = Space()
+        names = space.names(prediction.dims)
+        seen = made_names(target, names[len(names) - len(target.dims) :])
+        output = names if len(dims) else ()
+        return builder.emit(call, kind, space, [(prediction, names), (target, seen)], output, dims)
+
+    return handler
+
+
+PRODUCTS: Mapping[str, Handler] = {
+    "linear": _linear,
+    **dict.fromkeys(("matmul", "mm", "bmm"), _matmul),
+    **dict.fromkeys(("addmm", "baddbmm"), _addmm),
+    "einsum": _einsum,
+    **{f"conv{n}d": _convolution for n in (1, 2, 3)},
+    "scaled_dot_product_attention": _attention,
+    "embedding": _embedding,
+    "cross_entropy_loss": _cross_entropy,
+    "mse_loss": _difference("mean_square"),
+    "binary_cross_entropy_with_logits": _difference("binary_cross_entropy"),
+}
+"""By the name of the operator without `aten.` and its overload."""

@@ -1,0 +1,178 @@
+"""A module's forward pass as plain records: what torch.export sees on the meta device, without tensors."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import re
+import sys
+import traceback
+import warnings
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.export.graph_signature import InputKind, OutputKind
+
+from shardwise.errors import ConfigError
+
+Shape = tuple[int, ...]
+
+_TORCH = os.path.dirname(torch.__file__)
+_OURS = os.path.dirname(__file__)
+
+
+@dataclass(frozen=True, slots=True)
+class Ref:
+    """A value by its name in the trace."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """One operator of PyTorch.
+
+    `target` is its name (`aten.linear.default`), `arguments` are refs, numbers, text, None and lists of
+    them, `shapes` those of its results (one, or several where it has a tuple of them), `where` is the line
+    of the user's code.
+    """
+
+    name: str
+    target: str
+    arguments: tuple[Any, ...]
+    named: Mapping[str, Any]
+    shapes: tuple[Shape, ...]
+    is_tuple: bool
+    where: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trace:
+    """A forward pass: data by name and shape (inputs and buffers), parameters by name in the trace with their
+    name in the module and their shape, calls in order, and the names of the results."""
+
+    data: Mapping[str, Shape]
+    parameters: Mapping[str, tuple[str, Shape]]
+    calls: tuple[Call, ...]
+    results: tuple[str, ...]
+
+
+def trace_of(module: torch.nn.Module, inputs: tuple[Any, ...], named: Mapping[str, Any], file: str) -> Trace:
+    """What `module` does with `inputs`, all on the meta device; ConfigError where it cannot be exported."""
+    try:
+        # What the module prints belongs on stderr; what PyTorch prints there of its failures does not.
+        with warnings.catch_warnings(), torch.device("meta"), _quiet():
+            warnings.simplefilter("ignore")
+            program = torch.export.export(module, inputs, dict(named), strict=False)
+    except Exception as error:
+        raise _not_exported(error, file) from error
+    owners = _owners(module)
+    data: dict[str, Shape] = {}
+    parameters: dict[str, tuple[str, Shape]] = {}
+    targets = {spec.arg.name: spec for spec in program.graph_signature.input_specs}
+    calls: list[Call] = []
+    results: tuple[str, ...] = ()
+    for node in program.graph.nodes:
+        if node.op == "placeholder":
+            spec = targets[node.name]
+            if spec.kind is InputKind.PARAMETER and spec.target is not None:
+                parameters[node.name] = (owners.get(spec.target, spec.target), _shape(node.meta["val"]))
+            elif isinstance(node.meta.get("val"), torch.Tensor):
+                data[node.name] = _shape(node.meta["val"])
+        elif node.op == "call_function":
+            calls.append(_call(node, file))
+        elif node.op == "output":
+            results = tuple(item.name for item in _flat(node.args) if isinstance(item, torch.fx.Node))
+    specs = program.graph_signature.output_specs
+    outputs = {spec.arg.name for spec in specs if spec.kind is OutputKind.USER_OUTPUT}
+    results = tuple(name for name in results if name in outputs)
+    return Trace(data=data, parameters=parameters, calls=tuple(calls), results=results)
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    with contextlib.redirect_stdout(sys.stderr), contextlib.redirect_stderr(io.StringIO()):
+        yield
+
+
+def _owners(module: torch.nn.Module) -> dict[str, str]:
+    """For each name of a parameter the first name of the same parameter."""
+    first: dict[int, str] = {}
+    return {
+        name: first.setdefault(id(parameter), name)
+        for name, parameter in module.named_parameters(remove_duplicate=False)
+    }
+
+
+def _call(node: Any, file: str) -> Call:
+    value = node.meta.get("val")
+    is_tuple = isinstance(value, list | tuple)
+    values = value if is_tuple else [value]
+    return Call(
+        name=node.name,
+        target=_target_text(node.target),
+        arguments=tuple(map(_plain, node.args)),
+        named={name: _plain(item) for name, item in node.kwargs.items()},
+        shapes=tuple(_shape(item) if isinstance(item, torch.Tensor) else () for item in values),
+        is_tuple=is_tuple,
+        where=_where(str(node.meta.get("stack_trace", "")), file),
+    )
+
+
+def _target_text(target: Any) -> str:
+    """`aten.linear.default`; plain functions by their name (`getitem`)."""
+    text = str(target)
+    return str(target.__name__) if text.startswith("<") else text
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, torch.fx.Node):
+        return Ref(value.name)
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return value if value is None or isinstance(value, bool | int | float | str) else str(value)
+
+
+def _flat(value: Any) -> list[Any]:
+    if isinstance(value, list | tuple):
+        return [leaf for item in value for leaf in _flat(item)]
+    return [value]
+
+
+def _shape(value: Any) -> Shape:
+    return tuple(int(size) for size in value.shape)
+
+
+def _where(stack: str, file: str) -> str:
+    """`line 12` of the user's file, the innermost; else the innermost line outside of PyTorch."""
+    frames = [(name, int(line)) for name, line in re.findall(r'File "([^"]+)", line (\d+)', stack)]
+    return _innermost(frames, file) or "an unknown line"
+
+
+def _innermost(frames: list[tuple[str, int]], file: str) -> str | None:
+    own = [line for name, line in frames if name == file]
+    if own:
+        return f"line {own[-1]}"
+    others = [(name, line) for name, line in frames if not name.startswith(_TORCH)]
+    return f"line {others[-1][1]} of {others[-1][0]}" if others else None
+
+
+def _not_exported(error: Exception, file: str) -> ConfigError:
+    """What stopped the export, and at which line of the user's code."""
+    frames = [
+        (frame.filename, frame.lineno or 0)
+        for frame in traceback.extract_tb(error.__traceback__)
+        if not frame.filename.startswith((_TORCH, _OURS, "<"))
+    ]
+    message = " ".join(str(error).split("\n\n")[0].split())
+    return ConfigError(
+        "stops the capture",
+        file=file,
+        key=_innermost(frames, file),
+        found=f"{type(error).__name__}: {message[:300]}",
+        allowed="a forward pass that depends on shapes, not on values of tensors (no .item(), no branch on a "
+        "tensor), with all tensors made on the default device",
+    )

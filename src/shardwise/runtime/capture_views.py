@@ -1,0 +1,202 @@
+"""PyTorch's ways to see a tensor otherwise: most are only names, some make a reshape or a slice."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from shardwise.runtime.capture_build import Builder, Space, View, permuted, view_of
+from shardwise.runtime.capture_sizes import Dims
+from shardwise.runtime.capture_trace import Call, Ref
+
+Made = View | tuple[View | None, ...]
+LOST: Made = ()
+"""A result that operators of graphs do not have, such as the last state of a recurrent layer."""
+
+Handler = Callable[[Builder, Call, Dims], Made]
+
+
+def argument(call: Call, place: int, name: str, default: Any = None) -> Any:
+    """An argument of a call by its place or its name."""
+    return call.arguments[place] if place < len(call.arguments) else call.named.get(name, default)
+
+
+def tensor(builder: Builder, call: Call, place: int, name: str = "input") -> View:
+    """The view that is an argument of a call."""
+    found = optional_tensor(builder, call, place, name)
+    if found is None:
+        raise builder.refused(call, f"has no tensor {name}", "tensors as operands")
+    return found
+
+
+def optional_tensor(builder: Builder, call: Call, place: int, name: str) -> View | None:
+    """The view that is an argument of a call, None where there is none."""
+    found = argument(call, place, name)
+    view = builder.views[found.name] if isinstance(found, Ref) else None
+    if view == LOST:
+        raise builder.refused(call, "reads a result that graphs do not have", "first results alone")
+    return view if isinstance(view, View) else None
+
+
+def same(builder: Builder, call: Call, dims: Dims) -> Made:
+    """The tensor as it is: casts, copies, detached."""
+    return tensor(builder, call, 0)
+
+
+def _reshape(builder: Builder, call: Call, dims: Dims) -> Made:
+    """A reshape where more than dims of size 1 come or go."""
+    view = tensor(builder, call, 0)
+    if [dim for dim in view.dims if not dim.is_unit] == [dim for dim in dims if not dim.is_unit]:
+        places = iter(axis for dim, axis in zip(view.dims, view.axes, strict=True) if not dim.is_unit)
+        return replace(view, dims=dims, axes=tuple(None if dim.is_unit else next(places) for dim in dims))
+    view = builder.plain(call, view)
+    space = Space()
+    operand = space.names(view.dims)
+    alike = 0
+    while alike < min(len(dims), len(view.dims)) and dims[alike] == view.dims[alike]:
+        alike += 1
+    output = (*operand[:alike], *space.names(dims[alike:]))
+    return builder.emit(call, "reshape", space, [(view, operand)], output, dims)
+
+
+def _expand(builder: Builder, call: Call, dims: Dims) -> Made:
+    """Dims in front, and dims of size 1 that are read again and again."""
+    return _expanded(tensor(builder, call, 0), dims)
+
+
+def _expanded(view: View, dims: Dims) -> View:
+    axes = (*(None for _ in range(len(dims) - len(view.dims))), *view.axes)
+    return replace(view, dims=dims, axes=axes)
+
+
+def broadcast_together(builder: Builder, call: Call, results: tuple[Dims, ...]) -> Made:
+    """Each tensor with the dims of all."""
+    views = (builder.views[ref.name] for ref in call.arguments[0])
+    pairs = zip(views, results, strict=True)
+    return tuple(_expanded(view, dims) for view, dims in pairs if isinstance(view, View))
+
+
+def _transpose(builder: Builder, call: Call, dims: Dims) -> Made:
+    view = tensor(builder, call, 0)
+    order = list(range(len(view.dims)))
+    if len(order) > 1:
+        one, two = (0, 1) if len(call.arguments) < 3 else call.arguments[1:3]
+        order[one], order[two] = order[two], order[one]
+    return permuted(view, order)
+
+
+def _permute(builder: Builder, call: Call, dims: Dims) -> Made:
+    view = tensor(builder, call, 0)
+    return permuted(view, [at % len(view.dims) for at in argument(call, 1, "dims")])
+
+
+def cut(builder: Builder, call: Call, view: View, at: int, start: int, dims: Dims, *, is_gone: bool) -> View:
+    """A run of elements along dim `at` from `start` on; one element, and the dim `is_gone`."""
+    if view.dims[at].is_unit or (not is_gone and view.dims[at] == dims[at]):
+        keep = [place for place in range(len(view.dims)) if not (is_gone and place == at)]
+        return permuted(view, keep)
+    if view.axes[at] is None:  # repeated along it: a part is as the whole
+        keep = [place for place in range(len(view.dims)) if not (is_gone and place == at)]
+        return replace(permuted(view, keep), dims=dims)
+    if view.is_parameter:
+        return _part_of_parameter(builder, call, view, at, start, dims, is_gone=is_gone)
+    view = builder.whole(call, view)
+    space = Space()
+    operand = space.names(view.dims)
+    rest = tuple(name for place, name in enumerate(operand) if place != at)
+    if is_gone:
+        return builder.emit(call, "slice", space, [(view, operand)], rest, dims, attributes={"start": start})
+    made = None if dims[at].is_unit else space.fresh(dims[at])
+    output = (*operand[:at], made, *operand[at + 1 :])
+    return builder.emit(call, "slice", space, [(view, operand)], output, dims, attributes={"start": start})
+
+
+def _part_of_parameter(
+    builder: Builder, call: Call, view: View, at: int, start: int, dims: Dims, *, is_gone: bool
+) -> View:
+    """Rows of a parameter are a parameter of their own: `in_proj.weight[0:64]`."""
+    if not view.is_plain or view.is_repeated or "[" in view.maker:
+        raise builder.refused(call, "cuts a parameter seen otherwise", "parts of parameters as they are")
+    stop = start + (1 if is_gone else dims[at].size)
+    name = f"{view.maker}[{':, ' * at}{start}:{stop}]"
+    return view_of(name, dims, is_parameter=True)
+
+
+def _slice(builder: Builder, call: Call, dims: Dims) -> Made:
+    """With a step, as many elements from the first on."""
+    view = tensor(builder, call, 0)
+    at = argument(call, 1, "dim", 0) % len(view.dims)
+    start, step = argument(call, 2, "start", 0) or 0, argument(call, 4, "step", 1)
+    first = start + view.dims[at].size if start < 0 else start
+    return cut(builder, call, view, at, 0 if step > 1 else first, dims, is_gone=False)
+
+
+def _narrow(builder: Builder, call: Call, dims: Dims) -> Made:
+    view = tensor(builder, call, 0)
+    return cut(
+        builder, call, view, call.arguments[1] % len(view.dims), call.arguments[2], dims, is_gone=False
+    )
+
+
+def _select(builder: Builder, call: Call, dims: Dims) -> Made:
+    view = tensor(builder, call, 0)
+    at = call.arguments[1] % len(view.dims)
+    return cut(builder, call, view, at, call.arguments[2] % view.dims[at].size, dims, is_gone=True)
+
+
+def parts(builder: Builder, call: Call, results: tuple[Dims, ...]) -> Made:
+    """Chunks and splits along a dim: a slice each; `unbind` is without the dim."""
+    view = tensor(builder, call, 0)
+    is_gone = call.target.startswith("aten.unbind")
+    at = argument(call, 1 if is_gone else 2, "dim", 0) % len(view.dims)
+    made, start = [], 0
+    for place, dims in enumerate(results):
+        one = replace(call, name=f"{call.name}_{place}")
+        made.append(cut(builder, one, view, at, start, dims, is_gone=is_gone))
+        start += 1 if is_gone else dims[at].size
+    return tuple(made)
+
+
+def _concat(builder: Builder, call: Call, dims: Dims) -> Made:
+    views = [view for ref in call.arguments[0] if isinstance(view := builder.views[ref.name], View)]
+    at = argument(call, 1, "dim", 0) % len(dims)
+    if len(views) == 1:
+        return views[0]
+    if any(view.dims[at].is_unit for view in views):
+        raise builder.refused(call, "joins single elements", "parts of more than one element along that dim")
+    views = [builder.whole(call, view) for view in views]
+    space = Space()
+    output = space.names(dims)
+    operands = [(view, (*output[:at], space.fresh(view.dims[at]), *output[at + 1 :])) for view in views]
+    return builder.emit(call, "concat", space, operands, output, dims, attributes={"over": str(output[at])})
+
+
+VIEWS: Mapping[str, Handler] = {
+    **dict.fromkeys(
+        ("view", "reshape", "_unsafe_view", "flatten", "unflatten", "squeeze", "unsqueeze", "view_as"),
+        _reshape,
+    ),
+    **dict.fromkeys(("expand", "expand_as"), _expand),
+    **dict.fromkeys(("transpose", "t", "swapaxes"), _transpose),
+    **dict.fromkeys(
+        (
+            "contiguous", "clone", "detach", "alias", "to", "_to_copy", "type_as", "float", "half",
+            "bfloat16", "lift_fresh_copy",
+        ),
+        same,
+    ),
+    "permute": _permute,
+    "slice": _slice,
+    "narrow": _narrow,
+    "select": _select,
+    "cat": _concat,
+    "concat": _concat,
+}  # fmt: skip
+"""By the name of the operator without `aten.` and its overload."""
+
+TUPLES: Mapping[str, Callable[[Builder, Call, tuple[Dims, ...]], Made]] = {
+    **dict.fromkeys(("chunk", "split", "split_with_sizes", "tensor_split", "unbind"), parts),
+    "broadcast_tensors": broadcast_together,
+}
+"""Operators with several results."""

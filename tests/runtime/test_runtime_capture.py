@@ -1,0 +1,147 @@
+"""Captured modules against PyTorch's own counts, against the shipped graphs, and against themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from tests.runtime import captured
+from torch.utils.flop_counter import FlopCounterMode
+
+from shardwise.graph import (
+    OpGraph,
+    forward_flop,
+    graph_text,
+    load_graph,
+    parameter_count,
+    parse_graph,
+    scaled,
+    step_flop,
+)
+from shardwise.inputs import parse_mapping
+from shardwise.runtime import capture
+
+FILE = captured.__file__
+NAMES = ("vgg", "resnet", "lstm", "gru", "transformer", "llama", "uneven", "again", "towers")
+
+
+@pytest.fixture(scope="module")
+def graph_of() -> Callable[[str], OpGraph]:
+    found: dict[str, OpGraph] = {}
+
+    def graph(name: str) -> OpGraph:
+        if name not in found:
+            found[name] = capture(FILE, name)
+        return found[name]
+
+    return graph
+
+
+def _built(name: str) -> captured.Built:
+    built: captured.Built = getattr(captured, name)()
+    return built
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_parameters_are_the_modules(name: str, graph_of: Callable[[str], OpGraph]) -> None:
+    """Their number, and each by its name and its elements."""
+    with torch.device("meta"):
+        module, _ = _built(name)
+    graph = graph_of(name)
+    assert parameter_count(graph) == sum(parameter.numel() for parameter in module.parameters())
+    found = {
+        _numbered(parameter.name, repetition): node.elements(parameter.dims)
+        for block in graph.blocks
+        for repetition in range(block.repeat)
+        for node in block.operators
+        for parameter in node.parameters
+    }
+    whole: dict[str, int] = {}
+    for key, elements in found.items():  # rows of a parameter are named so: in_proj_weight[0:32]
+        owner = key.partition("[")[0]
+        whole[owner] = whole.get(owner, 0) + elements
+    assert whole == {key: parameter.numel() for key, parameter in module.named_parameters()}
+
+
+def _numbered(name: str, repetition: int) -> str:
+    front, brace, rest = name.partition("{")
+    number, _, back = rest.partition("}")
+    return f"{front}{int(number) + repetition}{back}" if brace else name
+
+
+# Causal attention counts half here and in full there: 4 b h s s d in each of 4 layers, of which we have half.
+CAUSAL_HALF = {"llama": 4 * 2 * 2 * 4 * 16 * 16 * 16}
+
+BACKWARD_DIFFERS = {
+    # The gradient of the state before the first step, left out by PyTorch: 2 b g h h in each of 2 layers.
+    "lstm": 2 * 2 * 4 * 4 * 32 * 32,
+    "gru": 2 * 2 * 4 * 3 * 32 * 32,
+    # PyTorch counts the weight's gradient of 6 groups as if each group had all channels: 2 b c h w 9, 5 more.
+    "towers": -5 * 2 * 4 * 6 * 10 * 4 * 9,
+}
+
+
+@pytest.mark.filterwarnings("ignore:TF32 acceleration")
+@pytest.mark.parametrize("name", NAMES)
+def test_flop_are_those_that_pytorch_counts(name: str, graph_of: Callable[[str], OpGraph]) -> None:
+    with torch.backends.mkldnn.flags(enabled=False):  # fused cells would not be counted
+        module, inputs = _built(name)
+        forward, both = FlopCounterMode(display=False), FlopCounterMode(display=False)
+        with forward, torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+            module(*inputs)
+        with both, torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+            module(*inputs).backward()
+    graph, half = graph_of(name), CAUSAL_HALF.get(name, 0)
+    assert forward_flop(graph) + half == forward.get_total_flops()
+    assert step_flop(graph) + 3 * half - BACKWARD_DIFFERS.get(name, 0) == both.get_total_flops()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_is_captured_is_a_graph_file(name: str, graph_of: Callable[[str], OpGraph]) -> None:
+    graph = graph_of(name)
+    assert parse_graph(parse_mapping(graph_text(graph))) == graph
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_captured_graph_scales_as_the_module_does(name: str, graph_of: Callable[[str], OpGraph]) -> None:
+    graph = graph_of(name)
+    assert scaled(graph, 3 * graph.batch) == capture(FILE, name, batch=3 * graph.batch)
+
+
+def test_the_length_of_sequences_scales_too(graph_of: Callable[[str], OpGraph], tmp_path: Path) -> None:
+    path = tmp_path / "longer.py"
+    path.write_text(
+        "from tests.runtime import captured\n\n\ndef llama(batch=2, seq_len=48):\n"
+        "    return captured.llama(batch, seq_len)\n"
+    )
+    longer = capture(str(path), "llama")
+    assert longer.seq_len == 48
+    assert replace(longer, source="") == replace(scaled(graph_of("llama"), seq_len=48), source="")
+
+
+def test_repeated_blocks_are_folded(graph_of: Callable[[str], OpGraph]) -> None:
+    def folded(name: str) -> list[tuple[str, int]]:
+        return [(block.name, block.repeat) for block in graph_of(name).blocks if block.repeat > 1]
+
+    assert folded("llama") == [("layers", 4)]
+    assert folded("resnet") == [("stages.0", 2), ("stages.1", 3)]
+    assert folded("transformer") == [("encoder.layers", 3)]
+    assert folded("uneven") == [("layers", 2), ("block3", 2)] or folded("uneven") == [("layers", 2)] * 2
+    assert folded("again") == []
+    names = {p.name for node in graph_of("llama").blocks[1].operators for p in node.parameters}
+    assert "layers.{0}.q_proj.weight" in names and len(names) == 9
+    names = {p.name for node in graph_of("resnet").blocks[-2].operators for p in node.parameters}
+    assert "stages.1.{1}.conv1.weight" in names
+
+
+def test_a_llama_of_full_size_is_the_shipped_graph_in_its_totals() -> None:
+    found = capture(FILE, "llama_8b_of_two_layers")
+    shipped = scaled(load_graph("graph:llama-3.1-8b"), found.batch, found.seq_len)
+    blocks = tuple(replace(block, repeat=min(block.repeat, 2)) for block in shipped.blocks)
+    shipped = replace(shipped, blocks=blocks)
+    assert parameter_count(found) == parameter_count(shipped)
+    assert forward_flop(found) == forward_flop(shipped)
+    assert step_flop(found) == step_flop(shipped)

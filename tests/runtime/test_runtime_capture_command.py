@@ -1,0 +1,130 @@
+"""What cannot be captured is told with its line and what to do; and the command as users run it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.runtime import captured
+
+from shardwise.app.cli.main import main
+from shardwise.errors import ConfigError
+from shardwise.graph import load_graph, parameter_count
+from shardwise.runtime import capture
+
+FILE = captured.__file__
+
+WRONG = {
+    "value": (
+        "def build(batch=2):\n    class M(torch.nn.Module):\n        def forward(self, x):\n"
+        "            return x.sum() if x.sum().item() > 0 else x.mean()\n"
+        "    return M(), (torch.zeros(batch, 3),)\n",
+        "line 8",
+        "stops the capture",
+    ),
+    "operator": (
+        "class M(torch.nn.Module):\n    def __init__(self):\n        super().__init__()\n"
+        "        self.w = torch.nn.Parameter(torch.zeros(3))\n\n    def forward(self, x):\n"
+        "        return (x * self.w).topk(2).values.sum()\n\n\n"
+        "def build(batch=2):\n    return M(), (torch.zeros(batch, 3),)\n",
+        "line 11",
+        "aten.topk is no operator that graphs have",
+    ),
+    "no loss": (
+        "def build(batch=2):\n    return torch.nn.Linear(3, 4), (torch.zeros(batch, 3),)\n",
+        "forward",
+        "does not return a loss; found results of shape [2, 4]",
+    ),
+    "no answer": (
+        "def build():\n    return torch.zeros(3)\n",
+        "build()",
+        "returns another thing; found Tensor",
+    ),
+    "no inputs": (
+        "def build():\n    return torch.nn.Linear(3, 4), ()\n",
+        None,
+        "returns no tensor with a dim",
+    ),
+    "an error": ("def build():\n    raise KeyError('tokens')\n", "line 6", "found KeyError: 'tokens'"),
+    "an error of its file": ("import no_such_module\n", "line 5", "found ModuleNotFoundError: No module"),
+    "a mistake": ("def build(:\n", "line 5", "raises an error of its own; found SyntaxError"),
+    "another device": (
+        "def build():\n    m = torch.nn.Linear(3, 4, device='cpu')\n    return m, (torch.zeros(2, 3),)\n",
+        "build()",
+        "another device than the default one; found weight on cpu",
+    ),
+    "another name": ("def biuld():\n    pass\n", None, "has no function build (did you mean biuld?)"),
+    "a length without default": ("def build(seq_len):\n    pass\n", "build(seq_len)", "has no default"),
+    "a batch that decides": (
+        "def build(batch=2):\n    layers = [torch.nn.Linear(3, 3) for _ in range(batch)]\n"
+        "    return torch.nn.Sequential(*layers), (torch.zeros(batch, 3),)\n",
+        None,
+        "is another network when the batch doubles",
+    ),
+    "a size of no product": (
+        "class M(torch.nn.Module):\n    def __init__(self, n):\n        super().__init__()\n"
+        "        self.w = torch.nn.Parameter(torch.zeros(n + 1))\n\n    def forward(self, x):\n"
+        "        return self.w.sum() * x.sum()\n\n\n"
+        "def build(batch=2):\n    return M(batch), (torch.zeros(batch, 3),)\n",
+        "parameter w",
+        "otherwise than by a product; found 3, and 5 when the batch doubles",
+    ),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_what_cannot_be_captured_says_the_line_and_what_to_do(
+    wrong: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, where, message = WRONG[wrong]
+    path, out = tmp_path / "mine.py", tmp_path / "graph.yaml"
+    path.write_text("import torch\n\n\n\n" + code)
+    with pytest.raises(ConfigError) as caught:
+        capture(str(path), "build")
+    assert caught.value.key == where
+    assert message in str(caught.value) and caught.value.allowed
+    assert main(["capture", f"{path}:build", "--out", str(out)]) == 2
+    error = capsys.readouterr().err.splitlines()
+    assert error[0] == f"shardwise: runs {path}, which is your code"
+    assert len(error) == 2 and error[1].startswith(f"shardwise: error: {path}: ")
+    assert not out.exists()
+
+
+def test_the_command_writes_a_graph_that_loads(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "vgg.json"
+    assert main(["capture", f"{FILE}:vgg", "--out", str(out), "--batch", "6"]) == 0
+    ran = capsys.readouterr()
+    assert ran.err.splitlines() == [f"shardwise: runs {FILE}, which is your code", f"wrote {out}"]
+    graph = load_graph(str(out))
+    assert graph == capture(FILE, "vgg", batch=6)
+    assert f"vgg: {parameter_count(graph):,} parameters" in ran.out
+
+
+@pytest.mark.parametrize(
+    ("target", "message"),
+    [
+        ("mine.py", "names no function of a file"),
+        (":build", "names no function of a file"),
+        ("mine.py:a b", "names no function of a file"),
+        ("no-such.py:build", "no-such.py: is no file"),
+    ],
+)
+def test_a_wrong_target_is_refused(
+    target: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["capture", target, "--out", str(tmp_path / "g.yaml")]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_without_pytorch_the_command_says_what_to_install(tmp_path: Path) -> None:
+    program = (
+        "import sys; sys.modules['torch'] = None\n"
+        "from shardwise.app.cli.main import main\n"
+        f"sys.exit(main(['capture', {FILE + ':vgg'!r}, '--out', {str(tmp_path / 'g.yaml')!r}]))\n"
+    )
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert ran.returncode == 2
+    assert ran.stderr.startswith("shardwise: error: torch: is not installed")
+    assert "pip install 'shardwise[torch]'" in ran.stderr
