@@ -355,4 +355,6 @@ def contract(operands: Sequence[Dims], output: Dims, arrays: Sequence[Array]) ->
         for dim in dims:
             letters.setdefault(dim, chr(ord("a") + len(letters)))
     text = ",".join("".join(letters[dim] for dim in dims) for dims in operands)
-    return np.asarray(np.einsum(f"{text}->{''.join(letters[dim] for dim in output)}", *arrays))
+    path = "greedy" if len(operands) > 2 else False
+    result = "".join(letters[dim] for dim in output)
+    return np.asarray(np.einsum(f"{text}->{result}", *arrays, optimize=path))
