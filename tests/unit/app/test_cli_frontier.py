@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -195,8 +196,6 @@ def test_every_point_is_saved_as_a_plan_that_the_checker_accepts(run: Run, tmp_p
 
 def test_a_point_saved_with_too_much_memory_is_found_out(run: Run, tmp_path: Path) -> None:
     """The margin is what makes a slower point an optimum: with that of the fastest, the check fails."""
-    from dataclasses import replace
-
     run(*NODES, "--save", str(tmp_path))
     names = json.loads((tmp_path / "frontier.json").read_text())["plans"]
     slow = read_plan(str(tmp_path / names[1]))
@@ -329,4 +328,17 @@ def test_plots_that_cannot_be_written(run: Run, tmp_path: Path, monkeypatch: pyt
     refused(run(*CORE, "--plot", "missing/plot.png"), "--plot", "folder does not exist")
     monkeypatch.setattr("shardwise.app.plot.file.find_spec", lambda name: None)
     refused(run(*CORE, "--plot", "plot.svg"), "--plot", "pip install 'shardwise[plot]'")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_half_a_frontier_is_none(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An interrupted search has found some points; they are not answered with as if they were all."""
+    from shardwise.search import answer as search_answer
+
+    def interrupted(*argv: Any, **options: Any) -> Any:
+        return replace(search_answer.search(*argv, **options), is_interrupted=True)
+
+    monkeypatch.setattr("shardwise.search.strategy_curves.search", interrupted)
+    ran = run(*CORE, "--save", str(tmp_path / "plans"), "--json")
+    assert (ran.code, ran.out, ran.err) == (130, "", "shardwise: error: interrupted\n")
     assert list(tmp_path.iterdir()) == []

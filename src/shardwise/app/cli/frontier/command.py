@@ -161,7 +161,12 @@ def answered(
             )
     with progress() as show:
         curves = curves_for(
-            subject.curves, mode=asked.mode, sizes=asked.sizes, limit_bytes=asked.limit_bytes, progress=show
+            subject.curves,
+            mode=asked.mode,
+            sizes=asked.sizes,
+            limit_bytes=asked.limit_bytes,
+            epsilon=asked.epsilon,
+            progress=show,
         )
     weighs_cost = "cost" in asked.objectives
     points = points_of(curves, weighs_cost=weighs_cost) if any(curve.points for curve in curves) else ()

@@ -1,0 +1,168 @@
+"""The command `frontier` about a subject that is no transformer: nothing in it knows what a layout is."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from math import inf
+from pathlib import Path
+
+import pytest
+
+from shardwise.app.cli.frontier.command import Asked, FrontierOptions, answered
+from shardwise.app.cli.output import Line, plain_text
+from shardwise.errors import ConfigError, Infeasible
+from shardwise.plan import Plan
+from shardwise.search import Curve, Point, Progress
+
+Layout = tuple[str, ...]
+"""A placement for each of two operators."""
+
+GIB = 2.0**30
+
+POINTS = {
+    # By hand: seconds and GiB. On two devices 3 s and 2 GiB lie farthest below the chord, on four none does.
+    1: [(8.0, 9.0)],
+    2: [(2.0, 16.0), (3.0, 2.0), (16.0, 1.0)],
+    4: [(1.0, 4.0), (2.0, 2.0)],
+}
+
+
+class Curves:
+    """Curves by hand; remembers what was asked."""
+
+    sizes = (1, 2, 3, 4)
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[int, float]] = []
+
+    def curve(self, devices: int, *, epsilon: float = 0.0, progress: Progress | None = None) -> Curve[Layout]:
+        self.asked.append((devices, epsilon))
+        points = tuple(
+            Point(time_s=time_s, memory_bytes=gib * GIB, cost_usd=None, devices=devices, layout=("S(0)", "R"))
+            for time_s, gib in POINTS.get(devices, [])
+        )
+        return Curve(devices=devices, points=points, epsilon=epsilon, search_s=0.5, search_cpu_s=0.25)
+
+    def nothing_fits(self, devices: int) -> Infeasible:
+        return Infeasible(f"nothing fits on {devices}", reasons={"memory": 7})
+
+
+class Graph:
+    """A subject of two operators; no plan file holds its layouts."""
+
+    def __init__(self) -> None:
+        self.curves = Curves()
+
+    def heading(self) -> Iterator[Line]:
+        yield (("graph:two", "title"),)
+
+    def caption(self) -> tuple[str, Sequence[str]]:
+        return "graph:two on 4 devices", ("batch 8",)
+
+    def question(self) -> Mapping[str, object]:
+        return {"graph": {"name": "two"}}
+
+    def title(self, point: Point[Layout]) -> str:
+        return "2 operators"
+
+    def details(self, point: Point[Layout]) -> Sequence[str]:
+        return [f"op{place}: {placement}" for place, placement in enumerate(point.layout)]
+
+    def difference(self, point: Point[Layout], other: Point[Layout]) -> str:
+        return "all alike"
+
+    def layout(self, point: Point[Layout]) -> Mapping[str, object]:
+        return {"operators": list(point.layout)}
+
+    def sizes(self) -> Mapping[str, object]:
+        return {"operators": 2, "layouts_per_operator": [3, 4]}
+
+    def certificate(self, curves: Sequence[Curve[Layout]]) -> Mapping[str, object]:
+        return {"counts": [curve.devices for curve in curves]}
+
+    def proof(self, curves: Sequence[Curve[Layout]]) -> Iterator[Line]:
+        yield (("tracked", ""),)
+
+    def plan(self, curve: Curve[Layout], place: int) -> Plan:
+        raise ConfigError("no plan holds this")
+
+
+def asked(mode: str, *, limit_gib: float = inf, sizes: tuple[int, ...] | None = None) -> Asked:
+    return Asked(
+        mode=mode, limit_bytes=limit_gib * GIB, sizes=sizes, objectives=("time", "memory"), epsilon=0.25
+    )
+
+
+def options(**given: str) -> FrontierOptions:
+    return FrontierOptions(
+        mode="", memory_limit=None, devices=None, objectives="", epsilon="", space="", fix="", workers="",
+        save=given.get("save"), plot=given.get("plot"), is_json="is_json" in given,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("mode", "limit_gib", "searched", "chosen"),
+    [
+        ("time", inf, [4], (1.0, 4)),
+        ("time", 3.0, [4], (2.0, 4)),
+        ("devices", inf, [1], (8.0, 1)),
+        ("devices", 4.0, [1, 2], (3.0, 2)),
+        ("profile", inf, [1, 2, 4], None),
+    ],
+)
+def test_each_mode_asks_and_picks(
+    mode: str, limit_gib: float, searched: list[int], chosen: tuple[float, int] | None
+) -> None:
+    graph = Graph()
+    document = answered(graph, asked(mode, limit_gib=limit_gib), options(is_json="yes"), inputs=()).document
+    assert document is not None
+    assert graph.curves.asked == [(devices, 0.25) for devices in searched]
+    assert document["certificate"] == {"counts": searched}
+    assert (document["operators"], document["layouts_per_operator"]) == (2, [3, 4])
+    pick = document["chosen"]
+    if chosen is None:
+        assert pick is None
+    else:
+        assert isinstance(pick, dict)
+        assert (pick["time_s"], pick["devices"]) == chosen
+        assert pick["layout"] == {"operators": ["S(0)", "R"]}
+    assert document["search_cpu_s"] == 0.25 * len(searched)
+    assert json.loads(json.dumps(document)) == document
+
+
+def test_people_read_the_same() -> None:
+    text = plain_text(answered(Graph(), asked("profile"), options(), inputs=()).lines)
+    assert text.startswith("graph:two\n") and "tracked" in text
+    assert "6 points of time and memory on 3 device counts" in text
+    assert "none beaten in all by more than 25.00 % (--epsilon)" in text
+    rows = [line.split()[:6] for line in text.splitlines() if "2 operators" in line]
+    assert rows == [
+        ["1", "fastest", "8.000", "s", "9.0", "GiB"],
+        ["2", "fastest", "2.000", "s", "16.0", "GiB"],
+        ["knee", "3.000", "s", "2.0", "GiB", "6.000"],
+        ["smallest", "16.000", "s", "1.0", "GiB", "32.00"],
+        ["4", "fastest", "1.000", "s", "4.0", "GiB"],
+        ["smallest", "2.000", "s", "2.0", "GiB", "8.000"],
+    ]
+
+
+def test_a_device_count_on_which_nothing_fits_is_named() -> None:
+    text = plain_text(answered(Graph(), asked("profile", sizes=(3, 4)), options(), inputs=()).lines)
+    assert "3  nothing fits" in text
+    with pytest.raises(Infeasible, match="nothing fits on 3"):
+        answered(Graph(), asked("profile", sizes=(3,)), options(), inputs=())
+
+
+def test_its_plot_has_a_line_per_count_and_its_layouts(tmp_path: Path) -> None:
+    path = tmp_path / "plot.html"
+    answered(Graph(), asked("profile"), options(plot=str(path)), inputs=())
+    text = path.read_text("utf-8")
+    assert "graph:two on 4 devices" in text and text.count("op0: S(0) · op1: R") == 6
+
+
+def test_points_that_no_plan_file_holds_have_no_name(tmp_path: Path) -> None:
+    talk = answered(Graph(), asked("time"), options(save=str(tmp_path)), inputs=()).talk
+    assert talk == [f"wrote 0 plans of 2 points and frontier.json in {tmp_path}"]
+    assert json.loads((tmp_path / "frontier.json").read_text())["plans"] == [None, None]
+    assert [path.name for path in tmp_path.iterdir()] == ["frontier.json"]
