@@ -15,7 +15,7 @@ test: .venv/installed-for-tests
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/pytest -n $(WORKERS) --maxprocesses 8
+	$(BIN)/pytest -n $(WORKERS) --maxprocesses 8 --dist loadgroup
 
 bench: .venv/installed
 	@$(BIN)/python -m benchmarks

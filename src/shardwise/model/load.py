@@ -15,6 +15,7 @@ from shardwise.model.dimensions import decoder_from_dimensions
 from shardwise.model.entries import catalogue_entry, catalogue_names
 from shardwise.model.families import decoder_from_config
 from shardwise.model.model import Model
+from shardwise.model.shape import Decoder
 
 MAX_PARAMETERS = 10**15
 MAX_NAME = 200
@@ -57,14 +58,7 @@ def model_from_config(config: Mapping[str, object], *, name: str | None = None) 
     """
     if not isinstance(config, Mapping):
         raise ConfigError("is not a mapping", allowed="a config of keys and values")
-    if any(key in config for key in HUGGING_FACE_KEYS):
-        fields = ConfigFields(config)
-        own = fields.text("_name_or_path", default="") if fields.any("_name_or_path", default="") else ""
-        decoder, key = decoder_from_config(fields), "_name_or_path"
-    else:
-        plain = Fields(config)
-        own = plain.text("name", default="")
-        decoder, key = decoder_from_dimensions(plain), "name"
+    decoder, key, own = _decoder(config)
     chosen = name or own or decoder.family
     model = model_from_decoder(decoder, name=chosen, config={**config, key: chosen})
     if parameters(model) > MAX_PARAMETERS:
@@ -72,6 +66,22 @@ def model_from_config(config: Mapping[str, object], *, name: str | None = None) 
             "is absurdly large", found=f"{parameters(model)} parameters", allowed=f"at most {MAX_PARAMETERS}"
         )
     return model
+
+
+def decoder_of(model: Model) -> Decoder:
+    """The sizes of `model`, layer by layer, that its operators were made from."""
+    return _decoder(model.config)[0]
+
+
+def _decoder(config: Mapping[str, object]) -> tuple[Decoder, str, str]:
+    """The sizes in a config, the key that holds its name there, and that name (empty where it has none)."""
+    if any(key in config for key in HUGGING_FACE_KEYS):
+        fields = ConfigFields(config)
+        own = fields.text("_name_or_path", default="") if fields.any("_name_or_path", default="") else ""
+        return decoder_from_config(fields), "_name_or_path", own
+    plain = Fields(config)
+    own = plain.text("name", default="")
+    return decoder_from_dimensions(plain), "name", own
 
 
 def _looks_like_path(text: str) -> bool:

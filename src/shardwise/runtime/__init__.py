@@ -9,6 +9,33 @@ except ModuleNotFoundError as error:
         "is not installed, and running plans needs it", key="torch", allowed="pip install 'shardwise[torch]'"
     ) from error
 
+from shardwise.runtime.capability import check_runnable
 from shardwise.runtime.capture import capture
+from shardwise.runtime.data import Samples, Synthetic, TokenFile
+from shardwise.runtime.initial import initialise
+from shardwise.runtime.job import Job, StepResult, parallelize
+from shardwise.runtime.modules import Stage, reference_module
+from shardwise.runtime.team import RankLost, Report, Team
+from shardwise.runtime.train import SYNTHETIC, StepRecord, TrainOptions, samples_of, train
 
-__all__ = ["capture"]
+__all__ = [
+    "SYNTHETIC",
+    "Job",
+    "RankLost",
+    "Report",
+    "Samples",
+    "Stage",
+    "StepRecord",
+    "StepResult",
+    "Synthetic",
+    "Team",
+    "TokenFile",
+    "TrainOptions",
+    "capture",
+    "check_runnable",
+    "initialise",
+    "parallelize",
+    "reference_module",
+    "samples_of",
+    "train",
+]

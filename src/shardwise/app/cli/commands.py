@@ -347,6 +347,37 @@ def explain(
 
 
 @app.command()
+def train(
+    plan: PlanFile,
+    data: Annotated[
+        str,
+        typer.Option(
+            metavar="FILE",
+            help="A file of token ids (docs/running.md), or synthetic: text that can be learned.",
+        ),
+    ] = "synthetic",
+    steps: Annotated[str, typer.Option(metavar="N", help="Optimizer steps.")] = "20",
+    lr: Annotated[str, typer.Option(metavar="X", help="Learning rate.")] = "0.001",
+    seed: Annotated[str, typer.Option(metavar="N", help="Of parameters and samples.")] = "0",
+    log: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="Write a line of JSON for every step.", show_default=False),
+    ] = None,
+) -> Output:
+    """Train as a plan says, on PyTorch; a cluster of cpu devices is as many processes of this machine."""
+    from shardwise.app.cli import request, training
+
+    return training.trained(
+        plan,
+        data=data,
+        steps=request.count("--steps", steps),
+        lr=request.fraction("--lr", lr, default=0.0, low=0.0, high=10.0),
+        seed=request.count("--seed", seed, low=0),
+        log=log,
+    )
+
+
+@app.command()
 def validate(
     rows: Annotated[
         str | None,

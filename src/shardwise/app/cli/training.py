@@ -1,0 +1,148 @@
+"""What `train` does: starts the processes where none were started, shows how it goes, writes the log."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from shardwise.app.cli import words
+from shardwise.app.cli.output import Output, progress, row, talk
+from shardwise.app.cli.request import writable
+from shardwise.errors import ConfigError
+from shardwise.inputs import printable
+from shardwise.plan import Plan, read_plan
+
+if TYPE_CHECKING:
+    from shardwise.runtime import RankLost, StepRecord, TrainOptions
+
+TORCHRUN_VARIABLE = "TORCHELASTIC_RUN_ID"
+"""Set in processes that torchrun started."""
+
+FAILED = 1
+
+
+@dataclass(slots=True)
+class _Run:
+    """The records of a run so far."""
+
+    plan: Plan
+    steps: int
+    records: list[StepRecord] = field(default_factory=list)
+
+    def line(self) -> str:
+        """How the last step went, in one line."""
+        last, best = self.records[-1], self.plan.best
+        rate = self.plan.job.global_batch_size * self.plan.job.seq_len / last.step_time_s
+        return (
+            f"step {last.step:,}/{self.steps:,} · loss {last.loss:.4f} · {rate:,.0f} tokens/s"
+            f" · MFU {words.percent(best.mfu * best.step_time_s / last.step_time_s)}"
+            f" · {words.seconds(last.step_time_s)}, predicted {words.seconds(best.step_time_s)}"
+        )
+
+    def log_line(self) -> str:
+        """The last step as a line of JSON (docs/formats.md)."""
+        last = self.records[-1]
+        document = {
+            "step": last.step,
+            "loss": last.loss,
+            "gradient_norm": last.gradient_norm,
+            "step_time_s": last.step_time_s,
+            "predicted_s": self.plan.best.step_time_s,
+            "tokens": last.tokens,
+        }
+        return json.dumps(document) + "\n"
+
+
+def trained(path: str, *, data: str, steps: int, lr: float, seed: int, log: str | None) -> Output:
+    """Train under the plan file at `path`, on processes of this machine or on those that torchrun started.
+
+    ConfigError where the plan cannot be run here; exit code 1 where a rank is lost.
+    """
+    if log is not None:
+        writable("--log", log, inputs=(path, data))
+    plan = read_plan(path)
+    from shardwise.runtime import RankLost, Team, TrainOptions, check_runnable, samples_of, train
+
+    options = TrainOptions(steps=steps, data=data, lr=lr, seed=seed)
+    check_runnable(plan)
+    samples_of(plan, options).batch(0)
+    run = _Run(plan=plan, steps=options.steps)
+    if TORCHRUN_VARIABLE in os.environ:
+        return _trained_here(run, options, log)
+    try:
+        with _showing(run, log) as report, Team(plan.cluster.devices) as team:
+            team.run(plan.cluster.devices, train, plan, options, report=report)
+    except RankLost as error:
+        return Output(talk=_lost(error, run), code=FAILED)
+    return _summary(run)
+
+
+def _trained_here(run: _Run, options: TrainOptions, log: str | None) -> Output:
+    """This process's part of a run that torchrun started: rank 0 speaks for all."""
+    from shardwise.runtime import train
+
+    if os.environ["RANK"] != "0":
+        train(lambda record: None, run.plan, options)
+        return Output()
+    with _showing(run, log) as report:
+        train(report, run.plan, options)
+    return _summary(run)
+
+
+@contextlib.contextmanager
+def _showing(run: _Run, log: str | None) -> Iterator[Callable[[StepRecord], None]]:
+    """Takes records: into the log as they come, and on stderr (a terminal has one line that is renewed, all
+    else gets ten lines in all)."""
+    with contextlib.ExitStack() as stack:
+        file = stack.enter_context(_opened(log)) if log is not None else None
+        show = stack.enter_context(progress())
+
+        def report(record: StepRecord) -> None:
+            run.records.append(record)
+            if file is not None:
+                file.write(run.log_line())
+                file.flush()
+            if show is not None:
+                show(run.line())
+            elif record.step % max(1, run.steps // 10) == 0:
+                talk([run.line()])
+
+        yield report
+
+
+def _opened(path: str) -> contextlib.AbstractContextManager[Any]:
+    try:
+        return open(path, "w", encoding="utf-8")
+    except OSError as error:
+        why = (error.strerror or str(error)).lower()
+        raise ConfigError(f"cannot be written: {why}", file=printable(path), key="--log") from None
+
+
+def _lost(error: RankLost, run: _Run) -> list[str]:
+    after = f"after step {run.records[-1].step}" if run.records else "before the first step"
+    lines = [f"shardwise: error: {error} {after}; the other ranks were ended"]
+    if os.environ.get("SHARDWISE_DEBUG") and error.details:
+        lines.append(error.details)
+    return lines
+
+
+def _summary(run: _Run) -> Output:
+    plan, records = run.plan, run.records
+    first, last = records[0], records[-1]
+    typical_s = median(record.step_time_s for record in records[len(records) // 4 :])
+    best = plan.best
+    return Output(
+        lines=[
+            row("trained", (f"{plan.model.name} on {plan.cluster.name}", "value"),
+                (f"   {words.counted(last.step, 'step')} of {last.tokens // last.step:,} tokens", "")),
+            row("strategy", (words.degrees_text(best.strategy), "")),
+            row("loss", (f"{first.loss:.4f} to {last.loss:.4f}", "value")),
+            row("step time", (words.seconds(typical_s), "time"),
+                (f" measured (median), {words.seconds(best.step_time_s)} predicted", "")),
+        ]
+    )  # fmt: skip

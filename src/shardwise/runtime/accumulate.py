@@ -1,0 +1,55 @@
+"""Runs the schedule of a plan without a pipeline: forwards and backwards of the microbatches in its order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from shardwise.runtime.modules import Stage
+from shardwise.runtime.shard import synchronise
+from shardwise.schedule import Action, Kind
+from shardwise.strategy import Strategy
+
+
+class Accumulation:
+    """One rank's row of a schedule with a single stage; gradients add up over the microbatches."""
+
+    def __init__(
+        self,
+        stage: Stage,
+        *,
+        actions: Sequence[Action],
+        loss: Callable[[Tensor, Tensor], Tensor],
+        strategy: Strategy,
+    ) -> None:
+        self._stage = stage
+        self._actions = tuple(actions)
+        self._loss = loss
+        self._strategy = strategy
+        self._backwards = sum(action.kind is Kind.BACKWARD for action in actions)
+
+    @property
+    def executed(self) -> tuple[str, ...]:
+        """What a step runs, in order."""
+        return tuple(map(str, self._actions))
+
+    def run(self, tokens: Tensor, targets: Tensor) -> Tensor:
+        """Forward and backward of all microbatches, given as (microbatches, rows, tokens); the sum of their
+        losses."""
+        losses: dict[int, Tensor] = {}
+        total = torch.zeros((), device=tokens.device)
+        left = self._backwards
+        for action in self._actions:
+            microbatch = action.microbatch
+            with torch.profiler.record_function(f"PP:{action}"):
+                if action.kind is Kind.FORWARD:
+                    losses[microbatch] = self._loss(self._stage(tokens[microbatch]), targets[microbatch])
+                else:
+                    left -= 1
+                    synchronise(self._stage, self._strategy, is_last=left == 0)
+                    loss = losses.pop(microbatch)
+                    loss.backward()
+                    total += loss.detach()
+        return total

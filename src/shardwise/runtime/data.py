@@ -1,0 +1,108 @@
+"""Samples by seed and step: the same in the same order, however the batch is divided."""
+
+from __future__ import annotations
+
+import os
+import stat
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from shardwise.errors import ConfigError
+
+
+class Samples(Protocol):
+    """A source of batches."""
+
+    def batch(self, step: int) -> Tensor:
+        """Token ids of step `step` (from 0), of shape (global_batch_size, seq_len + 1)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Synthetic:
+    """Text of a noisy chain: the next token is a fixed permutation of the last, or with probability `noise`
+    any token. A model that has learned the permutation has a loss of about noise * ln(vocab) + 0.3 nats at
+    noise 0.1."""
+
+    vocab: int
+    global_batch_size: int
+    seq_len: int
+    seed: int
+    noise: float = 0.1
+
+    def batch(self, step: int) -> Tensor:
+        follower = _generator(self.seed, 0, 0).permutation(self.vocab)
+        generator = _generator(self.seed, 1, step)
+        shape = (self.global_batch_size, self.seq_len + 1)
+        random = generator.integers(self.vocab, size=shape)
+        is_noise = generator.random(shape) < self.noise
+        tokens = random.copy()
+        for place in range(1, shape[1]):
+            tokens[:, place] = np.where(is_noise[:, place], random[:, place], follower[tokens[:, place - 1]])
+        return torch.from_numpy(tokens)
+
+
+class TokenFile:
+    """A file of token ids, little-endian, two bytes each (four where the vocabulary needs them), mapped into
+    memory.
+
+    It is cut into windows of `seq_len + 1` tokens that overlap by one. Each epoch visits all of them in an
+    order of its own; sample i of step s is visit s * global_batch_size + i.
+    """
+
+    def __init__(self, path: str, *, vocab: int, global_batch_size: int, seq_len: int, seed: int) -> None:
+        self._tokens = _mapped(path, np.dtype("<u2" if vocab <= 1 << 16 else "<u4"))
+        self._path = path
+        self._vocab, self._batch, self._seq_len, self._seed = vocab, global_batch_size, seq_len, seed
+        self.windows = (len(self._tokens) - 1) // seq_len
+        if self.windows < 1:
+            raise ConfigError(
+                "is too short", file=path, found=f"{len(self._tokens)} tokens",
+                allowed=f"at least {seq_len + 1}, one sequence and the token after it",
+            )  # fmt: skip
+
+    def batch(self, step: int) -> Tensor:
+        visits = np.arange(step * self._batch, (step + 1) * self._batch)
+        epochs, places = np.divmod(visits, self.windows)
+        orders = {
+            int(epoch): _generator(self._seed, 2, int(epoch)).permutation(self.windows)
+            for epoch in set(epochs)
+        }
+        starts = [
+            int(orders[int(epoch)][place]) * self._seq_len
+            for epoch, place in zip(epochs, places, strict=True)
+        ]
+        rows = np.stack([self._tokens[start : start + self._seq_len + 1] for start in starts])
+        rows = rows.astype(np.int64)
+        if rows.max() >= self._vocab:
+            raise ConfigError(
+                "has a token that the model does not know", file=self._path, found=str(rows.max()),
+                allowed=f"0 to {self._vocab - 1}",
+            )  # fmt: skip
+        return torch.from_numpy(rows)
+
+
+def _generator(seed: int, stream: int, step: int) -> np.random.Generator:
+    return np.random.Generator(np.random.Philox(np.random.SeedSequence((seed, stream, step))))
+
+
+def _mapped(path: str, dtype: np.dtype[np.unsignedinteger]) -> NDArray[np.unsignedinteger]:
+    try:
+        status = os.stat(path)
+    except OSError as error:
+        raise ConfigError(f"cannot be read: {(error.strerror or str(error)).lower()}", file=path) from None
+    if not stat.S_ISREG(status.st_mode):
+        raise ConfigError("cannot be read", file=path, found="not a regular file", allowed="a file of tokens")
+    if status.st_size % dtype.itemsize or not status.st_size:
+        raise ConfigError(
+            "is no file of tokens", file=path, found=f"{status.st_size} bytes",
+            allowed=f"a multiple of {dtype.itemsize} bytes, the size of a token",
+        )  # fmt: skip
+    try:
+        return np.memmap(path, dtype=dtype, mode="r")
+    except OSError as error:
+        raise ConfigError(f"cannot be read: {(error.strerror or str(error)).lower()}", file=path) from None

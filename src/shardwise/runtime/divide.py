@@ -1,0 +1,104 @@
+"""Divides a whole module as a plan says: into stages, over tensor ranks, over data ranks."""
+
+from __future__ import annotations
+
+import torch
+from torch import distributed, nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from shardwise.plan import Plan
+from shardwise.runtime.accumulate import Accumulation
+from shardwise.runtime.gradients import Tie
+from shardwise.runtime.loss import batch_share_loss
+from shardwise.runtime.mesh import Place, rank_grid
+from shardwise.runtime.modules import Stage
+from shardwise.runtime.pipeline import Pipeline
+from shardwise.runtime.shard import shard_states, split_tensors
+from shardwise.strategy import layer_counts
+
+Stages = tuple[tuple[int, Stage], ...]
+"""What one rank holds: stages with their numbers in the pipeline, in order."""
+
+
+def stages_of(module: Stage, plan: Plan, place: Place, mesh: DeviceMesh) -> Stages:
+    """This rank's stages of the whole `module`, their parameters divided over its tensor and data groups."""
+    strategy = plan.best.strategy
+    stages = _parts(module, plan, place)
+    for _, stage in stages:
+        stage.positions = stage.kept = torch.arange(plan.job.seq_len)
+        if strategy.tp > 1:
+            split_tensors(stage, mesh["tp"], sequence_parallel=strategy.sequence_parallel)
+            if strategy.sequence_parallel:
+                stage.kept = stage.positions.chunk(strategy.tp)[place.tp]
+        shard_states(stage, mesh, strategy, plan.job.dtype)
+    return stages
+
+
+def engine_of(stages: Stages, plan: Plan, place: Place, mesh: DeviceMesh) -> Accumulation | Pipeline:
+    """What runs the plan's schedule on this rank's stages."""
+    strategy, job = plan.best.strategy, plan.job
+    tensor_mesh = mesh["tp"] if strategy.tp > 1 else None
+    loss = batch_share_loss(job.global_batch_size * job.seq_len, plan.model.vocab, tensor_mesh)
+    if strategy.pp == 1:
+        return Accumulation(stages[0][1], actions=plan.schedule.ranks[0], loss=loss, strategy=strategy)
+    rows, kept = strategy.micro_batch_size, job.seq_len
+    if strategy.tp > 1 and strategy.sequence_parallel:
+        kept //= strategy.tp
+    classes = -(-plan.model.vocab // strategy.tp)
+    dtype = torch.bfloat16 if job.dtype == "bf16" else torch.float32
+    with torch.device("meta"):
+        tokens = torch.empty(rows, job.seq_len, dtype=torch.long)
+        hidden = torch.empty(rows, kept, plan.model.hidden, dtype=dtype, requires_grad=True)
+        logits = torch.empty(rows, job.seq_len, classes, dtype=dtype, requires_grad=True)
+    return Pipeline(
+        stages,
+        schedule=plan.schedule,
+        strategy=strategy,
+        loss=loss,
+        group=mesh["pp"].get_group(),
+        rank=place.pp,
+        tokens=tokens,
+        hidden=hidden,
+        logits=logits,
+    )
+
+
+def tie_of(stages: Stages, plan: Plan) -> Tie | None:
+    """The tie of the embedding and the output projection where they are on two stages. Makes its process
+    groups on every rank."""
+    schedule = plan.schedule
+    if not plan.model.tied_embeddings or schedule.stages == 1:
+        return None
+    first, last = schedule.stage_rank[0], schedule.stage_rank[-1]
+    here = tuple(stage.embedding.tokens.weight for _, stage in stages if stage.embedding is not None)
+    here += tuple(stage.head.output.weight for _, stage in stages if stage.head is not None)
+    if first == last:
+        return Tie(here, None)
+    group = None
+    grid = rank_grid(plan.best.strategy)
+    for pair in torch.stack((grid[first].flatten(), grid[last].flatten()), dim=1).tolist():
+        made = distributed.new_group(pair)
+        if distributed.get_rank() in pair:
+            group = made
+    return Tie(here, group)
+
+
+def _parts(module: Stage, plan: Plan, place: Place) -> Stages:
+    """The stages that this rank's place in the pipeline holds, with their numbers, in order."""
+    strategy, schedule = plan.best.strategy, plan.schedule
+    counts = layer_counts(
+        plan.model.layers, schedule.stages, strategy.first_stage_layers, strategy.last_stage_layers
+    )
+    starts = [sum(counts[:stage]) for stage in range(schedule.stages + 1)]
+    ends = {0: frozenset(("embedding",)), schedule.stages - 1: frozenset(("head",))}
+    if schedule.stages == 1:
+        ends = {0: frozenset(("embedding", "head"))}
+    parts = tuple(
+        (stage, module.part(starts[stage], starts[stage + 1], ends=ends.get(stage, frozenset())))
+        for stage, rank in enumerate(schedule.stage_rank)
+        if rank == place.pp
+    )
+    for _, part in parts:
+        if plan.model.tied_embeddings and part.head is not None and part.embedding is None:
+            part.head.output.weight = nn.Parameter(part.head.output.weight.detach().clone())
+    return parts

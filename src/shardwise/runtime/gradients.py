@@ -1,0 +1,70 @@
+"""Gradients between the backward passes and the optimizer: sums that are still due, and their norm."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, distributed, nn
+from torch.distributed.tensor import DTensor, Replicate
+
+
+def settle(parameters: Iterable[nn.Parameter]) -> None:
+    """Give every gradient the placement of its parameter: partial sums over tensor ranks are added up."""
+    for parameter in parameters:
+        grad = parameter.grad
+        if isinstance(grad, DTensor) and grad.placements != parameter.placements:
+            parameter.grad = grad.redistribute(placements=parameter.placements)
+
+
+def local(tensor: Tensor) -> Tensor:
+    """This rank's part of `tensor`."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def copies(parameter: Tensor, ranks: int) -> int:
+    """On how many of a stage's `ranks` each element of `parameter` lies."""
+    if not isinstance(parameter, DTensor):
+        return ranks
+    mesh = parameter.device_mesh
+    shards = 1
+    for axis, placement in enumerate(parameter.placements):
+        if not isinstance(placement, Replicate):
+            shards *= mesh.size(axis)
+    return ranks // shards
+
+
+def square_sum(parameters: Iterable[nn.Parameter], ranks: int) -> Tensor:
+    """This rank's share of the sum of the squares of all gradients: over all ranks, shares add up to it."""
+    total = torch.zeros(())
+    for parameter in parameters:
+        if parameter.grad is not None:
+            total += local(parameter.grad).float().square().sum() / copies(parameter, ranks)
+    return total
+
+
+def scale(parameters: Iterable[nn.Parameter], factor: Tensor) -> None:
+    for parameter in parameters:
+        if parameter.grad is not None:
+            local(parameter.grad).mul_(factor)
+
+
+class Tie:
+    """Two copies of one weight, on the first and on the last stage, whose gradients are one sum.
+
+    `here` are those of the copies that this rank holds, the first stage's first; `group` joins the ranks that
+    hold them where there are two.
+    """
+
+    def __init__(self, here: tuple[nn.Parameter, ...], group: distributed.ProcessGroup | None) -> None:
+        self._here = here
+        self._group = group
+
+    def add_up(self) -> None:
+        """Both copies get the sum of both gradients; they have been equal and stay so."""
+        if len(self._here) == 2:
+            first, last = (local(weight.grad) for weight in self._here)
+            first.add_(last)
+            last.copy_(first)
+        elif self._here:
+            distributed.all_reduce(local(self._here[0].grad), group=self._group)

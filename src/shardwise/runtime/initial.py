@@ -1,0 +1,36 @@
+"""Initial parameters that depend on the seed and on each parameter's name, never on the layout."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+
+import torch
+from torch import Tensor, nn
+
+STD = 0.02
+"""Standard deviation of matrices (GPT-2's); those that write to the residual stream have 1/sqrt(2 layers) of
+it (Radford et al. 2019, section 2.3)."""
+
+_RESIDUAL = ("attention.out.weight", "mlp.down.weight")
+
+
+def initialise(module: nn.Module, *, seed: int, layers: int) -> None:
+    """Set every parameter of `module` by its name: matrices normal, norms one, biases zero.
+
+    A parameter has the same value in every module that has one of this name and shape. `layers` is the
+    number of layers of the whole model.
+    """
+    with torch.no_grad():
+        for name, parameter in module.named_parameters():
+            parameter.copy_(initial_value(name, parameter, seed=seed, layers=layers))
+
+
+def initial_value(name: str, like: Tensor, *, seed: int, layers: int) -> Tensor:
+    """The first value of parameter `name`, of the shape and dtype of `like`, on the CPU."""
+    if like.dim() < 2:
+        return torch.full(like.shape, 0.0 if name.endswith("bias") else 1.0, dtype=like.dtype)
+    digest = hashlib.sha256(f"{seed}:{name}".encode()).digest()
+    generator = torch.Generator().manual_seed(int.from_bytes(digest[:7], "little"))
+    std = STD / math.sqrt(2 * layers) if name.endswith(_RESIDUAL) else STD
+    return torch.randn(like.shape, generator=generator).mul_(std).to(like.dtype)

@@ -1,0 +1,54 @@
+"""Where a rank stands: its place along every axis of the plan, and the meshes that its collectives run on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch.distributed.device_mesh import DeviceMesh
+
+from shardwise.strategy import Strategy
+
+AXES = ("pp", "replicate", "shard", "tp")
+"""Axes of the mesh. `replicate` x `shard` are the dp * cp ranks of a stage: `shard` neighbours among them
+divide optimizer states, `replicate` groups hold copies."""
+
+
+def rank_grid(strategy: Strategy) -> torch.Tensor:
+    """The rank at every place; shape (pp, dp, cp, tp). Ranks count along `axis_order`, fastest first."""
+    order = strategy.axis_order.split("-")
+    sizes = [getattr(strategy, axis) for axis in reversed(order)]
+    slowest_first = list(reversed(order))
+    ranks = torch.arange(strategy.tp * strategy.cp * strategy.dp * strategy.pp).reshape(sizes)
+    return ranks.permute([slowest_first.index(axis) for axis in ("pp", "dp", "cp", "tp")])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """One rank's coordinates."""
+
+    rank: int
+    pp: int
+    dp: int
+    cp: int
+    tp: int
+
+
+def place_of(strategy: Strategy, rank: int) -> Place:
+    pp, dp, cp, tp = ((rank_grid(strategy) == rank).nonzero()[0]).tolist()
+    return Place(rank=rank, pp=pp, dp=dp, cp=cp, tp=tp)
+
+
+def device_mesh(strategy: Strategy, device_type: str) -> DeviceMesh:
+    """The mesh with `AXES`; every rank must call this at the same point, for it makes process groups.
+
+    The dp * cp ranks of a stage are taken in the order of `axis_order`; `optim_shard` neighbours form a shard
+    group, as the cost model places them (docs/cost-model.md, section 11).
+    """
+    grid = rank_grid(strategy)
+    order = strategy.axis_order.split("-")
+    if order.index("dp") < order.index("cp"):
+        grid = grid.transpose(1, 2)
+    shard = strategy.optim_shard
+    ranks = grid.reshape(strategy.pp, strategy.dp * strategy.cp // shard, shard, strategy.tp)
+    return DeviceMesh(device_type, ranks, mesh_dim_names=AXES)

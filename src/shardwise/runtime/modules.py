@@ -1,0 +1,244 @@
+"""Reference modules of decoder-only transformers, built from a plan's model record.
+
+A `Stage` holds consecutive decoder layers and, at the ends of the model, its embedding and its head; the
+whole model is the stage that holds everything. Parameters keep the names that they have in the whole model,
+so every rank's checkpoint speaks of the same tensors. Dropout is never applied: a step is a function of its
+samples and parameters alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from shardwise.errors import ConfigError
+from shardwise.model import Decoder, GroupedQuery, LayerShape, Mlp, Model, decoder_of
+from shardwise.runtime.numerics import Activation, Numerics, Rope, numerics_of
+
+Rotation = tuple[Tensor, Tensor] | None
+"""Cosines and sines of shape (tokens, rotated elements / 2), or None where positions are learned."""
+
+
+def rotation_of(rope: Rope, positions: Tensor) -> tuple[Tensor, Tensor]:
+    """Cosines and sines of the angles at `positions` (tokens,), in fp32 (Su et al. 2021, arXiv 2104.09864).
+
+    Llama 3.1's scaling stretches low frequencies by `factor` and blends those between.
+    """
+    exponents = torch.arange(0, rope.dims, 2, dtype=torch.float32, device=positions.device) / rope.dims
+    frequencies = rope.theta**-exponents
+    if rope.scaling is not None:
+        factor, low, high, length = rope.scaling
+        turns = length * frequencies / (2 * torch.pi)  # over the original context
+        blend = ((turns - low) / (high - low)).clamp(0.0, 1.0)
+        frequencies = frequencies * (blend + (1 - blend) / factor)
+    angles = positions.float()[:, None] * frequencies
+    return angles.cos(), angles.sin()
+
+
+def rotated(x: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
+    """`x` (batch, tokens, heads, elements) with element i turned against element i + half, as Llama does."""
+    cos, sin = (part[:, None, :].to(x.dtype) for part in rotation)
+    half = cos.shape[-1]
+    first, second, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
+    return torch.cat((first * cos - second * sin, second * cos + first * sin, rest), dim=-1)
+
+
+def activated(x: Tensor, kind: Activation) -> Tensor:
+    if kind == "silu":
+        return functional.silu(x)
+    if kind == "relu":
+        return functional.relu(x)
+    return functional.gelu(x, approximate="tanh" if kind == "gelu_tanh" else "none")
+
+
+def norm_module(shape: LayerShape, width: int, epsilon: float) -> nn.Module:
+    if shape.norm == "rms":
+        return nn.RMSNorm(width, eps=epsilon)
+    return nn.LayerNorm(width, eps=epsilon, elementwise_affine=shape.norm == "layer")
+
+
+class Attention(nn.Module):
+    """Causal grouped-query attention; every rank of a tensor group works on its own heads."""
+
+    def __init__(self, shape: GroupedQuery, hidden: int, numerics: Numerics) -> None:
+        super().__init__()
+        self.head_dim = shape.head_dim
+        self.window = shape.window
+        self.q = nn.Linear(hidden, shape.heads * shape.head_dim, bias=shape.qkv_bias)
+        self.k = nn.Linear(hidden, shape.kv_heads * shape.head_dim, bias=shape.qkv_bias)
+        self.v = nn.Linear(hidden, shape.kv_heads * shape.head_dim, bias=shape.qkv_bias)
+        self.q_norm = nn.RMSNorm(shape.head_dim, eps=numerics.epsilon) if shape.qk_norm else None
+        self.k_norm = nn.RMSNorm(shape.head_dim, eps=numerics.epsilon) if shape.qk_norm else None
+        self.out = nn.Linear(shape.heads * shape.head_dim, hidden, bias=shape.out_bias)
+
+    def forward(self, x: Tensor, rotation: Rotation) -> Tensor:
+        q, k, v = (
+            projected.view(*projected.shape[:2], -1, self.head_dim)
+            for projected in (self.q(x), self.k(x), self.v(x))
+        )
+        if self.q_norm is not None and self.k_norm is not None:
+            q, k = self.q_norm(q), self.k_norm(k)
+        if rotation is not None:
+            q, k = rotated(q, rotation), rotated(k, rotation)
+        heads = self.core(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2))
+        return self.out(heads.transpose(1, 2).flatten(2))
+
+    def core(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Attention of q on k and v, each (batch, heads, tokens, elements)."""
+        tokens = q.shape[2]
+        if self.window is None or self.window >= tokens:
+            return functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+        place = torch.arange(tokens, device=q.device)
+        behind = place[:, None] - place
+        mask = (behind >= 0) & (behind < self.window)
+        return functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=True)
+
+
+class FeedForward(nn.Module):
+    """The plain or gated MLP that every token takes."""
+
+    def __init__(self, shape: Mlp, hidden: int, activation: Activation) -> None:
+        super().__init__()
+        self.activation = activation
+        self.gate = nn.Linear(hidden, shape.ffn, bias=shape.bias) if shape.gated else None
+        self.up = nn.Linear(hidden, shape.ffn, bias=shape.bias)
+        self.down = nn.Linear(shape.ffn, hidden, bias=shape.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        up = self.up(x)
+        if self.gate is None:
+            return self.down(activated(up, self.activation))
+        return self.down(activated(self.gate(x), self.activation) * up)
+
+
+class Layer(nn.Module):
+    """One decoder layer: attention and MLP one after the other, or side by side (`order`)."""
+
+    def __init__(self, shape: LayerShape, numerics: Numerics) -> None:
+        super().__init__()
+        attention, mlp = _supported(shape)
+        self.order = shape.order
+        self.rope = numerics.rope(attention.head_dim) if attention.rotary else None
+        self.attention_norm = norm_module(shape, shape.hidden, numerics.epsilon)
+        self.attention = Attention(attention, shape.hidden, numerics)
+        own_norm = shape.order != "parallel_shared"
+        self.mlp_norm = norm_module(shape, shape.hidden, numerics.epsilon) if own_norm else None
+        self.mlp = FeedForward(mlp, shape.hidden, numerics.activation)
+
+    def forward(self, x: Tensor, rotation: Rotation) -> Tensor:
+        if self.order == "post":
+            x = self.attention_norm(x + self.attention(x, rotation))
+            return self._normed_again(x + self.mlp(x))
+        normed = self.attention_norm(x)
+        if self.order == "pre":
+            x = x + self.attention(normed, rotation)
+            return x + self.mlp(self._normed_again(x))
+        beside = normed if self.mlp_norm is None else self.mlp_norm(x)
+        return x + self.attention(normed, rotation) + self.mlp(beside)
+
+    def _normed_again(self, x: Tensor) -> Tensor:
+        return x if self.mlp_norm is None else self.mlp_norm(x)
+
+
+class Embedding(nn.Module):
+    """Token embeddings, and learned positions where the model has them."""
+
+    def __init__(self, decoder: Decoder) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(decoder.vocab, decoder.hidden)
+        self.positions = nn.Embedding(decoder.positions, decoder.hidden) if decoder.positions else None
+
+    def forward(self, tokens: Tensor, positions: Tensor) -> Tensor:
+        """Hidden states of `tokens` (batch, tokens) that stand at `positions` (those that this rank
+        keeps)."""
+        x = self.tokens(tokens)
+        return x if self.positions is None else x + self.positions(positions)
+
+
+class Head(nn.Module):
+    """The last norm and the output projection."""
+
+    def __init__(self, decoder: Decoder, epsilon: float) -> None:
+        super().__init__()
+        last = decoder.layers[-1]
+        self.norm = norm_module(last, decoder.hidden, epsilon) if decoder.final_norm else None
+        self.output = nn.Linear(decoder.hidden, decoder.vocab, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.output(x if self.norm is None else self.norm(x))
+
+
+class Stage(nn.Module):
+    """Some consecutive layers of a model, with its embedding and its head where they are at its ends.
+
+    `positions` are the places in the sequence of the tokens that this rank works on, `kept` those among them
+    that its hidden states have between layers (fewer where the sequence is split over tensor ranks).
+    """
+
+    def __init__(self, model: Model, layers: Iterable[tuple[int, Layer]]) -> None:
+        super().__init__()
+        self.model = model
+        self.embedding: Embedding | None = None
+        self.layers = nn.ModuleDict({str(index): layer for index, layer in layers})
+        self.head: Head | None = None
+        self.positions: Tensor | None = None
+        self.kept: Tensor | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits (or hidden states) of tokens (or hidden states)."""
+        positions = torch.arange(x.shape[1], device=x.device) if self.positions is None else self.positions
+        if self.embedding is not None:
+            x = self.embedding(x, positions if self.kept is None else self.kept)
+        rotations: dict[Rope, tuple[Tensor, Tensor]] = {}
+        for layer in self.layers.values():
+            rotation = None
+            if layer.rope is not None:
+                if layer.rope not in rotations:
+                    rotations[layer.rope] = rotation_of(layer.rope, positions)
+                rotation = rotations[layer.rope]
+            x = layer(x, rotation)
+        return x if self.head is None else self.head(x)
+
+    def part(self, start: int, stop: int, *, ends: frozenset[str]) -> Stage:
+        """The stage with layers `start` to `stop` of this whole model and those of its `ends` (`embedding`,
+        `head`); it shares their parameters."""
+        stage = Stage(self.model, ((index, self.layers[str(index)]) for index in range(start, stop)))
+        if "embedding" in ends:
+            stage.embedding = self.embedding
+        if "head" in ends:
+            stage.head = self.head
+        return stage
+
+
+def reference_module(model: Model) -> Stage:
+    """The whole of `model`, with parameters as PyTorch's modules set them. ConfigError where a part has no
+    module here."""
+    decoder, numerics = decoder_of(model), numerics_of(model)
+    if decoder.embedding_width != decoder.hidden or decoder.mtp_modules or decoder.logit_softcap:
+        raise _no_module("end", "projected embeddings, capped logits or multi-token prediction", "plain ends")
+    stage = Stage(model, ((index, Layer(shape, numerics)) for index, shape in enumerate(decoder.layers)))
+    stage.embedding = Embedding(decoder)
+    stage.head = Head(decoder, numerics.epsilon)
+    if decoder.tied:
+        stage.head.output.weight = stage.embedding.tokens.weight
+    return stage
+
+
+def _supported(shape: LayerShape) -> tuple[GroupedQuery, Mlp]:
+    """Attention and MLP of a layer. ConfigError where one of them has no module here."""
+    if not isinstance(shape.attention, GroupedQuery) or shape.attention.sinks:
+        raise _no_module("attention", "latent attention or sinks", "multi-head and grouped-query attention")
+    if not isinstance(shape.mlp, Mlp):
+        raise _no_module("mixture of experts", "experts", "dense models")
+    if shape.order == "sandwich":
+        raise _no_module("order of norms", "norms before and after each block", "norms before or after")
+    return shape.attention, shape.mlp
+
+
+def _no_module(what: str, found: str, allowed: str) -> ConfigError:
+    return ConfigError(
+        f"cannot be trained: its {what} has no module here", key="model", found=found, allowed=allowed
+    )

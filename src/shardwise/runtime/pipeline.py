@@ -1,0 +1,82 @@
+"""Runs the schedule of a plan with a pipeline: its very table, handed to PyTorch's pipelining runtime."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import torch
+from torch import Tensor
+from torch.distributed import ProcessGroup
+
+from shardwise.runtime.modules import Stage
+from shardwise.runtime.private import SynchronisedStage, executed_actions, pipeline_runtime
+from shardwise.runtime.shard import synchronise
+from shardwise.schedule import Schedule, lower
+from shardwise.strategy import Strategy
+
+
+class Pipeline:
+    """The stages that one pipeline rank holds, and the actions that all ranks run on them."""
+
+    def __init__(
+        self,
+        stages: Sequence[tuple[int, Stage]],
+        *,
+        schedule: Schedule,
+        strategy: Strategy,
+        loss: Callable[[Tensor, Tensor], Tensor],
+        group: ProcessGroup,
+        rank: int,
+        tokens: Tensor,
+        hidden: Tensor,
+        logits: Tensor,
+    ) -> None:
+        """`tokens`, `hidden` and `logits` are tensors like those of one microbatch at the start, between
+        stages and at the end, on the meta device; `rank` is the place in `group`."""
+        last = schedule.stages - 1
+        self._has_first = any(index == 0 for index, _ in stages)
+        self._has_last = any(index == last for index, _ in stages)
+        self._rank = rank
+        device = next(stages[0][1].parameters()).device
+        pipeline_stages = []
+        for index, stage in stages:
+            pipeline_stages.append(
+                SynchronisedStage(
+                    stage,
+                    index,
+                    schedule.stages,
+                    device,
+                    group=group,
+                    before_backward=partial(_before_backward, stage, strategy),
+                    input_args=tokens if index == 0 else hidden,
+                    output_args=logits if index == last else hidden,
+                )
+            )
+        rows = [[str(step) for step in row] for row in lower(schedule, unshard=False).ranks]
+        self._runtime = pipeline_runtime(
+            pipeline_stages, microbatches=schedule.microbatches, loss=loss, rows=rows
+        )
+
+    @property
+    def executed(self) -> tuple[str, ...]:
+        """What a step runs on this rank, in order, communication included."""
+        return tuple(executed_actions(self._runtime, self._rank))
+
+    def run(self, tokens: Tensor, targets: Tensor) -> Tensor:
+        """Forward and backward of all microbatches, given as (microbatches, rows, tokens); the sum of their
+        losses where the last stage is here, else 0."""
+        losses: list[Tensor] = []
+        arguments = (tokens.flatten(0, 1),) if self._has_first else ()
+        self._runtime.step(
+            *arguments,
+            target=targets.flatten(0, 1) if self._has_last else None,
+            losses=losses if self._has_last else None,
+            return_outputs=False,
+        )
+        return torch.stack([loss.detach() for loss in losses]).sum() if losses else torch.zeros(())
+
+
+def _before_backward(stage: Stage, strategy: Strategy, is_last: bool) -> None:
+    """Where gradients are reduced once per step, REDUCE_GRAD of the schedule does it."""
+    synchronise(stage, strategy, is_last=is_last and strategy.grad_shard > 1)

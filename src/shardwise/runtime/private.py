@@ -1,0 +1,62 @@
+"""The only module that uses private names of PyTorch; test_runtime_private.py holds what it assumes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import Tensor
+from torch.distributed.pipelining import PipelineStage
+from torch.distributed.pipelining._backward import stage_backward
+from torch.distributed.pipelining.schedules import _Action, _PipelineScheduleRuntime
+
+LossFunction = Callable[[Tensor, Tensor], Tensor]
+
+
+class SynchronisedStage(PipelineStage):
+    """A pipeline stage whose whole backward passes do, in the data group, what `before_backward` has said.
+
+    PyTorch's own leaves gathers to actions of the schedule and all reductions to the end of the step; here
+    `fully_shard` gathers when a block is used and reduces when its gradients are there. A backward pass that
+    is split in two goes around `fully_shard`'s hooks: its gradients are reduced at the end.
+    """
+
+    def __init__(self, *arguments: Any, before_backward: Callable[[bool], None], **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self._before_backward = before_backward
+
+    def backward_maybe_with_nosync(
+        self, backward_type: str, bwd_kwargs: dict[str, Any], last_backward: bool = False
+    ) -> Any:
+        if backward_type != "full":
+            return super().backward_maybe_with_nosync(backward_type, bwd_kwargs, last_backward)
+        self._before_backward(last_backward)
+        inputs = stage_backward(
+            bwd_kwargs["stage_output"], bwd_kwargs["output_grads"], bwd_kwargs["input_values"]
+        )
+        return inputs, None
+
+
+def pipeline_runtime(
+    stages: Sequence[PipelineStage],
+    *,
+    microbatches: int,
+    loss: LossFunction,
+    rows: Sequence[Sequence[str]],
+) -> Any:
+    """PyTorch's pipelining runtime for exactly the actions in `rows`, rank by rank, communication included.
+
+    Actions are text (`2F0`, `1SEND_F0`, `0REDUCE_GRAD`). Gradients are not scaled: `loss` is one
+    microbatch's share of the loss of the whole batch. The rows gather no parameters (`fully_shard` does), so
+    all stages count as gathered.
+    """
+    runtime = _PipelineScheduleRuntime(list(stages), microbatches, loss_fn=loss, scale_grads=False)
+    actions = {rank: [_Action.from_str(text) for text in row] for rank, row in enumerate(rows)}
+    runtime._prepare_schedule_with_comms(actions, format="compute_comms")
+    runtime.unsharded_stages.update(stage.stage_index for stage in stages)
+    return runtime
+
+
+def executed_actions(runtime: Any, rank: int) -> list[str]:
+    """What `runtime` will run on pipeline rank `rank`, in order, as text."""
+    return [str(action) for action in runtime.pipeline_order_with_comms[rank]]

@@ -1,0 +1,203 @@
+"""Processes of this machine that work together: started, given work, watched, and always ended."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import threading
+import traceback
+import warnings
+from collections.abc import Callable, Iterator
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+import torch
+from torch import distributed
+
+from shardwise.errors import ConfigError
+
+HOST = "127.0.0.1"
+
+GRACE_S = 5.0
+"""How long a process that closed its end may take to be gone."""
+
+Report = Callable[[Any], None]
+"""Takes what a rank has to say while it works."""
+
+Work = Callable[..., Any]
+"""Called on every rank as `work(report, *arguments)`, with a process group of all ranks."""
+
+
+class RankLost(Exception):
+    """A rank ended, or failed, before its work was done."""
+
+    def __init__(self, rank: int, reason: str, *, details: str = "") -> None:
+        super().__init__(f"rank {rank} {reason}")
+        self.rank = rank
+        self.details = details
+
+
+class Team:
+    """Up to `size` worker processes, each with one thread of its own for every core it can count on.
+
+    They are started when first needed and live until `close`; `run` gives the first of them work. A worker
+    that fails, dies or disagrees ends the whole team.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._store = distributed.TCPStore(HOST, 0, is_master=True, wait_for_workers=False)
+        self._workers: list[tuple[Any, Connection]] = []
+        self._runs = 0
+
+    def __enter__(self) -> Team:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        return tuple(process.pid for process, _ in self._workers)
+
+    def run(self, ranks: int, work: Work, *arguments: Any, report: Report | None = None) -> list[Any]:
+        """What `work` returns on each of `ranks` ranks. `report` gets what rank 0 reports meanwhile.
+
+        Raises ConfigError where a rank did, RankLost where one failed otherwise; then the team is closed.
+        """
+        self._start(ranks)
+        self._runs += 1
+        try:
+            for _, connection in self._workers[:ranks]:
+                connection.send((work, arguments, ranks, self._runs))
+            return self._gathered(ranks, report)
+        except BaseException:
+            self.close()
+            raise
+
+    def _start(self, ranks: int) -> None:
+        context = multiprocessing.get_context("spawn")
+        threads = max(1, (os.cpu_count() or 1) // self._size)
+        while len(self._workers) < ranks:
+            here, there = context.Pipe()
+            process = context.Process(
+                target=_serve, args=(len(self._workers), self._store.port, threads, there), daemon=True
+            )
+            process.start()
+            there.close()
+            self._workers.append((process, here))
+
+    def _gathered(self, ranks: int, report: Report | None) -> list[Any]:
+        results: dict[int, Any] = {}
+        while len(results) < ranks:
+            waiting = {self._workers[rank][1]: rank for rank in range(ranks) if rank not in results}
+            ready = [waiting[connection] for connection in wait(list(waiting))]  # type: ignore[index]
+            said = {rank: self._received(rank) for rank in ready}
+            # Peers of a dead rank fail too: of what comes together, the death is the reason.
+            for rank in sorted(ready, key=lambda rank: said[rank][0] != "lost"):
+                kind, value = said[rank]
+                if kind == "report" and report is not None:
+                    report(value)
+                elif kind == "result":
+                    results[rank] = value
+                elif kind == "refused":
+                    raise ConfigError(**value)
+                elif kind == "failed":
+                    raise self._lost_peer(ranks) or RankLost(rank, f"failed: {value[0]}", details=value[1])
+                elif kind == "lost":
+                    raise RankLost(rank, value)
+        return [results[rank] for rank in range(ranks)]
+
+    def _received(self, rank: int) -> tuple[str, Any]:
+        """What a worker said, or that it is gone (`lost`)."""
+        process, connection = self._workers[rank]
+        try:
+            kind, value = connection.recv()
+        except (EOFError, OSError):
+            process.join(timeout=GRACE_S)
+            code = process.exitcode
+            ended = (
+                f"was ended by signal {-code}" if code is not None and code < 0 else f"ended with code {code}"
+            )
+            return "lost", ended
+        return kind, value
+
+    def _lost_peer(self, ranks: int) -> RankLost | None:
+        """The rank whose death may be why another failed; None where all live."""
+        processes = {self._workers[rank][0].sentinel: rank for rank in range(ranks)}
+        gone = [processes[sentinel] for sentinel in wait(list(processes), timeout=GRACE_S / 10)]
+        return RankLost(gone[0], self._received_end(gone[0])) if gone else None
+
+    def _received_end(self, rank: int) -> str:
+        """How a worker that is gone ended, behind what it said before."""
+        kind = ""
+        value: Any = ""
+        while kind != "lost":
+            kind, value = self._received(rank)
+        return str(value)
+
+    def close(self) -> None:
+        """End every worker, at once and whatever it does."""
+        for process, connection in self._workers:
+            connection.close()
+            process.kill()
+        for process, _ in self._workers:
+            process.join()
+            process.close()
+        self._workers.clear()
+
+
+def _serve(rank: int, port: int, threads: int, connection: Connection) -> None:
+    """A worker's life: work as it comes, until the other end is closed."""
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    torch.set_num_threads(threads)
+    warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
+    with contextlib.suppress(EOFError, KeyboardInterrupt):
+        while True:
+            work, arguments, ranks, run = connection.recv()
+            _work(rank, port, connection, work, arguments, ranks, run)
+
+
+def _work(
+    rank: int, port: int, connection: Connection, work: Work, arguments: Any, ranks: int, run: int
+) -> None:
+    """Do one piece of work and say how it ended; what went wrong is said before the others can notice."""
+
+    def report(said: Any) -> None:
+        if rank == 0:
+            connection.send(("report", said))
+
+    with process_group(rank, ranks, port, name=f"run{run}"):
+        try:
+            outcome = "result", work(report, *arguments)
+        except ConfigError as error:
+            fields = ("message", "file", "key", "found", "allowed")
+            outcome = "refused", {field: getattr(error, field) for field in fields}
+        except Exception as error:  # noqa: BLE001 - what it is, is said by the parent
+            first = (str(error).strip().splitlines() or [""])[0]
+            outcome = "failed", (f"{type(error).__name__}: {first}", traceback.format_exc())
+        connection.send(outcome)
+
+
+@contextlib.contextmanager
+def process_group(rank: int, ranks: int, port: int, *, name: str) -> Iterator[None]:
+    """The default process group (gloo) of `ranks` ranks that meet at the store behind `port`."""
+    if not distributed.is_gloo_available():
+        raise ConfigError("has no gloo, which CPU clusters need", key="torch", found=torch.__version__)
+    store = distributed.TCPStore(HOST, port, is_master=False)
+    distributed.init_process_group(
+        "gloo", store=distributed.PrefixStore(name, store), rank=rank, world_size=ranks
+    )
+    try:
+        yield
+    finally:
+        distributed.destroy_process_group()
+
+
+def _end_with_parent() -> None:
+    """Whoever started this process is gone: nobody will end it, so it ends itself."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)

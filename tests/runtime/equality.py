@@ -1,0 +1,153 @@
+"""Holds a divided run against the same model on one process, written here with plain PyTorch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from tests.runtime.broken import TWINS
+from torch import nn
+from torch.distributed.tensor import DTensor
+from torch.nn import functional
+
+from shardwise.model import Model
+from shardwise.plan import Plan
+from shardwise.runtime import Report, Stage, Synthetic, initialise, parallelize, reference_module
+
+LR = 3e-3
+MAX_NORM = 0.5
+"""Below the norms that tiny models start with, so that every run clips."""
+
+Gradients = Mapping[str, NDArray[np.float32]]
+
+
+@dataclass(frozen=True)
+class Trajectory:
+    """Losses of some steps, gradient norms, and the gradients of the first step by name."""
+
+    losses: tuple[float, ...]
+    norms: tuple[float, ...]
+    gradients: Gradients
+
+
+@dataclass(frozen=True)
+class Difference:
+    """How far a rank's run is from the single process: losses (relative), norms (relative), gradients
+    (largest, over the largest of the parameter's), and what it executed."""
+
+    loss: float
+    norm: float
+    gradient: float
+    executed: tuple[str, ...]
+    parameters: int
+
+    @property
+    def largest(self) -> float:
+        return max(self.loss, self.norm, self.gradient)
+
+
+def whole_module(model: Model, seed: int) -> Stage:
+    """The reference module with biases and norms away from their plain values, so that errors in them
+    show."""
+    module = reference_module(model)
+    initialise(module, seed=seed, layers=model.layers)
+    with torch.no_grad():
+        for index, parameter in enumerate(module.parameters()):
+            if parameter.dim() == 1:
+                generator = torch.Generator().manual_seed(seed * 1000 + index)
+                parameter.add_(torch.randn(parameter.shape, generator=generator), alpha=0.1)
+            else:
+                parameter.mul_(5.0)  # far from uniform attention and uniform logits
+    return module
+
+
+def batches(plan: Plan, seed: int) -> Synthetic:
+    job = plan.job
+    return Synthetic(
+        vocab=plan.model.vocab, global_batch_size=job.global_batch_size, seq_len=job.seq_len, seed=seed
+    )
+
+
+def single_process(plan: Plan, *, seed: int, steps: int) -> Trajectory:
+    """The run on one process: the mean loss over the whole batch, its gradient, clipped, one optimizer
+    step."""
+    module = whole_module(plan.model, seed)
+    matrices = [p for p in module.parameters() if p.dim() > 1]
+    vectors = [p for p in module.parameters() if p.dim() <= 1]
+    groups = [{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}]
+    optimizer: torch.optim.Optimizer
+    if plan.job.optimizer == "sgd":
+        optimizer = torch.optim.SGD(groups, lr=LR, momentum=0.9)
+    else:
+        optimizer = torch.optim.AdamW(groups, lr=LR, betas=(0.9, 0.95))
+    losses, norms = [], []
+    gradients: dict[str, NDArray[np.float32]] = {}
+    for step in range(steps):
+        batch = batches(plan, seed).batch(step)
+        logits = module(batch[:, :-1])
+        loss = functional.cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        norms.append(float(nn.utils.clip_grad_norm_(module.parameters(), MAX_NORM)))
+        if step == 0:
+            gradients = {name: grad.grad.numpy().copy() for name, grad in module.named_parameters()}
+        optimizer.step()
+        losses.append(loss.item())
+    return Trajectory(tuple(losses), tuple(norms), gradients)
+
+
+def divided(
+    report: Report, plan: Plan, expected: Trajectory, seed: int, broken: str | None = None
+) -> Difference:
+    """On every rank: the run under `plan`, and how far it is from `expected`. `broken` names a twin with one
+    mechanism taken out."""
+    with ExitStack() as stack:
+        if broken is not None:
+            target, replacement = TWINS[broken]
+            stack.enter_context(patch(target, replacement))
+        job = parallelize(whole_module(plan.model, seed), plan, lr=LR, max_norm=MAX_NORM)
+        losses, norms, gradient = [], [], 0.0
+        for step in range(len(expected.losses)):
+            result = job.backward(batches(plan, seed).batch(step))
+            if step == 0:
+                gradient = _gradient_error(job.stages, expected.gradients)
+            job.update()
+            losses.append(result.loss)
+            norms.append(result.gradient_norm)
+    return Difference(
+        loss=_relative(losses, expected.losses),
+        norm=_relative(norms, expected.norms),
+        gradient=gradient,
+        executed=job.executed,
+        parameters=sum(parameter.numel() for parameter in job.parameters),
+    )
+
+
+def _relative(found: Any, expected: Any) -> float:
+    found, expected = np.asarray(found), np.asarray(expected)
+    return float(np.nan_to_num(np.abs(found - expected) / np.abs(expected), nan=np.inf).max())
+
+
+def _gradient_error(stages: Any, expected: Gradients) -> float:
+    """The largest error of this rank's gradients, put together whole; a tied copy is held against the
+    embedding's."""
+    # What is mathematically zero (a key's bias shifts all scores alike) has no size of its own.
+    floor = 1e-3 * max(float(np.abs(gradient).max()) for gradient in expected.values())
+    worst = 0.0
+    for _, stage in stages:
+        for name, parameter in stage.named_parameters():
+            whole = parameter.grad
+            if isinstance(whole, DTensor):
+                whole = whole.full_tensor()
+            right = expected.get(name, expected["embedding.tokens.weight"])
+            if whole is None or whole.shape != right.shape:
+                return float("inf")
+            error = np.abs(whole.float().numpy() - right).max() / max(float(np.abs(right).max()), floor)
+            worst = max(worst, float(np.nan_to_num(error, nan=np.inf)))
+    return worst

@@ -1,0 +1,172 @@
+"""Under every plan, losses and gradients are those of one process."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+from tests.runtime.broken import TWINS
+from tests.runtime.equality import Difference, Trajectory, divided, single_process
+from tests.runtime.plans import make_plan
+
+from shardwise.plan import Plan
+from shardwise.runtime import Team
+
+pytestmark = pytest.mark.xdist_group("runtime")
+
+STEPS = 3
+
+TOLERANCE = 2e-5
+"""Relative, in fp32: sums in another order. The worst over the matrix is 4e-6 (docs/running.md)."""
+
+HALF_TOLERANCE = 2e-2
+"""With bf16 matmuls, held against fp32."""
+
+SHARDED = [
+    ("dp=2", "gpt"),
+    ("dp=4,micro_batch_size=1", "llama"),
+    ("dp=2,zero_stage=1,micro_batch_size=2", "llama"),
+    ("dp=4,zero_stage=2,micro_batch_size=1", "gpt"),
+    ("dp=4,zero_stage=3,micro_batch_size=1", "llama"),
+    ("dp=4,zero_stage=3", "gpt"),
+    ("dp=4,zero_stage=3,dp_shard=2,micro_batch_size=1", "llama"),
+    ("dp=4,zero_stage=1,dp_shard=2", "qwen3"),
+    ("dp=4,zero_stage=2,dp_shard=2,micro_batch_size=1", "neox"),
+    ("dp=4,param_shard=2,grad_shard=4,optim_shard=4,micro_batch_size=1", "llama"),
+]
+TENSOR = [
+    ("tp=2,sequence_parallel=true", "gpt"),
+    ("tp=2,sequence_parallel=false", "gpt"),
+    ("tp=2,sequence_parallel=true,micro_batch_size=2", "llama"),
+    ("tp=2,sequence_parallel=false", "llama"),
+    ("tp=4,sequence_parallel=true", "qwen3"),
+    ("tp=4,sequence_parallel=false", "qwen3"),
+    ("tp=2,sequence_parallel=true", "neox"),
+    ("tp=4,sequence_parallel=false", "neox"),
+]
+PIPELINES = [
+    ("pp=2,schedule=gpipe,micro_batch_size=2", "gpt"),
+    ("pp=4,schedule=gpipe,micro_batch_size=1", "llama"),
+    ("pp=2,schedule=1f1b,micro_batch_size=1", "llama"),
+    ("pp=4,schedule=1f1b,micro_batch_size=2", "gpt"),
+    ("pp=2,schedule=1f1b,micro_batch_size=1,first_stage_layers=1,last_stage_layers=3", "llama"),
+    ("pp=3,schedule=1f1b,micro_batch_size=2,first_stage_layers=0,last_stage_layers=1", "gpt"),
+    ("pp=2,schedule=interleaved_1f1b,vpp=2,micro_batch_size=1", "gpt"),
+    ("pp=2,schedule=zb_h1,micro_batch_size=1", "gpt"),
+    ("pp=4,schedule=zb_h1,micro_batch_size=1", "llama"),
+    ("pp=2,schedule=zb_h2,micro_batch_size=1", "llama"),
+    ("pp=4,schedule=zb_h2,micro_batch_size=1", "qwen3"),
+    ("pp=2,schedule=zb_v,vpp=2,micro_batch_size=1", "gpt"),
+    ("pp=2,schedule=dualpipe_v,vpp=2,micro_batch_size=1", "llama"),
+    ("pp=2,schedule=dualpipe_v,vpp=2,micro_batch_size=2", "gpt"),
+]
+PAIRS = [
+    ("tp=2,dp=2", "gpt"),
+    ("tp=2,dp=2,zero_stage=1,sequence_parallel=true", "llama"),
+    ("tp=2,dp=2,zero_stage=2,micro_batch_size=2", "gpt"),
+    ("tp=2,dp=2,zero_stage=3,micro_batch_size=2", "llama"),
+    ("tp=2,dp=4,zero_stage=3,dp_shard=2", "gpt"),
+    ("tp=2,pp=2,schedule=1f1b,micro_batch_size=2,sequence_parallel=true", "gpt"),
+    ("tp=2,pp=2,schedule=interleaved_1f1b,vpp=2,micro_batch_size=4", "llama"),
+    ("tp=2,pp=2,schedule=zb_h1,micro_batch_size=2,sequence_parallel=false", "qwen3"),
+    ("tp=2,pp=2,schedule=zb_v,vpp=2,micro_batch_size=2", "gpt"),
+    ("pp=2,dp=2,schedule=1f1b,micro_batch_size=1", "gpt"),
+    ("pp=2,dp=2,schedule=gpipe,zero_stage=1,micro_batch_size=2", "llama"),
+    ("pp=2,dp=2,schedule=1f1b,zero_stage=2,micro_batch_size=1", "gpt"),
+    ("pp=2,dp=2,schedule=1f1b,zero_stage=3,micro_batch_size=1", "llama"),
+    ("pp=2,dp=2,schedule=interleaved_1f1b,vpp=2,zero_stage=3,micro_batch_size=2", "gpt"),
+    ("pp=2,dp=4,schedule=1f1b,zero_stage=3,dp_shard=2,micro_batch_size=1", "llama"),
+    ("pp=2,dp=2,schedule=zb_v,vpp=2,zero_stage=1,micro_batch_size=1", "gpt"),
+    ("pp=2,dp=2,schedule=dualpipe_v,vpp=2,micro_batch_size=1", "qwen3"),
+    ("tp=2,pp=2,dp=2,schedule=1f1b,zero_stage=3,micro_batch_size=2", "gpt"),
+    ("tp=2,pp=2,dp=2,schedule=zb_h1,zero_stage=1,micro_batch_size=2,axis_order=dp-pp-tp", "llama"),
+]
+HALF = [
+    ("dp=2,zero_stage=1,micro_batch_size=2", "llama"),
+    ("tp=2,pp=2,schedule=1f1b,micro_batch_size=2", "gpt"),
+    ("dp=4,zero_stage=3", "qwen3"),
+]
+
+
+@cache
+def expected(model: str, optimizer: str, seed: int) -> Trajectory:
+    return single_process(make_plan("tp=1", model=model, optimizer=optimizer), seed=seed, steps=STEPS)
+
+
+def run(team: Team, plan: Plan, seed: int = 0, broken: str | None = None) -> list[Difference]:
+    right = expected(plan.model.name, plan.job.optimizer, seed)
+    return team.run(plan.cluster.devices, divided, plan, right, seed, broken)
+
+
+@pytest.mark.parametrize(("text", "model"), [*SHARDED, *TENSOR, *PIPELINES, *PAIRS])
+def test_a_divided_run_equals_one_process(team: Team, text: str, model: str) -> None:
+    plan = make_plan(text, model=model)
+    found = run(team, plan)
+    assert max(rank.largest for rank in found) < TOLERANCE
+    if plan.best.strategy.pp > 1:
+        check_table(plan, found)
+
+
+def pipeline_rank(plan: Plan, rank: int) -> int:
+    """Where in its pipeline a rank is, from the layout in the plan file."""
+    for place, stage in enumerate(plan.best.layout.pipelines[0].stages):
+        for run_of_ranks in stage.ranks.split(","):
+            first, _, last = run_of_ranks.partition("-")
+            if int(first) <= rank <= int(last or first):
+                return place
+    raise AssertionError(rank)
+
+
+def check_table(plan: Plan, found: list[Difference]) -> None:
+    """Every action of the plan's table ran, in its order, on its rank; what is between them is
+    communication."""
+    for rank, difference in enumerate(found):
+        place = pipeline_rank(plan, rank)
+        computation = [
+            action
+            for action in difference.executed
+            if not any(word in action for word in ("SEND", "RECV", "REDUCE_GRAD"))
+        ]
+        assert computation == [str(action) for action in plan.schedule.ranks[place]]
+
+
+@pytest.mark.parametrize(("text", "model"), [SHARDED[0], TENSOR[2], PIPELINES[3], PAIRS[3]])
+def test_another_seed_is_another_run_and_equal_too(team: Team, text: str, model: str) -> None:
+    assert expected(model, "adamw", 0).losses != expected(model, "adamw", 7).losses
+    found = run(team, make_plan(text, model=model), seed=7)
+    assert max(rank.largest for rank in found) < TOLERANCE
+
+
+def test_sgd_sees_the_size_of_gradients(team: Team) -> None:
+    found = run(team, make_plan("tp=2,dp=2,zero_stage=1", optimizer="sgd"))
+    assert max(rank.largest for rank in found) < TOLERANCE
+
+
+@pytest.mark.parametrize(("text", "model"), HALF)
+def test_bf16_with_fp32_reduction_stays_close(team: Team, text: str, model: str) -> None:
+    found = run(team, make_plan(text, model=model, dtype="bf16"))
+    largest = max(rank.loss for rank in found)
+    assert 1e-6 < largest < HALF_TOLERANCE  # not fp32 under another name
+    assert max(rank.norm for rank in found) < HALF_TOLERANCE
+
+
+BROKEN = [
+    ("no sum over tensor ranks", "tp=2,sequence_parallel=true", "gpt"),
+    ("no tie", "pp=2,schedule=1f1b", "gpt"),
+    ("no tie", "pp=2,schedule=zb_v,vpp=2,micro_batch_size=1", "gpt"),
+    ("gradients averaged over data ranks", "dp=2,zero_stage=1,micro_batch_size=2", "llama"),
+    ("no clipping", "dp=2", "llama"),
+    ("loss over half of the batch", "pp=2,schedule=1f1b", "llama"),
+    ("all replicas take the same rows", "dp=2", "llama"),
+    ("positions twice as far", "tp=2", "llama"),
+]
+
+
+@pytest.mark.parametrize(("twin", "text", "model"), BROKEN)
+def test_a_broken_twin_is_caught(team: Team, twin: str, text: str, model: str) -> None:
+    found = run(team, make_plan(text, model=model), broken=twin)
+    assert max(rank.largest for rank in found) > 100 * TOLERANCE
+
+
+def test_every_twin_is_tried() -> None:
+    assert {twin for twin, _, _ in BROKEN} == set(TWINS)

@@ -1,0 +1,180 @@
+"""Reference modules have the tensors of the model record, and compute what Transformers computes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+import torch
+from tests.runtime.plans import CONFIGS, GPT, LLAMA, tiny
+
+from shardwise.errors import ConfigError
+from shardwise.model import Model, catalogue_names, model_from_config, parameters
+from shardwise.runtime import initialise, reference_module
+from shardwise.runtime.modules import rotated, rotation_of
+from shardwise.runtime.numerics import Rope
+
+pytestmark = pytest.mark.xdist_group("runtime")
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_module_has_the_tensors_of_the_record(name: str) -> None:
+    model = tiny(name)
+    module = reference_module(model)
+    assert sum(parameter.numel() for parameter in module.parameters()) == parameters(model)
+    shapes = Counter(tuple(sorted(p.shape)) for p in module.parameters())
+    recorded = Counter(
+        tuple(sorted(extent.size for extent in weight.shape))
+        for operators in (
+            model.embedding,
+            *(model.kinds[kind].operators for kind in model.pattern),
+            model.head,
+        )
+        for operator in operators
+        for weight in operator.weights
+    )
+    assert shapes == recorded
+
+
+def test_initial_values_depend_on_seed_and_name_alone() -> None:
+    first, second = (reference_module(tiny("gpt")) for _ in range(2))
+    initialise(first, seed=5, layers=4)
+    initialise(second, seed=5, layers=4)
+    values = [dict(module.named_parameters()) for module in (first, second)]
+    assert all(torch.equal(values[0][name], values[1][name]) for name in values[0])
+    initialise(second, seed=6, layers=4)
+    assert not torch.equal(values[0]["embedding.tokens.weight"], values[1]["embedding.tokens.weight"])
+    q = values[0]["layers.0.attention.q.weight"]
+    assert not torch.equal(q, values[0]["layers.1.attention.q.weight"])
+
+
+def test_a_rotation_turns_pairs_by_their_angle() -> None:
+    """Position 3, theta 100, 4 elements: pairs (0, 2) by 3 rad and (1, 3) by 3 / 10 rad."""
+    cos, sin = rotation_of(Rope(dims=4, theta=100.0), torch.tensor([3]))
+    x = torch.tensor([1.0, 1.0, 0.0, 0.0]).view(1, 1, 1, 4)
+    turned = rotated(x, (cos, sin)).flatten()
+    expected = [-0.989992, 0.955336, 0.141120, 0.295520]  # cos 3, cos 0.3, sin 3, sin 0.3
+    assert turned.tolist() == pytest.approx(expected, abs=1e-6)
+
+
+HUGGING_FACE: dict[str, dict[str, Any]] = {
+    "llama": dict(LLAMA),
+    "llama scaled": LLAMA
+    | {
+        "rope_parameters": {
+            "rope_type": "llama3", "rope_theta": 10_000.0, "factor": 8.0, "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0, "original_max_position_embeddings": 16,
+        }
+    },
+    "mistral": LLAMA | {"model_type": "mistral", "sliding_window": 6},
+    "qwen2": LLAMA | {"model_type": "qwen2"},
+    "qwen3": dict(CONFIGS["qwen3"]),
+    "gpt_neox": dict(CONFIGS["neox"]),
+    "gpt2": {"model_type": "gpt2", "n_embd": 32, "n_head": 4, "n_layer": 2, "vocab_size": 96,
+             "n_positions": 32},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", HUGGING_FACE)
+def test_a_module_computes_what_transformers_does(name: str) -> None:
+    import transformers  # here, because it takes seconds
+
+    config = HUGGING_FACE[name]
+    model = model_from_config(config, name=name)
+    module = reference_module(model)
+    kwargs = {key: value for key, value in config.items() if key != "model_type"}
+    built = transformers.AutoConfig.for_model(str(config["model_type"]), **kwargs)
+    make: Any = transformers.AutoModelForCausalLM.from_config
+    other = make(built, attn_implementation="eager").eval()
+    _perturb(other)
+    _copy(other, module, model)
+    tokens = torch.randint(0, 96, (2, 20), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        torch.testing.assert_close(module(tokens), other(tokens).logits, rtol=2e-4, atol=2e-4)
+
+
+def _perturb(module: torch.nn.Module) -> None:
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=generator), alpha=0.1)
+
+
+def _copy(source: Any, target: torch.nn.Module, model: Model) -> None:
+    """Parameters of a Transformers model into ours, by its names."""
+    theirs = dict(source.named_parameters())
+    with torch.no_grad():
+        for name, parameter in target.named_parameters():
+            parameter.copy_(_theirs(name, theirs, model))
+
+
+ENDS = {
+    "llama": ("model.embed_tokens", "model.norm", "lm_head", "model.layers"),
+    "gpt_neox": ("gpt_neox.embed_in", "gpt_neox.final_layer_norm", "lm_head", "gpt_neox.layers"),
+    "gpt2": ("transformer.wte", "transformer.ln_f", "lm_head", "transformer.h"),
+}
+
+INNER = {
+    "llama": {
+        "attention_norm": "input_layernorm", "mlp_norm": "post_attention_layernorm",
+        "attention.q": "self_attn.q_proj", "attention.k": "self_attn.k_proj",
+        "attention.v": "self_attn.v_proj",
+        "attention.out": "self_attn.o_proj", "attention.q_norm": "self_attn.q_norm",
+        "attention.k_norm": "self_attn.k_norm", "mlp.gate": "mlp.gate_proj", "mlp.up": "mlp.up_proj",
+        "mlp.down": "mlp.down_proj",
+    },
+    "gpt_neox": {
+        "attention_norm": "input_layernorm", "mlp_norm": "post_attention_layernorm",
+        "attention.out": "attention.dense", "mlp.up": "mlp.dense_h_to_4h", "mlp.down": "mlp.dense_4h_to_h",
+    },
+    "gpt2": {
+        "attention_norm": "ln_1", "mlp_norm": "ln_2", "attention.out": "attn.c_proj", "mlp.up": "mlp.c_fc",
+        "mlp.down": "mlp.c_proj",
+    },
+}  # fmt: skip
+
+
+def _theirs(name: str, theirs: dict[str, torch.Tensor], model: Model) -> torch.Tensor:
+    family = model.family if model.family in ENDS else "llama"
+    embedding, norm, output, layers = ENDS[family]
+    stem, _, kind = name.rpartition(".")
+    simple = {"embedding.tokens": embedding, "head.norm": norm, "head.output": output}
+    if stem == "embedding.positions":
+        return theirs["transformer.wpe.weight"]
+    if stem in simple:
+        return theirs[f"{simple[stem]}.{kind}"]
+    _, index, inner = stem.split(".", 2)
+    at = f"{layers}.{index}"
+    if inner in INNER[family]:
+        tensor = theirs[f"{at}.{INNER[family][inner]}.{kind}"]
+        # GPT-2's matrices are stored [in, out]
+        return tensor.t() if family == "gpt2" and tensor.dim() == 2 else tensor
+    part = ("q", "k", "v").index(inner[-1])
+    if family == "gpt2":
+        return theirs[f"{at}.attn.c_attn.{kind}"].chunk(3, dim=-1)[part].t()
+    fused = theirs[f"{at}.attention.query_key_value.{kind}"]  # head by head: q, k, v
+    return fused.view(model.heads, 3, -1, *fused.shape[1:])[:, part].flatten(0, 1)
+
+
+def test_models_without_modules_are_refused_by_name() -> None:
+    from shardwise.model import catalogue_entry
+
+    refused = {}
+    for name in catalogue_names():
+        entry = model_from_config(catalogue_entry(name).config, name=name)
+        with torch.device("meta"):
+            try:
+                reference_module(entry)
+            except ConfigError as error:
+                refused[name] = error.message
+    assert {"mixtral-8x7b", "deepseek-v3", "bloom-176b", "gemma-2-9b"} <= set(refused)
+    assert not {"llama-3.1-70b", "gpt3-175b", "qwen3-32b", "mistral-7b", "gpt-neox-20b"} & set(refused)
+    assert all(message.startswith("cannot be trained") for message in refused.values())
+
+
+def test_unknown_numerics_are_refused() -> None:
+    for extra in ({"hidden_act": "quick"}, {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}):
+        with pytest.raises(ConfigError):
+            reference_module(model_from_config(LLAMA | extra))
+    assert reference_module(model_from_config(GPT)) is not None

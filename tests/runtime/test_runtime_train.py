@@ -1,0 +1,187 @@
+"""The command `train`: the user's own line, the log, what is refused, and what is left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.runtime.plans import make_plan
+
+import shardwise
+from shardwise.app.cli.main import main
+from shardwise.errors import ConfigError
+from shardwise.plan import write_plan
+from shardwise.runtime import RankLost, Report, Team, parallelize, reference_module
+
+pytestmark = pytest.mark.xdist_group("runtime")
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def shardwise_command(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "shardwise", *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+
+
+def test_the_users_own_lines(tmp_path: Path) -> None:
+    """Plan, then train: the loss falls, and the log has a line for each step."""
+    plan, log = str(tmp_path / "p.yaml"), tmp_path / "steps.jsonl"
+    question = ["--cluster", "1x4xcpu", "--fix", "tp=2,pp=2", "--seq-len", "64", "--global-batch-size", "8",
+                "--dtype", "fp32"]  # fmt: skip
+    planned = shardwise_command("plan", str(ROOT / "examples/tiny.yaml"), *question, "--save", plan)
+    assert planned.returncode == 0
+    ran = shardwise_command("train", plan, "--steps", "20", "--log", str(log))
+    assert ran.returncode == 0, ran.stderr
+    assert "trained" in ran.stdout and "predicted" in ran.stdout
+    records = [json.loads(line) for line in log.read_text().splitlines()]
+    assert [record["step"] for record in records] == list(range(1, 21))
+    assert [record["tokens"] for record in records] == [512 * step for step in range(1, 21)]
+    assert set(records[0]) == {"step", "loss", "gradient_norm", "step_time_s", "predicted_s", "tokens"}
+    assert records[-1]["loss"] < records[0]["loss"] - 0.5
+    assert all(record["step_time_s"] > 0 for record in records)
+    assert ran.stderr.splitlines()[-1].startswith("step 20/20 · loss ")
+
+
+def saved(tmp_path: Path, text: str, **changes: Any) -> str:
+    path = str(tmp_path / "plan.yaml")
+    write_plan(path, make_plan(text, **changes))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("text", "changes", "named"),
+    [
+        ("cp=2", {}, "best.strategy.cp"),
+        ("pp=2,dp=2,schedule=zb_h1,zero_stage=2,micro_batch_size=1", {}, "best.strategy.grad_shard"),
+        ("tp=4", {"model": "llama"}, "best.strategy.tp"),
+        ("dp=2", {"optimizer": "muon"}, "job.optimizer"),
+    ],
+)
+def test_what_the_runtime_does_not_run_is_refused_before_anything_starts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, changes: dict[str, Any], named: str
+) -> None:
+    assert main(["train", saved(tmp_path, text, **changes)]) == 2
+    error = capsys.readouterr().err
+    assert (
+        error.startswith(f"shardwise: error: {named}: is not run by this runtime") and error.count("\n") == 1
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        (["--steps", "0"], "--steps"),
+        (["--lr", "fast"], "--lr"),
+        (["--data", "none.bin"], "none.bin"),
+        (["--log", "no/such/folder/x"], "--log"),
+    ],
+)
+def test_bad_options_are_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str], named: str
+) -> None:
+    assert main(["train", saved(tmp_path, "dp=2"), *options]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("shardwise: error: ") and named in error and error.count("\n") == 1
+
+
+def test_a_changed_plan_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = Path(saved(tmp_path, "dp=2"))
+    path.write_text(path.read_text().replace("global_batch_size: 8", "global_batch_size: 16"))
+    assert main(["train", str(path)]) == 2
+    assert "hash: does not match the content" in capsys.readouterr().err
+
+
+def _refused(report: Report, plan: Any, model: Any) -> str:
+    try:
+        parallelize(reference_module(model), plan)
+    except ConfigError as error:
+        return str(error)
+    return ""
+
+
+def test_another_model_and_another_number_of_processes_are_refused(team: Team) -> None:
+    plan, other = make_plan("dp=2"), make_plan("dp=2", model="gpt")
+    assert "is not the plan's model" in team.run(2, _refused, plan, other.model)[0]
+    assert "another number of processes" in team.run(4, _refused, plan, plan.model)[3]
+
+
+def test_a_module_that_is_no_reference_module_is_refused() -> None:
+    with pytest.raises(ConfigError, match="is not a whole reference module"):
+        parallelize(torch.nn.Linear(2, 2), make_plan("tp=1"))
+
+
+def test_the_package_offers_parallelize() -> None:
+    assert shardwise.parallelize is parallelize
+    with pytest.raises(AttributeError):
+        shardwise.nothing  # noqa: B018
+
+
+def _dies(report: Report, rank: int) -> None:
+    if torch.distributed.get_rank() == rank:
+        os.kill(os.getpid(), signal.SIGKILL)
+    torch.distributed.barrier()
+
+
+def _fails(report: Report) -> None:
+    if torch.distributed.get_rank() == 1:
+        raise ValueError("a reason")
+    torch.distributed.barrier()
+
+
+def is_gone(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    return False
+
+
+def test_a_rank_that_dies_ends_all_and_is_named() -> None:
+    with Team(2) as team:
+        assert team.run(2, _answer, 5) == [5, 6]
+        pids = team.pids
+        with pytest.raises(RankLost, match="rank 1 was ended by signal 9"):
+            team.run(2, _dies, 1)
+        assert all(map(is_gone, pids))
+        with pytest.raises(RankLost, match="rank 1 failed: ValueError: a reason"):
+            team.run(2, _fails)
+        assert team.pids == ()
+
+
+def _answer(report: Report, number: int) -> int:
+    return number + torch.distributed.get_rank()
+
+
+PROGRAM_WITHOUT_TORCH = """
+import sys
+sys.modules["torch"] = None
+from shardwise.app.cli.main import main
+sys.exit(main(["train", sys.argv[1]]))
+"""
+
+
+def test_without_torch_the_error_says_what_to_install(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM_WITHOUT_TORCH, saved(tmp_path, "dp=2")],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1 and "pip install 'shardwise[torch]'" in done.stderr
+
+
+def test_importing_the_package_imports_no_torch() -> None:
+    program = "import shardwise, sys; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
