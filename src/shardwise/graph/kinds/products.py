@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from itertools import combinations
+
 from shardwise.graph.dividing import operands_of, product_rules
 from shardwise.graph.kinds.kind import Kind, dims_text, refuse
 from shardwise.graph.record import OpNode
 from shardwise.graph.rule import Rule
 from shardwise.graph.work import Kept, Moved, Work
+
+Dims = tuple[str, ...]
 
 
 def _check_product(op: OpNode) -> None:
@@ -65,38 +69,48 @@ def _linear_rules(op: OpNode) -> tuple[Rule, ...]:
     return product_rules(op, linear=[(0,)], added=range(2, len(operands_of(op))))
 
 
-def contraction(
-    left: tuple[str, ...], right: tuple[str, ...], needed: set[str]
-) -> tuple[Work, tuple[str, ...]]:
-    """The matmul of two tensors, and the dims of its result: those that are `needed` afterwards."""
+def _contraction(left: Dims, right: Dims, needed: set[str]) -> tuple[Work, Dims]:
+    """The product of two tensors, and the dims of its result: those that are `needed` afterwards. Where it
+    sums over nothing it is bound by memory."""
     both = [dim for dim in left if dim in right]
-    result = tuple(dict.fromkeys(dim for dim in (*left, *right) if dim in needed))
+    every = tuple(dict.fromkeys((*left, *right)))
+    result = tuple(dim for dim in every if dim in needed)
+    summed = tuple(dim for dim in every if dim not in needed)
+    if not summed:
+        return Work(
+            kind="memory", moved=(Moved(left, 1.0, 2.0), Moved(right, 1.0, 2.0), Moved(result))
+        ), result
     work = Work(
         kind="matmul",
         batch=tuple(dim for dim in both if dim in needed),
         m=tuple(dim for dim in left if dim not in right and dim in needed),
         n=tuple(dim for dim in right if dim not in left and dim in needed),
-        k=tuple(dict.fromkeys(dim for dim in (*left, *right) if dim not in needed)),
+        k=summed,
     )
     return work, result
 
 
 def _einsum_work(op: OpNode) -> tuple[Work, ...]:
-    """Two operands at a time, from the left; one alone is read and summed."""
-    operands = operands_of(op)
-    if len(operands) == 1:
-        return (Work(kind="memory", moved=(Moved(operands[0]), Moved(op.output))),)
+    """Two operands at a time, the pair with the fewest products first; one alone is read and summed."""
+    rest = list(operands_of(op))
+    if len(rest) == 1:
+        return (Work(kind="memory", moved=(Moved(rest[0]), Moved(op.output))),)
     works = []
-    result = operands[0]
-    for at, operand in enumerate(operands[1:], 2):
-        needed = {*op.output, *(dim for later in operands[at:] for dim in later)}
-        work, result = contraction(result, operand, needed)
+    while len(rest) > 1:
+        left, right = min(
+            combinations(range(len(rest)), 2),
+            key=lambda pair: op.elements(tuple({*rest[pair[0]], *rest[pair[1]]})),
+        )
+        others = [dims for at, dims in enumerate(rest) if at not in (left, right)]
+        needed = {*op.output, *(dim for dims in others for dim in dims)}
+        work, result = _contraction(rest[left], rest[right], needed)
         works.append(work)
+        rest = [result, *others]
     return tuple(works)
 
 
 def _linear_work(op: OpNode) -> tuple[Work, ...]:
-    return (contraction(op.inputs[0].dims, op.parameters[0].dims, set(op.output))[0],)
+    return (_contraction(op.inputs[0].dims, op.parameters[0].dims, set(op.output))[0],)
 
 
 def _einsum_kept(op: OpNode) -> Kept:
@@ -122,8 +136,8 @@ EINSUM = Kind(
 
 MATMUL = Kind(
     name="matmul",
-    summary="The product of two activations, summed over the dims that only the output has not; dims of all "
-    "three are a batch of products.",
+    summary="The product of two activations, summed over dims that the output has not; dims of all three are "
+    "a batch of products.",
     operands="two inputs",
     inputs=(2, 2),
     check=_check_matmul,

@@ -1,0 +1,20 @@
+"""docs/operators.md says what the kinds say."""
+
+from __future__ import annotations
+
+from tests.unit.graph.operators_page import EXAMPLES, HEADING, PAGE, rendered, written
+
+from shardwise.graph import KINDS, check_op
+
+
+def test_every_kind_has_an_example_that_passes_its_check() -> None:
+    assert [op.kind for op in EXAMPLES] == list(KINDS)
+    for op in EXAMPLES:
+        check_op(op)
+
+
+def test_the_page_is_what_the_kinds_say() -> None:
+    text = PAGE.read_text(encoding="utf-8")
+    assert text == written(), "python -m tests.unit.graph.operators_page writes it anew"
+    assert text.count(HEADING) == 1
+    assert "split h, keys whole" in rendered()
