@@ -145,3 +145,21 @@ def test_a_llama_of_full_size_is_the_shipped_graph_in_its_totals() -> None:
     assert parameter_count(found) == parameter_count(shipped)
     assert forward_flop(found) == forward_flop(shipped)
     assert step_flop(found) == step_flop(shipped)
+
+
+@pytest.mark.parametrize(
+    ("name", "layers"),
+    [("llama", "model.model.layers"), ("gpt2", "model.transformer.h"), ("bert", "model.bert.encoder.layer")],
+)
+def test_models_of_hugging_face_are_captured_as_they_are(name: str, layers: str) -> None:
+    """With the graphs' own parameters (BERT's pooler is not there, GPT-2's head is its table), layers folded,
+    and at another batch and length the graph that capturing gives there."""
+    from tests.runtime import published
+
+    graph = capture(published.__file__, name)
+    with torch.device("meta"):
+        module, _ = getattr(published, name)()
+    used = {key: p.numel() for key, p in module.named_parameters()}
+    assert parameter_count(graph) == sum(used.values())
+    assert [(block.name, block.repeat) for block in graph.blocks if block.repeat > 1] == [(layers, 3)]
+    assert scaled(graph, 6) == capture(published.__file__, name, batch=6)

@@ -26,7 +26,7 @@ from shardwise.runtime.capture_code import (
 from shardwise.runtime.capture_pointwise import POINTWISE
 from shardwise.runtime.capture_products import PRODUCTS, recurrent
 from shardwise.runtime.capture_sizes import Dims, dims_by_value
-from shardwise.runtime.capture_trace import Call, Ref, Trace, trace_of
+from shardwise.runtime.capture_trace import Call, Trace, trace_of
 from shardwise.runtime.capture_views import LOST, TUPLES, VIEWS, Handler, Made
 
 HANDLERS: Mapping[str, Handler] = {**VIEWS, **POINTWISE, **PRODUCTS}
@@ -51,11 +51,10 @@ def capture(path: str, name: str, *, batch: int | None = None) -> OpGraph:
     trace = traces.pop("")
     dims = dims_by_value(trace, traces, file)
     builder = Builder(file=file)
-    for value in trace.data:
-        builder.views[value] = view_of(value, dims[value][0], is_data=True)
+    builder.views = {value: view_of(value, found[0], is_data=True) for value, found in dims.items()}
     for value, (own, _) in trace.parameters.items():
         builder.views[value] = view_of(own, dims[value][0], is_parameter=True)
-    for call in trace.calls:
+    for call in trace.trained:
         builder.views[call.name] = _made(builder, call, dims[call.name])
     nodes = needed(builder.nodes, _loss(builder, trace))
     read = {operand.source for node in nodes for operand in node.inputs}
@@ -108,17 +107,12 @@ def _traces(
 
 
 def _made(builder: Builder, call: Call, results: tuple[Dims, ...]) -> Made:
-    """What a call makes: data from data, one of several results, or what its operator's handler says."""
+    """What a call makes: one of several results, or what the handler of its operator says."""
     name = call.target.split(".")[1].rstrip("_") if call.target.startswith("aten.") else call.target
     if name == "getitem":
         whole = builder.views[call.arguments[0].name]
         made = whole[call.arguments[1]] if isinstance(whole, tuple) else whole
         return LOST if made is None else made
-    if not any(_is_trained(builder.views[ref.name]) for ref in _refs((call.arguments, call.named))):
-        views = tuple(view_of(call.name, dims, is_data=True) for dims in results)
-        return tuple(View(
-            maker=f"{call.name}_{at}", dims=view.dims, axes=view.axes, is_data=True
-        ) for at, view in enumerate(views)) if call.is_tuple else views[0]  # fmt: skip
     if name in RESULTS:
         return RESULTS[name](builder, call, results)
     if name.startswith("_assert"):
@@ -130,20 +124,6 @@ def _made(builder: Builder, call: Call, results: tuple[Dims, ...]) -> Made:
             call, f"is no operator that graphs have{hint}", "it written with other operators, such as einsum"
         )
     return HANDLERS[name](builder, call, results[0])
-
-
-def _refs(value: Any) -> list[Ref]:
-    if isinstance(value, Ref):
-        return [value]
-    if isinstance(value, Mapping):
-        return [ref for item in value.values() for ref in _refs(item)]
-    return [ref for item in value for ref in _refs(item)] if isinstance(value, list | tuple) else []
-
-
-def _is_trained(made: Made) -> bool:
-    """Whether a value depends on a parameter."""
-    views = made if isinstance(made, tuple) else (made,)
-    return made == LOST or any(view is not None and not view.is_data for view in views)
 
 
 def _loss(builder: Builder, trace: Trace) -> str:

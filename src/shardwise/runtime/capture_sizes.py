@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from shardwise.errors import ConfigError
 from shardwise.graph import Growth
-from shardwise.runtime.capture_trace import Call, Shape, Trace
+from shardwise.runtime.capture_trace import Shape, Trace, refs_of
 
 CONSTANT = Growth()
 
@@ -29,35 +29,53 @@ Dims = tuple[Dim, ...]
 
 
 def dims_by_value(trace: Trace, doubled: Mapping[str, Trace], file: str) -> dict[str, tuple[Dims, ...]]:
-    """The dims of every value of `trace` (several where it is a tuple), from the traces with the batch
-    (`batch`) or the sequence length (`seq_len`) doubled."""
-    for name, other in doubled.items():
-        _check_alike(trace, other, name, file)
-    values = [list(_values(item)) for item in (trace, *doubled.values())]
+    """The dims of every parameter, of what depends on one, and of the data that this reads (several where a
+    value is a tuple), from the traces with the batch (`batch`) or the sequence length (`seq_len`) doubled."""
+    values = _values(trace)
+    others = {what: _values(other) for what, other in doubled.items()}
+    for what, other in others.items():
+        _check_alike(values, other, what, file)
     found: dict[str, tuple[Dims, ...]] = {}
-    for first, *others in zip(*values, strict=True):
-        name, where, shapes = first
-        found[name] = tuple(
-            _dims(shape, dict(zip(doubled, (other[2][at] for other in others), strict=True)), where, file)
-            for at, shape in enumerate(shapes)
+    for at, value in enumerate(values):
+        found[value.name] = tuple(
+            _dims(shape, {what: other[at].shapes[part] for what, other in others.items()}, value.where, file)
+            for part, shape in enumerate(value.shapes)
         )
     return found
 
 
-def _values(trace: Trace) -> Iterator[tuple[str, str, tuple[Shape, ...]]]:
-    yield from ((name, f"input {name}", (shape,)) for name, shape in trace.data.items())
-    yield from ((name, f"parameter {own}", (shape,)) for name, (own, shape) in trace.parameters.items())
-    yield from ((call.name, call.where, call.shapes) for call in trace.calls)
+@dataclass(frozen=True, slots=True)
+class _Value:
+    """A value, what makes it, where, and its shapes."""
+
+    name: str
+    maker: str
+    where: str | None
+    shapes: tuple[Shape, ...]
 
 
-def _check_alike(trace: Trace, other: Trace, what: str, file: str) -> None:
-    def outline(calls: Sequence[Call]) -> list[tuple[str, str]]:
-        return [(call.name, call.target) for call in calls]
+def _values(trace: Trace) -> list[_Value]:
+    """Parameters, then each call that depends on one, behind the data that it reads."""
+    shapes = trace.shapes()
+    values = [
+        _Value(name, own, f"parameter {own}", (shape,)) for name, (own, shape) in trace.parameters.items()
+    ]
+    known = {*trace.parameters, *(call.name for call in trace.trained)}
+    for call in trace.trained:
+        data = (ref.name for ref in refs_of(call) if ref.name not in known)
+        values += [_Value(name, "data", call.where, shapes[name]) for name in data]
+        values.append(_Value(call.name, call.target, call.where, call.shapes))
+    return values
 
-    for one, two in zip(outline(trace.calls), outline(other.calls), strict=False):
-        if one != two:
-            raise _unlike(what, next(c.where for c in trace.calls if c.name == one[0]), file)
-    if len(trace.calls) != len(other.calls) or trace.parameters.keys() != other.parameters.keys():
+
+def _check_alike(values: Sequence[_Value], others: Sequence[_Value], what: str, file: str) -> None:
+    for one, two in zip(values, others, strict=False):
+        is_alike = one.maker == two.maker and [len(shape) for shape in one.shapes] == [
+            len(shape) for shape in two.shapes
+        ]
+        if not is_alike:
+            raise _unlike(what, one.where, file)
+    if len(values) != len(others):
         raise _unlike(what, None, file)
 
 
@@ -70,7 +88,7 @@ def _unlike(what: str, where: str | None, file: str) -> ConfigError:
     )
 
 
-def _dims(shape: Shape, grown: Mapping[str, Shape], where: str, file: str) -> Dims:
+def _dims(shape: Shape, grown: Mapping[str, Shape], where: str | None, file: str) -> Dims:
     dims = []
     for at, size in enumerate(shape):
         powers = {what: _power(size, other[at], what, where, file) for what, other in grown.items()}
@@ -78,7 +96,7 @@ def _dims(shape: Shape, grown: Mapping[str, Shape], where: str, file: str) -> Di
     return tuple(dims)
 
 
-def _power(size: int, doubled: int, what: str, where: str, file: str) -> int:
+def _power(size: int, doubled: int, what: str, where: str | None, file: str) -> int:
     """The power of what was doubled that makes `doubled` of `size`."""
     for power in (0, 1, 2):
         if doubled == size * 2**power:

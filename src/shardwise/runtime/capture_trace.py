@@ -37,7 +37,7 @@ class Call:
 
     `target` is its name (`aten.linear.default`), `arguments` are refs, numbers, text, None and lists of
     them, `shapes` those of its results (one, or several where it has a tuple of them), `where` is the line
-    of the user's code.
+    of the user's code, if known.
     """
 
     name: str
@@ -46,7 +46,7 @@ class Call:
     named: Mapping[str, Any]
     shapes: tuple[Shape, ...]
     is_tuple: bool
-    where: str
+    where: str | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +58,36 @@ class Trace:
     parameters: Mapping[str, tuple[str, Shape]]
     calls: tuple[Call, ...]
     results: tuple[str, ...]
+
+    @property
+    def trained(self) -> tuple[Call, ...]:
+        """The calls that depend on a parameter, in order; all others make data from data."""
+        names = set(self.parameters)
+        calls = [call for call in self.calls if _joins(call, names)]
+        return tuple(calls)
+
+    def shapes(self) -> dict[str, tuple[Shape, ...]]:
+        """The shapes of every value by its name, several where it is a tuple."""
+        inputs = {name: (shape,) for name, shape in self.data.items()}
+        parameters = {name: (shape,) for name, (_, shape) in self.parameters.items()}
+        return {**inputs, **parameters, **{call.name: call.shapes for call in self.calls}}
+
+
+def refs_of(value: Any) -> list[Ref]:
+    """All refs within an argument, or the arguments of a call, in order."""
+    if isinstance(value, Ref):
+        return [value]
+    if isinstance(value, Call):
+        return refs_of([list(value.arguments), *value.named.values()])
+    return [ref for item in value for ref in refs_of(item)] if isinstance(value, list | tuple) else []
+
+
+def _joins(call: Call, names: set[str]) -> bool:
+    """Whether the call reads one of `names`, which its own then joins."""
+    if not any(ref.name in names for ref in refs_of(call)):
+        return False
+    names.add(call.name)
+    return True
 
 
 def trace_of(module: torch.nn.Module, inputs: tuple[Any, ...], named: Mapping[str, Any], file: str) -> Trace:
@@ -146,10 +176,10 @@ def _shape(value: Any) -> Shape:
     return tuple(int(size) for size in value.shape)
 
 
-def _where(stack: str, file: str) -> str:
+def _where(stack: str, file: str) -> str | None:
     """`line 12` of the user's file, the innermost; else the innermost line outside of PyTorch."""
     frames = [(name, int(line)) for name, line in re.findall(r'File "([^"]+)", line (\d+)', stack)]
-    return _innermost(frames, file) or "an unknown line"
+    return _innermost(frames, file)
 
 
 def _innermost(frames: list[tuple[str, int]], file: str) -> str | None:
