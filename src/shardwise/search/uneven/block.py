@@ -50,30 +50,51 @@ class Laid:
     found: Found
 
 
+Relaxed = Callable[[Options, np.ndarray], Relaxation]
+"""The relaxation of all pipelines of some options at some numbers of microbatches."""
+
+
+class Relaxations:
+    """Relaxations, each made once for all blocks whose stages take the same times."""
+
+    def __init__(self) -> None:
+        self._made: dict[tuple[bytes, ...], Relaxation] = {}
+
+    def __call__(self, options: Options, microbatches: np.ndarray) -> Relaxation:
+        """The relaxation for these options at these numbers of microbatches."""
+        figures = [stages.work_s[:, :, 0] for stages in options.stages]
+        figures += [stages.backward_s[:, :, 0] for stages in options.stages]
+        figures += [hop for row in options.hop_s for hop in row]
+        shape = (options.devices, options.most_stages, options.layers)
+        key = (str(shape).encode(), microbatches.tobytes(), *(figure.tobytes() for figure in figures))
+        if key not in self._made:
+            self._made[key] = Relaxation(options, kind_tuples(options), microbatches)
+        return self._made[key]
+
+
 class BlockSearch:
     """Answers whether the block's pipelines do all microbatches within a time, sharper each time."""
 
-    def __init__(self, options: Options, least: int, most: int, effort: int) -> None:
+    def __init__(self, options: Options, least: int, most: int, effort: int, relaxed: Relaxed) -> None:
         self._options, self._least, self._most, self._effort = options, least, most, effort
-        top = max(options.microbatches - least + 1, 1)
-        self._grid = _grid(top)
+        self._grid = _grid(options.microbatches)
         self._on_grid = frozenset(self._grid.tolist())
         self._shapes: list[Shape] = []
         self._sets: list[tuple[Tuple, int]] = []
         bounds: list[np.ndarray] = []
-        relaxation = Relaxation(options, kind_tuples(options), self._grid)
-        for counts, bound in relaxation.bounds.items():
-            for place, kinds in enumerate(kind_tuples(options)):
+        tuples = kind_tuples(options)
+        for counts, bound in relaxed(options, self._grid).bounds(options).items():
+            for place, kinds in enumerate(tuples):
                 shape = Shape(kinds, counts)
                 # Kinds on pools without stages make no difference: the first stands for all.
                 if any(kind and not count for kind, count in zip(kinds, counts, strict=True)):
                     continue
                 one_set = _set_of(shape.devices(options), options.units)
-                if not np.isfinite(bound.time_s[place, 0]) or not _fits(one_set[0], options.available):
+                if not np.isfinite(bound[place, 0]) or not _fits(one_set[0], options.available):
                     continue
                 self._shapes.append(shape)
                 self._sets.append(one_set)
-                bounds.append(bound.time_s[place])
+                bounds.append(bound[place])
         self._bounds = np.maximum.accumulate(np.array(bounds).reshape(len(bounds), len(self._grid)), axis=1)
         self._known: dict[int, dict[int, Found | None]] = {}
         self._fine: dict[int, np.ndarray] = {}
@@ -178,7 +199,7 @@ class BlockSearch:
         shape = self._shapes[place]
         every = np.arange(1, int(self._grid[-1]) + 1)
         relaxation = Relaxation(self._options, [shape.kinds], every, within=shape.counts)
-        return np.maximum.accumulate(relaxation.bounds[shape.counts].time_s[0])
+        return np.maximum.accumulate(relaxation.bounds(self._options)[shape.counts][0])
 
     def _laid(self, place: int, microbatches: int) -> Laid:
         found = self._known[place][microbatches]

@@ -28,6 +28,12 @@ from shardwise.search.uneven.options import Options
 Floats = NDArray[np.float64]
 Counts = tuple[int, ...]
 
+NEVER_S = 1e30
+"""Seconds that stand for forever: finite, so that none of them is nothing."""
+
+TOGETHER = 200_000
+"""Entries of tables that are made at a time: they stay within a cache."""
+
 
 def kind_tuples(options: Options) -> list[tuple[int, ...]]:
     """Every choice of one kind of stage per pool: within a pipeline, stages of one pool are of one kind."""
@@ -37,25 +43,19 @@ def kind_tuples(options: Options) -> list[tuple[int, ...]]:
 @dataclass(frozen=True, slots=True)
 class Suffixes:
     """Least figures of suffixes with given counts, by the pool of their first stage; shape (tuples of kinds,
-    layers + 1) and for times one more axis of microbatches. Infinity where there is none."""
+    layers + 1) and for times one more axis of microbatches. NEVER_S where there is none."""
 
     loop_s: Floats
     time_s: Floats
-    pace_s: Floats
-
-
-@dataclass(frozen=True, slots=True)
-class Bounds:
-    """Lower bounds of whole pipelines of given counts: `time_s` of shape (tuples of kinds, microbatches), and
-    `pace_s`, by how much every further microbatch adds at least, of shape (tuples of kinds,)."""
-
-    time_s: Floats
-    pace_s: Floats
 
 
 class Relaxation:
-    """The bounds of all pipelines of some tuples of kinds at some numbers of microbatches; with `within`,
-    only of those that have no more stages of any pool."""
+    """The bounds of all suffixes of some tuples of kinds at some numbers of microbatches; with `within`, only
+    of those that have no more stages of any pool.
+
+    Blocks that differ in what surrounds the first stage alone (gathers, reductions, the end of the step) have
+    the same suffixes: `bounds` adds what surrounds.
+    """
 
     def __init__(
         self,
@@ -67,110 +67,103 @@ class Relaxation:
         self._options = options
         self._kinds = np.array(tuples, dtype=np.int64).reshape(len(tuples), len(options.stages))
         self._m = np.asarray(microbatches, dtype=np.float64)
+        self._every = _counts(options, within)
         self.suffixes: dict[tuple[Counts, int], Suffixes] = {}
-        self.bounds: dict[Counts, Bounds] = {}
         pools = range(len(options.stages))
-        self._works = [self._column("work_s", pool) for pool in pools]
-        self._backs = [self._column("backward_s", pool) for pool in pools]
+        self._works = [self._column(options, "work_s", pool) for pool in pools]
+        self._backs = [self._column(options, "backward_s", pool) for pool in pools]
         self._hops = [
             [options.hop_s[a][b][self._kinds[:, a], self._kinds[:, b]] for b in pools] for a in pools
         ]
-        for counts in _counts(options, within):
-            self._add(counts)
+        for counts in self._every:
+            if sum(counts) < options.most_stages:
+                for pool, count in enumerate(counts):
+                    if count:
+                        rest = self._rest(counts, pool)
+                        self.suffixes[counts, pool] = self._suffix(pool, sum(counts), rest)
 
-    def _column(self, name: str, pool: int) -> Floats:
-        """A figure of the pool's stages, by tuple of kinds."""
-        values: Floats = getattr(self._options.stages[pool], name)[self._kinds[:, pool]]
-        return values
+    def bounds(self, options: Options) -> dict[Counts, Floats]:
+        """Lower bounds of whole pipelines by their counts, of shape (tuples of kinds, microbatches), where
+        `options` has these stages."""
+        found: dict[Counts, Floats] = {}
+        for counts in self._every:
+            fronts = [
+                self._front(options, pool, sum(counts), self._rest(counts, pool))
+                for pool, count in enumerate(counts)
+                if count
+            ]
+            found[counts] = np.minimum.reduce(fronts)
+        return found
 
-    def _add(self, counts: Counts) -> None:
-        place = sum(counts)
-        is_longest = place == self._options.most_stages
-        fronts: list[Bounds] = []
-        for pool, count in enumerate(counts):
-            if not count:
-                continue
-            rests = self._rests(counts, pool)
-            if not is_longest:
-                self.suffixes[counts, pool] = self._suffix(pool, place, rests)
-            fronts.append(self._front(pool, place, rests))
-        self.bounds[counts] = Bounds(
-            np.minimum.reduce([front.time_s for front in fronts]),
-            np.minimum.reduce([front.pace_s for front in fronts]),
-        )
+    def _column(self, options: Options, name: str, pool: int) -> Floats:
+        """A figure of the pool's stages, by tuple of kinds; finite, so that none of it is nothing."""
+        values: Floats = getattr(options.stages[pool], name)[self._kinds[:, pool]]
+        return np.minimum(values, NEVER_S)
 
-    def _rests(self, counts: Counts, pool: int) -> list[tuple[Floats, Suffixes]]:
-        """What may follow a first stage on `pool`: hop and suffix."""
+    def _rest(self, counts: Counts, pool: int) -> Suffixes | None:
+        """What may follow a first stage on `pool`, with two hops to it; None where nothing does."""
         left = tuple(count - (place == pool) for place, count in enumerate(counts))
         if not sum(left):
-            return []
-        return [
-            (self._hops[pool][then], self.suffixes[left, then]) for then, count in enumerate(left) if count
+            return None
+        after = [
+            (2.0 * self._hops[pool][then], self.suffixes[left, then])
+            for then, count in enumerate(left)
+            if count
         ]
+        return Suffixes(
+            np.minimum.reduce([hop_s[:, None] + rest.loop_s for hop_s, rest in after]),
+            np.minimum.reduce([hop_s[:, None, None] + rest.time_s for hop_s, rest in after]),
+        )
 
-    def _suffix(self, pool: int, place: int, rests: list[tuple[Floats, Suffixes]]) -> Suffixes:
-        layers = self._options.layers
+    def _suffix(self, pool: int, place: int, rest: Suffixes | None) -> Suffixes:
+        """The least over the layers of the first stage."""
         work_s, back_s = self._works[pool][:, place, 0], self._backs[pool][:, place, 0]
-        if not rests:
-            time_s = self._stage_s(work_s, back_s, work_s, place)
-            return Suffixes(work_s, time_s, work_s)
-        loop_s = np.full(work_s.shape, np.inf)
-        pace_s = np.full(work_s.shape, np.inf)
-        time_s = np.full((*work_s.shape, len(self._m)), np.inf)
-        for hop_s, rest in rests:
-            for n in range(1, layers):
-                w, b = work_s[:, n, None], back_s[:, n, None]
-                if not np.isfinite(w).any():
-                    continue
-                through_s = w + 2.0 * hop_s[:, None]
-                loop = through_s + rest.loop_s[:, : layers + 1 - n]
-                own = self._stage_s(w, b, loop, place)
-                whole = np.maximum(own, through_s[..., None] + rest.time_s[:, : layers + 1 - n])
-                np.minimum(loop_s[:, n:], loop, out=loop_s[:, n:])
-                np.minimum(time_s[:, n:], whole, out=time_s[:, n:])
-                pace = np.maximum(w, rest.pace_s[:, : layers + 1 - n])
-                np.minimum(pace_s[:, n:], pace, out=pace_s[:, n:])
-        return Suffixes(loop_s, time_s, pace_s)
+        if rest is None:
+            return Suffixes(work_s, self._stage_s(work_s, back_s, work_s, place))
+        layers = self._options.layers
+        loop_s = np.full(work_s.shape, NEVER_S)
+        time_s = np.full((*work_s.shape, len(self._m)), NEVER_S)
+        # Entry [n, l] of a suffix of l layers whose first stage has n: the rest of l - n, or never.
+        loops = np.concatenate([np.full_like(rest.loop_s, NEVER_S), rest.loop_s], axis=1)
+        times = np.concatenate([np.full_like(rest.time_s, NEVER_S), rest.time_s], axis=1)
+        whole = np.arange(layers + 1)[None, :]
+        size = max(TOGETHER // time_s.size, 1)
+        for start in range(1, layers, size):
+            n = np.arange(start, min(start + size, layers))
+            at = whole - n[:, None] + layers + 1
+            w, b = work_s[:, n, None], back_s[:, n, None]
+            loop = w + loops[:, at]
+            one = self._stage_s(w, b, loop, place)
+            np.maximum(one, w[..., None] + times[:, at], out=one)
+            np.minimum(loop_s, loop.min(axis=1), out=loop_s)
+            np.minimum(time_s, one.min(axis=1), out=time_s)
+        return Suffixes(np.minimum(loop_s, NEVER_S), np.minimum(time_s, NEVER_S))
 
-    def _front(self, pool: int, place: int, rests: list[tuple[Floats, Suffixes]]) -> Bounds:
+    def _front(self, options: Options, pool: int, place: int, rest: Suffixes | None) -> Floats:
         """Whole pipelines that begin on `pool`, with what surrounds the first stage's work."""
         layers = self._options.layers
-        figures = [
-            self._column(name, pool)[:, place, 1]
-            for name in ("work_s", "backward_s", "gather_s", "reduce_s", "end_s")
-        ]
-        if not rests:
-            work_s, back_s, gather_s, reduce_s, end_s = (figure[:, layers, None] for figure in figures)
-            time_s = self._stage_s(work_s, back_s, work_s, place)[:, 0]
-            return Bounds(gather_s + time_s + reduce_s + end_s, work_s[:, 0])
-        n = np.arange(1, layers)
-        work_s, back_s, gather_s, reduce_s, end_s = (figure[:, n] for figure in figures)
-        times, paces = [], []
-        for hop_s, rest in rests:
-            through_s = work_s + 2.0 * hop_s[:, None]
-            own = self._stage_s(work_s, back_s, through_s + rest.loop_s[:, layers - n], place)
-            drained = np.maximum(own + reduce_s[..., None], through_s[..., None] + rest.time_s[:, layers - n])
-            times.append((drained + (gather_s + end_s)[..., None]).min(axis=1))
-            paces.append(np.maximum(work_s, rest.pace_s[:, layers - n]).min(axis=1))
-        return Bounds(np.minimum.reduce(times), np.minimum.reduce(paces))
+        names = ("work_s", "backward_s", "gather_s", "reduce_s", "end_s")
+        n = np.arange(1, layers) if rest is not None else np.array([layers])
+        work_s, back_s, gather_s, reduce_s, end_s = (
+            self._column(options, name, pool)[:, place, 1][:, n] for name in names
+        )
+        loop_s = work_s if rest is None else work_s + rest.loop_s[:, layers - n]
+        drained = self._stage_s(work_s, back_s, loop_s, place) + reduce_s[..., None]
+        if rest is not None:
+            np.maximum(drained, work_s[..., None] + rest.time_s[:, layers - n], out=drained)
+        least: Floats = (drained + (gather_s + end_s)[..., None]).min(axis=1)
+        return np.where(least < NEVER_S, least, np.inf)
 
     def _stage_s(self, work_s: Floats, back_s: Floats, loop_s: Floats, place: int) -> Floats:
         """What m microbatches take one stage at least, with a last axis of m."""
         m = self._m
         work, back, loop = work_s[..., None], back_s[..., None], loop_s[..., None]
         loops = np.ceil(m / place)
-        left = m - (loops - 1.0) * place
-        with np.errstate(invalid="ignore"):
-            walked = (
-                loop + _times(np.maximum(m - place, 0.0), work) + _times(np.minimum(m, place) - 1.0, back)
-            )
-            looped = loops * loop + _times(left - 1.0, back)
-        return np.maximum(np.maximum(walked, m * work), looped)
-
-
-def _times(number: Floats, seconds: Floats) -> Floats:
-    """Nothing takes no time, even where one would take forever."""
-    return np.where(number > 0.0, number * seconds, 0.0)
+        least = loops * loop
+        least += (m - (loops - 1.0) * place - 1.0) * back
+        walked = np.maximum(m - place, 0.0) * work + (np.minimum(m, place) - 1.0) * back
+        np.maximum(least, loop + walked, out=least)
+        return np.maximum(least, m * work, out=least)
 
 
 def _counts(options: Options, within: Counts | None) -> list[Counts]:

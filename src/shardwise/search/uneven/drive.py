@@ -9,7 +9,7 @@ from heapq import heapify, heappop, heappush
 from itertools import count
 
 from shardwise.search.parts import Clock
-from shardwise.search.uneven.block import BlockSearch, Laid, Shape
+from shardwise.search.uneven.block import BlockSearch, Laid, Relaxations, Shape
 from shardwise.search.uneven.options import Options, Pricing
 from shardwise.search.uneven.partitions import Placed, pipeline_s
 from shardwise.search.uneven.space import Block, UnevenSpace
@@ -53,13 +53,17 @@ class UnevenPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnevenOutcome:
-    """The best plan below the time to beat (None: there is none); what all others take at least; how many
-    blocks were cut by a bound and how many searched, layouts of pipelines evaluated; the clock."""
+    """The best plan below the time to beat (None: there is none), and what all plans take at least.
+
+    Every triple of pools, micro-batch size and number of pipelines is one candidate: `cut` by a bound,
+    `searched` (layouts of pipelines were evaluated, `evaluated` in all), or `unexplored` when time was over.
+    """
 
     plan: UnevenPlan | None
     lower_bound_s: float
     cut: int
     searched: int
+    unexplored: int
     evaluated: int
     search_s: float
     search_cpu_s: float
@@ -73,7 +77,7 @@ class _State:
     cut: int = 0
     searched: int = 0
     evaluated: int = 0
-    priced: dict[Block, Options] = field(default_factory=dict)
+    relaxations: Relaxations = field(default_factory=Relaxations)
 
 
 def search_uneven(
@@ -109,21 +113,25 @@ def search_uneven(
             for part in _doubling(block):
                 push(part, least_s)
             continue
-        state.searched += 1
+        evaluated = state.evaluated
         least_s = _search_block(pricing, block, least_s, state, gap)
-        if least_s >= state.best_s * (ALMOST - gap):
-            state.open_s = min(state.open_s, least_s)
-        elif block.least < block.most:
+        if least_s < state.best_s * (ALMOST - gap) and block.least < block.most:
             for part in block.halves():
                 push(part, least_s)
+            continue
+        state.open_s = min(state.open_s, least_s)
+        if state.evaluated > evaluated:
+            state.searched += block.size
         else:
-            state.open_s = min(state.open_s, least_s)
-    state.cut = len(heap)
+            state.cut += block.size
     left_s = heap[0][0] if heap else float("inf")
+    left = sum(block.size for _, _, block in heap)
+    is_over = left_s < state.best_s * (ALMOST - gap)
     return UnevenOutcome(
         plan=state.best,
         lower_bound_s=min(left_s, state.open_s, state.best_s),
-        cut=state.cut,
+        cut=state.cut + (0 if is_over else left),
+        unexplored=left if is_over else 0,
         searched=state.searched,
         evaluated=state.evaluated,
         search_s=time.perf_counter() - started_s,
@@ -140,7 +148,9 @@ def _search_block(pricing: Pricing, block: Block, least_s: float, state: _State,
     """Improves the best plan by the block's; returns what the block's plans take at least, or that they
     cannot be better than the best so far."""
     options = pricing.options(block)
-    search = BlockSearch(options, block.least, block.most, THOROUGH if gap == 0.0 else BRIEF)
+    search = BlockSearch(
+        options, block.least, block.most, THOROUGH if gap == 0.0 else BRIEF, state.relaxations
+    )
     high_s = state.best_s
     if high_s == float("inf"):
         high_s = 2.0 * least_s

@@ -9,7 +9,7 @@ from itertools import count, pairwise
 
 import numpy as np
 
-from shardwise.search.uneven.bounds import Counts, Relaxation
+from shardwise.search.uneven.bounds import NEVER_S, Counts, Relaxation
 from shardwise.search.uneven.options import Options
 from shardwise.sim import Durations, makespan_s
 
@@ -156,7 +156,7 @@ class _Tree:
         around_s = gather_s + end_s if first else node.around_s
         peak_s = max(node.peak_s, own_s + (reduce_s if first else 0.0))
         bound_s = around_s + max(peak_s, through_s + work_s + rest_s if sum(counts) else 0.0)
-        if bound_s == float("inf"):
+        if bound_s >= NEVER_S:
             return None
         grown = (*node.stages, (pool, layers))
         return bound_s, _Node(grown, counts, rest, through_s + work_s, peak_s, around_s)

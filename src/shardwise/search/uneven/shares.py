@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 Ints = NDArray[np.int64]
 
-MOST_LAYERED = 4_000_000
+MOST_LAYERED = 1_000_000
 """States times items times pipelines, up to which pipelines are counted exactly."""
 
 PRICES = 12
@@ -81,6 +81,7 @@ def _counted(
 ) -> Counter[int] | None:
     """Layer by layer: the most that exactly j pipelines do."""
     states = tuple(count + 1 for count in devices)
+    shifts = {place: _shift(devices, items[place].devices) for place in kept}
     layers = [np.zeros(states, dtype=np.int64)]
     choices = [np.full(states, -1, dtype=np.int64)]
     for pipelines in range(1, most + 1):
@@ -88,7 +89,7 @@ def _counted(
         choice = np.full(states, -1, dtype=np.int64)
         for place in kept:
             item = items[place]
-            shift = _shift(devices, item.devices)
+            shift = shifts[place]
             if shift is None or item.pipelines > pipelines:
                 continue
             into, out = shift

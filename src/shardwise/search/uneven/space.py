@@ -38,6 +38,11 @@ class Block:
     least: int
     most: int
 
+    @property
+    def size(self) -> int:
+        """Numbers of pipelines in its range."""
+        return self.most - self.least + 1
+
     def halves(self) -> tuple[Block, Block]:
         """The block in two, by its number of pipelines."""
         middle = (self.least + self.most) // 2
