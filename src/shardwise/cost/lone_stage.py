@@ -41,9 +41,10 @@ class StageShape:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StagePrice:
     """Of every shape on every kind: seconds of a forward and of a backward, of gathering before the first
-    forward and reducing after the last backward, of the end of the step; bytes per device.
+    forward and reducing after the last backward, of the end of the step; bytes per device, in tensors and
+    in all.
 
-    `backward_s`, `reduce_s` and `device_bytes` have a leading axis, one entry per value of RECOMPUTES.
+    `backward_s`, `reduce_s` and the bytes have a leading axis, one entry per value of RECOMPUTES.
     """
 
     forward_s: Any
@@ -51,6 +52,7 @@ class StagePrice:
     gather_s: Any
     reduce_s: Any
     end_s: Any
+    allocated_bytes: Any
     device_bytes: Any
 
 
@@ -116,6 +118,7 @@ def stage_price(kinds: Kinds, shape: StageShape) -> StagePrice:
     gathering_s = kinds.fabric.pass_s(weights * recipe.weight_bytes, sizes)
     reduction_s = kinds.fabric.pass_s(weights * recipe.gradient_bytes, sizes)
     buckets = np.maximum(shape.layers, 1)
+    allocated = _allocated_bytes(kinds, shape, sums, weights, replicas)
     overlap = profile.data_overlap
     return StagePrice(
         forward_s=forward_s,
@@ -125,7 +128,8 @@ def stage_price(kinds: Kinds, shape: StageShape) -> StagePrice:
         end_s=_end_s(
             kinds, shape, weights / replicas, tied * (shape.is_first + shape.is_last - 2 * is_alone)
         ),
-        device_bytes=_device_bytes(kinds, shape, sums, weights, replicas),
+        allocated_bytes=allocated,
+        device_bytes=_device_bytes(kinds, shape, allocated, replicas),
     )
 
 
@@ -159,11 +163,9 @@ def _end_s(kinds: Kinds, shape: StageShape, owned: Any, tied: Any) -> Any:
     return norm_s + replicated_s + tied_s + device_update_s(problem, owned) + problem.profile.host_step_s
 
 
-def _device_bytes(kinds: Kinds, shape: StageShape, sums: Sums, weights: Any, replicas: Any) -> Any:
-    """Bytes on a device of the stage at the peak, for each value of RECOMPUTES."""
+def _allocated_bytes(kinds: Kinds, shape: StageShape, sums: Sums, weights: Any, replicas: Any) -> Any:
+    """Bytes in tensors on a device of the stage at the peak, for each value of RECOMPUTES."""
     problem, grid, recipe = kinds.problem, kinds.grid, kinds.problem.recipe
-    efficiency = problem.efficiency
-    is_piped = 1 - shape.is_first * shape.is_last
     state_bytes = recipe.master_bytes + problem.optimizer.state_bytes
     held = weights * (recipe.weight_bytes + recipe.gradient_bytes + state_bytes / replicas)
     one = np.array([sums.kept_bytes, sums.selective_bytes, sums.input_bytes])
@@ -172,11 +174,20 @@ def _device_bytes(kinds: Kinds, shape: StageShape, sums: Sums, weights: Any, rep
     again[RECOMPUTES.index("full")] = 1.0
     activations = shape.held * one + again * (layer.kept_bytes - layer.input_bytes)
     temporaries = np.maximum(grid.temporary_bytes, shape.is_last * grid.head_temporary_bytes)
-    buffers = is_piped * BOUNDARY_BUFFERS * grid.hop_bytes
-    allocated = held + activations + temporaries + buffers
-    opened = 1.0 + (kinds.tp > 1) + is_piped + (replicas > 1)
+    return held + activations + temporaries + _is_piped(shape) * BOUNDARY_BUFFERS * grid.hop_bytes
+
+
+def _device_bytes(kinds: Kinds, shape: StageShape, allocated: Any, replicas: Any) -> Any:
+    """The same with what the allocator, the communicators and the context take."""
+    efficiency = kinds.problem.efficiency
+    opened = 1.0 + (kinds.tp > 1) + _is_piped(shape) + (replicas > 1)
     return (
         memory.reserved_bytes(allocated, efficiency.fragmentation_ratio)
         + opened * efficiency.communicator_bytes
         + efficiency.context_bytes
     )
+
+
+def _is_piped(shape: StageShape) -> Any:
+    """Whether the stage has neighbours (0 or 1)."""
+    return 1 - shape.is_first * shape.is_last

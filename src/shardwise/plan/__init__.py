@@ -1,6 +1,12 @@
 """The plan: records of an answer, and the file that holds one."""
 
-from shardwise.plan.document import certificate_document, document_hash, plan_document, result_document
+from shardwise.plan.document import (
+    certificate_document,
+    document_hash,
+    layout_document,
+    plan_document,
+    result_document,
+)
 from shardwise.plan.goodput import GOODPUT_FROM_DEVICES, Goodput, Reliability, goodput_of
 from shardwise.plan.plan import SCHEMA, VERSION, Plan, RunnerUp, plan_of
 from shardwise.plan.price import usd_per_billion_tokens, usd_per_step
@@ -22,6 +28,7 @@ from shardwise.plan.record import (
     Value,
 )
 from shardwise.plan.store import Files, SystemFiles, check_writable, write_file
+from shardwise.plan.uneven import UnevenAnswer, UnevenResult
 
 __all__ = [
     "GOODPUT_FROM_DEVICES",
@@ -46,12 +53,15 @@ __all__ = [
     "RunnerUp",
     "Stage",
     "SystemFiles",
+    "UnevenAnswer",
+    "UnevenResult",
     "Value",
     "certificate_document",
     "check_ledger",
     "check_writable",
     "document_hash",
     "goodput_of",
+    "layout_document",
     "plan_document",
     "plan_of",
     "read_plan",

@@ -39,6 +39,7 @@ def result_document(result: Result) -> dict[str, object]:
 
 
 def layout_document(layout: Layout) -> dict[str, object]:
+    """`layout` of a result: pipelines with their stages in order."""
     return {
         "pipelines": [
             {"stages": [_stage_document(stage) for stage in pipeline.stages]} for pipeline in layout.pipelines

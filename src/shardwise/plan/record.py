@@ -139,14 +139,15 @@ class Part:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MixedFigures:
     """What an answer on a mixed cluster is compared with: the best uniform strategy on any union of pools
-    (alike nodes) and the least that one pool alone takes, in seconds; `idle` names the pools left unused.
+    (alike nodes) and the least that one pool alone takes, in seconds, None where nothing uniform fits.
 
-    None where nothing uniform fits."""
+    `idle` names the pools left unused; `why_uniform` says why the answer is no uneven plan, if it is none."""
 
     uniform_step_time_s: float | None
     fastest_class_step_time_s: float | None
     fastest_class: str | None
     idle: tuple[str, ...]
+    why_uniform: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,6 +22,7 @@ from shardwise.search.uneven import (
     UnevenPipeline,
     UnevenPlan,
     UnevenSpace,
+    plan_pools,
     search_uneven,
 )
 from shardwise.search.whatif import CHANGES
@@ -69,6 +70,7 @@ __all__ = [
     "is_mixed",
     "plan",
     "plan_mixed",
+    "plan_pools",
     "points_of",
     "question_of",
     "read_space",

@@ -11,6 +11,7 @@ from shardwise.app.cli import card, documents, tables
 from shardwise.app.cli.output import Output, progress
 from shardwise.app.cli.request import JobOptions, Request, Wanted, load_request, writable
 from shardwise.app.cli.spaces import counted_space, require_candidates, space_choice
+from shardwise.app.cli.uneven_card import uneven_card
 from shardwise.errors import ConfigError
 from shardwise.plan import (
     GOODPUT_FROM_DEVICES,
@@ -18,6 +19,7 @@ from shardwise.plan import (
     Goodput,
     Reliability,
     Result,
+    UnevenAnswer,
     goodput_of,
     plan_of,
     write_plan,
@@ -74,9 +76,30 @@ def planned(
     )
     by_pools = wanted.objective == "time" and not wanted.allow_idle and search.is_mixed(request.cluster)
     with progress() as show:
-        answer = (search.plan_mixed if by_pools else search.plan)(question, progress=show)
+        if by_pools and save is None:
+            found = search.plan_pools(question, progress=show)
+            if isinstance(found, UnevenAnswer):
+                return _uneven_output(found, request, is_json=is_json)
+            answer = found
+        else:
+            answer = (search.plan_mixed if by_pools else search.plan)(question, progress=show)
     used = request if answer.cluster is None else replace(request, cluster=answer.cluster)
     return _plan_output(answer, used, request, wanted, save=save, is_json=is_json, reliability=reliability)
+
+
+def _uneven_output(answer: UnevenAnswer, request: Request, *, is_json: bool) -> Output:
+    """The card or document of an uneven plan."""
+    if is_json:
+        return Output(document=documents.uneven_answer(answer, request))
+    command = " ".join(("shardwise plan", *question_words(request.options)))
+    lines = uneven_card(
+        answer,
+        model=request.model,
+        cluster=request.cluster,
+        job=request.job,
+        next_commands=(f"{command} --json", f"{command} --save plan.yaml   (the best uniform strategy)"),
+    )
+    return Output(lines=lines)
 
 
 def _plan_output(
@@ -92,6 +115,10 @@ def _plan_output(
     """The card or document of an answer on the cluster of `used`; the plan file too."""
     goodput = _told_goodput(answer.best, used, reliability)
     talk = ["shardwise: interrupted; this is the best so far"] if answer.is_interrupted else []
+    if save is not None and answer.mixed is not None:
+        talk.append(
+            "shardwise: a plan file holds uniform strategies; without --save, uneven ones are planned"
+        )
     code = INTERRUPTED if answer.is_interrupted else 0
     if save is not None or is_json:
         plan = plan_of(

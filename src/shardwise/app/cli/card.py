@@ -11,7 +11,7 @@ from shardwise.app.cli.output import LABEL, WIDTH, Line, row
 from shardwise.app.cli.proof import frontier_table, proof_lines
 from shardwise.cluster import Cluster
 from shardwise.model import Model, active_parameters, parameters
-from shardwise.plan import Answer, Goodput, Result, usd_per_billion_tokens
+from shardwise.plan import Answer, Goodput, Result, UnevenResult, usd_per_billion_tokens
 from shardwise.strategy import Job
 from shardwise.units import format_count, format_seconds
 
@@ -60,13 +60,14 @@ def result_card(result: Result, *, model: Model, cluster: Cluster, job: Job) -> 
         *question_lines(model, cluster, job),
         *_layout(result, job, model.layers),
         (),
-        *_figures(result, cluster, job),
+        *figures(result, cluster, job),
         (),
         *_breakdowns(result),
     ]
 
 
 def question_lines(model: Model, cluster: Cluster, job: Job) -> Iterator[Line]:
+    """What is asked: model, cluster, batch."""
     """What was asked: the head of every card."""
     tokens = job.seq_len * job.global_batch_size
     total, active = parameters(model), active_parameters(model)
@@ -99,7 +100,8 @@ def _layout(result: Result, job: Job, layers: int) -> Iterator[Line]:
         yield row("layout" if index == 0 else "", (part, ""))
 
 
-def _figures(result: Result, cluster: Cluster, job: Job) -> Iterator[Line]:
+def figures(result: Result | UnevenResult, cluster: Cluster, job: Job) -> Iterator[Line]:
+    """Step time, throughput, utilisation, memory, cost."""
     low, high = result.band_s
     band = f"   80 % band {words.seconds(low)} to {words.seconds(high)}"
     yield row("step time", (words.seconds(result.step_time_s), "value"), (band, "dim"))
@@ -120,7 +122,7 @@ def _figures(result: Result, cluster: Cluster, job: Job) -> Iterator[Line]:
         yield row("cost", (f"${cost:,.2f} per billion tokens", "value"))
 
 
-def _memory_line(result: Result) -> Line:
+def _memory_line(result: Result | UnevenResult) -> Line:
     peak = result.peak_memory
     fraction = peak.device / peak.capacity
     filled = words.bar(fraction, _BAR)
@@ -178,6 +180,8 @@ def _compared(answer: Answer) -> Iterator[Line]:
     if alone_s is not None and not mixed.idle:
         text = f"{alone_s / best_s:.2f} × as fast as {mixed.fastest_class} alone"
         yield row("mixed", (text, "value"), (f"   {words.seconds(alone_s)}", "dim"))
+    if mixed.why_uniform is not None:
+        yield row("", (mixed.why_uniform, "dim"))
 
 
 def _goodput(goodput: Goodput | None, cluster: Cluster) -> Iterator[Line]:
@@ -255,6 +259,7 @@ def assumption_lines(cluster: Cluster, job: Job, evaluator: str, space: str = ""
 
 
 def next_lines(commands: Sequence[str]) -> Iterator[Line]:
+    """Commands that continue from here."""
     """Commands that continue from here."""
     if commands:
         yield ()

@@ -10,14 +10,17 @@ from shardwise.check import SpaceCount
 from shardwise.cluster import Cluster
 from shardwise.model import Model, active_parameters, parameters
 from shardwise.plan import (
+    PROVEN_GAP,
     Answer,
     Frontier,
     Goodput,
     MixedFigures,
     Plan,
     Result,
+    UnevenAnswer,
     certificate_document,
     document_hash,
+    layout_document,
     plan_document,
     result_document,
     usd_per_billion_tokens,
@@ -48,6 +51,62 @@ def plan_answer(plan: Plan, answer: Answer, goodput: Goodput | None = None) -> d
         "is_proven": answer.is_proven,
         "is_interrupted": answer.is_interrupted,
         "certificate": certificate_document(answer.certificate),
+    }
+
+
+def uneven_answer(answer: UnevenAnswer, request: Request) -> dict[str, object]:
+    """`plan --json` where the best plan is uneven: the same keys, no strategy, and `uneven` of the best."""
+    best = answer.best
+    body: dict[str, object] = {
+        **question_document(request.model, request.cluster, request.job),
+        "objective": "time",
+        "best": _uneven_result(answer, request),
+        "runners_up": [],
+        "devices_used": request.cluster.devices - best.idle_devices,
+        "parts": [],
+        "frontier": None,
+        "frontier_certificate": None,
+        "goodput": None,
+        "is_proven": answer.certificate.gap <= PROVEN_GAP and not answer.certificate.unexplored,
+        "is_interrupted": False,
+        "certificate": certificate_document(answer.certificate),
+    }
+    head = {"schema": "shardwise.plan-answer", "version": VERSION}
+    return {**head, "plan_hash": document_hash(body), **body}
+
+
+def _uneven_result(answer: UnevenAnswer, request: Request) -> dict[str, object]:
+    best, mixed = answer.best, answer.mixed
+    peak = best.peak_memory
+    idle = f"left idle: {best.idle_devices} devices" if best.idle_devices else "all devices are used"
+    return {
+        "strategy": None,
+        "layout": layout_document(best.layout),
+        "uneven": {
+            "micro_batch_size": best.micro_batch_size,
+            "schedule": "1f1b",
+            "microbatches": list(best.microbatches),
+            "pipeline_s": list(best.pipeline_s),
+            "recompute": [list(stages) for stages in best.recompute],
+        },
+        "step_time_s": best.step_time_s,
+        "band_s": list(best.band_s),
+        "tokens_per_s_per_device": best.tokens_per_s_per_device,
+        "mfu": best.mfu,
+        "mfu_full_attention": best.mfu_full_attention,
+        "peak_memory_bytes": asdict(peak),
+        "breakdown": dict(best.breakdown),
+        "memory": {
+            "allocated": peak.allocated,
+            "fragmentation": peak.reserved - peak.allocated,
+            "context_and_communicators": peak.device - peak.reserved,
+            "tightest_rank": best.tightest_rank,
+        },
+        "evaluator": best.evaluator,
+        "usd_per_billion_tokens": usd_per_billion_tokens(request.cluster, request.job, best.step_time_s),
+        "uniform_step_time_s": mixed.uniform_step_time_s,
+        "fastest_class_step_time_s": mixed.fastest_class_step_time_s,
+        "why": idle,
     }
 
 
@@ -164,6 +223,7 @@ def _mixed_cluster_figures(cluster: Cluster, mixed: MixedFigures | None) -> Mapp
         why = "the cluster is not mixed" if cluster.is_uniform else "only one uniform strategy is priced"
         return {"uniform_step_time_s": None, "fastest_class_step_time_s": None, "why": why}
     idle = f"left idle: {', '.join(mixed.idle)}" if mixed.idle else "all devices are used"
+    idle += f"; {mixed.why_uniform}" if mixed.why_uniform else ""
     return {
         "uniform_step_time_s": mixed.uniform_step_time_s,
         "fastest_class_step_time_s": mixed.fastest_class_step_time_s,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from itertools import groupby
 
-from shardwise.plan import Layout, Result
+from shardwise.plan import Layout, Result, UnevenResult
 from shardwise.strategy import AXES, FIELDS, Job, Strategy, even_ends
 
 GIB = 2.0**30
@@ -183,6 +183,6 @@ def wrapped(words: Sequence[str], separator: str, width: int) -> list[str]:
     return lines
 
 
-def tokens_per_s(result: Result, devices: int) -> float:
+def tokens_per_s(result: Result | UnevenResult, devices: int) -> float:
     """Tokens per second of the whole cluster."""
     return result.tokens_per_s_per_device * devices

@@ -1,6 +1,16 @@
 """Uneven plans of mixed clusters: pipelines whose stages, layers and shares suit the devices they lie on."""
 
+from shardwise.search.uneven.answer import plan_pools
 from shardwise.search.uneven.drive import UnevenOutcome, UnevenPipeline, UnevenPlan, search_uneven
 from shardwise.search.uneven.space import Block, Limits, UnevenSpace
 
-__all__ = ["Block", "Limits", "UnevenOutcome", "UnevenPipeline", "UnevenPlan", "UnevenSpace", "search_uneven"]
+__all__ = [
+    "Block",
+    "Limits",
+    "UnevenOutcome",
+    "UnevenPipeline",
+    "UnevenPlan",
+    "UnevenSpace",
+    "plan_pools",
+    "search_uneven",
+]

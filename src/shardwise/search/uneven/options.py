@@ -34,6 +34,7 @@ class Stages:
     reduce_s: Floats
     end_s: Floats
     recompute: Ints
+    allocated_bytes: Floats
     device_bytes: Floats
 
     @property
@@ -119,9 +120,9 @@ class Pricing:
             return float("inf")
         return options.microbatches * options.layers / rate + around_s
 
-    def capacity_bytes(self, pool: int) -> float:
-        """Bytes that a device of the pool has."""
-        return self._problem(pool, (pool,)).capacity_bytes
+    def alone(self, pool: int) -> Problem:
+        """The problem of training on the pool alone."""
+        return self._problem(pool, (pool,))
 
     def _kinds_of(self, pool: int, union: tuple[int, ...], size: int) -> Kinds:
         return kinds_of(self._problem(pool, union), self._space.kinds(pool, size), size)
@@ -176,6 +177,7 @@ def _fastest(
         reduce_s=picked(price.reduce_s),
         end_s=arranged(price.end_s),
         recompute=np.where(np.isinf(backward), -1, arranged(chosen[0])),
+        allocated_bytes=picked(price.allocated_bytes),
         device_bytes=picked(price.device_bytes),
     )
 
@@ -188,11 +190,7 @@ def _least(stages: Sequence[Stages]) -> Stages:
     def least(name: str) -> Any:
         return np.minimum.reduce([getattr(one, name) for one in stages])
 
+    names = ("forward_s", "backward_s", "gather_s", "reduce_s", "end_s", "allocated_bytes", "device_bytes")
     return Stages(
-        kinds=stages[0].kinds,
-        recompute=stages[0].recompute,
-        **{
-            name: least(name)
-            for name in ("forward_s", "backward_s", "gather_s", "reduce_s", "end_s", "device_bytes")
-        },
+        kinds=stages[0].kinds, recompute=stages[0].recompute, **{name: least(name) for name in names}
     )

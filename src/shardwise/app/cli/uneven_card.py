@@ -1,0 +1,141 @@
+"""The answer card of an uneven plan: which devices form which stages, their layers and shares."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+
+from shardwise.app.cli import words
+from shardwise.app.cli.card import figures, next_lines, question_lines
+from shardwise.app.cli.output import LABEL, WIDTH, Line, row
+from shardwise.cluster import Cluster
+from shardwise.model import Model
+from shardwise.plan import PROVEN_GAP, Stage, UnevenAnswer, UnevenResult
+from shardwise.strategy import Job
+from shardwise.units import format_seconds
+
+PIPELINES = 12
+"""Groups of alike pipelines that are drawn, at most."""
+
+
+def uneven_card(
+    answer: UnevenAnswer, *, model: Model, cluster: Cluster, job: Job, next_commands: Sequence[str] = ()
+) -> list[Line]:
+    """The card of `plan` where the best plan of a mixed cluster is uneven."""
+    return [
+        *question_lines(model, cluster, job),
+        *_plan(answer.best, job),
+        (),
+        *figures(answer.best, cluster, job),
+        (),
+        *_compared(answer, cluster),
+        (),
+        *_proof(answer),
+        (),
+        *_assumptions(cluster, job, answer.best),
+        *next_lines(next_commands),
+    ]
+
+
+def _plan(result: UnevenResult, job: Job) -> Iterator[Line]:
+    """Every group of alike pipelines: how many, what they do, and their stages in order."""
+    count = len(result.layout.pipelines)
+    total = sum(result.microbatches)
+    many = f"{words.counted(count, 'pipeline')} side by side" if count > 1 else "one pipeline"
+    yield row("plan", (f"uneven: {many}", "value"))
+    each = f"micro-batch {result.micro_batch_size} × {total:,}"
+    texts = [each, "1f1b", *(["ZeRO-1 over the replicas of a stage"] if count > 1 else [])]
+    yield row("", (" · ".join(texts), ""))
+    groups = alike_pipelines(result)
+    for index, (number, share, drawn) in enumerate(groups[:PIPELINES]):
+        head = f"{number} × {words.counted(share, 'microbatch').replace('microbatchs', 'microbatches')}"
+        part = words.percent(number * share / total)
+        lines = words.wrapped(drawn, " → ", WIDTH - LABEL - 2)
+        yield row("layout" if index == 0 else "", (head, "value"), (f"   {part} of the batch", "dim"))
+        for line in lines:
+            yield row("", (f"  {line}", ""))
+    if len(groups) > PIPELINES:
+        yield row("", (f"{len(groups) - PIPELINES} more kinds of pipelines", "dim"))
+
+
+def alike_pipelines(result: UnevenResult) -> list[tuple[int, int, list[str]]]:
+    """Pipelines with equal stages and microbatches: how many, their microbatches, and their stages as
+    text."""
+    drawn = [
+        (microbatches, tuple(_stage_texts(pipeline.stages, recompute)))
+        for microbatches, pipeline, recompute in zip(
+            result.microbatches, result.layout.pipelines, result.recompute, strict=True
+        )
+    ]
+    ordered = sorted(drawn, key=lambda one: (-one[0], one[1]))
+    return [(len(list(same)), key[0], list(key[1])) for key, same in groupby(ordered)]
+
+
+def _stage_texts(stages: Sequence[Stage], recompute: Sequence[str]) -> Iterator[str]:
+    """`4 × [2 V100-16G, tp 2, 6 layers]` for stages that follow each other alike."""
+    keys = [
+        (stage.devices, stage.device_class, stage.tp, stage.dp, stage.layers[0], again)
+        for stage, again in zip(stages, recompute, strict=True)
+    ]
+    for (devices, name, tp, dp, layers, again), run in groupby(keys):
+        number = len(list(run))
+        parts = [f"{devices} {name}"]
+        parts += [f"tp {tp}"] if tp > 1 else []
+        parts += [f"dp {dp}"] if dp > 1 else []
+        parts += [words.counted(layers, "layer")]
+        parts += [f"recompute {again}"] if again != "none" else []
+        yield f"{number} × [{', '.join(parts)}]" if number > 1 else f"[{', '.join(parts)}]"
+
+
+def _compared(answer: UnevenAnswer, cluster: Cluster) -> Iterator[Line]:
+    """Against the best uniform strategy and the fastest class alone; what is idle."""
+    best_s, mixed = answer.best.step_time_s, answer.mixed
+    told = (
+        (mixed.uniform_step_time_s, "the best uniform strategy", "no uniform strategy fits"),
+        (mixed.fastest_class_step_time_s, f"{mixed.fastest_class} alone", "the model fits on no class alone"),
+    )
+    for index, (time_s, name, never) in enumerate(told):
+        label = "gain" if index == 0 else ""
+        if time_s is None:
+            yield row(label, (never, "value"))
+        else:
+            text = f"{time_s / best_s:.2f} × as fast as {name}"
+            yield row(label, (text, "value"), (f"   {words.seconds(time_s)}", "dim"))
+    if answer.best.idle_devices:
+        names = f", all of {', '.join(mixed.idle)}" if mixed.idle else ""
+        text = f"{answer.best.idle_devices} of {cluster.devices} devices left idle{names}"
+        yield row("", (f"{text}: using them is not faster", "warn"))
+
+
+def _proof(answer: UnevenAnswer) -> Iterator[Line]:
+    certificate = answer.certificate
+    gap = certificate.gap
+    if gap <= PROVEN_GAP:
+        yield row("proof", ("optimal", "good"), (" among all uneven plans (docs/mixed.md)", ""))
+    else:
+        text = f"within {words.percent(gap, 2)} of the best uneven plan"
+        yield row("proof", (text, "warn"), ("   (docs/mixed.md)", "dim"))
+    total = certificate.enumerated + certificate.unexplored
+    counts = f"{total:,} choices of pools, micro-batch and number of pipelines: "
+    counts += f"{certificate.cut_by_bound:,} cut by the bound, {certificate.simulated:,} laid out"
+    counts += f", {certificate.unexplored:,} unexplored" if certificate.unexplored else ""
+    yield row("", (counts, ""))
+    yield row(
+        "",
+        (f"lower bound {words.seconds(certificate.lower_bound_s)}, found in ", ""),
+        (format_seconds(certificate.search_s), ""),
+        (f" ({format_seconds(certificate.search_cpu_s)} of CPU)", "dim"),
+    )
+
+
+def _assumptions(cluster: Cluster, job: Job, result: UnevenResult) -> Iterator[Line]:
+    texts = [
+        f"{job.dtype}, {job.optimizer}, {words.percent(job.memory_margin, 0)} of device memory kept free",
+        *cluster.assumptions,
+        "no runtime of shardwise executes pipelines that differ yet: a plan to read, not to run",
+        f"evaluated by {result.evaluator}",
+    ]
+    for index, text in enumerate(texts):
+        for line in words.wrapped(text.split(" "), " ", WIDTH - LABEL - 1):
+            yield row("assumptions" if index == 0 else "", (line, "dim"))
+            index = 1

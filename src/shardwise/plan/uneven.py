@@ -1,0 +1,46 @@
+"""Records of an uneven answer: pipelines that differ in devices, stages, layers and share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from shardwise.plan.record import Certificate, Layout, MixedFigures, PeakMemory
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnevenResult:
+    """An uneven plan with its price; one schedule (1f1b) and one micro-batch size, in sequences, for all
+    pipelines.
+
+    Of each pipeline of `layout`: its `microbatches`, seconds of its step, and what each stage recomputes.
+    `breakdown` (seconds, of the slowest pipeline) sums to the step time. `idle_devices` are left unused.
+    """
+
+    layout: Layout
+    micro_batch_size: int
+    microbatches: tuple[int, ...]
+    pipeline_s: tuple[float, ...]
+    recompute: tuple[tuple[str, ...], ...]
+    step_time_s: float
+    band_s: tuple[float, float]
+    tokens_per_s_per_device: float
+    mfu: float
+    mfu_full_attention: float
+    peak_memory: PeakMemory
+    breakdown: Mapping[str, float]
+    tightest_rank: int
+    idle_devices: int
+    evaluator: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnevenAnswer:
+    """The best uneven plan, its certificate, and what it is compared with.
+
+    The candidates of the certificate are triples of pools, micro-batch size and number of pipelines: none of
+    the plans of any takes less than the lower bound (docs/mixed.md)."""
+
+    best: UnevenResult
+    certificate: Certificate
+    mixed: MixedFigures
