@@ -154,9 +154,9 @@ def _random_block(
     for _ in range(int(random.integers(1, 4))):
         source = made[-1] if random.random() < 0.7 else made[int(random.integers(len(made)))]
         choice = random.random()
-        if choice < 0.35:
+        if choice < 0.45:
             _wide(random, sizes, operators, made, unread, source, name)
-        elif choice < 0.5:
+        elif choice < 0.55:
             add("layer_norm", [source], ("scale", "e"), ("shift", "e"))
         elif choice < 0.65:
             add("elementwise", [source, source], function="multiply")
@@ -181,8 +181,11 @@ def _wide(
 ) -> None:
     """A layer to f and one back to e, with biases or without."""
     own = f"{name}{len(operators)}"
+    # Some layers share their first weight: within a block, or the first block with the last.
+    shared = "within middle" if name == "middle" else "across"
+    weight = shared if random.random() < 0.6 else f"{own}.weight"
     bias = [(f"{own}.bias", "f")] if random.random() < 0.5 else []
-    operators.append(op(own, "linear", sizes, [(source, "bse")], "bsf", [(f"{own}.weight", "ef"), *bias]))
+    operators.append(op(own, "linear", sizes, [(source, "bse")], "bsf", [(weight, "ef"), *bias]))
     back = f"{name}{len(operators)}"
     operators.append(op(back, "linear", sizes, [(own, "bsf")], "bse", [(f"{back}.weight", "fe")]))
     if source in unread:

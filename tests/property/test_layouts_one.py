@@ -11,10 +11,11 @@ from tests.property.layout_instances import llama, mlp, random_graph
 
 import shardwise.cost.one_layout
 from shardwise.cluster import Mesh, load_cluster, mesh_of
-from shardwise.cost.layouts.chain import LaidOut, layout_chain
+from shardwise.cost.layouts.chain import layout_chain
 from shardwise.cost.layouts.columns import Columns
 from shardwise.cost.one_layout import LayoutPrice, price_layout
 from shardwise.cost.training import Training
+from shardwise.frontier import Chain
 from shardwise.graph import OpGraph
 from shardwise.search.tracking.solution import Choice, Solution, measure
 from shardwise.strategy import PROFILES
@@ -33,11 +34,11 @@ CLUSTERS = (
 )
 
 
-def random_solution(random: np.random.Generator, laid: LaidOut) -> Solution:
+def random_solution(random: np.random.Generator, chain: Chain) -> Solution:
     """Any choice of each variable; borders agree."""
     chosen: list[Choice] = []
     border: int | None = None
-    for link in laid.chain:
+    for link in chain:
         for _ in range(link.repeat):
             mode = int(random.integers(len(link.modes)))
             part = link.modes[mode][1]
@@ -56,8 +57,11 @@ def both(
     machines = load_cluster(cluster)
     mesh: Mesh = mesh_of(machines, ranks)
     laid = layout_chain(graph, machines, training, mesh)
-    solution = random_solution(np.random.default_rng(seed), laid)
-    return measure(laid.chain, solution), price_layout(graph, machines, training, mesh, laid.layout(solution))
+    random = np.random.default_rng(seed)
+    case = int(random.integers(len(laid.chains)))
+    solution = random_solution(random, laid.chains[case])
+    price = price_layout(graph, machines, training, mesh, laid.layout(solution, case))
+    return measure(laid.chains[case], solution), price
 
 
 @pytest.mark.parametrize("seed", range(60))
@@ -79,6 +83,19 @@ def test_they_agree_on_transformers(graph: OpGraph, seed: int) -> None:
     (time_s, memory_bytes), price = both(graph, "8x8xH100-SXM", (4, 8), SOFTWARE[seed % 5], seed)
     assert price.time_s == pytest.approx(time_s, rel=1e-9)
     assert price.memory_bytes == pytest.approx(memory_bytes, rel=1e-9)
+
+
+def test_random_graphs_share_parameters_within_blocks_and_across() -> None:
+    graphs = [random_graph(seed) for seed in range(60)]
+    machine = load_cluster("8x8xH100-SXM")
+    cases = [len(layout_chain(each, machine, SOFTWARE[0], mesh_of(machine, (4,))).chains) for each in graphs]
+    assert sum(count > 1 for count in cases) >= 5
+    names = [
+        [parameter.name for op in block.operators for parameter in op.parameters]
+        for each in graphs
+        for block in each.blocks
+    ]
+    assert sum(len(set(own)) < len(own) for own in names) >= 5
 
 
 def test_parts_sum_to_the_whole() -> None:
@@ -104,7 +121,7 @@ def test_the_walk_shares_no_code_with_the_chain() -> None:
 def test_gradients_that_hide_beside_nothing_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The broken twin."""
 
-    def blocked(columns: Columns, ground: object, seconds: object, overlap: object) -> None:
+    def blocked(columns: Columns, seconds: object, overlap: object) -> None:
         columns.blocked(seconds)
 
     monkeypatch.setattr(Columns, "summed_gradients", blocked)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -11,10 +11,18 @@ import numpy as np
 from shardwise.cost.layouts.choices import choices_of
 from shardwise.cost.layouts.columns import Columns
 from shardwise.cost.layouts.edges import Edge, crossed, edge_of
-from shardwise.cost.layouts.forms import Forms, Integers, tensor_forms
+from shardwise.cost.layouts.forms import Forms, Integers, Placements, tensor_forms
 from shardwise.cost.layouts.ground import Ground
 from shardwise.cost.layouts.operators import Priced, priced, tensor_bytes
-from shardwise.cost.layouts.storage import brought, storage_forms, stored, used_beside
+from shardwise.cost.layouts.storage import (
+    brought,
+    storage_forms,
+    stored,
+    use_forms,
+    used_beside,
+    used_by_all,
+    used_by_one,
+)
 from shardwise.cost.layouts.structure import Structure, Tensor
 from shardwise.frontier import Costs, Factor, Part
 from shardwise.graph import Mode, Placement, Rule
@@ -43,11 +51,26 @@ class LaidBlock:
 
 
 @dataclass(frozen=True, slots=True)
+class Sharing:
+    """A parameter with several `readers`, of which `first` is an operator and a slot of the block, or None
+    where it is in a block before. `used` is where it lies for all of them, None where the block chooses."""
+
+    readers: int
+    first: tuple[int, int] | None
+    used: Placements | None
+
+    def is_first(self, place: int, slot: int) -> bool:
+        """Whether this is the first reader."""
+        return self.first == (place, slot)
+
+
+@dataclass(frozen=True, slots=True)
 class Surroundings:
-    """What lies around a block: whether the next one keeps its entry for the backward pass, and seconds and
-    bytes of the step that are nobody's, told in one block."""
+    """What lies around a block: whether the next one keeps its entry for the backward pass, parameters that
+    several operators share, and seconds and bytes of the step that are nobody's, told in one block."""
 
     next_keeps_entry: bool
+    shared: Mapping[str, Sharing]
     fixed_s: float = 0.0
     fixed_bytes: float = 0.0
 
@@ -87,6 +110,7 @@ class _Builder:
             self.operators.append(own)
             self._add("rules", op.name, choices.rules)
         self.hubs: dict[str, tuple[int, Forms]] = {}
+        self.used: dict[str, tuple[int | None, Integers]] = {}
         for tensor in structure.tensors:
             if tensor.is_variable:
                 forms = tensor_forms(tensor.shape, ground.ranks)
@@ -126,10 +150,10 @@ class _Builder:
         own = self.operators[place]
         columns = Columns(peak_bytes=own.working_bytes)
         columns.blocked(own.times.forward_s + own.exchanged.forward_s + own.exchanged.backward_s)
-        columns.computed_backward(self.ground, own.times.backward_s)
+        columns.computed_backward(own.times.backward_s)
         if mode == "recomputed" and self.structure.is_repeated[place]:
             columns.blocked(own.exchanged.forward_s)
-            columns.computed_backward(self.ground, own.times.forward_s)
+            columns.computed_backward(own.times.forward_s)
         _keep(columns, own.kept_bytes, mode)
         if place == len(self.operators) - 1:
             columns.blocked(self.around.fixed_s)
@@ -201,22 +225,72 @@ class _Builder:
 
     def _parameter_factors(self) -> list[Factor]:
         """Costs of parameters, which no mode changes."""
+        sizes = {
+            parameter.name: op.elements(parameter.dims)
+            for op in self.structure.operators
+            for parameter in op.parameters
+        }
+        total = sum(sizes.values())
         factors = []
         for place, own in enumerate(self.operators):
-            op = own.choices.op
-            elements = [op.elements(parameter.dims) for parameter in op.parameters]
-            for slot, parameter in enumerate(op.parameters):
-                forms = storage_forms(op.shape(parameter.dims), self.ground.ranks)
-                waiting = self._add("stored", parameter.name, forms.named)
-                factors.append(self._costs(stored(self.ground, forms), waiting))
-                share = elements[slot] / sum(elements)
-                moved = brought(self.ground, forms, own.choices.parameters[slot])
-                columns = used_beside(
-                    self.ground, moved, own.times.forward_s[None] * share, own.times.backward_s[None] * share
-                )
-                columns.peak_bytes = own.working_bytes[None] + moved.used_bytes
-                factors.append(self._costs(columns, waiting, place))
+            for slot, parameter in enumerate(own.choices.op.parameters):
+                bucket = sizes[parameter.name] / total
+                sharing = self.around.shared.get(parameter.name)
+                if sharing is None:
+                    factors += self._own_parameter(place, slot, bucket)
+                else:
+                    factors += self._shared_parameter(place, slot, bucket, sharing)
         return factors
+
+    def _stored(self, name: str, shape: tuple[int, ...]) -> tuple[int, Forms, Factor]:
+        """A variable for how a parameter is stored, and what that costs."""
+        forms = storage_forms(shape, self.ground.ranks)
+        waiting = self._add("stored", name, forms.named)
+        return waiting, forms, self._costs(stored(self.ground, forms), waiting)
+
+    def _own_parameter(self, place: int, slot: int, bucket: float) -> list[Factor]:
+        """A parameter with one reader."""
+        own = self.operators[place]
+        op = own.choices.op
+        parameter = op.parameters[slot]
+        waiting, forms, storage = self._stored(parameter.name, op.shape(parameter.dims))
+        moved = brought(self.ground, forms, own.choices.parameters[slot], bucket)
+        share = op.elements(parameter.dims) / sum(op.elements(each.dims) for each in op.parameters)
+        forward_s, backward_s = own.times.forward_s[None] * share, own.times.backward_s[None] * share
+        columns = used_beside(self.ground, moved, forward_s, backward_s)
+        columns.peak_bytes = own.working_bytes[None] + moved.used_bytes
+        return [storage, self._costs(columns, waiting, place)]
+
+    def _shared_parameter(self, place: int, slot: int, bucket: float, sharing: Sharing) -> list[Factor]:
+        """One of several readers of a parameter: the first of them decides how it is stored."""
+        own = self.operators[place]
+        op = own.choices.op
+        name, shape = op.parameters[slot].name, op.shape(op.parameters[slot].dims)
+        factors: list[Factor] = []
+        if sharing.used is None:
+            if name not in self.used:
+                among = use_forms(shape, self.ground.ranks)
+                self.used[name] = (self._add("used", name, among.named), among.placements)
+            shared = self.used[name]
+        else:
+            shared = (None, np.array([sharing.used], dtype=np.int64))
+        variable, uses = shared
+        if sharing.is_first(place, slot):
+            waiting, forms, storage = self._stored(name, shape)
+            moved = brought(self.ground, forms, uses, bucket)
+            columns = used_by_all(self.ground, moved, sharing.readers)
+            factors += [storage, self._pair(columns, waiting, variable)]
+        read = used_by_one(self.ground, shape, uses, own.choices.parameters[slot], own.working_bytes)
+        return [*factors, self._pair(read, variable, place)]
+
+    def _pair(self, columns: Columns, first: int | None, second: int | None) -> Factor:
+        """Costs on two variables, of which one may have its choice made: there columns have one row."""
+        variables = tuple(variable for variable in (first, second) if variable is not None)
+        shape = tuple(1 if variable is None else self.sizes[variable] for variable in (first, second))
+        costs = columns.costs(self.ground, shape)
+        return Factor(
+            variables, costs.reshape((*(self.sizes[variable] for variable in variables), costs.shape[-1]))
+        )
 
 
 def _keep(columns: Columns, nbytes: Costs, mode: Mode) -> None:

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from math import log2
 from typing import Any, Protocol
 
 from shardwise.cluster import Cluster, Mesh
-from shardwise.cost.layouts.block import ROLES, LaidBlock, Role, Surroundings, Variable, laid_block
+from shardwise.cost.layouts.block import ROLES, LaidBlock, Role, Sharing, Surroundings, Variable, laid_block
+from shardwise.cost.layouts.forms import Placements
 from shardwise.cost.layouts.ground import Ground, ground_of
+from shardwise.cost.layouts.storage import use_forms
 from shardwise.cost.layouts.structure import Structure, structure_of
 from shardwise.cost.training import Training
-from shardwise.errors import ConfigError
 from shardwise.frontier import Chain, Link
-from shardwise.graph import BlockLayout, GraphLayout, OpGraph
+from shardwise.graph import Block, BlockLayout, GraphLayout, OpGraph
 
 
 class Chosen(Protocol):
@@ -29,14 +31,16 @@ class Chosen(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LaidOut:
-    """All layouts of `graph` on `mesh`: a chain of choices, one link per block, and what its variables are.
+    """All layouts of `graph` on `mesh`: chains of choices, one link per block, and what their variables are.
 
-    `layouts_per_operator` are the numbers of ways to lay out each operator of each block.
+    Where blocks share parameters, each way to bring those to all of their readers is a case with a chain of
+    its own; else there is one case. The variables of all cases are alike.
     """
 
     graph: OpGraph
     mesh: Mesh
-    chain: Chain
+    cases: tuple[Mapping[str, Placements], ...]
+    chains: tuple[Chain, ...]
     variables: tuple[tuple[Variable, ...], ...]
 
     @property
@@ -49,51 +53,89 @@ class LaidOut:
             if variable.role == "rules"
         }
 
-    def layout(self, solution: Sequence[Chosen]) -> GraphLayout:
-        """The layout that a solution of the chain chose, repetitions one by one."""
-        places = [place for place, link in enumerate(self.chain) for _ in range(link.repeat)]
-        return GraphLayout(
-            blocks=tuple(self._block(place, chosen) for place, chosen in zip(places, solution, strict=True))
-        )
-
-    def _block(self, place: int, chosen: Chosen) -> BlockLayout:
-        found: dict[Role, dict[str, Any]] = {role: {} for role in ROLES}
-        for variable, choice in zip(self.variables[place], chosen.choices, strict=True):
-            found[variable.role][variable.name] = variable.options[choice]
-        is_kept = self.chain[place].modes[chosen.mode][0] == "kept"
-        name = self.graph.blocks[place].name
-        return BlockLayout(name=name, mode="kept" if is_kept else "recomputed", **found)
+    def layout(self, solution: Sequence[Chosen], case: int = 0) -> GraphLayout:
+        """The layout that a solution of the chain of `case` chose, repetitions one by one."""
+        chain, shared = self.chains[case], self.cases[case]
+        places = [place for place, link in enumerate(chain) for _ in range(link.repeat)]
+        stored: dict[str, Placements] = {}
+        blocks = []
+        for place, chosen in zip(places, solution, strict=True):
+            found: dict[Role, dict[str, Any]] = {role: {} for role in ROLES}
+            for variable, choice in zip(self.variables[place], chosen.choices, strict=True):
+                found[variable.role][variable.name] = variable.options[choice]
+            block = self.graph.blocks[place]
+            stored |= {name: form for name, form in found["stored"].items() if name in shared}
+            for name in _read_parameters(block) & set(shared):
+                found["stored"][name], found["used"][name] = stored[name], shared[name]
+            is_kept = chain[place].modes[chosen.mode][0] == "kept"
+            blocks.append(BlockLayout(name=block.name, mode="kept" if is_kept else "recomputed", **found))
+        return GraphLayout(blocks=tuple(blocks))
 
 
 def layout_chain(graph: OpGraph, cluster: Cluster, training: Training, mesh: Mesh) -> LaidOut:
     """Every way to lay `graph` out on `mesh`, priced (docs/tracking.md). ConfigError where the devices lack
     the dtype."""
-    _refuse_shared(graph)
     ground = ground_of(cluster, mesh, training)
     structures = structures_of(graph, training)
     fixed_s, fixed_bytes = fixed_costs(ground)
-    laid: list[LaidBlock] = []
-    for structure, following in zip(structures, [*structures[1:], None], strict=True):
-        around = Surroundings(
-            next_keeps_entry=_keeps_entry(structure, following),
-            fixed_s=fixed_s if following is None else 0.0,
-            fixed_bytes=fixed_bytes if following is None else 0.0,
+    cases = shared_cases(graph, mesh.ranks)
+    laid: list[list[LaidBlock]] = []
+    for place, structure in enumerate(structures):
+        is_last = place == len(structures) - 1
+        arounds = [
+            Surroundings(
+                next_keeps_entry=_keeps_entry(structures, place),
+                shared=sharings(graph, place, case),
+                fixed_s=fixed_s if is_last else 0.0,
+                fixed_bytes=fixed_bytes if is_last else 0.0,
+            )
+            for case in cases
+        ]
+        is_alike = not _read_parameters(structure.block) & set(cases[0])
+        first = laid_block(ground, structure, arounds[0])
+        others = arounds[1:]
+        laid.append([first, *(first if is_alike else laid_block(ground, structure, each) for each in others)])
+    chains = tuple(
+        tuple(
+            Link(block.name, own[case].modes, block.repeat)
+            for block, own in zip(graph.blocks, laid, strict=True)
         )
-        laid.append(laid_block(ground, structure, around))
-    links = (Link(block.name, own.modes, block.repeat) for block, own in zip(graph.blocks, laid, strict=True))
-    return LaidOut(graph, mesh, tuple(links), tuple(own.variables for own in laid))
+        for case in range(len(cases))
+    )
+    return LaidOut(graph, mesh, cases, chains, tuple(own[0].variables for own in laid))
 
 
-def _refuse_shared(graph: OpGraph) -> None:
-    seen: set[str] = set()
-    for op in (op for block in graph.blocks for op in block.operators):
-        for parameter in op.parameters:
-            if parameter.name in seen:
-                raise ConfigError(
-                    "is read by several operators, which layouts do not price", key=op.name,
-                    found=parameter.name, allowed="parameters with one reader each",
-                )  # fmt: skip
-            seen.add(parameter.name)
+def _read_parameters(block: Block) -> set[str]:
+    return {parameter.name for op in block.operators for parameter in op.parameters}
+
+
+def shared_cases(graph: OpGraph, ranks: tuple[int, ...]) -> tuple[Mapping[str, Placements], ...]:
+    """Every way to place the parameters that several blocks read, for all of their readers."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    homes: dict[str, set[str]] = {}
+    for block in graph.blocks:
+        for op in block.operators:
+            for parameter in op.parameters:
+                shapes[parameter.name] = op.shape(parameter.dims)
+                homes.setdefault(parameter.name, set()).add(block.name)
+    shared = [name for name, blocks in homes.items() if len(blocks) > 1]
+    forms = [use_forms(shapes[name], ranks).named for name in shared]
+    return tuple(dict(zip(shared, chosen, strict=True)) for chosen in product(*forms))
+
+
+def sharings(graph: OpGraph, place: int, case: Mapping[str, Placements]) -> dict[str, Sharing]:
+    """The parameters of a block that have several readers, there or elsewhere."""
+    readers: dict[str, list[tuple[int, tuple[int, int]]]] = {}
+    for home, block in enumerate(graph.blocks):
+        for at, op in enumerate(block.operators):
+            for slot, parameter in enumerate(op.parameters):
+                readers.setdefault(parameter.name, []).append((home, (at, slot)))
+    found = {}
+    for name, places in readers.items():
+        if len(places) > 1:
+            home, first = places[0]
+            found[name] = Sharing(len(places), first if home == place else None, case.get(name))
+    return found
 
 
 def structures_of(graph: OpGraph, training: Training) -> list[Structure]:
@@ -129,8 +171,8 @@ def fixed_costs(ground: Ground) -> tuple[float, float]:
     return ground.profile.host_step_s + join_s, fixed_bytes / (1.0 + efficiency.fragmentation_ratio)
 
 
-def _keeps_entry(structure: Structure, following: Structure | None) -> bool:
+def _keeps_entry(structures: Sequence[Structure], place: int) -> bool:
     """Whether what comes after a block keeps the block's result: its own repetition, or the next block."""
-    if structure.block.repeat > 1:
-        return structure.keeps_entry
-    return following is not None and following.keeps_entry
+    if structures[place].block.repeat > 1:
+        return structures[place].keeps_entry
+    return place + 1 < len(structures) and structures[place + 1].keeps_entry

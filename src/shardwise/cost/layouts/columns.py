@@ -16,7 +16,7 @@ class Columns:
     """Sums in the making: arrays that broadcast together, in the order of COLUMNS.
 
     A second that nothing can hide adds to both times; a second of backward computation, beside which
-    gradients are summed, adds in full where it hides all of them, else as far as hiding slows it.
+    gradients are summed, adds where it hides all of them, else not: the gradients' own seconds count.
     """
 
     hidden_s: Any = 0.0
@@ -30,20 +30,19 @@ class Columns:
         self.hidden_s = self.hidden_s + seconds
         self.exposed_s = self.exposed_s + seconds
 
-    def computed_backward(self, ground: Ground, seconds: Any) -> None:
+    def computed_backward(self, seconds: Any) -> None:
         """Add computation beside which gradients can be summed."""
         self.hidden_s = self.hidden_s + seconds
-        self.exposed_s = self.exposed_s + (ground.slowdown - 1.0) * seconds
 
-    def hidden_backward(self, ground: Ground, exposed_s: Any, hidden_s: Any) -> None:
+    def hidden_backward(self, exposed_s: Any, hidden_s: Any) -> None:
         """Add communication that runs beside backward computation for `hidden_s`, and adds `exposed_s`: that
         computation hides nothing else."""
         self.hidden_s = self.hidden_s + exposed_s
-        self.exposed_s = self.exposed_s + exposed_s + (2.0 - ground.slowdown) * hidden_s
+        self.exposed_s = self.exposed_s + exposed_s + hidden_s
 
-    def summed_gradients(self, ground: Ground, seconds: Any, overlap: Any) -> None:
+    def summed_gradients(self, seconds: Any, overlap: Any) -> None:
         """Add gradient synchronisation of which the share `overlap` can hide."""
-        self.hidden_s = self.hidden_s + (1.0 - overlap + (ground.slowdown - 1.0) * overlap) * seconds
+        self.hidden_s = self.hidden_s + (1.0 - overlap) * seconds
         self.exposed_s = self.exposed_s + seconds
 
     def costs(self, ground: Ground, shape: tuple[int, ...]) -> Costs:

@@ -65,7 +65,7 @@ def crossed(ground: Ground, edge: Edge, reader: Priced | None, *, is_repeated: b
     forward_s, backward_s = reader.times.forward_s[None] / inputs, reader.times.backward_s[None] / inputs
     there = ground.beside(edge.forward_s, forward_s, reader.overlap[0])
     columns.blocked(there[0])
-    columns.hidden_backward(ground, *ground.beside(edge.backward_s, backward_s, reader.overlap[1]))
+    columns.hidden_backward(*ground.beside(edge.backward_s, backward_s, reader.overlap[1]))
     if is_repeated:
-        columns.hidden_backward(ground, *there)
+        columns.hidden_backward(*there)
     return columns

@@ -64,8 +64,9 @@ class Forms:
 
 def forms_of(shape: tuple[int, ...], ranks: tuple[int, ...], among: tuple[Placement, ...]) -> Forms:
     """All forms with placements `among` these, but those that split a dim into more parts than it has
-    elements."""
-    found = np.array(list(product(among, repeat=len(ranks))), dtype=np.int64)
+    elements; along an axis of one rank everything is whole."""
+    along = [among if size > 1 else (WHOLE,) for size in ranks]
+    found = np.array(list(product(*along)), dtype=np.int64)
     return Forms(shape, ranks, found[_is_fine(shape, ranks, found)])
 
 

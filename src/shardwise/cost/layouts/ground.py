@@ -13,6 +13,7 @@ from shardwise.cost.fabric import Fabric, fabric_of
 from shardwise.cost.layouts.conversions import Conversions, conversions_of
 from shardwise.cost.problem import Machine, attention_kernel, machine_of
 from shardwise.cost.training import Training
+from shardwise.equations import compute
 from shardwise.strategy import Profile
 
 
@@ -20,8 +21,7 @@ from shardwise.strategy import Profile
 class Ground:
     """What all prices of one graph on one mesh share.
 
-    `slowdown` is at most 2: software would not run beside computation what slows it by more. `tables` are
-    the conversions met so far, by shape and bytes of an element.
+    `tables` are the conversions met so far, by shape and bytes of an element.
     """
 
     machine: Machine
@@ -29,7 +29,6 @@ class Ground:
     mesh: Mesh
     fabric: Fabric
     attention: AttentionCurve | None
-    slowdown: float
     tables: dict[tuple[tuple[int, ...], float], Conversions]
 
     @property
@@ -57,8 +56,9 @@ class Ground:
     def beside(self, communication_s: Any, computation_s: Any, share: float) -> tuple[Any, Any]:
         """What communication adds to the computation that runs beside it, and for how long it does so:
         (exposed, hidden)."""
-        hidden_s = np.minimum(share * communication_s, computation_s)
-        return communication_s - hidden_s + (self.slowdown - 1.0) * hidden_s, hidden_s
+        slowdown = self.machine.efficiency.overlap_slowdown
+        exposed_s = compute.exposed_s(communication_s, computation_s, share, slowdown)
+        return exposed_s, np.minimum(share * communication_s, computation_s)
 
 
 def ground_of(cluster: Cluster, mesh: Mesh, training: Training) -> Ground:
@@ -70,6 +70,5 @@ def ground_of(cluster: Cluster, mesh: Mesh, training: Training) -> Ground:
         mesh=mesh,
         fabric=fabric_of(machine),
         attention=attention_kernel(machine.efficiency, training.profile),
-        slowdown=min(machine.efficiency.overlap_slowdown, 2.0),
         tables={},
     )

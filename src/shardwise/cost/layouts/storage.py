@@ -9,6 +9,7 @@ import numpy as np
 
 from shardwise.cost.layouts.columns import Columns
 from shardwise.cost.layouts.conversions import move_s
+from shardwise.cost.layouts.edges import edge_of
 from shardwise.cost.layouts.forms import Forms, Integers, Values, forms_of, gradient_forms, value_forms
 from shardwise.cost.layouts.ground import Ground
 from shardwise.cost.sync import PREFETCHED_LAYERS, update_bytes
@@ -53,51 +54,85 @@ class Brought:
     """Bringing a parameter from each form in which it is stored to each in which it is used, (S, U).
 
     `gather_s` before a use, `sync_s` for its gradient, `update_s` once per step for weights whose states are
-    split; `sync_overlap` is the share of the gradient's that can hide. `used_bytes` are copies beside what is
-    stored: whole weights, of this use and the next, and a whole gradient.
+    split. `used_bytes` are copies beside what is stored: whole weights, of this use and the next, and a whole
+    gradient.
     """
 
     gather_s: Values
     sync_s: Values
     update_s: Values
-    sync_overlap: Values
     used_bytes: Values
 
 
-def brought(ground: Ground, forms: Forms, uses: Integers) -> Brought:
-    """From `forms` (S) to placements `uses` (U, axes)."""
+def brought(ground: Ground, forms: Forms, uses: Integers, bucket: float) -> Brought:
+    """From `forms` (S) to placements `uses` (U, axes).
+
+    Software moves the parameters of a block together: this one bears what it is, the share `bucket`, of the
+    time of moving all of them as it is moved.
+    """
     recipe, mesh = ground.machine.recipe, ground.mesh
     waiting, used = forms.placements[:, None], uses[None]
 
     def seconds(element_bytes: float, start: Integers, end: Integers) -> Values:
-        return move_s(ground.fabric, mesh, forms.shape, element_bytes, start, end)
+        return bucket * move_s(ground.fabric, mesh, forms.shape, element_bytes / bucket, start, end)
 
     gather_s = seconds(recipe.weight_bytes, value_forms(waiting), value_forms(used))
     sync_s = seconds(recipe.gradient_bytes, gradient_forms(used), waiting)
     update_s = seconds(recipe.weight_bytes, waiting, value_forms(waiting)) + 0.0 * gather_s
     in_use = forms.local_elements(value_forms(used)) + 0.0 * gather_s
     is_other = in_use != forms.local_elements(value_forms(waiting))
-    profile = ground.profile
     return Brought(
         gather_s=gather_s,
         sync_s=sync_s,
         update_s=update_s,
-        sync_overlap=np.where(gather_s > 0.0, profile.shard_overlap, profile.data_overlap),
         used_bytes=np.where(gather_s > 0.0, PREFETCHED_LAYERS * recipe.weight_bytes * in_use, 0.0)
         + np.where(is_other, recipe.gradient_bytes * in_use, 0.0),
     )
 
 
 def used_beside(ground: Ground, moved: Brought, forward_s: Any, backward_s: Any) -> Columns:
-    """Costs of one use, whose gathers hide beside `forward_s` and `backward_s` of its reader's computation.
+    """Costs of one use, beside `forward_s` and `backward_s` of its reader's computation.
 
-    They are gathered while the reader before is at work; what is gathered once per step, before the first
-    use, hides beside the forward pass too.
+    Sharded weights are gathered beside the forward pass and one half of the backward pass, their gradients
+    scattered beside the other half. Gradients of weights that are stored whole are summed beside any backward
+    computation of the step; what others updated is gathered beside the next forward pass.
     """
     columns = Columns()
     profile = ground.profile
+    is_sharded = moved.gather_s > 0.0
+    half_s = backward_s / 2.0
     columns.blocked(ground.beside(moved.gather_s, forward_s, profile.shard_overlap)[0])
-    columns.hidden_backward(ground, *ground.beside(moved.gather_s, backward_s, profile.shard_overlap))
-    columns.blocked(ground.beside(moved.update_s, forward_s, profile.data_overlap)[0])
-    columns.summed_gradients(ground, moved.sync_s, moved.sync_overlap)
+    columns.hidden_backward(*ground.beside(moved.gather_s, half_s, profile.shard_overlap))
+    scattered_s = np.where(is_sharded, moved.sync_s, 0.0)
+    columns.hidden_backward(*ground.beside(scattered_s, half_s, profile.shard_overlap))
+    columns.summed_gradients(np.where(is_sharded, 0.0, moved.sync_s), profile.data_overlap)
+    columns.blocked(moved.update_s - np.minimum(profile.data_overlap * moved.update_s, forward_s))
+    return columns
+
+
+def used_by_all(ground: Ground, moved: Brought, readers: int) -> Columns:
+    """Costs (S, U) of bringing a parameter to one place for several readers, for each of them in both passes,
+    and of its one gradient, which may hide."""
+    columns = Columns(peak_bytes=moved.used_bytes)
+    profile = ground.profile
+    columns.blocked(2.0 * readers * moved.gather_s + moved.update_s)
+    overlap = np.where(moved.gather_s > 0.0, profile.shard_overlap, profile.data_overlap)
+    columns.summed_gradients(moved.sync_s, overlap)
+    return columns
+
+
+def used_by_one(
+    ground: Ground, shape: tuple[int, ...], shared: Integers, own: Integers, working_bytes: Values
+) -> Columns:
+    """Costs (U, K) of one of several readers: from where a parameter lies for all, `shared` (U, axes), to
+    where this one reads it, `own` (K, axes), in both passes, and of its gradient back."""
+    recipe = ground.machine.recipe
+    edge = edge_of(
+        ground, shape, shared, own, needs_gradient=True,
+        value_bytes=recipe.weight_bytes, gradient_bytes=recipe.gradient_bytes,
+    )  # fmt: skip
+    columns = Columns()
+    columns.blocked(2.0 * edge.forward_s + edge.backward_s)
+    copy = edge.end_bytes * (1.0 + recipe.gradient_bytes / recipe.weight_bytes)
+    columns.peak_bytes = np.where(edge.is_same, 0.0, working_bytes[None] + copy)
     return columns

@@ -35,6 +35,11 @@ class Ledger:
         self.seconds[what] += seconds
         self.computed_s += seconds
 
+    def sum_gradient(self, seconds: float, overlap: float) -> None:
+        """Seconds of a gradient's summation, of which so large a share can hide."""
+        self.summed_s += seconds
+        self.hideable_s += overlap * seconds
+
     def need(self, nbytes: float) -> None:
         """Bytes that one moment of the block needs."""
         self.peak_bytes = max(self.peak_bytes, nbytes)
@@ -44,7 +49,8 @@ class Ledger:
         self.most_bytes = max(self.most_bytes, self.again_bytes + self.peak_bytes)
         self.again_bytes = self.peak_bytes = 0.0
 
-    def step_s(self, slowdown: float) -> float:
-        """All seconds, and as many of the gradients' as do not hide; hiding slows what hides them."""
-        hidden_s = min(self.hideable_s, self.computed_s - self.busy_s)
-        return sum(self.seconds.values()) + self.summed_s - hidden_s + (slowdown - 1.0) * hidden_s
+    def step_s(self) -> float:
+        """All seconds, and as many of the gradients' as do not hide."""
+        return (
+            sum(self.seconds.values()) + self.summed_s - min(self.hideable_s, self.computed_s - self.busy_s)
+        )

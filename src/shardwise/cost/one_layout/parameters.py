@@ -5,18 +5,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from shardwise.cost.one_layout.ledger import Ledger
-from shardwise.cost.one_layout.rank import Placements, Rank, gradient_held, owned_held, value_held
+from shardwise.cost.one_layout.rank import Held, Placements, Rank, gradient_held, owned_held, value_held
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Use:
     """A parameter at one of its readers: how it is stored and used, the `share` of the reader's computation
-    beside which its traffic runs, and what the reader needs while it works."""
+    beside which its traffic runs, and what the reader needs while it works. Parameters of a block travel
+    together: this one is the share `bucket` of a message as long as all of them."""
 
     shape: tuple[int, ...]
     stored: Placements
     used: Placements
     share: float
+    bucket: float
     forward_s: float
     backward_s: float
     working_bytes: float
@@ -52,23 +54,27 @@ def _whole_bytes(rank: Rank, use: Use, used: Placements, is_gathered: bool) -> f
     return nbytes
 
 
+def _moved_s(
+    rank: Rank, use: Use, element_bytes: float, start: tuple[Held, ...], end: tuple[Held, ...]
+) -> float:
+    """Its part of the time of the block's message."""
+    return use.bucket * rank.bring_s(use.shape, element_bytes / use.bucket, start, end)
+
+
 def _gather_s(rank: Rank, use: Use, used: Placements) -> float:
     weight_bytes = rank.machine.recipe.weight_bytes
-    return rank.bring_s(use.shape, weight_bytes, value_held(use.stored), value_held(used))
+    return _moved_s(rank, use, weight_bytes, value_held(use.stored), value_held(used))
 
 
-def _sum_gradient(rank: Rank, ledger: Ledger, use: Use, used: Placements, *, is_gathered: bool) -> None:
+def _gradient_s(rank: Rank, use: Use, used: Placements) -> float:
     gradient_bytes = rank.machine.recipe.gradient_bytes
-    summed_s = rank.bring_s(use.shape, gradient_bytes, gradient_held(used), owned_held(use.stored))
-    overlap = rank.profile.shard_overlap if is_gathered else rank.profile.data_overlap
-    ledger.summed_s += summed_s
-    ledger.hideable_s += overlap * summed_s
+    return _moved_s(rank, use, gradient_bytes, gradient_held(used), owned_held(use.stored))
 
 
 def _update_s(rank: Rank, use: Use) -> float:
     """Gathering the weights that others updated."""
     weight_bytes = rank.machine.recipe.weight_bytes
-    return rank.bring_s(use.shape, weight_bytes, owned_held(use.stored), value_held(use.stored))
+    return _moved_s(rank, use, weight_bytes, owned_held(use.stored), value_held(use.stored))
 
 
 def _beside_s(rank: Rank, seconds: float, computed_s: float, overlap: float) -> tuple[float, float]:
@@ -77,15 +83,23 @@ def _beside_s(rank: Rank, seconds: float, computed_s: float, overlap: float) -> 
 
 
 def use_alone(rank: Rank, ledger: Ledger, use: Use) -> None:
-    """The only reader: its weights come beside the computation of both of its passes."""
-    gather_s = _gather_s(rank, use, use.used)
+    """The only reader: its weights come beside its forward pass and half of its backward pass, gradients of
+    sharded ones leave beside the other half; others are summed beside any backward computation."""
+    gather_s, gradient_s = _gather_s(rank, use, use.used), _gradient_s(rank, use, use.used)
     shard_overlap, data_overlap = rank.profile.shard_overlap, rank.profile.data_overlap
-    there_s, _ = _beside_s(rank, gather_s, use.share * use.forward_s, shard_overlap)
-    back_s, busy_s = _beside_s(rank, gather_s, use.share * use.backward_s, shard_overlap)
-    updated_s, _ = _beside_s(rank, _update_s(rank, use), use.share * use.forward_s, data_overlap)
-    ledger.spend("gathers", there_s + back_s + updated_s)
+    forward_s, half_s = use.share * use.forward_s, use.share * use.backward_s / 2.0
+    there_s, _ = _beside_s(rank, gather_s, forward_s, shard_overlap)
+    back_s, busy_s = _beside_s(rank, gather_s, half_s, shard_overlap)
+    update_s = _update_s(rank, use)
+    update_s -= min(data_overlap * update_s, forward_s)
+    ledger.spend("gathers", there_s + back_s + update_s)
     ledger.busy_s += busy_s
-    _sum_gradient(rank, ledger, use, use.used, is_gathered=gather_s > 0.0)
+    if gather_s > 0.0:
+        scattered_s, busy_s = _beside_s(rank, gradient_s, half_s, shard_overlap)
+        ledger.spend("gradients", scattered_s)
+        ledger.busy_s += busy_s
+    else:
+        ledger.sum_gradient(gradient_s, data_overlap)
     ledger.need(use.working_bytes + _whole_bytes(rank, use, use.used, gather_s > 0.0))
 
 
@@ -96,7 +110,8 @@ def use_shared(rank: Rank, ledger: Ledger, use: Use, shared: Placements, *, read
     if readers:
         gather_s = _gather_s(rank, use, shared)
         ledger.spend("gathers", 2.0 * readers * gather_s + _update_s(rank, use))
-        _sum_gradient(rank, ledger, use, shared, is_gathered=gather_s > 0.0)
+        overlap = rank.profile.shard_overlap if gather_s > 0.0 else rank.profile.data_overlap
+        ledger.sum_gradient(_gradient_s(rank, use, shared), overlap)
         ledger.need(_whole_bytes(rank, use, shared, gather_s > 0.0))
     start, end = value_held(shared), value_held(use.used)
     there_s = rank.bring_s(use.shape, recipe.weight_bytes, start, end)

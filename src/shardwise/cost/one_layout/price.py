@@ -64,9 +64,9 @@ def _total(rank: Rank, ledger: Ledger) -> LayoutPrice:
     efficiency = rank.machine.efficiency
     ledger.spend("host", rank.profile.host_step_s)
     ledger.spend("norm", 2.0 * log2(rank.mesh.devices) * rank.machine.tiers[-1].latency_s)
-    time_s = ledger.step_s(rank.slowdown)
+    time_s = ledger.step_s()
     seconds = dict(ledger.seconds)
-    seconds["gradients"] = time_s - sum(ledger.seconds.values())
+    seconds["gradients"] = seconds.get("gradients", 0.0) + time_s - sum(ledger.seconds.values())
     nbytes = {**ledger.held, "temporaries": ledger.most_bytes}
     nbytes["fragmentation"] = sum(nbytes.values()) * efficiency.fragmentation_ratio
     communicators = 1 + sum(axis.size > 1 for axis in rank.mesh.axes)
@@ -118,6 +118,12 @@ class _OneBlock:
         self.at: dict[str, _At] = {}
         self.again = self._made_again()
         self.met: set[str] = set()
+        weights = {
+            parameter.name: op.elements(parameter.dims)
+            for op in block.operators
+            for parameter in op.parameters
+        }
+        self.elements = sum(weights.values())
 
     def _reads(self, name: str) -> list[tuple[OpNode, int]]:
         return [
@@ -319,6 +325,7 @@ class _OneBlock:
                 stored=self.lies.stored[parameter.name],
                 used=tuple(rule.parameters[slot] for rule in rules),
                 share=elements[slot] / sum(elements),
+                bucket=elements[slot] / self.elements,
                 forward_s=seconds.forward_s,
                 backward_s=seconds.backward_s,
                 working_bytes=working,

@@ -65,7 +65,7 @@ class Rank:
     @property
     def slowdown(self) -> float:
         """How much computation is slowed by what runs beside it."""
-        return min(2.0, self.machine.efficiency.overlap_slowdown)
+        return self.machine.efficiency.overlap_slowdown
 
     @property
     def fused_attention(self) -> AttentionCurve | None:
