@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Callable
 from dataclasses import replace
 from math import inf
@@ -227,7 +228,9 @@ def test_the_card_says_the_same_within_its_columns(
 ) -> None:
     ran = run(*CORE, *more, *limit)
     assert (ran.code, ran.err) == (0, "")
-    assert max(map(len, ran.out.splitlines())) <= WIDTH
+    card, _, commands = ran.out.partition(" next ")
+    assert max(map(len, card.splitlines())) <= WIDTH
+    assert commands.count("shardwise frontier") == 2
     document = answer(run, *CORE, *more, *limit)
     assert f"{len(document['points'])} points" in ran.out
     assert "exact; --epsilon would allow 0.10 %" in ran.out
@@ -342,3 +345,16 @@ def test_half_a_frontier_is_none(run: Run, tmp_path: Path, monkeypatch: pytest.M
     ran = run(*CORE, "--save", str(tmp_path / "plans"), "--json")
     assert (ran.code, ran.out, ran.err) == (130, "", "shardwise: error: interrupted\n")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_next_commands_can_be_copied(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    ran = run(*CORE, "--mode", "devices", "--memory-limit", "3GiB", "--devices", "1,2")
+    commands = ran.out.partition(" next ")[2].strip().splitlines()
+    for command in commands:
+        again = run(*shlex.split(command)[1:], "--json")
+        assert again.code == 0
+        assert json.loads(again.out)["mode"] == "devices"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["frontier", "frontier.html"]
+    # What was asked for already is not proposed again.
+    assert " next " not in run(*CORE, "--plot", "plot.svg", "--save", "plans").out

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import ceil, inf, isfinite
 from typing import TypeVar
 
+from shardwise.app.cli.answer import question_words
+from shardwise.app.cli.card import next_lines
 from shardwise.app.cli.frontier.document import Found, frontier_document, point_document
 from shardwise.app.cli.frontier.picture import plot_of
 from shardwise.app.cli.frontier.saved import check_folder, save
@@ -87,7 +90,25 @@ def frontier(options: JobOptions, wanted: FrontierOptions) -> Output:
     if "cost" in asked.objectives:
         require_prices(request.cluster)
     subject = StrategySubject(request, question)
-    return answered(subject, asked, wanted, inputs=inputs)
+    return answered(subject, asked, wanted, inputs=inputs, next_commands=_next_commands(options, wanted))
+
+
+def _next_commands(options: JobOptions, wanted: FrontierOptions) -> tuple[str, ...]:
+    """The same question with a picture, and with its plans, where they were not asked for."""
+    given = (
+        ("--mode", wanted.mode, "time"),
+        ("--memory-limit", wanted.memory_limit, None),
+        ("--devices", wanted.devices, None),
+        ("--objectives", wanted.objectives, "time,memory"),
+        ("--space", wanted.space, "default"),
+        ("--fix", wanted.fix, ""),
+    )
+    words = ["shardwise frontier", *question_words(options)]
+    for name, value, plain in given:
+        if value is not None and value != plain:
+            words += [name, shlex.quote(value)]
+    more = ((wanted.plot, "--plot frontier.html"), (wanted.save, "--save frontier"))
+    return tuple(" ".join((*words, option)) for value, option in more if value is None)
 
 
 def read_asked(wanted: FrontierOptions) -> Asked:
@@ -150,7 +171,12 @@ def require_prices(cluster: Cluster) -> None:
 
 
 def answered(
-    subject: Subject[LayoutT], asked: Asked, wanted: FrontierOptions, *, inputs: Sequence[str]
+    subject: Subject[LayoutT],
+    asked: Asked,
+    wanted: FrontierOptions,
+    *,
+    inputs: Sequence[str],
+    next_commands: Sequence[str] = (),
 ) -> Output:
     """The answer about any subject."""
     sizes = subject.curves.sizes
@@ -191,7 +217,7 @@ def answered(
         talk.append(f"wrote {wanted.plot}")
     if wanted.is_json:
         return Output(document=frontier_document(subject, found), talk=talk)
-    return Output(lines=list(_lines(subject, found)), talk=talk)
+    return Output(lines=[*_lines(subject, found), *next_lines(next_commands)], talk=talk)
 
 
 def _ranges(sizes: Sequence[int]) -> str:
@@ -236,7 +262,6 @@ def _lines(subject: Subject[LayoutT], found: Found[LayoutT]) -> Iterator[Line]:
         curve = next(curve for curve in found.curves if curve.devices == found.pick.devices)
         yield from curve_table(subject, curve, found.pick)
     yield from subject.proof(found.curves)
-    yield ()
 
 
 def _listed(found: Found[LayoutT]) -> str:
