@@ -137,7 +137,7 @@ def test_more_expert_parallelism_holds_fewer_experts_and_sends_tokens(routed: Pr
     assert rising(held(found, "parameters"))
     sent = parts(found, "expert_communication")
     assert sent[-1] == 0.0 and rising([-seconds for seconds in sent[1:]])
-    assert sent[0] > 2.0 * sent[1]  # between nodes
+    assert sent[0] > 1.05 * sent[1]  # between nodes, though a token goes to the other node once
 
 
 @varies("etp")

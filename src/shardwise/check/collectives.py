@@ -95,7 +95,7 @@ def all_reduce_s(fabric: Fabric, nbytes: Column, group: Sizes) -> Column:
     return np.minimum(np.minimum(2 * crossed.ring_s, trees), switched) + crossed.start_s
 
 
-def all_to_all_s(fabric: Fabric, nbytes: Column, group: Sizes, copies: float) -> Column:
+def all_to_all_s(fabric: Fabric, nbytes: Column, group: Sizes, copies: Column) -> Column:
     """Every rank sends `nbytes` in all, of which beyond the innermost tier the share `copies`."""
     crossed = _crossed(fabric, nbytes, group)
     below: Column = 1

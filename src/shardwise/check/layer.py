@@ -187,7 +187,11 @@ def _routing_s(place: Place, fabric: Fabric, groups: Groups, shape: BlockShape) 
     if experts is None or not any(isinstance(operator, GroupedMatmul) for operator in shape.operators):
         return 0.0 * place.tokens
     routed = place.hidden_bytes("routed")
-    copies = min(1.0, experts.groups_per_token / experts.top_k) if experts.groups > 1 else 1.0
+    parts = np.prod(np.array(np.broadcast_arrays(*groups.expert[1:], 1)), axis=0)
+    missed = (1 - 1 / parts) ** experts.top_k
+    copies = parts * (1 - missed) / experts.top_k
+    if experts.groups > 1:
+        copies = np.minimum(copies, experts.groups_per_token / experts.top_k)
     spread = 2 * all_to_all_s(fabric, routed / rows.etp, groups.expert, copies)
     split = 2 * pass_s(fabric, routed, groups.expert_tensor)
     whole = pass_s(fabric, place.hidden_bytes("tokens"), groups.tensor)

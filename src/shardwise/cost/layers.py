@@ -15,7 +15,7 @@ import numpy as np
 from shardwise.cost.fabric import Fabric, Groups, fabric_of, groups_of
 from shardwise.cost.operators import UNFUSED_SCORE_BYTES, element_bytes, operator_times, rows_of, width_of
 from shardwise.cost.problem import Problem
-from shardwise.equations import compute
+from shardwise.equations import comm, compute
 from shardwise.model import Experts
 from shardwise.operators import Attention, GroupedMatmul, Lookup, Loss, Matmul, Operator, Pointwise, Weight
 
@@ -466,16 +466,20 @@ def _context_s(
 def _expert_s(problem: Problem, table: Any, groups: Groups, fabric: Fabric, experts: Experts) -> Any:
     """Dispatch to and combine from the experts: two all-to-alls over ep, and joining over etp.
 
-    Every tp rank sends its share of the tokens, `top_k` copies each, as unevenly as the imbalance says; under
-    node-limited routing a token crosses to at most `groups_per_token` nodes (DeepSeek-V3, section 2.1.2).
+    Every tp rank sends its share of the tokens, `top_k` copies each, as unevenly as the imbalance says.
+    Beyond the innermost tier a token goes once to each part of the group that holds some of its experts, and
+    spreads there (DeepSeek-V3, section 3.2.2); under node-limited routing these are at most
+    `groups_per_token`.
     Without sequence parallelism the result is gathered over tp again.
     """
     routed_bytes = (
         rows_of(problem, table, "routed", experts) * problem.model.hidden * problem.recipe.activation_bytes
     )
     sent_bytes = routed_bytes / table.etp
-    copies = min(1.0, experts.groups_per_token / experts.top_k) if experts.groups > 1 else 1.0
-    exchange_s = 2.0 * fabric.all_to_all_s(sent_bytes, groups.expert, copies)
+    reached = comm.groups_reached(comm.group_size(groups.expert[1:]), experts.top_k)
+    if experts.groups > 1:
+        reached = np.minimum(reached, experts.groups_per_token)
+    exchange_s = 2.0 * fabric.all_to_all_s(sent_bytes, groups.expert, reached / experts.top_k)
     join_s = 2.0 * fabric.pass_s(routed_bytes, groups.expert_tensor)
     whole_s = fabric.pass_s(_hidden_bytes(problem, table, "tokens"), groups.tensor)
     return (

@@ -126,7 +126,7 @@ def all_to_all_s(
 
     On tier t a rank sends the share of B whose receivers lie in its tier-t group but not in its tier-(t-1)
     group: B * copies[t] * (size_t - 1) * prod(sizes below) / n. `copies[t]` is 1, or less where one copy that
-    crosses the tier serves several receivers behind it (node-limited routing: DeepSeek-V3, section 2.1.2).
+    crosses the tier serves several receivers behind it (dispatch by nodes: DeepSeek-V3, section 3.2.2).
     Tiers work at the same time; the latency of the outermost tier crossed is paid once.
     """
     n = group_size(sizes)
@@ -136,3 +136,8 @@ def all_to_all_s(
         slowest_s = np.maximum(slowest_s, nbytes * copy * (size - 1) * below / n / bw_bytes_per_s)
         below = below * size
     return flat_ring_alpha_s(sizes, alphas_s) + slowest_s
+
+
+def groups_reached(groups: Quantity, drawn: Quantity) -> Quantity:
+    """In how many of G equal groups k members lie that are drawn evenly, expected: G (1 - (1 - 1/G)^k)."""
+    return groups * (1.0 - (1.0 - 1.0 / groups) ** drawn)

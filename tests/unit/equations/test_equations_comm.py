@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -136,6 +137,24 @@ def test_an_all_reduce_takes_the_fastest_way(
 def test_all_to_all(sizes: list[int], copies: list[float], expected: float) -> None:
     found = comm.all_to_all_s(120.0, sizes, ALPHAS_S, RATES, copies)
     assert found == pytest.approx(expected, rel=1e-14)
+
+
+@pytest.mark.parametrize(
+    ("groups", "drawn", "expected"),
+    [
+        (1, 5, 1.0),
+        (4, 1, 1.0),
+        (2, 2, 1.5),  # the same twice in half of the cases
+        (3, 2, 5 / 3),
+        (4, 8, 4 * (1 - 0.75**8)),
+    ],
+)
+def test_groups_that_draws_reach(groups: int, drawn: int, expected: float) -> None:
+    assert comm.groups_reached(groups, drawn) == pytest.approx(expected, rel=1e-14)
+    draws = itertools.product(range(groups), repeat=drawn)
+    if groups**drawn < 100:
+        counts = [len(set(draw)) for draw in draws]
+        assert sum(counts) / len(counts) == pytest.approx(expected, rel=1e-14)
 
 
 def test_all_to_all_over_three_tiers_counts_all_ranks_within() -> None:
