@@ -17,6 +17,9 @@ EVEN = {
 UNEVEN = EVEN | {"b": 3, "s": 5, "t": 5, "k": 5, "n": 7, "h": 6, "g": 3, "v": 7, "r": 6, "e": 2, "m": 12}
 
 
+SMALL_MAPS = EVEN | {"b": 2, "c": 2, "o": 2, "x": 4, "y": 4}
+
+
 def _common(sizes: dict[str, int]) -> dict[str, OpNode]:
     """Operators for any sizes."""
     return {
@@ -95,7 +98,7 @@ def _spatial() -> dict[str, OpNode]:
     """Operators with windows, whose rows and windows are split evenly."""
     return {
         "convolution": operator(
-            "convolution", "b c x y -> b o x y", EVEN, parameters="o c i j, o", padding=1
+            "convolution", "b c x y -> b o x y", SMALL_MAPS, parameters="o c i j, o", padding=1
         ),
         "strided convolution": operator(
             "convolution", "b c x -> b o p", EVEN, parameters="o c i", stride=2, padding=1
@@ -127,18 +130,20 @@ def _spatial() -> dict[str, OpNode]:
     }
 
 
-def _elementwise() -> dict[str, OpNode]:
+def _elementwise(sizes: dict[str, int]) -> dict[str, OpNode]:
     """Every function, of operands with different dims."""
     operands = ("b n", "b n, n", "n, b n, b n")
     return {
-        name: operator("elementwise", f"{operands[len(slopes) - 1]} -> b n", UNEVEN, function=name)
+        name: operator("elementwise", f"{operands[len(slopes) - 1]} -> b n", sizes, function=name)
         for name, (_, slopes) in ELEMENT_FUNCTIONS.items()
     }
 
+
+EVEN_INSTANCES: Mapping[str, OpNode] = {**_common(EVEN), **_spatial(), **_elementwise(EVEN)}
 
 INSTANCES: Mapping[str, OpNode] = {
     **_common(EVEN),
     **{f"{name}, uneven": op for name, op in _common(UNEVEN).items()},
     **_spatial(),
-    **_elementwise(),
+    **_elementwise(UNEVEN),
 }

@@ -47,6 +47,11 @@ def tensors_of(op: OpNode, seed: int) -> list[Array]:
     return arrays
 
 
+def without_gradient(op: OpNode) -> int | None:
+    """The operand that has none: an index, a condition."""
+    return 0 if op.attributes.get("function") == "where" else INTEGERS.get(op.kind)
+
+
 def operands_of(op: OpNode) -> list[tuple[str, ...]]:
     return [*(operand.dims for operand in op.inputs), *(parameter.dims for parameter in op.parameters)]
 
@@ -176,13 +181,11 @@ def swapped(
     op: OpNode, placements: tuple[Placement, ...], *, are_inputs: bool
 ) -> list[tuple[Placement, ...]]:
     """The same with one that is not split wrong; what has no gradient has no wrong one."""
-    without_gradient = {"embedding": 0, "cross_entropy": 1}.get(op.kind)
-    if op.attributes.get("function") == "where":
-        without_gradient = 0
+    without = without_gradient(op)
     return [
         (*placements[:at], SWAP[placement], *placements[at + 1 :])
         for at, placement in enumerate(placements)
-        if placement in SWAP and not (are_inputs and at == without_gradient)
+        if placement in SWAP and not (are_inputs and at == without)
     ]
 
 

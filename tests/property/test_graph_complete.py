@@ -1,0 +1,144 @@
+"""No rule is missing: of all placements of all tensors along an axis of two ranks, those that are right
+without a word between the ranks are those of the rules.
+
+Every candidate is carried out: dims that are divided, at most two together (those of no common tensor),
+tensors with such a dim split along it, each other tensor whole, whole with a summed gradient, or a partial
+sum. A tensor that a rule splits may also be whole with a summed gradient, as cutting it costs nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import combinations, product
+
+import numpy as np
+import pytest
+from tests.property.op_instances import EVEN_INSTANCES
+from tests.property.test_graph_kinds import carried_out, operands_of, whole, without_gradient
+
+from shardwise.graph import PARTIAL, WHOLE, WHOLE_SUMMED, OpNode, Placement, Rule, rules_of, shard
+
+RANKS = 2
+UNSPLIT = (WHOLE, WHOLE_SUMMED, PARTIAL)
+
+Layout = tuple[Placement, ...]
+"""Placements of inputs, parameters and output."""
+
+ZEROS = "some groups alone, zeros elsewhere: the same work as splitting outputs by groups"
+WHOLE_ROWS = "windows of a whole input: rules have parts of it instead, with rows of neighbours"
+TWO_RANKS = "two ranks need no rows of each other, more do"
+
+KNOWN_EXTRA = {
+    "grouped convolution": ZEROS,
+    "windowed attention of grouped heads": ZEROS,
+    "rotary": "tables of angles as partial sums: they are given whole",
+    "strided convolution": WHOLE_ROWS,
+    "valid convolution": WHOLE_ROWS,
+    "overlapping maxima": WHOLE_ROWS,
+    "averages of windows": WHOLE_ROWS,
+    "adaptive averages of unequal windows": TWO_RANKS,
+}
+"""Operators with layouts that are right and not among the rules, with the reason."""
+
+
+def candidates(op: OpNode) -> Iterator[Rule]:
+    """Every layout whose shapes can meet, as a rule without exchanges."""
+    tensors = (*operands_of(op), op.output)
+    even = [dim for dim, size in op.dims.items() if size % RANKS == 0]
+    for divided in (*combinations(even, 0), *combinations(even, 1), *combinations(even, 2)):
+        if any(set(divided) <= set(dims) for dims in tensors) and len(divided) > 1:
+            continue
+        choices = [
+            [shard(at) for at, dim in enumerate(dims) if dim in divided] or UNSPLIT for dims in tensors
+        ]
+        for placements in product(*choices):
+            inputs = len(op.inputs)
+            yield Rule(
+                name=f"divided {divided}",
+                split=None,
+                inputs=placements[:inputs],
+                parameters=placements[inputs:-1],
+                output=placements[-1],
+                units=RANKS,
+            )
+
+
+def layout_of(op: OpNode, rule: Rule) -> Layout:
+    """A rule's placements; what has no gradient has no summed one."""
+    placements = [*rule.inputs, *rule.parameters, rule.output]
+    at = without_gradient(op)
+    if at is not None and placements[at] == WHOLE_SUMMED:
+        placements[at] = WHOLE
+    return tuple(placements)
+
+
+def is_asked(op: OpNode, rule: Rule, known: set[Layout]) -> bool:
+    """Indices have no partial sums; a parameter is one only where some rule has it so: where it is stored it
+    is whole, and to read it as a partial sum is to waste all ranks but one."""
+    at = without_gradient(op)
+    if at is not None and rule.inputs[at] == PARTIAL:
+        return False
+    first = len(op.inputs)
+    return all(
+        placement != PARTIAL or any(layout[place] == PARTIAL for layout in known)
+        for place, placement in enumerate(rule.parameters, first)
+    )
+
+
+def is_right(op: OpNode, rule: Rule) -> bool:
+    expected, expected_gradients = whole(op)
+    try:
+        output, gradients, calls = carried_out(op, [rule], [RANKS])
+    except (AssertionError, ValueError, IndexError):
+        return False  # copies that differ, shapes that do not meet, rows or elements that a rank has not
+    assert not calls
+    pairs = [(output, expected), *zip(gradients, expected_gradients, strict=True)]
+    return all(
+        ours.shape == theirs.shape and np.allclose(ours, theirs, rtol=1e-7, atol=1e-7)
+        for ours, theirs in pairs
+    )
+
+
+def known_layouts(op: OpNode) -> set[Layout]:
+    return {layout_of(op, rule) for rule in rules_of(op) if not rule.exchanges}
+
+
+def right_layouts(op: OpNode) -> set[Layout]:
+    known = known_layouts(op)
+    asked = (rule for rule in candidates(op) if is_asked(op, rule, known))
+    return {layout_of(op, rule) for rule in asked if is_right(op, rule)}
+
+
+def unexplained(right: set[Layout], known: set[Layout]) -> set[Layout]:
+    return right - {cut for layout in known for cut in cuttings(layout)}
+
+
+@pytest.mark.parametrize("name", EVEN_INSTANCES)
+def test_no_rule_is_missing(name: str) -> None:
+    op = EVEN_INSTANCES[name]
+    known, right = known_layouts(op), right_layouts(op)
+    assert {layout for layout in known if is_even(op, layout)} <= right
+    extra = unexplained(right, known)
+    assert bool(extra) == (name in KNOWN_EXTRA), extra
+
+
+@pytest.mark.parametrize("name", ["linear", "sum of three", "attention", "reshape to heads"])
+def test_a_rule_left_out_is_missed(name: str) -> None:
+    op = EVEN_INSTANCES[name]
+    known, right = known_layouts(op), right_layouts(op)
+    for layout in known:
+        assert unexplained(right, known - {layout}) == {layout}
+
+
+def cuttings(layout: Layout) -> Iterator[Layout]:
+    """The layout, and those with some of what it reads in parts whole instead."""
+    choices = [(place, WHOLE_SUMMED) if place >= 0 else (place,) for place in layout[:-1]]
+    for operands in product(*choices):
+        yield (*operands, layout[-1])
+
+
+def is_even(op: OpNode, layout: Layout) -> bool:
+    tensors = (*operands_of(op), op.output)
+    return all(
+        place < 0 or op.dims[dims[place]] % RANKS == 0 for dims, place in zip(tensors, layout, strict=True)
+    )
