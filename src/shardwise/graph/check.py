@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from math import prod
 
 from shardwise.errors import ConfigError
 from shardwise.graph.operator import check_op
@@ -12,6 +13,9 @@ from shardwise.graph.sizes import CONSTANT, Growth
 from shardwise.inputs import nearest, shown
 
 Shape = tuple[int, ...]
+
+MAX_ITERATIONS = 10**40
+"""Of one operator: beyond what anything computes, and far below what a float cannot hold."""
 
 
 def check_graph(graph: OpGraph) -> None:
@@ -113,6 +117,14 @@ def _check_block(graph: OpGraph, block: Block, before: _Made | None, key: str) -
 
 
 def _check_kind(node: OpNode, key: str) -> None:
+    iterations = prod(node.dims.values())
+    if iterations > MAX_ITERATIONS:
+        raise _wrong(
+            f"{key}.dims",
+            f"of operator {shown(node.name)} are absurdly large together",
+            f"10^{len(str(iterations)) - 1} iterations",
+            "10^40",
+        )
     try:
         check_op(node)
     except ConfigError as error:

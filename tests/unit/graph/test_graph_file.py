@@ -270,6 +270,11 @@ WRONG: dict[str, tuple[dict[str, Any], str, str]] = {
         "blocks[2].operators[1]",
         "needs logits with one dim more than its targets",
     ),
+    "more than anything computes": (
+        bent("blocks.1.operators.0.dims", {f"k{at}": 1e12 for at in range(4)}),
+        "blocks[1].operators[0].dims",
+        "of operator 'up' are absurdly large together; found 10^51 iterations",
+    ),
     "no blocks": (bent("blocks", []), "blocks", "has the wrong length"),
     "a newer version": (bent("version", 2), "version", "is not a whole number in range; found 2"),
     "another schema": (bent("schema", "shardwise.plan"), "schema", "is not one of the choices"),
