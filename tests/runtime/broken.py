@@ -7,7 +7,9 @@ from typing import Any
 
 import torch
 from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import Partial, distribute_module
 
+from shardwise.runtime.context import _exchanged
 from shardwise.runtime.job import Job
 from shardwise.runtime.loss import batch_share_loss
 from shardwise.runtime.modules import Stage, rotation_of
@@ -32,11 +34,32 @@ def _averaging(stage: Stage, mesh: Any, strategy: Any, dtype: str) -> None:
 def _own_rows_of_replica_0(self: Job, batch: torch.Tensor) -> Any:
     rows = self.plan.job.global_batch_size // self.plan.best.strategy.dp
     own = batch[:rows].unflatten(0, (-1, self.plan.best.strategy.micro_batch_size))
-    return own[..., :-1].contiguous(), own[..., 1:].contiguous()
+    places = self.stages[0][1].places(self.plan.job.seq_len)
+    return own[..., places].contiguous(), own[..., places + 1].contiguous()
 
 
 def _one_place_off(rope: Any, positions: torch.Tensor) -> Any:
     return rotation_of(rope, positions * 2)
+
+
+def _stay(self: Any, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    return tensors
+
+
+def _one_after_the_other(self: Any, tokens: int) -> torch.Tensor:
+    return torch.arange(tokens).chunk(2)[torch.distributed.get_rank()]
+
+
+def _back_in_another_order(x: torch.Tensor, split: int, joined: int, group: Any) -> torch.Tensor:
+    exchanged = _exchanged(x, split, joined, group)
+    return exchanged.flip(1) if joined == 1 else exchanged
+
+
+def _first_head(self: Any, module: Any, device_mesh: Any) -> Any:
+    def own_head(_: Any, output: Any, mesh: Any) -> torch.Tensor:
+        return output.to_local(grad_placements=[Partial()]).chunk(self._heads, dim=-1)[0]
+
+    return distribute_module(module, device_mesh, output_fn=own_head)
 
 
 TWINS: dict[str, tuple[str, Callable[..., Any]]] = {
@@ -49,6 +72,16 @@ TWINS: dict[str, tuple[str, Callable[..., Any]]] = {
         _loss_of_all_microbatches_twice,
     ),
     "all replicas take the same rows": ("shardwise.runtime.job.Job._own", _own_rows_of_replica_0),
+    "keys stay where they are": ("shardwise.runtime.context.Ring.passed", _stay),
+    "parts of the sequence one after the other": (
+        "shardwise.runtime.context.Ring.positions",
+        _one_after_the_other,
+    ),
+    "heads are not exchanged back": ("shardwise.runtime.context._exchanged", _back_in_another_order),
+    "all tensor ranks take the first key-value head": (
+        "shardwise.runtime.shard.SharedHeads._apply",
+        _first_head,
+    ),
     "positions twice as far": ("shardwise.runtime.modules.rotation_of", _one_place_off),
 }
 """What is replaced (a dotted name), and by what."""

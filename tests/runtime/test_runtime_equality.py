@@ -81,11 +81,40 @@ PAIRS = [
     ("tp=2,pp=2,dp=2,schedule=1f1b,zero_stage=3,micro_batch_size=2", "gpt"),
     ("tp=2,pp=2,dp=2,schedule=zb_h1,zero_stage=1,micro_batch_size=2,axis_order=dp-pp-tp", "llama"),
 ]
+CONTEXT = [
+    ("cp=2", "llama"),
+    ("cp=4,micro_batch_size=1", "gpt"),
+    ("cp=2,cp_kind=all_to_all", "llama"),
+    ("cp=4,cp_kind=all_to_all", "gpt"),
+    ("cp=2,dp=2,zero_stage=1,micro_batch_size=2", "qwen3"),
+    ("cp=2,dp=2,zero_stage=3,cp_kind=all_to_all,axis_order=dp-cp-tp-pp", "llama"),
+    ("tp=2,cp=2,sequence_parallel=true", "llama"),
+    ("tp=2,cp=2,cp_kind=all_to_all,sequence_parallel=false", "gpt"),
+    ("cp=2,pp=2,schedule=1f1b,micro_batch_size=2", "gpt"),
+    ("cp=2,pp=2,schedule=zb_v,vpp=2,micro_batch_size=1", "llama"),
+]
+RECOMPUTED = [
+    ("recompute=full,recompute_layers=4,dp=2", "llama"),
+    ("recompute=full,recompute_layers=1,dp=2,zero_stage=3", "gpt"),
+    ("recompute=selective,dp=2,zero_stage=2,micro_batch_size=2", "neox"),
+    ("recompute=selective,tp=2,sequence_parallel=true", "gpt"),
+    ("recompute=full,recompute_layers=2,cp=2", "llama"),
+    ("recompute=full,recompute_layers=1,pp=2,schedule=1f1b,micro_batch_size=2", "llama"),
+    ("recompute=full,recompute_layers=1,pp=2,schedule=zb_h1,micro_batch_size=2", "gpt"),
+    ("recompute=selective,pp=2,schedule=interleaved_1f1b,vpp=2,micro_batch_size=2", "qwen3"),
+]
+SHARED_HEADS = [
+    ("tp=4,sequence_parallel=true", "llama"),
+    ("tp=4,dp=2,zero_stage=1,sequence_parallel=false", "llama"),
+]
 HALF = [
     ("dp=2,zero_stage=1,micro_batch_size=2", "llama"),
     ("tp=2,pp=2,schedule=1f1b,micro_batch_size=2", "gpt"),
     ("dp=4,zero_stage=3", "qwen3"),
 ]
+
+
+MATRIX = [*SHARDED, *TENSOR, *PIPELINES, *PAIRS, *CONTEXT, *RECOMPUTED, *SHARED_HEADS]
 
 
 @cache
@@ -98,7 +127,7 @@ def run(team: Team, plan: Plan, seed: int = 0, broken: str | None = None) -> lis
     return team.run(plan.cluster.devices, divided, plan, right, seed, broken)
 
 
-@pytest.mark.parametrize(("text", "model"), [*SHARDED, *TENSOR, *PIPELINES, *PAIRS])
+@pytest.mark.parametrize(("text", "model"), MATRIX)
 def test_a_divided_run_equals_one_process(team: Team, text: str, model: str) -> None:
     plan = make_plan(text, model=model)
     found = run(team, plan)
@@ -159,6 +188,10 @@ BROKEN = [
     ("loss over half of the batch", "pp=2,schedule=1f1b", "llama"),
     ("all replicas take the same rows", "dp=2", "llama"),
     ("positions twice as far", "tp=2", "llama"),
+    ("keys stay where they are", "cp=2", "llama"),
+    ("parts of the sequence one after the other", "cp=2", "llama"),
+    ("heads are not exchanged back", "cp=2,cp_kind=all_to_all", "gpt"),
+    ("all tensor ranks take the first key-value head", "tp=4", "llama"),
 ]
 
 

@@ -63,9 +63,9 @@ def saved(tmp_path: Path, text: str, **changes: Any) -> str:
 @pytest.mark.parametrize(
     ("text", "changes", "named"),
     [
-        ("cp=2", {}, "best.strategy.cp"),
+        ("dp=2,offload=optimizer", {}, "best.strategy.offload"),
+        ("pp=2,schedule=zb_h1,recompute=selective", {}, "best.strategy.recompute"),
         ("pp=2,dp=2,schedule=zb_h1,zero_stage=2,micro_batch_size=1", {}, "best.strategy.grad_shard"),
-        ("tp=4", {"model": "llama"}, "best.strategy.tp"),
         ("dp=2", {"optimizer": "muon"}, "job.optimizer"),
     ],
 )

@@ -8,13 +8,15 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from shardwise.plan import Plan
 from shardwise.runtime.accumulate import Accumulation
+from shardwise.runtime.context import AllToAll, Context, Ring
 from shardwise.runtime.gradients import Tie
 from shardwise.runtime.loss import batch_share_loss
 from shardwise.runtime.mesh import Place, rank_grid
 from shardwise.runtime.modules import Stage
 from shardwise.runtime.pipeline import Pipeline
+from shardwise.runtime.recompute import recompute_kinds
 from shardwise.runtime.shard import shard_states, split_tensors
-from shardwise.strategy import layer_counts
+from shardwise.strategy import Strategy, layer_counts
 
 Stages = tuple[tuple[int, Stage], ...]
 """What one rank holds: stages with their numbers in the pipeline, in order."""
@@ -23,15 +25,37 @@ Stages = tuple[tuple[int, Stage], ...]
 def stages_of(module: Stage, plan: Plan, place: Place, mesh: DeviceMesh) -> Stages:
     """This rank's stages of the whole `module`, their parameters divided over its tensor and data groups."""
     strategy = plan.best.strategy
+    context = _context_of(strategy)
     stages = _parts(module, plan, place)
     for _, stage in stages:
-        stage.positions = stage.kept = torch.arange(plan.job.seq_len)
+        _prepare_layers(stage, plan, context)
+        stage.positions = torch.arange(plan.job.seq_len)
+        if context is not None:
+            stage.positions = context.positions(plan.job.seq_len)
+        stage.kept = stage.positions
         if strategy.tp > 1:
             split_tensors(stage, mesh["tp"], sequence_parallel=strategy.sequence_parallel)
             if strategy.sequence_parallel:
                 stage.kept = stage.positions.chunk(strategy.tp)[place.tp]
         shard_states(stage, mesh, strategy, plan.job.dtype)
     return stages
+
+
+def _prepare_layers(stage: Stage, plan: Plan, context: Context | None) -> None:
+    """Say what each layer recomputes, and how its attention crosses the context group."""
+    kinds = recompute_kinds(plan.best.strategy, len(stage.layers))
+    for layer, kind in zip(stage.layers.values(), kinds, strict=True):
+        layer.recompute = kind
+        layer.attention.context = context
+
+
+def _context_of(strategy: Strategy) -> Context | None:
+    """This rank's context group, where the plan has them. Makes the groups of all ranks."""
+    if strategy.cp == 1:
+        return None
+    grid = rank_grid(strategy).transpose(2, 3).reshape(-1, strategy.cp)
+    group, _ = distributed.new_subgroups_by_enumeration(grid.tolist())
+    return Ring(group) if strategy.cp_kind == "ring" else AllToAll(group)
 
 
 def engine_of(stages: Stages, plan: Plan, place: Place, mesh: DeviceMesh) -> Accumulation | Pipeline:
@@ -41,15 +65,16 @@ def engine_of(stages: Stages, plan: Plan, place: Place, mesh: DeviceMesh) -> Acc
     loss = batch_share_loss(job.global_batch_size * job.seq_len, plan.model.vocab, tensor_mesh)
     if strategy.pp == 1:
         return Accumulation(stages[0][1], actions=plan.schedule.ranks[0], loss=loss, strategy=strategy)
-    rows, kept = strategy.micro_batch_size, job.seq_len
+    rows, tokens_here = strategy.micro_batch_size, job.seq_len // strategy.cp
+    kept = tokens_here
     if strategy.tp > 1 and strategy.sequence_parallel:
         kept //= strategy.tp
     classes = -(-plan.model.vocab // strategy.tp)
     dtype = torch.bfloat16 if job.dtype == "bf16" else torch.float32
     with torch.device("meta"):
-        tokens = torch.empty(rows, job.seq_len, dtype=torch.long)
+        tokens = torch.empty(rows, tokens_here, dtype=torch.long)
         hidden = torch.empty(rows, kept, plan.model.hidden, dtype=dtype, requires_grad=True)
-        logits = torch.empty(rows, job.seq_len, classes, dtype=dtype, requires_grad=True)
+        logits = torch.empty(rows, tokens_here, classes, dtype=dtype, requires_grad=True)
     return Pipeline(
         stages,
         schedule=plan.schedule,

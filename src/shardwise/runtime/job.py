@@ -109,7 +109,7 @@ class Job:
 
     def _own(self, batch: Tensor) -> tuple[Tensor, Tensor]:
         """This rank's tokens and targets, each (microbatches, rows, tokens): replica d takes the d-th part of
-        the batch, its microbatches one after the other."""
+        the batch, its microbatches one after the other; of a sequence its context rank's places."""
         strategy, job = self.plan.best.strategy, self.plan.job
         if tuple(batch.shape) != (job.global_batch_size, job.seq_len + 1):
             raise ConfigError(
@@ -119,7 +119,8 @@ class Job:
         rows = job.global_batch_size // strategy.dp
         own = batch[self.place.dp * rows : (self.place.dp + 1) * rows]
         own = own.unflatten(0, (-1, strategy.micro_batch_size)).to(self.mesh.device_type)
-        return own[..., :-1].contiguous(), own[..., 1:].contiguous()
+        places = self.stages[0][1].places(self.plan.job.seq_len)
+        return own[..., places].contiguous(), own[..., places + 1].contiguous()
 
 
 def parallelize(

@@ -16,7 +16,9 @@ from torch.nn import functional
 
 from shardwise.errors import ConfigError
 from shardwise.model import Decoder, GroupedQuery, LayerShape, Mlp, Model, decoder_of
+from shardwise.runtime.context import Context
 from shardwise.runtime.numerics import Activation, Numerics, Rope, numerics_of
+from shardwise.runtime.recompute import recomputed
 
 Rotation = tuple[Tensor, Tensor] | None
 """Cosines and sines of shape (tokens, rotated elements / 2), or None where positions are learned."""
@@ -66,7 +68,9 @@ class Attention(nn.Module):
     def __init__(self, shape: GroupedQuery, hidden: int, numerics: Numerics) -> None:
         super().__init__()
         self.head_dim = shape.head_dim
+        self.kv_heads = shape.kv_heads
         self.window = shape.window
+        self.context: Context | None = None
         self.q = nn.Linear(hidden, shape.heads * shape.head_dim, bias=shape.qkv_bias)
         self.k = nn.Linear(hidden, shape.kv_heads * shape.head_dim, bias=shape.qkv_bias)
         self.v = nn.Linear(hidden, shape.kv_heads * shape.head_dim, bias=shape.qkv_bias)
@@ -88,6 +92,8 @@ class Attention(nn.Module):
 
     def core(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Attention of q on k and v, each (batch, heads, tokens, elements)."""
+        if self.context is not None:
+            return self.context.attention(q, k, v)
         tokens = q.shape[2]
         if self.window is None or self.window >= tokens:
             return functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
@@ -121,6 +127,7 @@ class Layer(nn.Module):
         super().__init__()
         attention, mlp = _supported(shape)
         self.order = shape.order
+        self.recompute = "none"
         self.rope = numerics.rope(attention.head_dim) if attention.rotary else None
         self.attention_norm = norm_module(shape, shape.hidden, numerics.epsilon)
         self.attention = Attention(attention, shape.hidden, numerics)
@@ -129,6 +136,11 @@ class Layer(nn.Module):
         self.mlp = FeedForward(mlp, shape.hidden, numerics.activation)
 
     def forward(self, x: Tensor, rotation: Rotation) -> Tensor:
+        if self.recompute == "none":
+            return self._hidden(x, rotation)
+        return recomputed(self._hidden, self.recompute)(x, rotation)
+
+    def _hidden(self, x: Tensor, rotation: Rotation) -> Tensor:
         if self.order == "post":
             x = self.attention_norm(x + self.attention(x, rotation))
             return self._normed_again(x + self.mlp(x))
@@ -189,7 +201,7 @@ class Stage(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits (or hidden states) of tokens (or hidden states)."""
-        positions = torch.arange(x.shape[1], device=x.device) if self.positions is None else self.positions
+        positions = self.places(x.shape[1])
         if self.embedding is not None:
             x = self.embedding(x, positions if self.kept is None else self.kept)
         rotations: dict[Rope, tuple[Tensor, Tensor]] = {}
@@ -201,6 +213,10 @@ class Stage(nn.Module):
                 rotation = rotations[layer.rope]
             x = layer(x, rotation)
         return x if self.head is None else self.head(x)
+
+    def places(self, tokens: int) -> Tensor:
+        """Where in a sequence of `tokens` this rank's tokens stand."""
+        return torch.arange(tokens) if self.positions is None else self.positions
 
     def part(self, start: int, stop: int, *, ends: frozenset[str]) -> Stage:
         """The stage with layers `start` to `stop` of this whole model and those of its `ends` (`embedding`,

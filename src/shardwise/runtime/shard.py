@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_module
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     ParallelStyle,
@@ -35,7 +35,7 @@ def split_tensors(stage: Stage, mesh: DeviceMesh, *, sequence_parallel: bool) ->
         if stage.embedding.positions is not None:
             _replicate(stage.embedding.positions, mesh, 0 if sequence_parallel else None)
     for layer in stage.layers.values():
-        parallelize_module(layer, mesh, _layer_styles(layer, stream))
+        parallelize_module(layer, mesh, _layer_styles(layer, stream, mesh.size()))
         for norm in (layer.attention_norm, layer.mlp_norm):
             if norm is not None:
                 _replicate(norm, mesh, 1 if sequence_parallel else None)
@@ -48,7 +48,7 @@ def split_tensors(stage: Stage, mesh: DeviceMesh, *, sequence_parallel: bool) ->
             stage.head.output.weight = stage.embedding.tokens.weight
 
 
-def _layer_styles(layer: Layer, stream: Shard | Replicate) -> dict[str, ParallelStyle]:
+def _layer_styles(layer: Layer, stream: Shard | Replicate, ranks: int) -> dict[str, ParallelStyle]:
     whole = Replicate()
     styles: dict[str, ParallelStyle] = {
         "attention": PrepareModuleInput(input_layouts=(stream, None), desired_input_layouts=(whole, None)),
@@ -60,12 +60,30 @@ def _layer_styles(layer: Layer, stream: Shard | Replicate) -> dict[str, Parallel
         "mlp.up": ColwiseParallel(),
         "mlp.down": RowwiseParallel(output_layouts=stream),
     }
+    if layer.attention.kv_heads < ranks:
+        heads = SharedHeads(layer.attention.kv_heads)
+        styles |= {"attention.k": heads, "attention.v": heads}
     if layer.mlp.gate is not None:
         styles["mlp.gate"] = ColwiseParallel()
     if layer.attention.q_norm is not None:
-        heads = SequenceParallel(sequence_dim=2, use_local_output=True)
-        styles |= {"attention.q_norm": heads, "attention.k_norm": heads}
+        norm = SequenceParallel(sequence_dim=2, use_local_output=True)
+        styles |= {"attention.q_norm": norm, "attention.k_norm": norm}
     return styles
+
+
+class SharedHeads(ParallelStyle):
+    """Keys or values of which several ranks need the same head: every rank computes all heads and keeps its
+    own, and gradients are sums over the ranks."""
+
+    def __init__(self, heads: int) -> None:
+        self._heads = heads
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        def own_head(_: nn.Module, output: DTensor, mesh: DeviceMesh) -> Tensor:
+            heads = output.to_local(grad_placements=[Partial()]).chunk(self._heads, dim=-1)
+            return heads[mesh.get_local_rank() * self._heads // mesh.size()]
+
+        return distribute_module(module, device_mesh, output_fn=own_head)
 
 
 def _replicate(module: nn.Module, mesh: DeviceMesh, split_dim: int | None) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import multiprocessing
 import os
 import threading
@@ -152,6 +153,7 @@ def _serve(rank: int, port: int, threads: int, connection: Connection) -> None:
     """A worker's life: work as it comes, until the other end is closed."""
     threading.Thread(target=_end_with_parent, daemon=True).start()
     torch.set_num_threads(threads)
+    logging.getLogger("torch.distributed").setLevel(logging.CRITICAL)  # errors are told in one line
     warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
     with contextlib.suppress(EOFError, KeyboardInterrupt):
         while True:

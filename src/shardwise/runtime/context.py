@@ -1,0 +1,177 @@
+"""Attention over a sequence that is divided over the ranks of a context group.
+
+Ring: rank r of n holds chunks r and 2n-1-r of 2n, so that all ranks have the same work under a causal mask;
+keys and values travel around the ring, and their gradients with them (Liu et al. 2023, arXiv 2310.01889).
+All-to-all: ranks change between a part of the tokens of all heads and all tokens of a part of the heads
+(Jacobs et al. 2023, arXiv 2309.14509).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, distributed
+from torch.autograd import Function
+from torch.distributed import ProcessGroup
+from torch.nn import functional
+
+_forward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+
+
+class Context(Protocol):
+    """How attention crosses the ranks of a context group."""
+
+    def positions(self, tokens: int) -> Tensor:
+        """Where in a sequence of `tokens` this rank's part lies."""
+
+    def attention(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Causal attention of this rank's part of the queries on all keys, each (batch, heads, tokens,
+        elements)."""
+
+
+class Ring:
+    """Keys and values go around."""
+
+    def __init__(self, group: ProcessGroup) -> None:
+        self._group = group
+        self._ranks: Sequence[int] = distributed.get_process_group_ranks(group)
+        self._rank = distributed.get_rank(group)
+
+    def positions(self, tokens: int) -> Tensor:
+        chunks = torch.arange(tokens).chunk(2 * len(self._ranks))
+        return torch.cat((chunks[self._rank], chunks[-1 - self._rank]))
+
+    def attention(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return _RingAttention.apply(q, k, v, self)
+
+    def passed(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        """What the rank before holds, while this rank's `tensors` go to the next."""
+        size = len(self._ranks)
+        after, before = self._ranks[(self._rank + 1) % size], self._ranks[(self._rank - 1) % size]
+        sent = [tensor.contiguous() for tensor in tensors]
+        received = [torch.empty(tensor.shape, dtype=tensor.dtype) for tensor in tensors]
+        sends = [distributed.P2POp(distributed.isend, tensor, after, self._group) for tensor in sent]
+        receives = [distributed.P2POp(distributed.irecv, tensor, before, self._group) for tensor in received]
+        for work in distributed.batch_isend_irecv(sends + receives):
+            work.wait()
+        return tuple(received)
+
+    def turns(self) -> list[int]:
+        """Whose keys are here at each turn."""
+        size = len(self._ranks)
+        return [(self._rank - turn) % size for turn in range(size)]
+
+    def part(self, owner: int, tokens: int) -> tuple[slice, slice, bool]:
+        """Which of this rank's `tokens` queries see which of `owner`'s keys, and whether a mask is due.
+
+        All of an earlier rank's first chunk is seen, and nothing of its second; a later rank's both chunks
+        are seen by the second half of the queries alone.
+        """
+        half, whole = tokens // 2, slice(0, tokens)
+        if owner == self._rank:
+            return whole, whole, True
+        return (whole, slice(0, half), False) if owner < self._rank else (slice(half, tokens), whole, False)
+
+
+class _RingAttention(Function):
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, ring: Ring) -> Tensor:
+        tokens, groups = q.shape[2], q.shape[1] // k.shape[1]
+        out = torch.zeros_like(q, dtype=torch.float32)
+        scale = torch.full(q.shape[:3], -torch.inf, dtype=torch.float32)  # log-sum-exp of the scores so far
+        here = (k, v)
+        for turn, owner in enumerate(ring.turns()):
+            if turn:
+                here = ring.passed(*here)
+            queries, keys, is_causal = ring.part(owner, tokens)
+            part, part_scale = _forward(
+                q[:, :, queries],
+                *(_spread(tensor[:, :, keys], groups) for tensor in here),
+                0.0,
+                is_causal,
+            )
+            _merge(out[:, :, queries], scale[:, :, queries], part, part_scale)
+        out = out.to(q.dtype)
+        ctx.save_for_backward(q, k, v, out, scale)
+        ctx.ring = ring
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        q, k, v, out, scale = ctx.saved_tensors
+        ring: Ring = ctx.ring
+        tokens, groups = q.shape[2], q.shape[1] // k.shape[1]
+        dq = torch.zeros_like(q, dtype=torch.float32)
+        here = (k, v, torch.zeros_like(k, dtype=torch.float32), torch.zeros_like(v, dtype=torch.float32))
+        for turn, owner in enumerate(ring.turns()):
+            if turn:
+                here = ring.passed(*here)
+            queries, keys, is_causal = ring.part(owner, tokens)
+            parts = _backward(
+                grads[0][:, :, queries].contiguous(),
+                q[:, :, queries],
+                *(_spread(tensor[:, :, keys], groups) for tensor in here[:2]),
+                out[:, :, queries],
+                scale[:, :, queries],
+                0.0,
+                is_causal,
+            )
+            dq[:, :, queries] += parts[0]
+            for total, part in zip(here[2:], parts[1:], strict=True):
+                total[:, :, keys] += part.unflatten(1, (-1, groups)).sum(2)
+        dk, dv = ring.passed(*here[2:])
+        return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), None
+
+
+def _spread(tensor: Tensor, groups: int) -> Tensor:
+    """Each key-value head for all the query heads that share it."""
+    return tensor.repeat_interleave(groups, dim=1)
+
+
+def _merge(out: Tensor, scale: Tensor, part: Tensor, part_scale: Tensor) -> None:
+    """Take the attention on some more keys into `out`, both weighted by the sums of their exponentials."""
+    both = torch.logaddexp(scale, part_scale)
+    out.mul_((scale - both).exp().unsqueeze(-1)).add_(part * (part_scale - both).exp().unsqueeze(-1))
+    scale.copy_(both)
+
+
+class AllToAll:
+    """Heads for tokens, and back."""
+
+    def __init__(self, group: ProcessGroup) -> None:
+        self._group = group
+
+    def positions(self, tokens: int) -> Tensor:
+        return torch.arange(tokens).chunk(distributed.get_world_size(self._group))[
+            distributed.get_rank(self._group)
+        ]
+
+    def attention(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        q, k, v = (_Exchange.apply(tensor, 1, 2, self._group) for tensor in (q, k, v))
+        heads = functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+        return _Exchange.apply(heads, 2, 1, self._group)
+
+
+class _Exchange(Function):
+    """Divides dim `split`, whole before, and joins dim `joined`, divided before; backward is the reverse."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, split: int, joined: int, group: ProcessGroup) -> Tensor:
+        ctx.dims, ctx.group = (split, joined), group
+        return _exchanged(x, split, joined, group)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        split, joined = ctx.dims
+        return _exchanged(grads[0], joined, split, ctx.group), None, None, None
+
+
+def _exchanged(x: Tensor, split: int, joined: int, group: ProcessGroup) -> Tensor:
+    size = distributed.get_world_size(group)
+    sent = torch.stack([part.contiguous() for part in x.chunk(size, dim=split)])
+    received = torch.empty_like(sent)
+    distributed.all_to_all_single(received, sent, group=group)
+    return torch.cat(received.unbind(), dim=joined)

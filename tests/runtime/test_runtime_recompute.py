@@ -1,0 +1,57 @@
+"""What recomputation keeps and computes again, by counting operators."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+import torch
+from tests.runtime.equality import whole_module
+from tests.runtime.plans import make_plan, tiny
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from shardwise.runtime.modules import rotation_of
+from shardwise.runtime.recompute import recompute_kinds
+
+pytestmark = pytest.mark.xdist_group("runtime")
+
+
+class Counting(TorchDispatchMode):
+    """How often each operator runs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.counts[str(func).split(".")[1]] += 1
+        return func(*args, **(kwargs or {}))
+
+
+def counts_of_a_layer(kind: str) -> Counter[str]:
+    layer = whole_module(tiny("llama"), 0).layers["0"]
+    layer.recompute = kind
+    x = torch.randn(2, 8, 32, requires_grad=True)
+    with Counting() as counting:
+        layer(x, rotation_of(layer.rope, torch.arange(8))).sum().backward()
+    return counting.counts
+
+
+def test_operators_run_as_often_as_each_kind_says() -> None:
+    """A gated layer has 7 products forward (q, k, v, out, gate, up, down) and 14 backward. In full, all but
+    the last product are done again (nobody needs its output); selectively none is, but the activation,
+    attention and the norms are."""
+    none, selective, full = (counts_of_a_layer(kind) for kind in ("none", "selective", "full"))
+    products = [counts["mm"] for counts in (none, selective, full)]
+    assert products == [21, 21, 27]
+    attention = "_scaled_dot_product_flash_attention_for_cpu"
+    for again in ("silu", attention):
+        assert [counts[again] for counts in (none, selective, full)] == [1, 2, 2]
+
+
+def test_the_first_layers_of_each_stage_are_recomputed_in_full() -> None:
+    strategy = make_plan("recompute=full,recompute_layers=2").best.strategy
+    assert recompute_kinds(strategy, 4) == ("full", "full", "none", "none")
+    assert recompute_kinds(strategy, 1) == ("full",)
+    assert recompute_kinds(make_plan("recompute=selective").best.strategy, 2) == ("selective",) * 2
