@@ -17,8 +17,9 @@ ROWS_ALONE = 1 << 9
 ROWS_WITH_MEMORY = 8
 """How many times more a row takes where its memory matters as much as its time."""
 
-MUCH = 0.2
-"""The share of a round's work from which on the grids of one depth are two lanes."""
+MUCH, MUCH_WITH_MEMORY = 0.2, 0.08
+"""The share of a round's work from which on the grids of one depth are two lanes; less where memory matters
+too: there `_work` counts too little for deep pipelines."""
 
 
 def listing_lanes(degrees: list[Degrees]) -> list[list[Degrees]]:
@@ -41,9 +42,10 @@ def lanes_of(space: Space, grids: Listing, *, weighs_memory: bool) -> list[Listi
     rows = space.count_micro_batches(grids.table.dp)
     depths = [np.flatnonzero(grids.table.pp == pp) for pp in np.unique(grids.table.pp)]
     works = [_work(rows[same], grids.candidates[same]) for same in depths]
+    much = (MUCH_WITH_MEMORY if weighs_memory else MUCH) * sum(works)
     lanes: list[tuple[float, Listing]] = []
     for same, work in zip(depths, works, strict=True):
-        number = 2 if work > MUCH * sum(works) and len(same) > 1 else 1
+        number = 2 if work > much and len(same) > 1 else 1
         lanes += [(work / number, grids.take(same[lane::number])) for lane in range(number)]
     return [lane for _, lane in sorted(lanes, key=lambda each: -each[0])]
 

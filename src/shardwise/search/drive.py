@@ -21,7 +21,7 @@ from shardwise.search.closeup import CloseUp, close_up_of
 from shardwise.search.dive import Dive
 from shardwise.search.division import first_lanes, lanes_of, listing_lanes
 from shardwise.search.fates import Ledger
-from shardwise.search.goals import Found, Goal
+from shardwise.search.goals import NO_FINDS, Finds, Found, Goal, finds_of
 from shardwise.search.lanes import Lanes
 from shardwise.search.listing import Listing, listed
 from shardwise.search.sketch import sketch_of
@@ -102,7 +102,7 @@ class Answer:
     where time ran out before all was done."""
 
     grids: Listing
-    found: list[Found]
+    finds: Finds
     ledger: Ledger | None
 
 
@@ -185,11 +185,8 @@ class Search:
         look = _Pass(self._pass.goal.copy())
         grids = self._list(lanes, look, part).take(slice(0, LOOKED_AT))
         self._search(lanes, look, part, grids, deadline_s, None)
-        for found in look.goal.found:
-            if self._pass.goal.may_matter(found.time_s, found.device_bytes):
-                time_s, device_bytes = (np.array([value]) for value in (found.time_s, found.device_bytes))
-                more = 1.0 + REMEMBERED
-                self._pass.goal.offer(found.table, time_s * more, device_bytes * more)
+        finds, more = finds_of(look.goal), 1.0 + REMEMBERED
+        self._pass.goal.offer(finds.table, finds.time_s * more, finds.device_bytes * more)
 
     def _look_closer(self, lanes: Lanes[Task, Answer], deadline_s: float) -> None:
         """A look at what lies next to what is known; the core space is so small that one look is enough, and
@@ -253,7 +250,7 @@ class Search:
                 cuts=self._cuts_grids,
                 most=None if task.part.is_whole else LOOKED_AT,
             )  # fmt: skip
-            return Answer(grids, [], ledger)
+            return Answer(grids, NO_FINDS, ledger)
         return self._dived(task)
 
     def _dived(self, task: DiveTask) -> Answer:
@@ -273,13 +270,13 @@ class Search:
         try:
             dive.run()
         except OutOfTimeError:
-            return Answer(task.grids.take(slice(0, 0)), task.goal.found, None)
+            return Answer(task.grids.take(slice(0, 0)), finds_of(task.goal), None)
         ledger = Ledger()
         ledger.add(table, dive.fates)
         expected = int(task.grids.candidates.sum())
         if ledger.total != expected:
             raise InternalError(f"the ledger holds {ledger.total} of {expected} candidates")
-        return Answer(task.grids.take(slice(0, 0)), task.goal.found, ledger)
+        return Answer(task.grids.take(slice(0, 0)), finds_of(task.goal), ledger)
 
 
 @dataclass
@@ -307,8 +304,7 @@ class _Pass:
 
     def merged(self, answer: Answer) -> bool:
         """Takes an answer into account; whether it is complete."""
-        for found in answer.found:
-            self.goal.offer(found.table, np.array([found.time_s]), np.array([found.device_bytes]))
+        self.goal.offer(answer.finds.table, answer.finds.time_s, answer.finds.device_bytes)
         if answer.ledger is None:
             return False
         self.ledger.merge(answer.ledger)

@@ -5,7 +5,7 @@ A row is a strategy or a block, with a time and device bytes that nothing in it 
 
 from __future__ import annotations
 
-from copy import deepcopy
+from copy import copy, deepcopy
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -29,6 +29,18 @@ class Found:
     time_s: float
     device_bytes: float
     table: StrategyTable
+
+
+@dataclass(frozen=True, slots=True)
+class Finds:
+    """Evaluated strategies with their prices, as columns: what goes from one process to another."""
+
+    time_s: Floats
+    device_bytes: Floats
+    table: StrategyTable
+
+
+NO_FINDS = Finds(np.zeros(0), np.zeros(0), StrategyTable.of([]))
 
 
 class Goal(Protocol):
@@ -157,7 +169,8 @@ class Tradeoff:
     weighs_memory = True
 
     def __init__(self) -> None:
-        self._points: list[Found] = []
+        # Points by ascending bytes, hence by descending times.
+        self._table = StrategyTable.of([])
         self._bytes = np.zeros(0)
         self._times = np.zeros(0)
 
@@ -166,7 +179,7 @@ class Tradeoff:
             return np.ones(np.shape(time_s), dtype=bool)
         if not len(self._bytes):
             return np.ones(np.broadcast_shapes(np.shape(time_s), np.shape(device_bytes)), dtype=bool)
-        # Points by ascending bytes have descending times: the last that takes no more is the fastest.
+        # The last that takes no more is the fastest of them.
         place = np.searchsorted(self._bytes, device_bytes, side="right") - 1
         return np.asarray((place < 0) | (time_s < self._times[np.maximum(place, 0)]))
 
@@ -188,24 +201,31 @@ class Tradeoff:
 
     def offer(self, table: StrategyTable, time_s: Floats, device_bytes: Floats) -> None:
         new = np.flatnonzero(self.may_matter(time_s, device_bytes))
-        points = self._points + [
-            Found(float(time_s[row]), float(device_bytes[row]), _row(table, int(row))) for row in new
-        ]
-        order = sorted(range(len(points)), key=lambda i: (points[i].device_bytes, points[i].time_s, i))
-        kept: list[Found] = []
-        for i in order:
-            if not kept or points[i].time_s < kept[-1].time_s:
-                kept.append(points[i])
-        self._points = kept
-        self._bytes = np.array([point.device_bytes for point in kept])
-        self._times = np.array([point.time_s for point in kept])
+        table = StrategyTable.joined([self._table, table.take(new)])
+        times = np.concatenate([self._times, time_s[new]])
+        nbytes = np.concatenate([self._bytes, device_bytes[new]])
+        order = np.lexsort((times, nbytes))
+        fastest = np.minimum.accumulate(times[order])
+        kept = order[np.flatnonzero(times[order] < np.concatenate([[np.inf], fastest[:-1]]))]
+        self._table, self._times, self._bytes = table.take(kept), times[kept], nbytes[kept]
 
     @property
     def found(self) -> list[Found]:
-        return self._points[::-1]
+        points = zip(self._times.tolist(), self._bytes.tolist(), strict=True)
+        return [Found(*point, _row(self._table, row)) for row, point in enumerate(points)][::-1]
 
     def copy(self) -> Tradeoff:
-        return deepcopy(self)
+        return copy(self)
+
+
+def finds_of(goal: Goal) -> Finds:
+    """What a goal has found, best first."""
+    found = goal.found
+    return Finds(
+        np.array([one.time_s for one in found]),
+        np.array([one.device_bytes for one in found]),
+        StrategyTable.joined([NO_FINDS.table, *(one.table for one in found)]),
+    )
 
 
 def kinds_of(table: StrategyTable) -> tuple[Index, Index]:
