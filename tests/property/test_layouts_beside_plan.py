@@ -1,4 +1,4 @@
-"""Data parallelism of a transformer, operator by operator and by `plan`: the same machine, the same kernels."""
+"""Data parallelism of a transformer, operator by operator and by `plan`: the same machine and kernels."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from shardwise.cost.layouts.columns import Columns
 from shardwise.cost.one_layout import LayoutPrice, price_layout
 from shardwise.cost.training import Training
 from shardwise.frontier import Chain
-from shardwise.graph import OpGraph
+from shardwise.graph import OpGraph, graph_names, load_graph
 from shardwise.search.tracking.solution import Choice, Solution, measure
 from shardwise.strategy import PROFILES
 
@@ -96,6 +96,14 @@ def test_random_graphs_share_parameters_within_blocks_and_across() -> None:
         for block in each.blocks
     ]
     assert sum(len(set(own)) < len(own) for own in names) >= 5
+
+
+@pytest.mark.parametrize("name", graph_names())
+def test_they_agree_on_shipped_graphs(name: str) -> None:
+    graph = load_graph(f"graph:{name}")
+    (time_s, memory_bytes), price = both(graph, "2x8xV100-32G", (2, 8), SOFTWARE[2], 7)
+    assert price.time_s == pytest.approx(time_s, rel=1e-9)
+    assert price.memory_bytes == pytest.approx(memory_bytes, rel=1e-9)
 
 
 def test_parts_sum_to_the_whole() -> None:

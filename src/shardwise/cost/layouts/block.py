@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -11,7 +11,7 @@ import numpy as np
 from shardwise.cost.layouts.choices import choices_of
 from shardwise.cost.layouts.columns import Columns
 from shardwise.cost.layouts.edges import Edge, crossed, edge_of
-from shardwise.cost.layouts.forms import Forms, Integers, Placements, tensor_forms
+from shardwise.cost.layouts.forms import Forms, Integers, tensor_forms
 from shardwise.cost.layouts.ground import Ground
 from shardwise.cost.layouts.operators import Priced, priced, tensor_bytes
 from shardwise.cost.layouts.storage import (
@@ -44,24 +44,33 @@ class Variable:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LaidBlock:
-    """A block's modes, and what the variables of their parts are (the same in all modes)."""
+    """A block's modes in each case, and what the variables of their parts are (the same in all of them)."""
 
-    modes: tuple[tuple[Mode, Part], ...]
+    cases: tuple[tuple[tuple[Mode, Part], ...], ...]
     variables: tuple[Variable, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Sharing:
-    """A parameter with several `readers`, of which `first` is an operator and a slot of the block, or None
-    where it is in a block before. `used` is where it lies for all of them, None where the block chooses."""
+    """A parameter with several `readers`, in this block alone or, where it `is_across`, in several; `first`
+    is an operator and a slot of the block, or None where the first reader is in a block before."""
 
     readers: int
     first: tuple[int, int] | None
-    used: Placements | None
+    is_across: bool
 
-    def is_first(self, place: int, slot: int) -> bool:
-        """Whether this is the first reader."""
-        return self.first == (place, slot)
+
+Case = Mapping[str, int]
+"""For parameters that blocks share: which of its `use_forms` each has."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Across:
+    """Costs (uses, choices, 5) of a variable beside the parameter `name` that blocks share."""
+
+    name: str
+    variable: int
+    costs: Costs
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,12 +84,15 @@ class Surroundings:
     fixed_bytes: float = 0.0
 
 
-def laid_block(ground: Ground, structure: Structure, around: Surroundings) -> LaidBlock:
-    """A block with all of its layouts."""
+def laid_block(
+    ground: Ground, structure: Structure, around: Surroundings, cases: Sequence[Case]
+) -> LaidBlock:
+    """A block with all of its layouts, once for each case."""
     builder = _Builder(ground, structure, around)
     modes: tuple[Mode, ...] = ("kept",) if structure.block.entry is None else ("kept", "recomputed")
-    parts = tuple((mode, builder.part(mode)) for mode in modes)
-    return LaidBlock(parts, tuple(builder.variables))
+    parts = [(mode, builder.part(mode)) for mode in modes]
+    of_cases = tuple(tuple((mode, builder.in_case(part, case)) for mode, part in parts) for case in cases)
+    return LaidBlock(of_cases, tuple(builder.variables))
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +122,8 @@ class _Builder:
             self.operators.append(own)
             self._add("rules", op.name, choices.rules)
         self.hubs: dict[str, tuple[int, Forms]] = {}
-        self.used: dict[str, tuple[int | None, Integers]] = {}
+        self.used: dict[str, int | None] = {}
+        self.across: list[Across] = []
         for tensor in structure.tensors:
             if tensor.is_variable:
                 forms = tensor_forms(tensor.shape, ground.ranks)
@@ -140,6 +153,11 @@ class _Builder:
         )
         names = tuple(variable.name for variable in self.variables)
         return Part(names, tuple(self.sizes), tuple(factors), entry, result)
+
+    def in_case(self, part: Part, case: Case) -> Part:
+        """A part with what the parameters that blocks share cost in a case."""
+        shared = tuple(Factor((each.variable,), each.costs[case[each.name]]) for each in self.across)
+        return replace(part, factors=(*part.factors, *shared)) if shared else part
 
     def _costs(self, columns: Columns, *variables: int) -> Factor:
         shape = tuple(self.sizes[variable] for variable in variables)
@@ -266,31 +284,30 @@ class _Builder:
         own = self.operators[place]
         op = own.choices.op
         name, shape = op.parameters[slot].name, op.shape(op.parameters[slot].dims)
+        among = use_forms(shape, self.ground.ranks)
+        if name not in self.used:
+            self.used[name] = None if sharing.is_across else self._add("used", name, among.named)
         factors: list[Factor] = []
-        if sharing.used is None:
-            if name not in self.used:
-                among = use_forms(shape, self.ground.ranks)
-                self.used[name] = (self._add("used", name, among.named), among.placements)
-            shared = self.used[name]
-        else:
-            shared = (None, np.array([sharing.used], dtype=np.int64))
-        variable, uses = shared
-        if sharing.is_first(place, slot):
+        if sharing.first == (place, slot):
             waiting, forms, storage = self._stored(name, shape)
-            moved = brought(self.ground, forms, uses, bucket)
+            factors.append(storage)
+            moved = brought(self.ground, forms, among.placements, bucket)
             columns = used_by_all(self.ground, moved, sharing.readers)
-            factors += [storage, self._pair(columns, waiting, variable)]
-        read = used_by_one(self.ground, shape, uses, own.choices.parameters[slot], own.working_bytes)
-        return [*factors, self._pair(read, variable, place)]
-
-    def _pair(self, columns: Columns, first: int | None, second: int | None) -> Factor:
-        """Costs on two variables, of which one may have its choice made: there columns have one row."""
-        variables = tuple(variable for variable in (first, second) if variable is not None)
-        shape = tuple(1 if variable is None else self.sizes[variable] for variable in (first, second))
-        costs = columns.costs(self.ground, shape)
-        return Factor(
-            variables, costs.reshape((*(self.sizes[variable] for variable in variables), costs.shape[-1]))
+            costs = columns.costs(self.ground, (len(forms), len(among))).swapaxes(0, 1)
+            factors += self._on_used(name, waiting, costs)
+        read = used_by_one(
+            self.ground, shape, among.placements, own.choices.parameters[slot], own.working_bytes
         )
+        return [*factors, *self._on_used(name, place, read.costs(self.ground, (len(among), len(own))))]
+
+    def _on_used(self, name: str, variable: int, costs: Costs) -> list[Factor]:
+        """Costs (uses, choices, 5) of where a parameter lies for all of its readers, and of `variable`: a
+        factor, or for each case one."""
+        shared = self.used[name]
+        if shared is not None:
+            return [Factor((shared, variable), costs)]
+        self.across.append(Across(name, variable, costs))
+        return []
 
 
 def _keep(columns: Columns, nbytes: Costs, mode: Mode) -> None:

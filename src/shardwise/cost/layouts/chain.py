@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from shardwise.cluster import Cluster, Mesh
 from shardwise.cost.layouts.block import ROLES, LaidBlock, Role, Sharing, Surroundings, Variable, laid_block
-from shardwise.cost.layouts.forms import Placements
+from shardwise.cost.layouts.forms import Forms, Placements
 from shardwise.cost.layouts.ground import Ground, ground_of
 from shardwise.cost.layouts.storage import use_forms
 from shardwise.cost.layouts.structure import Structure, structure_of
@@ -78,39 +78,42 @@ def layout_chain(graph: OpGraph, cluster: Cluster, training: Training, mesh: Mes
     ground = ground_of(cluster, mesh, training)
     structures = structures_of(graph, training)
     fixed_s, fixed_bytes = fixed_costs(ground)
-    cases = shared_cases(graph, mesh.ranks)
-    laid: list[list[LaidBlock]] = []
+    forms = shared_forms(graph, mesh.ranks)
+    cases = [
+        dict(zip(forms, chosen, strict=True))
+        for chosen in product(*(range(len(each)) for each in forms.values()))
+    ]
+    laid: list[LaidBlock] = []
     for place, structure in enumerate(structures):
         is_last = place == len(structures) - 1
-        arounds = [
-            Surroundings(
-                next_keeps_entry=_keeps_entry(structures, place),
-                shared=sharings(graph, place, case),
-                fixed_s=fixed_s if is_last else 0.0,
-                fixed_bytes=fixed_bytes if is_last else 0.0,
-            )
-            for case in cases
-        ]
-        is_alike = not _read_parameters(structure.block) & set(cases[0])
-        first = laid_block(ground, structure, arounds[0])
-        others = arounds[1:]
-        laid.append([first, *(first if is_alike else laid_block(ground, structure, each) for each in others)])
-    chains = tuple(
-        tuple(
-            Link(block.name, own[case].modes, block.repeat)
-            for block, own in zip(graph.blocks, laid, strict=True)
+        around = Surroundings(
+            next_keeps_entry=_keeps_entry(structures, place),
+            shared=sharings(graph, place),
+            fixed_s=fixed_s if is_last else 0.0,
+            fixed_bytes=fixed_bytes if is_last else 0.0,
         )
-        for case in range(len(cases))
+        laid.append(laid_block(ground, structure, around, cases))
+    return LaidOut(
+        graph=graph,
+        mesh=mesh,
+        cases=tuple({name: forms[name].named[form] for name, form in case.items()} for case in cases),
+        chains=tuple(
+            tuple(
+                Link(block.name, own.cases[case], block.repeat)
+                for block, own in zip(graph.blocks, laid, strict=True)
+            )
+            for case in range(len(cases))
+        ),
+        variables=tuple(own.variables for own in laid),
     )
-    return LaidOut(graph, mesh, cases, chains, tuple(own[0].variables for own in laid))
 
 
 def _read_parameters(block: Block) -> set[str]:
     return {parameter.name for op in block.operators for parameter in op.parameters}
 
 
-def shared_cases(graph: OpGraph, ranks: tuple[int, ...]) -> tuple[Mapping[str, Placements], ...]:
-    """Every way to place the parameters that several blocks read, for all of their readers."""
+def shared_forms(graph: OpGraph, ranks: tuple[int, ...]) -> dict[str, Forms]:
+    """Of the parameters that several blocks read: where they may lie for all of their readers."""
     shapes: dict[str, tuple[int, ...]] = {}
     homes: dict[str, set[str]] = {}
     for block in graph.blocks:
@@ -118,12 +121,10 @@ def shared_cases(graph: OpGraph, ranks: tuple[int, ...]) -> tuple[Mapping[str, P
             for parameter in op.parameters:
                 shapes[parameter.name] = op.shape(parameter.dims)
                 homes.setdefault(parameter.name, set()).add(block.name)
-    shared = [name for name, blocks in homes.items() if len(blocks) > 1]
-    forms = [use_forms(shapes[name], ranks).named for name in shared]
-    return tuple(dict(zip(shared, chosen, strict=True)) for chosen in product(*forms))
+    return {name: use_forms(shapes[name], ranks) for name, blocks in homes.items() if len(blocks) > 1}
 
 
-def sharings(graph: OpGraph, place: int, case: Mapping[str, Placements]) -> dict[str, Sharing]:
+def sharings(graph: OpGraph, place: int) -> dict[str, Sharing]:
     """The parameters of a block that have several readers, there or elsewhere."""
     readers: dict[str, list[tuple[int, tuple[int, int]]]] = {}
     for home, block in enumerate(graph.blocks):
@@ -134,7 +135,8 @@ def sharings(graph: OpGraph, place: int, case: Mapping[str, Placements]) -> dict
     for name, places in readers.items():
         if len(places) > 1:
             home, first = places[0]
-            found[name] = Sharing(len(places), first if home == place else None, case.get(name))
+            is_across = len({home for home, _ in places}) > 1
+            found[name] = Sharing(len(places), first if home == place else None, is_across)
     return found
 
 
