@@ -19,6 +19,20 @@ from shardwise.cluster.efficiency import (
     MatmulCurve,
     MemoryCurve,
 )
+from shardwise.cluster.event_convert import convert_events
+from shardwise.cluster.event_file import events_text, load_events, parse_events
+from shardwise.cluster.event_generate import EVENT_KINDS, generate_events
+from shardwise.cluster.events import (
+    ClusterEvent,
+    EventTrace,
+    LinkChange,
+    NodeJoined,
+    NodeLost,
+    Notice,
+    Slowdown,
+    check_events,
+    first_fault,
+)
 from shardwise.cluster.links import link_graph, route
 from shardwise.cluster.load import load_cluster
 from shardwise.cluster.mesh import Mesh, MeshAxis, mesh_of, meshes_of, tier_mesh
@@ -28,37 +42,52 @@ from shardwise.cluster.record import cluster_from_record, cluster_record
 from shardwise.cluster.resize import multiplied, part_of, part_sizes, resized
 
 __all__ = [
+    "EVENT_KINDS",
     "AttentionCurve",
     "Capacity",
     "Cluster",
+    "ClusterEvent",
     "CollectiveCurve",
     "Device",
     "Efficiency",
+    "EventTrace",
     "GroupedMatmulCurve",
     "Link",
+    "LinkChange",
     "MatmulCurve",
     "MemoryCurve",
     "Mesh",
     "MeshAxis",
     "Node",
+    "NodeJoined",
+    "NodeLost",
+    "Notice",
     "Pool",
+    "Slowdown",
     "Tier",
+    "check_events",
     "cluster_from_record",
     "cluster_of_pools",
     "cluster_record",
+    "convert_events",
     "device_names",
     "devices",
     "efficiency_numbers",
+    "events_text",
     "find_device",
+    "first_fault",
+    "generate_events",
     "group_members",
     "group_members_of",
     "link_graph",
     "load_cluster",
+    "load_events",
     "mesh_of",
     "meshes_of",
     "multiplied",
     "node_runs",
     "numbers_of_device",
+    "parse_events",
     "part_of",
     "part_sizes",
     "pools_of",

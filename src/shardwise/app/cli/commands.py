@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from shardwise.app.cli.event_commands import events_app
 from shardwise.app.cli.options import (
     BatchSize,
     Budget,
@@ -462,3 +463,6 @@ def capture(
 
     samples = None if batch is None else request.count("--batch", batch, low=1, high=10**9)
     return capturing.captured(target, out, batch=samples)
+
+
+app.add_typer(events_app, name="events")

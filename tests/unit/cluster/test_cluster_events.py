@@ -1,0 +1,194 @@
+"""Event traces: what may follow what, the file form, and which cluster they belong to."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from shardwise.cluster import (
+    EVENT_KINDS,
+    EventTrace,
+    LinkChange,
+    NodeJoined,
+    NodeLost,
+    Notice,
+    Slowdown,
+    check_events,
+    convert_events,
+    events_text,
+    first_fault,
+    generate_events,
+    load_cluster,
+    load_events,
+    parse_events,
+)
+from shardwise.errors import ConfigError
+
+HEAD = '{"schema": "shardwise.events", "version": 1, "nodes": 3}\n'
+LOST = '{"time_s": 10, "kind": "lost", "node": "n1"}\n'
+REAL = Path(__file__).parents[4] / "shared" / "data" / "traces"
+"""Recorded traces, where they lie beside the repository; none are tested elsewhere."""
+
+
+def test_a_file_is_read_back_as_it_was_written() -> None:
+    trace = EventTrace(
+        nodes=4,
+        absent=frozenset({"n3"}),
+        sites={"Oregon": ("n0", "n1"), "Ohio": ("n2", "n3")},
+        source="by hand",
+        events=(
+            LinkChange(time_s=0.0, link="n0>s1g0", bytes_per_s=1e9),
+            LinkChange(time_s=1.5, sites=("Oregon", "Ohio"), latency_s=0.05),
+            Slowdown(time_s=2.0, where="d5", speed=0.5),
+            Notice(time_s=3.0, node="n0", lost_at_s=123.0),
+            NodeLost(time_s=4.0, node="n0"),
+            NodeJoined(time_s=4.0, node="n3"),
+        ),
+    )
+    assert parse_events(events_text(trace)) == (trace, None)
+    n = [f"n{i}" for i in range(4)]
+    assert list(trace.present()) == [(0.0, frozenset(n[:3])), (4.0, frozenset(n[1:]))]
+
+
+@pytest.mark.parametrize("kind", EVENT_KINDS)
+def test_generated_traces_are_whole_alike_for_a_seed_and_belong_to_their_cluster(kind: str) -> None:
+    cluster = load_cluster("3x4xA100-80G+2x2xT4")
+    for seed in range(20):
+        trace = generate_events(cluster, kind, length_s=2 * 86400.0, seed=seed)
+        assert first_fault(trace) is None
+        check_events(trace, cluster)
+        assert trace == generate_events(cluster, kind, length_s=2 * 86400.0, seed=seed)
+        assert trace.end_s <= 2 * 86400.0
+        assert parse_events(events_text(trace))[0] == trace
+    one, other = (generate_events(cluster, kind, length_s=2e5, seed=seed) for seed in (1, 2))
+    assert one.events and one.events != other.events
+
+
+def test_shuffled_events_are_faults_and_so_is_each_broken_rule() -> None:
+    cluster = load_cluster("6x2xT4")
+    rng = random.Random(3)
+    for seed in range(30):
+        trace = generate_events(cluster, "preemption", length_s=3e5, seed=seed)
+        events = list(trace.events)
+        rng.shuffle(events)
+        if [e.time_s for e in events] != sorted(e.time_s for e in events):
+            assert first_fault(replace(trace, events=tuple(events))) is not None
+        # Leaving a loss out leaves its node there when it joins again, or nothing is wrong.
+        lost = [place for place, event in enumerate(trace.events) if isinstance(event, NodeLost)]
+        for place in lost:
+            rest = trace.events[:place] + trace.events[place + 1 :]
+            node = trace.events[place].node  # type: ignore[union-attr]
+            again = any(isinstance(e, NodeJoined) and e.node == node for e in trace.events[place:])
+            assert (first_fault(replace(trace, events=rest)) is not None) == again
+
+
+@pytest.mark.parametrize(
+    ("text", "key", "message"),
+    [
+        ("", None, "is empty"),
+        ("[1]\n", "line 1", "is not a JSON object"),
+        ('{"schema": "x", "version": 1, "nodes": 1}\n', "line 1.schema", "not a trace of this version"),
+        ('{"schema": "shardwise.events", "version": 2, "nodes": 1}\n', "line 1.schema", "of this version"),
+        (HEAD + '{"time_s": 1, "kind": "lost", "node": "n1"', None, ""),  # torn at the end: dropped
+        (HEAD + '{"time_s": 1, "kin\n' + LOST, "line 2", "is not a JSON object"),
+        (HEAD + LOST + '{"time_s": 9, "kind": "joined", "node": "n1"}\n', "line 3", "is earlier"),
+        (HEAD + LOST + LOST, "line 3", "is lost already"),
+        (HEAD + '{"time_s": 1, "kind": "joined", "node": "n0"}\n', "line 2", "is there already"),
+        (HEAD + '{"time_s": 1, "kind": "lost", "node": "n7"}\n', "line 2", "none of n0 to n2"),
+        (HEAD + '{"time_s": 1, "kind": "lost", "node": "n01"}\n', "line 2", "none of n0 to n2"),
+        (HEAD + '{"time_s": -1, "kind": "lost", "node": "n1"}\n', "line 2.time_s", "not a number in range"),
+        (HEAD + '{"time_s": NaN, "kind": "lost", "node": "n1"}\n', "line 2", "not finite"),
+        (HEAD + '{"time_s": 1, "kind": "gone", "node": "n1"}\n', "line 2.kind", ""),
+        (HEAD + '{"time_s": 1, "kind": "lost", "node": "n1", "why": 1}\n', "line 2.why", ""),
+        (HEAD + '{"time_s": 1, "kind": "link", "link": "a", "bytes_per_s": -1}\n', "line 2.bytes_per_s", ""),
+        (HEAD + '{"time_s": 1, "kind": "link", "link": "a"}\n', "line 2.bytes_per_s", "is missing"),
+        (HEAD + '{"time_s": 1, "kind": "sites", "sites": ["a", "b"], "latency_s": 1}\n', "line 2", "sites"),
+        (HEAD + '{"time_s": 9, "kind": "notice", "node": "n1", "lost_at_s": 3}\n', "line 2", "past"),
+        (HEAD + '{"time_s": 9, "kind": "slow", "where": "d0", "speed": -0.5}\n', "line 2.speed", ""),
+        (HEAD[:-2] + ', "absent": ["n9"]}\n', "line 1.absent", "a node that is none"),
+        (HEAD[:-2] + ', "nodes": 4}\n', "line 1", "twice"),
+    ],
+)  # fmt: skip
+def test_a_wrong_line_is_named(text: str, key: str | None, message: str) -> None:
+    if text == HEAD + '{"time_s": 1, "kind": "lost", "node": "n1"':
+        trace, told = parse_events(text, file="t.jsonl")
+        assert trace.events == () and told is not None and "line 2 ends in its middle" in told
+        return
+    with pytest.raises(ConfigError) as caught:
+        parse_events(text, file="t.jsonl")
+    assert caught.value.file == "t.jsonl"
+    assert caught.value.key == key and message in caught.value.message
+
+
+def test_a_whole_last_line_without_an_end_is_kept() -> None:
+    trace, told = parse_events(HEAD + LOST.rstrip("\n"))
+    assert trace.events == (NodeLost(time_s=10.0, node="n1"),) and told is None
+
+
+def test_a_trace_of_another_cluster_is_refused() -> None:
+    cluster = load_cluster("2x2xT4")
+    good = EventTrace(nodes=2, events=(LinkChange(time_s=0.0, link="n0>s1g0", bytes_per_s=1.0),))
+    check_events(good, cluster)
+    for bad, key in (
+        (replace(good, nodes=3), "nodes"),
+        (replace(good, events=(LinkChange(time_s=0.0, link="n9>s1g0", bytes_per_s=1.0),)), "link"),
+        (replace(good, events=(Slowdown(time_s=0.0, where="d4", speed=0.5),)), "where"),
+        (replace(good, events=(Slowdown(time_s=0.0, where="n2", speed=0.5),)), "where"),
+    ):
+        with pytest.raises(ConfigError) as caught:
+            check_events(bad, cluster)
+        assert caught.value.key == key
+
+
+def test_added_and_removed_nodes_become_a_trace(tmp_path: Path) -> None:
+    path = tmp_path / "spot.csv"
+    path.write_text(
+        "1000,add,b\n1000,add,a\n3000,remove,b\n2000,add,c\n4000,add,c\n5000,remove,x\n6000,add,b\n"
+    )
+    trace, told = convert_events(str(path), per_node=1)
+    # b, a and c are n0, n1, n2 as they come by time; x is n3, which is removed without being there.
+    assert trace.nodes == 4 and trace.absent == {"n0", "n1", "n2", "n3"}
+    assert [(event.time_s, type(event).__name__, event.node) for event in trace.events] == [  # type: ignore[union-attr]
+        (0.0, "NodeJoined", "n0"), (0.0, "NodeJoined", "n1"), (1.0, "NodeJoined", "n2"),
+        (2.0, "NodeLost", "n0"), (5.0, "NodeJoined", "n0"),
+    ]  # fmt: skip
+    assert told == [
+        "1 lines are earlier than the one before them: sorted by time",
+        "2 lines add a node that is there or remove one that is not: skipped",
+    ]
+    assert first_fault(trace) is None
+
+
+def test_counts_become_nodes_of_which_the_first_are_there(tmp_path: Path) -> None:
+    path = tmp_path / "counts.csv"
+    path.write_text("2021-12-10, 13:00:00, 8\n2021-12-10, 13:01:00, 17\n2021-12-10, 13:03:00, 3\n")
+    trace, told = convert_events(str(path), per_node=4)
+    assert trace.nodes == 4 and trace.absent == frozenset({"n2", "n3"}) and not told
+    assert [(start, len(there)) for start, there in trace.present()] == [(0.0, 2), (60.0, 4), (180.0, 0)]
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "a,b\n", "1,add\n2,add,x\n", "1,add,a\nx,add,b\n", "2021-13-40, 1, 3\n", "i,Timestamp,z\n0,x,3\n"],
+)
+def test_other_csv_files_are_refused_by_line(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "bad.csv"
+    path.write_text(text)
+    with pytest.raises(ConfigError):
+        convert_events(str(path), per_node=1)
+
+
+@pytest.mark.parametrize("path", sorted(REAL.glob("*.csv")), ids=lambda path: path.stem)
+def test_the_real_traces_convert_without_fault(path: Path) -> None:
+    trace, _ = convert_events(str(path), per_node=1)
+    assert first_fault(trace) is None and trace.events
+    assert parse_events(events_text(trace))[0] == trace
+
+
+def test_events_are_read_from_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "t.jsonl"
+    path.write_text(HEAD + LOST)
+    assert load_events(str(path))[0].events == (NodeLost(time_s=10.0, node="n1"),)
