@@ -39,6 +39,24 @@ def tile_fill(m: Quantity, n: Quantity, tile_m: Quantity, tile_n: Quantity, unit
     return m * n / (waves * units * tile_m * tile_n)
 
 
+def sum_parts(
+    m: Quantity,
+    n: Quantity,
+    k: Quantity,
+    *,
+    tile_m: Quantity,
+    tile_n: Quantity,
+    units: Quantity,
+    least: Quantity,
+) -> Quantity:
+    """Into how many parts, each a product of its own, the sum of [m, k] x [k, n] is divided where the output
+    has fewer tiles than there are processors: as many as those can take, of `least` summands or more. At
+    least 1. (Split-k kernels.)
+    """
+    tiles = ceil_div(m, tile_m) * ceil_div(n, tile_n)
+    return np.maximum(1.0, np.minimum(units // tiles, k // least))
+
+
 def matmul_efficiency(
     m: Quantity,
     n: Quantity,

@@ -28,7 +28,8 @@ class Work:
     over `batch` (batch and heads) of `m` queries and `n` keys, `k` wide, with values of `v`; `causal` halves
     it, `window` limits each query to so many keys. `memory`: `moved` tensors. `serial` are the dims whose
     steps cannot run side by side (the time of a recurrent layer): the work is that of one step,
-    a kernel each.
+    a kernel each. `splits_sums` tells that the kernel of a weight's gradient divides its sum among processors
+    that would stand idle (convolutions, whose weights are small and sums long).
     """
 
     kind: Literal["matmul", "attention", "memory"]
@@ -39,6 +40,7 @@ class Work:
     v: tuple[str, ...] = ()
     moved: tuple[Moved, ...] = ()
     serial: tuple[str, ...] = ()
+    splits_sums: bool = False
     causal: bool = False
     window: int | None = None
 

@@ -39,6 +39,19 @@ def test_tile_and_wave_quantisation(m: int, n: int, units: int, expected: float)
 
 
 @pytest.mark.parametrize(
+    ("m", "n", "k", "expected"),
+    [
+        (6, 10, 1000, 3),  # 2 x 3 tiles of 4 x 4: 20 processors take 3 parts of each
+        (6, 10, 250, 2),  # of 100 summands or more
+        (6, 10, 50, 1),
+        (40, 40, 1000, 1),  # 100 tiles
+    ],
+)
+def test_idle_processors_take_parts_of_a_sum(m: int, n: int, k: int, expected: int) -> None:
+    assert compute.sum_parts(m, n, k, tile_m=4, tile_n=4, units=20, least=100) == expected
+
+
+@pytest.mark.parametrize(
     ("small_tile_fraction", "expected"),
     [
         (0.5, 0.375),  # full tiles fill 0.625, small ones 0.5 * 60 / (8 * 2 * 4) = 0.469: 0.8 * 3/4 * 0.625

@@ -153,8 +153,8 @@ CASES = {
     ),
     # Copies 2*96; gradients are views.
     "concat": Counted(operator("concat", "b k, b n -> b kn", SIZES), forward_bytes=2 * 2 * 192),
-    # Forward a view; backward reads 2*32 and writes 2*64.
-    "slice": Counted(operator("slice", "b n -> b k", SIZES, start=32), backward_bytes=2 * (128 + 64)),
+    # Forward a view; backward reads 2*32 and writes them in their place.
+    "slice": Counted(operator("slice", "b n -> b k", SIZES, start=32), backward_bytes=2 * 2 * 64),
     # 16 steps of 4*64 gates: the input's 32 and the state's 64 products for each of 2 rows. Between them
     # gates three times and 64 of state three times, backward twice and four times. Keeps inputs, states,
     # gates and cells.

@@ -102,9 +102,21 @@ def _matmul(ground: Ground, choices: Choices, work: Work, needs: Needs) -> Times
     if needs.left:
         backward_s = backward_s + product(m, k, n) + cast(m * n)
     if needs.right:
-        backward_s = backward_s + product(k, n, m)
+        parts = _sum_parts(ground, k, n, m) if work.splits_sums else 1.0
+        backward_s = backward_s + product(k * parts, n, m / parts)
     steps = _steps(choices, work)
     return Times(steps * forward_s, steps * backward_s)
+
+
+SPLIT_SUM = 1024.0
+"""The fewest summands that are worth a part of a sum of its own."""
+
+
+def _sum_parts(ground: Ground, rows: Values, columns: Values, inner: Values) -> Any:
+    curve = ground.machine.efficiency.matmul
+    return compute.sum_parts(
+        rows, columns, inner, tile_m=curve.tile_m, tile_n=curve.tile_n, units=curve.units, least=SPLIT_SUM
+    )
 
 
 def _memory(ground: Ground, choices: Choices, work: Work) -> Times:

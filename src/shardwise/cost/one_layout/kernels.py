@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import prod
+from math import ceil, prod
 
 from shardwise.cost.one_layout.rank import Rank
 from shardwise.equations import compute
@@ -114,7 +114,13 @@ def _products(rank: Rank, sizes: Extents, work: Work, left: bool, right: bool) -
     if left:
         backward_s += _product_s(rank, batch, m, k, n, is_batched) + _memory_s(rank, m * n * cast)
     if right:
-        backward_s += _product_s(rank, batch, k, n, m, is_batched)
+        parts = 1.0
+        if work.splits_sums:
+            # Processors without a tile of the weight's gradient take a part of its sum, of 1024 or more.
+            curve = rank.machine.efficiency.matmul
+            tiles = ceil(k / curve.tile_m) * ceil(n / curve.tile_n)
+            parts = float(max(1, min(curve.units // tiles, m // 1024)))
+        backward_s += _product_s(rank, batch, k * parts, n, m / parts, is_batched)
     return Seconds(forward_s, backward_s)
 
 

@@ -123,7 +123,7 @@ def _convolution_work(op: OpNode) -> tuple[Work, ...]:
     rows = without(after, (made,))
     if read == made:
         return (Work(kind="matmul", batch=(made,), m=rows, k=kernel),)
-    return (Work(kind="matmul", m=rows, n=(made,), k=weight[1:]),)
+    return (Work(kind="matmul", m=rows, n=(made,), k=weight[1:], splits_sums=True),)
 
 
 def _convolution_kept(op: OpNode) -> Kept:

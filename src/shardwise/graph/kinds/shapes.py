@@ -207,8 +207,8 @@ def _slice_rules(op: OpNode) -> tuple[Rule, ...]:
 
 
 def _slice_work(op: OpNode) -> tuple[Work, ...]:
-    """Forward is a view; backward writes the gradient among zeros."""
-    return (Work(kind="memory", moved=(Moved(op.inputs[0].dims, 0.0, 1.0), Moved(op.output, 0.0, 1.0))),)
+    """Forward is a view; backward puts the gradient in its place."""
+    return (Work(kind="memory", moved=(Moved(op.output, 0.0, 2.0),)),)
 
 
 SLICE = Kind(
