@@ -53,8 +53,11 @@ SEARCHES = {
     "frontier_llama70b_64": Job("llama-3.1-70b", "8x8xH100-SXM", 8192, 256, is_frontier=True),
 }
 
-WITH_WORKERS = ("deepseek_v3_2048", "frontier_llama70b_64", "qwen3_235b_512")
-"""The searches that take more than two seconds."""
+OVER_TWO_SECONDS = ("deepseek_v3_2048", "frontier_llama70b_64")
+"""The searches that take more than two seconds in one process."""
+
+WITH_WORKERS = (*OVER_TWO_SECONDS, "qwen3_235b_512")
+"""These, and the next longest."""
 
 GROWTH = {
     f"growth_{devices}": Job("llama-3.1-70b", f"{devices // 8}x8xH100-SXM", 8192, max(2 * devices, 64))

@@ -5,6 +5,7 @@ What a task does depends on the task alone, so the results do not depend on how 
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import multiprocessing.connection
 import signal
@@ -103,6 +104,8 @@ class Lanes(Generic[Task, Answer]):
 def _serve(pipe: Connection, work: Callable[[Any], Any]) -> None:
     """Answers tasks until the pipe closes. An interrupt is for the process that started this one."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # What was there before is not looked through for garbage: its pages stay shared with the other processes.
+    gc.freeze()
     while True:
         try:
             task = pipe.recv()
