@@ -303,6 +303,10 @@ def test_arguments_that_cannot_be_used(
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
+def test_device_counts_are_parts_of_the_cluster(run: Run) -> None:
+    refused(run(*NODES, "--devices", "1,3"), "--devices", "found 3", "1 to 2, 4")
+
+
 def test_an_input_is_not_overwritten(run: Run, tmp_path: Path) -> None:
     path = tmp_path / "frontier.json"
     path.write_text(json.dumps({"name": "mine", "nodes": [{"device": "L4", "count": 2}]}))

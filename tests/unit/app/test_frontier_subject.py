@@ -106,6 +106,7 @@ def options(**given: str) -> FrontierOptions:
     [
         ("time", inf, [4], (1.0, 4)),
         ("time", 3.0, [4], (2.0, 4)),
+        ("time", 2.0, [4], (2.0, 4)),  # just enough
         ("devices", inf, [1], (8.0, 1)),
         ("devices", 4.0, [1, 2], (3.0, 2)),
         ("profile", inf, [1, 2, 4], None),

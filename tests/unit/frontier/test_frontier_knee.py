@@ -28,6 +28,7 @@ def test_of_equals_the_first() -> None:
         [[1.0, 2.0], [2.0, 1.0]],
         np.exp2([[0.0, 2.0], [1.0, 1.0], [2.0, 0.0]]),  # on the chord
         np.exp2([[0.0, 2.0], [1.0, 1.9], [2.0, 0.0]]),  # above it
+        [[3.0**k, 7.0 ** (5 - k)] for k in range(6)],  # on the chord, but for rounding
     ],
 )
 def test_without_a_bend_there_is_none(points: object) -> None:
