@@ -37,13 +37,17 @@ FRONTIERS = {
 }
 
 
+def source_of(job: Job) -> StrategyCurves:
+    """What yields the curves of a job."""
+    model, cluster = load_model(job.model), load_cluster(job.cluster)
+    asked = default_job(model, cluster, seq_len=job.seq_len, global_batch_size=job.batch)
+    return StrategyCurves(Question(model=model, cluster=cluster, job=asked))
+
+
 def figures(name: str) -> dict[str, float]:
     """The curves of one job with their CPU seconds, cold (caches of schedule tables are empty)."""
     job = FRONTIERS[name]
-    model, cluster = load_model(job.model), load_cluster(job.cluster)
-    asked = default_job(model, cluster, seq_len=job.seq_len, global_batch_size=job.batch)
-    source = StrategyCurves(Question(model=model, cluster=cluster, job=asked))
-    curves = curves_for(source, mode=job.mode, sizes=None, limit_bytes=inf)
+    curves = curves_for(source_of(job), mode=job.mode, sizes=None, limit_bytes=inf)
     whole = [curve for curve in curves if isinstance(curve, StrategyCurve)]
     return {
         "device_counts": float(len(whole)),
