@@ -16,7 +16,7 @@ from shardwise.runtime.initial import initialise
 from shardwise.runtime.job import Job, StepResult, parallelize
 from shardwise.runtime.modules import Stage, reference_module
 from shardwise.runtime.team import RankLost, Report, Team
-from shardwise.runtime.train import SYNTHETIC, StepRecord, TrainOptions, samples_of, train
+from shardwise.runtime.train import SYNTHETIC, StepRecord, TrainOptions, resumed_options, samples_of, train
 
 __all__ = [
     "SYNTHETIC",
@@ -36,6 +36,7 @@ __all__ = [
     "initialise",
     "parallelize",
     "reference_module",
+    "resumed_options",
     "samples_of",
     "train",
 ]

@@ -100,12 +100,15 @@ class Job:
 
     def _counted(self) -> Iterable[nn.Parameter]:
         """Parameters that belong to the gradient norm: of tied copies the first."""
-        last = self.plan.schedule.stages - 1
         for index, stage in self.stages:
             for name, parameter in stage.named_parameters():
-                is_copy = self._tie is not None and index == last and name == "head.output.weight"
-                if not is_copy:
+                if not self.is_copy(index, name):
                     yield parameter
+
+    def is_copy(self, index: int, name: str) -> bool:
+        """Whether parameter `name` of stage `index` is the second copy of a tied weight."""
+        is_last = index == self.plan.schedule.stages - 1
+        return self._tie is not None and is_last and name == "head.output.weight"
 
     def _own(self, batch: Tensor) -> tuple[Tensor, Tensor]:
         """This rank's tokens and targets, each (microbatches, rows, tokens): replica d takes the d-th part of

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from shardwise.errors import ConfigError
 from shardwise.plan import Plan
+from shardwise.runtime.checkpoint import load, resumable, save
 from shardwise.runtime.data import Samples, Synthetic, TokenFile
 from shardwise.runtime.initial import initialise
 from shardwise.runtime.job import parallelize
@@ -17,12 +19,20 @@ SYNTHETIC = "synthetic"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainOptions:
-    """What `train` is asked for beside the plan. `data` is `synthetic` or the path of a token file."""
+    """What `train` is asked for beside the plan. `data` is `synthetic` or the path of a token file.
+
+    With `checkpoint` (a folder) the job is saved there after every `checkpoint_every` steps and at the end.
+    It goes on from the checkpoint in the folder `resumed`, after its `start` steps, where one is given.
+    """
 
     steps: int
     data: str = SYNTHETIC
     lr: float = 1e-3
     seed: int = 0
+    checkpoint: str | None = None
+    checkpoint_every: int = 100
+    resumed: str | None = None
+    start: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +63,7 @@ def samples_of(plan: Plan, options: TrainOptions) -> Samples:
 
 
 def train(report: Callable[[StepRecord], None], plan: Plan, options: TrainOptions) -> None:
-    """Train a fresh model under `plan` for `options.steps` steps; call it on every rank of the process group.
+    """Train under `plan` until `options.steps` steps are done; call it on every rank of the process group.
 
     `report` gets a record of every step, the same on every rank but for the clock.
     """
@@ -61,7 +71,9 @@ def train(report: Callable[[StepRecord], None], plan: Plan, options: TrainOption
     module = reference_module(plan.model)
     initialise(module, seed=options.seed, layers=plan.model.layers)
     job = parallelize(module, plan, lr=options.lr)
-    for step in range(options.steps):
+    if options.resumed is not None:
+        load(job, options.resumed)
+    for step in range(options.start, options.steps):
         batch = samples.batch(step)
         start_s = time.perf_counter()
         result = job.step(batch)
@@ -74,3 +86,22 @@ def train(report: Callable[[StepRecord], None], plan: Plan, options: TrainOption
                 tokens=(step + 1) * plan.job.global_batch_size * plan.job.seq_len,
             )
         )
+        is_due = (step + 1) % options.checkpoint_every == 0 or step + 1 == options.steps
+        if options.checkpoint is not None and is_due:
+            save(job, options.checkpoint, step=step + 1, seed=options.seed, data=options.data)
+
+
+def resumed_options(options: TrainOptions, plan: Plan) -> TrainOptions:
+    """`options` to go on from the newest checkpoint in `options.checkpoint`, with its seed. ConfigError where
+    there is none, or it is of another run than `plan` and `options` ask for."""
+    if options.checkpoint is None:
+        raise ConfigError("needs --checkpoint", key="--resume", allowed="--checkpoint DIR --resume")
+    folder, manifest = resumable(plan, options.checkpoint)
+    if manifest.data != options.data:
+        raise ConfigError("is not the checkpoint's", key="--data", found=options.data, allowed=manifest.data)
+    if manifest.step >= options.steps:
+        raise ConfigError(
+            "is not beyond the checkpoint", key="--steps", found=str(options.steps),
+            allowed=f"more than the {manifest.step} that are done",
+        )  # fmt: skip
+    return replace(options, resumed=folder, start=manifest.step, seed=manifest.seed)

@@ -364,6 +364,14 @@ def train(
         str | None,
         typer.Option(metavar="FILE", help="Write a line of JSON for every step.", show_default=False),
     ] = None,
+    checkpoint: Annotated[
+        str | None,
+        typer.Option(metavar="DIR", help="Save the job here, at the end and on the way.", show_default=False),
+    ] = None,
+    checkpoint_every: Annotated[str, typer.Option(metavar="N", help="Steps between checkpoints.")] = "100",
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on from the newest checkpoint, under this plan.")
+    ] = False,
 ) -> Output:
     """Train as a plan says, on PyTorch; a cluster of cpu devices is as many processes of this machine."""
     from shardwise.app.cli import request, training
@@ -375,6 +383,9 @@ def train(
         lr=request.fraction("--lr", lr, default=0.0, low=0.0, high=10.0),
         seed=request.count("--seed", seed, low=0),
         log=log,
+        checkpoint=checkpoint,
+        checkpoint_every=request.count("--checkpoint-every", checkpoint_every),
+        resume=resume,
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shlex
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from statistics import median
@@ -58,7 +59,18 @@ class _Run:
         return json.dumps(document) + "\n"
 
 
-def trained(path: str, *, data: str, steps: int, lr: float, seed: int, log: str | None) -> Output:
+def trained(
+    path: str,
+    *,
+    data: str,
+    steps: int,
+    lr: float,
+    seed: int,
+    log: str | None,
+    checkpoint: str | None,
+    checkpoint_every: int,
+    resume: bool,
+) -> Output:
     """Train under the plan file at `path`, on processes of this machine or on those that torchrun started.
 
     ConfigError where the plan cannot be run here; exit code 1 where a rank is lost.
@@ -66,10 +78,29 @@ def trained(path: str, *, data: str, steps: int, lr: float, seed: int, log: str 
     if log is not None:
         writable("--log", log, inputs=(path, data))
     plan = read_plan(path)
-    from shardwise.runtime import RankLost, Team, TrainOptions, check_runnable, samples_of, train
+    from shardwise.runtime import (
+        RankLost,
+        Team,
+        TrainOptions,
+        check_runnable,
+        resumed_options,
+        samples_of,
+        train,
+    )
 
-    options = TrainOptions(steps=steps, data=data, lr=lr, seed=seed)
+    options = TrainOptions(
+        steps=steps,
+        data=data,
+        lr=lr,
+        seed=seed,
+        checkpoint=checkpoint,
+        checkpoint_every=checkpoint_every,
+    )
     check_runnable(plan)
+    if checkpoint is not None:
+        _make_folder(checkpoint)
+    if resume:
+        options = resumed_options(options, plan)
     samples_of(plan, options).batch(0)
     run = _Run(plan=plan, steps=options.steps)
     if TORCHRUN_VARIABLE in os.environ:
@@ -78,7 +109,7 @@ def trained(path: str, *, data: str, steps: int, lr: float, seed: int, log: str 
         with _showing(run, log) as report, Team(plan.cluster.devices) as team:
             team.run(plan.cluster.devices, train, plan, options, report=report)
     except RankLost as error:
-        return Output(talk=_lost(error, run), code=FAILED)
+        return Output(talk=_lost(error, run, path, options), code=FAILED)
     return _summary(run)
 
 
@@ -123,9 +154,24 @@ def _opened(path: str) -> contextlib.AbstractContextManager[Any]:
         raise ConfigError(f"cannot be written: {why}", file=printable(path), key="--log") from None
 
 
-def _lost(error: RankLost, run: _Run) -> list[str]:
+def _make_folder(path: str) -> None:
+    try:
+        os.makedirs(path, exist_ok=True)
+    except OSError as error:
+        why = (error.strerror or str(error)).lower()
+        raise ConfigError(f"cannot be made: {why}", file=printable(path), key="--checkpoint") from None
+    if not os.access(path, os.W_OK | os.X_OK):
+        raise ConfigError("cannot be written to", file=printable(path), key="--checkpoint")
+
+
+def _lost(error: RankLost, run: _Run, path: str, options: TrainOptions) -> list[str]:
     after = f"after step {run.records[-1].step}" if run.records else "before the first step"
     lines = [f"shardwise: error: {error} {after}; the other ranks were ended"]
+    if options.checkpoint is not None:
+        words_again = ("shardwise", "train", path, "--data", options.data, "--steps", str(options.steps),
+                       "--lr", f"{options.lr:g}", "--checkpoint", options.checkpoint,
+                       "--checkpoint-every", str(options.checkpoint_every), "--resume")  # fmt: skip
+        lines.append(f"  to go on from the last checkpoint: {shlex.join(words_again)}")
     if os.environ.get("SHARDWISE_DEBUG") and error.details:
         lines.append(error.details)
     return lines

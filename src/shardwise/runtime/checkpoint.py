@@ -1,0 +1,117 @@
+"""Saves a job and loads it, under the same plan or another, by PyTorch's distributed checkpoint."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import warnings
+from typing import Any
+
+import torch
+from torch import Tensor, distributed
+from torch.distributed import checkpoint
+
+from shardwise.errors import ConfigError
+from shardwise.plan import Plan, document_hash, plan_document
+from shardwise.runtime.job import Job
+from shardwise.runtime.manifest import Manifest, commit, files_in, folder_of, model_hash, newest, prune
+
+_STATES = {"adamw": ("step", "exp_avg", "exp_avg_sq"), "sgd": ("momentum_buffer",)}
+"""What each optimizer keeps per parameter; `step` is a number, all else is like the parameter."""
+
+
+def save(job: Job, root: str, *, step: int, seed: int, data: str) -> None:
+    """Save `job` after `step` steps into its own folder of `root`; call it on every rank.
+
+    The files are written first; the manifest, once all are there, makes them a checkpoint.
+    """
+    folder = folder_of(root, step)
+    if distributed.get_rank() == 0:
+        shutil.rmtree(folder, ignore_errors=True)  # what a run that was ended here has left
+        os.makedirs(folder)
+    distributed.barrier()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of being the only process, of plain tensors
+        checkpoint.save(_state(job), checkpoint_id=folder)
+    distributed.barrier()
+    if distributed.get_rank() == 0:
+        plan = job.plan
+        commit(
+            folder,
+            Manifest(
+                step=step,
+                seed=seed,
+                data=data,
+                optimizer=plan.job.optimizer,
+                global_batch_size=plan.job.global_batch_size,
+                seq_len=plan.job.seq_len,
+                model=model_hash(plan.model.config),
+                plan=document_hash(plan_document(plan)),
+                files=files_in(folder),
+            ),
+        )
+        prune(root)
+    distributed.barrier()
+
+
+def load(job: Job, folder: str) -> None:
+    """Put the checkpoint in `folder` into `job`, however it was divided when it was saved; on every rank."""
+    for _, _, parameter in _named(job):
+        states = job.optimizer.state[parameter]
+        for name in _STATES[job.plan.job.optimizer]:
+            states[name] = torch.zeros(()) if name == "step" else torch.zeros_like(parameter)
+    state = _state(job)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        checkpoint.load(state, checkpoint_id=folder)
+    with torch.no_grad():  # of two copies on one rank, only the second has been filled
+        for index, name, parameter in _named(job):
+            whole = _whole_name(job, index, name)
+            parameter.copy_(state[f"model.{whole}"])
+            for key, value in job.optimizer.state[parameter].items():
+                value.copy_(state[f"optimizer.{whole}.{key}"])
+
+
+def resumable(plan: Plan, root: str) -> tuple[str, Manifest]:
+    """The newest checkpoint in `root`, where a run under `plan` can go on from it. ConfigError where not."""
+    folder, manifest = newest(root)
+    job = plan.job
+    wanted: dict[str, Any] = {
+        "model": model_hash(plan.model.config),
+        "optimizer": job.optimizer,
+        "global_batch_size": job.global_batch_size,
+        "seq_len": job.seq_len,
+    }
+    for key, value in wanted.items():
+        if getattr(manifest, key) != value:
+            raise ConfigError(
+                "is not the plan's",
+                file=folder,
+                key=key,
+                found=str(getattr(manifest, key)),
+                allowed=str(value),
+            )
+    return folder, manifest
+
+
+def _named(job: Job) -> list[tuple[int, str, Any]]:
+    """This rank's parameters with their stages and names."""
+    return [(index, name, p) for index, stage in job.stages for name, p in stage.named_parameters()]
+
+
+def _whole_name(job: Job, index: int, name: str) -> str:
+    """The name in the whole model: a copy of the embedding at the other end is the embedding."""
+    return "embedding.tokens.weight" if job.is_copy(index, name) else name
+
+
+def _state(job: Job) -> dict[str, Tensor]:
+    """Parameters and optimizer states of this rank by the names of the whole model; the tensors themselves,
+    so that loading fills them."""
+    state: dict[str, Tensor] = {}
+    for index, name, parameter in _named(job):
+        whole = _whole_name(job, index, name)
+        state[f"model.{whole}"] = parameter.data
+        for key, value in job.optimizer.state[parameter].items():
+            if value is not None:
+                state[f"optimizer.{whole}.{key}"] = value
+    return state

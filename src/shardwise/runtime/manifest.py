@@ -1,0 +1,143 @@
+"""The manifest of a checkpoint: written last, it is what makes a checkpoint one.
+
+A checkpoint is a folder `step-00000020` with the files that PyTorch's distributed checkpoint wrote and a
+`manifest.json` that lists them with sizes and hashes. A folder without a manifest was never finished.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+
+from shardwise.errors import ConfigError
+from shardwise.inputs import Fields, read_mapping
+from shardwise.plan import write_file
+
+SCHEMA = "shardwise.checkpoint"
+VERSION = 1
+MANIFEST = "manifest.json"
+KEPT = 2
+"""How many finished checkpoints stay."""
+
+_FOLDER = re.compile(r"step-([0-9]{8})")
+_MAX_FILES_BYTES = 8 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest:
+    """What was saved: after how many steps, of which run, in which files (size in bytes, SHA-256)."""
+
+    step: int
+    seed: int
+    data: str
+    optimizer: str
+    global_batch_size: int
+    seq_len: int
+    model: str
+    """Hash of the model's config."""
+    plan: str
+    """Hash of the plan that it ran under."""
+    files: Mapping[str, tuple[int, str]]
+
+
+def folder_of(root: str, step: int) -> str:
+    return os.path.join(root, f"step-{step:08d}")
+
+
+def model_hash(config: Mapping[str, object]) -> str:
+    """Of all that a model's config says but its name."""
+    body = {key: value for key, value in config.items() if key not in ("name", "_name_or_path")}
+    return "sha256:" + hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
+
+
+def files_in(folder: str) -> dict[str, tuple[int, str]]:
+    """Every file of a checkpoint with its size and hash."""
+    names = sorted(name for name in os.listdir(folder) if name != MANIFEST)
+    return {name: _measured(os.path.join(folder, name)) for name in names}
+
+
+def _measured(path: str) -> tuple[int, str]:
+    with open(path, "rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    return os.path.getsize(path), digest
+
+
+def commit(folder: str, manifest: Manifest) -> None:
+    """Make the files in `folder` a checkpoint."""
+    document = {"schema": SCHEMA, "version": VERSION, **asdict(manifest)}
+    write_file(os.path.join(folder, MANIFEST), json.dumps(document, indent=1).encode())
+
+
+def prune(root: str) -> None:
+    """Remove all but the newest finished checkpoints, and what was never finished before them."""
+    for step in finished(root)[:-KEPT]:
+        shutil.rmtree(folder_of(root, step))
+
+
+def finished(root: str) -> list[int]:
+    """The steps of all finished checkpoints in `root`, ascending."""
+    if not os.path.isdir(root):
+        return []
+    steps = [int(match[1]) for name in os.listdir(root) if (match := _FOLDER.fullmatch(name))]
+    return sorted(step for step in steps if os.path.isfile(os.path.join(folder_of(root, step), MANIFEST)))
+
+
+def newest(root: str) -> tuple[str, Manifest]:
+    """The newest finished checkpoint in `root`, its files as they were written. ConfigError where there is
+    none or a file was changed."""
+    steps = finished(root)
+    if not steps:
+        raise ConfigError(
+            "has no finished checkpoint", file=root, found="none", allowed="step-*/manifest.json"
+        )
+    folder = folder_of(root, steps[-1])
+    manifest = read_manifest(os.path.join(folder, MANIFEST))
+    found = files_in(folder)
+    for name, measured in manifest.files.items():
+        if found.get(name) != measured:
+            raise ConfigError(
+                "is not the file that the checkpoint was finished with",
+                file=os.path.join(folder, name),
+                found="nothing" if name not in found else f"{found[name][0]} bytes, another hash",
+                allowed=f"{measured[0]} bytes as in {MANIFEST}",
+            )
+    return folder, manifest
+
+
+def read_manifest(path: str) -> Manifest:
+    """The manifest at `path`. ConfigError for another kind of file and for a newer version."""
+    fields = Fields(read_mapping(path, max_bytes=_MAX_FILES_BYTES), file=path)
+    fields.choice("schema", (SCHEMA,))
+    version = fields.integer("version", low=1, high=10**9)
+    if version > VERSION:
+        raise fields.error(
+            "version", "is newer than this shardwise reads", found=str(version), allowed=str(VERSION)
+        )
+    listed = fields.mapping("files")
+    manifest = Manifest(
+        step=fields.integer("step", low=0, high=10**9),
+        seed=fields.integer("seed", low=0, high=10**9),
+        data=fields.text("data", max_length=4096),
+        optimizer=fields.text("optimizer"),
+        global_batch_size=fields.integer("global_batch_size", low=1, high=10**9),
+        seq_len=fields.integer("seq_len", low=1, high=10**9),
+        model=fields.text("model"),
+        plan=fields.text("plan"),
+        files={name: _file_entry(listed, name) for name in listed.names},
+    )
+    fields.finish()
+    return manifest
+
+
+def _file_entry(fields: Fields, name: str) -> tuple[int, str]:
+    if os.path.basename(name) != name or name in (".", ".."):
+        raise fields.error(name, "is not the name of a file in the checkpoint", found=name)
+    entry = fields.sequence(name, low=2, high=2)
+    if len(entry) != 2 or not isinstance(entry[0], int) or not isinstance(entry[1], str):
+        raise fields.error(name, "is not a size and a hash")
+    return entry[0], entry[1]
