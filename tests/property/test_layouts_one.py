@@ -13,6 +13,8 @@ import shardwise.cost.one_layout
 from shardwise.cluster import Mesh, load_cluster, mesh_of
 from shardwise.cost.layouts.chain import layout_chain
 from shardwise.cost.layouts.columns import Columns
+from shardwise.cost.layouts.forms import value_forms
+from shardwise.cost.layouts.storage import brought
 from shardwise.cost.one_layout import LayoutPrice, price_layout
 from shardwise.cost.training import Training
 from shardwise.frontier import Chain
@@ -126,13 +128,41 @@ def test_the_walk_shares_no_code_with_the_chain() -> None:
     assert {name for name in taken if not name.startswith("shardwise.cost.one_layout")} <= allowed
 
 
-def test_gradients_that_hide_beside_nothing_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The broken twin."""
+def _blocked(columns: Columns, seconds: object, overlap: object) -> None:
+    columns.blocked(seconds)
 
-    def blocked(columns: Columns, seconds: object, overlap: object) -> None:
-        columns.blocked(seconds)
 
-    monkeypatch.setattr(Columns, "summed_gradients", blocked)
-    graph = llama(layers=3, batch=16, seq_len=64)
-    (time_s, _), price = both(graph, "8x8xH100-SXM", (4, 8), SOFTWARE[0], 3)
-    assert price.time_s != pytest.approx(time_s, rel=1e-9)
+def _nothing(*given: object) -> None:
+    pass
+
+
+def _never(*given: object, **named: object) -> bool:
+    return False
+
+
+TWINS = {
+    "gradients that hide beside nothing": ("columns.Columns.summed_gradients", _blocked),
+    "backward computation beside which nothing hides": ("columns.Columns.computed_backward", Columns.blocked),
+    "nothing kept": ("block._keep", _nothing),
+    "conversions that a recomputation leaves out": ("structure.Structure.is_needed_again", _never),
+    "optimizer states that are never split": ("forms.STATES_SPLIT", 99),
+    "gradients that lie as the tensor does": ("edges.gradient_forms", value_forms),
+    "exchanges that all axes do alone": ("exchanges.group_sizes", lambda mesh, is_in: mesh.axes[0].sizes),
+    "parameters that travel alone": (
+        "block.brought",
+        lambda ground, forms, uses, _: brought(ground, forms, uses, 1.0),
+    ),
+}
+
+
+@pytest.mark.parametrize("twin", TWINS)
+def test_a_broken_twin_is_noticed(twin: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    target, replacement = TWINS[twin]
+    monkeypatch.setattr(f"shardwise.cost.layouts.{target}", replacement)
+    graph = llama(layers=2, batch=16, seq_len=64)
+    found = [both(graph, "8x8xH100-SXM", (4, 8), SOFTWARE[0], seed) for seed in range(4)]
+    assert any(
+        price.time_s != pytest.approx(time_s, rel=1e-9)
+        or price.memory_bytes != pytest.approx(memory_bytes, rel=1e-9)
+        for (time_s, memory_bytes), price in found
+    )
