@@ -275,3 +275,51 @@ class Towers(nn.Module):
 
 def towers() -> Built:
     return Towers(), (torch.zeros(4, 10, dtype=torch.long), torch.zeros(4, 4))
+
+
+class Vision(nn.Module):
+    """A vision transformer: patches, a token of its own that is repeated, learned positions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patches = nn.Conv2d(3, 32, 4, stride=4)
+        self.token = nn.Parameter(torch.zeros(1, 1, 32))
+        self.positions = nn.Parameter(torch.zeros(1, 17, 32))
+        self.layers = nn.ModuleList(
+            nn.TransformerEncoderLayer(32, 4, 64, dropout=0.0, batch_first=True, norm_first=True)
+            for _ in range(3)
+        )
+        self.head = nn.Linear(32, 10)
+
+    def forward(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        x = self.patches(images).flatten(2).transpose(1, 2)
+        x = torch.cat([self.token.expand(x.shape[0], -1, -1), x], dim=1) + self.positions
+        for layer in self.layers:
+            x = layer(x)
+        logits = self.head(x[:, 0])
+        return F.cross_entropy(logits, labels), logits
+
+
+def vision(batch: int = 4) -> Built:
+    return Vision(), (torch.zeros(batch, 3, 16, 16), torch.zeros(batch, dtype=torch.long))
+
+
+class Digits(nn.Module):
+    """Images of one channel, squeeze and excitation on single rows, a log softmax and its likelihood."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(1, 8, 3, padding="same")
+        self.squeeze = nn.Conv2d(8, 2, 1)
+        self.excite = nn.Conv2d(2, 8, 1)
+        self.head = nn.Linear(8, 10)
+
+    def forward(self, images: Tensor, labels: Tensor) -> Tensor:
+        x = F.relu(self.first(images))
+        x = x * torch.sigmoid(self.excite(F.relu(self.squeeze(F.adaptive_avg_pool2d(x, 1)))))
+        x = F.normalize(F.max_pool2d(x, 2).mean((2, 3)), dim=-1)
+        return F.nll_loss(F.log_softmax(self.head(x), dim=-1), labels)
+
+
+def digits(batch: int = 4) -> Built:
+    return Digits(), (torch.zeros(batch, 1, 8, 8), torch.zeros(batch, dtype=torch.long))

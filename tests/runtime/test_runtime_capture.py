@@ -25,7 +25,9 @@ from shardwise.inputs import parse_mapping
 from shardwise.runtime import capture
 
 FILE = captured.__file__
-NAMES = ("vgg", "resnet", "lstm", "gru", "transformer", "llama", "uneven", "again", "towers")
+NAMES = (
+    "vgg", "resnet", "lstm", "gru", "transformer", "llama", "uneven", "again", "towers", "vision", "digits",
+)  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -93,7 +95,8 @@ def test_flop_are_those_that_pytorch_counts(name: str, graph_of: Callable[[str],
         with forward, torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
             module(*inputs)
         with both, torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
-            module(*inputs).backward()
+            loss = module(*inputs)
+            (loss[0] if isinstance(loss, tuple) else loss).backward()
     graph, half = graph_of(name), CAUSAL_HALF.get(name, 0)
     assert forward_flop(graph) + half == forward.get_total_flops()
     assert step_flop(graph) + 3 * half - BACKWARD_DIFFERS.get(name, 0) == both.get_total_flops()
@@ -131,6 +134,7 @@ def test_repeated_blocks_are_folded(graph_of: Callable[[str], OpGraph]) -> None:
     assert folded("transformer") == [("encoder.layers", 3)]
     assert folded("uneven") == [("layers", 2), ("block3", 2)] or folded("uneven") == [("layers", 2)] * 2
     assert folded("again") == []
+    assert folded("vision") == [("layers", 3)]
     names = {p.name for node in graph_of("llama").blocks[1].operators for p in node.parameters}
     assert "layers.{0}.q_proj.weight" in names and len(names) == 9
     names = {p.name for node in graph_of("resnet").blocks[-2].operators for p in node.parameters}

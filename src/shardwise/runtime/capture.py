@@ -23,16 +23,22 @@ from shardwise.runtime.capture_code import (
     user_function,
     with_batch,
 )
-from shardwise.runtime.capture_pointwise import POINTWISE
+from shardwise.runtime.capture_pointwise import POINTWISE, largest
 from shardwise.runtime.capture_products import PRODUCTS, recurrent
 from shardwise.runtime.capture_sizes import Dims, dims_by_value
 from shardwise.runtime.capture_trace import Call, Trace, trace_of
-from shardwise.runtime.capture_views import LOST, TUPLES, VIEWS, Handler, Made
+from shardwise.runtime.capture_views import LOST, TUPLES, VIEWS, Handler, Made, Results
 
 HANDLERS: Mapping[str, Handler] = {**VIEWS, **POINTWISE, **PRODUCTS}
 """By the name of PyTorch's operator without `aten.` and its overload."""
 
-RESULTS = {**TUPLES, "lstm": recurrent, "gru": recurrent}
+RESULTS: Mapping[str, Results] = {
+    **TUPLES,
+    "lstm": recurrent,
+    "gru": recurrent,
+    "max": largest("maximum"),
+    "min": largest("minimum"),
+}
 """Those with several results."""
 
 
@@ -127,16 +133,16 @@ def _made(builder: Builder, call: Call, results: tuple[Dims, ...]) -> Made:
 
 
 def _loss(builder: Builder, trace: Trace) -> str:
-    """The operator that makes the one result, a number."""
-    found = [builder.views[name] for name in trace.results if name in builder.views]
-    first = found[0] if len(found) == 1 else None
-    if not isinstance(first, View) or first.is_data or any(not dim.is_unit for dim in first.dims):
-        shapes = [[dim.size for dim in view.dims] if isinstance(view, View) else "several" for view in found]
+    """The operator that makes the one result that is a number; others (logits) are left out."""
+    found = [view for name in trace.results if isinstance(view := builder.views.get(name), View)]
+    losses = [view for view in found if not view.is_data and all(dim.is_unit for dim in view.dims)]
+    if len(losses) != 1:
+        shapes = ", ".join(str([dim.size for dim in view.dims]) for view in found)
         raise ConfigError(
-            "does not return a loss",
+            "does not return a loss" if not losses else "returns several numbers",
             file=builder.file,
             key="forward",
-            found=f"results of shape {', '.join(map(str, shapes))}" if shapes else "no tensor",
+            found=f"results of shape {shapes}" if shapes else "nothing that depends on a parameter",
             allowed="a module whose forward returns one number, the loss that is trained",
         )
-    return first.maker
+    return losses[0].maker

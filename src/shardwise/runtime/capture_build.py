@@ -7,12 +7,12 @@ has not; readers name its dims in their maker's order.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from shardwise.errors import ConfigError
-from shardwise.graph import Growth, Operand, OpNode, Parameter
-from shardwise.runtime.capture_sizes import Dim, Dims
+from shardwise.graph import Growth, Operand, OpNode, Parameter, check_op
+from shardwise.runtime.capture_sizes import CONSTANT, Dim, Dims
 from shardwise.runtime.capture_trace import Call
 
 Setting = int | float | bool | str
@@ -52,6 +52,12 @@ def view_of(maker: str, dims: Dims, *, is_parameter: bool = False, is_data: bool
     places = iter(range(len(dims)))
     axes = tuple(None if dim.is_unit else next(places) for dim in dims)
     return View(maker=maker, dims=dims, axes=axes, is_parameter=is_parameter, is_data=is_data)
+
+
+def spelled_out(maker: str, dims: Dims, names: Names) -> View:
+    """A tensor as it is made, with all dims that have a name."""
+    places = iter(range(len(dims)))
+    return View(maker=maker, dims=dims, axes=tuple(None if name is None else next(places) for name in names))
 
 
 class Space:
@@ -110,22 +116,24 @@ class Builder:
             raise self.refused(
                 call, "computes on parameters alone", "parameters that operators use as they are"
             )
-        own = self._unique(name or call.name)
-        self.nodes.append(
-            OpNode(
-                name=own,
-                kind=kind,
-                dims={dim: found.size for dim, found in space.dims.items()},
-                inputs=tuple(inputs),
-                parameters=tuple(parameters),
-                output=tuple(dim for dim in output if dim is not None),
-                attributes=attributes or {},
-            )
+        node = OpNode(
+            name=self._unique(name or call.name),
+            kind=kind,
+            dims={dim: found.size for dim, found in space.dims.items()},
+            inputs=tuple(inputs),
+            parameters=tuple(parameters),
+            output=tuple(dim for dim in output if dim is not None),
+            attributes=attributes or {},
         )
-        self.growth.update(
-            {dim: found.growth for dim, found in space.dims.items() if found.growth != Growth()}
-        )
-        return view_of(own, dims)
+        try:
+            check_op(node)
+        except ConfigError as error:
+            problem = f"makes an operator that cannot be: {error.message}"
+            raise self.refused(call, problem, error.allowed or "another way") from None
+        self.nodes.append(node)
+        grown = {dim: found.growth for dim, found in space.dims.items() if found.growth != CONSTANT}
+        self.growth.update(grown)
+        return view_of(node.name, dims)
 
     def refused(self, call: Call, problem: str, allowed: str) -> ConfigError:
         """Why a call cannot be captured, by its name and the user's line."""
@@ -153,20 +161,58 @@ class Builder:
         """`view` with every dim its maker's: what is repeated is made so."""
         if not view.is_repeated:
             return view
+        if view.is_parameter:
+            return self._looked_up(call, view)
         space = Space()
         names = space.names(view.dims)
         seen = made_names(view, names)
         own = f"{call.name}_repeat"
+        settings = {"function": "identity"}
         return self.emit(
-            call,
-            "elementwise",
-            space,
-            [(view, seen)],
-            names,
-            view.dims,
-            name=own,
-            attributes={"function": "identity"},
+            call, "elementwise", space, [(view, seen)], names, view.dims, name=own, attributes=settings
         )
+
+    def _looked_up(self, call: Call, view: View) -> View:
+        """A parameter that is repeated: the one row of a table, looked up as often as it is needed."""
+        space = Space()
+        names = space.names(view.dims)
+        row = space.fresh(Dim(1))
+        seen = made_names(view, names)
+        repeated = [
+            (dim, name)
+            for dim, name, axis in zip(view.dims, names, view.axes, strict=True)
+            if axis is None and name is not None
+        ]
+        places = view_of(self._unique(f"{call.name}_row"), tuple(dim for dim, _ in repeated), is_data=True)
+        axes = (0, *(None if axis is None else axis + 1 for axis in view.axes))
+        table = View(maker=view.maker, dims=(Dim(1), *view.dims), axes=axes, is_parameter=True)
+        operands = [(places, tuple(name for _, name in repeated)), (table, (row, *seen))]
+        return self.emit(call, "embedding", space, operands, names, view.dims, name=f"{call.name}_repeat")
+
+    def spelled(self, call: Call, view: View, places: Collection[int]) -> View:
+        """`view` with its dims at `places` among its maker's also where they are 1, for operators that tell
+        dims by their places."""
+        view = self.plain(call, view)
+        if all(view.axes[at] is not None for at in places):
+            return view
+        space = Space()
+        names = tuple(
+            space.fresh(dim) if at in places or not dim.is_unit else None for at, dim in enumerate(view.dims)
+        )
+        if view.is_data:  # another input, the same data
+            return replace(spelled_out(f"{view.maker}_spelled", view.dims, names), is_data=True)
+        seen, own = made_names(view, names), f"{call.name}_spelled"
+        made = self.emit(call, "reshape", space, [(view, seen)], names, view.dims, name=own)
+        return spelled_out(made.maker, view.dims, names)
+
+    def unspelled(self, call: Call, view: View) -> View:
+        """`view` without dims of size 1 among its maker's."""
+        if not any(dim.is_unit and axis is not None for dim, axis in zip(view.dims, view.axes, strict=True)):
+            return view
+        space = Space()
+        names = spelled_names(view, space)
+        output = tuple(None if dim.is_unit else name for dim, name in zip(view.dims, names, strict=True))
+        return self.emit(call, "reshape", space, [(view, names)], output, view.dims)
 
     def _operand(self, view: View, names: Names) -> Operand:
         if view.is_data and view.maker not in self.inputs:
@@ -183,6 +229,12 @@ class Builder:
             own = f"{name}_{count}"
         self.taken.add(own)
         return own
+
+
+def spelled_names(view: View, space: Space) -> Names:
+    """New indices for all dims that the maker has."""
+    pairs = zip(view.dims, view.axes, strict=True)
+    return tuple(None if axis is None else space.fresh(dim) for dim, axis in pairs)
 
 
 def made_names(view: View, names: Names) -> Names:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 
 from shardwise.runtime.capture_build import Builder, Names, Setting, Space, View, made_names, view_of
 from shardwise.runtime.capture_sizes import Dims
 from shardwise.runtime.capture_trace import Call, Ref
-from shardwise.runtime.capture_views import Handler, Made, argument, optional_tensor, tensor
+from shardwise.runtime.capture_views import Handler, Made, Results, argument, cut, optional_tensor, tensor
 
 FUNCTIONS: Mapping[str, str] = {
     "add": "add", "sub": "subtract", "mul": "multiply", "div": "divide", "neg": "negate", "relu": "relu",
@@ -146,6 +147,17 @@ def _group_norm(builder: Builder, call: Call, dims: Dims) -> Made:
     )
 
 
+def _instance_norm(builder: Builder, call: Call, dims: Dims) -> Made:
+    """A group of each channel."""
+    view = builder.plain(call, tensor(builder, call, 0))
+    space = Space()
+    names = space.names(view.dims)
+    weights = _weights(builder, call, 1, names[1:2])
+    settings: dict[str, Setting] = {"groups": view.dims[1].size, "channel": str(names[1])}
+    operands = [(view, names), *weights]
+    return builder.emit(call, "group_norm", space, operands, names, dims, attributes=settings)
+
+
 def _softmax(builder: Builder, call: Call, dims: Dims) -> Made:
     view = builder.plain(call, tensor(builder, call, 0))
     space = Space()
@@ -157,28 +169,67 @@ def _softmax(builder: Builder, call: Call, dims: Dims) -> Made:
     )
 
 
-def _reduction(function: str) -> Handler:
+def _reduction(function: str, *, dim_at: int = 1, of: str = "") -> Handler:
+    """A number of the elements along some dims (all where none is said), first each made another by `of`."""
+
     def handler(builder: Builder, call: Call, dims: Dims) -> Made:
-        view = builder.whole(call, tensor(builder, call, 0))
-        found = argument(call, 1, "dim")
-        every = range(len(view.dims))
-        over = list(every) if not isinstance(found, int | list) or found == [] else found
-        gone = {at % len(view.dims) for at in ([over] if isinstance(over, int) else over)}
-        space = Space()
-        names = space.names(view.dims)
-        if all(view.dims[at].is_unit for at in gone):
-            kept = dims != () and len(dims) == len(view.dims)
-            keep = [at for at in every if kept or at not in gone]
-            return View(
-                maker=view.maker, dims=dims, axes=tuple(view.axes[at] for at in keep),
-                is_parameter=view.is_parameter, is_data=view.is_data,
-            )  # fmt: skip
-        rest = tuple(name for at, name in enumerate(names) if at not in gone)
-        return builder.emit(
-            call, "reduce", space, [(view, names)], rest, dims, attributes={"function": function}
-        )
+        view = tensor(builder, call, 0)
+        found = argument(call, dim_at, "dim")
+        over = [found] if isinstance(found, int) else found or list(range(len(view.dims)))
+        if of:
+            view = broadcast(builder, replace(call, name=f"{call.name}_{of}"), of, [view], view.dims)
+        return _reduced(builder, call, view, function, {at % len(view.dims) for at in over}, dims)
 
     return handler
+
+
+def _reduced(
+    builder: Builder, call: Call, view: View, function: str, gone: Collection[int], dims: Dims
+) -> View:
+    view = builder.whole(call, view)
+    every = range(len(view.dims))
+    if all(view.dims[at].is_unit for at in gone):
+        keep = [at for at in every if len(dims) == len(view.dims) or at not in gone]
+        return replace(view, dims=dims, axes=tuple(view.axes[at] for at in keep))
+    space = Space()
+    names = space.names(view.dims)
+    rest = tuple(name for at, name in enumerate(names) if at not in gone)
+    settings = {"function": function}
+    return builder.emit(call, "reduce", space, [(view, names)], rest, dims, attributes=settings)
+
+
+def largest(function: str) -> Results:
+    """A maximum along a dim, whose place graphs do not have."""
+
+    def handler(builder: Builder, call: Call, results: tuple[Dims, ...]) -> Made:
+        view = tensor(builder, call, 0)
+        if not call.is_tuple:
+            everything = range(len(view.dims))
+            return _reduced(builder, call, view, function, everything, results[0])
+        at = argument(call, 1, "dim") % len(view.dims)
+        return (_reduced(builder, call, view, function, (at,), results[0]), None)
+
+    return handler
+
+
+def _far(builder: Builder, call: Call, dims: Dims) -> Made:
+    """A loss of each difference by itself, and their mean."""
+    views = [tensor(builder, call, at, name) for at, name in enumerate(("input", "target"))]
+    full = views[0].dims
+    each = broadcast(builder, replace(call, name=f"{call.name}_each"), "nonlinear", views, full)
+    return each if dims == full else _reduced(builder, call, each, "mean", range(len(full)), dims)
+
+
+def _gated(builder: Builder, call: Call, dims: Dims) -> Made:
+    """One half of the elements times the sigmoid of the other."""
+    view = tensor(builder, call, 0)
+    at = argument(call, 1, "dim", -1) % len(view.dims)
+    half = dims[at].size
+    halves = [
+        cut(builder, replace(call, name=f"{call.name}_{n}"), view, at, n * half, dims, is_gone=False)
+        for n in range(2)
+    ]
+    return broadcast(builder, call, "nonlinear", halves, dims)
 
 
 def _pool(function: str) -> Handler:
@@ -234,6 +285,12 @@ POINTWISE: Mapping[str, Handler] = {
     "mean": _reduction("mean"),
     "amax": _reduction("maximum"),
     "amin": _reduction("minimum"),
+    "linalg_vector_norm": _reduction("sum", dim_at=2, of="square"),
+    **dict.fromkeys(("std", "var"), _reduction("mean", of="square")),
+    "logsumexp": _reduction("sum", of="exp"),
+    **dict.fromkeys(("l1_loss", "smooth_l1_loss", "huber_loss"), _far),
+    "glu": _gated,
+    "instance_norm": _instance_norm,
     **{f"max_pool{n}d": _pool("maximum") for n in (1, 2, 3)},
     **{f"avg_pool{n}d": _pool("average") for n in (1, 2, 3)},
     **{f"adaptive_avg_pool{n}d": _pool("average") for n in (1, 2, 3)},

@@ -3,8 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
-from shardwise.runtime.capture_build import Builder, Names, Setting, Space, View, made_names, view_of
+from shardwise.runtime.capture_build import (
+    Attributes,
+    Builder,
+    Names,
+    Setting,
+    Space,
+    View,
+    made_names,
+    spelled_names,
+    spelled_out,
+    view_of,
+)
 from shardwise.runtime.capture_pointwise import one_of
 from shardwise.runtime.capture_sizes import Dim, Dims
 from shardwise.runtime.capture_trace import Call
@@ -68,11 +80,13 @@ def _addmm(builder: Builder, call: Call, dims: Dims) -> Made:
 
 
 def _product(builder: Builder, call: Call, one: View, two: View, dims: Dims) -> View:
-    """Batched matmul with broadcasting; vectors count as matrices of one row or column."""
-    if len(one.dims) == 1 or len(two.dims) == 1:
-        raise builder.refused(call, "multiplies a vector", "matrices: unsqueeze() the vector")
+    """Batched matmul with broadcasting; a vector is a matrix of one row, or of one column."""
+    if len(one.dims) == 1:
+        one = replace(one, dims=(Dim(1), *one.dims), axes=(None, *one.axes))
+    if len(two.dims) == 1:
+        two = replace(two, dims=(*two.dims, Dim(1)), axes=(*two.axes, None))
     space = Space()
-    batch = space.names(dims[:-2])
+    batch = space.names(dims[: max(len(one.dims), len(two.dims)) - 2])
     left = (*batch[len(batch) - len(one.dims) + 2 :], *space.names(one.dims[-2:]))
     (made,) = space.names(two.dims[-1:])
     right = (*batch[len(batch) - len(two.dims) + 2 :], left[-1], made)
@@ -107,37 +121,48 @@ def _einsum(builder: Builder, call: Call, dims: Dims) -> Made:
 
 
 def _convolution(builder: Builder, call: Call, dims: Dims) -> Made:
-    """Kernel dims are kept also where they are 1, since they tell rows from channels."""
-    view, weight = builder.plain(call, tensor(builder, call, 0)), tensor(builder, call, 1, "weight")
-    bias = optional_tensor(builder, call, 2, "bias")
+    """Channels, rows and kernel dims are spelled out where they are 1, too: places tell them apart."""
+    weight, bias = tensor(builder, call, 1, "weight"), optional_tensor(builder, call, 2, "bias")
     spatial = len(weight.dims) - 2
+    view = tensor(builder, call, 0)
+    view = builder.spelled(call, view, range(len(view.dims) - spatial - 1, len(view.dims)))
     groups = argument(call, 6, "groups", 1)
-    stride, padding, dilation = (
-        one_of(builder, call, argument(call, 3 + at, name, default))
-        for at, (name, default) in enumerate((("stride", 1), ("padding", 0), ("dilation", 1)))
-    )
-    if any(dim.is_unit for dim in (*view.dims[-spatial:], *dims[-spatial:])):
-        raise builder.refused(call, "works on a single row", "images of more than one row and column")
     space = Space()
-    names = space.names(view.dims)
+    names = spelled_names(view, space)
     read = names[-spatial - 1]
-    kernel = tuple(space.fresh(dim) for dim in weight.dims[-spatial:])
-    windows = space.names(dims[-spatial:])
-    is_depthwise = groups == view.dims[-spatial - 1].size == weight.dims[0].size and groups > 1
-    made = read if is_depthwise else space.fresh(weight.dims[0])
-    within = read if groups == 1 else space.fresh(weight.dims[1])
-    filters: Names = (made, *kernel) if is_depthwise else (made, within, *kernel)
+    kernel = tuple(map(space.fresh, weight.dims[-spatial:]))
+    windows = tuple(map(space.fresh, dims[-spatial:]))
+    is_depthwise = 1 < groups == view.dims[-spatial - 1].size == weight.dims[0].size
     if is_depthwise:
-        space.dims.pop(str(within))
-    own = view_of(weight.maker, tuple(space.dims[str(name)] for name in filters), is_parameter=True)
-    own = View(maker=own.maker, dims=own.dims, axes=tuple(range(len(filters))), is_parameter=True)
+        made, filters = read, (read, *kernel)
+    else:
+        made = space.fresh(weight.dims[0])
+        filters = (made, read if groups == 1 else space.fresh(weight.dims[1]), *kernel)
+    own = View(
+        maker=weight.maker,
+        dims=tuple(space.dims[str(name)] for name in filters),
+        axes=tuple(range(len(filters))),
+        is_parameter=True,
+    )
     operands = [(view, names), (own, filters), *([(bias, (made,))] if bias is not None else [])]
-    settings = {"stride": stride, "dilation": dilation, "groups": 1 if is_depthwise else groups}
-    attributes: dict[str, Setting] = {k: v for k, v in settings.items() if v != 1}
-    if padding:
-        attributes["padding"] = padding
     output = (*names[: -spatial - 1], made, *windows)
-    return builder.emit(call, "convolution", space, operands, output, dims, attributes=attributes)
+    attributes = _windows(builder, call, weight.dims[-spatial:], 1 if is_depthwise else groups)
+    has_units = any(dim.is_unit for dim in dims[-spatial - 1 :])
+    name = f"{call.name}_spelled_out" if has_units else call.name
+    found = builder.emit(call, "convolution", space, operands, output, dims, name=name, attributes=attributes)
+    return builder.unspelled(call, spelled_out(found.maker, dims, output)) if has_units else found
+
+
+def _windows(builder: Builder, call: Call, kernel: Dims, groups: int) -> Attributes:
+    """Stride, padding, dilation and groups, where they are not the customary ones."""
+    stride = one_of(builder, call, argument(call, 3, "stride", 1))
+    dilation = one_of(builder, call, argument(call, 5, "dilation", 1))
+    padding = argument(call, 4, "padding", 0)
+    if padding == "same":
+        padding = [dilation * (dim.size - 1) // 2 for dim in kernel]
+    padding = 0 if padding == "valid" else one_of(builder, call, padding)
+    found = {"stride": stride, "padding": padding, "dilation": dilation, "groups": groups}
+    return {name: value for name, value in found.items() if value != (0 if name == "padding" else 1)}
 
 
 def _attention(builder: Builder, call: Call, dims: Dims) -> Made:
@@ -226,7 +251,11 @@ def _layer(
 
 
 def _cross_entropy(builder: Builder, call: Call, dims: Dims) -> Made:
-    logits, targets = tensor(builder, call, 0), tensor(builder, call, 1, "target")
+    return _entropy(builder, call, tensor(builder, call, 0), dims)
+
+
+def _entropy(builder: Builder, call: Call, logits: View, dims: Dims) -> View:
+    targets = tensor(builder, call, 1, "target")
     if len(targets.dims) == len(logits.dims):
         raise builder.refused(call, "has probabilities as targets", "classes as targets")
     logits = builder.whole(call, logits)
@@ -236,6 +265,20 @@ def _cross_entropy(builder: Builder, call: Call, dims: Dims) -> Made:
     rows = (*names[:at], *names[at + 1 :])
     output = rows if len(dims) else ()
     return builder.emit(call, "cross_entropy", space, [(logits, names), (targets, rows)], output, dims)
+
+
+def _likelihood(builder: Builder, call: Call, dims: Dims) -> Made:
+    """Of a log softmax it is the cross entropy of what that reads."""
+    view = tensor(builder, call, 0)
+    softmax = next((node for node in builder.nodes if node.name == view.maker), None)
+    if softmax is None or softmax.attributes.get("function") != "log_softmax":
+        raise builder.refused(call, "reads something else than a log softmax", "F.cross_entropy of logits")
+    axes = dict(zip(softmax.output, range(len(softmax.output)), strict=True))
+    order = tuple(axes[dim] for dim in softmax.inputs[0].dims)
+    logits = replace(view, maker=softmax.inputs[0].source, axes=tuple(
+        None if axis is None else order.index(axis) for axis in view.axes
+    ))  # fmt: skip
+    return _entropy(builder, call, logits, dims)
 
 
 def _difference(kind: str) -> Handler:
@@ -260,6 +303,8 @@ PRODUCTS: Mapping[str, Handler] = {
     "scaled_dot_product_attention": _attention,
     "embedding": _embedding,
     "cross_entropy_loss": _cross_entropy,
+    **dict.fromkeys(("nll_loss", "nll_loss_nd"), _likelihood),
+    "binary_cross_entropy": _difference("binary_cross_entropy"),
     "mse_loss": _difference("mean_square"),
     "binary_cross_entropy_with_logits": _difference("binary_cross_entropy"),
 }

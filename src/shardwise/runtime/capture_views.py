@@ -11,6 +11,8 @@ from shardwise.runtime.capture_sizes import Dims
 from shardwise.runtime.capture_trace import Call, Ref
 
 Made = View | tuple[View | None, ...]
+Results = Callable[[Builder, Call, tuple[Dims, ...]], Made]
+
 LOST: Made = ()
 """A result that operators of graphs do not have, such as the last state of a recurrent layer."""
 
@@ -163,9 +165,7 @@ def _concat(builder: Builder, call: Call, dims: Dims) -> Made:
     at = argument(call, 1, "dim", 0) % len(dims)
     if len(views) == 1:
         return views[0]
-    if any(view.dims[at].is_unit for view in views):
-        raise builder.refused(call, "joins single elements", "parts of more than one element along that dim")
-    views = [builder.whole(call, view) for view in views]
+    views = [builder.spelled(call, view, (at,)) for view in views]
     space = Space()
     output = space.names(dims)
     operands = [(view, (*output[:at], space.fresh(view.dims[at]), *output[at + 1 :])) for view in views]
@@ -195,7 +195,7 @@ VIEWS: Mapping[str, Handler] = {
 }  # fmt: skip
 """By the name of the operator without `aten.` and its overload."""
 
-TUPLES: Mapping[str, Callable[[Builder, Call, tuple[Dims, ...]], Made]] = {
+TUPLES: Mapping[str, Results] = {
     **dict.fromkeys(("chunk", "split", "split_with_sizes", "tensor_split", "unbind"), parts),
     "broadcast_tensors": broadcast_together,
 }
