@@ -7,9 +7,16 @@ from typing import Any
 import pytest
 from tests.property.uneven_twin import drawn_space, least_s
 
-from shardwise.search import search_uneven
+from shardwise.cluster import load_cluster
+from shardwise.model import load_model
+from shardwise.search import UnevenSpace, search_uneven
 from shardwise.search.parts import Clock
+from shardwise.search.uneven import Block
+from shardwise.search.uneven.block import BlockSearch, Relaxations
 from shardwise.search.uneven.bounds import Relaxation
+from shardwise.search.uneven.drive import _improve, _State
+from shardwise.search.uneven.options import Pricing
+from shardwise.strategy import Job
 
 INSTANCES, FULL_INSTANCES = 300, 10_000
 CHUNK = 25
@@ -68,3 +75,18 @@ def test_nothing_is_found_where_the_time_to_beat_is_the_best() -> None:
     assert search_uneven(space, beat_s=best.time_s).plan is None
     again = search_uneven(space, beat_s=best.time_s * (1 + 1e-6)).plan
     assert again is not None and again.time_s == pytest.approx(best.time_s, rel=1e-9)
+
+
+def test_more_pipelines_than_microbatches_are_cut_to_a_plan() -> None:
+    """Where pipelines are priced and not counted, more may be taken than there are microbatches."""
+    job = Job(seq_len=128, global_batch_size=8, dtype="fp16")
+    space = UnevenSpace(load_model("gpt2"), load_cluster("1x4xA100-40G+1x4xV100-16G"), job)
+    pricing, block = Pricing(space), Block(pools=(0, 1), micro_batch_size=4, least=2, most=2)
+    options = pricing.options(block)
+    found = BlockSearch(options, 2, 2, 100, Relaxations()).within(1e3)
+    assert found is not None
+    state = _State(best=None, best_s=float("inf"))
+    _improve(pricing, block, [(laid, 3 * count) for laid, count in found], state)
+    assert state.best is not None
+    assert [pipeline.microbatches for pipeline in state.best.pipelines] == [1, 1]
+    assert state.best.block.least == 2 and state.best_s == state.best.time_s < 1e3

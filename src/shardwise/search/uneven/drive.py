@@ -196,12 +196,12 @@ def _proven_s(search: BlockSearch, least_s: float, most_s: float) -> float:
 
 def _improve(pricing: Pricing, block: Block, found: Sequence[tuple[Laid, int]], state: _State) -> None:
     """Takes over what was found where it is better at the prices of its own number of pipelines."""
-    number = sum(count for _, count in found)
-    own = replace(block, least=number, most=number)
-    options = pricing.options(own)
-    pipelines = [
+    every = [
         (laid.shape, laid.found.stages, laid.microbatches) for laid, count in found for _ in range(count)
     ]
+    pipelines = every[: pricing.options(block).microbatches]
+    own = replace(block, least=len(pipelines), most=len(pipelines))
+    options = pricing.options(own)
     trimmed = _trimmed(options, pipelines, options.microbatches)
     time_s = max(pipeline.time_s for pipeline in trimmed)
     if time_s < state.best_s * ALMOST:
@@ -220,16 +220,18 @@ def _trimmed(
             known[one] = pipeline_s(options, one[0].kinds, one[1], one[2])
         return known[one]
 
-    heap = [(-time_s(one), place, one) for place, one in enumerate(pipelines)]
+    entries = [(-time_s(one), place, one) for place, one in enumerate(pipelines)]
+    heap = [entry for entry in entries if entry[2][2] > 1]
+    done = [entry for entry in entries if entry[2][2] == 1]
     heapify(heap)
-    surplus = sum(one[2] for one in pipelines) - wanted
-    while surplus:
-        _, place, (shape, stages, microbatches) = next(entry for entry in sorted(heap) if entry[2][2] > 1)
+    for _ in range(sum(one[2] for one in pipelines) - wanted):
+        _, place, (shape, stages, microbatches) = heappop(heap)
         one = (shape, stages, microbatches - 1)
-        heap = [entry for entry in heap if entry[1] != place]
-        heappush(heap, (-time_s(one), place, one))
-        surplus -= 1
+        if one[2] > 1:
+            heappush(heap, (-time_s(one), place, one))
+        else:
+            done.append((-time_s(one), place, one))
     return [
         UnevenPipeline(kinds=shape.kinds, stages=stages, microbatches=microbatches, time_s=-negative_s)
-        for negative_s, _, (shape, stages, microbatches) in sorted(heap, key=lambda entry: entry[1])
+        for negative_s, _, (shape, stages, microbatches) in sorted(heap + done, key=lambda entry: entry[1])
     ]

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 Ints = NDArray[np.int64]
 
-MOST_LAYERED = 1_000_000
+MOST_LAYERED = 200_000
 """States times items times pipelines, up to which pipelines are counted exactly."""
 
 PRICES = 12
