@@ -88,6 +88,12 @@ def _common(sizes: dict[str, int]) -> dict[str, OpNode]:
         "lstm of two dims of batch": operator(
             "lstm", "a b s n -> a b s h", sizes, parameters="four h n, four h r", time="a"
         ),
+        "lstm cell": operator(
+            "lstm_cell", "b n, q b r -> q b h", sizes, parameters="four h n, four h r, four h"
+        ),
+        "gru cell": operator(
+            "gru_cell", "b n, b r -> b h", sizes, parameters="three h n, three h r, three h, three h"
+        ),
         "gru": operator(
             "gru", "a b n -> a b h", sizes, parameters="three h n, three h r, three h, three h", time="a"
         ),

@@ -169,6 +169,39 @@ def recurrent(run: Spmd, op: OpNode, operands: Sequence[Value]) -> Value:
     )
 
 
+def cell(run: Spmd, op: OpNode, operands: Sequence[Value]) -> Value:
+    """A step of a state that every rank has whole; of it a rank that makes some units takes their part."""
+    value, before, of_input, of_state, *biases = operands
+    gates, units, width = op.parameters[0].dims
+    batch = without(value.dims, (width,))
+    inputs = run.einsum((*batch, gates, units), value, of_input)
+    inputs = run.all_reduce(run.mesh.splits((width,)), inputs, gradients="whole")
+    is_lstm = op.kind == "lstm_cell"
+    states = [run.item(before, at, before.dims[0]) for at in (0, 1)] if is_lstm else [before]
+    carried = run.einsum((*batch, gates, units), states[0], of_state)
+    parts = [_part(run, state, units) for state in states]
+    if not is_lstm:
+        return _gru_step(run, inputs, carried, biases, parts[0], None, gates)[0]
+    made = _lstm_step(run, inputs, carried, biases, parts[0], parts[1], gates)
+    return renamed(run, run.stack(*(each for each in made if each)), "stacked", op.output[0])
+
+
+def _part(run: Spmd, state: Value, units: str) -> Value:
+    """The units of its own that a rank takes of the whole state, the last dim."""
+
+    def bounds(rank: Rank) -> slice:
+        return slice(*run.mesh.interval(units, rank))
+
+    def back(rank: Rank, arrays: list[Array], gradient: Array) -> list[Array]:
+        whole = np.zeros(arrays[0].shape)
+        whole[..., bounds(rank)] = gradient
+        return [whole]
+
+    return run.each(
+        (*state.dims[:-1], units), [state], lambda rank, arrays: arrays[0][..., bounds(rank)], back
+    )
+
+
 def _carried(run: Spmd, op: OpNode, state: Value, of_state: Value) -> Value:
     """The product of the state's weight and the whole state of the step before."""
     gates, units, recurrent_dim = op.parameters[1].dims
@@ -246,6 +279,8 @@ PROGRAMS: Mapping[str, Program] = {
     "pool": pool,
     "lstm": recurrent,
     "gru": recurrent,
+    "lstm_cell": cell,
+    "gru_cell": cell,
     "elementwise": elementwise,
     "rotary": rotary,
     "embedding": embedding,

@@ -33,7 +33,7 @@ HEADING = "## Kinds\n"
 
 SIZES = {
     "b": 8, "s": 16, "t": 16, "k": 32, "n": 64, "h": 8, "g": 4, "d": 8, "e": 8, "v": 128, "c": 32, "o": 64,
-    "x": 16, "y": 16, "i": 3, "j": 3, "z": 8, "w": 8, "f": 4, "r": 64, "u": 3, "kn": 96, "m": 64,
+    "x": 16, "y": 16, "i": 3, "j": 3, "z": 8, "w": 8, "f": 4, "r": 64, "u": 3, "kn": 96, "m": 64, "two": 2,
 }  # fmt: skip
 
 
@@ -53,6 +53,8 @@ EXAMPLES = (
     _example("pool", "b c x y -> b c z w", function="maximum", kernel=2),
     _example("lstm", "b s k -> b s n", "f n k, f n r, f n", time="s"),
     _example("gru", "b s k -> b s n", "u n k, u n r, u n, u n", time="s"),
+    _example("lstm_cell", "b k, two b r -> two b n", "f n k, f n r, f n"),
+    _example("gru_cell", "b k, b r -> b n", "u n k, u n r, u n, u n"),
     _example("embedding", "b s -> b s n", "v n"),
     _example("attention", "b s h d, b t g d, b t g e -> b s h e", causal=True, heads="h", kv_heads="g"),
     _example("elementwise", "b s n, b s n -> b s n", function="silu_multiply"),

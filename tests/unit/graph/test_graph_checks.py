@@ -84,6 +84,10 @@ WRONG: dict[str, tuple[OpNode, str]] = {
         operator("lstm", "b s n -> b s h", SIZES, parameters="g h n, g h r", time="s"),
         "other dims than its state",
     ),
+    "a state of another size": (
+        operator("gru_cell", "b n, b t -> b h", SIZES, parameters="g h n, g h t"),
+        "do not fit its state",
+    ),
     "no elements": (operator("einsum", "b k -> b", SIZES | {"k": 0}), "without elements"),
 }
 

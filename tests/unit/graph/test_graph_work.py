@@ -155,6 +155,14 @@ CASES = {
     "concat": Counted(operator("concat", "b k, b n -> b kn", SIZES), forward_bytes=2 * 2 * 192),
     # Forward a view; backward reads 2*32 and writes them in their place.
     "slice": Counted(operator("slice", "b n -> b k", SIZES, start=32), backward_bytes=2 * 2 * 64),
+    # 3*64 gates of 32 and 64 products for each of 2 rows; keeps input, state, gates, and what is reset.
+    "gru cell": Counted(
+        operator("gru_cell", "b k, b r -> b n", SIZES, parameters="i n k, i n r, i n, i n"),
+        flop=2 * 2 * 192 * (32 + 64),
+        forward_bytes=2 * 2 * (3 * 192 + 3 * 64),
+        backward_bytes=2 * 2 * (2 * 192 + 4 * 64),
+        kept_bytes=2 * 2 * (32 + 64 + 192 + 64),
+    ),
     # 16 steps of 4*64 gates: the input's 32 and the state's 64 products for each of 2 rows. Between them
     # gates three times and 64 of state three times, backward twice and four times. Keeps inputs, states,
     # gates and cells.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from shardwise.graph.kinds.attention import ATTENTION
+from shardwise.graph.kinds.cells import GRU_CELL, LSTM_CELL
 from shardwise.graph.kinds.convolution import CONVOLUTION
 from shardwise.graph.kinds.kind import Attribute, Kind
 from shardwise.graph.kinds.losses import BINARY_CROSS_ENTROPY, CROSS_ENTROPY, MEAN_SQUARE
@@ -22,8 +23,9 @@ __all__ = ["KINDS", "Attribute", "Kind"]
 KINDS: Mapping[str, Kind] = {
     kind.name: kind
     for kind in (
-        EINSUM, MATMUL, LINEAR, CONVOLUTION, POOL, LSTM, GRU, EMBEDDING, ATTENTION, ELEMENTWISE, ROTARY,
-        LAYER_NORM, RMS_NORM, BATCH_NORM, GROUP_NORM, SOFTMAX, REDUCE, RESHAPE, TRANSPOSE, CONCAT, SLICE,
+        EINSUM, MATMUL, LINEAR, CONVOLUTION, POOL, LSTM, GRU, LSTM_CELL, GRU_CELL, EMBEDDING, ATTENTION,
+        ELEMENTWISE, ROTARY, LAYER_NORM, RMS_NORM, BATCH_NORM, GROUP_NORM, SOFTMAX, REDUCE, RESHAPE,
+        TRANSPOSE, CONCAT, SLICE,
         CROSS_ENTROPY, MEAN_SQUARE, BINARY_CROSS_ENTROPY,
     )
 }  # fmt: skip

@@ -12,7 +12,7 @@ from shardwise.graph.work import Kept, Moved, Work
 Dims = tuple[str, ...]
 
 
-def _dims(op: OpNode) -> tuple[str, str, str, str]:
+def recurrent_dims(op: OpNode) -> tuple[str, str, str, str]:
     """Gates, units, input width and recurrent width, by their places in the weights."""
     gates, units, width = op.parameters[0].dims
     return gates, units, width, op.parameters[1].dims[2]
@@ -38,7 +38,7 @@ def _check(op: OpNode, gates: int) -> None:
     )
     if len(weights[0]) != 3 or len(weights[1]) != 3 or weights[0][:2] != weights[1][:2]:
         raise refuse(op, "needs a weight of its input and one of its state", found=found, allowed=allowed)
-    gate, units, width, recurrent = _dims(op)
+    gate, units, width, recurrent = recurrent_dims(op)
     sizes_fit = op.dims[gate] == gates and op.dims[recurrent] == op.dims[units]
     output = tuple(units if dim == width else dim for dim in op.inputs[0].dims)
     own = recurrent not in (*op.inputs[0].dims, units)
@@ -51,13 +51,13 @@ def _check(op: OpNode, gates: int) -> None:
 
 
 def _without_width(op: OpNode) -> Dims:
-    return without(op.inputs[0].dims, (_dims(op)[2],))
+    return without(op.inputs[0].dims, (recurrent_dims(op)[2],))
 
 
 def _rules(op: OpNode) -> tuple[Rule, ...]:
     """Split units gather the state before each step but the first, which begins with zeros; a split input or
     state sums the gates' arguments."""
-    gates, units, width, recurrent = _dims(op)
+    gates, units, width, recurrent = recurrent_dims(op)
     batch, time = _batch(op), _time(op)
     turns = op.dims[time] - 1
     state = Exchange(
@@ -79,7 +79,7 @@ def _rules(op: OpNode) -> tuple[Rule, ...]:
 def _work(op: OpNode) -> tuple[Work, ...]:
     """The input's product for all steps at once, then step by step the state's, and what lies between: gates
     read twice and written, and what a step carries on read and written."""
-    gates, units, width, recurrent = _dims(op)
+    gates, units, width, recurrent = recurrent_dims(op)
     batch, time = _batch(op), _time(op)
     return (
         Work(kind="matmul", m=(*batch, time), n=(gates, units), k=(width,)),
@@ -94,7 +94,7 @@ def _work(op: OpNode) -> tuple[Work, ...]:
 
 def _kept(op: OpNode) -> Kept:
     """The input, every state, every gate, and of an LSTM every cell (of a GRU what its reset gate scales)."""
-    gates, units, _, _ = _dims(op)
+    gates, units, _, _ = recurrent_dims(op)
     rows = (*_batch(op), _time(op))
     return Kept(inputs=(0,), output=True, own=(((*rows, gates, units), None), ((*rows, units), None)))
 
