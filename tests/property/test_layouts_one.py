@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +19,7 @@ from shardwise.cost.layouts.storage import brought
 from shardwise.cost.one_layout import LayoutPrice, price_layout
 from shardwise.cost.training import Training
 from shardwise.frontier import Chain
-from shardwise.graph import OpGraph, graph_names, load_graph
+from shardwise.graph import OpGraph, graph_names, layout_from_record, layout_record, load_graph
 from shardwise.search.tracking.solution import Choice, Solution, measure
 from shardwise.strategy import PROFILES
 
@@ -62,7 +63,10 @@ def both(
     random = np.random.default_rng(seed)
     case = int(random.integers(len(laid.chains)))
     solution = random_solution(random, laid.chains[case])
-    price = price_layout(graph, machines, training, mesh, laid.layout(solution, case))
+    # As a plan would hold it: names alone.
+    record = json.loads(json.dumps(layout_record(laid.layout(solution, case))))
+    layout = layout_from_record(record, graph, ranks)
+    price = price_layout(graph, machines, training, mesh, layout)
     return measure(laid.chains[case], solution), price
 
 

@@ -21,6 +21,7 @@ from shardwise.graph.record import Block, Operand, OpGraph, OpNode, Parameter
 from shardwise.graph.rule import Exchange, Rule
 from shardwise.graph.scale import scaled
 from shardwise.graph.sizes import Growth
+from shardwise.graph.told import layout_from_record, layout_record
 from shardwise.graph.totals import forward_flop, parameter_count, step_flop
 from shardwise.graph.work import Kept, Moved, Work
 from shardwise.graph.write import graph_text
@@ -57,6 +58,8 @@ __all__ = [
     "graph_names",
     "graph_text",
     "kept_of",
+    "layout_from_record",
+    "layout_record",
     "load_graph",
     "local_sizes",
     "parameter_count",
