@@ -23,13 +23,15 @@ from shardwise.runtime.capture_code import (
     user_function,
     with_batch,
 )
+from shardwise.runtime.capture_losses import LOSSES
+from shardwise.runtime.capture_norms import NORMS
 from shardwise.runtime.capture_pointwise import POINTWISE, largest
 from shardwise.runtime.capture_products import PRODUCTS, recurrent
 from shardwise.runtime.capture_sizes import Dims, dims_by_value
 from shardwise.runtime.capture_trace import Call, Trace, trace_of
 from shardwise.runtime.capture_views import LOST, TUPLES, VIEWS, Handler, Made, Results
 
-HANDLERS: Mapping[str, Handler] = {**VIEWS, **POINTWISE, **PRODUCTS}
+HANDLERS: Mapping[str, Handler] = {**VIEWS, **POINTWISE, **NORMS, **PRODUCTS, **LOSSES}
 """By the name of PyTorch's operator without `aten.` and its overload."""
 
 RESULTS: Mapping[str, Results] = {

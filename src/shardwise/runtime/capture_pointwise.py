@@ -1,14 +1,14 @@
-"""PyTorch's functions of elements, norms, pooling and reductions, as kinds of operators."""
+"""PyTorch's functions of elements, pooling and reductions, as kinds of operators."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
-from shardwise.runtime.capture_build import Builder, Names, Setting, Space, View, made_names, view_of
+from shardwise.runtime.capture_build import Builder, Setting, Space, View, made_names, view_of
 from shardwise.runtime.capture_sizes import Dims
 from shardwise.runtime.capture_trace import Call, Ref
-from shardwise.runtime.capture_views import Handler, Made, Results, argument, cut, optional_tensor, tensor
+from shardwise.runtime.capture_views import Handler, Made, Results, argument, cut, tensor
 
 FUNCTIONS: Mapping[str, str] = {
     "add": "add", "sub": "subtract", "mul": "multiply", "div": "divide", "neg": "negate", "relu": "relu",
@@ -90,85 +90,6 @@ def _stack(builder: Builder, call: Call, dims: Dims) -> Made:
     return broadcast(builder, call, "nonlinear", views, dims)
 
 
-def _norm(kind: str, weight_at: int) -> Handler:
-    """A norm over the last dims: its input, their sizes, a scale and a shift."""
-
-    def handler(builder: Builder, call: Call, dims: Dims) -> Made:
-        view = builder.plain(call, tensor(builder, call, 0))
-        space = Space()
-        names = space.names(view.dims)
-        count = len(argument(call, 1, "normalized_shape"))
-        over = [name for name in names[len(names) - count :] if name is not None]
-        weights = _weights(builder, call, weight_at, names[len(names) - count :])
-        return builder.emit(
-            call, kind, space, [(view, names), *weights], names, dims, attributes={"over": " ".join(over)}
-        )
-
-    return handler
-
-
-def _weights(builder: Builder, call: Call, place: int, names: Names) -> list[tuple[View, Names]]:
-    """Scale and shift, where there are."""
-    found = (optional_tensor(builder, call, place + at, name) for at, name in enumerate(("weight", "bias")))
-    return [(view, names) for view in found if view is not None and view.is_parameter]
-
-
-def _batch_norm(builder: Builder, call: Call, dims: Dims) -> Made:
-    """Over the whole batch; by kept statistics it is a function of elements."""
-    view = builder.plain(call, tensor(builder, call, 0))
-    space = Space()
-    names = space.names(view.dims)
-    weights = _weights(builder, call, 1, names[1:2])
-    if not argument(call, 5, "training", True):
-        operands = [(view, names), *weights]
-        return builder.emit(
-            call, "elementwise", space, operands, names, dims, attributes={"function": "nonlinear"}
-        )
-    over = " ".join(name for at, name in enumerate(names) if at != 1 and name is not None)
-    return builder.emit(
-        call, "batch_norm", space, [(view, names), *weights], names, dims, attributes={"over": over}
-    )
-
-
-def _group_norm(builder: Builder, call: Call, dims: Dims) -> Made:
-    view = builder.plain(call, tensor(builder, call, 0))
-    space = Space()
-    names = space.names(view.dims)
-    weights = _weights(builder, call, 2, names[1:2])
-    groups = argument(call, 1, "num_groups")
-    return builder.emit(
-        call,
-        "group_norm",
-        space,
-        [(view, names), *weights],
-        names,
-        dims,
-        attributes={"groups": groups, "channel": str(names[1])},
-    )
-
-
-def _instance_norm(builder: Builder, call: Call, dims: Dims) -> Made:
-    """A group of each channel."""
-    view = builder.plain(call, tensor(builder, call, 0))
-    space = Space()
-    names = space.names(view.dims)
-    weights = _weights(builder, call, 1, names[1:2])
-    settings: dict[str, Setting] = {"groups": view.dims[1].size, "channel": str(names[1])}
-    operands = [(view, names), *weights]
-    return builder.emit(call, "group_norm", space, operands, names, dims, attributes=settings)
-
-
-def _softmax(builder: Builder, call: Call, dims: Dims) -> Made:
-    view = builder.plain(call, tensor(builder, call, 0))
-    space = Space()
-    names = space.names(view.dims)
-    over = str(names[argument(call, 1, "dim")])
-    function = "log_softmax" if "log" in call.target else "softmax"
-    return builder.emit(
-        call, "softmax", space, [(view, names)], names, dims, attributes={"over": over, "function": function}
-    )
-
-
 def _reduction(function: str, *, dim_at: int = 1, of: str = "") -> Handler:
     """A number of the elements along some dims (all where none is said), first each made another by `of`."""
 
@@ -178,14 +99,15 @@ def _reduction(function: str, *, dim_at: int = 1, of: str = "") -> Handler:
         over = [found] if isinstance(found, int) else found or list(range(len(view.dims)))
         if of:
             view = broadcast(builder, replace(call, name=f"{call.name}_{of}"), of, [view], view.dims)
-        return _reduced(builder, call, view, function, {at % len(view.dims) for at in over}, dims)
+        return reduced(builder, call, view, function, {at % len(view.dims) for at in over}, dims)
 
     return handler
 
 
-def _reduced(
+def reduced(
     builder: Builder, call: Call, view: View, function: str, gone: Collection[int], dims: Dims
 ) -> View:
+    """A number of the elements along the dims at `gone`."""
     view = builder.whole(call, view)
     every = range(len(view.dims))
     if all(view.dims[at].is_unit for at in gone):
@@ -205,19 +127,11 @@ def largest(function: str) -> Results:
         view = tensor(builder, call, 0)
         if not call.is_tuple:
             everything = range(len(view.dims))
-            return _reduced(builder, call, view, function, everything, results[0])
+            return reduced(builder, call, view, function, everything, results[0])
         at = argument(call, 1, "dim") % len(view.dims)
-        return (_reduced(builder, call, view, function, (at,), results[0]), None)
+        return (reduced(builder, call, view, function, (at,), results[0]), None)
 
     return handler
-
-
-def _far(builder: Builder, call: Call, dims: Dims) -> Made:
-    """A loss of each difference by itself, and their mean."""
-    views = [tensor(builder, call, at, name) for at, name in enumerate(("input", "target"))]
-    full = views[0].dims
-    each = broadcast(builder, replace(call, name=f"{call.name}_each"), "nonlinear", views, full)
-    return each if dims == full else _reduced(builder, call, each, "mean", range(len(full)), dims)
 
 
 def _gated(builder: Builder, call: Call, dims: Dims) -> Made:
@@ -276,11 +190,6 @@ POINTWISE: Mapping[str, Handler] = {
     "pow": _power,
     "dropout": _dropout,
     "stack": _stack,
-    "layer_norm": _norm("layer_norm", 2),
-    "rms_norm": _norm("rms_norm", 2),
-    "batch_norm": _batch_norm,
-    "group_norm": _group_norm,
-    **dict.fromkeys(("softmax", "_softmax", "log_softmax", "_log_softmax"), _softmax),
     "sum": _reduction("sum"),
     "mean": _reduction("mean"),
     "amax": _reduction("maximum"),
@@ -288,9 +197,7 @@ POINTWISE: Mapping[str, Handler] = {
     "linalg_vector_norm": _reduction("sum", dim_at=2, of="square"),
     **dict.fromkeys(("std", "var"), _reduction("mean", of="square")),
     "logsumexp": _reduction("sum", of="exp"),
-    **dict.fromkeys(("l1_loss", "smooth_l1_loss", "huber_loss"), _far),
     "glu": _gated,
-    "instance_norm": _instance_norm,
     **{f"max_pool{n}d": _pool("maximum") for n in (1, 2, 3)},
     **{f"avg_pool{n}d": _pool("average") for n in (1, 2, 3)},
     **{f"adaptive_avg_pool{n}d": _pool("average") for n in (1, 2, 3)},

@@ -1,4 +1,4 @@
-"""PyTorch's contractions, convolutions, attention, tables, recurrent layers and losses, as kinds."""
+"""PyTorch's contractions, convolutions, attention, tables and recurrent layers, as kinds."""
 
 from __future__ import annotations
 
@@ -250,50 +250,6 @@ def _layer(
     )
 
 
-def _cross_entropy(builder: Builder, call: Call, dims: Dims) -> Made:
-    return _entropy(builder, call, tensor(builder, call, 0), dims)
-
-
-def _entropy(builder: Builder, call: Call, logits: View, dims: Dims) -> View:
-    targets = tensor(builder, call, 1, "target")
-    if len(targets.dims) == len(logits.dims):
-        raise builder.refused(call, "has probabilities as targets", "classes as targets")
-    logits = builder.whole(call, logits)
-    space = Space()
-    names = space.names(logits.dims)
-    at = 1 if len(names) > 1 else 0
-    rows = (*names[:at], *names[at + 1 :])
-    output = rows if len(dims) else ()
-    return builder.emit(call, "cross_entropy", space, [(logits, names), (targets, rows)], output, dims)
-
-
-def _likelihood(builder: Builder, call: Call, dims: Dims) -> Made:
-    """Of a log softmax it is the cross entropy of what that reads."""
-    view = tensor(builder, call, 0)
-    softmax = next((node for node in builder.nodes if node.name == view.maker), None)
-    if softmax is None or softmax.attributes.get("function") != "log_softmax":
-        raise builder.refused(call, "reads something else than a log softmax", "F.cross_entropy of logits")
-    axes = dict(zip(softmax.output, range(len(softmax.output)), strict=True))
-    order = tuple(axes[dim] for dim in softmax.inputs[0].dims)
-    logits = replace(view, maker=softmax.inputs[0].source, axes=tuple(
-        None if axis is None else order.index(axis) for axis in view.axes
-    ))  # fmt: skip
-    return _entropy(builder, call, logits, dims)
-
-
-def _difference(kind: str) -> Handler:
-    def handler(builder: Builder, call: Call, dims: Dims) -> Made:
-        prediction, target = tensor(builder, call, 0), tensor(builder, call, 1, "target")
-        prediction = builder.whole(call, prediction)
-        space = Space()
-        names = space.names(prediction.dims)
-        seen = made_names(target, names[len(names) - len(target.dims) :])
-        output = names if len(dims) else ()
-        return builder.emit(call, kind, space, [(prediction, names), (target, seen)], output, dims)
-
-    return handler
-
-
 PRODUCTS: Mapping[str, Handler] = {
     "linear": _linear,
     **dict.fromkeys(("matmul", "mm", "bmm"), _matmul),
@@ -302,10 +258,5 @@ PRODUCTS: Mapping[str, Handler] = {
     **{f"conv{n}d": _convolution for n in (1, 2, 3)},
     "scaled_dot_product_attention": _attention,
     "embedding": _embedding,
-    "cross_entropy_loss": _cross_entropy,
-    **dict.fromkeys(("nll_loss", "nll_loss_nd"), _likelihood),
-    "binary_cross_entropy": _difference("binary_cross_entropy"),
-    "mse_loss": _difference("mean_square"),
-    "binary_cross_entropy_with_logits": _difference("binary_cross_entropy"),
 }
 """By the name of the operator without `aten.` and its overload."""
