@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import inspect
+import time
 
 import pytest
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining._backward import stage_backward
 from torch.distributed.pipelining.schedules import _Action, _PipelineScheduleRuntime
+from torch.profiler import ProfilerActivity, profile, record_function
 
+from shardwise.runtime.private import profiled_events
 from shardwise.schedule import NAMES, generate, lower, to_text
 
 pytestmark = pytest.mark.xdist_group("runtime")
@@ -29,6 +32,15 @@ def test_the_runtime_takes_actions_with_communication() -> None:
     assert "compute_comms" in str(parameters["format"].annotation)
     source = inspect.getsource(_PipelineScheduleRuntime.__init__)
     assert "self.unsharded_stages = set()" in source
+
+
+def test_a_profile_tells_when_it_started() -> None:
+    """Events are told in microseconds since a start that is on the machine's clock in nanoseconds."""
+    before = time.time()
+    with profile(activities=[ProfilerActivity.CPU]) as profiler, record_function("something"):
+        pass
+    (found,) = (event for event in profiled_events(profiler) if event[0] == "something")
+    assert before - 1 <= found[1] <= found[2] <= time.time() + 1
 
 
 def test_the_stage_asks_before_each_backward() -> None:

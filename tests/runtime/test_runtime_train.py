@@ -18,7 +18,8 @@ import shardwise
 from shardwise.app.cli.main import main
 from shardwise.errors import ConfigError
 from shardwise.plan import write_plan
-from shardwise.runtime import RankLost, Report, Team, parallelize, reference_module
+from shardwise.runtime import RankLost, Report, Team, TrainOptions, parallelize, reference_module, train
+from shardwise.sim import COMMUNICATION, COMPUTE
 
 pytestmark = pytest.mark.xdist_group("runtime")
 
@@ -126,6 +127,63 @@ def test_the_package_offers_parallelize() -> None:
     assert shardwise.parallelize is parallelize
     with pytest.raises(AttributeError):
         shardwise.nothing  # noqa: B018
+
+
+@pytest.mark.parametrize(
+    "text", ["pp=2,schedule=interleaved_1f1b,vpp=2,micro_batch_size=2", "dp=2,micro_batch_size=2"]
+)
+def test_a_trace_shows_the_actions_of_the_plan_in_its_order(team: Team, text: str) -> None:
+    plan = make_plan(text)
+    options = TrainOptions(steps=2, is_traced=True)
+    for rank, spans in enumerate(team.run(2, train, plan, options)):
+        assert {span.rank for span in spans} == {rank}
+        computed = [span.name for span in spans if span.track == COMPUTE]
+        row = plan.schedule.ranks[rank if plan.best.strategy.pp > 1 else 0]
+        assert computed == [*map(str, row), "optimizer"]
+        talked = {span.name for span in spans if span.track == COMMUNICATION}
+        assert talked >= ({"send", "recv"} if plan.best.strategy.pp > 1 else {"all_reduce"})
+        # no reduction of gradients before the last backward of ZeRO 0
+        sums = [span.start_s for span in spans if span.name == "all_reduce"]
+        last = max(span.start_s for span in spans if span.name == str(row[-1]))
+        assert min(sums) > last
+
+
+def test_the_trace_file_has_a_process_for_each_rank(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trace = tmp_path / "measured.json"
+    assert main(["train", saved(tmp_path, "pp=2,schedule=1f1b"), "--steps", "1", "--trace", str(trace)]) == 0
+    events = json.loads(trace.read_text())["traceEvents"]
+    names = {event["args"]["name"] for event in events if event.get("name") == "process_name"}
+    assert names == {"rank 0", "rank 1"}
+    assert min(event["ts"] for event in events if event["ph"] == "X") == 0.0
+
+
+def test_torchrun_processes_are_the_ranks(tmp_path: Path) -> None:
+    """Two processes that torchrun started train as two that `train` started; and where there are too few, one
+    line says so."""
+    torchrun = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--nproc-per-node",
+        "2",
+        "-m",
+        "shardwise",
+        "train",
+    ]
+    plans = {name: str(tmp_path / f"{name}.yaml") for name in ("two", "four")}
+    write_plan(plans["two"], make_plan("dp=2"))
+    write_plan(plans["four"], make_plan("dp=4"))
+    ran = subprocess.run(
+        [*torchrun, plans["two"], "--steps", "2"], capture_output=True, text=True, check=True, timeout=120
+    )
+    assert ran.stdout.count("trained") == 1 and "step 2/2" in ran.stderr
+    refused = subprocess.run(
+        [*torchrun, plans["four"]], capture_output=True, text=True, check=False, timeout=120
+    )
+    assert refused.returncode != 0
+    assert refused.stderr.count("shardwise: error: plan: is for another number of processes") == 1
 
 
 def _dies(report: Report, rank: int) -> None:

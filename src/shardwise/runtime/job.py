@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, distributed, nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.profiler import record_function
 
 from shardwise.errors import ConfigError
 from shardwise.plan import Plan, read_plan
@@ -21,6 +22,7 @@ from shardwise.runtime.mesh import Place, device_mesh, place_of
 from shardwise.runtime.modules import Stage
 from shardwise.runtime.optimizer import optimizer_of
 from shardwise.runtime.pipeline import Pipeline
+from shardwise.runtime.trace import OPTIMIZER
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +93,8 @@ class Job:
 
     def update(self) -> None:
         """The part of `step` behind `backward`: the optimizer takes the gradients, and they are gone."""
-        self.optimizer.step()
+        with record_function(OPTIMIZER):
+            self.optimizer.step()
         self.optimizer.zero_grad()
 
     @property

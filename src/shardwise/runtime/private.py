@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -60,3 +60,10 @@ def pipeline_runtime(
 def executed_actions(runtime: Any, rank: int) -> list[str]:
     """What `runtime` will run on pipeline rank `rank`, in order, as text."""
     return [str(action) for action in runtime.pipeline_order_with_comms[rank]]
+
+
+def profiled_events(profiler: Any) -> Iterator[tuple[str, float, float]]:
+    """Name, start and end of every event of a finished profile, in seconds on the machine's clock."""
+    origin_s = profiler.profiler.kineto_results.trace_start_ns() * 1e-9
+    for event in profiler.events():
+        yield event.name, origin_s + event.time_range.start * 1e-6, origin_s + event.time_range.end * 1e-6

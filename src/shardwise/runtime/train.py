@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 
 from shardwise.errors import ConfigError
@@ -13,6 +14,8 @@ from shardwise.runtime.data import Samples, Synthetic, TokenFile
 from shardwise.runtime.initial import initialise
 from shardwise.runtime.job import parallelize
 from shardwise.runtime.modules import reference_module
+from shardwise.runtime.trace import StepTrace, traced
+from shardwise.sim import Span
 
 SYNTHETIC = "synthetic"
 
@@ -31,6 +34,7 @@ class TrainOptions:
     seed: int = 0
     checkpoint: str | None = None
     checkpoint_every: int = 100
+    is_traced: bool = False
     resumed: str | None = None
     start: int = 0
 
@@ -62,10 +66,11 @@ def samples_of(plan: Plan, options: TrainOptions) -> Samples:
     )
 
 
-def train(report: Callable[[StepRecord], None], plan: Plan, options: TrainOptions) -> None:
+def train(report: Callable[[StepRecord], None], plan: Plan, options: TrainOptions) -> tuple[Span, ...]:
     """Train under `plan` until `options.steps` steps are done; call it on every rank of the process group.
 
-    `report` gets a record of every step, the same on every rank but for the clock.
+    `report` gets a record of every step, the same on every rank but for the clock. Returns what the last step
+    did on this rank, where it `is_traced` (which makes it slower); else nothing.
     """
     samples = samples_of(plan, options)
     module = reference_module(plan.model)
@@ -73,10 +78,13 @@ def train(report: Callable[[StepRecord], None], plan: Plan, options: TrainOption
     job = parallelize(module, plan, lr=options.lr)
     if options.resumed is not None:
         load(job, options.resumed)
+    trace = StepTrace()
     for step in range(options.start, options.steps):
         batch = samples.batch(step)
         start_s = time.perf_counter()
-        result = job.step(batch)
+        is_last = step + 1 == options.steps
+        with traced(job.place.rank) if is_last and options.is_traced else nullcontext(trace) as trace:
+            result = job.step(batch)
         report(
             StepRecord(
                 step=step + 1,
@@ -86,9 +94,10 @@ def train(report: Callable[[StepRecord], None], plan: Plan, options: TrainOption
                 tokens=(step + 1) * plan.job.global_batch_size * plan.job.seq_len,
             )
         )
-        is_due = (step + 1) % options.checkpoint_every == 0 or step + 1 == options.steps
+        is_due = (step + 1) % options.checkpoint_every == 0 or is_last
         if options.checkpoint is not None and is_due:
             save(job, options.checkpoint, step=step + 1, seed=options.seed, data=options.data)
+    return trace.spans
 
 
 def resumed_options(options: TrainOptions, plan: Plan) -> TrainOptions:

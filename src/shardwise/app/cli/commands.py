@@ -364,6 +364,12 @@ def train(
         str | None,
         typer.Option(metavar="FILE", help="Write a line of JSON for every step.", show_default=False),
     ] = None,
+    trace: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE", help="Write a trace of the last step, as simulate does.", show_default=False
+        ),
+    ] = None,
     checkpoint: Annotated[
         str | None,
         typer.Option(metavar="DIR", help="Save the job here, at the end and on the way.", show_default=False),
@@ -383,6 +389,7 @@ def train(
         lr=request.fraction("--lr", lr, default=0.0, low=0.0, high=10.0),
         seed=request.count("--seed", seed, low=0),
         log=log,
+        trace=trace,
         checkpoint=checkpoint,
         checkpoint_every=request.count("--checkpoint-every", checkpoint_every),
         resume=resume,

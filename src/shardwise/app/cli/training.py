@@ -6,8 +6,8 @@ import contextlib
 import json
 import os
 import shlex
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +17,7 @@ from shardwise.app.cli.request import writable
 from shardwise.errors import ConfigError
 from shardwise.inputs import printable
 from shardwise.plan import Plan, read_plan
+from shardwise.sim import Span, Trace, write_trace
 
 if TYPE_CHECKING:
     from shardwise.runtime import RankLost, StepRecord, TrainOptions
@@ -25,6 +26,7 @@ TORCHRUN_VARIABLE = "TORCHELASTIC_RUN_ID"
 """Set in processes that torchrun started."""
 
 FAILED = 1
+REFUSED = 2
 
 
 @dataclass(slots=True)
@@ -67,6 +69,7 @@ def trained(
     lr: float,
     seed: int,
     log: str | None,
+    trace: str | None,
     checkpoint: str | None,
     checkpoint_every: int,
     resume: bool,
@@ -75,8 +78,9 @@ def trained(
 
     ConfigError where the plan cannot be run here; exit code 1 where a rank is lost.
     """
-    if log is not None:
-        writable("--log", log, inputs=(path, data))
+    for option, written in (("--log", log), ("--trace", trace)):
+        if written is not None:
+            writable(option, written, inputs=(path, data))
     plan = read_plan(path)
     from shardwise.runtime import (
         RankLost,
@@ -95,6 +99,7 @@ def trained(
         seed=seed,
         checkpoint=checkpoint,
         checkpoint_every=checkpoint_every,
+        is_traced=trace is not None,
     )
     check_runnable(plan)
     if checkpoint is not None:
@@ -104,12 +109,18 @@ def trained(
     samples_of(plan, options).batch(0)
     run = _Run(plan=plan, steps=options.steps)
     if TORCHRUN_VARIABLE in os.environ:
+        if trace is not None:
+            raise ConfigError(
+                "is not written under torchrun", key="--trace", found=trace, allowed="without torchrun"
+            )
         return _trained_here(run, options, log)
     try:
         with _showing(run, log) as report, Team(plan.cluster.devices) as team:
-            team.run(plan.cluster.devices, train, plan, options, report=report)
+            spans = team.run(plan.cluster.devices, train, plan, options, report=report)
     except RankLost as error:
         return Output(talk=_lost(error, run, path, options), code=FAILED)
+    if trace is not None:
+        _write_trace(trace, [span for rank in spans for span in rank])
     return _summary(run)
 
 
@@ -118,7 +129,10 @@ def _trained_here(run: _Run, options: TrainOptions, log: str | None) -> Output:
     from shardwise.runtime import train
 
     if os.environ["RANK"] != "0":
-        train(lambda record: None, run.plan, options)
+        try:
+            train(lambda record: None, run.plan, options)
+        except ConfigError:
+            return Output(code=REFUSED)  # rank 0 says why
         return Output()
     with _showing(run, log) as report:
         train(report, run.plan, options)
@@ -152,6 +166,15 @@ def _opened(path: str) -> contextlib.AbstractContextManager[Any]:
     except OSError as error:
         why = (error.strerror or str(error)).lower()
         raise ConfigError(f"cannot be written: {why}", file=printable(path), key="--log") from None
+
+
+def _write_trace(path: str, spans: Sequence[Span]) -> None:
+    """The spans of all ranks, from the first on, in the form that `simulate --trace` writes."""
+    origin_s = min(span.start_s for span in spans)
+    shifted = (
+        replace(span, start_s=span.start_s - origin_s, finish_s=span.finish_s - origin_s) for span in spans
+    )
+    write_trace(Trace(spans=tuple(shifted)), path)
 
 
 def _make_folder(path: str) -> None:
