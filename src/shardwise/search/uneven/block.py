@@ -97,7 +97,7 @@ class BlockSearch:
                 bounds.append(bound[place])
         self._bounds = np.maximum.accumulate(np.array(bounds).reshape(len(bounds), len(self._grid)), axis=1)
         self._known: dict[int, dict[int, Found | None]] = {}
-        self._fine: dict[int, np.ndarray] = {}
+        self._fine: dict[tuple[Tuple, int], dict[Counts, np.ndarray]] = {}
         self.evaluated = 0
         self.gave_up = False
         """Whether layouts were left unevaluated: then `within` may miss a plan, but not `is_possible`."""
@@ -152,7 +152,7 @@ class BlockSearch:
             if found is None or found.bound_s > time_s:
                 most -= 1
             elif found.is_given_up:
-                most = min(most - 1, int(most * time_s / found.time_s))
+                most = min(most - 1, int(most * time_s / found.time_s))  # 0 where nothing was evaluated
             else:
                 break
         return most
@@ -173,14 +173,17 @@ class BlockSearch:
         if index == len(self._grid):
             return int(self._grid[-1])
         low, most = int(self._grid[index - 1]), int(self._grid[index] - 1)
-        if place in self._fine:
-            return low + int(np.count_nonzero(self._fine[place][low - 1 : most] <= time_s)) - 1
+        shape = self._shapes[place]
+        fine = self._fine.get((shape.kinds, index))
+        if fine is not None:
+            return low + int(np.count_nonzero(fine[shape.counts] <= time_s)) - 1
         return most
 
     def _is_proven(self, place: int, microbatches: int, time_s: float) -> bool:
         """Whether the shape is known to do so many microbatches in time; looks closer where it is not."""
-        if microbatches not in self._on_grid and place not in self._fine:
-            self._fine[place] = self._fine_bounds(place)
+        index = int(np.searchsorted(self._grid, microbatches, side="right"))
+        if microbatches not in self._on_grid and (self._shapes[place].kinds, index) not in self._fine:
+            self._refine(self._shapes[place].kinds, index)
             return False
         known = self._known.setdefault(place, {})
         found = known.get(microbatches)
@@ -192,14 +195,16 @@ class BlockSearch:
         if found is None:
             return False
         self.evaluated += found.evaluated
-        self.gave_up |= found.is_given_up and found.time_s > time_s
+        self.gave_up |= found.is_given_up
         return found.time_s <= time_s
 
-    def _fine_bounds(self, place: int) -> np.ndarray:
-        shape = self._shapes[place]
-        every = np.arange(1, int(self._grid[-1]) + 1)
-        relaxation = Relaxation(self._options, [shape.kinds], every, within=shape.counts)
-        return np.maximum.accumulate(relaxation.bounds(self._options)[shape.counts][0])
+    def _refine(self, kinds: Tuple, index: int) -> None:
+        """Bounds every number of microbatches between two of the grid, of all pipelines of these kinds."""
+        every = np.arange(int(self._grid[index - 1]), int(self._grid[index]))
+        bounds = Relaxation(self._options, [kinds], every).bounds(self._options)
+        self._fine[kinds, index] = {
+            counts: np.maximum.accumulate(bound[0]) for counts, bound in bounds.items()
+        }
 
     def _laid(self, place: int, microbatches: int) -> Laid:
         found = self._known[place][microbatches]

@@ -23,8 +23,11 @@ NEAR = 1e-6
 HALVINGS = 12
 """Of the interval in which a block's bound lies, where layouts were given up."""
 
-THOROUGH, BRIEF = 1000, 24
+THOROUGH, BRIEF = 1000, 8
 """Layouts of one pipeline that are evaluated, where no gap is allowed, and where one is."""
+
+ENOUGH = 2500
+"""Layouts that are evaluated in all where a gap is allowed: then the search ends with the gap that it has."""
 
 FOREVER_S = 1e9
 """No step takes so long."""
@@ -104,7 +107,7 @@ def search_uneven(
         push(block, 0.0)
     while heap and not clock.is_over:
         least_s, _, block = heap[0]
-        if least_s >= state.best_s * (ALMOST - gap):
+        if least_s >= state.best_s * (ALMOST - gap) or (gap > 0.0 and state.evaluated > ENOUGH):
             break
         heappop(heap)
         if progress is not None:
@@ -157,7 +160,8 @@ def _search_block(pricing: Pricing, block: Block, least_s: float, state: _State,
         while (found := search.within(high_s)) is None and high_s < FOREVER_S:
             high_s = 2.0 * high_s
     else:
-        found = search.within(high_s * ALMOST)
+        high_s = high_s * (ALMOST - gap / 4.0)
+        found = search.within(high_s)
     low_s = least_s if found is not None else high_s
     is_exact = block.least == block.most and search.is_counted
     precision = 0.0 if is_exact and gap == 0.0 else max(gap / 10.0, NEAR)
