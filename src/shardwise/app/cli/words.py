@@ -140,10 +140,10 @@ def gib(nbytes: float) -> str:
 
 
 def seconds(value: float) -> str:
-    """A step or part of it, in seconds or milliseconds with four digits."""
+    """A step or part of it, in seconds or milliseconds with four digits; what is no picosecond is rounding."""
     if value >= 1.0:
         return f"{value:,.3f} s" if value < 100 else f"{value:,.1f} s"
-    return f"{value * 1e3:.4g} ms"
+    return f"{value * 1e3 if abs(value) >= 1e-12 else 0.0:.4g} ms"
 
 
 def digits(value: float, number: int) -> str:
