@@ -20,6 +20,7 @@ from shardwise.cost.one_layout import LayoutPrice, price_layout
 from shardwise.cost.training import Training
 from shardwise.frontier import Chain
 from shardwise.graph import OpGraph, graph_names, layout_from_record, layout_record, load_graph
+from shardwise.search import tracked
 from shardwise.search.tracking.solution import Choice, Solution, measure
 from shardwise.strategy import PROFILES
 
@@ -110,6 +111,18 @@ def test_they_agree_on_shipped_graphs(name: str) -> None:
     (time_s, memory_bytes), price = both(graph, "2x8xV100-32G", (2, 8), SOFTWARE[2], 7)
     assert price.time_s == pytest.approx(time_s, rel=1e-9)
     assert price.memory_bytes == pytest.approx(memory_bytes, rel=1e-9)
+
+
+def test_every_point_of_a_frontier_costs_what_its_layout_does() -> None:
+    machines, graph = load_cluster("8x8xH100-SXM"), mlp(4096, 1024, 4096, 512)
+    mesh, training = mesh_of(machines, (8,)), SOFTWARE[0]
+    laid = layout_chain(graph, machines, training, mesh)
+    found = tracked(laid.chains, epsilon=0.001)
+    assert len(found.points) > 3
+    for (case, solution), (time_s, memory_bytes) in zip(found.solutions, found.points, strict=True):
+        price = price_layout(graph, machines, training, mesh, laid.layout(solution, case))
+        assert price.time_s == pytest.approx(time_s, rel=1e-9)
+        assert price.memory_bytes == pytest.approx(memory_bytes, rel=1e-9)
 
 
 def test_parts_sum_to_the_whole() -> None:
