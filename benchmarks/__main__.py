@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 
-from benchmarks import blocks, cold_start, frontiers, searches, validation
+from benchmarks import blocks, cold_start, frontiers, mixed, searches, validation
 from benchmarks import sim as simulator
 from benchmarks.clock import peak_memory_bytes
 
@@ -25,6 +25,7 @@ BENCHMARKS: dict[str, Callable[[], Figures]] = {
     **{f"search {name}": partial(searches.figures, name) for name in (*searches.SEARCHES, *searches.GROWTH)},
     **{f"workers {name}": partial(searches.speedup, name) for name in searches.WITH_WORKERS},
     **{f"frontier {name}": partial(frontiers.figures, name) for name in frontiers.FRONTIERS},
+    **{f"mixed {name}": partial(mixed.figures, name) for name in mixed.MIXED},
     "cold start": cold_start.figures,
     "simulator": simulator.figures,
     "validation": validation.figures,
@@ -44,6 +45,10 @@ GOALS: dict[str, tuple[str, str, float]] = {
     "search qwen3_235b_512": ("search_cpu_s", "at most", 8.0),
     "search frontier_llama70b_64": ("search_cpu_s", "at most", 8.0),
     "frontier llama8b_1_to_64": ("search_cpu_s", "at most", 25.0),
+    "mixed opt350m_128": ("answer_cpu_s", "at most", 2.0),
+    "mixed opt350m_320": ("answer_cpu_s", "at most", 4.0),
+    "mixed opt350m_512": ("answer_cpu_s", "at most", 8.0),
+    "mixed llama70b_64": ("answer_cpu_s", "at most", 6.0),
     **{f"workers {name}": ("speedup", "at least", 1.7) for name in searches.OVER_TWO_SECONDS},
     "cold start": ("wall_s", "at most", 0.6),
     "validation": ("cpu_s", "at most", 3.0),
