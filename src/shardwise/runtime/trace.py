@@ -28,8 +28,9 @@ class StepTrace:
 
 @contextlib.contextmanager
 def traced(rank: int) -> Iterator[StepTrace]:
-    """Record what happens inside: schedule actions and the optimizer on the track of computation, transfers and
-    collectives on that of communication. An action that waits for its input lasts as long as it waits."""
+    """Record what happens inside: schedule actions and the optimizer on the track of computation, transfers
+    and collectives on that of communication. An action that waits for its input lasts as long as it waits.
+    """
     trace = StepTrace()
     with profile(activities=[ProfilerActivity.CPU]) as profiler:
         yield trace
