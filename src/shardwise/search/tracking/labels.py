@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -11,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardwise.frontier import Costs, reduce
+from shardwise.search.tracking.lines import SLACK
 
 Indices = npt.NDArray[np.intp]
 Values = npt.NDArray[np.float64]
@@ -18,8 +18,20 @@ Values = npt.NDArray[np.float64]
 _PAIRS_AT_ONCE = 1 << 21
 """Pairs of labels that a join holds in memory at a time."""
 
-Keep = Callable[[Indices, Values], npt.NDArray[np.bool_]]
-"""Of cells (n) and points (n, columns): which may still matter."""
+@dataclass(frozen=True, slots=True, eq=False)
+class Within:
+    """Which labels of a join may still matter: those whose weighted sum, with the least of all that is not in
+    them, is below `limit`.
+
+    `weights_a` and `weights_b` (columns) weigh the two tables, `weights` what they come to together, which is
+    no less than the sum of both; `outside` (choices of each variable that is left...) is the least of the rest.
+    """
+
+    weights_a: Values
+    weights_b: Values
+    weights: Values
+    outside: Values
+    limit: float
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -28,8 +40,7 @@ class Labels:
     variable fastest).
 
     `cells` (n) ascending, `points` (n, columns): label i costs points[i] in cell cells[i]. `origins` are the
-    tables that it was made of and the rows in each; none where it is a cost as given.
-    """
+    tables that it was made of and the rows in each; none where it is a cost as given.    """
 
     variables: tuple[int, ...]
     sizes: tuple[int, ...]
@@ -55,52 +66,119 @@ def labels_of(variables: tuple[int, ...], costs: Costs) -> Labels:
     return Labels(variables, sizes, cells, points[cells])
 
 
-def joined(a: Labels, b: Labels, *, without: int | None = None, keep: Keep | None = None) -> Labels:
+def joined(
+    a: Labels, b: Labels, *, without: int | None = None, within: Within | None = None, grid: Values | None = None
+) -> Labels:
     """What `a` and `b` cost together, in the cells of all their variables but `without`, reduced.
 
-    The columns add, but for the last, of which the larger counts. Labels that `keep` does not are dropped
-    before anything is compared.
+    The columns add, but for the last, of which the larger counts. Labels that are not `within` are dropped
+    before anything is compared. With a `grid` (columns), of labels that lie in one cube of it the one of least
+    weighted sum stays.
     """
     left = tuple(v for v in sorted({*a.variables, *b.variables}) if v != without)
     size_of = dict(zip((*a.variables, *b.variables), (*a.sizes, *b.sizes), strict=True))
     sizes = tuple(size_of[variable] for variable in left)
-    shared = tuple(variable for variable in a.variables if variable in b.variables)
-    key_a, key_b = _keys(a, shared, size_of), _keys(b, shared, size_of)
-    by_key = np.argsort(key_b, kind="stable")
-    sorted_keys = key_b[by_key]
-    first = np.searchsorted(sorted_keys, key_a, side="left")
-    counts = np.searchsorted(sorted_keys, key_a, side="right") - first
-    at_a, only_b = _strides(left, sizes, a), _strides(left, sizes, b, skip=shared)
-    pieces: list[tuple[Indices, Values, Indices, Indices]] = []
-    for start, stop in _chunks(counts):
-        rows_a = np.repeat(np.arange(start, stop), counts[start:stop])
-        ends = np.cumsum(counts[start:stop])
-        within = np.arange(len(rows_a)) - np.repeat(ends - counts[start:stop], counts[start:stop])
-        rows_b = by_key[first[rows_a] + within]
-        cells = at_a[rows_a] + only_b[rows_b]
-        points = _together(a.points[rows_a], b.points[rows_b])
-        if keep is not None:
-            is_kept = keep(cells, points)
-            cells, points, rows_a, rows_b = (
-                cells[is_kept], points[is_kept], rows_a[is_kept], rows_b[is_kept],
-            )  # fmt: skip
-        best = reduce(points, cells=cells)
-        pieces.append((cells[best], points[best], rows_a[best], rows_b[best]))
-    cells, points, rows_a, rows_b = _concatenated(pieces, a.points.shape[1])
+    pairs = _Pairs.of(a, b, left, sizes, within)
+    joint = _Joint(a, b, left, sizes, within, grid)
+    pieces = [joint.reduced(*pairs.rows(start, stop)) for start, stop in _chunks(pairs.counts)]
     if len(pieces) > 1:
-        best = reduce(points, cells=cells)
-        cells, points, rows_a, rows_b = cells[best], points[best], rows_a[best], rows_b[best]
-    return Labels(left, sizes, cells, points, ((a, rows_a), (b, rows_b)))
+        pieces = [joint.reduced(*(np.concatenate(rows) for rows in zip(*pieces, strict=True)))]
+    rows_a, rows_b = pieces[0] if pieces else (np.empty(0, dtype=np.intp), np.empty(0, dtype=np.intp))
+    points = _together(a.points[rows_a], b.points[rows_b])
+    return Labels(left, sizes, joint.cells(rows_a, rows_b), points, ((a, rows_a), (b, rows_b)))
 
 
-def _concatenated(
-    pieces: list[tuple[Indices, Values, Indices, Indices]], columns: int
-) -> tuple[Indices, Values, Indices, Indices]:
-    if not pieces:
-        none = np.empty(0, dtype=np.intp)
-        return none, np.empty((0, columns)), none, none
-    cells, points, rows_a, rows_b = (np.concatenate(each) for each in zip(*pieces, strict=True))
-    return cells, points, rows_a, rows_b
+@dataclass(slots=True, eq=False)
+class _Joint:
+    """What pairs of labels come to, and which of them stay."""
+
+    a: Labels
+    b: Labels
+    left: tuple[int, ...]
+    sizes: tuple[int, ...]
+    within: Within | None
+    grid: Values | None
+
+    def cells(self, rows_a: Indices, rows_b: Indices) -> Indices:
+        """The cell of each pair."""
+        shared = tuple(variable for variable in self.a.variables if variable in self.b.variables)
+        own = _strides(self.left, self.sizes, self.a)[rows_a]
+        return np.asarray(own + _strides(self.left, self.sizes, self.b, skip=shared)[rows_b])
+
+    def reduced(self, rows_a: Indices, rows_b: Indices) -> tuple[Indices, Indices]:
+        """The pairs that stay, cell by cell."""
+        cells = self.cells(rows_a, rows_b)
+        points = _together(self.a.points[rows_a], self.b.points[rows_b])
+        ranks = np.zeros(len(cells))
+        if self.within is not None:
+            outside = self.within.outside.reshape(-1)[cells]
+            ranks = points @ self.within.weights + outside
+            kept = np.flatnonzero(ranks < self.within.limit * (1.0 + SLACK))
+            rows_a, rows_b, cells, points = rows_a[kept], rows_b[kept], cells[kept], points[kept]
+            ranks = ranks[kept]
+        best = reduced(cells, points, ranks, self.grid)
+        return rows_a[best], rows_b[best]
+
+
+def reduced(cells: Indices, points: Values, ranks: Values, grid: Values | None) -> Indices:
+    """The labels that no other one of their cell dominates; with a `grid` (columns), that none does up to one
+    step of it: each that is left out is matched by one that costs at most `grid` more in any column. Of like
+    ones the one of least rank stays."""
+    if grid is None:
+        return reduce(points, cells=cells)
+    is_coarse = grid > 0.0
+    steps = points.copy()
+    steps[:, is_coarse] = np.floor(points[:, is_coarse] / grid[is_coarse])
+    order = np.argsort(ranks, kind="stable")
+    return np.asarray(order[reduce(steps[order], cells=cells[order])])
+
+
+@dataclass(slots=True, eq=False)
+class _Pairs:
+    """Which labels of `b` each label of `a` meets: `counts[i]` of them from `first[i]` of `by_key`."""
+
+    by_key: Indices
+    first: Indices
+    counts: Indices
+
+    @staticmethod
+    def of(
+        a: Labels, b: Labels, left: tuple[int, ...], sizes: tuple[int, ...], within: Within | None
+    ) -> _Pairs:
+        """All that agree in the variables they share and, roughly, stay within."""
+        size_of = dict(zip((*a.variables, *b.variables), (*a.sizes, *b.sizes), strict=True))
+        shared = tuple(variable for variable in a.variables if variable in b.variables)
+        key_a, key_b = _keys(a, shared, size_of), _keys(b, shared, size_of)
+        if within is None:
+            by_key = np.argsort(key_b, kind="stable")
+            first = np.searchsorted(key_b[by_key], key_a, side="left")
+            return _Pairs(by_key, first, np.searchsorted(key_b[by_key], key_a, side="right") - first)
+        sums_a = a.points @ within.weights_a
+        away = tuple(place for place, variable in enumerate(left) if variable not in b.variables)
+        outside = within.outside.min(axis=away)
+        at = b.coordinates()
+        index = tuple(at[variable] for variable in left if variable in b.variables)
+        sums_b = b.points @ within.weights_b + (outside[index] if index else outside)
+        # Within each key by sum: keys are whole numbers apart, sums less than one.
+        room = within.limit * (1.0 + SLACK) - sums_a
+        kept_b = np.flatnonzero(np.isfinite(sums_b))
+        sums_b, key_b = sums_b[kept_b], key_b[kept_b]
+        low, high = sums_b.min(initial=0.0), sums_b.max(initial=0.0)
+        span = 2.0 * (high - low) or 1.0
+        place_b = key_b + (sums_b - low) / span
+        by_key = np.argsort(place_b, kind="stable")
+        first = np.searchsorted(place_b[by_key], key_a, side="left")
+        end = np.searchsorted(
+            place_b[by_key], key_a + np.clip((room - low) / span + 1e-9, -0.25, 0.75), side="right"
+        )
+        return _Pairs(kept_b[by_key], first, np.maximum(end - first, 0))
+
+    def rows(self, start: int, stop: int) -> tuple[Indices, Indices]:
+        """The pairs of the labels of `a` from start to stop, as rows of both."""
+        counts = self.counts[start:stop]
+        rows_a = np.repeat(np.arange(start, stop), counts)
+        within = np.arange(len(rows_a)) - np.repeat(np.cumsum(counts) - counts, counts)
+        return rows_a, self.by_key[self.first[rows_a] + within]
 
 
 def _together(a: Values, b: Values) -> Values:

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from shardwise.frontier import Chain, Factor, Link, Part
 from shardwise.search.tracking.chained import Weighed, unbordered
-from shardwise.search.tracking.lines import may_matter
+from shardwise.search.tracking.lines import SLACK
 from shardwise.search.tracking.scalars import Scalars, Sums
 from shardwise.search.tracking.solution import Choice, Solution, occurrences
 
@@ -55,11 +55,11 @@ class Narrowed:
         return tuple(found)
 
 
-def narrowed(before: Narrowed, found: Weighed, corner_sums: Sums) -> Narrowed:
-    """Without the choices that lead to no solution below any corner; `found` is `before`'s chain under
-    weights, corner_sums (corners, weights) what they make of the corners."""
+def narrowed(before: Narrowed, found: Weighed, limits: npt.NDArray[np.float64]) -> Narrowed:
+    """Without the choices that lead to no solution below `limits` (n, weights) of any row: `found` is
+    `before`'s chain under the weights."""
     masks = [
-        [_alive(found, place, mode, corner_sums) for mode in range(len(link.modes))]
+        [_alive(found, place, mode, limits) for mode in range(len(link.modes))]
         for place, link in enumerate(before.chain)
     ]
     _agree_on_borders(before.chain, masks)
@@ -94,7 +94,20 @@ def _part(part: Part, kept: Sequence[Indices]) -> Part:
     return replace(part, sizes=tuple(len(rows) for rows in kept), factors=factors)
 
 
-def _alive(found: Weighed, place: int, mode: int, corner_sums: Sums) -> list[Mask]:
+def may_matter(bounds: Sums, limits: npt.NDArray[np.float64]) -> Mask:
+    """Which rows of bounds (n, J) are below some row of limits (m, J) in all weights: (n)."""
+    reach = limits * (1.0 + SLACK)
+    is_alive = np.zeros(len(bounds), dtype=bool)
+    rows = np.flatnonzero((bounds < reach.max(axis=0, initial=-np.inf)).all(axis=1))
+    for limit in reach:
+        if not len(rows):
+            break
+        is_alive[rows[(bounds[rows] < limit).all(axis=1)]] = True
+        rows = rows[~is_alive[rows]]
+    return is_alive
+
+
+def _alive(found: Weighed, place: int, mode: int, limits: npt.NDArray[np.float64]) -> list[Mask]:
     """Which choices of each variable of a mode may matter, in any occurrence of its link."""
     starts = np.cumsum([0, *(link.repeat for link in found.chain)])
     last = int(starts[place + 1]) - 1
@@ -112,7 +125,7 @@ def _alive(found: Weighed, place: int, mode: int, corner_sums: Sums) -> list[Mas
         )
         scalars.spread(unbordered(part, beyond))
         for variable, mask in enumerate(alive):
-            mask |= may_matter(scalars.through(variable), corner_sums)
+            mask |= may_matter(scalars.through(variable), limits)
     return alive
 
 

@@ -10,19 +10,44 @@ import numpy.typing as npt
 
 from shardwise.frontier import Chain, Link, reduce
 from shardwise.search.tracking.chained import Weighed, unbordered
-from shardwise.search.tracking.eliminate import eliminated
-from shardwise.search.tracking.labels import Indices, Keep, Labels, Values, chosen, joined, origins_of
-from shardwise.search.tracking.lines import may_matter
+from shardwise.search.tracking.eliminate import Limits, eliminated
+from shardwise.search.tracking.labels import Indices, Labels, Values, Within, chosen, joined, origins_of, reduced
 from shardwise.search.tracking.solution import Choice, Solution, folded, measures, occurrences
 from shardwise.search.tracking.steps import Order
 
 
+LINKS_SHARE = 0.25
+"""Of what may be lost along a chain, the part that its links lose within themselves."""
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Bounds:
-    """A chain under weights, and what these make of the corners: labels that lead below none are dropped."""
+    """A chain under one weight, the weighted sum up to which solutions are wanted, and how much more than it
+    each may cost that stands for it: `loss` (4), of each folded column; zeros where none may.
+
+    A link loses its share once per occurrence; a walk after each of them, in proportion to how far it has
+    come, since labels lie further apart there.
+    """
 
     weighed: Weighed
-    corner_sums: Values
+    limit: float
+    loss: Values
+
+    @property
+    def weights(self) -> Values:
+        """What the folded columns weigh."""
+        some = next(iter(self.weighed.peaked.values()), self.weighed.plain[0])
+        return np.asarray(some[0].weights[0][[0, 1, 2, 4]])
+
+    def link_grid(self, occurrences: int) -> Values | None:
+        """What one occurrence of a link may lose."""
+        return self.loss * (LINKS_SHARE / occurrences) if self.loss.any() else None
+
+    def walk_grid(self, occurrence: int, occurrences: int) -> Values | None:
+        """What a walk may lose after an occurrence, counted from 1."""
+        if not self.loss.any():
+            return None
+        whole = occurrences * (occurrences + 1) / 2
+        return self.loss * ((1.0 - LINKS_SHARE) * occurrence / whole)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -64,7 +89,7 @@ def link_labels(
                 [weighed.ahead[border][:, None] + weighed.behind[border + 1][None] for border in borders]
             )
             scalars.spread(unbordered(part, beyond))
-            found = eliminated(part, orders[place][mode], scalars, bounds.corner_sums)
+            found = eliminated(part, orders[place][mode], Limits(scalars, bounds.limit))
         tables.append(found)
         at = found.coordinates()
         entry = at[part.entry] if part.entry is not None else 0
@@ -78,7 +103,9 @@ def link_labels(
     cell = np.concatenate(cells)
     modes = np.repeat(np.arange(len(tables)), [len(table) for table in tables])
     rows = np.concatenate([np.arange(len(table)) for table in tables])
-    best = reduce(points, cells=cell)
+    grid = bounds.link_grid(sum(each.repeat for each in chain)) if bounds is not None else None
+    ranks = points @ (bounds.weights if bounds is not None else np.ones(4))
+    best = reduced(cell, points, ranks, grid)
     table = Labels(variables, sizes, cell[best], points[best])
     return LinkLabels(link, table, modes[best], rows[best], tuple(tables))
 
@@ -129,8 +156,9 @@ def walked(chain: Chain, links: list[LinkLabels], bounds: Bounds | None = None) 
     tables = _placed(chain, links)
     state = tables[0]
     for border, table in enumerate(tables[1:], start=1):
-        keep = _keep(bounds, chain, border) if bounds is not None else None
-        state = joined(state, table, without=border, keep=keep)
+        within = _within(bounds, chain, border) if bounds is not None else None
+        grid = bounds.walk_grid(border + 1, len(tables)) if bounds is not None else None
+        state = joined(state, table, without=border, within=within, grid=grid)
     return _ended(chain, links, tables, state)
 
 
@@ -155,17 +183,20 @@ def _ended(chain: Chain, links: list[LinkLabels], tables: list[Labels], end: Lab
     return Walked(chain, links, tables, end, points[best], best)
 
 
-def _keep(bounds: Bounds, chain: Chain, border: int) -> Keep:
-    """Which labels of what comes before the border after `border` may lead below a corner."""
+def _within(bounds: Bounds, chain: Chain, border: int) -> Within:
+    """Which labels may lead below the limit when the occurrence after `border` joins those before it."""
     weighed = bounds.weighed
     ends = np.cumsum([link.repeat for link in chain]) - 1
-    some = next(iter(weighed.peaked.values()), weighed.plain[0])
-    weights = some[0].weights[:, [0, 1, 2, 4]].copy()
-    if not any(int(ends[place]) <= border for place in weighed.peaked):
-        weights[:, 3] = 0.0
-    behind = weighed.behind[border + 1]
+    full = bounds.weights
+    peaked = [int(ends[place]) for place in weighed.peaked]
 
-    def keep(cells: Indices, points: Values) -> npt.NDArray[np.bool_]:
-        return may_matter(points @ weights.T + behind[cells], bounds.corner_sums)
+    def weights(first: int, last: int) -> Values:
+        own = full.copy()
+        if not any(first <= place <= last for place in peaked):
+            own[3] = 0.0
+        return own
 
-    return keep
+    return Within(
+        weights(0, border - 1), weights(border, border), weights(0, border),
+        weighed.behind[border + 1][..., 0], bounds.limit,
+    )  # fmt: skip
