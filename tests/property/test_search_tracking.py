@@ -4,18 +4,22 @@ what enumeration finds; up to an epsilon, nothing that is further from it."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import replace as dataclass_replace
 from typing import Any
 
 import numpy as np
 import pytest
 from tests.property.tracking_instances import Choices, chain_of, frontier_by_definition, measure_of
 
-from shardwise.frontier import Chain, frontier_of
+from shardwise.frontier import Chain, Factor, frontier_of, reduce
 from shardwise.search import tracked
-from shardwise.search.tracking import eliminate, labels, prune, track, walk
+from shardwise.search.tracking import bins, eliminate, labels, prune, state, walk
+from shardwise.search.tracking.simplify import without
 from shardwise.search.tracking.solution import Solution
 from shardwise.search.tracking.steps import Order, order_of
+
+LONG = (0, 2, 4, 17, 33, 39, 52, 67, 73, 83, 93, 99)
+"""Seeds of long chains that have solutions and repeat a link at least four times."""
 
 INSTANCES, CHUNK = 600, 60
 FULL_INSTANCES, FULL_CHUNK = 20_000, 400
@@ -86,6 +90,76 @@ def test_an_epsilon_is_all_that_is_lost(epsilon: float) -> None:
     assert dropped > 0
 
 
+def long_chain(seed: int) -> Chain:
+    """A chain with a link that is there up to seven times, and costs that are no whole numbers."""
+    chain = chain_of(seed, operators=8 + 2 * (seed % 8), layouts=2 + seed % 2, repeat=4 + seed % 4)
+    random = np.random.default_rng(seed)
+    return tuple(
+        dataclass_replace(
+            link,
+            modes=tuple(
+                (name, dataclass_replace(part, factors=tuple(uneven(random, each) for each in part.factors)))
+                for name, part in link.modes
+            ),
+        )
+        for link in chain
+    )
+
+
+def uneven(random: np.random.Generator, factor: Factor) -> Factor:
+    return Factor(factor.variables, factor.costs * random.uniform(0.5, 1.5, factor.costs.shape))
+
+
+@pytest.mark.parametrize("few", [1, bins.FEW])
+def test_long_chains_are_tracked_by_runs_of_like_links(monkeypatch: pytest.MonkeyPatch, few: int) -> None:
+    monkeypatch.setattr(bins, "FEW", few)
+    thinner = 0
+    for seed in LONG:
+        chain = long_chain(seed)
+        expected = by_labels(chain, walk.merged)[0]
+        found = as_points(tracked([chain]).points)
+        assert matches(found, expected, 0.0) and matches(expected, found, 0.0), seed
+        for epsilon in (0.003, 0.05):
+            close = tracked([chain], epsilon=epsilon)
+            assert matches(close.points, expected, epsilon), (seed, epsilon)
+            thinner += len(close.points) < len(expected)
+    assert thinner > 5
+
+
+def matches(points: Any, expected: Points, epsilon: float) -> bool:
+    """Whether each expected point has one that is within a factor 1 + epsilon of it."""
+    limits = np.array(expected)[:, None] * (1.0 + epsilon) * (1.0 + 1e-12)
+    return bool(np.all(np.any(np.all(np.asarray(points)[None] <= limits, axis=2), axis=1)))
+
+
+def test_a_loss_that_is_spent_twice_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Grids of a hundred times what may be lost leave points out that nothing matches."""
+    grid = walk.Bounds.grid
+    monkeypatch.setattr(walk.Bounds, "grid", lambda self, share: grid(self, 100.0 * share))
+    epsilon = 0.05
+    chains = [long_chain(seed) for seed in LONG]
+    expected = [by_labels(chain, walk.merged)[0] for chain in chains]
+    assert not all(
+        matches(tracked([chain], epsilon=epsilon).points, points, epsilon)
+        for chain, points in zip(chains, expected, strict=True)
+    )
+
+
+def test_bins_keep_what_no_other_row_dominates() -> None:
+    random = np.random.default_rng(0)
+    for columns in (2, 3):
+        for count in (bins.FEW, 3 * bins.FEW):
+            cells = random.integers(0, 7, count)
+            steps = random.integers(0, 60, (count, columns)).astype(np.float64)
+            kept = bins.in_bins(cells, list(steps.T))
+            assert len(kept) < count / 2
+            best = reduce(steps[kept], cells=cells[kept])
+            expected = reduce(steps, cells=cells)
+            assert (steps[kept][best] == steps[expected]).all() and (
+                cells[kept][best] == cells[expected]
+            ).all()
+
+
 def test_cases_of_one_question_have_one_frontier() -> None:
     used = set()
     for seed in range(0, 60, 3):
@@ -132,12 +206,17 @@ def cut_too_much(bounds: Any, corner_sums: Any) -> Any:
     return MAY_MATTER(bounds * 1.1, corner_sums)
 
 
-OUTSIDE, WITHIN = eliminate._outside, walk._within
+def without_exposed(chain: Chain) -> Chain:
+    """A simplification that leaves out the exposed time whether it decides or not."""
+    return without(chain, 1)
 
 
-def nearer(within: labels.Within) -> labels.Within:
+OUTSIDE, WITHIN = eliminate._outside, walk.Bounds.within
+
+
+def nearer(bounds: walk.Bounds, spans: tuple[range, range], outside: Any) -> labels.Within:
     """What is still to come taken for a tenth more than it is."""
-    return replace(within, outside=1.1 * within.outside)
+    return WITHIN(bounds, spans, 1.1 * outside)
 
 
 @pytest.mark.parametrize(
@@ -147,8 +226,8 @@ def nearer(within: labels.Within) -> labels.Within:
         (labels, "reduce", broken_reduce),
         (prune, "may_matter", cut_too_much),
         (eliminate, "_outside", lambda scalars, step: 1.1 * OUTSIDE(scalars, step)),
-        (walk, "_within", lambda *given: nearer(WITHIN(*given))),
-        (track, "simplified", lambda chain: track_zeroed(chain)),
+        (walk.Bounds, "within", nearer),
+        (state, "simplified", without_exposed),
     ],
 )
 def test_a_broken_rule_is_noticed(
@@ -157,13 +236,6 @@ def test_a_broken_rule_is_noticed(
     assert agrees(range(60))
     monkeypatch.setattr(module, name, broken)
     assert not agrees(range(60))
-
-
-def track_zeroed(chain: Chain) -> Chain:
-    """A simplification that leaves out the exposed time whether it decides or not."""
-    from shardwise.search.tracking.simplify import _zeroed
-
-    return _zeroed(chain, 1)
 
 
 def test_large_tables_are_joined_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:

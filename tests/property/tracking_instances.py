@@ -19,12 +19,13 @@ Choices = tuple[tuple[int, tuple[int, ...]], ...]
 """For each occurrence of a link: the mode, and the choice of each variable."""
 
 
-def chain_of(seed: int, *, operators: int = 8, layouts: int = 4) -> Chain:
-    """A chain of one to three links of at most so many operators in all, repetitions counted, small whole
-    numbers as costs, some of them infinite; half of the chains have nothing to hide."""
+def chain_of(seed: int, *, operators: int = 8, layouts: int = 4, repeat: int = 2) -> Chain:
+    """A chain of one to three links of at most so many operators in all, repetitions counted (a link is
+    there once or `repeat` times), small whole numbers as costs, some of them infinite; half of the
+    chains have nothing to hide."""
     random = np.random.default_rng(seed)
     links = int(random.integers(1, 4))
-    repeats = [2 if 0 < place < links - 1 and random.random() < 0.6 else 1 for place in range(links)]
+    repeats = [repeat if 0 < place < links - 1 and random.random() < 0.6 else 1 for place in range(links)]
     borders = [1, *(int(random.integers(1, layouts + 1)) for _ in range(links - 1)), 1]
     for place, repeat in enumerate(repeats):
         if repeat > 1:

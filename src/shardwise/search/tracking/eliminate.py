@@ -61,7 +61,7 @@ def _weights(limits: Limits, factors: frozenset[int]) -> Values:
     weights = limits.scalars.weights[0].copy()
     if limits.scalars.peaked not in factors:
         weights[-1] = 0.0
-    return weights
+    return np.asarray(weights)
 
 
 def _outside(scalars: Scalars, step: Step) -> Values:

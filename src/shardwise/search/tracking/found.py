@@ -41,20 +41,24 @@ class Found:
     def thinned(self, epsilon: float) -> Found:
         """As few of them as still match each within a factor 1 + epsilon: the fastest, and from there always
         the slowest that matches all it passes by."""
-        if not len(self.points) or epsilon <= 0.0:
-            return self
-        kept = [0]
-        last = len(self.points) - 1
-        while kept[-1] < last:
-            # The next may be as slow as what it has to match allows: the first point that the last kept one
-            # does not match in memory must be matched in time.
-            rest = np.arange(kept[-1] + 1, last + 1)
-            memories = self.points[rest, 1] * (1.0 + epsilon)
-            is_unmatched = self.points[kept[-1], 1] > memories
-            if not is_unmatched.any():
-                kept.append(last)
-                break
-            first = int(rest[int(np.argmax(is_unmatched))])
-            slowest = int(np.searchsorted(self.points[:, 0], self.points[first, 0] * (1.0 + epsilon), side="right")) - 1
-            kept.append(max(first, min(slowest, last)))
-        return Found(self.points[kept], [self.solutions[row] for row in kept])
+        kept = representatives(self.points, epsilon)
+        return Found(self.points[kept], [self.solutions[row] for row in kept.tolist()])
+
+
+def representatives(points: Values, epsilon: float) -> npt.NDArray[np.intp]:
+    """Rows of points (n, 2), the first ascending and the second descending, such that each point is matched
+    within a factor 1 + epsilon by one of them: the first, and from there always the slowest that matches all
+    it passes by."""
+    if len(points) < 3 or epsilon <= 0.0:
+        return np.arange(len(points))
+    kept = [0]
+    last = len(points) - 1
+    while kept[-1] < last:
+        unmatched = np.flatnonzero(points[kept[-1] + 1 :, 1] * (1.0 + epsilon) < points[kept[-1], 1])
+        if not len(unmatched):
+            kept.append(last)
+            break
+        first = kept[-1] + 1 + int(unmatched[0])
+        limit_s = points[first, 0] * (1.0 + epsilon)
+        kept.append(max(first, int(np.searchsorted(points[:, 0], limit_s, side="right")) - 1))
+    return np.asarray(kept, dtype=np.intp)

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardwise.frontier import Costs, reduce
+from shardwise.search.tracking.bins import in_bins
 from shardwise.search.tracking.lines import SLACK
 
 Indices = npt.NDArray[np.intp]
@@ -18,13 +19,14 @@ Values = npt.NDArray[np.float64]
 _PAIRS_AT_ONCE = 1 << 21
 """Pairs of labels that a join holds in memory at a time."""
 
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Within:
     """Which labels of a join may still matter: those whose weighted sum, with the least of all that is not in
     them, is below `limit`.
 
-    `weights_a` and `weights_b` (columns) weigh the two tables, `weights` what they come to together, which is
-    no less than the sum of both; `outside` (choices of each variable that is left...) is the least of the rest.
+    `weights_a` and `weights_b` (columns) weigh the two tables, `weights` what they come to together, no less
+    than the sum of both; `outside` (choices of each variable that is left...) is the least of the rest.
     """
 
     weights_a: Values
@@ -40,7 +42,7 @@ class Labels:
     variable fastest).
 
     `cells` (n) ascending, `points` (n, columns): label i costs points[i] in cell cells[i]. `origins` are the
-    tables that it was made of and the rows in each; none where it is a cost as given.    """
+    tables that it was made of and the rows in each; none where it is a cost as given."""
 
     variables: tuple[int, ...]
     sizes: tuple[int, ...]
@@ -67,19 +69,24 @@ def labels_of(variables: tuple[int, ...], costs: Costs) -> Labels:
 
 
 def joined(
-    a: Labels, b: Labels, *, without: int | None = None, within: Within | None = None, grid: Values | None = None
+    a: Labels,
+    b: Labels,
+    *,
+    without: int | None = None,
+    within: Within | None = None,
+    grid: Values | None = None,
 ) -> Labels:
     """What `a` and `b` cost together, in the cells of all their variables but `without`, reduced.
 
     The columns add, but for the last, of which the larger counts. Labels that are not `within` are dropped
-    before anything is compared. With a `grid` (columns), of labels that lie in one cube of it the one of least
-    weighted sum stays.
+    before anything is compared. With a `grid` (columns), labels that others match up to a step of it are left
+    out too.
     """
     left = tuple(v for v in sorted({*a.variables, *b.variables}) if v != without)
     size_of = dict(zip((*a.variables, *b.variables), (*a.sizes, *b.sizes), strict=True))
     sizes = tuple(size_of[variable] for variable in left)
     pairs = _Pairs.of(a, b, left, sizes, within)
-    joint = _Joint(a, b, left, sizes, within, grid)
+    joint = _Joint.of(a, b, left, sizes, within, grid)
     pieces = [joint.reduced(*pairs.rows(start, stop)) for start, stop in _chunks(pairs.counts)]
     if len(pieces) > 1:
         pieces = [joint.reduced(*(np.concatenate(rows) for rows in zip(*pieces, strict=True)))]
@@ -94,19 +101,30 @@ class _Joint:
 
     a: Labels
     b: Labels
-    left: tuple[int, ...]
-    sizes: tuple[int, ...]
     within: Within | None
     grid: Values | None
+    at_a: Indices
+    at_b: Indices
+
+    @staticmethod
+    def of(
+        a: Labels, b: Labels, left: tuple[int, ...], sizes: tuple[int, ...], within: Within | None,
+        grid: Values | None,
+    ) -> _Joint:  # fmt: skip
+        """Of the pairs of two tables, on what variables are left."""
+        shared = tuple(variable for variable in a.variables if variable in b.variables)
+        at_a, at_b = _strides(left, sizes, a), _strides(left, sizes, b, skip=shared)
+        return _Joint(a, b, within, grid, at_a, at_b)
 
     def cells(self, rows_a: Indices, rows_b: Indices) -> Indices:
         """The cell of each pair."""
-        shared = tuple(variable for variable in self.a.variables if variable in self.b.variables)
-        own = _strides(self.left, self.sizes, self.a)[rows_a]
-        return np.asarray(own + _strides(self.left, self.sizes, self.b, skip=shared)[rows_b])
+        return np.asarray(self.at_a[rows_a] + self.at_b[rows_b])
 
     def reduced(self, rows_a: Indices, rows_b: Indices) -> tuple[Indices, Indices]:
         """The pairs that stay, cell by cell."""
+        if self.grid is not None and (self.grid > 0.0).all():
+            kept = in_bins(self.cells(rows_a, rows_b), self._steps(rows_a, rows_b, self.grid))
+            rows_a, rows_b = rows_a[kept], rows_b[kept]
         cells = self.cells(rows_a, rows_b)
         points = _together(self.a.points[rows_a], self.b.points[rows_b])
         ranks = np.zeros(len(cells))
@@ -118,6 +136,18 @@ class _Joint:
             ranks = ranks[kept]
         best = reduced(cells, points, ranks, self.grid)
         return rows_a[best], rows_b[best]
+
+    def _steps(self, rows_a: Indices, rows_b: Indices, grid: Values) -> list[Values]:
+        """The columns of pairs that are not all the same, in steps of the grid."""
+        found = []
+        last = len(grid) - 1
+        for column, step in enumerate(grid):
+            a, b = self.a.points[:, column], self.b.points[:, column]
+            if (a != a[:1]).any() or (b != b[:1]).any():
+                own = np.maximum(a[rows_a], b[rows_b]) if column == last else a[rows_a] + b[rows_b]
+                own /= step
+                found.append(np.floor(own, out=own))
+        return found
 
 
 def reduced(cells: Indices, points: Values, ranks: Values, grid: Values | None) -> Indices:
@@ -219,16 +249,18 @@ def _chunks(counts: Indices) -> list[tuple[int, int]]:
     return [(start, stop) for start, stop in pairwise(edges) if stop > start]
 
 
-def origins_of(table: Labels, row: int) -> list[tuple[Labels, int]]:
-    """The given costs that a label is the sum of: their tables and rows."""
+def unfolded(table: Labels, rows: Indices) -> list[Indices]:
+    """The rows, of each of the given tables that a table was made of, in order, that made its `rows`."""
     if not table.origins:
-        return [(table, row)]
-    return [found for origin, rows in table.origins for found in origins_of(origin, int(rows[row]))]
+        return [rows]
+    return [leaf for origin, own in table.origins for leaf in unfolded(origin, own[rows])]
 
 
 def chosen(table: Labels, row: int) -> dict[int, int]:
     """The choice of every variable that went into a label."""
+    if not table.origins:
+        return {variable: int(at[0]) for variable, at in table.coordinates([row]).items()}
     found: dict[int, int] = {}
-    for origin, own in origins_of(table, row):
-        found |= {variable: int(at[0]) for variable, at in origin.coordinates([own]).items()}
+    for origin, rows in table.origins:
+        found |= chosen(origin, int(rows[row]))
     return found

@@ -43,14 +43,17 @@ def _without_idle_time(chain: Chain) -> Chain:
     least = sum(repeat * min(low for low, _ in modes) for repeat, modes in bounds)
     largest = sum(repeat * max(high for _, high in modes) for repeat, modes in bounds)
     if least >= 0.0:
-        return _zeroed(chain, 1)
-    return _zeroed(chain, 0) if largest <= 0.0 else chain
+        return without(chain, 1)
+    return without(chain, 0) if largest <= 0.0 else chain
 
 
-def _zeroed(chain: Chain, column: int) -> Chain:
+def without(chain: Chain, *columns: int) -> Chain:
+    """The chain with nothing in some of its columns."""
+
     def of(factor: Factor) -> Factor:
         costs = factor.costs.copy()
-        costs[..., column] = np.where(np.isfinite(costs[..., column]), 0.0, np.inf)
+        for column in columns:
+            costs[..., column] = np.where(np.isfinite(costs[..., column]), 0.0, np.inf)
         return Factor(factor.variables, costs)
 
     return tuple(

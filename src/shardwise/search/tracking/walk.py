@@ -6,26 +6,34 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from shardwise.frontier import Chain, Link, reduce
 from shardwise.search.tracking.chained import Weighed, unbordered
 from shardwise.search.tracking.eliminate import Limits, eliminated
-from shardwise.search.tracking.labels import Indices, Labels, Values, Within, chosen, joined, origins_of, reduced
+from shardwise.search.tracking.labels import (
+    Indices,
+    Labels,
+    Values,
+    Within,
+    chosen,
+    joined,
+    reduced,
+    unfolded,
+)
 from shardwise.search.tracking.solution import Choice, Solution, folded, measures, occurrences
 from shardwise.search.tracking.steps import Order
 
+LINKS_SHARE, RUNS_SHARE, WALK_SHARE = 0.2, 0.2, 0.6
+"""Of what may be lost along a chain, the parts of its links, of runs of like links, and of the walk."""
 
-LINKS_SHARE = 0.25
-"""Of what may be lost along a chain, the part that its links lose within themselves."""
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Bounds:
     """A chain under one weight, the weighted sum up to which solutions are wanted, and how much more than it
     each may cost that stands for it: `loss` (4), of each folded column; zeros where none may.
 
-    A link loses its share once per occurrence; a walk after each of them, in proportion to how far it has
-    come, since labels lie further apart there.
+    What a table loses counts as often as the chain has it: a link's once per occurrence. A walk loses in
+    proportion to how far it has come, since labels lie further apart there.
     """
 
     weighed: Weighed
@@ -38,16 +46,28 @@ class Bounds:
         some = next(iter(self.weighed.peaked.values()), self.weighed.plain[0])
         return np.asarray(some[0].weights[0][[0, 1, 2, 4]])
 
-    def link_grid(self, occurrences: int) -> Values | None:
-        """What one occurrence of a link may lose."""
-        return self.loss * (LINKS_SHARE / occurrences) if self.loss.any() else None
+    @property
+    def occurrences(self) -> int:
+        """How many links there are, repetitions counted."""
+        return sum(link.repeat for link in self.weighed.chain)
 
-    def walk_grid(self, occurrence: int, occurrences: int) -> Values | None:
-        """What a walk may lose after an occurrence, counted from 1."""
-        if not self.loss.any():
-            return None
-        whole = occurrences * (occurrences + 1) / 2
-        return self.loss * ((1.0 - LINKS_SHARE) * occurrence / whole)
+    def grid(self, share: float) -> Values | None:
+        """A share of the loss, or None where nothing may be lost."""
+        return self.loss * share if self.loss.any() else None
+
+    def within(self, spans: tuple[range, range], outside: Values) -> Within:
+        """What may matter of the labels of two spans of occurrences together; the peak is weighed in one."""
+        chain = self.weighed.chain
+        ends = np.cumsum([link.repeat for link in chain]) - 1
+        peaked = [int(ends[place]) for place in self.weighed.peaked]
+
+        def weights(*spans: range) -> Values:
+            own = self.weights.copy()
+            if not any(place in span for place in peaked for span in spans):
+                own[3] = 0.0
+            return own
+
+        return Within(weights(spans[0]), weights(spans[1]), weights(*spans), outside, self.limit)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -103,7 +123,7 @@ def link_labels(
     cell = np.concatenate(cells)
     modes = np.repeat(np.arange(len(tables)), [len(table) for table in tables])
     rows = np.concatenate([np.arange(len(table)) for table in tables])
-    grid = bounds.link_grid(sum(each.repeat for each in chain)) if bounds is not None else None
+    grid = bounds.grid(LINKS_SHARE / bounds.occurrences) if bounds is not None else None
     ranks = points @ (bounds.weights if bounds is not None else np.ones(4))
     best = reduced(cell, points, ranks, grid)
     table = Labels(variables, sizes, cell[best], points[best])
@@ -113,59 +133,84 @@ def link_labels(
 @dataclass(frozen=True, slots=True, eq=False)
 class Walked:
     """The frontier of a chain: `points` (n, 2) in seconds and bytes, and how to come back to each: row
-    rows[i] of `end`, made of `tables`, one per occurrence of a link."""
+    rows[i] of `end`, made of the tables of the links, in their order."""
 
     chain: Chain
     links: list[LinkLabels]
-    tables: list[Labels]
     end: Labels
     points: Values
     rows: Indices
 
-    def solutions(self) -> list[Solution]:
-        """A solution for each point."""
-        occurrence_of = {id(table): occurrence for occurrence, table in enumerate(self.tables)}
-        places = list(occurrences(self.chain))
-        memo: dict[tuple[int, int], Choice] = {}
-        found = []
-        for row in self.rows.tolist():
-            own: dict[int, Choice] = {}
-            for table, at in origins_of(self.end, row):
-                occurrence = occurrence_of[id(table)]
-                key = (places[occurrence], at)
-                if key not in memo:
-                    memo[key] = self.links[places[occurrence]].choice(at)
-                own[occurrence] = memo[key]
-            found.append(tuple(own[occurrence] for occurrence in range(len(places))))
-        return found
+    def solutions(self, which: Indices | None = None) -> list[Solution]:
+        """A solution for each point, or for those with these numbers."""
+        rows = self.rows if which is None else self.rows[which]
+        choices: list[list[Choice]] = []
+        for place, own in zip(occurrences(self.chain), unfolded(self.end, rows), strict=True):
+            known, inverse = np.unique(own, return_inverse=True)
+            found = [self.links[place].choice(int(row)) for row in known]
+            choices.append([found[at] for at in inverse])
+        return list(zip(*choices, strict=True))
 
 
-def _placed(chain: Chain, links: list[LinkLabels]) -> list[Labels]:
-    """The tables of all occurrences, with the borders around them as variables."""
-    tables = []
-    for occurrence, place in enumerate(occurrences(chain)):
-        table = links[place].table
-        names = tuple(occurrence + variable for variable in table.variables)
-        tables.append(Labels(names, table.sizes, table.cells, table.points))
-    return tables
+def _between(table: Labels, border: int, after: int) -> Labels:
+    """A table on (entry, exit), or one of them, as one on two borders."""
+    names = tuple((border, after)[variable] for variable in table.variables)
+    return Labels(names, table.sizes, table.cells, table.points, table.origins)
+
+
+def _named(links: list[LinkLabels], place: int, border: int) -> Labels:
+    """A link's table between two borders."""
+    return _between(links[place].table, border, border + 1)
 
 
 def walked(chain: Chain, links: list[LinkLabels], bounds: Bounds | None = None) -> Walked:
     """The frontier by linear dynamic programming (FT-LDP): what every border's choices can come to from the
-    start."""
-    tables = _placed(chain, links)
-    state = tables[0]
-    for border, table in enumerate(tables[1:], start=1):
-        within = _within(bounds, chain, border) if bounds is not None else None
-        grid = bounds.walk_grid(border + 1, len(tables)) if bounds is not None else None
-        state = joined(state, table, without=border, within=within, grid=grid)
-    return _ended(chain, links, tables, state)
+    start, by steps of a run of like links at a time."""
+    pieces: list[tuple[int, Labels]] = []
+    for place, link in enumerate(chain):
+        length = 1 << (link.repeat.bit_length() - 1) // 2
+        start = sum(length for length, _ in pieces)
+        pieces += [(1, links[place].table)] * (link.repeat % length)
+        pieces += [(length, _run(links[place], start, length, bounds))] * (link.repeat // length)
+    reached = np.cumsum([length for length, _ in pieces])
+    state = _between(pieces[0][1], 0, int(reached[0]))
+    for (_, table), border, after in zip(
+        pieces[1:], reached[:-1].tolist(), reached[1:].tolist(), strict=True
+    ):
+        within = grid = None
+        if bounds is not None:
+            outside = bounds.weighed.behind[after][..., 0]
+            own = outside if after < reached[-1] else outside[0]
+            within = bounds.within((range(border), range(border, after)), own)
+            grid = bounds.grid(WALK_SHARE * after / float(reached.sum()))
+        state = joined(state, _between(table, border, after), without=border, within=within, grid=grid)
+    return _ended(chain, links, state)
+
+
+def _run(link: LinkLabels, start: int, length: int, bounds: Bounds | None) -> Labels:
+    """The table of so many of a link in a row, a power of 2, as one on (entry, exit); the first occurrence of
+    the link is `start`."""
+    table = link.table
+    reach = 1
+    while reach < length:
+        reach *= 2
+        within = grid = None
+        if bounds is not None:
+            weighed = bounds.weighed
+            starts = range(start, start + link.link.repeat - reach + 1)
+            outside = np.minimum.reduce(
+                [weighed.ahead[at][:, None, 0] + weighed.behind[at + reach][None, :, 0] for at in starts]
+            )
+            within = bounds.within((range(0), range(0)), outside)
+            grid = bounds.grid(RUNS_SHARE / (length.bit_length() - 1) * reach / bounds.occurrences)
+        both = joined(_between(table, 0, 1), _between(table, 1, 2), without=1, within=within, grid=grid)
+        table = Labels((0, 1), both.sizes, both.cells, both.points, both.origins)
+    return table
 
 
 def merged(chain: Chain, links: list[LinkLabels]) -> Walked:
     """The frontier by elimination alone: neighbouring links become one, until one is left."""
-    tables = _placed(chain, links)
-    left = list(tables)
+    left = [_named(links, place, border) for border, place in enumerate(occurrences(chain))]
     borders = list(range(1, len(left)))
     while len(left) > 1:
         pairs = [
@@ -174,29 +219,10 @@ def merged(chain: Chain, links: list[LinkLabels]) -> Walked:
         ]
         left = pairs + left[2 * len(pairs) :]
         borders = borders[1::2]
-    return _ended(chain, links, tables, left[0])
+    return _ended(chain, links, left[0])
 
 
-def _ended(chain: Chain, links: list[LinkLabels], tables: list[Labels], end: Labels) -> Walked:
+def _ended(chain: Chain, links: list[LinkLabels], end: Labels) -> Walked:
     points = measures(end.points)
     best = reduce(points)
-    return Walked(chain, links, tables, end, points[best], best)
-
-
-def _within(bounds: Bounds, chain: Chain, border: int) -> Within:
-    """Which labels may lead below the limit when the occurrence after `border` joins those before it."""
-    weighed = bounds.weighed
-    ends = np.cumsum([link.repeat for link in chain]) - 1
-    full = bounds.weights
-    peaked = [int(ends[place]) for place in weighed.peaked]
-
-    def weights(first: int, last: int) -> Values:
-        own = full.copy()
-        if not any(first <= place <= last for place in peaked):
-            own[3] = 0.0
-        return own
-
-    return Within(
-        weights(0, border - 1), weights(border, border), weights(0, border),
-        weighed.behind[border + 1][..., 0], bounds.limit,
-    )  # fmt: skip
+    return Walked(chain, links, end, points[best], best)

@@ -1,0 +1,127 @@
+"""Looking at all solutions near a line, by labels: what they cost, column by column."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from shardwise.frontier import reduce
+from shardwise.search.tracking.chained import Weighing, weighed
+from shardwise.search.tracking.found import representatives
+from shardwise.search.tracking.prune import Narrowed, narrowed
+from shardwise.search.tracking.simplify import simplified, without
+from shardwise.search.tracking.state import State, decided_share, orders_of
+from shardwise.search.tracking.walk import Bounds, Walked, link_labels, walked
+
+Values = npt.NDArray[np.float64]
+Indices = npt.NDArray[np.intp]
+
+HELD_SHARE = 0.75
+"""Of the memory that labels may lose, the part of held_bytes; the rest is the peak's."""
+
+PENALTIES = np.array([0.0, 0.5, 1.0, 2.0, 4.0, 8.0])
+"""Weights of a sum beside the difference of the two times, tried for one that shows which time is larger."""
+
+
+@dataclass(frozen=True, slots=True)
+class Losses:
+    """What may stand for a solution of a look: labels that cost at most `labels` (4) more in each folded
+    column, and points of the answer within a factor 1 + `points`."""
+
+    labels: Values
+    points: float
+
+    @staticmethod
+    def of(labels: float, points: float, least_s: float, least_bytes: float) -> Losses:
+        """Labels within a factor 1 + labels of every solution, since none takes less than the least time and
+        memory."""
+        peak_share = 1.0 - HELD_SHARE
+        least = np.array([least_s, least_s, HELD_SHARE * least_bytes, peak_share * least_bytes])
+        return Losses(labels * least, points)
+
+
+NOTHING_LOST = Losses(np.zeros(4), 0.0)
+
+
+def look(state: State, line: int, limit: float, losses: Losses) -> None:
+    """Find all solutions whose sum, weighted as in a line, is below the limit, up to the losses.
+
+    A line of one objective is looked at for the least of it alone.
+    """
+    if state.lines.weights[line].all():
+        end = _near(state, state.narrowed, line, limit, losses)
+        if end is not None:
+            near, labels = end
+            wanted = _wanted(state, labels.points, losses.points)
+            state.take([near.original(solution) for solution in labels.solutions(wanted)])
+    else:
+        column = int(np.flatnonzero(state.lines.weights[line])[0])
+        others = (2, 3, 4) if column == 0 else (0, 1)
+        alone = replace(state.narrowed, chain=without(state.narrowed.chain, *others))
+        end = _near(state, alone, line, limit, NOTHING_LOST)
+        if end is not None:
+            near, labels = end
+            state.take([near.original(solution) for solution in labels.solutions()])
+            least = float(labels.points[:, column].min())
+            limit = min(limit, float(state.lines.weights[line, column]) * least)
+    state.lines.advance(line, limit)
+
+
+def _near(
+    state: State, start: Narrowed, line: int, limit: float, losses: Losses
+) -> tuple[Narrowed, Walked] | None:
+    """What is left of a chain near a line, and the end of the walk along it; None where nothing is.
+
+    What stands for a solution may weigh as much more as it costs more.
+    """
+    weights, shares = state.lines.weights[line : line + 1], state.lines.shares[line : line + 1]
+    times, memories = losses.labels[:2], losses.labels[2:]
+    reach = limit + float(weights[0] @ [times.max(), memories.sum()])
+    near = narrowed(start, state.weighed(start, weights, shares), np.array([[reach]]))
+    if not all(link.modes for link in near.chain):
+        return None
+    near = replace(near, chain=simplified(near.chain))
+    near = _in_one_time(near, weights[0], reach)
+    answer = state.weighed(near, weights, shares)
+    bounds = Bounds(answer, reach, losses.labels)
+    links = [
+        link_labels(near.chain, orders_of(near.chain), place, bounds) for place in range(len(near.chain))
+    ]
+    if not all(len(link.table) for link in links):
+        return None
+    end = walked(near.chain, links, bounds)
+    state.labels += sum(len(link.table) for link in links) + len(end.end)
+    return (near, end) if len(end.points) else None
+
+
+def _wanted(state: State, points: Values, loss: float) -> Indices:
+    """Which of the points of a look to take: of those that none found yet is as good as, as few as stand for
+    the others."""
+    every = np.concatenate([state.found.points, points])
+    known = len(state.found.points)
+    fresh = np.array([row - known for row in reduce(every).tolist() if row >= known], dtype=np.intp)
+    return np.asarray(fresh[representatives(points[fresh], loss)])
+
+
+def _in_one_time(near: Narrowed, weights: Values, reach: float) -> Narrowed:
+    """Without the time that is the smaller one in every solution that matters: whose sum, weighted by
+    `weights` (2) of the larger time and of memory, is below `reach`.
+
+    Whatever k is, no such solution has less excess of the one over the other than the least of
+    excess + k (sum - reach). The sum counts the larger time alone, as labels do afterwards: of a solution
+    that is within reach by it but not by the smaller one nothing else would be known.
+    """
+    if decided_share(near.chain) is not None:
+        return near
+    orders = orders_of(near.chain)
+    for larger, smaller in ((0, 1), (1, 0)):
+        excess, line = np.zeros(5), np.zeros(5)
+        excess[larger], excess[smaller] = 1.0, -1.0
+        line[larger], line[2] = weights
+        columns = excess[None] + PENALTIES[:, None] * line[None]
+        least = weighed(near.chain, orders, Weighing(columns)).least
+        if (least - PENALTIES * reach >= 0.0).any():
+            return replace(near, chain=without(near.chain, smaller))
+    return near

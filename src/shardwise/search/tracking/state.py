@@ -1,0 +1,113 @@
+"""What is known of one chain while its frontier is tracked."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from shardwise.frontier import Chain, Factor
+from shardwise.search.tracking.chained import Weighed, Weighing, weighed
+from shardwise.search.tracking.found import Found
+from shardwise.search.tracking.lines import Lines, is_open
+from shardwise.search.tracking.prune import Narrowed
+from shardwise.search.tracking.simplify import simplified
+from shardwise.search.tracking.solution import (
+    Choice,
+    Measure,
+    Solution,
+    folded,
+    joined,
+    measures,
+    occurrences,
+    part_costs,
+)  # fmt: skip
+from shardwise.search.tracking.steps import Order, order_of
+
+Values = npt.NDArray[np.float64]
+
+
+@dataclass(slots=True, eq=False)
+class State:
+    """A chain, number `case` of a question; lines that bound it, the solutions `found` for all cases, and up
+    to which factor 1 + `matched` one of these stands for another.
+
+    `narrowed` is the chain without columns that decide nothing. `peak` is where the largest temporary is
+    weighed: a link, and a factor of each of its modes. `asked` and `labels` count the effort.
+    """
+
+    case: int
+    given: Chain
+    found: Found
+    matched: float
+    narrowed: Narrowed
+    lines: Lines = field(default_factory=Lines)
+    peak: tuple[int, tuple[int | None, ...]] | None = None
+    is_exhausted: bool = False
+    asked: int = 0
+    labels: int = 0
+    _costs: dict[tuple[int, Choice], Values] = field(default_factory=dict)
+
+    @staticmethod
+    def of(case: int, chain: Chain, found: Found, matched: float) -> State:
+        """Nothing known yet."""
+        return State(case, chain, found, matched, Narrowed.of(simplified(chain)))
+
+    def open_corners(self) -> Values:
+        """Corners below which there may be solutions that no found one matches."""
+        corners = self.found.corners(self.matched)
+        return corners[is_open(self.lines, corners)]
+
+    def take(self, fresh: list[Solution]) -> None:
+        """Add solutions of the given chain to what is found."""
+        self.found.add([(self._measured(solution), (self.case, solution)) for solution in fresh])
+
+    def _measured(self, solution: Solution) -> Measure:
+        """Seconds and bytes of a solution; links that chose alike are priced once."""
+        time_s, memory_bytes = measures(self.costs(solution))
+        return float(time_s), float(memory_bytes)
+
+    def costs(self, solution: Solution) -> Values:
+        """Folded columns of a solution."""
+        total = np.zeros(4)
+        for key in zip(occurrences(self.given), solution, strict=True):
+            if key not in self._costs:
+                place, choice = key
+                part = self.given[place].modes[choice.mode][1]
+                self._costs[key] = folded(part_costs(part, choice.choices))
+            total = joined(total, self._costs[key])
+        return total
+
+    def weighed(self, narrowed: Narrowed, weights: Values, shares: Values) -> Weighed:
+        """A chain of fewer choices under weights (J, 2) of time and memory; hidden_s has `shares` (J) of
+        time's."""
+        decided = decided_share(narrowed.chain)
+        shares = np.full(len(weights), decided) if decided is not None else shares
+        columns = np.zeros((len(weights), 5))
+        columns[:, 0] = weights[:, 0] * shares
+        columns[:, 1] = weights[:, 0] * (1.0 - shares)
+        columns[:, 2:] = weights[:, 1:]
+        place, factors = self.peak if self.peak is not None else (None, ())
+        if place is not None:
+            factors = tuple(factors[mode] for mode in narrowed.modes[place])
+        return weighed(narrowed.chain, orders_of(narrowed.chain), Weighing(columns, place, factors))
+
+
+def orders_of(chain: Chain) -> list[list[Order]]:
+    """The order of elimination of each mode of each link."""
+    return [[order_of(part) for _, part in link.modes] for link in chain]
+
+
+def decided_share(chain: Chain) -> float | None:
+    """The share of hidden_s in time where the other time is nothing whatever is chosen; else None."""
+    factors = [factor for link in chain for _, part in link.modes for factor in part.factors]
+    for column, share in ((1, 1.0), (0, 0.0)):
+        if not any(_is_some(factor, column) for factor in factors):
+            return share
+    return None
+
+
+def _is_some(factor: Factor, column: int) -> bool:
+    costs = factor.costs[..., column]
+    return bool((np.isfinite(costs) & (costs != 0.0)).any())
