@@ -140,7 +140,7 @@ def gib(nbytes: float) -> str:
 
 
 def seconds(value: float) -> str:
-    """A step or part of it, in seconds or milliseconds with four digits; what is no picosecond is rounding."""
+    """A step or part of it, in seconds or milliseconds of four digits; less than 1 ps is rounding."""
     if value >= 1.0:
         return f"{value:,.3f} s" if value < 100 else f"{value:,.1f} s"
     return f"{value * 1e3 if abs(value) >= 1e-12 else 0.0:.4g} ms"
