@@ -41,6 +41,8 @@ from shardwise.strategy import SCHEDULES, StrategyTable
 
 TOLERANCE = 1e-12
 ODD, FULL_ODD = 16, 400
+ONCE_WRONG = (108,)
+"""Odd problems of which a bound was too high: experts' and tensors' exchanges hide beside the same matmuls."""
 ROWS, ROUNDS = 240, 16
 SMALL = (3, 29, 71, 126, 1626, 9771)
 """Seeds of small instances: stages of one or two layers, few microbatches, layers of two kinds."""
@@ -72,7 +74,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("seed", sorted({*SMALL, *FULL_SMALL}) if is_full else SMALL)
     if "drawn" in metafunc.fixturenames:
         odd = FULL_ODD if is_full else ODD
-        seeds = [*range(-len(CASES), odd)]
+        seeds = [*range(-len(CASES), odd), *(seed for seed in ONCE_WRONG if seed >= odd)]
         names = [str(CASES[seed]) if seed < 0 else f"odd {seed}" for seed in seeds]
         metafunc.parametrize("drawn", seeds, ids=names, indirect=True, scope="module")
 

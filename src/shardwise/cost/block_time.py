@@ -42,8 +42,12 @@ def least_of_any_micro_batch_s(problem: Problem, table: Any) -> Any:
 
     A sample never takes less in a smaller micro-batch: where tiles and waves are as small as can be, all that
     is left of efficiency grows with size, and latencies are shared by more. (Computation and what it hides
-    together grow with both, where the slowdown lies between 1 and 2.)
+    together grow with both, where the slowdown lies between 1 and 2. Where two communications hide beside the
+    same matmuls, less computation may expose more than it saves: there computation counts alone.)
     """
+    profile = problem.profile
+    if profile.expert_overlap > 0.0 and profile.tensor_overlap + profile.tensor_backward_overlap > 0.0:
+        return least_compute_of_any_micro_batch_s(problem, table)
     rows, of_grid = distinct_rows([getattr(table, name) for name in GRID_FIELDS])
     few = table.take(rows)
     whole = whole_sums(problem, block_columns(grid_cost(_without_tiles(problem), few)))
