@@ -42,7 +42,7 @@ from shardwise.strategy import SCHEDULES, StrategyTable
 TOLERANCE = 1e-12
 ODD, FULL_ODD = 16, 400
 ONCE_WRONG = (108,)
-"""Odd problems of which a bound was too high: experts' and tensors' exchanges hide beside the same matmuls."""
+"""Odd problems with a bound that was too high: two exchanges hide beside the same matmuls."""
 ROWS, ROUNDS = 240, 16
 SMALL = (3, 29, 71, 126, 1626, 9771)
 """Seeds of small instances: stages of one or two layers, few microbatches, layers of two kinds."""
