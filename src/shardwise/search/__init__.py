@@ -8,9 +8,10 @@ from shardwise.search.evaluate import StepFigures, step_figures, step_figures_of
 from shardwise.search.explain import band_of
 from shardwise.search.explanation import Comparison, Explanation, explained, question_of, what_if, why_not
 from shardwise.search.goals import Fastest, Found, Goal, Smallest, Tradeoff
+from shardwise.search.graph_curves import GraphCurve, GraphCurves
 from shardwise.search.modes import MODES, chosen, curves_for, points_of, smallest
 from shardwise.search.pinned import Alternative, Axis, Binding
-from shardwise.search.question import SPACES, Question, default_job, shortest_text
+from shardwise.search.question import SPACES, Question, best_dtype, default_job, shortest_text
 from shardwise.search.space import Space
 from shardwise.search.space_file import SpaceChoice, read_space
 from shardwise.search.strategy_curves import StrategyCurve, StrategyCurves, answer_at
@@ -41,6 +42,8 @@ __all__ = [
     "Fastest",
     "Found",
     "Goal",
+    "GraphCurve",
+    "GraphCurves",
     "LedgerBlock",
     "Limits",
     "Outcome",
@@ -62,6 +65,7 @@ __all__ = [
     "UnevenSpace",
     "answer_at",
     "band_of",
+    "best_dtype",
     "chosen",
     "curves_for",
     "default_job",

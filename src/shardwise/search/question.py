@@ -122,14 +122,14 @@ def default_job(
     return Job(
         seq_len=length,
         global_batch_size=global_batch_size,
-        dtype=dtype if dtype is not None else _best_dtype(cluster),
+        dtype=dtype if dtype is not None else best_dtype(cluster),
         optimizer=optimizer,
         memory_margin=memory_margin,
         expert_imbalance=expert_imbalance,
     )
 
 
-def _best_dtype(cluster: Cluster) -> str:
+def best_dtype(cluster: Cluster) -> str:
     """bf16 where all devices have it, else fp16, else fp32."""
     used = {node.device_class for node in cluster.nodes}
     for dtype in ("bf16", "fp16"):

@@ -20,6 +20,17 @@ _PAIRS_AT_ONCE = 1 << 21
 """Pairs of labels that a join holds in memory at a time."""
 
 
+MOST_PAIRS = 150_000_000
+"""Pairs of labels that one join may look at."""
+
+MOST_LABELS = 300_000
+"""Labels that one join may leave."""
+
+
+class TooManyLabels(Exception):
+    """A join that would take too long, or too much memory."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Within:
     """Which labels of a join may still matter: those whose weighted sum, with the least of all that is not in
@@ -80,17 +91,21 @@ def joined(
 
     The columns add, but for the last, of which the larger counts. Labels that are not `within` are dropped
     before anything is compared. With a `grid` (columns), labels that others match up to a step of it are left
-    out too.
+    out too. TooManyLabels where there are more than a search should go through.
     """
     left = tuple(v for v in sorted({*a.variables, *b.variables}) if v != without)
     size_of = dict(zip((*a.variables, *b.variables), (*a.sizes, *b.sizes), strict=True))
     sizes = tuple(size_of[variable] for variable in left)
     pairs = _Pairs.of(a, b, left, sizes, within)
     joint = _Joint.of(a, b, left, sizes, within, grid)
+    if pairs.counts.sum() > MOST_PAIRS:
+        raise TooManyLabels
     pieces = [joint.reduced(*pairs.rows(start, stop)) for start, stop in _chunks(pairs.counts)]
     if len(pieces) > 1:
         pieces = [joint.reduced(*(np.concatenate(rows) for rows in zip(*pieces, strict=True)))]
     rows_a, rows_b = pieces[0] if pieces else (np.empty(0, dtype=np.intp), np.empty(0, dtype=np.intp))
+    if len(rows_a) > MOST_LABELS:
+        raise TooManyLabels
     points = _together(a.points[rows_a], b.points[rows_b])
     return Labels(left, sizes, joint.cells(rows_a, rows_b), points, ((a, rows_a), (b, rows_b)))
 

@@ -3,8 +3,10 @@ left between them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from math import inf
 
 import numpy as np
 import numpy.typing as npt
@@ -12,6 +14,7 @@ import numpy.typing as npt
 from shardwise.frontier import Chain
 from shardwise.search.tracking.draw import draw_between, draw_ends
 from shardwise.search.tracking.found import Found
+from shardwise.search.tracking.labels import TooManyLabels
 from shardwise.search.tracking.lines import is_open, weighted
 from shardwise.search.tracking.look import Losses, look
 from shardwise.search.tracking.solution import Solution
@@ -62,18 +65,13 @@ class Tracked:
     efforts: tuple[Effort, ...]
 
 
-def _never() -> bool:
-    return False
-
-
-def tracked(
-    chains: Sequence[Chain], *, epsilon: float = 0.0, is_over: Callable[[], bool] = _never
-) -> Tracked:
+def tracked(chains: Sequence[Chain], *, epsilon: float = 0.0, most_labels: float = inf) -> Tracked:
     """Track the frontier of all `chains` together, exact up to a relative `epsilon`.
 
     Several chains are the cases of one question: what conditioning on a choice makes of a chain that no rule
-    reduces, or meshes to choose from. What one case found is held against the next. `is_over` is asked
-    before each look: where it says so, what is found and proven so far is the answer.
+    reduces, or meshes to choose from. What one case found is held against the next. Once looks have kept
+    `most_labels` for a chain, or one would have to go through too many, what is proven so far is the answer:
+    the same on any machine.
 
     How the epsilon is shared: `ANSWER_SHARE` of it for leaving out points of the answer that others match,
     the rest for tracking. There each solution is matched in one of two ways, which do not add up: a solution
@@ -89,9 +87,11 @@ def tracked(
     for case, chain in enumerate(chains):
         state = State.of(case, chain, found, tracking)
         losses = Losses.of(labels, points, *draw_ends(state))
-        _settle_ends(state, losses)
+        with suppress(TooManyLabels):
+            _settle_ends(state, losses)
         draw_between(state)
-        _settle(state, losses, is_over)
+        with suppress(TooManyLabels):
+            _settle(state, losses, most_labels)
         states.append(state)
     answer = found.thinned(epsilon * ANSWER_SHARE)
     efforts = tuple(Effort(state.asked, _choices(state.given), state.labels) for state in states)
@@ -109,10 +109,14 @@ def _settle_ends(state: State, losses: Losses) -> None:
         look(state, line, float(corner[column]), losses)
 
 
-def _settle(state: State, losses: Losses, is_over: Callable[[], bool]) -> None:
+def _settle(state: State, losses: Losses, most_labels: float) -> None:
     """Look further and further beyond the lines that are closest to what is open, until nothing is."""
     reach: dict[int, float] = {}
-    while not state.is_exhausted and len(corners := state.open_corners()) and not is_over():
+    while not state.is_exhausted and state.labels < most_labels:
+        corners = state.open_corners()
+        corners = corners[np.isfinite(corners).all(axis=1)]  # the ends are settled, or never will be
+        if not len(corners):
+            return
         beyond = weighted(state.lines.weights, corners) - state.lines.least
         relative = beyond / np.maximum(state.lines.least, 1e-300)
         relative[:, ~state.lines.weights.all(axis=1)] = np.inf

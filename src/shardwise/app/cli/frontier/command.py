@@ -12,6 +12,7 @@ from typing import TypeVar
 from shardwise.app.cli.answer import question_words
 from shardwise.app.cli.card import next_lines
 from shardwise.app.cli.frontier.document import Found, frontier_document, point_document
+from shardwise.app.cli.frontier.graphs import GraphSubject, is_graph, load_graph_request
 from shardwise.app.cli.frontier.picture import plot_of
 from shardwise.app.cli.frontier.saved import check_folder, save
 from shardwise.app.cli.frontier.strategies import StrategySubject
@@ -63,9 +64,11 @@ class Asked:
 
 
 def frontier(options: JobOptions, wanted: FrontierOptions) -> Output:
-    """The answer of `frontier` for a transformer. Infeasible where nothing fits, with the smallest point
-    where it is the limit that is too low."""
+    """The answer of `frontier` for a transformer or an operator graph. Infeasible where nothing fits, with
+    the smallest point where it is the limit that is too low."""
     asked = read_asked(wanted)
+    if is_graph(options.model):
+        return _graph_frontier(options, asked, wanted)
     fixed = parse_fields(wanted.fix, key="--fix")
     space = space_choice(wanted.space)
     processes = workers(wanted.workers)
@@ -91,6 +94,25 @@ def frontier(options: JobOptions, wanted: FrontierOptions) -> Output:
         require_prices(request.cluster)
     subject = StrategySubject(request, question)
     return answered(subject, asked, wanted, inputs=inputs, next_commands=_next_commands(options, wanted))
+
+
+def _graph_frontier(options: JobOptions, asked: Asked, wanted: FrontierOptions) -> Output:
+    """The answer for an operator graph."""
+    for option, given, plain in (
+        ("--space", wanted.space, "default"), ("--fix", wanted.fix, ""), ("--save", wanted.save, None),
+    ):  # fmt: skip
+        if given != plain:
+            raise ConfigError(
+                "is about strategies, and a graph has a layout for each operator", key=option,
+                found=shown(given or ""), allowed="a transformer, or the option left out",
+            )  # fmt: skip
+    if wanted.plot is not None:
+        check_plot_file(wanted.plot, key="--plot")
+        writable("--plot", wanted.plot, inputs=(options.model, options.cluster))
+    request = load_graph_request(options)
+    if "cost" in asked.objectives:
+        require_prices(request.cluster)
+    return answered(GraphSubject(request), asked, wanted, inputs=(options.model, options.cluster))
 
 
 def _next_commands(options: JobOptions, wanted: FrontierOptions) -> tuple[str, ...]:

@@ -1,0 +1,50 @@
+"""How long whole frontiers of shipped operator graphs take: `python -m benchmarks.graph_frontiers [NAME]`.
+
+Each is tracked to 0.1 % on the mesh of the cluster's tiers, or to what the column `proven` says; CPU seconds
+with the building of the chain, in this process.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from shardwise.cluster import load_cluster
+from shardwise.cost import Training
+from shardwise.graph import load_graph, scaled
+from shardwise.search import GraphCurves, best_dtype
+
+EPSILON = 0.001
+
+QUESTIONS = {
+    "llama_64": ("llama-3.1-8b", "8x8xH100-SXM", 256, 2048),
+    "vgg16_8": ("vgg16", "1x8xV100-32G", 256, None),
+    "vgg16_16": ("vgg16", "2x8xV100-32G", 256, None),
+    "resnet50_8": ("resnet50", "1x8xV100-32G", 256, None),
+    "resnet50_16": ("resnet50", "2x8xV100-32G", 256, None),
+    "wideresnet26_8": ("wideresnet26-10", "1x8xV100-32G", 256, None),
+    "wideresnet26_16": ("wideresnet26-10", "2x8xV100-32G", 256, None),
+    "lstm_8": ("lstm-2x2048", "1x8xV100-32G", 256, None),
+    "lstm_16": ("lstm-2x2048", "2x8xV100-32G", 256, None),
+    "transformer_8": ("transformer-big", "1x8xV100-32G", 256, None),
+    "transformer_16": ("transformer-big", "2x8xV100-32G", 256, None),
+    "two_tower_16": ("two-tower", "2x8xV100-32G", 4096, None),
+}
+"""Graph, cluster, batch and sequence length of each."""
+
+
+def main(names: list[str]) -> None:
+    """Print a line for each."""
+    print(f"{'question':<18}{'points':>8}{'proven':>10}{'labels':>10}{'CPU s':>9}")
+    for name in names or list(QUESTIONS):
+        graph, cluster_text, batch, seq_len = QUESTIONS[name]
+        cluster = load_cluster(cluster_text)
+        training = Training(dtype=best_dtype(cluster))
+        source = GraphCurves(scaled(load_graph(f"graph:{graph}"), batch, seq_len), cluster, training, 0.05)
+        curve = source.curve(cluster.devices, epsilon=EPSILON)
+        labels = sum(effort.labels for effort in curve.tracked.efforts)
+        told = f"{len(curve.points):>8}{curve.epsilon:>10.2%}{labels:>10,}{curve.search_cpu_s:>9.2f}"
+        print(f"{name:<18}{told}", flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

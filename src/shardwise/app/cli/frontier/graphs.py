@@ -1,0 +1,197 @@
+"""The frontier of an operator graph: its layouts say of each operator how it is divided."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+from shardwise.app.cli import words
+from shardwise.app.cli.output import LABEL, WIDTH, Line, row
+from shardwise.app.cli.request import DTYPES, OPTIMIZERS, JobOptions, choice, count, fraction
+from shardwise.cluster import Cluster, load_cluster
+from shardwise.cost import Training
+from shardwise.errors import ConfigError, InternalError
+from shardwise.graph import (
+    GRAPH_PREFIX,
+    BlockLayout,
+    GraphLayout,
+    OpGraph,
+    layout_record,
+    load_graph,
+    parameter_count,
+    scaled,
+)  # fmt: skip
+from shardwise.inputs import read_mapping
+from shardwise.plan import Plan
+from shardwise.search import Curve, GraphCurve, GraphCurves, Point, best_dtype
+from shardwise.units import format_count, format_seconds
+
+GraphPoint = Point[GraphLayout]
+
+
+def is_graph(text: str) -> bool:
+    """Whether the text of MODEL stands for an operator graph: a shipped one, or a file with blocks."""
+    if text.casefold().startswith(GRAPH_PREFIX):
+        return True
+    if not text.lower().endswith((".yaml", ".yml", ".json")):
+        return False
+    try:
+        return "blocks" in read_mapping(text)
+    except ConfigError:
+        return False  # the reader of models says what is wrong
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GraphRequest:
+    """A graph at the batch that was asked for, a cluster, and how to train on it."""
+
+    graph: OpGraph
+    cluster: Cluster
+    training: Training
+    memory_margin: float
+
+
+def load_graph_request(options: JobOptions) -> GraphRequest:
+    """The request that the options describe. ConfigError with the first fault."""
+    batch = count("--global-batch-size", options.global_batch_size)
+    seq_len = None if options.seq_len is None else count("--seq-len", options.seq_len)
+    margin = fraction("--memory-margin", options.memory_margin, default=0.05, low=0.0, high=0.9)
+    optimizer: Any = choice("--optimizer", options.optimizer, OPTIMIZERS)
+    dtype = None if options.dtype is None else choice("--dtype", options.dtype, DTYPES)
+    graph = scaled(load_graph(options.model), batch, seq_len)
+    cluster = load_cluster(options.cluster, inter_node=options.inter_node)
+    training = Training(dtype=dtype or best_dtype(cluster), optimizer=optimizer)
+    return GraphRequest(graph=graph, cluster=cluster, training=training, memory_margin=margin)
+
+
+class GraphSubject:
+    """A graph on a cluster; implements `Subject`."""
+
+    def __init__(self, request: GraphRequest) -> None:
+        self._request = request
+        self._curves = GraphCurves(request.graph, request.cluster, request.training, request.memory_margin)
+
+    @property
+    def curves(self) -> GraphCurves:
+        return self._curves
+
+    def heading(self) -> Iterator[Line]:
+        graph, cluster = self._request.graph, self._request.cluster
+        yield (("", ""),)
+        yield ((f" {GRAPH_PREFIX}{graph.name}", "title"), (" on ", "dim"), (cluster.name, "title"))
+        for line in words.wrapped(self._facts(), " · ", WIDTH - 1):
+            yield ((f" {line}", "dim"),)
+        yield (("─" * WIDTH, "dim"),)
+
+    def _facts(self) -> tuple[str, ...]:
+        graph, training = self._request.graph, self._request.training
+        tokens = f" × {graph.seq_len:,}" if graph.seq_len else ""
+        return (
+            f"{format_count(parameter_count(graph))} parameters",
+            f"{graph.operators:,} operators",
+            words.counted(self._request.cluster.devices, "device"),
+            f"batch {graph.batch:,}{tokens}",
+            training.dtype,
+            training.optimizer,
+        )
+
+    def caption(self) -> tuple[str, Sequence[str]]:
+        return f"{GRAPH_PREFIX}{self._request.graph.name} on {self._request.cluster.name}", self._facts()[3:]
+
+    def question(self) -> Mapping[str, object]:
+        graph, cluster, training = self._request.graph, self._request.cluster, self._request.training
+        return {
+            "graph": {
+                "name": graph.name,
+                "parameters": parameter_count(graph),
+                "batch": graph.batch,
+                "seq_len": graph.seq_len,
+            },
+            "cluster": {
+                "name": cluster.name,
+                "devices": cluster.devices,
+                "nodes": len(cluster.nodes),
+                "classes": list(cluster.classes),
+                "assumptions": list(cluster.assumptions),
+            },
+            "job": {
+                "dtype": training.dtype,
+                "optimizer": training.optimizer,
+                "memory_margin": self._request.memory_margin,
+                "profile": training.profile.name,
+            },
+        }
+
+    def title(self, point: GraphPoint) -> str:
+        again = sum(block.mode == "recomputed" for block in point.layout.blocks)
+        return f"{again} of {len(point.layout.blocks)} recomputed" if again else "nothing recomputed"
+
+    def details(self, point: GraphPoint) -> Sequence[str]:
+        told = [f"{block.name}: {_block_text(block)}" for block in point.layout.blocks]
+        runs = [(text, len(list(alike))) for text, alike in groupby(told)]
+        return [f"{many} x {text}" if many > 1 else text for text, many in runs]
+
+    def difference(self, point: GraphPoint, other: GraphPoint) -> str:
+        pairs = list(zip(point.layout.blocks, other.layout.blocks, strict=True))
+        rules = sum(a.rules != b.rules for a, b in pairs)
+        stored = sum(a.stored != b.stored for a, b in pairs)
+        told = ((rules, "divided"), (stored, "stored"))
+        return (
+            ", ".join(f"{words.counted(many, 'block')} {what} otherwise" for many, what in told if many)
+            or "as chosen"
+        )
+
+    def layout(self, point: GraphPoint) -> Mapping[str, object]:
+        return layout_record(point.layout)
+
+    def sizes(self) -> Mapping[str, object]:
+        laid = self._curves.laid_out(self._curves.sizes[-1])
+        return {"operators": self._request.graph.operators, "layouts_per_operator": laid.layouts_per_operator}
+
+    def certificate(self, curves: Sequence[Curve[GraphLayout]]) -> Mapping[str, object]:
+        own = [_own(curve) for curve in curves]
+        efforts = [effort for curve in own for effort in curve.tracked.efforts]
+        return {
+            "space": "layouts",
+            "meshes": {str(curve.devices): list(curve.mesh.ranks) for curve in own},
+            "epsilon": max(curve.epsilon for curve in own),
+            "choices": sum(effort.choices for effort in efforts),
+            "weighted_sums": sum(effort.weights for effort in efforts),
+            "labels": sum(effort.labels for effort in efforts),
+            "search_s": sum(curve.search_s for curve in own),
+            "search_cpu_s": sum(curve.search_cpu_s for curve in own),
+        }
+
+    def proof(self, curves: Sequence[Curve[GraphLayout]]) -> Iterator[Line]:
+        own = [_own(curve) for curve in curves]
+        worst = max(curve.epsilon for curve in own)
+        most = max(own[-1].laid.layouts_per_operator.values())
+        yield ()
+        told = "exact" if worst == 0.0 else f"within {words.percent(worst, 2)}"
+        yield row("proof", (told, "good"), (f" of all layouts, up to {most:,} for an operator", ""))
+        meshes = ", ".join("x".join(map(str, curve.mesh.ranks)) for curve in own)
+        yield row("", (f"on the mesh of the cluster's tiers: {meshes}", ""))
+        spent_s, cpu_s = sum(curve.search_s for curve in own), sum(curve.search_cpu_s for curve in own)
+        yield row("", (f"found in {format_seconds(spent_s)} ({format_seconds(cpu_s)} of CPU)", ""))
+        for line in words.wrapped(self._request.cluster.assumptions, " · ", WIDTH - LABEL):
+            yield row("", (line, "dim"))
+
+    def plan(self, curve: Curve[GraphLayout], place: int) -> Plan:
+        raise ConfigError("holds no layouts of operators", key="--save", allowed="--json, which has them")
+
+
+def _block_text(block: BlockLayout) -> str:
+    """How most operators of a block are divided, along each axis."""
+    rules = Counter(tuple(rule.name for rule in rules) for rules in block.rules.values())
+    (most, _), *_ = rules.most_common(1)
+    kept = "" if block.mode == "kept" else "recomputed, "
+    return f"{kept}{' and '.join(most)}"
+
+
+def _own(curve: Curve[GraphLayout]) -> GraphCurve:
+    if not isinstance(curve, GraphCurve):
+        raise InternalError("the curve of a graph is of layouts")
+    return curve

@@ -1,0 +1,96 @@
+"""The curves of an operator graph: time against memory over the layouts of all operators, on parts of a
+cluster."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from time import perf_counter, process_time
+
+from shardwise.cluster import Cluster, Mesh, part_of, part_sizes, tier_mesh
+from shardwise.cost import LaidOut, Training, layout_chain
+from shardwise.errors import Infeasible
+from shardwise.graph import GraphLayout, OpGraph
+from shardwise.plan import usd_per_step
+from shardwise.search.curves import Curve, Point
+from shardwise.search.drive import Progress
+from shardwise.search.tracking import Tracked, tracked
+from shardwise.units import format_bytes
+
+MOST_LABELS = 100_000
+"""Labels that a search keeps for one mesh before it answers with what is proven by then."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GraphCurve(Curve[GraphLayout]):
+    """A curve with the mesh it is on, all layouts there, and what tracking them took. `smallest_bytes` is the
+    least memory of any layout, whether it fits or not."""
+
+    mesh: Mesh
+    laid: LaidOut
+    tracked: Tracked
+    smallest_bytes: float
+
+
+class GraphCurves:
+    """Yields the frontier of `graph` over all layouts on the mesh of a part's tiers: one axis for each.
+
+    Points that leave less than `memory_margin` of a device's memory free are left out.
+    """
+
+    def __init__(self, graph: OpGraph, cluster: Cluster, training: Training, memory_margin: float) -> None:
+        self.graph, self.cluster, self.training = graph, cluster, training
+        self._margin = memory_margin
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        return part_sizes(self.cluster)
+
+    def limit_bytes(self, devices: int) -> float:
+        """What may be used on each of so many devices."""
+        cluster = part_of(self.cluster, devices)
+        used = {node.device_class for node in cluster.nodes}
+        return min(cluster.classes[name].memory_bytes for name in used) * (1.0 - self._margin)
+
+    def laid_out(self, devices: int) -> LaidOut:
+        """All layouts on so many devices."""
+        cluster = part_of(self.cluster, devices)
+        return layout_chain(self.graph, cluster, self.training, tier_mesh(cluster, devices))
+
+    def curve(self, devices: int, *, epsilon: float = 0.0, progress: Progress | None = None) -> GraphCurve:
+        """The frontier on so many devices, proven to `epsilon` or to what its own `epsilon` says."""
+        start_s, start_cpu_s = perf_counter(), process_time()
+        cluster = part_of(self.cluster, devices)
+        laid = self.laid_out(devices)
+        found = tracked(laid.chains, epsilon=epsilon, most_labels=MOST_LABELS)
+        limit_bytes = self.limit_bytes(devices)
+        points = tuple(
+            Point(
+                time_s=float(time_s),
+                memory_bytes=float(memory_bytes),
+                cost_usd=usd_per_step(cluster, float(time_s)),
+                devices=devices,
+                layout=laid.layout(solution, case),
+            )
+            for (time_s, memory_bytes), (case, solution) in zip(found.points, found.solutions, strict=True)
+            if memory_bytes <= limit_bytes
+        )
+        return GraphCurve(
+            devices=devices,
+            points=points,
+            epsilon=found.epsilon,
+            search_s=perf_counter() - start_s,
+            search_cpu_s=process_time() - start_cpu_s,
+            mesh=laid.mesh,
+            laid=laid,
+            tracked=found,
+            smallest_bytes=float(found.points[:, 1].min()) if len(found.points) else 0.0,
+        )
+
+    def nothing_fits(self, devices: int) -> Infeasible:
+        smallest = self.curve(devices, epsilon=0.01).smallest_bytes
+        limit = format_bytes(self.limit_bytes(devices))
+        return Infeasible(
+            f"no layout of {self.graph.name} fits on {devices} devices: the smallest takes "
+            f"{format_bytes(smallest)} of {limit}; more devices, a smaller batch or more memory help",
+            reasons={"memory": 1},
+        )
