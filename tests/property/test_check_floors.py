@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 from tests.property.check_cells import LEVELS, opened, pipelines_of, widened
-from tests.property.cost_samples import CASES, Case, problem_of
+from tests.property.cost_samples import (
+    CASES,
+    Case,
+    descended,
+    odd_problem,
+    problem_of,
+    sampled,
+    space_of,
+)
 from tests.property.test_check_evaluator import figures_for, legal_strategies
 
 from shardwise.check.bytes_floor import bytes_floor
@@ -19,8 +28,13 @@ from shardwise.check.rows import rows_of
 from shardwise.check.schedules import table_of
 from shardwise.check.time_floor import time_floor
 from shardwise.check.turns import empty_family, turns_of
+from shardwise.cost import Problem, bind
+from shardwise.search.evaluate import step_times_s
+from shardwise.strategy import Strategy
 
 ROWS, ALL_ROWS = 200, 4_000
+HIDING, ALL_HIDING = 12, 300
+FAST_ROWS, ROUNDS = 60, 8
 
 ROUNDING = 1e-12
 
@@ -30,13 +44,63 @@ Floats = NDArray[np.float64]
 def evaluated(case: Case, count: int) -> tuple[list[tuple[Pipeline, Cells, Evaluation]], int]:
     """Legal strategies of a case as cells of one point, with what each costs."""
     problem = problem_of(case)
-    figures, strategies = figures_for(problem), legal_strategies(problem, count, seed=41)
-    found = evaluate(figures, rows_of(strategies))
-    parts = [
+    strategies = legal_strategies(problem, count, seed=41)
+    return as_cells(problem, strategies), len(strategies)
+
+
+def as_cells(problem: Problem, strategies: Sequence[Strategy]) -> list[tuple[Pipeline, Cells, Evaluation]]:
+    """Strategies of a problem as cells of one point, with what each costs."""
+    figures = figures_for(problem)
+    found = evaluate(figures, rows_of(list(strategies)))
+    return [
         (pipeline, cells, Evaluation(*(column[places] for column in found)))
         for places, pipeline, cells in pipelines_of(figures, strategies)
     ]
-    return parts, len(strategies)
+
+
+def hiding_problem(seed: int) -> Problem:
+    """An odd problem of which much is hidden: experts' and tensors' exchanges both beside the same matmuls,
+    gradients, parameters, activations on their way to the host; at little or much slowdown."""
+    rng, problem = random.Random(f"hiding {seed}"), odd_problem(2 * seed)
+
+    def share() -> float:
+        return rng.choice((rng.random(), 1.0))
+
+    tensor = share()
+    hiding = replace(
+        problem.profile,
+        tensor_overlap=tensor,
+        tensor_backward_overlap=(1.0 - tensor) * share(),
+        expert_overlap=share(),
+        data_overlap=share(),
+        shard_overlap=share(),
+        dispatch_s=rng.choice((0.0, problem.profile.dispatch_s)),
+    )
+    slowdown, of_link = rng.uniform(1.0, 2.0), 10.0 ** rng.uniform(-2.0, 2.0)
+    classes = {
+        name: replace(device, efficiency=replace(device.efficiency, overlap_slowdown=slowdown))
+        for name, device in problem.cluster.classes.items()
+    }
+    nodes = tuple(
+        replace(node, host_link_bytes_per_s=of_link * node.host_link_bytes_per_s)
+        for node in problem.cluster.nodes
+    )
+    cluster = replace(problem.cluster, classes=classes, nodes=nodes)
+    return bind(problem.model, cluster, replace(problem.job, profile=hiding))
+
+
+def worst_of_hiding(seed: int) -> float:
+    """The largest ratio of a floor to what it is a floor of, at any level, of fast strategies."""
+    problem, rng, worst = hiding_problem(seed), random.Random(seed), 0.0
+    space = space_of(problem)
+    table = sampled(problem, FAST_ROWS, seed, space)
+    fast = descended(problem, space, table, lambda rows: step_times_s(problem, rows), ROUNDS)
+    for pipeline, cells, found in as_cells(problem, list(fast)):
+        for box_cells in (cells, widened(pipeline, cells, rng), widened(pipeline, cells, rng)):
+            for level in LEVELS:
+                each = ratios(pipeline, opened(box_cells, level), level, found)
+                worst = max(worst, *(float(ratio.max()) for ratio in each))
+    return worst
 
 
 def ratios(pipeline: Pipeline, cells: Cells, level: str, found: Evaluation) -> tuple[Floats, Floats, Floats]:
@@ -62,6 +126,26 @@ def test_floors_are_floors(case: Case, level: str, full: bool) -> None:
         for box_cells in (cells, widened(pipeline, cells, rng), widened(pipeline, cells, rng)):
             for ratio in ratios(pipeline, opened(box_cells, level), level, found):
                 assert ratio.max() <= 1 + ROUNDING
+
+
+def test_floors_hold_whatever_is_hidden_beside_what(full: bool) -> None:
+    for seed in range(ALL_HIDING if full else HIDING):
+        assert worst_of_hiding(seed) <= 1 + ROUNDING, seed
+
+
+@pytest.mark.parametrize(
+    ("part", "broken"),
+    [
+        ("_left_s", lambda seconds, beside_s, buckets: seconds),
+        ("_exposed_at_least_s", lambda pipeline, moved_s, computation_s: moved_s),
+    ],
+)
+def test_a_floor_that_hides_too_little_is_caught(
+    part: str, broken: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Reductions beside nothing; all activations of a model moved beside nothing."""
+    monkeypatch.setattr(f"shardwise.check.time_floor.{part}", broken)
+    assert max(worst_of_hiding(seed) for seed in range(4)) > 1.0001
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
