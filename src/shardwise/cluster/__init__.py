@@ -10,6 +10,7 @@ from shardwise.cluster.catalogue import (
     with_efficiency,
 )
 from shardwise.cluster.cluster import Cluster, Link, Node, Tier, node_runs
+from shardwise.cluster.conditions import Conditions, NodeState, NodeView, alike_cluster, stepped
 from shardwise.cluster.device import Device
 from shardwise.cluster.efficiency import (
     AttentionCurve,
@@ -48,6 +49,7 @@ __all__ = [
     "Cluster",
     "ClusterEvent",
     "CollectiveCurve",
+    "Conditions",
     "Device",
     "Efficiency",
     "EventTrace",
@@ -61,10 +63,13 @@ __all__ = [
     "Node",
     "NodeJoined",
     "NodeLost",
+    "NodeState",
+    "NodeView",
     "Notice",
     "Pool",
     "Slowdown",
     "Tier",
+    "alike_cluster",
     "check_events",
     "cluster_from_record",
     "cluster_of_pools",
@@ -93,6 +98,7 @@ __all__ = [
     "pools_of",
     "resized",
     "route",
+    "stepped",
     "tier_mesh",
     "with_efficiency",
 ]

@@ -1,0 +1,236 @@
+"""What holds on a cluster at an instant of a trace, node by node, and the clusters that such nodes make up.
+
+Shares of speed and bandwidth are rounded down to steps of 2 % (`stepped`), and no link counts as faster than
+the cluster has it: what is planned on is never better than what is there, and alike instants become equal.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from itertools import accumulate
+from typing import TypeVar
+
+from shardwise.cluster.cluster import Cluster, Link, Tier, node_runs
+from shardwise.cluster.events import (
+    ClusterEvent,
+    EventTrace,
+    NodeJoined,
+    NodeLost,
+    Notice,
+    Slowdown,
+)
+from shardwise.cluster.links import link_graph
+from shardwise.cluster.pools import Pool, pools_of
+from shardwise.cluster.resize import clipped, with_nodes
+from shardwise.cluster.tiers import customary_tiers
+
+STEP = 1.02
+
+Sites = tuple[str, str]
+"""Two sites, in the order of their names."""
+
+Key = TypeVar("Key", str, Sites)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conditions:
+    """What events up to an instant have left: nodes that are there, those of them with notice to go, and all
+    speeds, rates (bytes/s) and one-way latencies that are not as the cluster has them."""
+
+    present: frozenset[str]
+    noticed: frozenset[str] = frozenset()
+    speeds: Mapping[str, float] = field(default_factory=dict)
+    rates: Mapping[str, float] = field(default_factory=dict)
+    latencies_s: Mapping[str, float] = field(default_factory=dict)
+    site_rates: Mapping[Sites, float] = field(default_factory=dict)
+    site_latencies_s: Mapping[Sites, float] = field(default_factory=dict)
+
+    @staticmethod
+    def at_start(trace: EventTrace) -> Conditions:
+        """Before the first event of a trace."""
+        return Conditions(present=frozenset(f"n{index}" for index in range(trace.nodes)) - trace.absent)
+
+    def after(self, event: ClusterEvent) -> Conditions:
+        """What holds from the event on. A node that joins is as new."""
+        if isinstance(event, NodeLost):
+            return replace(self, present=self.present - {event.node}, noticed=self.noticed - {event.node})
+        if isinstance(event, NodeJoined):
+            kept = {where: speed for where, speed in self.speeds.items() if where != event.node}
+            return replace(self, present=self.present | {event.node}, speeds=kept)
+        if isinstance(event, Notice):
+            return replace(self, noticed=self.noticed | {event.node})
+        if isinstance(event, Slowdown):
+            return replace(self, speeds=_put(self.speeds, event.where, event.speed))
+        if event.sites is not None:
+            first, second = sorted(event.sites)
+            return replace(
+                self,
+                site_rates=_put(self.site_rates, (first, second), event.bytes_per_s),
+                site_latencies_s=_put(self.site_latencies_s, (first, second), event.latency_s),
+            )
+        return replace(
+            self,
+            rates=_put(self.rates, event.link, event.bytes_per_s),
+            latencies_s=_put(self.latencies_s, event.link, event.latency_s),
+        )
+
+
+def _put(values: Mapping[Key, float], key: Key | None, value: float | None) -> Mapping[Key, float]:
+    return values if key is None or value is None else {**values, key: value}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, order=True)
+class NodeState:
+    """How one node is: its pool (place in `pools_of`), what is left of the nominal speed of its slowest
+    device, of the bandwidth between nodes and of that inside it (1 is nominal), and the least one-way latency
+    to other nodes in seconds (0: as the cluster has it)."""
+
+    pool: int
+    speed: float = 1.0
+    network: float = 1.0
+    inside: float = 1.0
+    latency_s: float = 0.0
+
+
+def stepped(share: float) -> float:
+    """`share` rounded down to a power of 1.02; 0 and 1 stay."""
+    return STEP ** math.floor(math.log(share) / math.log(STEP) + 1e-9) if share > 0.0 else 0.0
+
+
+class NodeView:
+    """Reads `Conditions` as states of nodes; made once for a cluster and the events that may come.
+
+    A link whose one end is a device or a node belongs to that node, and a link between switches to all nodes
+    whose way up leads over it; of a given link graph, to all nodes.
+    """
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+        self.pools: tuple[Pool, ...] = pools_of(cluster)
+        keys = {replace(pool.node, name=""): place for place, pool in enumerate(self.pools)}
+        self.pool_of = {f"n{index}": keys[replace(node, name="")] for index, node in enumerate(cluster.nodes)}
+        self._node_of_rank = [index for index, node in enumerate(cluster.nodes) for _ in range(node.devices)]
+        self._links: dict[str, Link] = {}
+        self._spans = {f"s{place}": tier.span for place, tier in enumerate(cluster.tiers)}
+        self._first_ranks = tuple(accumulate((node.devices for node in cluster.nodes), initial=0))
+
+    def states(self, conditions: Conditions) -> dict[str, NodeState]:
+        """The state of every node that is there and can be reached and used, in the order of the cluster."""
+        speeds = self._speeds(conditions.speeds)
+        network, inside = self._shares(conditions.rates)
+        latency_s = self._latencies_s(conditions.latencies_s)
+        found: dict[str, NodeState] = {}
+        for name, pool in self.pool_of.items():
+            if name not in conditions.present:
+                continue
+            state = NodeState(
+                pool=pool,
+                speed=stepped(speeds.get(name, 1.0)),
+                network=stepped(network.get(name, 1.0)),
+                inside=stepped(inside.get(name, 1.0)),
+                latency_s=latency_s.get(name, 0.0),
+            )
+            if state.speed and state.network and state.inside:
+                found[name] = state
+        return found
+
+    def unreachable(self, conditions: Conditions) -> tuple[str, ...]:
+        """Nodes that are there, but with a link or a device that stands still."""
+        states = self.states(conditions)
+        return tuple(name for name in self.pool_of if name in conditions.present and name not in states)
+
+    def _speeds(self, speeds: Mapping[str, float]) -> dict[str, float]:
+        """The slowest device of every node that is not at its own speed."""
+        nodes = {where: speed for where, speed in speeds.items() if where[0] == "n"}
+        slowest: dict[str, dict[int, float]] = {}
+        for where, speed in speeds.items():
+            if where[0] == "d":
+                rank = int(where[1:])
+                slowest.setdefault(f"n{self._node_of_rank[rank]}", {})[rank] = speed
+        for name, devices in slowest.items():
+            every = self.cluster.nodes[int(name[1:])].devices
+            least = min(devices.values()) if len(devices) == every else min(1.0, *devices.values())
+            nodes[name] = nodes.get(name, 1.0) * least
+        return nodes
+
+    def _shares(self, rates: Mapping[str, float]) -> tuple[dict[str, float], dict[str, float]]:
+        network: dict[str, float] = {}
+        inside: dict[str, float] = {}
+        for name, rate in rates.items():
+            nominal = self._link(name).capacity.at(0.0)
+            shares = inside if self._is_inside(name) else network
+            for node in self._nodes_of(name):
+                shares[node] = min(shares.get(node, 1.0), rate / nominal)
+        return network, inside
+
+    def _latencies_s(self, latencies_s: Mapping[str, float]) -> dict[str, float]:
+        found: dict[str, float] = {}
+        for name, latency_s in latencies_s.items():
+            if not self._is_inside(name):
+                more_s = latency_s - self._link(name).latency_s
+                for node in self._nodes_of(name):
+                    found[node] = max(found.get(node, 0.0), self._outermost_s + max(more_s, 0.0))
+        return found
+
+    @property
+    def _outermost_s(self) -> float:
+        return self.cluster.tiers[-1].latency_s
+
+    def _link(self, name: str) -> Link:
+        if not self._links:
+            self._links = {link.name: link for link in link_graph(self.cluster)}
+        return self._links[name]
+
+    def _is_inside(self, name: str) -> bool:
+        """Whether it is a link of a scale-up fabric or of a device to its host."""
+        link = self._link(name)
+        ends = (link.source[0], link.target[0])
+        return not self.cluster.links and ("u" in ends or "d" in ends)
+
+    def _nodes_of(self, name: str) -> Iterable[str]:
+        link = self._link(name)
+        for end in (link.source, link.target):
+            number = end[1:]
+            if end[0] == "n" and number.isdigit():
+                return (end,)
+            if end[0] == "d" and number.isdigit():
+                return (f"n{self._node_of_rank[int(number)]}",)
+        lower = min(link.source, link.target)
+        if self.cluster.links or "g" not in lower:
+            return self.pool_of
+        tier, group = lower.split("g")
+        span = self._spans[tier]
+        first, last = int(group) * span, (int(group) + 1) * span
+        return tuple(f"n{index}" for index, rank in enumerate(self._first_ranks[:-1]) if first <= rank < last)
+
+
+def alike_cluster(cluster: Cluster, pool: Pool, nodes: int, state: NodeState) -> Cluster:
+    """`nodes` nodes of a pool of `cluster`, all in one state, with those of the cluster's tiers that they
+    have."""
+    own = replace(pool.node, speed=pool.node.speed * state.speed)
+    every = (own,) * nodes
+    devices = own.devices * nodes
+    if cluster.tiers == customary_tiers(cluster.classes, node_runs(cluster.nodes)):
+        tiers = customary_tiers(cluster.classes, [(own, nodes)])
+    else:
+        tiers = clipped(cluster.tiers, devices)
+    return with_nodes(cluster, every, tuple(_in_state(tier, own.devices, state) for tier in tiers))
+
+
+def _in_state(tier: Tier, inside: int, state: NodeState) -> Tier:
+    """A tier at what is left of its bandwidth."""
+    if tier.span <= inside:
+        share, latency_s = state.inside, tier.latency_s
+    elif tier.is_network:
+        share, latency_s = state.network, max(tier.latency_s, state.latency_s)
+    else:
+        # A scale-up fabric over several nodes, or the outer tier of a given link graph.
+        share, latency_s = min(state.inside, state.network), max(tier.latency_s, state.latency_s)
+    return replace(
+        tier,
+        bytes_per_s=tier.bytes_per_s * share,
+        flow_bytes_per_s=tier.flow_bytes_per_s * share,
+        latency_s=latency_s,
+    )
