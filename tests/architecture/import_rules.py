@@ -19,6 +19,7 @@ LEVELS: Mapping[str, int] = {
     "search": 4,
     "check": 4,
     "sim": 3,
+    "launch": 3,
     "cost": 2,
     "plan": 2,
     "strategy": 1,
@@ -39,6 +40,7 @@ TOP = ("", "__main__")
 THIRD_PARTY: Mapping[str, frozenset[str]] = {
     "app": frozenset({"numpy", "typer", "rich", "click", "matplotlib"}),
     "plan": frozenset({"numpy", "yaml", "pydantic"}),
+    "launch": frozenset({"yaml"}),
     "inputs": frozenset({"yaml", "pydantic"}),
     "errors": frozenset(),
     "units": frozenset(),

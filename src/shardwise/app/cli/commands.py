@@ -39,6 +39,7 @@ from shardwise.app.cli.options import (
     Workers,
 )
 from shardwise.app.cli.output import Output
+from shardwise.app.cli.run_commands import launch
 
 app = typer.Typer(
     help="Plan distributed training: the provably best parallel strategy for a model on a cluster.",
@@ -483,4 +484,5 @@ def capture(
     return capturing.captured(target, out, batch=samples)
 
 
+app.command(context_settings={"allow_extra_args": True})(launch)
 app.add_typer(events_app, name="events")

@@ -1,0 +1,103 @@
+"""What `launch` does: the exact command or file that starts a plan, printed or carried out."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from shardwise import launch
+from shardwise.app.cli.output import Output, talk
+from shardwise.app.cli.request import choice, writable
+from shardwise.errors import ConfigError
+from shardwise.inputs import read_bytes
+from shardwise.launch import LAUNCHERS, PLAN_PATH, Launch
+from shardwise.plan import read_plan, write_file
+
+_MAX_PLAN_BYTES = 8 * 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class _Written:
+    """A launcher that takes a file: how the file is made, how its name ends, and the words that hand it
+    over."""
+
+    text: Callable[[Launch, str, str], str]
+    suffix: str
+    command: tuple[str, ...]
+
+
+_WRITTEN: Mapping[str, _Written] = {
+    "slurm": _Written(lambda start, *_: launch.slurm_script(start), ".sbatch", ("sbatch",)),
+    "ray": _Written(
+        lambda start, *_: launch.ray_script(start),
+        ".ray.py",
+        ("ray", "job", "submit", "--working-dir", ".", "--", "python"),
+    ),
+    "k8s": _Written(
+        lambda start, plan_text, image: launch.kubernetes_manifest(start, plan_text=plan_text, image=image),
+        ".k8s.yaml",
+        ("kubectl", "apply", "-f"),
+    ),
+}
+
+
+def launched(
+    path: str,
+    *,
+    launcher: str,
+    is_printed: bool,
+    head: str | None,
+    port: int,
+    host: int,
+    image: str | None,
+    training: Sequence[str],
+) -> Output:
+    """Print how the plan file at `path` is started, or start it: then this process becomes the launcher's.
+
+    `training` are options of `train`. ConfigError where the plan cannot be started so.
+    """
+    choice("--with", launcher, LAUNCHERS)
+    plan = read_plan(path)
+    seen = PLAN_PATH if launcher == "k8s" else path
+    start = launch.launch_of(plan, ("train", seen, *training), head=head, port=port)
+    if launcher == "torchrun":
+        commands = launch.torchrun_commands(start)
+        if is_printed:
+            return _text("".join(f"{shlex.join(command)}\n" for command in commands))
+        if host >= len(commands):
+            raise ConfigError(
+                "is not a host of the plan",
+                key="--host",
+                found=str(host),
+                allowed=f"0 to {len(commands) - 1}",
+            )
+        return _become(commands[host])
+    if launcher == "k8s" and image is None:
+        raise ConfigError("is needed for pods", key="--image", allowed="an image with shardwise[torch] in it")
+    written = _WRITTEN[launcher]
+    plan_text = read_bytes(path, max_bytes=_MAX_PLAN_BYTES).decode()
+    text = written.text(start, plan_text, image or "")
+    if is_printed:
+        return _text(text)
+    target = os.path.splitext(path)[0] + written.suffix
+    writable("--with", target, inputs=(path,))
+    write_file(target, text.encode())
+    talk([f"wrote {target}"])
+    return _become([*written.command, target])
+
+
+def _text(text: str) -> Output:
+    return Output(lines=[((line, ""),) for line in text.splitlines()])
+
+
+def _become(command: Sequence[str]) -> Output:
+    """Put the launcher in the place of this process: its signals and exit code are the user's own."""
+    talk([shlex.join(command)])
+    try:
+        os.execvp(command[0], list(command))
+    except FileNotFoundError:
+        raise ConfigError(
+            "is not installed here", key=command[0], allowed="--print, and run it where it is"
+        ) from None

@@ -1,0 +1,54 @@
+"""The commands around running a plan, beside `train`: they are added to the others in `commands`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from shardwise.app.cli.options import PlanFile
+from shardwise.app.cli.output import Output
+
+
+def launch(
+    context: typer.Context,
+    plan: PlanFile,
+    launcher: Annotated[
+        str, typer.Option("--with", metavar="NAME", help="torchrun, slurm, ray or k8s.", show_default=False)
+    ],
+    is_printed: Annotated[
+        bool, typer.Option("--print", help="Print the command or the file, and start nothing.")
+    ] = False,
+    head: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="torchrun: name or address of the first of several hosts.",
+            show_default=False,
+        ),
+    ] = None,
+    port: Annotated[str, typer.Option(metavar="N", help="A free port of the first host.")] = "29500",
+    host: Annotated[str, typer.Option(metavar="K", help="torchrun: which host this one is, from 0.")] = "0",
+    image: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME", help="k8s: a container image with shardwise[torch].", show_default=False
+        ),
+    ] = None,
+) -> Output:
+    """Start a plan on a real cluster, or print how. Options of train follow after --."""
+    from shardwise.app.cli import launching, request
+
+    options = tuple(context.args)
+    train = context.find_root().command.commands["train"]  # type: ignore[attr-defined]
+    train.make_context("train", [plan, *options])  # refuses what train would
+    return launching.launched(
+        plan,
+        launcher=launcher,
+        is_printed=is_printed,
+        head=head,
+        port=request.count("--port", port, low=1, high=65_535),
+        host=request.count("--host", host, low=0, high=10**6),
+        image=image,
+        training=options,
+    )

@@ -1,0 +1,31 @@
+"""`launch --with torchrun`, for real: the process becomes torchrun, and that trains as the plan says."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+import pytest
+from tests.runtime.plans import make_plan
+
+from shardwise.plan import write_plan
+
+pytestmark = pytest.mark.xdist_group("runtime")
+
+
+def test_torchrun_trains_as_launched(tmp_path: Path) -> None:
+    plan, log = str(tmp_path / "p.yaml"), tmp_path / "steps.jsonl"
+    write_plan(plan, make_plan("tp=2"))
+    path = f"{sysconfig.get_path('scripts')}{os.pathsep}{os.environ['PATH']}"
+    command = [sys.executable, "-m", "shardwise", "launch", plan, "--with", "torchrun"]
+    ran = subprocess.run(
+        [*command, "--", "--steps", "2", "--log", str(log)],
+        env={**os.environ, "PATH": path}, capture_output=True, text=True, check=False, timeout=200,
+    )  # fmt: skip
+    assert ran.returncode == 0, ran.stderr
+    assert [json.loads(line)["step"] for line in log.read_text().splitlines()] == [1, 2]
+    assert ran.stdout.count("trained") == 1

@@ -1,0 +1,87 @@
+"""The command `launch`: what it prints, writes and hands over, and what it refuses."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from tests.runtime.plans import make_plan
+from tests.unit.app.conftest import Run
+
+from shardwise.plan import write_plan
+
+
+@pytest.fixture
+def plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The path of a plan for four processes, from the folder that it lies in."""
+    monkeypatch.chdir(tmp_path)
+    write_plan("p.yaml", make_plan("tp=2,pp=2,micro_batch_size=2"))
+    return "p.yaml"
+
+
+def test_torchrun_is_printed(run: Run, plan: str) -> None:
+    ran = run("launch", plan, "--with", "torchrun", "--print", "--", "--steps", "5", "--log", "a b.jsonl")
+    assert (ran.code, ran.err) == (0, "")
+    assert ran.out == (
+        "torchrun --standalone --nproc-per-node 4 -m -- shardwise train p.yaml --steps 5 --log 'a b.jsonl'\n"
+    )
+    assert os.listdir() == ["p.yaml"]
+
+
+@pytest.mark.parametrize(
+    ("launcher", "mark"),
+    [("slurm", "#SBATCH --nodes=1"), ("ray", "HOSTS = 1"), ("k8s", "- /etc/shardwise/plan.yaml")],
+)
+def test_a_file_is_printed_and_nothing_is_written(run: Run, plan: str, launcher: str, mark: str) -> None:
+    ran = run("launch", plan, "--with", launcher, "--print", "--image", "me/it", "--", "--steps", "5")
+    assert (ran.code, ran.err) == (0, "")
+    assert mark in ran.out and "--steps" in ran.out
+    assert os.listdir() == ["p.yaml"]
+
+
+@pytest.mark.parametrize(
+    ("missing", "line"),
+    [
+        ("torchrun", "torchrun --standalone --nproc-per-node 4 -m -- shardwise train p.yaml"),
+        ("slurm", "sbatch p.sbatch"),
+        ("ray", "ray job submit --working-dir . -- python p.ray.py"),
+        ("k8s", "kubectl apply -f p.k8s.yaml"),
+    ],
+)
+def test_a_launcher_that_is_not_here_is_named_behind_its_command(
+    run: Run, plan: str, monkeypatch: pytest.MonkeyPatch, missing: str, line: str
+) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    ran = run("launch", plan, "--with", missing, "--image", "me/it")
+    assert (ran.code, ran.out) == (2, "")
+    *_, shown, error = ran.err.splitlines()
+    assert shown == line
+    assert error.startswith(f"shardwise: error: {line.split()[0]}: is not installed here")
+    assert all(name in ("p.yaml", line.split()[-1]) for name in os.listdir())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (("--with", "pbs"), "--with"),
+        (("--with", "k8s", "--print"), "--image"),
+        (("--with", "torchrun", "--host", "1"), "--host"),
+        (("--with", "torchrun", "--port", "0"), "--port"),
+        (("--with", "torchrun", "--print", "--", "--stps", "5"), "--stps"),
+        (("--with", "torchrun", "--print", "--", "other.yaml"), "other.yaml"),
+    ],
+)
+def test_what_cannot_be_launched_is_refused_in_one_line(
+    run: Run, plan: str, arguments: tuple[str, ...], named: str
+) -> None:
+    ran = run("launch", plan, *arguments)
+    assert (ran.code, ran.out) == (2, "")
+    assert ran.err.count("\n") == 1 and named in ran.err
+
+
+def test_a_file_that_is_no_plan_is_refused(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "x.yaml"
+    path.write_text("a: 1\n")
+    ran = run("launch", str(path), "--with", "torchrun", "--print")
+    assert ran.code == 2 and "schema" in ran.err

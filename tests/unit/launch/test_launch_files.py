@@ -1,0 +1,225 @@
+"""Commands and files that start a plan: what they say, and what stand-ins for the launchers run of them."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from shardwise.errors import ConfigError
+from shardwise.launch import (
+    Launch,
+    kubernetes_manifest,
+    ray_script,
+    slurm_script,
+    torchrun_commands,
+)
+
+ODD = ("train", "my plan's.yaml", "--data", '$(x) "$HOME" {0}')
+"""Arguments that shells, formats and Kubernetes would each read in their own way."""
+
+
+def launch(*processes: int, head: str | None = None, gpu: str | None = None, arguments: Any = ODD) -> Launch:
+    return Launch(
+        name="shardwise-tiny", arguments=arguments, processes=processes, head=head, port=29500, gpu=gpu
+    )
+
+
+def words_of(host: int, *, hosts: int = 2, processes: int = 4, head: str = "h0") -> list[str]:
+    """What torchrun is to be started with on `host`."""
+    text = (
+        f"--nnodes {hosts} --nproc-per-node {processes} --master-port 29500 --node-rank {host}"
+        f" --master-addr {head} -m -- shardwise"
+    )
+    return [*text.split(), *ODD]
+
+
+def test_torchrun_on_one_host() -> None:
+    commands = torchrun_commands(launch(4, arguments=("train", "p.yaml", "--steps", "5")))
+    assert [shlex.join(command) for command in commands] == [
+        "torchrun --standalone --nproc-per-node 4 -m -- shardwise train p.yaml --steps 5"
+    ]
+
+
+def test_torchrun_on_unequal_hosts() -> None:
+    commands = torchrun_commands(launch(4, 2, head="h0", arguments=("train", "p.yaml")))
+    assert [shlex.join(command) for command in commands] == [
+        "torchrun --nnodes 2 --nproc-per-node 4 --master-port 29500 --node-rank 0 --master-addr h0"
+        " -m -- shardwise train p.yaml",
+        "torchrun --nnodes 2 --nproc-per-node 2 --master-port 29500 --node-rank 1 --master-addr h0"
+        " -m -- shardwise train p.yaml",
+    ]
+
+
+def test_several_hosts_need_a_place_to_meet() -> None:
+    with pytest.raises(ConfigError, match="--head"):
+        torchrun_commands(launch(4, 4))
+
+
+@pytest.mark.parametrize("write", [slurm_script, ray_script])
+def test_files_are_for_hosts_that_are_alike(write: Any) -> None:
+    with pytest.raises(ConfigError, match="hosts of 2, 4 devices"):
+        write(launch(4, 2))
+
+
+def program(folder: Path, name: str, body: str) -> None:
+    path = folder / name
+    path.write_text(f"#!{sys.executable}\n{body}")
+    path.chmod(0o755)
+
+
+RECORDER = """\
+import json, os, sys
+with open(os.environ["RECORD"], "a") as file:
+    file.write(json.dumps(sys.argv[1:]) + "\\n")
+"""
+"""Stands for torchrun: keeps its arguments, a line per call."""
+
+SRUN = """\
+import os, subprocess, sys
+words = [word for word in sys.argv[1:] if not word.startswith("--kill")]
+for host in range(2):
+    subprocess.run(words, env={**os.environ, "SLURM_NODEID": str(host)}, check=True)
+"""
+"""Stands for srun: the same command on each of two hosts."""
+
+
+def recorded(folder: Path, command: list[str], **environment: str) -> list[list[str]]:
+    """What torchrun was called with while `command` ran with the stand-ins in `folder` first."""
+    program(folder, "torchrun", RECORDER)
+    record = folder / "record"
+    path = f"{folder}{os.pathsep}{os.environ['PATH']}"
+    subprocess.run(
+        command, env={**os.environ, "PATH": path, "RECORD": str(record), **environment}, check=True
+    )
+    return [json.loads(line) for line in record.read_text().splitlines()]
+
+
+def test_the_slurm_script_starts_torchrun_on_each_host(tmp_path: Path) -> None:
+    program(tmp_path, "srun", SRUN)
+    program(tmp_path, "scontrol", 'print("h0\\nh1")')
+    script = tmp_path / "job"
+    script.write_text(slurm_script(launch(4, 4)))
+    calls = recorded(tmp_path, ["bash", str(script)], SLURM_JOB_NODELIST="h[0-1]")
+    assert calls == [words_of(0), words_of(1)]
+
+
+def test_what_slurm_is_asked_for() -> None:
+    lines = slurm_script(launch(8, 8, gpu="NVIDIA")).splitlines()
+    assert lines[:6] == [
+        "#!/bin/bash",
+        "#SBATCH --job-name=shardwise-tiny",
+        "#SBATCH --nodes=2",
+        "#SBATCH --ntasks-per-node=1",
+        "#SBATCH --gpus-per-node=8",
+        "#SBATCH --exclusive",
+    ]
+    assert "#SBATCH --cpus-per-task=4" in slurm_script(launch(4)).splitlines()
+
+
+RAY = {
+    "ray/__init__.py": """\
+from types import SimpleNamespace
+def remote(**options):
+    def decorate(function):
+        def at(**place):
+            print(place["num_cpus"], place["num_gpus"], place["scheduling_strategy"])
+            return SimpleNamespace(remote=function)
+        return SimpleNamespace(options=at)
+    return decorate
+def init(): pass
+def get(value): return value
+from ray import util
+""",
+    "ray/util/__init__.py": 'def get_node_ip_address(): return "h0"\n',
+    "ray/util/placement_group.py": """\
+from types import SimpleNamespace
+def placement_group(bundles, strategy):
+    print(strategy, bundles)
+    return SimpleNamespace(ready=lambda: None)
+""",
+    "ray/util/scheduling_strategies.py": """\
+def PlacementGroupSchedulingStrategy(placement_group, placement_group_bundle_index):
+    return f"bundle {placement_group_bundle_index}"
+""",
+}
+"""Stands for the parts of Ray that the driver uses, all of it in one process."""
+
+
+def test_the_ray_driver_starts_torchrun_on_each_host(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for name, text in RAY.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    driver = tmp_path / "driver.py"
+    driver.write_text(ray_script(launch(8, 8, gpu="NVIDIA")))
+    calls = recorded(tmp_path, [sys.executable, str(driver)], PYTHONPATH=str(tmp_path))
+    assert calls == [words_of(0, processes=8), words_of(1, processes=8)]
+    assert capfd.readouterr().out.splitlines() == [
+        "STRICT_SPREAD [{'CPU': 1, 'GPU': 8}, {'CPU': 1, 'GPU': 8}]",
+        "1 8 bundle 0",
+        "1 8 bundle 0",
+        "1 8 bundle 1",
+    ]
+
+
+def test_the_ray_driver_of_a_cpu_plan_asks_for_cores() -> None:
+    tree = ast.parse(ray_script(launch(4)))
+    values = {
+        ast.unparse(node.targets[0]): ast.literal_eval(node.value)
+        for node in tree.body
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Dict | ast.Constant)
+    }
+    assert values == {"HOSTS": 1, "DEVICES": {"CPU": 4}}
+
+
+def manifest(start: Launch, plan_text: str = "a: 1\n") -> list[dict[str, Any]]:
+    return list(yaml.safe_load_all(kubernetes_manifest(start, plan_text=plan_text, image="me/it:1")))
+
+
+def test_the_manifest_is_a_job_whose_pods_find_each_other() -> None:
+    plan, service, job = manifest(launch(4, 4))
+    kinds = [(part["apiVersion"], part["kind"]) for part in (plan, service, job)]
+    assert kinds == [("v1", "ConfigMap"), ("v1", "Service"), ("batch/v1", "Job")]
+    assert job["spec"]["completionMode"] == "Indexed"
+    assert (job["spec"]["completions"], job["spec"]["parallelism"], job["spec"]["backoffLimit"]) == (2, 2, 0)
+    template = job["spec"]["template"]
+    # The Service selects the pods, and its name is their subdomain: pod 0 is NAME-0.NAME.
+    assert service["spec"]["clusterIP"] == "None"
+    assert service["spec"]["selector"].items() <= template["metadata"]["labels"].items()
+    assert template["spec"]["subdomain"] == service["metadata"]["name"] == job["metadata"]["name"]
+    (container,) = template["spec"]["containers"]
+    odd = [word.replace("$(", "$$(") for word in ODD]  # Kubernetes reads $$( as $(
+    given = words_of(0, head="shardwise-tiny-0.shardwise-tiny")
+    given[given.index("--node-rank") + 1] = "$(JOB_COMPLETION_INDEX)"
+    assert container["command"] == ["torchrun", *given[: -len(ODD)], *odd]
+    volumes = {volume["name"] for volume in template["spec"]["volumes"]}
+    assert {mount["name"] for mount in container["volumeMounts"]} == volumes
+    assert container["resources"] == {"limits": {"cpu": 4}}
+
+
+def test_the_manifest_carries_the_plan_as_it_is() -> None:
+    text = "name: 'tiny'\nactions:\n- \"0F0 0B0\"\n- [1, 2]\n\n# end \n"
+    assert manifest(launch(4), text)[0]["data"]["plan.yaml"] == text
+
+
+@pytest.mark.parametrize(("vendor", "resource"), [("NVIDIA", "nvidia.com/gpu"), ("AMD", "amd.com/gpu")])
+def test_pods_ask_for_devices(vendor: str, resource: str) -> None:
+    pod = manifest(launch(8, gpu=vendor))[2]["spec"]["template"]["spec"]
+    assert pod["containers"][0]["resources"] == {"limits": {resource: 8}}
+
+
+def test_what_kubernetes_cannot_take_is_refused() -> None:
+    with pytest.raises(ConfigError, match="too large for a ConfigMap"):
+        manifest(launch(4), "x" * 1_000_001)
+    with pytest.raises(ConfigError, match="no device plugin"):
+        manifest(launch(4, gpu="Huawei"))
