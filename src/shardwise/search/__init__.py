@@ -15,6 +15,7 @@ from shardwise.search.question import SPACES, Question, best_dtype, default_job,
 from shardwise.search.space import Space
 from shardwise.search.space_file import SpaceChoice, read_space
 from shardwise.search.strategy_curves import StrategyCurve, StrategyCurves, answer_at
+from shardwise.search.targets import plan_for
 from shardwise.search.tracking import Tracked, tracked
 from shardwise.search.tree import LedgerBlock
 from shardwise.search.uneven import (
@@ -73,6 +74,7 @@ __all__ = [
     "explained",
     "is_mixed",
     "plan",
+    "plan_for",
     "plan_mixed",
     "plan_pools",
     "points_of",

@@ -48,6 +48,7 @@ from shardwise.strategy.table import (
     code_of,
     value_of,
 )
+from shardwise.strategy.target import ANY, Limit, Refusal, Target, target_names, target_of
 from shardwise.strategy.text import (
     ALIASES,
     brief_text,
@@ -60,6 +61,7 @@ from shardwise.strategy.text import (
 
 __all__ = [
     "ALIASES",
+    "ANY",
     "AXES",
     "CP_KINDS",
     "FIELDS",
@@ -79,12 +81,15 @@ __all__ = [
     "SCHEDULE_RULES",
     "Column",
     "Job",
+    "Limit",
     "Limits",
     "Optimizer",
     "Profile",
+    "Refusal",
     "Rule",
     "Strategy",
     "StrategyTable",
+    "Target",
     "axis_strides",
     "brief_text",
     "canonical_orders",
@@ -104,5 +109,7 @@ __all__ = [
     "stage_starts",
     "stages_of_rank",
     "strategy_text",
+    "target_names",
+    "target_of",
     "value_of",
 ]

@@ -337,8 +337,8 @@ def test_help_lists_the_commands_and_no_command_shows_it_too(run: Run) -> None:
 QUESTION_OPTIONS = "--inter-node --dtype --optimizer --memory-margin --expert-imbalance"
 OPTIONS = {
     "plan": "--cluster --seq-len --global-batch-size --objective --frontier --allow-idle --inter-node "
-    "--dtype --optimizer --space --fix --memory-margin --expert-imbalance --top --exhaustive --workers "
-    "--budget --save --mtbf --checkpoint-interval --checkpoint-stall --restart --jitter --json",
+    "--dtype --optimizer --space --fix --target --memory-margin --expert-imbalance --top --exhaustive "
+    "--workers --budget --save --mtbf --checkpoint-interval --checkpoint-stall --restart --jitter --json",
     "evaluate": f"--cluster --seq-len --global-batch-size --strategy {QUESTION_OPTIONS} --json",
     "frontier": "--cluster --global-batch-size --seq-len --mode --memory-limit --devices --objectives "
     "--epsilon --inter-node --dtype --optimizer --space --fix --memory-margin --expert-imbalance --workers "
@@ -447,3 +447,45 @@ def test_the_hash_does_not_depend_on_effort_or_provenance() -> None:
         changed = json.loads(json.dumps(body))
         change(changed)
         assert (document_hash(changed) == document_hash(body)) is is_same
+
+
+TINY = (
+    "examples/tiny.yaml",
+    "--seq-len",
+    "64",
+    "--global-batch-size",
+    "8",
+    "--dtype",
+    "fp32",
+    "--fix",
+    "tp=2,pp=2",
+)
+
+
+def test_plan_for_processes_of_this_machine_recommends_what_train_runs(run: Run) -> None:
+    answer = validated(run("plan", *TINY, "--cluster", "1x4xcpu", "--json").out, "plan-answer")
+    assert answer["not_run"] == []
+    assert answer["certificate"]["axes"]["offload"] == ["none"]
+    card = run("plan", *TINY, "--cluster", "1x4xcpu").out
+    assert "shardwise train plan.yaml" in card
+
+
+def test_what_train_does_not_run_is_planned_where_it_is_asked_for_and_marked(run: Run) -> None:
+    asked = (*TINY[:-1], "tp=2,pp=2,offload=both", "--cluster", "1x4xcpu", "--optimizer", "muon")
+    refused = run("plan", *asked)
+    assert refused.code == 2 and "fix.offload: is not run by shardwise train" in refused.err
+    ran = run("plan", *asked, "--target", "any", "--json")
+    assert validated(ran.out, "plan-answer")["not_run"] == [
+        "offload=both (it runs none)", "optimizer muon (it runs adamw, sgd)",
+    ]  # fmt: skip
+    assert "`shardwise train` does not run this plan: offload=both" in ran.err
+    assert "shardwise train" not in run("plan", *asked, "--target", "any").out
+
+
+def test_a_target_on_devices_that_it_does_not_know_is_refused(run: Run) -> None:
+    ran = run("plan", *TINY, "--cluster", "1x4xA100-40G", "--target", "shardwise")
+    assert ran.code == 2
+    assert ran.err.startswith("shardwise: error: --target: shardwise train does not run on this cluster")
+    assert run("plan", *TINY, "--cluster", "1x4xcpu", "--target", "megatron").code == 2
+    on_devices = run("plan", *TINY, "--cluster", "1x4xA100-40G", "--json")
+    assert validated(on_devices.out, "plan-answer")["not_run"] is None

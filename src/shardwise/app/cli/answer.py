@@ -11,6 +11,7 @@ from shardwise.app.cli import card, documents, tables
 from shardwise.app.cli.output import Output, progress
 from shardwise.app.cli.request import JobOptions, Request, Wanted, load_request, writable
 from shardwise.app.cli.spaces import counted_space, require_candidates, space_choice
+from shardwise.app.cli.targets import not_run, wanted_target
 from shardwise.app.cli.uneven_card import uneven_card
 from shardwise.errors import ConfigError
 from shardwise.plan import (
@@ -75,14 +76,18 @@ def planned(
         budget_s=wanted.budget_s,
     )
     by_pools = wanted.objective == "time" and not wanted.allow_idle and search.is_mixed(request.cluster)
+    target = wanted_target(wanted.target, request, by_pools=by_pools)
+    planner = search.plan_mixed if by_pools else search.plan
     with progress() as show:
-        if by_pools and save is None:
+        if target is not None:
+            answer = search.plan_for(target, question, planner, progress=show)
+        elif by_pools and save is None:
             found = search.plan_pools(question, progress=show)
             if isinstance(found, UnevenAnswer):
                 return _uneven_output(found, request, is_json=is_json)
             answer = found
         else:
-            answer = (search.plan_mixed if by_pools else search.plan)(question, progress=show)
+            answer = planner(question, progress=show)
     used = request if answer.cluster is None else replace(request, cluster=answer.cluster)
     return _plan_output(answer, used, request, wanted, save=save, is_json=is_json, reliability=reliability)
 
@@ -115,6 +120,9 @@ def _plan_output(
     """The card or document of an answer on the cluster of `used`; the plan file too."""
     goodput = _told_goodput(answer.best, used, reliability)
     talk = ["shardwise: interrupted; this is the best so far"] if answer.is_interrupted else []
+    in_the_way = not_run(answer.best.strategy, used)
+    if in_the_way:
+        talk.append(f"shardwise: `shardwise train` does not run this plan: {'; '.join(in_the_way)}")
     if save is not None and answer.mixed is not None:
         talk.append(
             "shardwise: a plan file holds uniform strategies; without --save, uneven ones are planned"
@@ -132,7 +140,8 @@ def _plan_output(
         if save is not None:
             talk.append(f"wrote {save} ({write_plan(save, plan)})")
         if is_json:
-            return Output(document=documents.plan_answer(plan, answer, goodput), talk=talk, code=code)
+            document = documents.plan_answer(plan, answer, goodput, not_run=in_the_way)
+            return Output(document=document, talk=talk, code=code)
     lines = card.answer_card(
         answer,
         model=used.model,
@@ -220,8 +229,14 @@ def _after_plan(
         ("--objective", wanted.objective, "time"),
         ("--space", wanted.space, "default"),
         ("--fix", wanted.fix, ""),
+        ("--target", wanted.target, None),
     )
-    chosen = [word for name, value, plain in given if value != plain for word in (name, shlex.quote(value))]
+    chosen = [
+        word
+        for name, value, plain in given
+        if value and value != plain
+        for word in (name, shlex.quote(value))
+    ]
     chosen += ["--allow-idle"] if wanted.allow_idle else []
     commands = []
     if save is None:
@@ -229,6 +244,8 @@ def _after_plan(
     file = shlex.quote(save) if save is not None else "plan.yaml"
     commands.append(f"shardwise explain {file}")
     commands.append(f"shardwise simulate {file} --trace plan.pftrace")
+    if not_run(answer.best.strategy, request) == ():
+        commands.append(f"shardwise train {file}")
     if is_whole:
         text = _short_text(answer.best.strategy, request)
         commands.append(" ".join(("shardwise evaluate", *question, "--strategy", text)))

@@ -36,6 +36,7 @@ from shardwise.app.cli.options import (
     SaveFolder,
     SeqLen,
     Space,
+    TargetName,
     Workers,
 )
 from shardwise.app.cli.output import Output
@@ -96,6 +97,7 @@ def plan(
     optimizer: OptimizerName = "adamw",
     space: Space = "default",
     fix: Fixed = "",
+    target: TargetName = None,
     memory_margin: Margin = "0.05",
     expert_imbalance: Imbalance = "1.1",
     top: Annotated[str, typer.Option(metavar="K", help="Number of runners-up.")] = "3",
@@ -137,6 +139,7 @@ def plan(
             allow_idle=allow_idle,
             space=space,
             fix=fix,
+            target=target,
             top=request.count("--top", top, low=0, high=1000),
             exhaustive=exhaustive,
             workers=request.workers(workers),

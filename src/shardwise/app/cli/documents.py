@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 
 from shardwise.app.cli.request import Request
@@ -31,8 +31,11 @@ from shardwise.strategy import Job
 VERSION = 1
 
 
-def plan_answer(plan: Plan, answer: Answer, goodput: Goodput | None = None) -> dict[str, object]:
-    """`plan --json`; `goodput` is the best result's, where it is told."""
+def plan_answer(
+    plan: Plan, answer: Answer, goodput: Goodput | None = None, *, not_run: Sequence[str] | None = None
+) -> dict[str, object]:
+    """`plan --json`; `goodput` is the best result's, where it is told; `not_run` is what keeps `shardwise
+    train` from the best strategy, None where it does not know the devices."""
     return {
         "schema": "shardwise.plan-answer",
         "version": VERSION,
@@ -48,6 +51,7 @@ def plan_answer(plan: Plan, answer: Answer, goodput: Goodput | None = None) -> d
             None if answer.frontier is None else certificate_document(answer.frontier.certificate)
         ),
         "goodput": None if goodput is None else asdict(goodput),
+        "not_run": None if not_run is None else list(not_run),
         "is_proven": answer.is_proven,
         "is_interrupted": answer.is_interrupted,
         "certificate": certificate_document(answer.certificate),
@@ -67,6 +71,7 @@ def uneven_answer(answer: UnevenAnswer, request: Request) -> dict[str, object]:
         "frontier": None,
         "frontier_certificate": None,
         "goodput": None,
+        "not_run": None,
         "is_proven": answer.certificate.gap <= PROVEN_GAP and not answer.certificate.unexplored,
         "is_interrupted": False,
         "certificate": certificate_document(answer.certificate),

@@ -75,6 +75,16 @@ Fixed = Annotated[
         show_default=False,
     ),
 ]  # fmt: skip
+TargetName = Annotated[
+    str | None,
+    typer.Option(
+        "--target",
+        metavar="NAME",
+        help="Plan what this can carry out: shardwise (`shardwise train`), or any. "
+        "Default: shardwise on devices that it runs on.",
+        show_default=False,
+    ),
+]
 Mtbf = Annotated[
     str | None,
     typer.Option(

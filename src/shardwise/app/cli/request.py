@@ -39,13 +39,14 @@ class JobOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """The options of `plan` that say what to look for; `space` and `fix` are texts."""
+    """The options of `plan` that say what to look for; `space`, `fix` and `target` are texts."""
 
     objective: str
     frontier: bool
     allow_idle: bool
     space: str
     fix: str
+    target: str | None = None
     top: int
     exhaustive: bool
     workers: int

@@ -1,0 +1,49 @@
+"""What `--target` means for a question, and what keeps `shardwise train` from a strategy."""
+
+from __future__ import annotations
+
+from shardwise.app.cli.request import Request, choice
+from shardwise.errors import ConfigError
+from shardwise.strategy import ANY, Strategy, Target, target_names, target_of
+
+OWN = "shardwise"
+"""Our own runtime, which is planned for where it knows the devices and nothing else is asked for."""
+
+
+def wanted_target(name: str | None, request: Request, *, by_pools: bool) -> Target | None:
+    """The target that `--target` names; None for any. ConfigError where it does not know the devices.
+
+    Where nothing is named it is our own runtime on devices that it knows, unless the cluster is mixed: then
+    the best plan may be uneven, which a target has to be named to exclude.
+    """
+    if name is not None:
+        name = choice("--target", name, (*target_names(), ANY))
+    if name == ANY or (name is None and (by_pools or not _knows_devices(target_of(OWN), request))):
+        return None
+    target = target_of(name or OWN)
+    if not _knows_devices(target, request):
+        raise ConfigError(
+            f"{target.command} does not run on this cluster", key="--target", found=target.name,
+            allowed=f"clusters of {', '.join(target.devices)}, or --target any",
+        )  # fmt: skip
+    return target
+
+
+def not_run(strategy: Strategy, request: Request) -> tuple[str, ...] | None:
+    """What keeps `shardwise train` from this strategy, as text; None where it does not know the devices."""
+    target = target_of(OWN)
+    if not _knows_devices(target, request):
+        return None
+    job, found = request.job, [str(refusal) for refusal in target.refusals(strategy)]
+    for key, value, known in (
+        ("dtype", job.dtype, target.dtypes),
+        ("optimizer", job.optimizer, target.optimizers),
+        ("model family", request.model.family, target.families),
+    ):
+        if value not in known:
+            found.append(f"{key} {value} (it runs {', '.join(known)})")
+    return tuple(found)
+
+
+def _knows_devices(target: Target, request: Request) -> bool:
+    return set(request.cluster.classes) <= set(target.devices)

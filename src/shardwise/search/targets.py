@@ -1,0 +1,90 @@
+"""Plans that a target can carry out: the search of what is left of the space."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+
+from shardwise.errors import ConfigError, Infeasible
+from shardwise.plan import Answer, Value, usd_per_step
+from shardwise.search.drive import Progress
+from shardwise.search.question import Question
+from shardwise.search.space import divisors
+from shardwise.strategy import Target
+
+Planner = Callable[..., Answer]
+
+
+def plan_for(
+    target: Target, question: Question, planner: Planner, *, progress: Progress | None = None
+) -> Answer:
+    """What `planner` (`plan`, `plan_mixed`) answers to `question`, among what `target` carries out.
+
+    The space is narrowed to the values that the target has. Where the best of that is beyond one of its
+    limits, the parts that the limit leaves are searched one by one: the certificate is that of the part with
+    the best answer. Runners-up are of the same part, those beyond a limit left out. Raises ConfigError where
+    a fixed field has a value that the target lacks, Infeasible where nothing is left.
+    """
+    for name, value in question.fixed.items():
+        if name in target.axes and value not in target.axes[name]:
+            raise ConfigError(
+                f"is not run by {target.command}", key=f"fix.{name}", found=str(value),
+                allowed=f"{', '.join(map(str, target.axes[name]))}, or --target any",
+            )  # fmt: skip
+    asked = _narrowed(question, target.axes)
+    if asked is None:
+        raise _nothing(target)
+    return _within_limits(target, asked, partial(planner, progress=progress))
+
+
+def _within_limits(target: Target, question: Question, planner: Callable[[Question], Answer]) -> Answer:
+    answer = planner(question)
+    limit = target.broken_limit(answer.best.strategy)
+    if limit is None:
+        kept = (one for one in answer.runners_up if target.broken_limit(one.strategy) is None)
+        return replace(answer, runners_up=tuple(kept))
+    best: Answer | None = None
+    for axes in limit.parts_left(divisors(question.cluster.devices)):
+        part = _narrowed(question, axes)
+        if part is None or not any(part.candidates().degrees()):
+            continue
+        try:
+            found = _within_limits(target, part, planner)
+        except Infeasible:
+            continue  # the other parts may have an answer
+        if best is None or _worth(question, found) < _worth(question, best):
+            best = found
+    if best is None:
+        raise _nothing(target)
+    return best
+
+
+def _narrowed(question: Question, axes: Mapping[str, tuple[Value, ...]]) -> Question | None:
+    """The question about those candidates whose fields have only these values too; None where a field is left
+    without."""
+    kept = dict(question.axes)
+    for name, values in axes.items():
+        kept[name] = tuple(value for value in kept.get(name, values) if value in values)
+        fixed = question.fixed.get(name)
+        if not kept[name] or (fixed is not None and fixed not in kept[name]):
+            return None
+    return replace(question, axes=kept)
+
+
+def _worth(question: Question, answer: Answer) -> tuple[float, float]:
+    """What is to be least, and the time that decides between equals."""
+    cluster, best = answer.cluster or question.cluster, answer.best
+    if question.objective == "memory":
+        return best.peak_memory.device, best.step_time_s
+    if question.objective == "devices":
+        return cluster.devices, best.step_time_s
+    if question.objective == "cost":
+        return usd_per_step(cluster, best.step_time_s) or 0.0, best.step_time_s
+    return best.step_time_s, best.step_time_s
+
+
+def _nothing(target: Target) -> Infeasible:
+    return Infeasible(
+        f"nothing of this space is run by {target.command} and fits; --target any plans the rest", reasons={}
+    )

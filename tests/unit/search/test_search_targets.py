@@ -1,0 +1,97 @@
+"""Plans for a target: the best of what it carries out, by an exhaustive search of the whole space."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from shardwise import search
+from shardwise.cluster import load_cluster
+from shardwise.errors import ConfigError, Infeasible
+from shardwise.model import model_from_config
+from shardwise.search import Question, plan_for
+from shardwise.strategy import Job, StrategyTable, Target, target_of
+from shardwise.strategy.target import target_from_record
+
+MODEL = model_from_config(
+    {"layers": 4, "hidden": 64, "ffn": 128, "heads": 4, "vocab": 512, "seq_len": 64}, name="tiny"
+)
+JOB = Job(seq_len=64, global_batch_size=8, dtype="fp32")
+
+
+def question(**changes: Any) -> Question:
+    asked = Question(
+        model=MODEL, cluster=load_cluster("1x4xcpu"), job=JOB, fixed={"axis_order": "tp-cp-dp-pp"}, top=3
+    )
+    return replace(asked, **changes)
+
+
+def target(**changes: Any) -> Target:
+    record = {
+        "target": "some", "version": 1, "command": "some train", "devices": [], "dtypes": [],
+        "optimizers": [], "families": [], "axes": {}, "limits": [],
+    }  # fmt: skip
+    return target_from_record(record | changes)
+
+
+LIMITS = [
+    # What is best here, and where the best lies then: one limit after another.
+    [{"field": "dp", "where": {"dp": {"above": 1}}, "allowed": "1"}],
+    [{"field": "dp", "where": {"dp": {"above": 1}}, "allowed": "1"},
+     {"field": "tp", "where": {"tp": {"above": 1}, "recompute": ["none"]}, "allowed": "1"}],
+    [{"field": "optim_shard", "where": {"dp": {"above": 2}, "recompute": ["none", "full"]}, "allowed": "1"},
+     {"field": "dp", "where": {"dp": {"above": 2}}, "allowed": "2"}],
+]  # fmt: skip
+
+
+def least_s(asked: Question, some: Target) -> float:
+    """The least step time of everything legal that fits and is not refused, all of it evaluated; of each kind
+    (degrees, schedule, recomputation: all that the limits here read) the best."""
+    problem = asked.problem()
+    goal = search.Fastest(10**6)
+    search.Search(problem, asked.candidates(), goal, exhaustive=True).run()
+    table = StrategyTable.joined([found.table for found in goal.found])
+    return min(
+        found.time_s
+        for found, strategy in zip(goal.found, table, strict=True)
+        if not list(some.refusals(strategy))
+    )
+
+
+@pytest.mark.parametrize("limits", LIMITS)
+def test_the_best_within_limits_is_the_best_of_everything_that_is_not_refused(limits: Any) -> None:
+    asked, some = (
+        question(axes={"offload": ("none",), "recompute": ("none", "selective")}),
+        target(limits=limits),
+    )
+    free = search.plan(asked)
+    assert list(some.refusals(free.best.strategy))
+    answer = plan_for(some, asked, search.plan)
+    assert not list(some.refusals(answer.best.strategy))
+    assert all(some.broken_limit(other.strategy) is None for other in answer.runners_up)
+    assert answer.best.step_time_s > free.best.step_time_s
+    assert answer.best.step_time_s == pytest.approx(least_s(asked, some), rel=1e-12)
+
+
+def test_values_that_a_target_lacks_are_axes_of_the_certificate() -> None:
+    some = target(axes={"tp": [2], "offload": ["none"]})
+    answer = plan_for(some, question(), search.plan)
+    assert answer.best.strategy.tp == 2
+    assert answer.certificate.axes == {"tp": (2,), "offload": ("none",)}
+    narrower = plan_for(some, question(axes={"tp": (1, 2), "pp": (2,)}), search.plan)
+    assert narrower.certificate.axes == {"tp": (2,), "pp": (2,), "offload": ("none",)}
+
+
+def test_a_fixed_value_that_a_target_lacks_is_refused_by_name() -> None:
+    with pytest.raises(ConfigError, match=r"fix.offload: is not run by shardwise train.*optimizer"):
+        plan_for(target_of("shardwise"), question(fixed={"offload": "optimizer"}), search.plan)
+
+
+def test_where_nothing_is_left_the_answer_says_so() -> None:
+    everything = [{"field": "tp", "where": {"tp": {"above": 0}}, "allowed": "nothing"}]
+    with pytest.raises(Infeasible, match="nothing of this space is run by some train"):
+        plan_for(target(limits=everything), question(), search.plan)
+    with pytest.raises(Infeasible, match="nothing of this space is run by some train"):
+        plan_for(target(axes={"tp": [2]}), question(axes={"tp": (1, 4)}), search.plan)

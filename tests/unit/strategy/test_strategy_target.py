@@ -1,0 +1,103 @@
+"""Capability files: what they refuse, and the parts of a space that their limits leave."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from itertools import product
+from typing import Any
+
+import pytest
+
+from shardwise.strategy import (
+    FIELDS,
+    NAMES,
+    Strategy,
+    complete,
+    is_value,
+    parse_fields,
+    target_names,
+    target_of,
+)
+from shardwise.strategy.target import Axes, Limit, target_from_record
+
+DEGREES = (1, 2, 4, 8)
+
+
+def strategy(**changes: Any) -> Strategy:
+    plain = complete(parse_fields("dp=8"), devices=8, layers=4, experts=None, global_batch_size=8)
+    return replace(plain, **changes)
+
+
+RECORD: Mapping[str, Any] = {
+    "target": "some", "version": 3, "command": "some train",
+    "devices": ["cpu"], "dtypes": ["fp32"], "optimizers": ["sgd"], "families": ["llama"],
+    "axes": {"offload": ["none", "optimizer"]},
+    "limits": [
+        {"field": "schedule", "where": {"schedule": ["gpipe", "zb_v"], "grad_shard": {"above": 1}},
+         "allowed": "1f1b"},
+        {"field": "param_shard", "where": {"param_shard": {"above": 1, "below": "optim_shard"}},
+         "allowed": "1 or optim_shard"},
+    ],
+}  # fmt: skip
+
+
+def test_refusals_name_the_field_what_was_found_and_what_is_run() -> None:
+    target = target_from_record(RECORD)
+    assert [str(r) for r in target.refusals(strategy())] == []
+    assert [str(r) for r in target.refusals(strategy(offload="both"))] == [
+        "offload=both (it runs none, optimizer)"
+    ]
+    beyond = strategy(schedule="gpipe", param_shard=2, grad_shard=4, optim_shard=8)
+    assert [str(r) for r in target.refusals(beyond)] == [
+        "schedule=gpipe (it runs 1f1b)",
+        "param_shard=2 (it runs 1 or optim_shard)",
+    ]
+    assert target.broken_limit(beyond) == target.limits[0]
+    assert target.broken_limit(replace(beyond, schedule="1f1b")) == target.limits[1]
+    assert target.broken_limit(strategy(schedule="gpipe")) is None
+
+
+def lies_in(found: Strategy, part: Axes) -> bool:
+    return all(getattr(found, name) in values for name, values in part.items())
+
+
+LIMITS = [
+    pytest.param(limit, id=f"{name}: {limit.field}, {limit.allowed}")
+    for name, limits in (
+        ("some", target_from_record(RECORD).limits),
+        *((name, target_of(name).limits) for name in target_names()),
+    )
+    for limit in limits
+]
+
+
+@pytest.mark.parametrize("limit", LIMITS)
+def test_the_parts_that_a_limit_leaves_are_all_that_is_within_it_each_once(limit: Limit) -> None:
+    """Every strategy with any schedule, recomputation and chain of shards lies in one part, or is beyond."""
+    parts, seen = list(limit.parts_left(DEGREES)), set()
+    for schedule, recompute, optim in product(NAMES["schedule"], NAMES["recompute"], DEGREES):
+        for grad in (g for g in DEGREES if g <= optim):
+            for param in (p for p in DEGREES if p <= grad):
+                found = strategy(
+                    schedule=schedule, recompute=recompute, param_shard=param, grad_shard=grad,
+                    optim_shard=optim,
+                )  # fmt: skip
+                held = [part for part in parts if lies_in(found, part)]
+                assert len(held) == (0 if limit.is_beyond(found) else 1)
+                seen.add(limit.is_beyond(found))
+    assert seen == {True, False}
+
+
+@pytest.mark.parametrize("name", target_names())
+def test_a_file_names_fields_and_values_that_there_are(name: str) -> None:
+    target = target_of(name)
+    assert target.name == name and target.command
+    for field, values in target.axes.items():
+        assert field in FIELDS and values and all(is_value(field, value) for value in values)
+    for limit in target.limits:
+        assert limit.field in {condition.field for condition in limit.where}
+        for condition in limit.where:
+            assert condition.field in FIELDS
+            assert all(is_value(condition.field, value) for value in condition.values)
+            assert condition.below is None or condition.below in FIELDS
