@@ -1,8 +1,18 @@
 """The independent checker: counts and judges by code of its own, from records alone."""
 
 from shardwise.check.count import SpaceCount, count_space
-from shardwise.check.finding import Check
+from shardwise.check.finding import Check, number_check, parts_check, value_check
 from shardwise.check.optimal import PROOF_BUDGET_S
 from shardwise.check.verdict import Verdict, check_file
 
-__all__ = ["PROOF_BUDGET_S", "Check", "SpaceCount", "Verdict", "check_file", "count_space"]
+__all__ = [
+    "PROOF_BUDGET_S",
+    "Check",
+    "SpaceCount",
+    "Verdict",
+    "check_file",
+    "count_space",
+    "number_check",
+    "parts_check",
+    "value_check",
+]

@@ -8,6 +8,15 @@ from shardwise.plan.document import (
     result_document,
 )
 from shardwise.plan.goodput import GOODPUT_FROM_DEVICES, Goodput, Reliability, goodput_of
+from shardwise.plan.graph_plan import (
+    GRAPH_PLAN_SCHEMA,
+    GraphJob,
+    GraphPlan,
+    graph_plan_document,
+    is_graph_plan,
+    read_graph_plan,
+    write_graph_plan,
+)
 from shardwise.plan.plan import SCHEMA, VERSION, Plan, RunnerUp, plan_of
 from shardwise.plan.price import usd_per_billion_tokens, usd_per_step
 from shardwise.plan.read import check_ledger, read_plan, write_plan
@@ -32,6 +41,7 @@ from shardwise.plan.uneven import UnevenAnswer, UnevenResult
 
 __all__ = [
     "GOODPUT_FROM_DEVICES",
+    "GRAPH_PLAN_SCHEMA",
     "OBJECTIVES",
     "PROVEN_GAP",
     "SCHEMA",
@@ -42,6 +52,8 @@ __all__ = [
     "Frontier",
     "FrontierPoint",
     "Goodput",
+    "GraphJob",
+    "GraphPlan",
     "Layout",
     "MixedFigures",
     "Part",
@@ -61,13 +73,17 @@ __all__ = [
     "check_writable",
     "document_hash",
     "goodput_of",
+    "graph_plan_document",
+    "is_graph_plan",
     "layout_document",
     "plan_document",
     "plan_of",
+    "read_graph_plan",
     "read_plan",
     "result_document",
     "usd_per_billion_tokens",
     "usd_per_step",
     "write_file",
+    "write_graph_plan",
     "write_plan",
 ]

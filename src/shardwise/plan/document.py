@@ -101,7 +101,7 @@ def plan_document(plan: Plan) -> dict[str, object]:
         "schedule": schedule_document(plan.schedule),
         "cluster": cluster_record(plan.cluster),
     }
-    document = _plain_mapping(document)
+    document = plain_mapping(document)
     document["hash"] = document_hash(document)
     return document
 
@@ -135,7 +135,8 @@ def _without_provenance(value: object) -> object:
     return value
 
 
-def _plain_mapping(mapping: Mapping[str, object]) -> dict[str, object]:
+def plain_mapping(mapping: Mapping[str, object]) -> dict[str, object]:
+    """`mapping` with lists for tuples and Python's own numbers for numpy's, at any depth."""
     return {key: _plain(value) for key, value in mapping.items()}
 
 
@@ -145,7 +146,7 @@ def _plain(value: object) -> object:
     if isinstance(value, str) or value is None:
         return str(value) if isinstance(value, str) else None
     if isinstance(value, Mapping):
-        return _plain_mapping(value)
+        return plain_mapping(value)
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
     item = getattr(value, "item", None)

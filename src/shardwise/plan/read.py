@@ -11,7 +11,7 @@ from shardwise.cluster import Cluster, cluster_from_record
 from shardwise.errors import ConfigError, InternalError
 from shardwise.inputs import Fields, read_mapping, shown, written_yaml
 from shardwise.model import Model, active_parameters, model_from_config, parameters
-from shardwise.plan.document import document_hash, plan_document
+from shardwise.plan.document import plan_document
 from shardwise.plan.plan import SCHEMA, VERSION, Plan, RunnerUp
 from shardwise.plan.record import (
     OBJECTIVES,
@@ -24,6 +24,7 @@ from shardwise.plan.record import (
     Value,
 )
 from shardwise.plan.store import Files, write_file
+from shardwise.plan.verify import MAX_PLAN_BYTES, MAX_PLAN_NODES, verify
 from shardwise.schedule import Schedule, from_text
 from shardwise.strategy import (
     ALIASES,
@@ -38,11 +39,6 @@ from shardwise.strategy import (
     is_value,
     profile_from_record,
 )
-
-MAX_PLAN_BYTES = 8 << 20
-"""A plan holds its schedule and its cluster, so it may be larger than other inputs."""
-
-MAX_PLAN_NODES = 1_000_000
 
 
 def write_plan(path: str, plan: Plan, *, files: Files | None = None) -> str:
@@ -62,7 +58,7 @@ def read_plan(path: str) -> Plan:
     whole."""
     path = os.fspath(path)
     document = read_mapping(path, max_bytes=MAX_PLAN_BYTES, max_nodes=MAX_PLAN_NODES)
-    _verify(document, path)
+    verify(document, path, schema=SCHEMA, version=VERSION, what="a plan file")
     return _plan(Fields(document, file=path), path)
 
 
@@ -71,30 +67,6 @@ def check_ledger(certificate: Certificate) -> None:
     accounted = sum(certificate.rejected.values()) + certificate.cut_by_bound + certificate.simulated
     if accounted != certificate.enumerated:
         raise InternalError(f"{certificate.enumerated} candidates enumerated, {accounted} accounted for")
-
-
-def _verify(document: Mapping[str, object], path: str) -> None:
-    """Schema, version and hash, before anything else is looked at."""
-    fields = Fields(document, file=path)
-    if document.get("schema") != SCHEMA:
-        raise fields.error(
-            "schema", "is not a plan file", found=shown(document.get("schema")), allowed=SCHEMA
-        )
-    version = fields.integer("version", low=1, high=10**9)
-    if version > VERSION:
-        raise fields.error(
-            "version",
-            f"is a newer plan format than this shardwise reads ({SCHEMA} {version})",
-            found=str(version),
-            allowed=f"up to {VERSION}",
-        )
-    stated = fields.any("hash")
-    try:
-        actual = document_hash(document)
-    except ValueError as error:
-        raise fields.error("hash", f"cannot be computed: {error}") from None
-    if stated != actual:
-        raise fields.error("hash", "does not match the content: the file was changed", found=shown(stated))
 
 
 def _plan(fields: Fields, path: str) -> Plan:

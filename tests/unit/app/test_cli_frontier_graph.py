@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import jsonschema
 import pytest
 from tests.unit.app.test_cli_frontier import answer, refused
 
@@ -12,11 +15,14 @@ from shardwise.cluster import load_cluster, part_of, tier_mesh
 from shardwise.cost import Training, price_layout
 from shardwise.frontier import frontier_of
 from shardwise.graph import layout_from_record, load_graph, scaled
+from shardwise.inputs import read_mapping, written_yaml
+from shardwise.plan import document_hash, read_graph_plan, write_graph_plan
 
 if TYPE_CHECKING:
     from tests.unit.app.conftest import Run
 
 CLUSTER = "2x2xV100-32G"
+SCHEMA = json.loads((Path(__file__).parents[3] / "docs/schemas/graph-plan.json").read_text())
 QUESTION = ("frontier", "graph:vgg16", "--cluster", CLUSTER, "--global-batch-size", "256")
 
 
@@ -63,10 +69,85 @@ def test_a_fine_frontier_is_matched_by_a_coarse_one(run: Run) -> None:
 
 def test_what_is_about_strategies_is_refused(run: Run) -> None:
     refused(run(*QUESTION, "--fix", "tp=2"), "--fix", "tp=2", "layout for each operator")
-    refused(run(*QUESTION, "--save", "folder"), "--save")
     refused(
         run("frontier", "graph:nothing", "--cluster", CLUSTER, "--global-batch-size", "8"), "graph:nothing"
     )
+
+
+def save(run: Run, folder: Path) -> list[Path]:
+    """The plan files of a frontier, fastest first."""
+    ran = run("frontier", "graph:mlp", *QUESTION[2:], "--save", str(folder))
+    assert ran.code == 0, ran.err
+    index = json.loads((folder / "frontier.json").read_text())
+    assert len(index["plans"]) == len(index["points"]) > 1
+    return [folder / name for name in index["plans"]]
+
+
+def test_each_point_is_saved_as_a_plan_that_costs_what_it_says(run: Run, tmp_path: Path) -> None:
+    paths = save(run, tmp_path)
+    points = json.loads((tmp_path / "frontier.json").read_text())["points"]
+    for path, point in zip(paths, points, strict=True):
+        plan = read_graph_plan(str(path))
+        assert plan.graph == scaled(load_graph("graph:mlp"), 256) and plan.mesh.ranks == (2, 2)
+        training = Training(dtype=plan.job.dtype, optimizer=plan.job.optimizer, profile=plan.job.profile)
+        price = price_layout(plan.graph, plan.cluster, training, plan.mesh, plan.layout)
+        own = (plan.step_time_s, plan.device_bytes)
+        assert (price.time_s, price.memory_bytes) == pytest.approx(own, rel=1e-9)
+        assert own == pytest.approx((point["time_s"], point["memory_bytes"]), rel=1e-9)
+    document = read_mapping(str(paths[0]))
+    jsonschema.Draft202012Validator(SCHEMA).validate(document)
+    write_graph_plan(str(tmp_path / "again.yaml"), read_graph_plan(str(paths[0])))
+    assert (tmp_path / "again.yaml").read_bytes() == paths[0].read_bytes()
+    checked = run("check", str(paths[0]), "--json")
+    assert checked.code == 0, checked.err
+    verdict = json.loads(checked.out)
+    assert verdict["ok"] and verdict["plan_hash"] == document["hash"]
+    assert [check["name"] for check in verdict["checks"] if check["is_open"]] == ["optimal"]
+
+
+def rewritten(path: Path, change: Callable[[Any], None]) -> Path:
+    """A plan file with a change and the hash that belongs to it."""
+    document: Any = read_mapping(str(path))
+    change(document)
+    document["hash"] = document_hash(document)
+    changed = path.parent / "changed.yaml"
+    changed.write_text(written_yaml(document))
+    return changed
+
+
+def test_a_saved_plan_that_lies_is_found_out(run: Run, tmp_path: Path) -> None:
+    path, *_, smallest = save(run, tmp_path)
+
+    def faster(document: Any) -> None:
+        document["step_time_s"] *= 0.5
+        for name in document["breakdown"]:
+            document["breakdown"][name] *= 0.5
+
+    def other_layout(document: Any) -> None:
+        document["layout"] = read_mapping(str(smallest))["layout"]
+
+    for lie in (faster, other_layout):
+        ran = run("check", str(rewritten(path, lie)))
+        assert ran.code == 4 and "step time" in ran.err
+
+    def no_rule(document: Any) -> None:
+        operators = document["layout"]["blocks"][0]["operators"]
+        operators[next(iter(operators))][0] = "split nothing"
+
+    def half_a_mesh(document: Any) -> None:
+        document["mesh"] = [2, 1]
+
+    refused(run("check", str(rewritten(path, no_rule))), "changed.yaml", "layout.blocks[0]", "split nothing")
+    refused(run("check", str(rewritten(path, half_a_mesh))), "mesh", "2x1", "product is 4")
+    text = path.read_text()
+    torn = tmp_path / "torn.yaml"
+    torn.write_text(text[: len(text) // 2])
+    refused(run("check", str(torn)), "torn.yaml")
+    torn.write_text(text.replace("fp16", "bf16"))
+    refused(run("check", str(torn)), "torn.yaml", "hash")
+    torn.write_text(text.replace("version: 1\n", "version: 2\n", 1))
+    refused(run("check", str(torn)), "torn.yaml", "newer plan format")
+    refused(run("simulate", str(path)), "is not a plan file", "shardwise.graph-plan")
 
 
 def test_a_graph_file_that_does_not_hold_together_names_its_operator(run: Run, tmp_path: Path) -> None:

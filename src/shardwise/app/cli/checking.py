@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import asdict
 
+from shardwise.app.cli.graph_checking import check_graph_file
 from shardwise.app.cli.output import Line, Output
 from shardwise.check import PROOF_BUDGET_S, Check, Verdict, check_file
+from shardwise.plan import is_graph_plan
 
 VERSION = 1
 DISAGREES = 4
@@ -17,7 +19,8 @@ _SHOWN = 180
 
 def checked(path: str, *, is_json: bool, proof_budget_s: float = PROOF_BUDGET_S) -> Output:
     """The verdict on the plan file at `path`. ConfigError for a file that is no plan or was altered."""
-    verdict = check_file(path, proof_budget_s=proof_budget_s)
+    is_of_graph = is_graph_plan(path)
+    verdict = check_graph_file(path) if is_of_graph else check_file(path, proof_budget_s=proof_budget_s)
     code = 0 if verdict.ok else DISAGREES
     if is_json:
         return Output(document=_document(verdict), talk=_talk(verdict), code=code)

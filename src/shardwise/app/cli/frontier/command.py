@@ -98,14 +98,14 @@ def frontier(options: JobOptions, wanted: FrontierOptions) -> Output:
 
 def _graph_frontier(options: JobOptions, asked: Asked, wanted: FrontierOptions) -> Output:
     """The answer for an operator graph."""
-    for option, given, plain in (
-        ("--space", wanted.space, "default"), ("--fix", wanted.fix, ""), ("--save", wanted.save, None),
-    ):  # fmt: skip
+    for option, given, plain in (("--space", wanted.space, "default"), ("--fix", wanted.fix, "")):
         if given != plain:
             raise ConfigError(
                 "is about strategies, and a graph has a layout for each operator", key=option,
-                found=shown(given or ""), allowed="a transformer, or the option left out",
+                found=shown(given), allowed="a transformer, or the option left out",
             )  # fmt: skip
+    if wanted.save is not None:
+        check_folder(wanted.save)
     if wanted.plot is not None:
         check_plot_file(wanted.plot, key="--plot")
         writable("--plot", wanted.plot, inputs=(options.model, options.cluster))

@@ -6,13 +6,14 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from math import isclose
 from typing import Any
 
 from shardwise.app.cli import words
 from shardwise.app.cli.output import LABEL, WIDTH, Line, row
 from shardwise.app.cli.request import DTYPES, OPTIMIZERS, JobOptions, choice, count, fraction
-from shardwise.cluster import Cluster, load_cluster
-from shardwise.cost import Training
+from shardwise.cluster import Cluster, load_cluster, part_of
+from shardwise.cost import Training, price_layout
 from shardwise.errors import ConfigError, InternalError
 from shardwise.graph import (
     GRAPH_PREFIX,
@@ -25,11 +26,14 @@ from shardwise.graph import (
     scaled,
 )  # fmt: skip
 from shardwise.inputs import read_mapping
-from shardwise.plan import Plan
+from shardwise.plan import GraphJob, GraphPlan
 from shardwise.search import Curve, GraphCurve, GraphCurves, Point, best_dtype
 from shardwise.units import format_count, format_seconds
 
 GraphPoint = Point[GraphLayout]
+
+PRICES_AGREE = 1e-9
+"""How far the price of a point and that of its layout, by other code, may be apart."""
 
 
 def is_graph(text: str) -> bool:
@@ -179,8 +183,29 @@ class GraphSubject:
         for line in words.wrapped(self._request.cluster.assumptions, " · ", WIDTH - LABEL):
             yield row("", (line, "dim"))
 
-    def plan(self, curve: Curve[GraphLayout], place: int) -> Plan:
-        raise ConfigError("holds no layouts of operators", key="--save", allowed="--json, which has them")
+    def plan(self, curve: Curve[GraphLayout], place: int) -> GraphPlan:
+        own, point, request = _own(curve), curve.points[place], self._request
+        cluster = part_of(request.cluster, curve.devices)
+        price = price_layout(request.graph, cluster, request.training, own.mesh, point.layout)
+        if not isclose(price.time_s, point.time_s, rel_tol=PRICES_AGREE):
+            raise InternalError(f"a point of {point.time_s!r} s has a layout of {price.time_s!r} s")
+        return GraphPlan(
+            graph=request.graph,
+            cluster=cluster,
+            job=GraphJob(
+                dtype=request.training.dtype,
+                optimizer=request.training.optimizer,
+                memory_margin=request.memory_margin,
+                profile=request.training.profile,
+            ),
+            mesh=own.mesh,
+            layout=point.layout,
+            step_time_s=price.time_s,
+            device_bytes=price.memory_bytes,
+            seconds=price.seconds,
+            nbytes=price.nbytes,
+            epsilon=own.epsilon,
+        )
 
 
 def _block_text(block: BlockLayout) -> str:

@@ -12,7 +12,7 @@ from shardwise.app.cli.frontier.subject import Subject
 from shardwise.app.cli.request import writable
 from shardwise.errors import ConfigError
 from shardwise.inputs import printable
-from shardwise.plan import write_file, write_plan
+from shardwise.plan import GraphPlan, write_file, write_graph_plan, write_plan
 
 INDEX = "frontier.json"
 
@@ -55,7 +55,10 @@ def save(
             continue
         path = os.path.join(folder, name)
         writable("--save", path, inputs=inputs)
-        write_plan(path, plan)
+        if isinstance(plan, GraphPlan):
+            write_graph_plan(path, plan)
+        else:
+            write_plan(path, plan)
         names.append(name)
     index = os.path.join(folder, INDEX)
     writable("--save", index, inputs=inputs)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol, TypeVar
 
 from shardwise.app.cli.output import Line
-from shardwise.plan import Plan
+from shardwise.plan import GraphPlan, Plan
 from shardwise.search import Curve, CurveSource, Point
 
 LayoutT = TypeVar("LayoutT")
@@ -60,6 +60,6 @@ class Subject(Protocol[LayoutT]):
         """The same for people, and what it rests on."""
         ...
 
-    def plan(self, curve: Curve[LayoutT], place: int) -> Plan:
+    def plan(self, curve: Curve[LayoutT], place: int) -> Plan | GraphPlan:
         """The plan of a point. ConfigError where no plan file holds it."""
         ...

@@ -1,0 +1,48 @@
+"""What `check` finds of the plan of an operator graph: its layout is priced anew, from its names alone."""
+
+from __future__ import annotations
+
+from shardwise.check import Check, Verdict, number_check, parts_check, value_check
+from shardwise.cost import Training, price_layout
+from shardwise.plan import document_hash, graph_plan_document, read_graph_plan
+
+
+def check_graph_file(path: str) -> Verdict:
+    """The verdict on the graph plan at `path`, by the program that prices one layout and shares no code with
+    the search (docs/tracking.md). That no layout is better is not proven again: it stays open.
+
+    Raises ConfigError for a file that is no such plan, was altered, or has a layout that is none of its graph
+    on its mesh.
+    """
+    plan = read_graph_plan(path)
+    training = Training(dtype=plan.job.dtype, optimizer=plan.job.optimizer, profile=plan.job.profile)
+    price = price_layout(plan.graph, plan.cluster, training, plan.mesh, plan.layout)
+    document = graph_plan_document(plan)
+    stated = str(document["hash"])
+    capacity = min(device.memory_bytes for device in plan.cluster.classes.values())
+    limit = capacity * (1.0 - plan.job.memory_margin)
+    layout = f"{len(plan.layout.blocks)} blocks on {plan.mesh.name}"
+    return Verdict(
+        plan_hash=stated,
+        checks=(
+            value_check("hash", stated, document_hash(document)),
+            Check(name="layout", ok=True, found=layout, expected="rules that the operators have"),
+            number_check("step time", plan.step_time_s, price.time_s),
+            parts_check("breakdown", plan.seconds, price.seconds, price.time_s),
+            number_check("device bytes", plan.device_bytes, price.memory_bytes),
+            parts_check("memory", plan.nbytes, price.nbytes, price.memory_bytes),
+            Check(
+                name="fits",
+                ok=price.memory_bytes <= limit,
+                found=f"{price.memory_bytes!r} B",
+                expected=f"at most {limit!r} B",
+            ),
+            Check(
+                name="optimal",
+                ok=False,
+                found=f"matches all layouts within {plan.epsilon!r}",
+                expected="the same, by another search: there is none for layouts of operators",
+                is_open=True,
+            ),
+        ),
+    )

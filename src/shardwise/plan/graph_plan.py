@@ -1,0 +1,187 @@
+"""The plan of an operator graph: a layout for each operator, and all that a reader needs to price or run it.
+
+A file of its own kind beside that of strategies; self-contained, with a hash over its content.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from math import isclose
+from typing import Any, get_args
+
+from shardwise.cluster import Cluster, Mesh, cluster_from_record, cluster_record, mesh_of
+from shardwise.errors import ConfigError
+from shardwise.graph import (
+    GraphLayout,
+    OpGraph,
+    graph_text,
+    layout_from_record,
+    layout_record,
+    parse_graph,
+)
+from shardwise.inputs import Fields, parse_mapping, read_bytes, read_mapping, shown, written_yaml
+from shardwise.plan.document import document_hash, plain_mapping
+from shardwise.plan.store import Files, write_file
+from shardwise.plan.verify import MAX_PLAN_BYTES, MAX_PLAN_NODES, verify
+from shardwise.strategy import Optimizer, Profile, profile_from_record
+
+GRAPH_PLAN_SCHEMA = "shardwise.graph-plan"
+VERSION = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GraphJob:
+    """How a graph is trained; the sizes of its batch it has itself."""
+
+    dtype: str
+    optimizer: Optimizer
+    memory_margin: float
+    profile: Profile
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GraphPlan:
+    """A layout of `graph` on `mesh`, which is all of `cluster`, with its price.
+
+    `seconds` and `nbytes` (on the rank with most) say what the step time and the device bytes are for, and
+    sum to them. Every layout is matched in both within a factor 1 + `epsilon` by some point of the frontier
+    that this plan is a point of.
+    """
+
+    graph: OpGraph
+    cluster: Cluster
+    job: GraphJob
+    mesh: Mesh
+    layout: GraphLayout
+    step_time_s: float
+    device_bytes: float
+    seconds: Mapping[str, float]
+    nbytes: Mapping[str, float]
+    epsilon: float
+
+
+_FIRST = re.compile(rb'\s*(\{\s*)?"?schema"?\s*:\s*"?' + re.escape(GRAPH_PLAN_SCHEMA.encode()) + rb"\b")
+
+
+def is_graph_plan(path: str) -> bool:
+    """Whether the file at `path` begins by saying that it is the plan of an operator graph."""
+    return _FIRST.match(read_bytes(os.fspath(path), max_bytes=MAX_PLAN_BYTES)) is not None
+
+
+def write_graph_plan(path: str, plan: GraphPlan, *, files: Files | None = None) -> str:
+    """Write `plan` at `path` so that a reader sees the old file or this one, whole; returns the plan hash."""
+    document = graph_plan_document(plan)
+    write_file(path, written_yaml(document).encode(), files=files)
+    return str(document["hash"])
+
+
+def graph_plan_document(plan: GraphPlan) -> dict[str, object]:
+    """The whole plan file as plain values, hash included."""
+    document = plain_mapping(
+        {
+            "schema": GRAPH_PLAN_SCHEMA,
+            "version": VERSION,
+            "hash": "",
+            "job": asdict(plan.job),
+            "mesh": list(plan.mesh.ranks),
+            "layout": layout_record(plan.layout),
+            "step_time_s": plan.step_time_s,
+            "device_bytes": plan.device_bytes,
+            "breakdown": dict(plan.seconds),
+            "memory": dict(plan.nbytes),
+            "epsilon": plan.epsilon,
+            "graph": parse_mapping(graph_text(plan.graph)),
+            "cluster": cluster_record(plan.cluster),
+        }
+    )
+    document["hash"] = document_hash(document)
+    return document
+
+
+def read_graph_plan(path: str) -> GraphPlan:
+    """The plan in the file at `path`. Raises ConfigError where it is none of an operator graph, is newer, was
+    altered or is not whole."""
+    path = os.fspath(path)
+    document = read_mapping(path, max_bytes=MAX_PLAN_BYTES, max_nodes=MAX_PLAN_NODES)
+    verify(document, path, schema=GRAPH_PLAN_SCHEMA, version=VERSION, what="the plan of an operator graph")
+    fields = Fields(document, file=path)
+    for name in ("schema", "version", "hash"):
+        fields.any(name)
+    graph = _graph(fields, path)
+    cluster = _cluster(fields, path)
+    mesh = _mesh(fields, cluster)
+    plan = GraphPlan(
+        graph=graph,
+        cluster=cluster,
+        job=_job(fields.mapping("job")),
+        mesh=mesh,
+        layout=layout_from_record(_mapping(fields, "layout"), graph, mesh.ranks, file=path),
+        step_time_s=fields.number("step_time_s"),
+        device_bytes=fields.number("device_bytes"),
+        seconds=_parts(fields, "breakdown", "step_time_s"),
+        nbytes=_parts(fields, "memory", "device_bytes"),
+        epsilon=fields.number("epsilon", high=1e6),
+    )
+    fields.finish()
+    return plan
+
+
+def _mapping(fields: Fields, name: str) -> Mapping[str, Any]:
+    value = fields.any(name)
+    if not isinstance(value, Mapping):
+        raise fields.error(name, "is not a mapping", found=shown(value))
+    return value
+
+
+def _graph(fields: Fields, path: str) -> OpGraph:
+    try:
+        return parse_graph(_mapping(fields, "graph"))
+    except ConfigError as error:
+        raise error.within(file=path, key="graph") from None
+
+
+def _cluster(fields: Fields, path: str) -> Cluster:
+    try:
+        return cluster_from_record(_mapping(fields, "cluster"))
+    except ConfigError as error:
+        raise error.within(file=path, key="cluster") from None
+
+
+def _mesh(fields: Fields, cluster: Cluster) -> Mesh:
+    """The mesh, all devices of the cluster."""
+    sizes = fields.sequence("mesh", low=1, high=3)
+    for size in sizes:
+        if not isinstance(size, int) or isinstance(size, bool) or size < 1:
+            raise fields.error("mesh", "is not a list of sizes", found=shown(size), allowed="whole numbers")
+    try:
+        mesh = mesh_of(cluster, tuple(int(str(size)) for size in sizes))
+    except ConfigError as error:
+        raise fields.error("mesh", error.message, found=error.found, allowed=error.allowed) from None
+    if mesh.devices != cluster.devices:
+        allowed = f"sizes whose product is {cluster.devices}"
+        raise fields.error("mesh", "does not take all devices", found=mesh.name, allowed=allowed)
+    return mesh
+
+
+def _job(fields: Fields) -> GraphJob:
+    optimizer: Any = fields.choice("optimizer", get_args(Optimizer))
+    job = GraphJob(
+        dtype=fields.text("dtype"),
+        optimizer=optimizer,
+        memory_margin=fields.number("memory_margin", low=0.0, high=1.0),
+        profile=profile_from_record(fields.mapping("profile")),
+    )
+    fields.finish()
+    return job
+
+
+def _parts(fields: Fields, name: str, whole: str) -> dict[str, float]:
+    """Named numbers that sum to the number at `whole`; the names are the cost model's."""
+    part = fields.mapping(name)
+    found = {each: part.number(each, low=-1e30) for each in part.names}
+    if not isclose(sum(found.values()), fields.number(whole), rel_tol=1e-9):
+        raise fields.error(name, f"does not sum to {whole}", found=repr(sum(found.values())))
+    return found
