@@ -152,11 +152,15 @@ def test_the_trace_file_has_a_process_for_each_rank(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     trace = tmp_path / "measured.json"
-    assert main(["train", saved(tmp_path, "pp=2,schedule=1f1b"), "--steps", "1", "--trace", str(trace)]) == 0
+    plan = saved(tmp_path, "pp=2,schedule=1f1b")
+    assert main(["train", plan, "--steps", "1", "--trace", str(trace)]) == 0
     events = json.loads(trace.read_text())["traceEvents"]
     names = {event["args"]["name"] for event in events if event.get("name") == "process_name"}
     assert names == {"rank 0", "rank 1"}
     assert min(event["ts"] for event in events if event["ph"] == "X") == 0.0
+    capsys.readouterr()
+    assert main(["compare", plan, str(trace)]) == 0
+    assert "every rank ran its actions as planned" in capsys.readouterr().out
 
 
 def test_torchrun_processes_are_the_ranks(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ from shardwise.sim.gantt import gantt
 from shardwise.sim.maxplus import ActionTimes, CompiledSchedule, compile_schedule
 from shardwise.sim.network import max_min_rates
 from shardwise.sim.pipeline import Transfers, activation_bytes, task_graph
+from shardwise.sim.read_trace import read_trace
 from shardwise.sim.spans import Arrow, Counter, Span, Trace, trace_of
 from shardwise.sim.steady import compiled_schedule, makespan_s
 from shardwise.sim.task_graph import (
@@ -42,6 +43,7 @@ __all__ = [
     "gantt",
     "makespan_s",
     "max_min_rates",
+    "read_trace",
     "simulate",
     "task_graph",
     "trace_of",

@@ -35,9 +35,9 @@ def perfetto_bytes(trace: Trace) -> bytes:
 
     Packets are in order of time, the descriptors of tracks first.
     """
-    ranks = sorted({span.rank for span in trace.spans} | {counter.rank for counter in trace.counters})
+    ranks = trace.ranks
     uuid_of_rank = {rank: number for number, rank in enumerate(ranks, start=1)}
-    descriptors = [_process(uuid_of_rank[rank], rank) for rank in ranks]
+    descriptors = [_process(uuid_of_rank[rank], rank, trace.name_of(rank)) for rank in ranks]
     outgoing: dict[int, list[int]] = {}
     incoming: dict[int, list[int]] = {}
     for number, arrow in enumerate(trace.arrows, start=1):
@@ -65,8 +65,8 @@ def perfetto_bytes(trace: Trace) -> bytes:
     )
 
 
-def _process(uuid: int, rank: int) -> bytes:
-    process = _uint(_PID, rank + 1) + _text(_PROCESS_NAME, f"rank {rank}")
+def _process(uuid: int, rank: int, name: str) -> bytes:
+    process = _uint(_PID, rank + 1) + _text(_PROCESS_NAME, name)
     return _uint(_UUID, uuid) + _message(_PROCESS, process) + _uint(_CHILD_ORDERING, _EXPLICIT_ORDER)
 
 

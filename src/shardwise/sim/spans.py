@@ -4,8 +4,8 @@ same.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from shardwise.errors import InternalError
 from shardwise.sim.engine import Timeline
@@ -52,6 +52,15 @@ class Trace:
     spans: tuple[Span, ...]
     arrows: tuple[Arrow, ...] = ()
     counters: tuple[Counter, ...] = ()
+    names: Mapping[int, str] = field(default_factory=dict)
+    """What a rank is called where that is not `rank N`."""
+
+    @property
+    def ranks(self) -> list[int]:
+        return sorted({span.rank for span in self.spans} | {counter.rank for counter in self.counters})
+
+    def name_of(self, rank: int) -> str:
+        return self.names.get(rank, f"rank {rank}")
 
     def __post_init__(self) -> None:
         if any(not span.start_s <= span.finish_s for span in self.spans):

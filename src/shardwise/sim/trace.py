@@ -29,8 +29,8 @@ def chrome_bytes(trace: Trace) -> bytes:
     Processes and threads count from 1, as readers take 0 for the idle task.
     """
     events: list[dict[str, Any]] = []
-    for rank in sorted({span.rank for span in trace.spans} | {counter.rank for counter in trace.counters}):
-        events.append(_named("process_name", rank, 0, f"rank {rank}"))
+    for rank in trace.ranks:
+        events.append(_named("process_name", rank, 0, trace.name_of(rank)))
         events.append(
             {"ph": "M", "pid": rank + 1, "name": "process_sort_index", "args": {"sort_index": rank}}
         )

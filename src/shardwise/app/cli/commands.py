@@ -40,7 +40,7 @@ from shardwise.app.cli.options import (
     Workers,
 )
 from shardwise.app.cli.output import Output
-from shardwise.app.cli.run_commands import launch
+from shardwise.app.cli.run_commands import compare, launch
 
 app = typer.Typer(
     help="Plan distributed training: the provably best parallel strategy for a model on a cluster.",
@@ -488,4 +488,5 @@ def capture(
 
 
 app.command(context_settings={"allow_extra_args": True})(launch)
+app.command()(compare)
 app.add_typer(events_app, name="events")

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from shardwise.app.cli.options import PlanFile
+from shardwise.app.cli.options import IsJson, PlanFile
 from shardwise.app.cli.output import Output
 
 
@@ -52,3 +52,20 @@ def launch(
         image=image,
         training=options,
     )
+
+
+def compare(
+    plan: PlanFile,
+    measured: Annotated[
+        str, typer.Argument(metavar="MEASURED", help="A trace, from train --trace.", show_default=False)
+    ],
+    trace: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="Write both timelines into one trace.", show_default=False),
+    ] = None,
+    is_json: IsJson = False,
+) -> Output:
+    """Hold a measured step against its plan: the order of actions, and the time of every part."""
+    from shardwise.app.cli import comparing
+
+    return comparing.compared(plan, measured, trace=trace, is_json=is_json)

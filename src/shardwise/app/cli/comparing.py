@@ -1,0 +1,95 @@
+"""What `compare` answers: a plan's step beside a measured one."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+from shardwise.accuracy import Comparison, StageTimes, compare
+from shardwise.app.cli import words
+from shardwise.app.cli.output import Line, Output, row
+from shardwise.app.cli.request import writable
+from shardwise.app.cli.tables import table
+from shardwise.errors import ConfigError
+from shardwise.inputs import printable
+from shardwise.plan import Plan, document_hash, plan_document, read_plan
+from shardwise.sim import read_trace, write_trace
+
+VERSION = 1
+DISAGREES = 4
+"""Exit code where ranks did not keep to the schedule."""
+
+_PARTS = ("forward", "backward", "waiting", "after")
+
+
+def compared(path: str, measured: str, *, trace: str | None, is_json: bool) -> Output:
+    """The plan file at `path` beside the trace at `measured`; `trace` gets both timelines.
+
+    ConfigError where the trace is not of this plan.
+    """
+    if trace is not None:
+        writable("--trace", trace, inputs=(path, measured))
+    plan = read_plan(path)
+    steps = read_trace(measured)
+    try:
+        found = compare(plan, steps)
+    except ConfigError as error:
+        at_plan = error.key is not None and error.key.startswith(("best", "schedule"))
+        raise error.within(file=printable(path if at_plan else measured)) from None
+    talk = [f"shardwise: error: {measured}: {found.disorder}"] if found.disorder else []
+    if trace is not None:
+        write_trace(found.both, trace)
+        talk.append(f"wrote {trace}; open it at https://ui.perfetto.dev")
+    code = DISAGREES if found.disorder else 0
+    if is_json:
+        return Output(document=_document(plan, found, trace), talk=talk, code=code)
+    return Output(lines=_lines(plan, found), talk=talk, code=code)
+
+
+def _lines(plan: Plan, found: Comparison) -> list[Line]:
+    rows = [
+        (f"stage {stage}", part, *_pair(getattr(told, f"{part}_s"), getattr(seen, f"{part}_s")))
+        for stage, (told, seen) in enumerate(zip(found.predicted, found.measured, strict=True))
+        for part in _PARTS
+    ]
+    seen = max(found.measured, key=lambda times: times.forward_s + times.backward_s)
+    rows += [
+        ("of these", "in collectives", *_pair(found.predicted_collectives_s, seen.collectives_s or 0.0)),
+        ("", "in the optimizer", *_pair(found.predicted_optimizer_s, seen.optimizer_s or 0.0)),
+    ]
+    return [
+        row("compared", (f"{plan.model.name} on {plan.cluster.name}", "value"),
+            (f"   {words.degrees_text(plan.best.strategy)}", "")),
+        row("step time", (words.seconds(found.predicted_s), "time"), (" predicted, ", ""),
+            (words.seconds(found.measured_s), "time"), (f" measured ({found.error:+.1%})", "")),
+        row("order", (found.disorder or "every rank ran its actions as planned", "")),
+        (),
+        *table(("", "part", "predicted", "measured", "ratio"), rows, left=2),
+    ]  # fmt: skip
+
+
+def _pair(predicted_s: float, measured_s: float) -> tuple[str, str, str]:
+    ratio = f"{predicted_s / measured_s:.2f}" if measured_s > 0 else "-"
+    return words.seconds(predicted_s), words.seconds(measured_s), ratio
+
+
+def _document(plan: Plan, found: Comparison, trace: str | None) -> dict[str, object]:
+    def times(of: StageTimes) -> dict[str, object]:
+        return asdict(of) | {"step_s": of.step_s}
+
+    return {
+        "schema": "shardwise.comparison",
+        "version": VERSION,
+        "plan_hash": document_hash(plan_document(plan)),
+        "predicted_s": found.predicted_s,
+        "measured_s": found.measured_s,
+        "error": found.error,
+        "in_order": found.disorder is None,
+        "disorder": found.disorder,
+        "predicted_collectives_s": found.predicted_collectives_s,
+        "predicted_optimizer_s": found.predicted_optimizer_s,
+        "stages": [
+            {"stage": stage, "predicted": times(told), "measured": times(seen)}
+            for stage, (told, seen) in enumerate(zip(found.predicted, found.measured, strict=True))
+        ],
+        "trace": trace,
+    }

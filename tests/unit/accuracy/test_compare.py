@@ -1,0 +1,139 @@
+"""A measured step against its plan: parts that sum to the step, arithmetic by hand, traces of other plans."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+from tests.runtime.plans import make_plan
+
+from shardwise import search
+from shardwise.accuracy import StageTimes, compare
+from shardwise.accuracy.stage_times import stage_times
+from shardwise.errors import ConfigError
+from shardwise.plan import Plan
+from shardwise.sim import COMMUNICATION, COMPUTE, Span, Trace, simulate, task_graph, trace_of
+
+PIPELINE = "tp=2,pp=2,micro_batch_size=4"
+
+
+def compute(name: str, start_s: float, finish_s: float) -> Span:
+    return Span(0, COMPUTE, name, start_s, finish_s)
+
+
+def beside(name: str, start_s: float, finish_s: float) -> Span:
+    return Span(0, COMMUNICATION, name, start_s, finish_s)
+
+
+STEP = (
+    beside("1RECV_F0", 1.0, 1.1),
+    beside("recv", 1.05, 3.0),
+    compute("1F0", 1.2, 5.0),  # waits to 3.0, works for 2.0
+    beside("1RECV_F1", 5.0, 5.1),
+    beside("recv", 5.05, 9.5),
+    beside("all_reduce", 5.5, 6.5),
+    beside("all_gather", 6.0, 7.0),
+    compute("1B0", 5.2, 9.0),  # its input is here: works for 3.8, whatever is on its way
+    compute("1F1", 9.0, 11.0),  # waits to 9.5, works for 1.5
+    compute("1I1", 11.0, 12.0),
+    compute("1W1", 12.0, 12.5),
+    beside("1SEND_B1", 12.0, 12.1),
+    beside("send", 12.0, 40.0),
+    compute("optimizer", 13.0, 13.25),
+)
+"""One rank of the last stage, in a step from 0.5 to 14."""
+
+
+def test_the_parts_of_a_step_by_hand() -> None:
+    times = stage_times(STEP, start_s=0.5, finish_s=14.0)
+    assert times.forward_s == pytest.approx(3.5)  # 2.0 + 1.5
+    assert times.backward_s == pytest.approx(5.3)  # 3.8 + 1.0 + 0.5
+    assert times.waiting_s == pytest.approx(3.2)  # 12.5 - 0.5 - 3.5 - 5.3
+    assert times.after_s == pytest.approx(1.5)  # 14.0 - 12.5
+    assert times.collectives_s == pytest.approx(1.5)  # 5.5 to 7.0
+    assert times.optimizer_s == pytest.approx(0.25)
+    assert times.step_s == pytest.approx(13.5)
+
+
+def test_a_transfer_beside_an_action_that_does_not_need_it_is_no_waiting() -> None:
+    """A twin that takes every transfer for waiting would give the backward pass nothing of its 3.8 s."""
+    later = [replace(s, name="1RECV_F7") if s.name == "1RECV_F1" else s for s in STEP]
+    times = stage_times(later, start_s=0.5, finish_s=14.0)
+    assert times.backward_s == pytest.approx(5.3)
+    assert times.forward_s == pytest.approx(4.0)  # 1F1 no longer waits
+
+
+def measured_like(plan: Plan, *, slower: float = 1.0) -> Trace:
+    """A trace that all ranks of the plan would leave if it went as simulated, `slower` times as long."""
+    schedule, durations = search.step_durations(plan.model, plan.cluster, plan.job, plan.best.strategy)
+    timeline = trace_of(simulate(task_graph(schedule, durations)))
+    end_s = plan.best.step_time_s
+    spans: list[Span] = []
+    for stage, ranks in enumerate(((0, 1), (2, 3))):
+        own = [span for span in timeline.spans if span.rank == stage and span.track == COMPUTE]
+        for rank in ranks:
+            spans += [
+                Span(rank, COMPUTE, span.name, slower * span.start_s + 7.0, slower * span.finish_s + 7.0)
+                for span in own
+            ]
+            spans.append(Span(rank, COMPUTE, "optimizer", slower * end_s * 0.99 + 7.0, slower * end_s + 7.0))
+    return Trace(spans=tuple(spans))
+
+
+def sums(times: Sequence[StageTimes]) -> list[float]:
+    return [each.step_s for each in times]
+
+
+@pytest.mark.parametrize("slower", [1.0, 2.5])
+def test_a_step_that_goes_as_planned_is_what_was_predicted(slower: float) -> None:
+    plan = make_plan(PIPELINE)
+    found = compare(plan, measured_like(plan, slower=slower))
+    assert found.measured_s == pytest.approx(slower * found.predicted_s)
+    assert found.error == pytest.approx(1 / slower - 1)
+    assert sums(found.predicted) == pytest.approx([plan.best.step_time_s] * 2)
+    assert sums(found.measured) == pytest.approx([slower * plan.best.step_time_s] * 2)
+    for told, seen in zip(found.predicted, found.measured, strict=True):
+        for part in ("forward_s", "backward_s", "waiting_s", "after_s"):
+            assert getattr(seen, part) == pytest.approx(slower * getattr(told, part), abs=1e-12)
+    assert found.disorder is None
+
+
+def test_both_timelines_are_in_one_trace_from_instant_0() -> None:
+    plan = make_plan(PIPELINE)
+    found = compare(plan, measured_like(plan))
+    names = [found.both.name_of(rank) for rank in found.both.ranks]
+    assert names == [
+        "predicted: stage 0", "measured: rank 0", "measured: rank 1",
+        "predicted: stage 1", "measured: rank 2", "measured: rank 3",
+    ]  # fmt: skip
+    starts = {rank: min(s.start_s for s in found.both.spans if s.rank == rank) for rank in (0, 1)}
+    assert starts == pytest.approx({0: 0.0, 1: 0.0})
+
+
+def renamed(trace: Trace, rank: int, names: dict[str, str]) -> Trace:
+    spans = (replace(s, name=names.get(s.name, s.name)) if s.rank == rank else s for s in trace.spans)
+    return Trace(spans=tuple(spans))
+
+
+def test_a_rank_that_leaves_the_order_is_told() -> None:
+    plan = make_plan(PIPELINE)
+    swapped = renamed(measured_like(plan), 3, {"1B0": "1F1", "1F1": "1B0"})
+    found = compare(plan, swapped)
+    assert found.disorder == "rank 3 ran 1F1 as action 2, where the plan has 1B0"
+
+
+@pytest.mark.parametrize(
+    ("broken", "words"),
+    [
+        (lambda trace: renamed(trace, 2, {"1F0": "1F5"}), "rank 2: 1F0, 1F5"),
+        (lambda trace: renamed(trace, 2, {"1F0": "1F1"}), "rank 2: 1F0"),
+        (lambda trace: Trace(spans=tuple(s for s in trace.spans if s.rank < 3)), "3 ranks"),
+        (lambda trace: Trace(spans=tuple(s for s in trace.spans if s.name != "0B1")), "rank 0: 0B1"),
+    ],
+)
+def test_a_trace_of_another_plan_is_refused(broken: object, words: str) -> None:
+    plan = make_plan(PIPELINE)
+    with pytest.raises(ConfigError, match="is not of this plan") as caught:
+        compare(plan, broken(measured_like(plan)))  # type: ignore[operator]
+    assert words in str(caught.value)

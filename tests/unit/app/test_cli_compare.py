@@ -1,0 +1,101 @@
+"""The command `compare`: its card, document and trace, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import jsonschema
+import pytest
+from tests.runtime.plans import make_plan
+from tests.unit.accuracy.test_compare import PIPELINE, measured_like, renamed
+from tests.unit.app.conftest import Run
+
+from shardwise.plan import write_plan
+from shardwise.sim import read_trace, write_trace
+
+SCHEMA = Path(__file__).parents[3] / "docs" / "schemas" / "comparison.json"
+
+
+@pytest.fixture
+def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A plan, a trace of it, and one in which a rank left the order, in the working folder."""
+    monkeypatch.chdir(tmp_path)
+    plan = make_plan(PIPELINE)
+    write_plan("p.yaml", plan)
+    trace = measured_like(plan, slower=2.0)
+    write_trace(trace, "m.json")
+    write_trace(renamed(trace, 3, {"1B0": "1F1", "1F1": "1B0"}), "swapped.json")
+
+
+def test_a_trace_file_is_read_as_it_was_written(tmp_path: Path) -> None:
+    trace = measured_like(make_plan(PIPELINE))
+    path = tmp_path / "m.json"
+    write_trace(trace, path)
+    read = sorted(read_trace(path).spans, key=lambda span: (span.rank, span.start_s))
+    for found, written in zip(
+        read, sorted(trace.spans, key=lambda span: (span.rank, span.start_s)), strict=True
+    ):
+        assert (found.rank, found.track, found.name) == (written.rank, written.track, written.name)
+        assert (found.start_s, found.finish_s) == pytest.approx(
+            (written.start_s, written.finish_s), abs=2e-9, rel=0
+        )
+
+
+def test_the_card(run: Run, files: None) -> None:
+    ran = run("compare", "p.yaml", "m.json")
+    assert (ran.code, ran.err) == (0, "")
+    assert "(-50.0%)" in ran.out and "every rank ran its actions as planned" in ran.out
+    rows = [line.split() for line in ran.out.splitlines() if line.startswith("stage")]
+    assert [row[:3] for row in rows] == [
+        ["stage", stage, part] for stage in "01" for part in ("forward", "backward", "waiting", "after")
+    ]
+    assert {row[-1] for row in rows} <= {"0.50", "-"}
+
+
+def test_the_document_and_the_trace(run: Run, files: None) -> None:
+    ran = run("compare", "p.yaml", "m.json", "--trace", "both.json", "--json")
+    document = json.loads(ran.out)
+    jsonschema.validate(document, json.loads(SCHEMA.read_text()))
+    assert ran.code == 0 and document["error"] == pytest.approx(-0.5)
+    assert document["in_order"] and document["trace"] == "both.json"
+    events = json.loads(Path("both.json").read_text())["traceEvents"]
+    named = [event["args"]["name"] for event in events if event["name"] == "process_name"]
+    assert named[:2] == ["predicted: stage 0", "measured: rank 0"]
+
+
+def test_an_order_that_was_not_kept_is_exit_code_4(run: Run, files: None) -> None:
+    ran = run("compare", "p.yaml", "swapped.json", "--json")
+    assert ran.code == 4
+    assert not json.loads(ran.out)["in_order"]
+    assert ran.err == ("shardwise: error: swapped.json: rank 3 ran 1F1 as action 2, where the plan has 1B0\n")
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("{}", "traceEvents"),
+        ('{"traceEvents": []}', "traceEvents"),
+        ('{"traceEvents": [{"ph": "M", "pid": 1}]}', "has no spans"),
+        ('{"traceEvents": [{"ph": "X", "pid": 1, "cat": "compute", "name": "0F0", "ts": -1, "dur": 1}]}',
+         "ts"),
+        ('{"traceEvents": [{"ph": "X", "pid": 1, "cat": "compute", "name": "0F0", "ts": 1}]}', "dur"),
+        ('{"traceEvents": [{"ph": "X", "pid": 1, "cat": "compute", "name": "0F0", "ts": 1, "dur": 1}]}',
+         "is not of this plan"),
+        ("[1, 2", "json"),
+    ],
+)  # fmt: skip
+def test_what_is_no_trace_of_the_plan_is_refused_in_one_line(
+    run: Run, files: None, content: str, words: str
+) -> None:
+    Path("x.json").write_text(content)
+    ran = run("compare", "p.yaml", "x.json")
+    assert (ran.code, ran.out) == (2, "")
+    assert ran.err.count("\n") == 1 and words in ran.err and "x.json" in ran.err
+
+
+def test_inputs_are_not_written_over(run: Run, files: None) -> None:
+    before = Path("m.json").read_bytes()
+    ran = run("compare", "p.yaml", "m.json", "--trace", "m.json")
+    assert ran.code == 2 and "--trace" in ran.err
+    assert Path("m.json").read_bytes() == before
