@@ -1,6 +1,7 @@
 """What is trained, operator by operator: graphs of typed operators and the ways to lay them on a mesh."""
 
 from shardwise.graph.check import check_graph
+from shardwise.graph.customary import data_parallel, megatron
 from shardwise.graph.file import parse_graph
 from shardwise.graph.kinds import KINDS, Attribute, Kind
 from shardwise.graph.layout import allows, divided_dims, local_sizes
@@ -53,6 +54,7 @@ __all__ = [
     "allows",
     "check_graph",
     "check_op",
+    "data_parallel",
     "divided_dims",
     "forward_flop",
     "graph_names",
@@ -62,6 +64,7 @@ __all__ = [
     "layout_record",
     "load_graph",
     "local_sizes",
+    "megatron",
     "parameter_count",
     "parse_graph",
     "placement_text",

@@ -2,7 +2,7 @@
 
 from shardwise.search.answer import evaluate, plan, stage_activation_bytes, step_durations, step_time_s
 from shardwise.search.baselines import is_mixed, plan_mixed
-from shardwise.search.curves import Curve, CurveSource, Point
+from shardwise.search.curves import Curve, CurveSource, Point, Reference
 from shardwise.search.drive import Outcome, Progress, Search
 from shardwise.search.evaluate import StepFigures, step_figures, step_figures_of_alike, step_times_s
 from shardwise.search.explain import band_of
@@ -51,6 +51,7 @@ __all__ = [
     "Point",
     "Progress",
     "Question",
+    "Reference",
     "Search",
     "Smallest",
     "Space",

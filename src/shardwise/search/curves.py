@@ -53,6 +53,16 @@ class Curve(Generic[LayoutT_co]):
         return None if place is None else self.points[place]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reference(Generic[LayoutT_co]):
+    """A point by the custom of the field, for a curve to be held beside: its name, and whether it `fits` into
+    the memory that may be used."""
+
+    name: str
+    point: Point[LayoutT_co]
+    fits: bool
+
+
 class CurveSource(Protocol[LayoutT_co]):
     """What yields curves: the strategies of a transformer, or the layouts of a graph's operators."""
 
@@ -66,6 +76,11 @@ class CurveSource(Protocol[LayoutT_co]):
     ) -> Curve[LayoutT_co]:
         """The frontier on so many devices, one of `sizes`; no point that could be had is by more than a
         factor 1 + `epsilon` better in all objectives than every point of it. An interrupt is passed on."""
+        ...
+
+    def references(self, devices: int) -> tuple[Reference[LayoutT_co], ...]:
+        """What is customary on so many devices: data parallelism, and Megatron's layout of a transformer;
+        each where it can be. None on one device."""
         ...
 
     def nothing_fits(self, devices: int) -> Infeasible:

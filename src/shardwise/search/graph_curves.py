@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from time import perf_counter, process_time
 
 from shardwise.cluster import Cluster, Mesh, part_of, part_sizes, tier_mesh
-from shardwise.cost import LaidOut, Training, layout_chain
+from shardwise.cost import LaidOut, Training, layout_chain, price_layout
 from shardwise.errors import Infeasible
-from shardwise.graph import GraphLayout, OpGraph
+from shardwise.graph import GraphLayout, OpGraph, data_parallel, megatron
 from shardwise.plan import usd_per_step
-from shardwise.search.curves import Curve, Point
+from shardwise.search.curves import Curve, Point, Reference
 from shardwise.search.drive import Progress
 from shardwise.search.tracking import Tracked, tracked
 from shardwise.units import format_bytes
@@ -85,6 +85,31 @@ class GraphCurves:
             tracked=found,
             smallest_bytes=float(found.points[:, 1].min()) if len(found.points) else 0.0,
         )
+
+    def references(self, devices: int) -> tuple[Reference[GraphLayout], ...]:
+        """Data parallelism and Megatron's layout on the mesh of the part's tiers, priced by
+        `cost.one_layout`."""
+        if devices == 1:
+            return ()
+        cluster = part_of(self.cluster, devices)
+        mesh = tier_mesh(cluster, devices)
+        found = []
+        for name, customary in (("data parallel", data_parallel), ("Megatron", megatron)):
+            layout = customary(self.graph, mesh.ranks)
+            if layout is None:
+                continue
+            price = price_layout(self.graph, cluster, self.training, mesh, layout)
+            point = Point(
+                time_s=price.time_s,
+                memory_bytes=price.memory_bytes,
+                cost_usd=usd_per_step(cluster, price.time_s),
+                devices=devices,
+                layout=layout,
+            )
+            found.append(
+                Reference(name=name, point=point, fits=point.memory_bytes <= self.limit_bytes(devices))
+            )
+        return tuple(found)
 
     def nothing_fits(self, devices: int) -> Infeasible:
         smallest = self.curve(devices, epsilon=0.01).smallest_bytes

@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from math import floor
+from math import floor, inf
 
 from shardwise.cluster import part_of, part_sizes
 from shardwise.errors import Infeasible
-from shardwise.plan import Answer, usd_per_step
+from shardwise.plan import Answer, Value, usd_per_step
 from shardwise.search.answer import certificate_of, frontier_points, search
-from shardwise.search.curves import Curve, Point
+from shardwise.search.curves import Curve, Point, Reference
 from shardwise.search.drive import Outcome, Progress
 from shardwise.search.explain import EVALUATOR, result_of
-from shardwise.search.goals import Fastest, Tradeoff
+from shardwise.search.goals import Fastest, Smallest, Tradeoff
 from shardwise.search.question import Question
 from shardwise.search.relax import infeasible
 from shardwise.strategy import Strategy
+
+CUSTOMARY: Mapping[str, Mapping[str, Value]] = {
+    "data parallel": {"tp": 1, "pp": 1, "zero_stage": 0},
+    "Megatron": {"zero_stage": 0},
+}
+"""What strategies of the space core that a curve is held beside are fixed to; Megatron's are tensor, pipeline
+and data parallelism with nothing sharded (Narayanan et al. 2021, arXiv 2104.04473)."""
 
 SLACK = 1e-9
 """How far a limit of memory keeps from the bytes that it is to tell apart, relative."""
@@ -71,6 +79,17 @@ class StrategyCurves:
             outcome=outcome,
         )
 
+    def references(self, devices: int) -> tuple[Reference[Strategy], ...]:
+        """The fastest strategy of each custom that fits; where none does, the smallest."""
+        if devices == 1:
+            return ()
+        asked = replace(self._asked(devices), space="core", axes={}, exhaustive=False)
+        return tuple(
+            reference
+            for name, fixed in CUSTOMARY.items()
+            for reference in _customary(name, replace(asked, fixed=fixed), devices)
+        )
+
     def nothing_fits(self, devices: int) -> Infeasible:
         asked = self._asked(devices)
         problem = asked.problem()
@@ -79,6 +98,25 @@ class StrategyCurves:
 
     def _asked(self, devices: int) -> Question:
         return replace(self._question, cluster=part_of(self._question.cluster, devices))
+
+
+def _customary(name: str, asked: Question, devices: int) -> Iterator[Reference[Strategy]]:
+    """The reference of a custom; none where no strategy of it is legal."""
+    problem = asked.problem()
+    outcome = search(asked, problem, Fastest(1))
+    fits = bool(outcome.found)
+    if not fits:
+        problem = replace(problem, capacity_bytes=inf)
+        outcome = search(asked, problem, Smallest())
+    for found in frontier_points(problem, outcome) if outcome.found else ():
+        point = Point(
+            time_s=found.step_time_s,
+            memory_bytes=found.device_bytes,
+            cost_usd=usd_per_step(asked.cluster, found.step_time_s),
+            devices=devices,
+            layout=found.strategy,
+        )
+        yield Reference(name=name, point=point, fits=fits)
 
 
 def answer_at(curve: StrategyCurve, place: int) -> tuple[Question, Answer]:

@@ -14,6 +14,7 @@ import jsonschema
 import pytest
 
 from shardwise.plan import read_plan, write_plan
+from shardwise.strategy import Strategy, strategy_text
 from shardwise.units import parse_quantity
 
 if TYPE_CHECKING:
@@ -67,6 +68,34 @@ def test_the_pick_is_the_best_of_the_points_within_the_limit(run: Run, mode: str
     # The broken twin picks the best of all, and is another one wherever the limit binds.
     if limit is not None and len(fitting) < len(document["points"]):
         assert document["chosen"] in fitting
+
+
+def test_customary_strategies_are_priced_as_evaluate_does_and_beaten(run: Run) -> None:
+    document = answer(run, *CORE, "--devices", "4")
+    parallel, megatron = document["references"]
+    assert (parallel["name"], megatron["name"]) == ("data parallel", "Megatron")
+    for found in (parallel, megatron):
+        assert found["fits"] and found["devices"] == 4
+        strategy = found["layout"]["strategy"]
+        text = strategy_text(Strategy(**strategy))
+        assert (strategy["param_shard"], strategy["grad_shard"], strategy["optim_shard"]) == (1, 1, 1)
+        result = json.loads(run("evaluate", *QUESTION, "--strategy", text, "--json").out)["result"]
+        assert result["step_time_s"] == pytest.approx(found["time_s"], rel=1e-9)
+        assert result["peak_memory_bytes"]["device"] == pytest.approx(found["memory_bytes"], rel=1e-9)
+        keys = ("time_s", "memory_bytes")
+        assert any(all(point[key] <= found[key] for key in keys) for point in document["points"])
+    assert parallel["layout"]["strategy"]["dp"] == 4
+    # No strategy of the core that shards nothing is faster; data parallelism is one of them.
+    fastest = answer(run, *CORE, "--devices", "4", "--fix", "zero_stage=0")["chosen"]
+    assert megatron["time_s"] == fastest["time_s"] <= parallel["time_s"]
+
+
+def test_a_custom_that_does_not_fit_is_told_by_its_smallest(run: Run) -> None:
+    argv = ("frontier", "llama-3.1-8b", "--cluster", "1x8xA100-80G", "--global-batch-size", "8")
+    parallel, megatron = answer(run, *argv, "--seq-len", "2048", "--space", "core")["references"]
+    assert not parallel["fits"] and megatron["fits"]
+    # 16 bytes for each of 8.03 billion parameters alone.
+    assert parallel["memory_bytes"] > 16 * 8.03e9
 
 
 def test_limits_change_the_pick(run: Run) -> None:
@@ -325,7 +354,9 @@ def test_the_plot_is_written_beside_the_answer(run: Run, tmp_path: Path, suffix:
     assert path.stat().st_size > 10_000
     if suffix == "html":
         text = path.read_text()
-        assert text.count("<tr>") == 1 + len(document["points"]) + 1  # a head, and the pick
+        # A head; the pick and both ends; what is customary, on two devices alone.
+        devices = document["chosen"]["devices"]
+        assert text.count("<tr>") == 1 + len(document["points"]) + 3 + 2 * (devices > 1)
         assert "gpt2 on 1x4xA100-80G" in text and "micro-batch" in text
 
 

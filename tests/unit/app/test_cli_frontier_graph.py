@@ -65,6 +65,11 @@ def test_a_fine_frontier_is_matched_by_a_coarse_one(run: Run) -> None:
     for point in fine["points"]:
         limits = {key: 1.05 * point[key] for key in ("time_s", "memory_bytes")}
         assert any(all(other[key] <= limits[key] for key in limits) for other in coarse["points"])
+    (parallel,) = fine["references"]
+    assert (parallel["name"], parallel["fits"], parallel["devices"]) == ("data parallel", True, 4)
+    figures = {key: parallel[key] for key in ("time_s", "memory_bytes")}
+    assert price_of(parallel, 256) == pytest.approx(tuple(figures.values()), rel=1e-9)
+    assert any(all(point[key] <= 1.002 * figures[key] for key in figures) for point in fine["points"])
 
 
 def test_what_is_about_strategies_is_refused(run: Run) -> None:

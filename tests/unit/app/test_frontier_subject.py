@@ -13,7 +13,7 @@ from shardwise.app.cli.frontier.command import Asked, FrontierOptions, answered
 from shardwise.app.cli.output import Line, plain_text
 from shardwise.errors import ConfigError, Infeasible
 from shardwise.plan import Plan
-from shardwise.search import Curve, Point, Progress
+from shardwise.search import Curve, Point, Progress, Reference
 
 Layout = tuple[str, ...]
 """A placement for each of two operators."""
@@ -44,6 +44,12 @@ class Curves:
         )
         return Curve(devices=devices, points=points, epsilon=epsilon, search_s=0.5, search_cpu_s=0.25)
 
+    def references(self, devices: int) -> tuple[Reference[Layout], ...]:
+        if devices == 1:
+            return ()
+        point = Point(time_s=2.5, memory_bytes=20 * GIB, cost_usd=None, devices=devices, layout=("R", "R"))
+        return (Reference(name="data parallel", point=point, fits=devices == 4),)
+
     def nothing_fits(self, devices: int) -> Infeasible:
         return Infeasible(f"nothing fits on {devices}", reasons={"memory": 7})
 
@@ -68,6 +74,9 @@ class Graph:
 
     def details(self, point: Point[Layout]) -> Sequence[str]:
         return [f"op{place}: {placement}" for place, placement in enumerate(point.layout)]
+
+    def whole(self, point: Point[Layout]) -> Sequence[str]:
+        return [f"the whole of {point.layout}"]
 
     def difference(self, point: Point[Layout], other: Point[Layout]) -> str:
         return "all alike"
@@ -145,6 +154,7 @@ def test_people_read_the_same() -> None:
         ["smallest", "16.000", "s", "1.0", "GiB", "32.00"],
         ["4", "fastest", "1.000", "s", "4.0", "GiB"],
         ["smallest", "2.000", "s", "2.0", "GiB", "8.000"],
+        ["data", "parallel", "2.500", "s", "20.0", "GiB"],
     ]
 
 
@@ -159,7 +169,51 @@ def test_its_plot_has_a_line_per_count_and_its_layouts(tmp_path: Path) -> None:
     path = tmp_path / "plot.html"
     answered(Graph(), asked("profile"), options(plot=str(path)), inputs=())
     text = path.read_text("utf-8")
-    assert "graph:two on 4 devices" in text and text.count("op0: S(0) · op1: R") == 6
+    # Six points, both ends of the last curve, and what is customary on as many devices.
+    assert "graph:two on 4 devices" in text and text.count("op0: S(0) · op1: R") == 6 + 2
+
+
+@pytest.mark.parametrize(
+    ("mode", "limit_gib", "devices", "fits"),
+    [
+        ("time", inf, 4, True),
+        ("devices", 4.0, 2, False),
+        ("profile", inf, 4, True),
+        ("devices", inf, 1, None),
+    ],
+)
+def test_what_is_customary_stands_beside_the_pick(
+    mode: str, limit_gib: float, devices: int, fits: bool | None, tmp_path: Path
+) -> None:
+    path = tmp_path / "plot.html"
+    given = asked(mode, limit_gib=limit_gib)
+    document = answered(Graph(), given, options(is_json="yes", plot=str(path)), inputs=()).document
+    assert document is not None
+    page = path.read_text("utf-8")
+    lines = plain_text(answered(Graph(), given, options(), inputs=()).lines).splitlines()
+    told = [line for line in lines if line.startswith("  data parallel")]
+    if fits is None:  # on one device everything is the same
+        assert document["references"] == [] and not told and "data parallel" not in page
+        return
+    figures = {"time_s": 2.5, "memory_bytes": 20 * GIB, "cost_usd": None, "devices": devices}
+    layout = {"operators": ["R", "R"]}
+    assert document["references"] == [{"name": "data parallel", "fits": fits, **figures, "layout": layout}]
+    assert len(told) == 1 and ("does not fit" in told[0]) is not fits
+    assert ("<td>data parallel (does not fit)</td>" in page) is not fits
+    ends = [POINTS[devices][0], POINTS[devices][-1]]
+    for name, (time_s, gib) in zip(("time optimum", "memory optimum"), ends, strict=True):
+        assert f"<td>{name}</td><td>{time_s:g}</td><td>{gib:g}</td>" in page
+
+
+def test_the_whole_layout_is_in_the_page_once(tmp_path: Path) -> None:
+    path = tmp_path / "plot.html"
+    answered(Graph(), asked("profile"), options(plot=str(path)), inputs=())
+    (texts,) = [
+        json.loads(line.removeprefix("const wholes = ").removesuffix(";"))
+        for line in path.read_text("utf-8").splitlines()
+        if line.startswith("const wholes")
+    ]
+    assert texts == ["the whole of ('S(0)', 'R')", "the whole of ('R', 'R')"]
 
 
 def test_points_that_no_plan_file_holds_have_no_name(tmp_path: Path) -> None:

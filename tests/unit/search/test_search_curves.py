@@ -18,6 +18,7 @@ from shardwise.model import model_from_config
 from shardwise.search import (
     Point,
     Question,
+    Reference,
     StrategyCurves,
     answer_at,
     chosen,
@@ -145,6 +146,9 @@ class _Remembered:
 
     def __init__(self) -> None:
         self.curve = cache(StrategyCurves(QUESTION).curve)
+
+    def references(self, devices: int) -> tuple[Reference[Strategy], ...]:
+        raise AssertionError
 
     def nothing_fits(self, devices: int) -> Infeasible:
         raise AssertionError

@@ -209,7 +209,7 @@ def _square(axes: Axes, place: tuple[float, float]) -> Any:
 
 
 def _legend(axes: Axes, plot: Plot, colours: Sequence[str]) -> None:
-    """Lines beside the axes, in their order; what a diamond is below them."""
+    """Several lines beside the axes, in their order; one above them. What a diamond is comes last."""
     from matplotlib.lines import Line2D
 
     entries: list[Any] = [
@@ -220,8 +220,9 @@ def _legend(axes: Axes, plot: Plot, colours: Sequence[str]) -> None:
         entries.append(Line2D([], [], marker="D", color=FAINT, markersize=7, linestyle="none", label="knee"))
     is_beside = len(plot.lines) > 1
     axes.legend(
-        handles=entries, loc="upper left" if is_beside else "upper right", borderaxespad=0.0, frameon=False,
-        bbox_to_anchor=(1.015, 1.0) if is_beside else None, handlelength=1.4, labelspacing=0.55,
+        handles=entries, loc="upper left" if is_beside else "lower right", borderaxespad=0.0, frameon=False,
+        bbox_to_anchor=(1.015, 1.0) if is_beside else (1.0, 1.0), ncols=1 if is_beside else len(entries),
+        handlelength=1.4, labelspacing=0.55,
     )  # fmt: skip
 
 

@@ -25,19 +25,34 @@ def page_of(plot: Plot, figure: Drawn) -> bytes:
         svg=svg[svg.index("<svg") :],
         view=f"0 0 {WIDTH_IN * POINTS_PER_IN:g} {HEIGHT_IN * POINTS_PER_IN:g}",
         dots=_script_json(_dots(plot, figure)),
+        wholes=_script_json(_wholes(plot)),
         rows="\n".join(_rows(plot)),
     ).encode("utf-8")
 
 
 def _dots(plot: Plot, figure: Drawn) -> list[dict[str, object]]:
-    """Every dot with its place in the drawing, the colour of its line (ink for marks) and its texts."""
+    """Every dot with its place in the drawing, the colour of its line (ink for marks), its texts, and the
+    places of what more is said of it among `_wholes`."""
     colours = [colour for line, colour in zip(plot.lines, figure.colours, strict=True) for _ in line.dots] + [
         "#1d2733"
     ] * len(plot.marks)
+    place = {text: place for place, text in enumerate(_wholes(plot))}
     return [
-        {"x": round(x, 2), "y": round(y, 2), "colour": colour, "name": name, "lines": list(dot.lines)}
+        {
+            "x": round(x, 2),
+            "y": round(y, 2),
+            "colour": colour,
+            "name": name,
+            "lines": list(dot.lines),
+            "more": [place[text] for text in dot.more],
+        }
         for (name, dot), (x, y), colour in zip(plot.dots(), figure.places, colours, strict=True)
     ]
+
+
+def _wholes(plot: Plot) -> list[str]:
+    """What more is said of dots, each text once: layouts of neighbours are alike but for a few lines."""
+    return list(dict.fromkeys(text for _, dot in plot.dots() for text in dot.more))
 
 
 def _rows(plot: Plot) -> list[str]:

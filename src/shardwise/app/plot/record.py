@@ -8,11 +8,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dot:
-    """A point: seconds per step, bytes per device, and what is said of it on hover, a line each."""
+    """A point: seconds per step, bytes per device, what is said of it, a line each, and what `more` is said
+    on hover alone."""
 
     time_s: float
     memory_bytes: float
     lines: tuple[str, ...]
+    more: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

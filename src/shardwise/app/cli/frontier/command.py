@@ -17,7 +17,7 @@ from shardwise.app.cli.frontier.picture import plot_of
 from shardwise.app.cli.frontier.saved import check_folder, save
 from shardwise.app.cli.frontier.strategies import StrategySubject
 from shardwise.app.cli.frontier.subject import Subject
-from shardwise.app.cli.frontier.tables import curve_table, figures, pick_lines, profile_table
+from shardwise.app.cli.frontier.tables import curve_table, figures, pick_lines, profile_table, reference_lines
 from shardwise.app.cli.output import Line, Output, progress, row
 from shardwise.app.cli.request import JobOptions, choice, count, fraction, load_request, workers, writable
 from shardwise.app.cli.spaces import require_candidates, space_choice
@@ -232,6 +232,7 @@ def answered(
         curves=curves,
         points=points,
         pick=pick,
+        references=subject.curves.references((points[-1] if pick is None else pick).devices),
     )
     talk = [] if wanted.save is None else save(wanted.save, subject, found, inputs=inputs)
     if wanted.plot is not None:
@@ -283,6 +284,7 @@ def _lines(subject: Subject[LayoutT], found: Found[LayoutT]) -> Iterator[Line]:
     if found.pick is not None:
         curve = next(curve for curve in found.curves if curve.devices == found.pick.devices)
         yield from curve_table(subject, curve, found.pick)
+    yield from reference_lines(subject, found.references)
     yield from subject.proof(found.curves)
 
 

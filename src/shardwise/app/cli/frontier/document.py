@@ -8,7 +8,7 @@ from math import isfinite
 from typing import Generic, TypeVar
 
 from shardwise.app.cli.frontier.subject import Subject
-from shardwise.search import Curve, Point, chosen, smallest
+from shardwise.search import Curve, Point, Reference, chosen, smallest
 
 LayoutT = TypeVar("LayoutT")
 
@@ -17,7 +17,8 @@ VERSION = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found(Generic[LayoutT]):
-    """What was asked of a frontier, and its answer; `limit_bytes` is infinite where none was given."""
+    """What was asked of a frontier, and its answer; `limit_bytes` is infinite where none was given.
+    `references` are what is customary on the devices of the pick, or of the last curve with points."""
 
     mode: str
     objectives: tuple[str, ...]
@@ -26,6 +27,7 @@ class Found(Generic[LayoutT]):
     curves: Sequence[Curve[LayoutT]]
     points: Sequence[Point[LayoutT]]
     pick: Point[LayoutT] | None
+    references: Sequence[Reference[LayoutT]]
 
     def kept(self, curve: Curve[LayoutT]) -> int:
         """How many points of a curve are on the whole frontier: all, where device counts are not compared."""
@@ -54,6 +56,10 @@ def frontier_document(subject: Subject[LayoutT], found: Found[LayoutT]) -> dict[
         "memory_limit_bytes": found.limit_bytes if isfinite(found.limit_bytes) else None,
         "points": [point_document(subject, point) for point in found.points],
         "chosen": None if found.pick is None else point_document(subject, found.pick),
+        "references": [
+            {"name": reference.name, "fits": reference.fits, **point_document(subject, reference.point)}
+            for reference in found.references
+        ],
         "profile": [_profile(curve, found) for curve in found.curves],
         "search_s": sum(curve.search_s for curve in found.curves),
         "search_cpu_s": sum(curve.search_cpu_s for curve in found.curves),

@@ -10,6 +10,7 @@ from math import isclose
 from typing import Any
 
 from shardwise.app.cli import words
+from shardwise.app.cli.frontier.whole import along_axes, whole_layout
 from shardwise.app.cli.output import LABEL, WIDTH, Line, row
 from shardwise.app.cli.request import DTYPES, OPTIMIZERS, JobOptions, choice, count, fraction
 from shardwise.cluster import Cluster, load_cluster, part_of
@@ -138,6 +139,9 @@ class GraphSubject:
         runs = [(text, len(list(alike))) for text, alike in groupby(told)]
         return [f"{many} x {text}" if many > 1 else text for text, many in runs]
 
+    def whole(self, point: GraphPoint) -> Sequence[str]:
+        return whole_layout(point.layout)
+
     def difference(self, point: GraphPoint, other: GraphPoint) -> str:
         pairs = list(zip(point.layout.blocks, other.layout.blocks, strict=True))
         rules = sum(a.rules != b.rules for a, b in pairs)
@@ -213,7 +217,7 @@ def _block_text(block: BlockLayout) -> str:
     rules = Counter(tuple(rule.name for rule in rules) for rules in block.rules.values())
     (most, _), *_ = rules.most_common(1)
     kept = "" if block.mode == "kept" else "recomputed, "
-    return f"{kept}{' and '.join(most)}"
+    return f"{kept}{along_axes(most)}"
 
 
 def _own(curve: Curve[GraphLayout]) -> GraphCurve:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from math import isfinite
 from typing import TypeVar
 
@@ -10,17 +11,23 @@ from shardwise.app.cli.frontier.document import Found
 from shardwise.app.cli.frontier.subject import Subject
 from shardwise.app.cli.frontier.tables import figures
 from shardwise.app.plot import Dot, Line, Mark, Plot
-from shardwise.search import Point
+from shardwise.search import Point, smallest
 
 LayoutT = TypeVar("LayoutT")
 
 
 def plot_of(subject: Subject[LayoutT], found: Found[LayoutT]) -> Plot:
-    """A line for each device count with points, the pick as a mark, the limit."""
+    """A line for each device count with points; the limit; and as marks the pick, and on its devices (or the
+    last with points) both ends and what is customary."""
 
     def dot(point: Point[LayoutT]) -> Dot:
         lines = (subject.title(point), *subject.details(point), *figures(point))
-        return Dot(time_s=point.time_s, memory_bytes=point.memory_bytes, lines=lines)
+        return Dot(
+            time_s=point.time_s,
+            memory_bytes=point.memory_bytes,
+            lines=lines,
+            more=tuple(subject.whole(point)),
+        )
 
     lines = []
     for curve in found.curves:
@@ -40,6 +47,22 @@ def plot_of(subject: Subject[LayoutT], found: Found[LayoutT]) -> Plot:
         title=title,
         subtitle=" · ".join((f"time against memory: {count:,} points no other beats in both", *facts)),
         lines=tuple(lines),
-        marks=() if found.pick is None else (Mark(name="chosen", dot=dot(found.pick)),),
+        marks=tuple(Mark(name=name, dot=dot(point)) for name, point in _marked(found)),
         limit_bytes=found.limit_bytes if isfinite(found.limit_bytes) else None,
     )
+
+
+def _marked(found: Found[LayoutT]) -> Iterator[tuple[str, Point[LayoutT]]]:
+    """Points with names."""
+    if found.pick is not None:
+        yield "chosen", found.pick
+    curve = next(
+        curve
+        for curve in reversed(found.curves)
+        if curve.points and (found.pick is None or curve.devices == found.pick.devices)
+    )
+    yield "time optimum", curve.points[0]
+    if len(curve.points) > 1:
+        yield "memory optimum", smallest(curve.points)
+    for reference in found.references:
+        yield reference.name if reference.fits else f"{reference.name} (does not fit)", reference.point

@@ -45,6 +45,9 @@ class StrategySubject:
     def details(self, point: Point[Strategy]) -> Sequence[str]:
         return words.detail_texts(point.layout, self._request.job, self._request.model.layers)
 
+    def whole(self, point: Point[Strategy]) -> Sequence[str]:
+        return ()
+
     def difference(self, point: Point[Strategy], other: Point[Strategy]) -> str:
         return words.difference_text(point.layout, other.layout, self._request.model.layers)
 

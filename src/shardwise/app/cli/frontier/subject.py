@@ -40,6 +40,10 @@ class Subject(Protocol[LayoutT]):
         """All else about a layout, a few words each."""
         ...
 
+    def whole(self, point: Point[LayoutT]) -> Sequence[str]:
+        """A layout operator by operator, a line each; nothing where `details` say it all."""
+        ...
+
     def difference(self, point: Point[LayoutT], other: Point[LayoutT]) -> str:
         """What `point` chooses otherwise than `other`, beside its title."""
         ...

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TypeVar
 
 from shardwise.app.cli import words
@@ -10,7 +10,7 @@ from shardwise.app.cli.frontier.document import Found
 from shardwise.app.cli.frontier.subject import Subject
 from shardwise.app.cli.output import LABEL, WIDTH, Line, row
 from shardwise.app.cli.proof import chosen_places
-from shardwise.search import Curve, Point, chosen, smallest
+from shardwise.search import Curve, Point, Reference, chosen, smallest
 
 POINTS = 16
 """Points of a curve that are shown, at most, beside the pick and the knee."""
@@ -77,6 +77,21 @@ def curve_table(
             (mark, "value"),
             (words.shortened(differs, max(WIDTH - len(fixed) - len(mark), 1)), "dim"),
         )
+
+
+def reference_lines(subject: Subject[LayoutT], references: Sequence[Reference[LayoutT]]) -> Iterator[Line]:
+    """What is customary on as many devices, for comparison."""
+    for place, reference in enumerate(references):
+        point = reference.point
+        fixed = (
+            f"  {reference.name:<25} {words.seconds(point.time_s):>12}{'':>11}"
+            f"{words.gib(point.memory_bytes) + ' GiB':>11}{dollars(point.cost_usd):>11}  "
+        )
+        if place == 0:
+            yield ()
+            yield ((f" for comparison, on {words.counted(point.devices, 'device')}", "label"),)
+        note = subject.title(point) if reference.fits else f"does not fit · {subject.title(point)}"
+        yield ((fixed, ""), (words.shortened(note, WIDTH - len(fixed)), "dim"))
 
 
 def profile_table(subject: Subject[LayoutT], found: Found[LayoutT]) -> Iterator[Line]:

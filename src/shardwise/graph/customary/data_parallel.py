@@ -1,0 +1,60 @@
+"""Data parallelism: every device has the whole network and a part of the batch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from shardwise.graph.customary.together import laid_by
+from shardwise.graph.layout import allows
+from shardwise.graph.named import GraphLayout
+from shardwise.graph.operator import rules_of
+from shardwise.graph.placement import WHOLE, WHOLE_SUMMED, Placement
+from shardwise.graph.record import OpGraph, OpNode
+from shardwise.graph.rule import Rule
+from shardwise.graph.sizes import CONSTANT
+
+
+def data_parallel(graph: OpGraph, ranks: Sequence[int]) -> GraphLayout | None:
+    """The batch divided along all axes of a mesh of `ranks`, parameters and optimizer states whole, nothing
+    recomputed. None where no dim follows the batch, or the batch has no part for every rank."""
+    rules = batch_rules(graph)
+    if all(rule.split is None for block in rules for rule in block.values()):
+        return None
+    along = [{name: (rule,) * len(ranks) for name, rule in block.items()} for block in rules]
+    for block, own in zip(graph.blocks, along, strict=True):
+        if not all(allows(op, own[op.name], ranks) for op in block.operators):
+            return None
+    return laid_by(graph, along)
+
+
+def batch_rules(graph: OpGraph) -> list[dict[str, Rule]]:
+    """For each block the rule of each operator that divides the batch along one axis."""
+    found: list[dict[str, Rule]] = []
+    before: Placement = WHOLE
+    for block in graph.blocks:
+        outputs: dict[str, Placement] = {} if block.entry is None else {block.entry: before}
+        rules: dict[str, Rule] = {}
+        for op in block.operators:
+            rules[op.name] = _batch_rule(graph, op, outputs)
+            outputs[op.name] = rules[op.name].output
+        before = outputs[block.operators[-1].name]
+        found.append(rules)
+    return found
+
+
+def follows_batch(graph: OpGraph, dim: str) -> bool:
+    """Whether a dim grows with the batch."""
+    return graph.growth.get(dim, CONSTANT).batch > 0
+
+
+def _batch_rule(graph: OpGraph, op: OpNode, outputs: Mapping[str, Placement]) -> Rule:
+    """Of the rules that split a dim of the batch the one that splits most inputs. An operator that has none
+    does the same on every rank: for gradients that are summed, as those of parameters are, where it reads
+    nothing that came from the batch."""
+    rules = rules_of(op)
+    splits = [rule for rule in rules if rule.split is not None and follows_batch(graph, rule.split)]
+    if splits:
+        return max(splits, key=lambda rule: sum(placement >= 0 for placement in rule.inputs))
+    read = [outputs[operand.source] for operand in op.inputs if operand.source in outputs]
+    wanted = WHOLE_SUMMED if all(placement == WHOLE_SUMMED for placement in read) else WHOLE
+    return next(rule for rule in rules if rule.split is None and rule.output == wanted)
