@@ -70,6 +70,12 @@ def without_unfused(problem: Problem) -> Problem:
     return with_efficiency(fused, lambda e: replace(e, attention={"flash-2": FUSED, **e.attention}))
 
 
+def as_switched(problem: Problem) -> Problem:
+    """A switch in every node."""
+    tiers = tuple(replace(tier, part_shares=()) for tier in problem.cluster.tiers)
+    return bind(problem.model, replace(problem.cluster, tiers=tiers), problem.job)
+
+
 def late(profile: Profile, name: str) -> float:
     """An overlap of early software as late software has it."""
     overlap: float = getattr(profile, name)
@@ -83,6 +89,7 @@ OFF: Mapping[str, Callable[[Problem], Problem]] = {
     "rings through parts of nodes": lambda p: with_efficiency(
         p, lambda e: replace(e, scale_out=replace(e.scale_out, partial_fraction=1.0))
     ),
+    "links between devices": as_switched,
     "crowded networks": lambda p: with_efficiency(
         p, lambda e: replace(e, scale_out=replace(e.scale_out, crowding=0.0))
     ),

@@ -16,6 +16,7 @@ class TierCost:
     """One tier: seconds per hop, bytes per second, seconds before the first byte moves.
 
     Rings through more than one but not all of the `inside` devices below the tier reach the share `partial`.
+    Groups of at least so many members of the tier have the share of `links` that stands beside the number.
     """
 
     latency_s: float
@@ -24,6 +25,14 @@ class TierCost:
     in_switch: bool
     partial: float
     inside: int
+    links: tuple[tuple[int, float], ...] = ()
+
+    def pace(self, members: Column) -> Column:
+        """Bytes per second that so many members reach over the links between them."""
+        share: Column = np.ones(np.shape(members))
+        for least, part in self.links:
+            share = np.where(np.greater_equal(members, least), part, share)
+        return self.bytes_per_s * share
 
 
 Fabric = tuple[TierCost, ...]
@@ -43,6 +52,7 @@ def fabric_of(cluster: Cluster, efficiency: Efficiency) -> Fabric:
                 in_switch=tier.in_switch_reduction,
                 partial=curve.partial_fraction,
                 inside=inside,
+                links=tier.part_shares,
             )
         )
         inside = tier.span
@@ -71,7 +81,7 @@ def _crossed(fabric: Fabric, nbytes: Column, group: Sizes) -> _Crossed:
     for tier, size in zip(fabric, group, strict=True):
         crosses = size > 1
         share = np.where((below > 1) & (below < tier.inside), tier.partial, 1.0)
-        seconds = nbytes / (below * (tier.bytes_per_s * share))
+        seconds = nbytes / (below * (tier.pace(size) * share))
         latency = np.maximum(latency, np.where(crosses, tier.latency_s, 0.0))
         start = np.maximum(start, np.where(crosses, tier.start_s, 0.0))
         transfer = np.maximum(transfer, np.where(crosses, seconds, 0.0))
@@ -103,15 +113,14 @@ def all_to_all_s(fabric: Fabric, nbytes: Column, group: Sizes, copies: Column) -
     for place, (tier, size) in enumerate(zip(fabric, group, strict=True)):
         share = 1.0 if place == 0 else copies
         sent = nbytes * share * (size - 1) * below / crossed.members
-        slowest = np.maximum(slowest, sent / tier.bytes_per_s)
+        slowest = np.maximum(slowest, sent / tier.pace(size))
         below = below * size
     return crossed.latency_s + slowest + crossed.start_s
 
 
 def message_s(fabric: Fabric, nbytes: Column, tier: Column) -> Column:
     """One message to a rank behind `tier`."""
-    latency, speed, start = (
-        np.array([getattr(cost, name) for cost in fabric])[tier]
-        for name in ("latency_s", "bytes_per_s", "start_s")
-    )
+    latency = np.array([cost.latency_s for cost in fabric])[tier]
+    start = np.array([cost.start_s for cost in fabric])[tier]
+    speed = np.array([cost.pace(2) for cost in fabric])[tier]
     return latency + start + nbytes / speed

@@ -41,7 +41,9 @@ class Tier:
     Inside it every device can send (and at the same time receive) `bytes_per_s` when all of them do;
     oversubscription and cards shared on a node are already in that figure. `flow_bytes_per_s` is what one
     device alone can reach. `latency_s` is one way, per hop. In a mixed cluster the figures are the weakest.
-    A network tier goes through the cards of the nodes.
+    A network tier goes through the cards of the nodes. Where devices have links to each other and no switch,
+    `part_shares` lists (members, share): a group of at least so many members of the tier, and fewer than the
+    next entry's, reaches that share of `bytes_per_s`.
     """
 
     name: str
@@ -51,6 +53,7 @@ class Tier:
     latency_s: float
     in_switch_reduction: bool = False
     is_network: bool = False
+    part_shares: tuple[tuple[int, float], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

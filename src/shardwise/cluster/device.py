@@ -16,7 +16,8 @@ class Device:
     `memory_bytes` is the total that the driver reports, not the nominal gigabytes. `scale_up_domain` devices
     share the fast fabric at `scale_up_bytes_per_s` per device and direction; beyond it each device has
     `scale_out_bytes_per_s` per direction by custom. `devices_per_node` and `nics_per_node` (network cards)
-    are the customary node.
+    are the customary node. `scale_up_links` lists, where devices have links to each other and no switch,
+    (devices of a group, links of one of them that stay inside): the last entry is all its links.
     """
 
     name: str
@@ -31,6 +32,7 @@ class Device:
     scale_up_bytes_per_s: float
     scale_up_latency_s: float
     scale_up_in_switch_reduction: bool
+    scale_up_links: tuple[tuple[int, int], ...] = ()
     scale_out_name: str
     scale_out_bytes_per_s: float
     scale_out_latency_s: float

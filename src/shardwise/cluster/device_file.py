@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import fields as dataclass_fields
 from dataclasses import replace
 from typing import Any
 
 from shardwise.cluster.device import Device
 from shardwise.cluster.efficiency import CURVES, AttentionCurve, Efficiency
-from shardwise.inputs import Fields
+from shardwise.inputs import Fields, shown
 
 DTYPES = ("fp32", "tf32", "fp16", "bf16", "fp8", "fp4")
 """The dtypes that a device can have a dense matrix peak for."""
@@ -43,7 +44,8 @@ def device_of(
     )
     efficiency = efficiency_of(fields, base.efficiency if base else efficiency, given)
     sources = {} if base is None else dict(base.sources)
-    sources |= {key: given for key in figures if key not in _NAMES and figures[key] != _known(base, key)}
+    changed = {key for key in figures if figures[key] not in (_known(base, key), ())}
+    sources |= {key: given for key in figures if key in changed and key not in _NAMES}
     if fields.has("sources"):
         sources |= _texts(fields.mapping("sources"))
     fields.finish(allowed=("aliases", "architecture") if base is None else ())
@@ -95,9 +97,26 @@ def _scale_up(fields: Fields, base: Device | None) -> dict[str, Any]:
         "scale_up_in_switch_reduction": part.boolean(
             "in_switch_reduction", default=base.scale_up_in_switch_reduction if base else False
         ),
+        "scale_up_links": _links(part) if part.has("links") else base.scale_up_links if base else (),
     }
     part.finish()
     return figures
+
+
+def _links(part: Fields) -> tuple[tuple[int, int], ...]:
+    """`links: {devices: links}`: of one device, those that lead to others of a group of so many."""
+    links = part.mapping("links")
+    found = []
+    for name in links.names:
+        if not re.fullmatch(r"[1-9][0-9]{0,5}", name) or int(name) < 2:
+            raise links.error(name, "is not a number of devices", allowed="2 or more devices")
+        found.append((int(name), links.integer(name, low=1, high=1e6)))
+    found.sort()
+    counts = [count for _, count in found]
+    if not found or found[0][0] > 2 or counts != sorted(counts):
+        allowed = "those of 2 devices, and no fewer in larger groups"
+        raise part.error("links", "are not links of groups", found=shown(dict(found)), allowed=allowed)
+    return tuple(found)
 
 
 def _scale_out(fields: Fields, base: Device | None) -> dict[str, Any]:

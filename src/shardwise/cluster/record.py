@@ -75,7 +75,10 @@ def _line(part: Fields, item: object) -> str:
 
 def _device(part: Fields) -> Device:
     """A device from its record: every figure there, none unknown."""
-    values = _figures(part, Device, skip=("peak_flop_per_s", "efficiency", "sources", "price_usd_per_hour"))
+    skipped = ("peak_flop_per_s", "efficiency", "sources", "price_usd_per_hour", "scale_up_links")
+    values = _figures(part, Device, skip=skipped)
+    links = _pairs(part, "scale_up_links") if part.has("scale_up_links") else ()
+    values["scale_up_links"] = tuple((int(size), int(count)) for size, count in links)
     peaks = part.mapping("peak_flop_per_s")
     values["peak_flop_per_s"] = {name: peaks.number(name, low=1.0) for name in peaks.names}
     values["sources"] = _texts(part.mapping("sources"))
@@ -96,7 +99,8 @@ def _node(part: Fields, classes: Mapping[str, Device]) -> Node:
 
 
 def _tier(part: Fields) -> Tier:
-    values = _figures(part, Tier)
+    values = _figures(part, Tier, skip=("part_shares",))
+    values["part_shares"] = _pairs(part, "part_shares") if part.has("part_shares") else ()
     part.finish()
     return Tier(**values)
 
@@ -125,6 +129,18 @@ def _figures(part: Fields, record: type[Any], skip: tuple[str, ...] = ()) -> dic
 
 def _optional(part: Fields, name: str) -> float | None:
     return part.number(name, low=0.0, high=1e16) if part.has(name) else None
+
+
+def _pairs(part: Fields, name: str) -> tuple[tuple[int, float], ...]:
+    """Pairs of a number of members, ascending, and a figure; an older record has none."""
+    pairs = []
+    for index, item in enumerate(part.sequence(name)):
+        listed = dict(zip(("members", "figure"), item, strict=False)) if isinstance(item, list) else {}
+        pair = Fields(listed, file=part.file, key=join_key(part.key, f"{name}.{index}"))
+        pairs.append((pair.integer("members", low=2, high=1e7), pair.number("figure", low=1e-9, high=1e6)))
+    if pairs != sorted(dict(pairs).items()):
+        raise part.error(name, "do not ascend", found=shown(pairs), allowed="members in ascending order")
+    return tuple(pairs)
 
 
 def _texts(part: Fields) -> dict[str, str]:

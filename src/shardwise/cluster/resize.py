@@ -78,6 +78,7 @@ def _customary_network(cluster: Cluster, devices: int) -> Tier:
         latency_s=device.scale_out_latency_s,
         in_switch_reduction=False,
         is_network=True,
+        part_shares=(),
     )
 
 

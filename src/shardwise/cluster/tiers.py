@@ -97,7 +97,21 @@ def _scale_up_tier(classes: Mapping[str, Device], runs: Sequence[NodeRun], span:
         flow_bytes_per_s=rate,
         latency_s=max(device.scale_up_latency_s for device in kinds),
         in_switch_reduction=all(device.scale_up_in_switch_reduction for device in kinds),
+        part_shares=_part_shares(kinds, rate),
     )
+
+
+def _part_shares(kinds: Sequence[Device], rate: float) -> tuple[tuple[int, float], ...]:
+    """What groups of so many devices reach of `rate` where a device has links to others and no switch; the
+    least where kinds are mixed."""
+    sizes = sorted({size for device in kinds for size, _ in device.scale_up_links})
+    return tuple((size, min(_reached_bytes_per_s(device, size) for device in kinds) / rate) for size in sizes)
+
+
+def _reached_bytes_per_s(device: Device, size: int) -> float:
+    counts = [count for group, count in device.scale_up_links if group <= size]
+    share = counts[-1] / device.scale_up_links[-1][1] if counts else 1.0
+    return device.scale_up_bytes_per_s * share
 
 
 def _host_tier(classes: Mapping[str, Device], runs: Sequence[NodeRun], span: int) -> Tier:

@@ -131,6 +131,7 @@ class Fabric:
     in_switch: tuple[float, ...]
     partial: tuple[float, ...]
     inner_spans: tuple[int, ...]
+    part_shares: tuple[tuple[tuple[int, float], ...], ...]
 
     def pass_s(self, nbytes: Any, sizes: Sizes) -> Any:
         """Reduce-scatter or all-gather of a whole tensor of `nbytes`."""
@@ -148,19 +149,30 @@ class Fabric:
     def all_to_all_s(self, nbytes: Any, sizes: Sizes, outer_copies: Any = 1.0) -> Any:
         """All-to-all in which each rank sends `nbytes`; `outer_copies` of it beyond the innermost tier."""
         copies = (1.0,) + (outer_copies,) * (len(sizes) - 1)
-        moved_s = comm.all_to_all_s(nbytes, sizes, self.alphas_s, self.bytes_per_s, copies)
+        moved_s = comm.all_to_all_s(nbytes, sizes, self.alphas_s, self._linked_bytes_per_s(sizes), copies)
         return moved_s + self._startup_s(sizes)
 
     def neighbour_s(self, nbytes: Any, tier: Any) -> Any:
         """One message of `nbytes` to a rank behind tier `tier` (a column of indices)."""
         alpha_s = _of_tier(self.alphas_s, tier) + _of_tier(self.startups_s, tier)
-        return comm.point_to_point_s(nbytes, alpha_s, _of_tier(self.bytes_per_s, tier))
+        pair = self._linked_bytes_per_s((2,) * len(self.alphas_s))
+        return comm.point_to_point_s(nbytes, alpha_s, _of_tier(pair, tier))
+
+    def _linked_bytes_per_s(self, sizes: Sizes) -> tuple[Any, ...]:
+        """What groups of these sizes reach on each tier over the links that stay inside them."""
+        reached = []
+        for size, bytes_per_s, shares in zip(sizes, self.bytes_per_s, self.part_shares, strict=True):
+            share: Any = 1.0
+            for members, part in shares:
+                share = np.where(np.asarray(size) >= members, part, share)
+            reached.append(bytes_per_s * share)
+        return tuple(reached)
 
     def _ring_bytes_per_s(self, sizes: Sizes) -> tuple[Any, ...]:
         """What rings through groups of these sizes reach on each tier."""
         inside: Any = 1
         reached = []
-        tiers = zip(sizes, self.bytes_per_s, self.partial, self.inner_spans, strict=True)
+        tiers = zip(sizes, self._linked_bytes_per_s(sizes), self.partial, self.inner_spans, strict=True)
         for size, bytes_per_s, partial, span in tiers:
             is_partial = (inside > 1) & (inside < span)
             reached.append(bytes_per_s * np.where(is_partial, partial, 1.0))
@@ -195,4 +207,5 @@ def fabric_of(problem: Machine) -> Fabric:
         in_switch=tuple(1.0 if tier.in_switch_reduction else 0.0 for tier in problem.tiers),
         partial=tuple(curve.partial_fraction for curve in curves),
         inner_spans=inner_spans,
+        part_shares=tuple(tier.part_shares for tier in problem.tiers),
     )

@@ -128,6 +128,22 @@ def test_tiers_of_a_cluster() -> None:
     assert [tier.bytes_per_s for tier in found] == pytest.approx([50.0, 5.0 / 3])
 
 
+def test_groups_without_a_switch_have_the_links_between_them() -> None:
+    """Two of four share a quarter of 100 B/s. A pass of 80 B: 1 + 1/2 * 80 / 25 + 0.5; three the same share,
+    2 * 1 + 2/3 * 3.2 + 0.5; four all of it. All-reduce of two: twice 1 + 1.6, or trees, 2 + 6.4; + 0.5."""
+    linked = (replace(FABRIC[0], links=((2, 0.25), (4, 1.0))), FABRIC[1])
+    sizes = (np.array([2, 3, 4]), np.array([1, 1, 1]))
+    assert pass_s(linked, 80.0, sizes) == pytest.approx([3.1, 2 + 6.4 / 3 + 0.5, 4.1])
+    assert all_reduce_s(linked, 80.0, group(2, 1))[0] == pytest.approx(5.7)
+    # 80 B to the other: 40 / 25 and 1 s of latency; a message 1 + 0.5 + 80 / 25, outside as before.
+    assert all_to_all_s(linked, 80.0, group(2, 1), 1.0)[0] == pytest.approx(3.1)
+    assert message_s(linked, 80.0, np.array([0, 1])) == pytest.approx([4.7, 6.25])
+    on = cluster(2)
+    tiers = (replace(on.tiers[0], part_shares=((2, 0.25), (4, 1.0))), on.tiers[1])
+    found = fabric_of(replace(on, tiers=tiers), on.classes["ideal"].efficiency)
+    assert [tier.links for tier in found] == [((2, 0.25), (4, 1.0)), ()]
+
+
 def test_an_all_reduce_takes_the_best_of_three_ways() -> None:
     # Twice the pass: 18. Trees: 2 * log2(4) * 2 + 2 * 80 / (2 * 20 * 0.5) = 16. Plus 0.5.
     assert all_reduce_s(FABRIC, 80.0, group(2, 2))[0] == pytest.approx(16.5)

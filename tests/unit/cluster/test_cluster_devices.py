@@ -127,6 +127,8 @@ def test_a_sparse_peak_and_a_nominal_capacity_are_caught() -> None:
 def test_every_figure_has_a_source(name: str) -> None:
     device = devices()[name]
     words = {"name", "vendor", "scale_up_name", "scale_out_name", "efficiency", "sources"}
+    if not device.scale_up_links:  # a switch or a bus: nothing to say
+        words |= {"scale_up_links"}
     figures = {field.name for field in fields(Device)} - words
     assert set(device.sources) == figures
     assert all(len(source) > 10 for source in device.sources.values())
@@ -200,6 +202,29 @@ def test_numbers_for_a_device_take_the_place_of_its_own() -> None:
 def test_units_are_those_of_the_data_sheets() -> None:
     units = {"V100-16G": 80, "A100-80G": 108, "H100-SXM": 132, "H20": 78}
     assert {name: devices()[name].efficiency.matmul.units for name in units} == units
+
+
+def test_direct_links_are_those_of_the_nodes() -> None:
+    """A V100 has six NVLinks: one to its nearest neighbour, four into its half of the node (listed link by
+    link in the topology of a DGX-1); in a full mesh n - 1 of the 7 lead to others of a group of n."""
+    cube = {  # NVLinks between the devices of a DGX-1, as `nvidia-smi topo` lists them
+        (0, 1): 1, (0, 2): 1, (0, 3): 2, (0, 4): 2, (1, 2): 2, (1, 3): 1, (1, 5): 2, (2, 3): 2,
+        (2, 6): 1, (3, 7): 1, (4, 5): 1, (4, 6): 1, (4, 7): 2, (5, 6): 2, (5, 7): 1, (6, 7): 2,
+    }  # fmt: skip
+    for size, least in devices()["V100-32G"].scale_up_links:
+        inside = [
+            sum(links for pair, links in cube.items() if one in pair and set(pair) <= group)
+            for group in (set(range(first, first + size)) for first in range(0, 8, size))
+            for one in group
+        ]
+        assert min(inside) == least
+    assert dict(devices()["V100-16G"].scale_up_links) == {2: 1, 4: 4, 8: 6}
+    assert dict(devices()["MI300X"].scale_up_links) == {n: n - 1 for n in range(2, 9)}
+    assert dict(devices()["GH200"].scale_up_links) == {2: 6, 3: 12, 4: 18}
+    assert devices()["H100-SXM"].scale_up_links == ()
+    for device in devices().values():
+        sizes = [size for size, _ in device.scale_up_links]
+        assert not sizes or sizes[-1] == device.scale_up_domain
 
 
 def test_the_data_files_pass_the_strict_reader() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from math import gcd
 from pathlib import Path
 
@@ -20,7 +21,9 @@ from shardwise.cluster import (
     group_members_of,
     link_graph,
     load_cluster,
+    multiplied,
     node_runs,
+    part_of,
     route,
 )
 from shardwise.cluster.file import cluster_of_fields
@@ -162,6 +165,40 @@ def test_classes_take_figures_of_their_own_with_their_source() -> None:
     assert cluster.price_usd_per_hour == 14 and set(cluster.classes) == {"mine"}
 
 
+def test_devices_without_a_switch_share_the_links_between_them() -> None:
+    """V100: one, four and all of six links lead to others of two, four and eight. Beside A100 at 300 GB/s the
+    weaker of both: 150 * 1/6 of 150."""
+    assert load_cluster("4x8xV100-32G").tiers[0].part_shares == ((2, 1 / 6), (4, 4 / 6), (8, 1.0))
+    assert load_cluster("4x8xV100-32G").tiers[1].part_shares == ()
+    # A node of four has the links of four: no share is that of all six.
+    assert load_cluster("2x4xV100-32G").tiers[0].part_shares == ((2, 1 / 6), (4, 4 / 6), (8, 1.0))
+    assert load_cluster("2x8xA100-80G").tiers[0].part_shares == ()
+    mixed = load_cluster("1x8xA100-80G+1x8xV100-32G").tiers[0]
+    assert (mixed.bytes_per_s, mixed.part_shares) == (150e9, ((2, 1 / 6), (4, 4 / 6), (8, 1.0)))
+    # 448 GB/s over seven links, so 64 GB/s of two: more than the 25 of two V100; of four 192, more than 100.
+    mesh = load_cluster("1x8xMI300X+1x8xV100-32G").tiers[0]
+    assert dict(mesh.part_shares)[2] == pytest.approx(25 / 150)
+    assert dict(mesh.part_shares)[3] == pytest.approx(25 / 150)
+    assert dict(mesh.part_shares)[4] == pytest.approx(100 / 150)
+    assert dict(mesh.part_shares)[8] == 1.0
+    # 64 of the 300 GB/s of A100.
+    assert dict(load_cluster("1x8xMI300X+1x8xA100-80G").tiers[0].part_shares)[2] == pytest.approx(64 / 300)
+
+
+def test_links_of_a_class_of_its_own() -> None:
+    cluster = of_yaml(
+        "classes: {mine: {device: H100, scale_up: {links: {'2': 1, '4': 3}}}}\n"
+        "nodes: [{device: mine, devices: 4, count: 2}]"
+    )
+    assert cluster.classes["mine"].scale_up_links == ((2, 1), (4, 3))
+    assert cluster.classes["mine"].sources["scale_up_links"] == "given in c.yaml"
+    assert cluster.tiers[0].part_shares == ((2, 1 / 3), (4, 1.0))
+    # One node with a fabric of its own: the network that more of them need has no such links.
+    node = part_of(cluster, 4)
+    slower = replace(node, tiers=(replace(node.tiers[0], latency_s=1.0),))
+    assert [tier.part_shares for tier in multiplied(slower, 3).tiers] == [((2, 1 / 3), (4, 1.0)), ()]
+
+
 def test_a_ring_over_given_links() -> None:
     links = load_cluster(str(next(path for path in EXAMPLES if path.name == "links.yaml")))
     # In a machine 3 GB/s. The ring 0-1-2-3 crosses the lan once each way: 1 Gb/s = 0.125 GB/s.
@@ -198,6 +235,27 @@ NODES = "nodes: [{device: H100, count: 2}]\n"
             "classes: {m: {device: H100, efficiency: {matmul: {peak_fraction: 1.01}}}}\n" + NODES,
             "classes.m.efficiency.matmul.peak_fraction",
             "not a number in range",
+        ),
+        (
+            "classes: {m: {device: H100, scale_up: {links: {'1': 2}}}}\n" + NODES,
+            "classes.m.scale_up.links.1", "2 or more",
+        ),
+        (
+            "classes: {m: {device: H100, scale_up: {links: {'4': 2}}}}\n" + NODES,
+            "classes.m.scale_up.links", "those of 2 devices",
+        ),
+        (
+            "classes: {m: {device: H100, scale_up: {links: {}}}}\n" + NODES,
+            "classes.m.scale_up.links", "those of 2 devices",
+        ),
+        (
+            "classes: {m: {device: H100, scale_up: {links: {'2': 0}}}}\n" + NODES,
+            "classes.m.scale_up.links.2", "from 1",
+
+        ),
+        (
+            "classes: {m: {device: H100, scale_up: {links: {'2': 3, '4': 2}}}}\n" + NODES,
+            "classes.m.scale_up.links", "fewer in larger groups",
         ),
         (NODES + "teirs: []", "teirs", "did you mean tiers"), (NODES + "tiers: []", "tiers", "list of 1"),
         (NODES + "tiers: [{name: a, bandwidth: 1GB/s}]", "tiers[0].latency", "missing"),
@@ -335,3 +393,21 @@ def test_a_record_that_lost_a_field_or_grew_one_is_refused() -> None:
         with pytest.raises(ConfigError) as caught:
             cluster_from_record({**record, **change}, file="p.json")
         assert str(caught.value).startswith(f"p.json: {says}")
+
+
+def test_records_of_links() -> None:
+    cluster = load_cluster("2x8xV100-32G")
+    record = json.loads(json.dumps(cluster_record(cluster)))
+    assert record["tiers"][0]["part_shares"] == [[2, 1 / 6], [4, 4 / 6], [8, 1.0]]
+    # A record from before there were any has switches everywhere.
+    for part in (*record["tiers"], *record["classes"].values()):
+        part.pop("part_shares", None), part.pop("scale_up_links", None)
+    old = cluster_from_record(record)
+    assert old.tiers[0].part_shares == () and old.classes["V100-32G"].scale_up_links == ()
+    for bad, says in (
+        ([[4, 1.0], [2, 0.5]], "do not ascend"), ([[2, 0.5], [2, 0.5]], "do not ascend"), ([2], "members"),
+        ([[2]], "figure"), ([[2, -1.0]], "figure"), ([["2", 0.5]], "members"), (3, "not a list"),
+    ):  # fmt: skip
+        tier = {**record["tiers"][0], "part_shares": bad}
+        with pytest.raises(ConfigError, match=says):
+            cluster_from_record({**record, "tiers": [tier, record["tiers"][1]]})

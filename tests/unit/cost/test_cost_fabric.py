@@ -321,6 +321,35 @@ def test_an_all_to_all_over_the_fabric() -> None:
     assert float(fabric.all_to_all_s(100.0, (4, 1), 0.5)) == pytest.approx(2.2, rel=1e-14)
 
 
+PARTS = ((2, 0.25), (4, 1.0))
+
+
+def linked_problem() -> Problem:
+    """Nodes of four without a switch: two neighbours share one of a device's four links."""
+    on = cluster(2, of=with_efficiency(**CURVES), latency_s=(0.5, 2.0))
+    return problem(on=replace(on, tiers=(replace(on.tiers[0], part_shares=PARTS), on.tiers[1])))
+
+
+def test_groups_reach_what_the_links_between_them_carry() -> None:
+    plain, linked = fabric_of(slow_problem()), fabric_of(linked_problem())
+    # Two: 1 * 0.5 + 1/2 * 100 / (50 / 4) + 0.2; three have the links of two; four have all, as with a switch.
+    assert float(linked.pass_s(100.0, (2, 1))) == pytest.approx(4.7, rel=1e-14)
+    assert float(linked.pass_s(100.0, (3, 1))) == pytest.approx(1.0 + 2 / 3 * 8.0 + 0.2, rel=1e-14)
+    assert float(linked.pass_s(100.0, (4, 1))) == float(plain.pass_s(100.0, (4, 1)))
+    # Two trees: 2 * 0.5 + 2 * 8; twice the pass is 2 * 4.5.
+    assert float(linked.all_reduce_s(100.0, (2, 1))) == pytest.approx(9.2, rel=1e-14)
+    # All to all: 0.5 + 50 / 12.5 + 0.2; a message takes the links of two: 0.5 + 0.2 + 100 / 12.5, and outside
+    # nothing changes.
+    assert float(linked.all_to_all_s(100.0, (2, 1))) == pytest.approx(4.7, rel=1e-14)
+    tiers_of_rows = np.array([0, 1])
+    found = linked.neighbour_s(100.0, tiers_of_rows)
+    np.testing.assert_allclose(found, [8.7, plain.neighbour_s(100.0, tiers_of_rows)[1]], rtol=1e-14)
+    # Across nodes the two of a node are the slower hop: 3 * 2 + 3/4 * max(8, 100 / (2 * 5 * 0.5)) + 4; a
+    # column row by row.
+    sizes = (np.array([2, 2, 4, 1]), np.array([2, 1, 1, 2]))
+    np.testing.assert_allclose(linked.pass_s(100.0, sizes), [25.0, 4.7, 3.2, 16.0], rtol=1e-14)
+
+
 def test_a_message_to_a_neighbour() -> None:
     fabric = fabric_of(slow_problem())
     # 0.5 + 0.2 + 100 / 50 and 2 + 4 + 100 / 5.

@@ -93,14 +93,24 @@ class Rank:
         tiers = range(len(self.machine.tiers))
         return [prod(self.mesh.axes[axis].sizes[tier] for axis in axes) for tier in tiers]
 
+    def _linked(self, sizes: list[int]) -> list[float]:
+        """Bytes per second of such a group per tier, over the links that its members have to each other."""
+        speeds, below = [], 1
+        for tier, size in zip(self.machine.tiers, sizes, strict=True):
+            curve = self.machine.efficiency.scale_out if tier.is_network else self.machine.efficiency.scale_up
+            shares = [share for members, share in tier.part_shares if members <= size]
+            crowded = (tier.span / below) ** -curve.crowding
+            speeds.append(curve.fraction * crowded * tier.bytes_per_s * (shares[-1] if shares else 1.0))
+            below = tier.span
+        return speeds
+
     def _reached(self, sizes: list[int]) -> tuple[list[float], list[float], list[float]]:
         """Latency, start and bytes per second of rings through such a group, per tier."""
         tiers, efficiency = self.machine.tiers, self.machine.efficiency
         alphas, starts, speeds = [], [], []
         inside, below = 1, 1
-        for tier, size in zip(tiers, sizes, strict=True):
+        for tier, size, speed in zip(tiers, sizes, self._linked(sizes), strict=True):
             curve = efficiency.scale_out if tier.is_network else efficiency.scale_up
-            speed = curve.fraction * (tier.span / below) ** -curve.crowding * tier.bytes_per_s
             if 1 < inside < below:
                 speed *= curve.partial_fraction
             alphas.append(tier.latency_s)
@@ -126,8 +136,7 @@ class Rank:
 
     def all_to_all_s(self, nbytes: float, sizes: list[int]) -> float:
         alphas, _, _ = self._reached(sizes)
-        speeds = self._reached([1] * len(sizes))[2]
-        moved_s = float(comm.all_to_all_s(nbytes, sizes, alphas, speeds, [1.0] * len(sizes)))
+        moved_s = float(comm.all_to_all_s(nbytes, sizes, alphas, self._linked(sizes), [1.0] * len(sizes)))
         return moved_s + self._start_s(sizes)
 
     def neighbours_s(self, nbytes: float, sizes: list[int]) -> float:
@@ -135,7 +144,7 @@ class Rank:
         met = [tier for tier, size in enumerate(sizes) if size > 1]
         tier = met[-1] if met else 0
         alphas, starts, _ = self._reached(sizes)
-        speed = self._reached([1] * len(sizes))[2][tier]
+        speed = self._linked([2] * len(sizes))[tier]
         return float(comm.point_to_point_s(nbytes, alphas[tier] + starts[tier], speed))
 
     def bring_s(
