@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from shardwise.errors import ConfigError
 from shardwise.graph.check import check_graph
+from shardwise.graph.raw import first_user
 from shardwise.graph.record import Block, Operand, OpGraph, OpNode, Parameter
 from shardwise.graph.scale import input_growth
 from shardwise.graph.sizes import CONSTANT, Growth, parse_size
@@ -38,7 +39,7 @@ def parse_graph(mapping: Mapping[str, object], *, name: str = "graph") -> OpGrap
     fields.integer("version", low=1, high=VERSION, default=VERSION)
     batch = fields.integer("batch", low=1, high=1e9)
     seq_len = fields.integer("seq_len", low=1, high=1e9) if fields.has("seq_len") else None
-    scope = _Scope(batch=batch, seq_len=seq_len, sizes={}, growth={})
+    scope = _Scope(document=mapping, batch=batch, seq_len=seq_len, sizes={}, growth={})
     scope.sizes.update(scope.sizes_of(fields, "sizes"))
     declared = _inputs(fields, scope)
     blocks = tuple(_block(part, scope) for part in fields.mappings("blocks", low=1))
@@ -60,22 +61,24 @@ def parse_graph(mapping: Mapping[str, object], *, name: str = "graph") -> OpGrap
 
 @dataclass(frozen=True, slots=True)
 class _Scope:
-    """What names of dims mean throughout a file. `growth` gathers that of every name as it is read."""
+    """What names of dims mean throughout a file, the `document`. `growth` gathers that of every name as it is
+    read."""
 
+    document: Mapping[str, object]
     batch: int
     seq_len: int | None
     sizes: dict[str, int]
     growth: dict[str, Growth]
 
-    def sizes_of(self, fields: Fields, key: str) -> dict[str, int]:
-        """The sizes by name at `key`, none where it is absent; a name that grows as nowhere else is
-        refused."""
+    def sizes_of(self, fields: Fields, key: str, *, operator: str | None = None) -> dict[str, int]:
+        """The sizes by name at `key` (of an operator), none where it is absent; a name that grows as nowhere
+        else is refused."""
         sizes: dict[str, int] = {}
         part = fields.mapping(key, default={})
         for dim in part.names:
             if not _DIM.fullmatch(dim):
                 raise part.error(dim, "is no name of a dim", found=shown(dim), allowed=_DIM_ALLOWED)
-            sizes[dim], growth = self.size(part, dim, part.any(dim, allowed="a size"))
+            sizes[dim], growth = self.size(part, dim, part.any(dim, allowed="a size"), operator)
             if self.growth.setdefault(dim, growth) != growth:
                 raise part.error(
                     dim,
@@ -86,11 +89,17 @@ class _Scope:
         part.finish()
         return sizes
 
-    def size(self, fields: Fields, key: str, value: object) -> tuple[int, Growth]:
+    def size(
+        self, fields: Fields, key: str, value: object, operator: str | None = None
+    ) -> tuple[int, Growth]:
+        """The size that `value` stands for; a wrong one is told with the `operator` that has it, or with the
+        first that names `key`."""
         try:
             return parse_size(value, self.batch, self.seq_len)
         except ConfigError as error:
-            raise fields.error(key, error.message, found=error.found, allowed=error.allowed) from None
+            user = operator or first_user(self.document, key)
+            message = error.message if user is None else f"of operator {shown(user)} {error.message}"
+            raise fields.error(key, message, found=error.found, allowed=error.allowed) from None
 
 
 def _growth_text(growth: Growth) -> str:
@@ -138,7 +147,7 @@ def _block(part: Fields, scope: _Scope) -> Block:
 
 def _operator(part: Fields, scope: _Scope) -> OpNode:
     name = part.text("name")
-    own = scope.sizes_of(part, "dims")
+    own = scope.sizes_of(part, "dims", operator=name)
     sizes = scope.sizes | own
     inputs = tuple(
         Operand(item.text("from"), _dims(item, "dims", sizes, name)) for item in _each(part, "inputs")

@@ -6,7 +6,7 @@ Nothing in here knows what a layout is: a strategy of a transformer, or a layout
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 
@@ -83,6 +83,6 @@ class CurveSource(Protocol[LayoutT_co]):
         each where it can be. None on one device."""
         ...
 
-    def nothing_fits(self, devices: int) -> Infeasible:
-        """Why the curve on so many devices has no point, and what would help."""
+    def nothing_fits(self, curve: Curve[Any]) -> Infeasible:
+        """Why one of its curves has no point, and what would help."""
         ...

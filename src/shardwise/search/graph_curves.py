@@ -5,10 +5,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from time import perf_counter, process_time
+from typing import Any
 
 from shardwise.cluster import Cluster, Mesh, part_of, part_sizes, tier_mesh
 from shardwise.cost import LaidOut, Training, layout_chain, price_layout
-from shardwise.errors import Infeasible
+from shardwise.errors import Infeasible, InternalError
 from shardwise.graph import GraphLayout, OpGraph, data_parallel, megatron
 from shardwise.plan import usd_per_step
 from shardwise.search.curves import Curve, Point, Reference
@@ -111,11 +112,13 @@ class GraphCurves:
             )
         return tuple(found)
 
-    def nothing_fits(self, devices: int) -> Infeasible:
-        smallest = self.curve(devices, epsilon=0.01).smallest_bytes
-        limit = format_bytes(self.limit_bytes(devices))
+    def nothing_fits(self, curve: Curve[Any]) -> Infeasible:
+        if not isinstance(curve, GraphCurve):
+            raise InternalError("the curve of a graph is of layouts")
+        limit = format_bytes(self.limit_bytes(curve.devices))
         return Infeasible(
-            f"no layout of {self.graph.name} fits on {devices} devices: the smallest takes "
-            f"{format_bytes(smallest)} of {limit}; more devices, a smaller batch or more memory help",
+            f"no layout of {self.graph.name} fits on {curve.devices} devices: the smallest takes "
+            f"{format_bytes(curve.smallest_bytes)} of {limit}; "
+            "more devices, a smaller batch or more memory help",
             reasons={"memory": 1},
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from math import floor, inf
+from typing import Any
 
 from shardwise.cluster import part_of, part_sizes
 from shardwise.errors import Infeasible
@@ -90,8 +91,8 @@ class StrategyCurves:
             for reference in _customary(name, replace(asked, fixed=fixed), devices)
         )
 
-    def nothing_fits(self, devices: int) -> Infeasible:
-        asked = self._asked(devices)
+    def nothing_fits(self, curve: Curve[Any]) -> Infeasible:
+        asked = self._asked(curve.devices)
         problem = asked.problem()
         outcome = search(asked, problem, Fastest(1))
         return infeasible(asked, problem, outcome, lambda other, goal: search(other, other.problem(), goal))

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import jsonschema
 import pytest
 from tests.unit.app.test_cli_frontier import answer, refused
+from tests.unit.graph.texts import bent
 
 from shardwise.cluster import load_cluster, part_of, tier_mesh
 from shardwise.cost import Training, price_layout
@@ -155,14 +156,27 @@ def test_a_saved_plan_that_lies_is_found_out(run: Run, tmp_path: Path) -> None:
     refused(run("simulate", str(path)), "is not a plan file", "shardwise.graph-plan")
 
 
-def test_a_graph_file_that_does_not_hold_together_names_its_operator(run: Run, tmp_path: Path) -> None:
-    path = tmp_path / "graph.yaml"
-    path.write_text(
-        "schema: shardwise.graph\nversion: 1\nname: g\nbatch: 8\nsizes: {b: batch, i: 4}\n"
-        "inputs: {x: [batch, 4]}\nblocks:\n- name: all\n  operators:\n"
-        "  - {name: first, kind: nonsense, inputs: [{from: x, dims: [b, i]}], output: [b, i]}\n"
-    )
-    refused(run("frontier", str(path), "--cluster", CLUSTER, "--global-batch-size", "8"), "nonsense", "first")
+@pytest.mark.parametrize(
+    ("path", "value", "words"),
+    [
+        ("blocks.1.operators.0.inputs.0.from", "down", ("'up' closes a cycle", "up -> down -> up")),
+        ("blocks.1.operators.0.kind", "lineer", ("'up' is no kind", "did you mean linear?")),
+        ("blocks.2.operators.0.inputs.0.dims", ["b", "s", "v"], ("'logits' do not meet", "[8, 4, 6]")),
+        ("sizes.f", 0, ("sizes.f", "'up' is zero")),
+        ("blocks.1.operators.1.inputs.0.from", "nobody", ("'down' is nowhere", "nobody")),
+    ],
+    ids=["cycle", "kind", "shapes", "zero", "nowhere"],
+)
+def test_a_graph_file_that_does_not_hold_together_names_its_operator(
+    run: Run, tmp_path: Path, path: str, value: object, words: tuple[str, ...]
+) -> None:
+    file = tmp_path / "graph.json"
+    argv = ("frontier", str(file), "--cluster", CLUSTER, "--global-batch-size", "8")
+    file.write_text(json.dumps(bent(path, value)))
+    refused(run(*argv), str(file), *words)
+    ran = run(*argv, "--json")
+    error = json.loads(ran.out)["error"]
+    assert ran.code == 2 and error["kind"] == "config" and words[0] in f"{error['key']} {error['message']}"
 
 
 def test_too_little_memory_tells_the_smallest_point(run: Run) -> None:

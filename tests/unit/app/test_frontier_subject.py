@@ -50,8 +50,8 @@ class Curves:
         point = Point(time_s=2.5, memory_bytes=20 * GIB, cost_usd=None, devices=devices, layout=("R", "R"))
         return (Reference(name="data parallel", point=point, fits=devices == 4),)
 
-    def nothing_fits(self, devices: int) -> Infeasible:
-        return Infeasible(f"nothing fits on {devices}", reasons={"memory": 7})
+    def nothing_fits(self, curve: Curve[Layout]) -> Infeasible:
+        return Infeasible(f"nothing fits on {curve.devices}", reasons={"memory": 7})
 
 
 class Graph:

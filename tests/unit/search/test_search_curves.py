@@ -16,6 +16,7 @@ from shardwise.cost import peaks_of
 from shardwise.errors import Infeasible
 from shardwise.model import model_from_config
 from shardwise.search import (
+    Curve,
     Point,
     Question,
     Reference,
@@ -150,7 +151,7 @@ class _Remembered:
     def references(self, devices: int) -> tuple[Reference[Strategy], ...]:
         raise AssertionError
 
-    def nothing_fits(self, devices: int) -> Infeasible:
+    def nothing_fits(self, curve: Curve[Strategy]) -> Infeasible:
         raise AssertionError
 
 
@@ -256,4 +257,4 @@ def test_nothing_that_fits_says_why() -> None:
     curve = tiny.curve(2)
     assert curve.points == () and curve.knee is None
     assert curve.outcome.enumerated == sum(curve.outcome.ledger.rejected.values())
-    assert "memory binds" in tiny.nothing_fits(2).message
+    assert "memory binds" in tiny.nothing_fits(curve).message

@@ -219,7 +219,7 @@ def answered(
     weighs_cost = "cost" in asked.objectives
     points = points_of(curves, weighs_cost=weighs_cost) if any(curve.points for curve in curves) else ()
     if not points:
-        raise subject.curves.nothing_fits(curves[-1].devices)
+        raise subject.curves.nothing_fits(curves[-1])
     pick = chosen(points, mode=asked.mode, limit_bytes=asked.limit_bytes)
     nearest = smallest(points)
     if nearest.memory_bytes > asked.limit_bytes:
