@@ -1,0 +1,121 @@
+"""Curves of kernels from their measured times, by the equations that the cost model uses (docs/cost-model.md,
+section 7)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import TypeVar
+
+from shardwise.accuracy.calibration.samples import AttentionSample, MatmulSample, MemorySample
+from shardwise.accuracy.calibration.solve import coefficients
+from shardwise.cluster import AttentionCurve
+from shardwise.equations import compute
+from shardwise.errors import ConfigError
+
+FLOAT_BYTES = 4.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelCurves:
+    """What plain kernels take: `launch_s` each, matmuls at `flop_per_s * k / (k + k_half)`, and
+    `memory_bytes_per_s` for what moves."""
+
+    launch_s: float
+    flop_per_s: float
+    k_half: float
+    memory_bytes_per_s: float
+
+    def matmul_s(self, sample: MatmulSample) -> float:
+        """Seconds of a matmul of fp32 numbers: limited by arithmetic or by memory, and the launch."""
+        m, n, k = sample.m, sample.n, sample.k
+        work_s = float(compute.matmul_work(m, n, k)) / self.flop_per_s * (k + self.k_half) / k
+        return self.launch_s + max(work_s, moved_bytes(sample) / self.memory_bytes_per_s)
+
+    def memory_s(self, sample: MemorySample) -> float:
+        return self.launch_s + sample.nbytes / self.memory_bytes_per_s
+
+
+def moved_bytes(sample: MatmulSample) -> float:
+    """Both operands and the result, once, in fp32."""
+    m, n, k = sample.m, sample.n, sample.k
+    return FLOAT_BYTES * (m * k + k * n + m * n)
+
+
+def kernel_curves(matmuls: Sequence[MatmulSample], passes: Sequence[MemorySample]) -> KernelCurves:
+    """The curves whose times are closest to the measured ones, in the squares of relative errors.
+
+    A matmul takes launch + 2 m n k / speed + 2 m n k_half / speed, which is linear in the three; so is a pass
+    in launch and bytes. The launch is that of the passes: matmuls tell it less well. A matmul that is limited
+    by memory says nothing about the speed of arithmetic, and is left out.
+    """
+    if len(passes) < 2 or len(matmuls) < 3:
+        raise ConfigError("are too few", key="measurements", allowed="3 matmuls and 2 passes or more")
+    launch_s, per_byte_s = coefficients(
+        ([1.0] * len(passes), [sample.nbytes for sample in passes]), [sample.seconds for sample in passes]
+    )
+    bound = [s for s in matmuls if s.seconds > launch_s + 1.5 * per_byte_s * moved_bytes(s)]
+    if len(bound) < 2 or per_byte_s <= 0.0:
+        raise ConfigError(
+            "do not tell arithmetic from memory", key="measurements",
+            found=f"{len(bound)} matmuls that memory does not limit", allowed="2 or more, and passes",
+        )  # fmt: skip
+    per_flop_s, per_output_s = coefficients(
+        ([float(compute.matmul_work(s.m, s.n, s.k)) for s in bound], [2.0 * s.m * s.n for s in bound]),
+        [sample.seconds - launch_s for sample in bound],
+    )
+    if per_flop_s <= 0.0:
+        raise ConfigError("do not grow with the inner dimension", key="measurements of matmuls")
+    return KernelCurves(
+        launch_s=launch_s,
+        flop_per_s=1.0 / per_flop_s,
+        k_half=per_output_s / per_flop_s,
+        memory_bytes_per_s=1.0 / per_byte_s,
+    )
+
+
+BACKWARD_WORK = 2.5
+"""The arithmetic of a fused backward pass over that of the forward pass (Dao 2023)."""
+
+
+def attention_curve(
+    samples: Sequence[AttentionSample], *, launch_s: float, flop_per_s: float
+) -> AttentionCurve:
+    """Fractions of `flop_per_s` that fused attention reaches, and the length at which it reaches half of it.
+
+    Seconds are launch + work / (fraction * speed) * (1 + seq_half / s), linear in 1 / fraction and
+    seq_half / fraction. `seq_half` is that of the forward pass.
+    """
+
+    def part(is_backward: bool) -> list[AttentionSample]:
+        return [s for s in samples if s.is_backward is is_backward and s.seconds > launch_s]
+
+    forward, backward = part(False), part(True)
+    if len(forward) < 2 or not backward:
+        raise ConfigError("are too few", key="measurements of attention", allowed="2 forward, 1 backward")
+    ideal_s = [sample.work_flop / flop_per_s for sample in forward]
+    whole, by_length = coefficients(
+        (ideal_s, [ideal / sample.seq_len for ideal, sample in zip(ideal_s, forward, strict=True)]),
+        [sample.seconds - launch_s for sample in forward],
+    )
+    # Times that do not level off at all within the lengths measured: half is reached beyond the longest.
+    longest = max(sample.seq_len for sample in forward)
+    seq_half = by_length / whole if whole > 0.0 else 1e3 * longest
+    inverse = whole if whole > 0.0 else by_length / seq_half
+    reached = [
+        BACKWARD_WORK * sample.work_flop / flop_per_s * (1.0 + seq_half / sample.seq_len)
+        for sample in backward
+    ]
+    (inverse_backward,) = coefficients((reached,), [sample.seconds - launch_s for sample in backward])
+    return AttentionCurve(
+        forward_fraction=1.0 / inverse, backward_fraction=1.0 / inverse_backward, seq_half=seq_half
+    )
+
+
+Sample = TypeVar("Sample", MatmulSample, MemorySample)
+
+
+def mean_error(predicted: Callable[[Sample], float], samples: Iterable[Sample]) -> float:
+    """Mean of |predicted / measured - 1|."""
+    return fmean(abs(predicted(sample) / sample.seconds - 1.0) for sample in samples)

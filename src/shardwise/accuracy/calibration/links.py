@@ -1,0 +1,100 @@
+"""The curve of a link from measured collectives, by the equations of the cost model (docs/cost-model.md,
+section 5)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import log2
+from statistics import fmean
+
+from shardwise.accuracy.calibration.samples import Collective, LinkSample
+from shardwise.accuracy.calibration.solve import coefficients
+from shardwise.errors import ConfigError
+
+COLLECTIVES: tuple[Collective, ...] = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "message")
+
+_MOST_ROUNDS = 20
+
+_LEAST_SHARE = 1e-6
+"""Of the longest time, what the bytes of the largest sample take at least where they settle a bandwidth."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkCurve:
+    """`latency_s` of a hop, `startup_s` of a collective, bytes per second and direction of a device."""
+
+    latency_s: float
+    startup_s: float
+    bytes_per_s: float
+
+    def errors(self, samples: Sequence[LinkSample]) -> Mapping[str, float]:
+        """Mean of |predicted / measured - 1| of each kind of collective that was measured."""
+        kinds = {kind: [sample for sample in samples if sample.kind == kind] for kind in COLLECTIVES}
+        return {
+            kind: fmean(abs(collective_s(self, sample) / sample.seconds - 1.0) for sample in of)
+            for kind, of in kinds.items()
+            if of
+        }
+
+
+def collective_s(curve: LinkCurve, sample: LinkSample) -> float:
+    """Seconds that the cost model gives to a collective within one tier."""
+    ways = [
+        hops * curve.latency_s + curve.startup_s + tensors * sample.nbytes / curve.bytes_per_s
+        for hops, tensors in _ways(sample)
+    ]
+    return min(ways)
+
+
+def _ways(sample: LinkSample) -> tuple[tuple[float, float], ...]:
+    """Hops and whole tensors that pass a device's link, for each algorithm: an all-reduce is a ring or two
+    trees."""
+    n = sample.ranks
+    if sample.kind == "message":
+        return ((1.0, 1.0),)
+    if sample.kind == "all_to_all":
+        return ((1.0, (n - 1) / n),)
+    if sample.kind == "all_reduce":
+        return ((2.0 * (n - 1), 2.0 * (n - 1) / n), (2.0 * log2(n), 2.0))
+    return ((float(n - 1), (n - 1) / n),)
+
+
+def link_curve(samples: Sequence[LinkSample]) -> LinkCurve:
+    """The curve whose times are closest to the measured ones, in the squares of relative errors.
+
+    Linear in its three numbers once it is known which algorithm an all-reduce takes; that is found by turns.
+    Raises ConfigError where the samples do not settle a bandwidth.
+    """
+    sizes = {sample.nbytes for sample in samples}
+    if len(samples) < 3 or len(sizes) < 2:
+        raise ConfigError(
+            "are too few", key="measurements of links", found=f"{len(samples)} of {len(sizes)} sizes",
+            allowed="3 or more, of 2 sizes or more",
+        )  # fmt: skip
+    seconds = [sample.seconds for sample in samples]
+    chosen = [_ways(sample)[0] for sample in samples]
+    for _ in range(_MOST_ROUNDS):
+        latency_s, startup_s, per_byte_s = coefficients(
+            (
+                [hops for hops, _ in chosen],
+                [1.0] * len(samples),
+                [tensors * sample.nbytes for (_, tensors), sample in zip(chosen, samples, strict=True)],
+            ),
+            seconds,
+        )
+        if per_byte_s * max(sizes) <= _LEAST_SHARE * max(seconds):
+            raise ConfigError("do not grow with the bytes", key="measurements of links")
+        curve = LinkCurve(latency_s=latency_s, startup_s=startup_s, bytes_per_s=1.0 / per_byte_s)
+        fastest = [_fastest(curve, sample) for sample in samples]
+        if fastest == chosen:
+            break
+        chosen = fastest
+    return curve
+
+
+def _fastest(curve: LinkCurve, sample: LinkSample) -> tuple[float, float]:
+    return min(
+        _ways(sample),
+        key=lambda way: way[0] * curve.latency_s + way[1] * sample.nbytes / curve.bytes_per_s,
+    )

@@ -1,0 +1,53 @@
+"""One measured time each: of a matmul, a pass through memory, attention, a collective."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Collective = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "message"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MatmulSample:
+    """[m, k] x [k, n] in `seconds`."""
+
+    m: int
+    n: int
+    k: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemorySample:
+    """A kernel that reads and writes `nbytes` in all, and computes next to nothing, in `seconds`."""
+
+    nbytes: float
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionSample:
+    """Fused causal attention of `seq_len` queries on as many keys, forward or backward, in `seconds`.
+
+    `work_flop` is that of the forward pass, causal counted half, in both.
+    """
+
+    seq_len: int
+    work_flop: float
+    is_backward: bool
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkSample:
+    """A collective of `ranks` ranks in `seconds`.
+
+    `nbytes` is the whole tensor: what each rank has of an all-reduce, its output of an all-gather, its input
+    of a reduce-scatter and of an all-to-all; what is sent of a message.
+    """
+
+    kind: Collective
+    ranks: int
+    nbytes: float
+    seconds: float

@@ -1,0 +1,189 @@
+"""Curves are recovered from times that they themselves gave; noise moves them little; twins do not pass."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from shardwise.accuracy.calibration import (
+    COLLECTIVES,
+    AttentionSample,
+    Collective,
+    KernelCurves,
+    LinkCurve,
+    LinkSample,
+    MatmulSample,
+    MemorySample,
+    attention_curve,
+    collective_s,
+    kernel_curves,
+    link_curve,
+    mean_error,
+)
+from shardwise.accuracy.calibration.solve import coefficients
+from shardwise.cluster import AttentionCurve, load_cluster
+from shardwise.cost.fabric import fabric_of
+from shardwise.cost.problem import machine_of
+from shardwise.errors import ConfigError
+from shardwise.strategy import PROFILES
+
+TRUE = KernelCurves(launch_s=8e-6, flop_per_s=6e10, k_half=40.0, memory_bytes_per_s=9e9)
+SHAPES = [(m, n, k) for m in (64, 256, 1024) for n in (128, 512) for k in (32, 256, 2048)]
+
+
+def matmuls(curves: KernelCurves) -> list[MatmulSample]:
+    shapes = [MatmulSample(m=m, n=n, k=k, seconds=1.0) for m, n, k in SHAPES]
+    return [replace(sample, seconds=curves.matmul_s(sample)) for sample in shapes]
+
+
+def passes(curves: KernelCurves) -> list[MemorySample]:
+    sizes = [MemorySample(nbytes=4.0**power, seconds=1.0) for power in range(6, 13)]
+    return [replace(sample, seconds=curves.memory_s(sample)) for sample in sizes]
+
+
+def test_the_time_of_a_matmul_by_hand() -> None:
+    # 2 * 64 * 128 * 32 flop = 524,288; (32 + 40) / 32 = 2.25 times as long at 6e10 flop/s: 19.6608 us; the
+    # bytes are 4 * (2,048 + 4,096 + 8,192) = 57,344 at 9e9 bytes/s: 6.4 us; the launch is 8 us.
+    sample = MatmulSample(m=64, n=128, k=32, seconds=1.0)
+    assert TRUE.matmul_s(sample) == pytest.approx(27.6608e-6, rel=1e-12)
+
+
+def test_known_curves_of_kernels_are_recovered() -> None:
+    found = kernel_curves(matmuls(TRUE), passes(TRUE))
+    for name in ("launch_s", "flop_per_s", "k_half", "memory_bytes_per_s"):
+        assert getattr(found, name) == pytest.approx(getattr(TRUE, name), rel=1e-6), name
+    assert mean_error(found.matmul_s, matmuls(TRUE)) < 1e-6
+
+
+def test_times_without_a_prologue_are_not_explained_by_curves_that_have_one() -> None:
+    """A twin that takes every k for the longest would miss times of short sums by far."""
+    twin = replace(TRUE, k_half=0.0)
+    assert mean_error(twin.matmul_s, matmuls(TRUE)) > 0.1
+
+
+def test_noise_moves_the_curves_little() -> None:
+    random = np.random.default_rng(7)
+
+    def noisy(samples: Sequence[MatmulSample]) -> list[MatmulSample]:
+        return [replace(s, seconds=s.seconds * float(np.exp(0.03 * random.normal()))) for s in samples]
+
+    found = kernel_curves(noisy(matmuls(TRUE)), passes(TRUE))
+    assert found.flop_per_s == pytest.approx(TRUE.flop_per_s, rel=0.05)
+    assert found.k_half == pytest.approx(TRUE.k_half, rel=0.2)
+
+
+def test_measurements_that_settle_nothing_are_refused() -> None:
+    with pytest.raises(ConfigError, match="too few"):
+        kernel_curves(matmuls(TRUE)[:2], passes(TRUE))
+    slow = [replace(sample, seconds=sample.seconds * 1e4) for sample in passes(TRUE)]
+    with pytest.raises(ConfigError, match="do not tell arithmetic from memory"):
+        kernel_curves(matmuls(TRUE), slow)
+
+
+ATTENTION = AttentionCurve(forward_fraction=0.4, backward_fraction=0.25, seq_half=96.0)
+
+
+def attention_samples(curve: AttentionCurve, speed: float, launch_s: float) -> list[AttentionSample]:
+    samples = []
+    for seq_len in (64, 128, 512, 1024):
+        work = 2.0 * seq_len * (seq_len / 2) * 8 * 128
+        reach = seq_len / (seq_len + curve.seq_half)
+        for is_backward, fraction, factor in (
+            (False, curve.forward_fraction, 1.0),
+            (True, curve.backward_fraction, 2.5),
+        ):
+            seconds = launch_s + factor * work / (speed * fraction * reach)
+            samples.append(
+                AttentionSample(seq_len=seq_len, work_flop=work, is_backward=is_backward, seconds=seconds)
+            )
+    return samples
+
+
+@pytest.mark.parametrize("seq_half", [0.0, 96.0])
+def test_a_known_curve_of_attention_is_recovered(seq_half: float) -> None:
+    true = replace(ATTENTION, seq_half=seq_half)
+    samples = attention_samples(true, 5e10, 1e-5)
+    found = attention_curve(samples, launch_s=1e-5, flop_per_s=5e10)
+    assert found.forward_fraction == pytest.approx(true.forward_fraction, rel=1e-6)
+    assert found.backward_fraction == pytest.approx(true.backward_fraction, rel=1e-6)
+    assert found.seq_half == pytest.approx(true.seq_half, rel=1e-5, abs=1e-6)
+
+
+LINK = LinkCurve(latency_s=4e-5, startup_s=2e-4, bytes_per_s=2.2e7)
+
+
+def link_samples(curve: LinkCurve, kinds: Sequence[Collective] = COLLECTIVES) -> list[LinkSample]:
+    samples = [
+        LinkSample(kind=kind, ranks=2 if kind == "message" else ranks, nbytes=4.0**power, seconds=1.0)
+        for kind in kinds
+        for ranks in (2, 4, 8)
+        for power in (3, 6, 8, 10, 12)
+    ]
+    return [replace(sample, seconds=collective_s(curve, sample)) for sample in samples]
+
+
+@pytest.mark.parametrize("kinds", [COLLECTIVES, ("all_reduce",), ("all_gather", "message")])
+def test_a_known_curve_of_a_link_is_recovered(kinds: Sequence[Collective]) -> None:
+    found = link_curve(link_samples(LINK, kinds))
+    for name in ("latency_s", "startup_s", "bytes_per_s"):
+        assert getattr(found, name) == pytest.approx(getattr(LINK, name), rel=1e-6), name
+    assert max(found.errors(link_samples(LINK, kinds)).values()) < 1e-6
+
+
+def test_a_twin_that_takes_a_shard_for_the_whole_tensor_is_caught() -> None:
+    """Bytes of an all-gather are its output: a factor of the number of ranks otherwise."""
+    wrong = [
+        replace(s, nbytes=s.nbytes / s.ranks) if s.kind == "all_gather" else s for s in link_samples(LINK)
+    ]
+    found = link_curve(wrong)
+    assert max(found.errors(wrong).values()) > 0.2
+
+
+@pytest.mark.parametrize("ranks", [2, 4, 8])
+@pytest.mark.parametrize("nbytes", [16.0, 1e6])
+def test_a_collective_takes_what_the_cost_model_says(ranks: int, nbytes: float) -> None:
+    """The same collectives, priced by the fabric of a cluster that has these figures."""
+    cluster = load_cluster(f"1x{ranks}xcpu")
+    curve, tier = cluster.classes["cpu"].efficiency.scale_up, cluster.tiers[0]
+    link = LinkCurve(
+        latency_s=tier.latency_s,
+        startup_s=curve.startup_s,
+        bytes_per_s=curve.fraction * tier.bytes_per_s,
+    )
+    fabric = fabric_of(machine_of(cluster, "fp32", "adamw", PROFILES["fsdp2"]))
+    sizes = tuple(map(np.array, (ranks,)))
+    priced = {
+        "all_reduce": fabric.all_reduce_s(nbytes, sizes),
+        "all_gather": fabric.pass_s(nbytes, sizes),
+        "reduce_scatter": fabric.pass_s(nbytes, sizes),
+        "all_to_all": fabric.all_to_all_s(nbytes, sizes),
+        "message": fabric.neighbour_s(nbytes, np.array(0)),
+    }
+    for kind in COLLECTIVES:
+        sample = LinkSample(kind=kind, ranks=ranks, nbytes=nbytes, seconds=1.0)
+        assert collective_s(link, sample) == pytest.approx(float(priced[kind]), rel=1e-12), kind
+
+
+def test_links_that_settle_nothing_are_refused() -> None:
+    with pytest.raises(ConfigError, match="too few"):
+        link_curve(link_samples(LINK)[:2])
+    constant = [replace(sample, seconds=1e-3) for sample in link_samples(LINK, ("message",))]
+    with pytest.raises(ConfigError, match="do not grow with the bytes"):
+        link_curve(constant)
+
+
+def test_coefficients_are_never_negative_and_the_best_of_those() -> None:
+    """Against a grid: t = 3 x - 1 has no coefficient for the constant but 0."""
+    xs = [1.0, 2.0, 5.0]
+    ts = [3.0 * x - 1.0 for x in xs]
+    constant, slope = coefficients(([1.0] * 3, xs), ts)
+    assert constant == 0.0
+
+    def loss(c: float, s: float) -> float:
+        return sum(((c + s * x - t) / t) ** 2 for x, t in zip(xs, ts, strict=True))
+
+    grid = [(c, s) for c in np.linspace(0, 2, 41) for s in np.linspace(0, 4, 401)]
+    assert loss(constant, slope) <= min(loss(c, s) for c, s in grid) + 1e-12
