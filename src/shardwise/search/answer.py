@@ -9,10 +9,11 @@ from shardwise.model import Model
 from shardwise.plan import Answer, Certificate, Frontier, FrontierPoint, Result
 from shardwise.schedule import Schedule, generate
 from shardwise.search import evaluate as evaluation
+from shardwise.search.clock import Clock
 from shardwise.search.drive import Outcome, Progress, Search
 from shardwise.search.explain import result_of
 from shardwise.search.goals import Fastest, Goal, Smallest, Tradeoff
-from shardwise.search.parts import Clock, Searched, best_part
+from shardwise.search.parts import NOTHING_YET, Searched, best_part
 from shardwise.search.question import Question
 from shardwise.search.relax import infeasible, legal_reason
 from shardwise.sim import Durations
@@ -20,39 +21,46 @@ from shardwise.strategy import HOST_MEMORY, MEMORY, Job, Strategy, StrategyTable
 from shardwise.units import format_seconds
 
 
-def plan(question: Question, *, progress: Progress | None = None) -> Answer:
+def plan(question: Question, *, progress: Progress | None = None, clock: Clock | None = None) -> Answer:
     """The best strategy of the question's space, runners-up, and the certificate.
 
     Ended early by its budget or the user, it answers with the best so far. Raises Infeasible where nothing
-    legal fits, with reason counts and relaxations that do fit, or where nothing was found in time.
+    legal fits, with reason counts and relaxations that do fit, or where nothing was found in time;
+    KeyboardInterrupt where the user did not wait for anything. A `clock` counts instead of the budget.
     """
     question.problem()
-    clock = Clock(question.budget_s)
-    searched = _searched(question, clock, progress)
+    clock = clock or Clock(question.budget_s)
+    with clock.listening():
+        searched = _searched(question, clock, progress)
+        if not searched.outcome.found:
+            raise _nothing(searched.question, searched.outcome, clock)
+        return answered(searched, clock, progress)
+
+
+def answered(searched: Searched, clock: Clock, progress: Progress | None) -> Answer:
+    """The answer of a search that found something, with the frontier where one is asked for."""
     used, outcome = searched.question, searched.outcome
     problem = used.problem()
-    if not outcome.found:
-        raise _nothing(used, problem, outcome)
     # Priced again: a search that was ended early may remember a little more than a strategy takes.
     results = [result_of(problem, found.table[0]) for found in outcome.found]
-    frontier, is_interrupted = None, outcome.is_interrupted or searched.is_interrupted
-    if question.frontier and not is_interrupted:
-        frontier, is_interrupted = _frontier(used, problem, clock, progress)
+    frontier = None
+    if used.frontier and not clock.is_interrupted:
+        frontier = _frontier(used, problem, clock, progress)
     return Answer(
         best=results[0],
         runners_up=tuple(results[1:]),
         certificate=certificate_of(used, outcome, results[0].step_time_s),
-        objective=question.objective,
+        objective=used.objective,
         cluster=used.cluster,
         parts=searched.parts,
         frontier=frontier,
-        is_interrupted=is_interrupted,
+        is_interrupted=clock.is_interrupted,
     )
 
 
 def _searched(question: Question, clock: Clock, progress: Progress | None) -> Searched:
     def search_for(asked: Question, goal: Goal) -> Outcome:
-        return search(asked, asked.problem(), goal, budget_s=clock.left_s, progress=progress)
+        return search(asked, asked.problem(), goal, clock=clock, progress=progress)
 
     if question.uses_parts:
         return best_part(question, clock, search_for)
@@ -69,7 +77,7 @@ def search(
     problem: Problem,
     goal: Goal,
     *,
-    budget_s: float | None = None,
+    clock: Clock | None = None,
     progress: Progress | None = None,
 ) -> Outcome:
     """One search of the question's space for `goal`, on all of its devices."""
@@ -79,14 +87,14 @@ def search(
         goal,
         exhaustive=question.exhaustive,
         workers=question.workers,
-        budget_s=budget_s,
+        clock=clock,
     ).run(progress)
 
 
-def _nothing(question: Question, problem: Problem, outcome: Outcome) -> Infeasible:
+def _nothing(question: Question, outcome: Outcome, clock: Clock) -> Infeasible:
     """The error of a search without an answer; an interrupt stays one."""
-    if outcome.is_interrupted:
-        raise KeyboardInterrupt
+    if clock.is_interrupted:
+        raise KeyboardInterrupt(NOTHING_YET)
     if outcome.unexplored:
         total = outcome.enumerated + outcome.unexplored
         return Infeasible(
@@ -94,22 +102,27 @@ def _nothing(question: Question, problem: Problem, outcome: Outcome) -> Infeasib
             f"{outcome.unexplored:,} of {total:,} candidates are unexplored",
             reasons={},
         )
-    return infeasible(question, problem, outcome, lambda other, goal: search(other, other.problem(), goal))
+    unlimited = clock.beside(None)
+
+    def whole(asked: Question, problem: Problem, goal: Goal) -> Outcome:
+        found = search(asked, problem, goal, clock=unlimited)
+        if found.is_interrupted:
+            raise KeyboardInterrupt(NOTHING_YET)
+        return found
+
+    return infeasible(question, question.problem(), outcome, whole)
 
 
 def _frontier(
     question: Question, problem: Problem, clock: Clock, progress: Progress | None
-) -> tuple[Frontier | None, bool]:
-    """Time against memory, and whether the user ended the search; None where it had not begun."""
-    try:
-        outcome = search(question, problem, Tradeoff(), budget_s=clock.left_s, progress=progress)
-    except KeyboardInterrupt:
-        return None, True
+) -> Frontier | None:
+    """Time against memory; None where nothing was found in time."""
+    outcome = search(question, problem, Tradeoff(), clock=clock, progress=progress)
     if not outcome.found:
-        return None, outcome.is_interrupted
+        return None
     points = frontier_points(problem, outcome)
     certificate = certificate_of(question, outcome, points[0].step_time_s)
-    return Frontier(points=points, certificate=certificate), outcome.is_interrupted
+    return Frontier(points=points, certificate=certificate)
 
 
 def frontier_points(problem: Problem, outcome: Outcome) -> tuple[FrontierPoint, ...]:

@@ -8,10 +8,11 @@ from itertools import combinations
 
 from shardwise.cluster import Cluster, Pool, cluster_of_pools, pools_of
 from shardwise.plan import Answer, MixedFigures, Part, usd_per_step
-from shardwise.search.answer import plan, search
+from shardwise.search.answer import answered, plan, search
+from shardwise.search.clock import Clock
 from shardwise.search.drive import Outcome, Progress
 from shardwise.search.goals import Fastest
-from shardwise.search.parts import Clock
+from shardwise.search.parts import Searched
 from shardwise.search.question import Question
 
 MOST_POOLS = 4
@@ -20,10 +21,10 @@ MOST_POOLS = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Baselines:
-    """The best uniform step time over all unions of whole pools, with the union; and the least that one pool
-    alone takes. None where nothing fits. `parts` are the unions as they were searched."""
+    """The union of whole pools with the best uniform step time, as it was searched (None where nothing was
+    found); and the least that one pool alone takes. `parts` are all unions."""
 
-    uniform_s: float | None
+    best: Searched | None
     union: tuple[Pool, ...]
     fastest_alone_s: float | None
     fastest_alone: str | None
@@ -43,56 +44,69 @@ def unions_of(pools: tuple[Pool, ...]) -> Iterator[tuple[Pool, ...]]:
 
 
 def baselines_of(question: Question, clock: Clock, progress: Progress | None = None) -> Baselines:
-    """The best uniform strategies of the question's space on the unions of pools of its cluster."""
+    """The best uniform strategies of the question's space on the unions of pools of its cluster. After an
+    interrupt no further union is searched."""
     cluster = question.cluster
-    best_s: float | None = None
-    alone_s: float | None = None
-    best, alone = pools_of(cluster), None
+    best: Searched | None = None
+    best_s, alone_s = float("inf"), float("inf")
+    union, alone = pools_of(cluster), None
     parts: list[Part] = []
-    for union in unions_of(pools_of(cluster)):
-        asked = replace(question, cluster=cluster_of_pools(cluster, union))
+    for pools in unions_of(pools_of(cluster)):
+        asked = replace(question, cluster=cluster_of_pools(cluster, pools))
+        if clock.is_interrupted:
+            parts.append(_part(asked, None))
+            continue
         goal = Fastest(1)
-        if len(union) > 1 and best_s is not None:
+        if len(pools) > 1:
             goal.threshold_s = best_s
-        outcome = search(asked, asked.problem(), goal, budget_s=clock.left_s, progress=progress)
+        outcome = search(asked, asked.problem(), goal, clock=clock, progress=progress)
         parts.append(_part(asked, outcome))
         if not outcome.found:
             continue
         time_s = outcome.found[0].time_s
-        if best_s is None or time_s < best_s:
-            best_s, best = time_s, union
-        if len(union) == 1 and (alone_s is None or time_s < alone_s):
-            alone_s, alone = time_s, union[0].name
+        if time_s < best_s:
+            best_s, best, union = time_s, Searched(asked, outcome), pools
+        if len(pools) == 1 and time_s < alone_s:
+            alone_s, alone = time_s, pools[0].name
     return Baselines(
-        uniform_s=best_s,
-        union=best,
-        fastest_alone_s=alone_s,
+        best=best,
+        union=union,
+        fastest_alone_s=None if alone is None else alone_s,
         fastest_alone=alone,
         parts=tuple(parts),
     )
 
 
-def _part(asked: Question, outcome: Outcome) -> Part:
-    best_s = outcome.found[0].time_s if outcome.found else None
+def _part(asked: Question, outcome: Outcome | None) -> Part:
+    """What became of a part of the cluster; None where it was not searched."""
+    best_s = outcome.found[0].time_s if outcome is not None and outcome.found else None
     return Part(
         devices=asked.cluster.devices,
         nodes=len(asked.cluster.nodes),
         step_time_s=best_s,
         usd_per_step=None if best_s is None else usd_per_step(asked.cluster, best_s),
-        is_complete=outcome.unexplored == 0,
+        is_complete=outcome is not None and outcome.unexplored == 0,
     )
 
 
-def plan_mixed(question: Question, *, progress: Progress | None = None) -> Answer:
+def plan_mixed(
+    question: Question, *, progress: Progress | None = None, clock: Clock | None = None
+) -> Answer:
     """The best uniform strategy on any union of the pools of a mixed cluster, with runners-up on the same
     union; what is compared is in its `mixed`. Raises what `plan` raises on the whole cluster where nothing
-    fits on any union."""
+    fits on any union. A `clock` counts instead of the budget."""
     question.problem()
-    clock = Clock(question.budget_s)
-    found = baselines_of(question, clock, progress)
-    left_s = None if clock.left_s is None else max(clock.left_s, 1e-3)
-    used = cluster_of_pools(question.cluster, found.union)
-    answer = plan(replace(question, cluster=used, budget_s=left_s), progress=progress)
+    clock = clock or Clock(question.budget_s)
+    with clock.listening():
+        found = baselines_of(question, clock, progress)
+        searched = found.best
+        if searched is None:
+            return plan(question, progress=progress, clock=clock)
+        if not clock.is_interrupted:
+            asked = searched.question
+            again = search(asked, asked.problem(), Fastest(asked.top + 1), clock=clock, progress=progress)
+            searched = Searched(asked, again) if again.found else searched
+        answer = answered(searched, clock, progress)
     idle = tuple(pool.name for pool in pools_of(question.cluster) if pool not in found.union)
     figures = MixedFigures(
         uniform_step_time_s=answer.best.step_time_s,

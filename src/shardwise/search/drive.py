@@ -17,6 +17,7 @@ import numpy as np
 
 from shardwise.cost import Problem
 from shardwise.errors import InternalError
+from shardwise.search.clock import Clock
 from shardwise.search.closeup import CloseUp, close_up_of
 from shardwise.search.dive import Dive
 from shardwise.search.division import first_lanes, lanes_of, listing_lanes
@@ -90,7 +91,6 @@ class DiveTask:
     part: Part
     grids: Listing
     goal: Goal
-    deadline_s: float
 
 
 Task = ListTask | DiveTask
@@ -113,7 +113,7 @@ class Search:
     """One search over one space. `run` gives its outcome; nothing is kept between two searches.
 
     `goal` is what is looked for. With `exhaustive`, nothing is cut and every legal candidate that fits is
-    evaluated. `budget_s` ends the search early. `without` names means that are not used, for comparison:
+    evaluated. `clock` ends the search early. `without` names means that are not used, for comparison:
     "sketch" (and what follows from it), "close-up", "symmetry", "room", "memory" (of blocks), and the levels
     (`fates.LEVELS`) whose bounds are ignored; the answer is the same.
     """
@@ -126,41 +126,32 @@ class Search:
         *,
         exhaustive: bool = False,
         workers: int = 1,
-        budget_s: float | None = None,
+        clock: Clock | None = None,
         without: frozenset[str] = frozenset(),
     ) -> None:
         self._problem, self._space, self._sketch = problem, space, sketch_of(space)
         self._close_up: CloseUp | None = None
-        self._exhaustive, self._workers, self._budget_s = exhaustive, workers, budget_s
+        self._exhaustive, self._workers, self._clock = exhaustive, workers, clock or Clock()
         self._without = without
         self._pass = _Pass(goal)
 
     def run(self, progress: Progress | None = None) -> Outcome:
-        """Searches the whole space, until the budget is spent or the user interrupts.
-
-        An interrupt before anything is listed is passed on.
-        """
+        """Searches the whole space, or until the clock is over: what is left is listed and bounded even then."""
         started_s, started_cpu_s = time.perf_counter(), time.process_time()
-        deadline_s = started_s + (self._budget_s if self._budget_s is not None else float("inf"))
-        is_interrupted, whole = False, self._pass
+        whole = self._pass
         with Lanes(self._workers, self._answered) as lanes:
-            try:
-                if not self._exhaustive and "sketch" not in self._without:
-                    self._look(lanes, SKETCH, deadline_s)
-                    self._look_closer(lanes, deadline_s)
-                grids = self._list(lanes, whole, WHOLE)
-                self._search(lanes, whole, WHOLE, grids, deadline_s, progress)
-            except KeyboardInterrupt:
-                if whole.left is None:
-                    raise
-                is_interrupted = True
+            if not self._exhaustive and "sketch" not in self._without:
+                self._look(lanes, SKETCH)
+                self._look_closer(lanes)
+            grids = self._list(lanes, whole, WHOLE)
+            self._search(lanes, whole, WHOLE, grids, progress)
             lanes_cpu_s = lanes.cpu_s
         return Outcome(
             found=whole.goal.found,
             ledger=whole.ledger,
             unexplored=whole.unexplored,
             lower_bound_s=whole.lower_bound_s,
-            is_interrupted=is_interrupted,
+            is_interrupted=self._clock.is_interrupted,
             search_s=time.perf_counter() - started_s,
             search_cpu_s=time.process_time() - started_cpu_s + lanes_cpu_s,
         )
@@ -179,22 +170,22 @@ class Search:
         whole.left = Listing.joined(parts)
         return whole.left
 
-    def _look(self, lanes: Lanes[Task, Answer], part: Part, deadline_s: float) -> None:
+    def _look(self, lanes: Lanes[Task, Answer], part: Part) -> None:
         """A first look at a part of the space: what it finds is what the search must not exceed. It is met,
         evaluated and counted again, since it stands as a little worse than it is."""
         look = _Pass(self._pass.goal.copy())
         grids = self._list(lanes, look, part).take(slice(0, LOOKED_AT))
-        self._search(lanes, look, part, grids, deadline_s, None)
+        self._search(lanes, look, part, grids, None)
         finds, more = finds_of(look.goal), 1.0 + REMEMBERED
         self._pass.goal.offer(finds.table, finds.time_s * more, finds.device_bytes * more)
 
-    def _look_closer(self, lanes: Lanes[Task, Answer], deadline_s: float) -> None:
+    def _look_closer(self, lanes: Lanes[Task, Answer]) -> None:
         """A look at what lies next to what is known; the core space is so small that one look is enough, and
         what lies next to all of a frontier is much of the space."""
         known = [found.table for found in self._pass.goal.found]
         is_enough = self._space.is_core or self._pass.goal.weighs_memory
-        if known and not is_enough and "close-up" not in self._without:
-            self._look(lanes, Part(around=StrategyTable.joined(known)), deadline_s)
+        if known and not is_enough and "close-up" not in self._without and not self._clock.is_over:
+            self._look(lanes, Part(around=StrategyTable.joined(known)))
 
     def _search(
         self,
@@ -202,7 +193,6 @@ class Search:
         whole: _Pass,
         part: Part,
         left: Listing,
-        deadline_s: float,
         progress: Progress | None,
     ) -> None:
         """Round after round, until nothing is left that may matter or the time is over."""
@@ -210,20 +200,25 @@ class Search:
         while len(left.table):
             if self._cuts_grids:
                 left = left.opened(whole.goal, whole.ledger)
+            whole.left = left
+            if self._must_end(part, whole.goal):
+                return
             count = self._count(space, left, size)
             first, rest = left.take(slice(0, count)), left.take(slice(count, None))
-            whole.left = left
-            tasks = [
-                DiveTask(part, few, whole.goal.copy(), deadline_s) for few in self._lanes_of(part, first)
-            ]
+            tasks = [DiveTask(part, few, whole.goal.copy()) for few in self._lanes_of(part, first)]
             answers = zip(tasks, lanes.answers(tasks), strict=True)
             undone = [task.grids for task, answer in answers if not whole.merged(answer)]
             whole.left = Listing.joined([*undone, rest])
             if progress is not None:
                 progress(f"{total - len(whole.left.table):,} of {total:,} grids, best {whole.best_s:.4g} s")
-            if undone or time.perf_counter() > deadline_s:
+            if undone:
                 return
             left, size = rest, min(2 * size, LARGEST_ROUND)
+
+    def _must_end(self, part: Part, goal: Goal) -> bool:
+        """Whether the time is over. The first look goes on until it has found something, or is interrupted."""
+        is_wanted = part.is_sketch and not goal.found and not self._clock.is_interrupted
+        return self._clock.is_over and not is_wanted
 
     def _count(self, space: Space, grids: Listing, size: int) -> int:
         """How many grids have about so many rows with micro-batch sizes; one at least, if there is one."""
@@ -254,11 +249,10 @@ class Search:
         return self._dived(task)
 
     def _dived(self, task: DiveTask) -> Answer:
-        """Searches below a task's grids. The first look goes on until it has found something."""
+        """Searches below a task's grids."""
 
         def check() -> None:
-            is_wanted = task.part.is_sketch and not task.goal.found
-            if time.perf_counter() > task.deadline_s and not is_wanted:
+            if self._must_end(task.part, task.goal):
                 raise OutOfTimeError
 
         space = self._space_of(task.part)
@@ -312,4 +306,4 @@ class _Pass:
 
 
 class OutOfTimeError(Exception):
-    """The budget is spent."""
+    """The budget is spent, or the user interrupted."""

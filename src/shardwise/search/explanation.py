@@ -9,6 +9,7 @@ from math import isclose
 from shardwise.errors import Infeasible
 from shardwise.plan import Answer, Plan, Result, Value
 from shardwise.search.answer import goal_of, plan, search
+from shardwise.search.clock import Clock
 from shardwise.search.drive import Progress
 from shardwise.search.pinned import Axis, Binding, axes_of, binding_of
 from shardwise.search.question import Question
@@ -21,7 +22,8 @@ from shardwise.strategy import FIELDS
 class Explanation:
     """What became of all candidates, and what every change of one field of `best` would cost.
 
-    `unexplored` candidates were left out where the search was ended early. `agrees` says whether the search
+    `unexplored` candidates were left out where the search was ended early, `is_interrupted` where the user
+    ended it. `agrees` says whether the search
     found the plan's best again.
     """
 
@@ -29,6 +31,7 @@ class Explanation:
     blocks: tuple[LedgerBlock, ...]
     totals: Mapping[str, int]
     unexplored: int
+    is_interrupted: bool
     agrees: bool
     axes: tuple[Axis, ...]
     binding: Binding
@@ -89,13 +92,15 @@ def explained(
     """The tree of the plan's candidates, and what pinned its best strategy."""
     question = question_of(of, workers=workers, budget_s=budget_s)
     problem = question.problem()
-    outcome = search(question, problem, goal_of(question), budget_s=budget_s, progress=progress)
+    with Clock(budget_s).listening() as clock:
+        outcome = search(question, problem, goal_of(question), clock=clock, progress=progress)
     axes = axes_of(question, problem, of.best)
     return Explanation(
         best=of.best,
         blocks=blocks_of(outcome.ledger),
         totals=totals_of(outcome.ledger),
         unexplored=outcome.unexplored,
+        is_interrupted=outcome.is_interrupted,
         agrees=bool(outcome.found) and isclose(outcome.found[0].time_s, of.best.step_time_s, rel_tol=1e-9),
         axes=axes,
         binding=binding_of(problem, of.best, axes),

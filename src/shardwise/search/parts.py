@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from shardwise.cluster import part_of, part_sizes
 from shardwise.errors import ConfigError, Infeasible
 from shardwise.plan import Part, usd_per_step
+from shardwise.search.clock import Clock
 from shardwise.search.drive import Outcome
 from shardwise.search.goals import Fastest, Goal
 from shardwise.search.question import Question
@@ -16,21 +16,8 @@ from shardwise.units import format_seconds
 
 SearchFor = Callable[[Question, Goal], Outcome]
 
-
-class Clock:
-    """What is left of a budget of seconds that several searches share; None is no limit."""
-
-    def __init__(self, budget_s: float | None) -> None:
-        self._end_s = None if budget_s is None else time.perf_counter() + budget_s
-
-    @property
-    def left_s(self) -> float | None:
-        """Seconds left, 0 where they are spent."""
-        return None if self._end_s is None else max(self._end_s - time.perf_counter(), 0.0)
-
-    @property
-    def is_over(self) -> bool:
-        return self.left_s == 0.0
+NOTHING_YET = "before anything that fits was found"
+"""When the user interrupted, where there is no answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +28,6 @@ class Searched:
     question: Question
     outcome: Outcome
     parts: tuple[Part, ...] = ()
-    is_interrupted: bool = False
 
 
 def best_part(question: Question, clock: Clock, search_for: SearchFor) -> Searched:
@@ -71,22 +57,15 @@ class _Comparison:
         self._parts: list[Part] = []
         self._best: tuple[Question, Outcome] | None = None
         self._last: tuple[Question, Outcome] | None = None
-        self._is_interrupted = False
 
     def run(self) -> None:
         sizes = part_sizes(self._question.cluster)
         for devices in reversed(sizes) if self._question.objective == "time" else sizes:
             asked = replace(self._question, cluster=part_of(self._question.cluster, devices))
-            if self._is_interrupted or (self._clock.is_over and self._parts):
+            if self._clock.is_interrupted or (self._clock.is_over and self._parts):
                 self._add(asked, None)
                 continue
-            try:
-                outcome = self._search_for(asked, self._goal(asked))
-            except KeyboardInterrupt:
-                self._is_interrupted = True
-                self._add(asked, None)
-                continue
-            self._is_interrupted = outcome.is_interrupted
+            outcome = self._search_for(asked, self._goal(asked))
             self._add(asked, outcome)
             if outcome.found:
                 self._best = asked, outcome
@@ -98,18 +77,14 @@ class _Comparison:
         if self._best is None:
             return self._without_answer()
         asked, outcome = self._best
-        if self._question.objective != "devices" and not self._is_interrupted and not self._clock.is_over:
-            try:
-                again = self._search_for(asked, Fastest(asked.top + 1))
-                outcome = again if again.found else outcome
-                self._is_interrupted = again.is_interrupted
-            except KeyboardInterrupt:
-                self._is_interrupted = True
-        return Searched(asked, outcome, tuple(self._parts), self._is_interrupted)
+        if self._question.objective != "devices" and not self._clock.is_over:
+            again = self._search_for(asked, Fastest(asked.top + 1))
+            outcome = again if again.found else outcome
+        return Searched(asked, outcome, tuple(self._parts))
 
     def _without_answer(self) -> Searched:
-        if self._is_interrupted:
-            raise KeyboardInterrupt
+        if self._clock.is_interrupted:
+            raise KeyboardInterrupt(NOTHING_YET)
         unfinished = sum(not part.is_complete for part in self._parts)
         if unfinished or self._last is None:
             raise Infeasible(

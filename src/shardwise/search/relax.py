@@ -9,7 +9,7 @@ from shardwise.cluster import multiplied
 from shardwise.cost import Problem, peaks_of
 from shardwise.errors import Infeasible, InternalError
 from shardwise.plan import Result
-from shardwise.search.drive import Outcome, Search
+from shardwise.search.drive import Outcome
 from shardwise.search.explain import result_of
 from shardwise.search.goals import Fastest, Goal, Smallest
 from shardwise.search.question import Question, shortest_text
@@ -17,7 +17,7 @@ from shardwise.strategy import HOST_MEMORY, MEMORY, RULES, Strategy, StrategyTab
 
 GIB = 2**30
 
-Searching = Callable[[Question, Goal], Outcome]
+Searching = Callable[[Question, Problem, Goal], Outcome]
 
 WANTED = 3
 """Relaxations to name."""
@@ -32,13 +32,13 @@ def legal_reason(problem: Problem, strategy: Strategy) -> tuple[str | None, str]
 def infeasible(question: Question, problem: Problem, outcome: Outcome, search: Searching) -> Infeasible:
     """The error that says what binds and what would help."""
     return Infeasible(
-        _binding(question, problem, outcome),
+        _binding(question, problem, outcome, search),
         reasons=outcome.ledger.rejected,
         relaxations=tuple(_relaxations(question, search)),
     )
 
 
-def _binding(question: Question, problem: Problem, outcome: Outcome) -> str:
+def _binding(question: Question, problem: Problem, outcome: Outcome, search: Searching) -> str:
     rejected = outcome.ledger.rejected
     if not rejected:
         return "the space is empty: no candidate has the fixed values"
@@ -47,9 +47,9 @@ def _binding(question: Question, problem: Problem, outcome: Outcome) -> str:
         texts = {rule.code: rule.text for rule in RULES}
         share = f"{rejected[most]:,} of {outcome.enumerated:,}"
         return f"no candidate is legal: {share} break {most} ({texts.get(most, most)})"
-    closest = smallest(question, replace(problem, capacity_bytes=float("inf")))
+    closest = _smallest(question, replace(problem, capacity_bytes=float("inf")), search)
     if closest is None:
-        return _host_binding(question, problem)
+        return _host_binding(question, problem, search)
     result = result_of(problem, closest)
     largest = max(result.memory, key=lambda part: result.memory[part])
     return (
@@ -67,10 +67,10 @@ def _missing(problem: Problem, result: Result) -> str:
     )
 
 
-def _host_binding(question: Question, problem: Problem) -> str:
+def _host_binding(question: Question, problem: Problem, search: Searching) -> str:
     """Every candidate offloads more than a host has."""
     boundless = replace(problem, capacity_bytes=float("inf"), host_bytes_per_device=float("inf"))
-    closest = smallest(question, boundless)
+    closest = _smallest(question, boundless, search)
     if closest is None:
         raise InternalError("a candidate was rejected for its memory, and there is none")
     needed, has = host_bytes_of(problem, closest), problem.host_bytes_per_device
@@ -86,10 +86,10 @@ def host_bytes_of(problem: Problem, strategy: Strategy) -> float:
     return float(peaks_of(problem, StrategyTable.of([strategy])).host_bytes[0])
 
 
-def smallest(question: Question, problem: Problem) -> Strategy | None:
+def _smallest(question: Question, problem: Problem, search: Searching) -> Strategy | None:
     """The candidate of the question that takes least memory in `problem`; None where nothing is legal and
     fits."""
-    found = Search(problem, question.candidates(), Smallest(), workers=question.workers).run().found
+    found = search(replace(question, exhaustive=False), problem, Smallest()).found
     return found[0].table[0] if found else None
 
 
@@ -97,7 +97,7 @@ def _relaxations(question: Question, search: Searching) -> Iterator[str]:
     """Changes of the question, cheapest first, that have an answer; at most `WANTED`."""
     found = 0
     for text, changed in _changes(question):
-        outcome = search(changed, Fastest(1))
+        outcome = search(changed, changed.problem(), Fastest(1))
         if outcome.found:
             found += 1
             best = outcome.found[0]

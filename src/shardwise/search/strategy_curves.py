@@ -52,13 +52,10 @@ class StrategyCurves:
         return part_sizes(self._question.cluster)
 
     def curve(self, devices: int, *, epsilon: float = 0.0, progress: Progress | None = None) -> StrategyCurve:
-        """The whole frontier on so many devices, exactly, whatever `epsilon` would allow. An interrupt is
-        passed on, since half a frontier is none."""
+        """The whole frontier on so many devices, exactly, whatever `epsilon` would allow."""
         asked = self._asked(devices)
         problem = asked.problem()
         outcome = search(asked, problem, Tradeoff(), progress=progress)
-        if outcome.is_interrupted:
-            raise KeyboardInterrupt
         found = frontier_points(problem, outcome) if outcome.found else ()
         points = tuple(
             Point(
@@ -95,7 +92,7 @@ class StrategyCurves:
         asked = self._asked(curve.devices)
         problem = asked.problem()
         outcome = search(asked, problem, Fastest(1))
-        return infeasible(asked, problem, outcome, lambda other, goal: search(other, other.problem(), goal))
+        return infeasible(asked, problem, outcome, search)
 
     def _asked(self, devices: int) -> Question:
         return replace(self._question, cluster=part_of(self._question.cluster, devices))

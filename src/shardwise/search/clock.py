@@ -1,0 +1,64 @@
+"""When searches end: a budget that several share is spent, or the user interrupts."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from ctypes import c_bool
+from multiprocessing.sharedctypes import RawValue
+from types import FrameType
+
+
+class Clock:
+    """What is left of a budget of seconds; None is no limit. An interrupt ends it too.
+
+    The processes that a search starts see the interrupt as well.
+    """
+
+    def __init__(self, budget_s: float | None = None) -> None:
+        self._end_s = float("inf") if budget_s is None else time.perf_counter() + budget_s
+        self._interrupted = RawValue(c_bool, False)
+
+    @property
+    def is_interrupted(self) -> bool:
+        return bool(self._interrupted.value)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the budget is spent or the user interrupted."""
+        return self.is_interrupted or time.perf_counter() > self._end_s
+
+    def interrupt(self) -> None:
+        """Ends it now."""
+        self._interrupted.value = True
+
+    def beside(self, budget_s: float | None) -> Clock:
+        """One with a budget of its own; an interrupt ends both."""
+        other = Clock(budget_s)
+        other._interrupted = self._interrupted
+        return other
+
+    @contextmanager
+    def listening(self) -> Iterator[Clock]:
+        """Takes the first interrupt from the keyboard for the end of the time; a second one is raised.
+
+        Where another handler was installed, or in another thread than the main one, nothing is changed.
+        """
+        is_main = threading.current_thread() is threading.main_thread()
+        if not is_main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+            yield self
+            return
+
+        def heard(_: int, __: FrameType | None) -> None:
+            if self.is_interrupted:
+                raise KeyboardInterrupt
+            self.interrupt()
+
+        signal.signal(signal.SIGINT, heard)
+        try:
+            yield self
+        finally:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
