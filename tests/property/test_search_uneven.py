@@ -10,7 +10,7 @@ from tests.property.uneven_twin import drawn_space, least_s
 from shardwise.cluster import load_cluster
 from shardwise.model import load_model
 from shardwise.search import UnevenSpace, search_uneven
-from shardwise.search.parts import Clock
+from shardwise.search.clock import Clock
 from shardwise.search.uneven import Block
 from shardwise.search.uneven.block import BlockSearch, Relaxations
 from shardwise.search.uneven.bounds import Relaxation

@@ -39,8 +39,10 @@ class UnevenAnswer:
     """The best uneven plan, its certificate, and what it is compared with.
 
     The candidates of the certificate are triples of pools, micro-batch size and number of pipelines: none of
-    the plans of any takes less than the lower bound (docs/mixed.md)."""
+    the plans of any takes less than the lower bound (docs/mixed.md). `is_interrupted`: the user ended the
+    search early."""
 
     best: UnevenResult
     certificate: Certificate
     mixed: MixedFigures
+    is_interrupted: bool = False

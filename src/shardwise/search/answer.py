@@ -13,7 +13,7 @@ from shardwise.search.clock import Clock
 from shardwise.search.drive import Outcome, Progress, Search
 from shardwise.search.explain import result_of
 from shardwise.search.goals import Fastest, Goal, Smallest, Tradeoff
-from shardwise.search.parts import NOTHING_YET, Searched, best_part
+from shardwise.search.parts import Searched, best_part
 from shardwise.search.question import Question
 from shardwise.search.relax import infeasible, legal_reason
 from shardwise.sim import Durations
@@ -94,7 +94,7 @@ def search(
 def _nothing(question: Question, outcome: Outcome, clock: Clock) -> Infeasible:
     """The error of a search without an answer; an interrupt stays one."""
     if clock.is_interrupted:
-        raise KeyboardInterrupt(NOTHING_YET)
+        raise KeyboardInterrupt
     if outcome.unexplored:
         total = outcome.enumerated + outcome.unexplored
         return Infeasible(
@@ -107,7 +107,7 @@ def _nothing(question: Question, outcome: Outcome, clock: Clock) -> Infeasible:
     def whole(asked: Question, problem: Problem, goal: Goal) -> Outcome:
         found = search(asked, problem, goal, clock=unlimited)
         if found.is_interrupted:
-            raise KeyboardInterrupt(NOTHING_YET)
+            raise KeyboardInterrupt
         return found
 
     return infeasible(question, question.problem(), outcome, whole)

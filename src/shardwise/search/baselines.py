@@ -89,9 +89,7 @@ def _part(asked: Question, outcome: Outcome | None) -> Part:
     )
 
 
-def plan_mixed(
-    question: Question, *, progress: Progress | None = None, clock: Clock | None = None
-) -> Answer:
+def plan_mixed(question: Question, *, progress: Progress | None = None, clock: Clock | None = None) -> Answer:
     """The best uniform strategy on any union of the pools of a mixed cluster, with runners-up on the same
     union; what is compared is in its `mixed`. Raises what `plan` raises on the whole cluster where nothing
     fits on any union. A `clock` counts instead of the budget."""

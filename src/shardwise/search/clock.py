@@ -7,24 +7,31 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from ctypes import c_bool
-from multiprocessing.sharedctypes import RawValue
+from mmap import mmap
 from types import FrameType
+from typing import Any
 
 
 class Clock:
     """What is left of a budget of seconds; None is no limit. An interrupt ends it too.
 
-    The processes that a search starts see the interrupt as well.
+    Copies of this process, which a search starts, see the interrupt as well; processes that are no copies do
+    not.
     """
 
     def __init__(self, budget_s: float | None = None) -> None:
         self._end_s = float("inf") if budget_s is None else time.perf_counter() + budget_s
-        self._interrupted = RawValue(c_bool, False)
+        self._shared = mmap(-1, 1)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_end_s": self._end_s}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self._end_s, self._shared = state["_end_s"], mmap(-1, 1)
 
     @property
     def is_interrupted(self) -> bool:
-        return bool(self._interrupted.value)
+        return self._shared[0] != 0
 
     @property
     def is_over(self) -> bool:
@@ -33,12 +40,12 @@ class Clock:
 
     def interrupt(self) -> None:
         """Ends it now."""
-        self._interrupted.value = True
+        self._shared[0] = 1
 
     def beside(self, budget_s: float | None) -> Clock:
         """One with a budget of its own; an interrupt ends both."""
         other = Clock(budget_s)
-        other._interrupted = self._interrupted
+        other._shared = self._shared
         return other
 
     @contextmanager

@@ -136,7 +136,7 @@ class Search:
         self._pass = _Pass(goal)
 
     def run(self, progress: Progress | None = None) -> Outcome:
-        """Searches the whole space, or until the clock is over: what is left is listed and bounded even then."""
+        """Searches the whole space, or until the clock is over: what is left is listed even then."""
         started_s, started_cpu_s = time.perf_counter(), time.process_time()
         whole = self._pass
         with Lanes(self._workers, self._answered) as lanes:
@@ -216,7 +216,8 @@ class Search:
             left, size = rest, min(2 * size, LARGEST_ROUND)
 
     def _must_end(self, part: Part, goal: Goal) -> bool:
-        """Whether the time is over. The first look goes on until it has found something, or is interrupted."""
+        """Whether the time is over. The first look goes on until it has found something, but for an
+        interrupt."""
         is_wanted = part.is_sketch and not goal.found and not self._clock.is_interrupted
         return self._clock.is_over and not is_wanted
 

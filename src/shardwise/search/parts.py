@@ -16,9 +16,6 @@ from shardwise.units import format_seconds
 
 SearchFor = Callable[[Question, Goal], Outcome]
 
-NOTHING_YET = "before anything that fits was found"
-"""When the user interrupted, where there is no answer."""
-
 
 @dataclass(frozen=True, slots=True)
 class Searched:
@@ -84,7 +81,7 @@ class _Comparison:
 
     def _without_answer(self) -> Searched:
         if self._clock.is_interrupted:
-            raise KeyboardInterrupt(NOTHING_YET)
+            raise KeyboardInterrupt
         unfinished = sum(not part.is_complete for part in self._parts)
         if unfinished or self._last is None:
             raise Infeasible(

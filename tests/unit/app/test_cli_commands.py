@@ -245,7 +245,7 @@ def test_ctrl_c_exits_130_quietly(run: Run, planner: Planner, monkeypatch: pytes
     monkeypatch.setattr("shardwise.search.plan", interrupted)
     ran = run("plan", *QUESTION)
     assert (ran.code, ran.out) == (130, "")
-    assert ran.err == "shardwise: error: interrupted\n"
+    assert ran.err == "shardwise: error: interrupted before there was an answer\n"
 
 
 class ClosedPipe(io.StringIO):

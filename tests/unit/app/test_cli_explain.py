@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,8 @@ import pytest
 
 from shardwise.app.cli.proof import FRONTIER_LINES, chosen_places
 from shardwise.plan import read_plan
+from shardwise.search import Fastest
+from shardwise.search.dive import Dive
 
 if TYPE_CHECKING:
     from tests.unit.app.conftest import Run
@@ -199,23 +202,78 @@ def test_a_search_that_finds_nothing_in_time_says_so_in_a_line(run: Run) -> None
     assert "nothing that fits was found within the budget of 1 ms" in ran.err
 
 
-def test_an_interrupt_prints_the_best_so_far_and_leaves_no_process(run: Run, monkeypatch: Any) -> None:
-    """The first report of progress is met with an interrupt."""
-    from shardwise import search
+@pytest.fixture
+def interrupted(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[bool], None]]:
+    """Given whether it is to be after the first find, else before it: an interrupt in the next search."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    offer, dive = Fastest.offer, Dive.run
 
-    planned = search.plan
+    def found(self: Fastest, *finds: Any) -> None:
+        offer(self, *finds)
+        if self.found:
+            monkeypatch.undo()
+            signal.raise_signal(signal.SIGINT)
 
-    def interrupted(question: Any, *, progress: object = None) -> Any:
-        def interrupt(_: str) -> None:
-            raise KeyboardInterrupt
+    def begun(self: Dive) -> None:
+        monkeypatch.undo()
+        signal.raise_signal(signal.SIGINT)
+        dive(self)
 
-        return planned(question, progress=interrupt)
+    def ask(is_after: bool) -> None:
+        if is_after:
+            monkeypatch.setattr(Fastest, "offer", found)
+        else:
+            monkeypatch.setattr(Dive, "run", begun)
 
-    monkeypatch.setattr(search, "plan", interrupted)
+    yield ask
+    signal.signal(signal.SIGINT, before)
+
+
+def test_an_interrupt_in_the_first_look_prints_the_best_so_far(
+    run: Run, interrupted: Callable[[bool], None], tmp_path: Path
+) -> None:
+    interrupted(True)
     ran = run("plan", *QUESTION)
     assert ran.code == 130
     assert ran.err == "shardwise: interrupted; this is the best so far\n"
-    assert "step time" in ran.out and " proof " in ran.out
+    assert "step time" in ran.out and "not proven" in ran.out
+    interrupted(True)
+    path = str(tmp_path / "plan.yaml")
+    ran = run("plan", *QUESTION, "--json", "--save", path)
+    assert ran.code == 130
+    document = validated(ran.out, "plan-answer")
+    assert document["is_interrupted"] and not document["is_proven"]
+    assert 0.0 < document["certificate"]["gap"] < 1.0
+    assert run("check", path).code == 0
+
+
+def test_an_interrupt_before_anything_was_found_is_one_line(
+    run: Run, interrupted: Callable[[bool], None]
+) -> None:
+    interrupted(False)
+    ran = run("plan", *QUESTION)
+    line = "shardwise: error: interrupted before there was an answer\n"
+    assert (ran.code, ran.out, ran.err) == (130, "", line)
+    interrupted(False)
+    ran = run("plan", *QUESTION, "--json")
+    assert (ran.code, ran.err) == (130, line)
+    assert validated(ran.out, "error")["error"]["kind"] == "interrupted"
+
+
+def test_an_interrupt_of_explain_tells_what_was_found(
+    run: Run, saved: str, interrupted: Callable[[bool], None]
+) -> None:
+    line = "shardwise: interrupted; this is what was found so far\n"
+    interrupted(True)
+    ran = run("explain", saved)
+    assert (ran.code, ran.err) == (130, line)
+    interrupted(True)
+    ran = run("explain", saved, "--json")
+    assert (ran.code, ran.err) == (130, line)
+    assert validated(ran.out, "explanation")["unexplored"] > 0
+    interrupted(True)
+    ran = run("explain", saved, "--why-not", "dp=4")
+    assert (ran.code, ran.err) == (130, line)
 
 
 def heed_interrupts() -> None:

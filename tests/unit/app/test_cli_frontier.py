@@ -14,6 +14,7 @@ import jsonschema
 import pytest
 
 from shardwise.plan import read_plan, write_plan
+from shardwise.search import Tradeoff
 from shardwise.strategy import Strategy, strategy_text
 from shardwise.units import parse_quantity
 
@@ -371,14 +372,16 @@ def test_plots_that_cannot_be_written(run: Run, tmp_path: Path, monkeypatch: pyt
 
 def test_half_a_frontier_is_none(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An interrupted search has found some points; they are not answered with as if they were all."""
-    from shardwise.search import answer as search_answer
+    offer = Tradeoff.offer
 
-    def interrupted(*argv: Any, **options: Any) -> Any:
-        return replace(search_answer.search(*argv, **options), is_interrupted=True)
+    def interrupted(self: Tradeoff, *finds: Any) -> None:
+        offer(self, *finds)
+        raise KeyboardInterrupt
 
-    monkeypatch.setattr("shardwise.search.strategy_curves.search", interrupted)
+    monkeypatch.setattr(Tradeoff, "offer", interrupted)
     ran = run(*CORE, "--save", str(tmp_path / "plans"), "--json")
-    assert (ran.code, ran.out, ran.err) == (130, "", "shardwise: error: interrupted\n")
+    assert (ran.code, ran.err) == (130, "shardwise: error: interrupted before there was an answer\n")
+    assert json.loads(ran.out)["error"]["kind"] == "interrupted"
     assert list(tmp_path.iterdir()) == []
 
 

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import signal
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
 import pytest
 
 from shardwise.cluster import load_cluster
 from shardwise.errors import Infeasible
 from shardwise.model import load_model
-from shardwise.search import Question, default_job, is_mixed, plan, plan_mixed
+from shardwise.plan import UnevenAnswer
+from shardwise.search import Fastest, Question, default_job, is_mixed, plan, plan_mixed, plan_pools
+from shardwise.search.uneven.block import BlockSearch
 
 
 def _question(cluster: str, model: str = "gpt2", batch: int = 16) -> Question:
@@ -53,6 +60,63 @@ def test_what_fits_nowhere_is_infeasible_on_the_whole_cluster() -> None:
     with pytest.raises(Infeasible) as caught:
         plan_mixed(_question("1x2xT4+1x2xRTX2080Ti", model="llama-2-70b"))
     assert caught.value.reasons
+
+
+@pytest.fixture
+def interrupting(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], None]]:
+    """Given n: the nth offer of finds to a search for the fastest comes with an interrupt."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    offer, offers = Fastest.offer, 0
+
+    def at(last: int) -> None:
+        def offered(self: Fastest, *finds: Any) -> None:
+            nonlocal offers
+            offer(self, *finds)
+            offers += 1
+            if offers == last:
+                signal.raise_signal(signal.SIGINT)
+
+        monkeypatch.setattr(Fastest, "offer", offered)
+
+    yield at
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.parametrize("last", [2, 8, 16])
+def test_an_interrupt_answers_with_the_best_union_so_far(
+    last: int, interrupting: Callable[[int], None]
+) -> None:
+    question = _question("1x2xH100-SXM+1x2xA100-80G+1x2xT4")
+    best_s = plan_mixed(question).best.step_time_s
+    interrupting(last)
+    answer = plan_mixed(question)
+    assert answer.is_interrupted and not answer.is_proven
+    assert answer.best.step_time_s >= best_s
+    assert len(answer.parts) == 7 and not answer.parts[-1].is_complete
+
+
+def test_an_interrupt_while_uneven_plans_are_sought_keeps_the_best(
+    monkeypatch: pytest.MonkeyPatch, interrupting: Callable[[int], None]
+) -> None:
+    """It comes with the first look at a block of uneven plans."""
+    question = _question("1x2xA100-40G+1x2xV100-16G", "opt-350m", batch=64)
+    question = replace(question, space="default", job=replace(question.job, seq_len=2048))
+    whole = plan_pools(question)
+    assert isinstance(whole, UnevenAnswer) and not whole.is_interrupted
+    within = BlockSearch.within
+
+    def interrupted(self: BlockSearch, time_s: float) -> Any:
+        monkeypatch.undo()
+        signal.raise_signal(signal.SIGINT)
+        return within(self, time_s)
+
+    monkeypatch.setattr(BlockSearch, "within", interrupted)
+    answer = plan_pools(question)
+    assert answer.is_interrupted
+    assert answer.best.step_time_s >= whole.best.step_time_s
+    if isinstance(answer, UnevenAnswer):
+        assert answer.certificate.lower_bound_s <= whole.best.step_time_s
+        assert answer.certificate.unexplored > 0
 
 
 def test_clusters_of_one_pool_or_of_given_links_are_not_mixed() -> None:

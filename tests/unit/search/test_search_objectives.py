@@ -3,9 +3,12 @@ enumerated."""
 
 from __future__ import annotations
 
+import signal
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
 from math import inf
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +20,8 @@ from shardwise.cost import peaks_of
 from shardwise.errors import ConfigError, Infeasible
 from shardwise.model import model_from_config
 from shardwise.plan import Answer
-from shardwise.search import Question, plan
+from shardwise.search import Fastest, Question, Tradeoff, plan, relax
+from shardwise.search.dive import Dive
 from shardwise.search.evaluate import step_times_s
 from shardwise.strategy import Job, StrategyTable
 
@@ -163,13 +167,22 @@ def test_axes_are_kept() -> None:
     assert narrow.best.step_time_s <= answer.best.step_time_s
 
 
+@pytest.fixture
+def heeded() -> Iterator[None]:
+    """Interrupts are heeded, whatever this process was started with."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 def interrupting(_: str) -> None:
-    raise KeyboardInterrupt
+    signal.raise_signal(signal.SIGINT)
 
 
 WIDE = replace(QUESTION, space="default", top=0)
 
 
+@pytest.mark.usefixtures("heeded")
 def test_an_interrupt_after_a_find_answers_with_the_best_so_far() -> None:
     answer = plan(WIDE, progress=interrupting)
     assert answer.is_interrupted
@@ -180,14 +193,73 @@ def test_an_interrupt_after_a_find_answers_with_the_best_so_far() -> None:
     assert certificate.gap == pytest.approx(1 - certificate.lower_bound_s / certificate.best_s)
 
 
-def test_an_interrupt_before_a_find_stays_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(*_: object, **__: object) -> None:
-        raise KeyboardInterrupt
+@pytest.mark.usefixtures("heeded")
+@pytest.mark.parametrize("asked", [WIDE, replace(WIDE, allow_idle=True)], ids=["all", "parts"])
+def test_an_interrupt_in_the_first_look_answers_with_the_best_so_far(
+    asked: Question, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It comes with the first find: nothing of the space itself has been searched."""
+    offer = Fastest.offer
 
-    monkeypatch.setattr("shardwise.search.answer.Search.run", interrupted)
-    for asked in (WIDE, replace(WIDE, allow_idle=True)):
-        with pytest.raises(KeyboardInterrupt):
-            plan(asked)
+    def interrupting(self: Fastest, *finds: Any) -> None:
+        offer(self, *finds)
+        if self.found:
+            monkeypatch.undo()
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(Fastest, "offer", interrupting)
+    answer = plan(asked)
+    assert answer.is_interrupted and not answer.is_proven
+    assert answer.certificate.simulated == 0 and answer.certificate.unexplored > 0
+    assert 0.0 < answer.certificate.gap < 1.0
+    assert [part.is_complete for part in answer.parts] == [False] * len(answer.parts)
+    best_s = plan(asked).best.step_time_s
+    assert answer.certificate.lower_bound_s <= best_s <= answer.best.step_time_s * (1 + 1e-12)
+
+
+@pytest.mark.usefixtures("heeded")
+def test_an_interrupt_of_the_frontier_keeps_the_best(monkeypatch: pytest.MonkeyPatch) -> None:
+    offer = Tradeoff.offer
+
+    def interrupting(self: Tradeoff, *finds: Any) -> None:
+        offer(self, *finds)
+        monkeypatch.undo()
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(Tradeoff, "offer", interrupting)
+    answer = plan(replace(WIDE, frontier=True))
+    assert answer.is_interrupted and answer.is_proven
+    assert answer.best.step_time_s == plan(WIDE).best.step_time_s
+    assert answer.frontier is not None and answer.frontier.certificate.unexplored > 0
+
+
+@pytest.mark.usefixtures("heeded")
+@pytest.mark.parametrize("asked", [WIDE, replace(WIDE, allow_idle=True)], ids=["all", "parts"])
+def test_an_interrupt_before_a_find_stays_one(asked: Question, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Dive.run
+
+    def interrupting(self: Dive) -> None:
+        monkeypatch.undo()
+        signal.raise_signal(signal.SIGINT)
+        run(self)
+
+    monkeypatch.setattr(Dive, "run", interrupting)
+    with pytest.raises(KeyboardInterrupt):
+        plan(asked)
+
+
+@pytest.mark.usefixtures("heeded")
+def test_an_interrupt_while_relaxations_are_sought_stays_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = replace(QUESTION, cluster=cluster_with(2**30))
+
+    def interrupted(*_: Any) -> Any:
+        signal.raise_signal(signal.SIGINT)
+        return _relaxations(*_)
+
+    _relaxations = relax._relaxations
+    monkeypatch.setattr(relax, "_relaxations", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        plan(asked)
 
 
 def test_the_smallest_budget_finds_something() -> None:

@@ -17,6 +17,7 @@ from shardwise.cluster import load_cluster
 from shardwise.errors import InternalError
 from shardwise.model import model_from_config
 from shardwise.search import Fastest, Goal, Outcome, Question, Search, Smallest, Tradeoff, division, drive
+from shardwise.search.clock import Clock
 from shardwise.search.dive import Dive
 from shardwise.search.lanes import Lanes
 from shardwise.strategy import Job
@@ -140,7 +141,7 @@ def test_what_a_worker_raises_is_passed_on(monkeypatch: pytest.MonkeyPatch) -> N
 def test_a_spent_budget_leaves_a_rest(workers: int) -> None:
     case = CASES[0]
     best_s = searched(case, Fastest(1)).found[0].time_s
-    outcome = searched(case, Fastest(1), workers=workers, budget_s=1e-9)
+    outcome = searched(case, Fastest(1), workers=workers, clock=Clock(1e-9))
     assert outcome.unexplored > 0
     assert outcome.lower_bound_s <= best_s
     assert outcome.ledger.total + outcome.unexplored == case.count
@@ -159,14 +160,67 @@ def test_a_budget_that_ends_between_two_rounds(monkeypatch: pytest.MonkeyPatch) 
         return 0.0 if looks < last else 9.0
 
     monkeypatch.setattr(time, "perf_counter", now_s)
-    assert searched(case, Fastest(1), budget_s=1.0).unexplored == 0
+    assert searched(case, Fastest(1), clock=Clock(1.0)).unexplored == 0
     whole, ends = looks, set()
     for share in (0.2, 0.4, 0.6, 0.8, 0.85, 0.9, 0.95, 0.98):
         looks, last = 0, int(share * whole)
-        outcome = searched(case, Fastest(1), budget_s=1.0)
+        outcome = searched(case, Fastest(1), clock=Clock(1.0))
         ends.add(outcome.unexplored)
         # The very last look comes when nothing is left.
         assert outcome.unexplored > 0 or share > 0.9
         assert outcome.lower_bound_s <= best_s * (1.0 + 1e-12)
         assert outcome.ledger.total + outcome.unexplored == case.count
     assert len(ends) > 1
+
+
+class InterruptedClock(Clock):
+    """One that is interrupted when it is looked at for the nth time."""
+
+    def __init__(self, last: int) -> None:
+        super().__init__()
+        self.looks, self._last = 0, last
+
+    @property
+    def is_over(self) -> bool:
+        self.looks += 1
+        if self.looks >= self._last:
+            self.interrupt()
+        return super().is_over
+
+
+@pytest.mark.usefixtures("small_rounds")
+def test_an_interrupt_at_any_time_leaves_a_rest() -> None:
+    """In the first looks too: what was found till then is the best so far, and the rest is bounded."""
+    case, clock = CASES[0], InterruptedClock(10**9)
+    best_s = searched(case, Fastest(1), clock=clock).found[0].time_s
+    ends, first_looks = set(), 0
+    for last in range(1, clock.looks, max(clock.looks // 40, 1)):
+        outcome = searched(case, Fastest(1), clock=InterruptedClock(last))
+        assert outcome.is_interrupted
+        assert outcome.ledger.total + outcome.unexplored == case.count
+        assert outcome.lower_bound_s <= best_s * (1.0 + 1e-12)
+        assert all(found.time_s >= best_s for found in outcome.found)
+        ends.add(outcome.unexplored)
+        first_looks += bool(outcome.found) and outcome.ledger.simulated == 0
+    assert len(ends) > 5
+    assert first_looks > 5
+
+
+@pytest.mark.usefixtures("small_rounds")
+def test_workers_see_an_interrupt(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They stop where they are and answer with what they have found."""
+    case, clock = CASES[0], Clock()
+    parent, offer, best_s = os.getpid(), Fastest.offer, searched(case, Fastest(1)).found[0].time_s
+    before = children()
+
+    def interrupting(self: Fastest, *finds: Any) -> None:
+        offer(self, *finds)
+        if os.getpid() != parent and self.found:
+            clock.interrupt()
+
+    monkeypatch.setattr(Fastest, "offer", interrupting)
+    outcome = searched(case, Fastest(1), workers=2, clock=clock)
+    assert outcome.is_interrupted and outcome.unexplored > 0
+    assert outcome.found[0].time_s >= best_s >= outcome.lower_bound_s * (1.0 - 1e-12)
+    assert outcome.ledger.total + outcome.unexplored == case.count
+    assert not children() - before

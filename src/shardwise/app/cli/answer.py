@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from shardwise import search
 from shardwise.app.cli import card, documents, tables
-from shardwise.app.cli.output import Output, progress
+from shardwise.app.cli.output import INTERRUPTED, Output, progress
 from shardwise.app.cli.request import JobOptions, Request, Wanted, load_request, writable
 from shardwise.app.cli.spaces import counted_space, require_candidates, space_choice
 from shardwise.app.cli.targets import not_run, wanted_target
@@ -27,9 +27,6 @@ from shardwise.plan import (
 )
 from shardwise.schedule import MAX_ACTIONS, Schedule, generate
 from shardwise.strategy import Job, Strategy, complete, parse_fields
-
-INTERRUPTED = 130
-"""Exit code of a search that the user ended."""
 
 SPLIT_BACKWARDS = ("zb_h1", "zb_h2", "zb_v", "dualpipe_v")
 """Schedules with up to three actions for each stage and microbatch instead of two."""
@@ -94,8 +91,9 @@ def planned(
 
 def _uneven_output(answer: UnevenAnswer, request: Request, *, is_json: bool) -> Output:
     """The card or document of an uneven plan."""
+    talk, code = _ended(answer.is_interrupted)
     if is_json:
-        return Output(document=documents.uneven_answer(answer, request))
+        return Output(document=documents.uneven_answer(answer, request), talk=talk, code=code)
     command = " ".join(("shardwise plan", *question_words(request.options)))
     lines = uneven_card(
         answer,
@@ -104,7 +102,14 @@ def _uneven_output(answer: UnevenAnswer, request: Request, *, is_json: bool) -> 
         job=request.job,
         next_commands=(f"{command} --json", f"{command} --save plan.yaml   (the best uniform strategy)"),
     )
-    return Output(lines=lines)
+    return Output(lines=lines, talk=talk, code=code)
+
+
+def _ended(is_interrupted: bool) -> tuple[list[str], int]:
+    """What is said of how a search ended, and the exit code."""
+    if is_interrupted:
+        return ["shardwise: interrupted; this is the best so far"], INTERRUPTED
+    return [], 0
 
 
 def _plan_output(
@@ -119,7 +124,7 @@ def _plan_output(
 ) -> Output:
     """The card or document of an answer on the cluster of `used`; the plan file too."""
     goodput = _told_goodput(answer.best, used, reliability)
-    talk = ["shardwise: interrupted; this is the best so far"] if answer.is_interrupted else []
+    talk, code = _ended(answer.is_interrupted)
     in_the_way = not_run(answer.best.strategy, used)
     if in_the_way:
         talk.append(f"shardwise: `shardwise train` does not run this plan: {'; '.join(in_the_way)}")
@@ -127,7 +132,6 @@ def _plan_output(
         talk.append(
             "shardwise: a plan file holds uniform strategies; without --save, uneven ones are planned"
         )
-    code = INTERRUPTED if answer.is_interrupted else 0
     if save is not None or is_json:
         plan = plan_of(
             answer,

@@ -73,7 +73,7 @@ def uneven_answer(answer: UnevenAnswer, request: Request) -> dict[str, object]:
         "goodput": None,
         "not_run": None,
         "is_proven": answer.certificate.gap <= PROVEN_GAP and not answer.certificate.unexplored,
-        "is_interrupted": False,
+        "is_interrupted": answer.is_interrupted,
         "certificate": certificate_document(answer.certificate),
     }
     head = {"schema": "shardwise.plan-answer", "version": VERSION}

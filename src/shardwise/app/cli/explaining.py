@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from shardwise import search
 from shardwise.app.cli import differences, documents, tree
-from shardwise.app.cli.output import Output, progress
+from shardwise.app.cli.output import INTERRUPTED, Output, progress
 from shardwise.errors import ConfigError
 from shardwise.plan import read_plan
 from shardwise.strategy import parse_fields
@@ -38,13 +38,23 @@ def explained(
             comparison = search.what_if(plan, what_if, workers=workers, budget_s=budget_s, progress=show)
         else:
             explanation = search.explained(plan, workers=workers, budget_s=budget_s, progress=show)
+            talk, code = _ended(explanation.is_interrupted)
             if is_json:
-                return Output(document=documents.explanation(plan, explanation))
-            talk = (
-                [] if explanation.agrees else ["shardwise: the search finds another best than the plan's now"]
-            )
-            return Output(lines=tree.explanation_lines(plan, explanation), talk=talk)
+                return Output(document=documents.explanation(plan, explanation), talk=talk, code=code)
+            if not explanation.agrees and not explanation.unexplored:
+                talk.append("shardwise: the search finds another best than the plan's now")
+            return Output(lines=tree.explanation_lines(plan, explanation), talk=talk, code=code)
+    talk, code = _ended(comparison.answer.is_interrupted)
     kind, asked = ("why_not", why_not) if pinned is not None else ("what_if", what_if)
     if is_json:
-        return Output(document=documents.comparison(plan, comparison, kind=kind, asked=str(asked)))
-    return Output(lines=differences.comparison_lines(plan, comparison, kind=kind, asked=str(asked)))
+        document = documents.comparison(plan, comparison, kind=kind, asked=str(asked))
+        return Output(document=document, talk=talk, code=code)
+    lines = differences.comparison_lines(plan, comparison, kind=kind, asked=str(asked))
+    return Output(lines=lines, talk=talk, code=code)
+
+
+def _ended(is_interrupted: bool) -> tuple[list[str], int]:
+    """What is said of how the search ended, and the exit code."""
+    if is_interrupted:
+        return ["shardwise: interrupted; this is what was found so far"], INTERRUPTED
+    return [], 0

@@ -34,7 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         return _without_reader()
     except KeyboardInterrupt:
-        return _interrupted()
+        return _interrupted(is_json="--json" in arguments)
     except SystemExit as error:
         return error.code if isinstance(error.code, int) else int(error.code is not None)
     except Exception as error:
@@ -74,11 +74,11 @@ def _fail(failure: Failure, *, is_json: bool) -> int:
     return failure.code
 
 
-def _interrupted() -> int:
-    from shardwise.app.cli.output import talk
+def _interrupted(*, is_json: bool) -> int:
+    from shardwise.app.cli.failure import Failure
 
-    talk(["shardwise: error: interrupted"])
-    return 130
+    message = "interrupted before there was an answer"
+    return _fail(Failure(code=130, kind="interrupted", message=message), is_json=is_json)
 
 
 def _without_reader() -> int:

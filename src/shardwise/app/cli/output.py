@@ -11,6 +11,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TextIO
 
+INTERRUPTED = 130
+"""Exit code where the user ended the search, or the command."""
+
 Span = tuple[str, str]
 """Text and its style, a key of STYLES."""
 

@@ -24,9 +24,9 @@ from shardwise.plan import (
     UnevenResult,
 )
 from shardwise.search.baselines import plan_mixed
+from shardwise.search.clock import Clock
 from shardwise.search.drive import Progress
 from shardwise.search.explain import band_of
-from shardwise.search.parts import Clock
 from shardwise.search.question import Question
 from shardwise.search.uneven.drive import UnevenOutcome, UnevenPlan, search_uneven
 from shardwise.search.uneven.options import Options, Pricing
@@ -65,11 +65,15 @@ def plan_pools(question: Question, *, progress: Progress | None = None) -> Answe
     if why is not None:
         answer = plan_mixed(question, progress=progress)
         return _told(answer, why)
-    clock = Clock(question.budget_s)
-    half_s = None if question.budget_s is None else question.budget_s / 2.0
+    with Clock(question.budget_s).listening() as clock:
+        return _of_pools(question, clock, progress)
+
+
+def _of_pools(question: Question, clock: Clock, progress: Progress | None) -> Answer | UnevenAnswer:
+    half = clock.beside(None if question.budget_s is None else question.budget_s / 2.0)
     uniform: Answer | None = None
     try:
-        uniform = plan_mixed(replace(question, budget_s=half_s), progress=progress)
+        uniform = plan_mixed(question, progress=progress, clock=half)
     except Infeasible as error:
         nothing = error
     if uniform is not None and (uniform.is_interrupted or uniform.mixed is None):
@@ -82,11 +86,12 @@ def plan_pools(question: Question, *, progress: Progress | None = None) -> Answe
     beat_s = float("inf") if mixed.uniform_step_time_s is None else mixed.uniform_step_time_s
     gap = 0.0 if question.cluster.devices <= EXACT_DEVICES else GAP
     outcome = search_uneven(space, clock=clock, beat_s=beat_s, gap=gap, progress=progress)
+    is_interrupted = clock.is_interrupted
     if outcome.plan is not None:
-        return _answer(space, outcome, mixed)
+        return replace(_answer(space, outcome, mixed), is_interrupted=is_interrupted)
     if uniform is None:
-        raise nothing
-    return _told(uniform, _why_uniform(outcome, beat_s))
+        raise KeyboardInterrupt if is_interrupted else nothing
+    return _told(replace(uniform, is_interrupted=is_interrupted), _why_uniform(outcome, beat_s))
 
 
 def _told(answer: Answer, why: str) -> Answer:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from heapq import heapify, heappop, heappush
 from itertools import count
 
-from shardwise.search.parts import Clock
+from shardwise.search.clock import Clock
 from shardwise.search.uneven.block import BlockSearch, Laid, Relaxations, Shape
 from shardwise.search.uneven.options import Options, Pricing
 from shardwise.search.uneven.partitions import Placed, pipeline_s
@@ -94,7 +94,7 @@ def search_uneven(
     """The best plan of the space that takes less than `beat_s`; ends where nothing can be better by more than
     the share `gap`, or the clock says so."""
     started_s, started_cpu_s = time.perf_counter(), time.process_time()
-    pricing, clock = Pricing(space), clock or Clock(None)
+    pricing, clock = Pricing(space), clock or Clock()
     state = _State(best=None, best_s=beat_s)
     order = count()
     heap: list[tuple[float, int, Block]] = []
@@ -117,8 +117,12 @@ def search_uneven(
                 push(part, least_s)
             continue
         evaluated = state.evaluated
-        least_s = _search_block(pricing, block, least_s, state, gap)
-        if least_s < state.best_s * (ALMOST - gap) and block.least < block.most:
+        least_s = _search_block(pricing, block, least_s, state, gap, clock)
+        is_left = least_s < state.best_s * (ALMOST - gap)
+        if is_left and clock.is_over:
+            heappush(heap, (least_s, next(order), block))
+            break
+        if is_left and block.least < block.most:
             for part in block.halves():
                 push(part, least_s)
             continue
@@ -147,9 +151,11 @@ def _doubling(block: Block) -> list[Block]:
     return [replace(block, most=2 * block.least - 1), replace(block, least=2 * block.least)]
 
 
-def _search_block(pricing: Pricing, block: Block, least_s: float, state: _State, gap: float) -> float:
-    """Improves the best plan by the block's; returns what the block's plans take at least, or that they
-    cannot be better than the best so far."""
+def _search_block(
+    pricing: Pricing, block: Block, least_s: float, state: _State, gap: float, clock: Clock
+) -> float:
+    """Improves the best plan by the block's, while there is time; returns what the block's plans take at
+    least, or that they cannot be better than the best so far."""
     options = pricing.options(block)
     search = BlockSearch(
         options, block.least, block.most, THOROUGH if gap == 0.0 else BRIEF, state.relaxations
@@ -168,7 +174,7 @@ def _search_block(pricing: Pricing, block: Block, least_s: float, state: _State,
     while found is not None:
         high_s = max(laid.found.time_s for laid, _ in found)
         _improve(pricing, block, found, state)
-        if high_s * (1.0 - precision) <= low_s:
+        if high_s * (1.0 - precision) <= low_s or clock.is_over:
             break
         is_last = high_s - low_s <= NEAR * high_s
         middle_s = high_s * ALMOST if is_last else (low_s + high_s) / 2.0
