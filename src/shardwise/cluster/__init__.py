@@ -23,6 +23,7 @@ from shardwise.cluster.efficiency import (
 from shardwise.cluster.event_convert import convert_events
 from shardwise.cluster.event_file import events_text, load_events, parse_events
 from shardwise.cluster.event_generate import EVENT_KINDS, generate_events
+from shardwise.cluster.event_words import events_in_words
 from shardwise.cluster.events import (
     ClusterEvent,
     EventTrace,
@@ -78,6 +79,7 @@ __all__ = [
     "device_names",
     "devices",
     "efficiency_numbers",
+    "events_in_words",
     "events_text",
     "find_device",
     "first_fault",

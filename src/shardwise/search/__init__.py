@@ -4,7 +4,14 @@ from shardwise.search.answer import evaluate, plan, stage_activation_bytes, step
 from shardwise.search.baselines import is_mixed, plan_mixed
 from shardwise.search.curves import Curve, CurveSource, Point, Reference
 from shardwise.search.drive import Outcome, Progress, Search
-from shardwise.search.evaluate import StepFigures, step_figures, step_figures_of_alike, step_times_s
+from shardwise.search.evaluate import (
+    PipelineFigures,
+    StepFigures,
+    pipeline_figures,
+    step_figures,
+    step_figures_of_alike,
+    step_times_s,
+)
 from shardwise.search.explain import band_of
 from shardwise.search.explanation import Comparison, Explanation, explained, question_of, what_if, why_not
 from shardwise.search.goals import Fastest, Found, Goal, Smallest, Tradeoff
@@ -48,6 +55,7 @@ __all__ = [
     "LedgerBlock",
     "Limits",
     "Outcome",
+    "PipelineFigures",
     "Point",
     "Progress",
     "Question",
@@ -74,6 +82,7 @@ __all__ = [
     "evaluate",
     "explained",
     "is_mixed",
+    "pipeline_figures",
     "plan",
     "plan_for",
     "plan_mixed",

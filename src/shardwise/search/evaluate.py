@@ -17,6 +17,7 @@ from shardwise.cost import (
     block_works,
     distinct_rows,
     grids_of_works,
+    host_bytes,
     price_everywhere,
     rank_bytes,
     stage_times,
@@ -167,6 +168,43 @@ def step_durations(problem: Problem, strategy: Strategy) -> Durations:
     price = price_everywhere(problem, table)
     times = stage_times(problem, table, price)
     return durations_of(times, price.node.hop_s, strategy.schedule, strategy.pp, strategy.vpp, np.arange(1))
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineFigures:
+    """Of one strategy: the durations (batch of one) of what one of its pipelines does, the seconds from its
+    end to that of the step, and bytes on the tightest rank and, per device, on the host."""
+
+    durations: Durations
+    end_s: float
+    device_bytes: float
+    host_bytes: float
+
+
+def pipeline_figures(problem: Problem, table: StrategyTable) -> list[PipelineFigures]:
+    """The figures of every row of a table of legal strategies, priced together."""
+    price = price_everywhere(problem, table)
+    times = stage_times(problem, table, price)
+    hop_s = price.node.hop_s[price.of_node]
+    device_bytes = rank_bytes(problem, table, price).device.max(axis=0)
+    on_host = host_bytes(table, price)
+    end_s = step_end(problem, table, price).total_s
+    return [
+        PipelineFigures(
+            durations=durations_of(
+                times,
+                hop_s,
+                SCHEDULES[int(table.schedule[row])],
+                int(table.pp[row]),
+                int(table.vpp[row]),
+                np.array([row]),
+            ),
+            end_s=float(end_s[row]),
+            device_bytes=float(device_bytes[row]),
+            host_bytes=float(on_host[row]),
+        )
+        for row in range(len(table))
+    ]
 
 
 def stage_activation_bytes(problem: Problem, strategy: Strategy) -> tuple[float, ...]:

@@ -92,6 +92,6 @@ class Durations:
         """How many pipeline stages each case has."""
         return int(self.forward_s.shape[1])
 
-    def rows(self, which: slice | NDArray[np.bool_]) -> Durations:
+    def rows(self, which: slice | NDArray[np.bool_] | NDArray[np.int64]) -> Durations:
         """The cases of the batch that `which` selects."""
         return Durations(**{field.name: getattr(self, field.name)[which] for field in fields(self)})

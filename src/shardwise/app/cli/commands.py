@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from shardwise.app.cli.change_commands import replan
 from shardwise.app.cli.event_commands import events_app
 from shardwise.app.cli.options import (
     BatchSize,
@@ -489,4 +490,5 @@ def capture(
 
 app.command(context_settings={"allow_extra_args": True})(launch)
 app.command()(compare)
+app.command()(replan)
 app.add_typer(events_app, name="events")

@@ -1,0 +1,150 @@
+"""What `replan` answers: keep, patch or move, with what it brings and what it costs."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import asdict
+
+from shardwise.app.cli import words
+from shardwise.app.cli.output import Line, Output, row
+from shardwise.cluster import (
+    Cluster,
+    Conditions,
+    EventTrace,
+    NodeView,
+    check_events,
+    events_in_words,
+    load_cluster,
+    load_events,
+)
+from shardwise.errors import ConfigError
+from shardwise.plan import Plan, read_plan
+from shardwise.replan import (
+    Arrangement,
+    Costs,
+    Decision,
+    Prices,
+    planner_of,
+    running_on,
+    situation_of,
+)
+from shardwise.units import format_bytes, format_seconds
+
+SCHEMA, VERSION = "shardwise.replan", 1
+
+LINKS = 4
+"""Links that the card names."""
+
+
+def replanned(
+    path: str,
+    *,
+    cluster: str,
+    inter_node: str | None,
+    events: str,
+    horizon_s: float,
+    costs: Costs,
+    is_json: bool,
+) -> Output:
+    """The answer of `replan` for the plan file at `path`, after all events of a trace (a file or words)."""
+    plan = read_plan(path)
+    loaded = load_cluster(cluster, inter_node=inter_node)
+    trace, talk = trace_for(events, loaded)
+    running = running_on(plan, loaded)
+    view = NodeView(loaded)
+    conditions = Conditions.at_start(trace)
+    saved: frozenset[str] = frozenset()
+    for event in trace.events:
+        before = conditions
+        conditions = conditions.after(event)
+        saved |= before.noticed - conditions.present
+    situation = situation_of(view, conditions, trace.sites)
+    planner = planner_of(Prices(plan.model, loaded, plan.job), costs)
+    decision = planner.replan(running, situation, horizon_s=horizon_s, saved=saved)
+    gone = view.unreachable(conditions)
+    if gone:
+        talk = (*talk, f"shardwise: unreachable: {', '.join(gone[:8])}{' ...' if len(gone) > 8 else ''}")
+    if is_json:
+        return Output(document=document_of(decision, loaded), talk=talk)
+    return Output(lines=list(_card(decision, plan, loaded)), talk=talk)
+
+
+def trace_for(events: str, cluster: Cluster) -> tuple[EventTrace, tuple[str, ...]]:
+    """The trace in a file, or in words; and what is to be said about it. ConfigError where it does not belong
+    to the cluster."""
+    told: str | None = None
+    file: str | None = None
+    if os.path.exists(events):
+        trace, told = load_events(events)
+        file = events
+    elif events.endswith((".jsonl", ".json")):
+        raise ConfigError("does not exist", file=events, key="--events")
+    else:
+        trace = events_in_words(events, len(cluster.nodes))
+    check_events(trace, cluster, file=file)
+    return trace, () if told is None else (f"shardwise: {told}",)
+
+
+def arrangement_document(arrangement: Arrangement, cluster: Cluster, step_s: float) -> dict[str, object]:
+    """`plan` of the answers: the strategy, the node in each place, the microbatches of each pipeline."""
+    return {
+        "strategy": asdict(arrangement.strategy),
+        "nodes": list(arrangement.slots),
+        "microbatches": list(arrangement.microbatches),
+        "idle_nodes": len(cluster.nodes) - len(arrangement.slots),
+        "step_time_s": step_s,
+    }
+
+
+def document_of(decision: Decision, cluster: Cluster) -> dict[str, object]:
+    """`replan --json` of the contract."""
+    return {
+        "schema": SCHEMA,
+        "version": VERSION,
+        "decision": decision.decision,
+        "plan": arrangement_document(decision.arrangement, cluster, decision.step_s),
+        "step_time_s": decision.step_s,
+        "keep_step_time_s": decision.keep_step_s,
+        "gain_s_per_step": decision.gain_s_per_step,
+        "transition": {
+            "bytes_per_link": dict(decision.transition.bytes_per_link),
+            "seconds": decision.transition.seconds,
+            "moving_s": decision.transition.moving_s,
+            "lost_work_s": decision.transition.lost_s,
+        },
+        "pays_after_s": decision.pays_after_s,
+        "horizon_s": decision.horizon_s,
+        "steps": decision.steps,
+        "keep_steps": decision.keep_steps,
+        "considered": decision.considered,
+    }
+
+
+def _card(decision: Decision, plan: Plan, cluster: Cluster) -> list[Line]:
+    arrangement = decision.arrangement
+    strategy = arrangement.strategy
+    lines = [row("decision", (decision.decision, "value")), row("plan", (words.degrees_text(strategy), ""))]
+    shares = sorted(set(arrangement.microbatches))
+    few = f"{shares[0]:,}" if len(shares) == 1 else f"{shares[0]:,} to {shares[-1]:,}"
+    lines.append(row("", (f"micro-batch {strategy.micro_batch_size} × {few} · {strategy.schedule}", "")))
+    idle = len(cluster.nodes) - len(arrangement.slots)
+    nodes = f"{len(arrangement.slots):,} of {len(cluster.nodes):,} nodes"
+    lines.append(row("nodes", (nodes, ""), (f"   {idle:,} idle or gone" if idle else "", "dim")))
+    kept = "cannot run" if decision.keep_step_s is None else f"{format_seconds(decision.keep_step_s)} kept"
+    lines.append(row("step time", (format_seconds(decision.step_s), "time"), (f"   {kept}", "dim")))
+    if decision.decision == "keep":
+        return lines
+    change = decision.transition
+    total = format_bytes(sum(change.bytes_per_link.values()))
+    lines.append(
+        row("transition", (format_seconds(change.seconds), "time"), (f"   {total} over all links", "dim"))
+    )
+    if change.lost_s:
+        lines.append(row("", (f"{format_seconds(change.lost_s)} of work is lost", "warn")))
+    busiest = sorted(change.bytes_per_link.items(), key=lambda item: (-item[1], item[0]))
+    lines += [row("", (f"{name}  {format_bytes(nbytes)}", "dim")) for name, nbytes in busiest[:LINKS]]
+    if decision.pays_after_s is not None:
+        lines.append(row("pays after", (format_seconds(decision.pays_after_s), "time")))
+    more = f"{decision.steps:,.0f} steps; {decision.keep_steps:,.0f} kept"
+    lines.append(row("in " + format_seconds(decision.horizon_s), (more, "")))
+    return lines

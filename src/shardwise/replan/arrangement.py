@@ -1,0 +1,99 @@
+"""What runs where: a strategy laid over nodes, and how many microbatches each of its pipelines does."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from math import gcd
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardwise.strategy import Strategy, StrategyTable, axis_strides
+
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arrangement:
+    """A strategy on nodes. Node `slots[k]` holds ranks k * devices per node and on; the dp-th pipeline does
+    `microbatches[dp]` of the step's microbatches."""
+
+    strategy: Strategy
+    slots: tuple[str, ...]
+    microbatches: tuple[int, ...]
+
+    @property
+    def shape(self) -> Strategy:
+        """The strategy but for its number of pipelines: what makes two layouts the same."""
+        return at_width(self.strategy, 1)
+
+
+def at_width(strategy: Strategy, dp: int) -> Strategy:
+    """The strategy with `dp` pipelines. What is sharded over all replicas stays so; other degrees become what
+    they have in common with the new number of ranks that share parameters. One replica alone is widened to
+    ZeRO-1, which it cannot be told from."""
+    if dp == strategy.dp:
+        return strategy
+    old, new = strategy.dp * strategy.cp, dp * strategy.cp
+
+    def shard(degree: int) -> int:
+        return new if degree == old and old > 1 else gcd(degree, new)
+
+    return replace(
+        strategy,
+        dp=dp,
+        param_shard=shard(strategy.param_shard),
+        grad_shard=shard(strategy.grad_shard),
+        optim_shard=new if old == 1 else shard(strategy.optim_shard),
+    )
+
+
+def together(strategy: Strategy) -> int:
+    """Pipelines that must come and go together: those that share experts."""
+    return max(strategy.ep * strategy.etp // (strategy.tp * strategy.cp), 1)
+
+
+def microbatch_unit(strategy: Strategy) -> tuple[int, int]:
+    """Microbatches of a pipeline are a multiple of the first, and no fewer than the second."""
+    if strategy.schedule == "interleaved_1f1b":
+        return strategy.pp, strategy.pp
+    if strategy.schedule in ("zb_v", "dualpipe_v"):
+        return 1, 2 * strategy.pp
+    return 1, 1
+
+
+def rank_grid(strategy: Strategy) -> Ints:
+    """Global ranks of shape (dp, pp, cp, tp)."""
+    strides: dict[str, Any] = axis_strides(StrategyTable.of([strategy]))
+
+    def along(axis: str) -> Ints:
+        return np.arange(getattr(strategy, axis), dtype=np.int64) * int(np.ravel(strides[axis])[0])
+
+    dp, pp = along("dp")[:, None, None, None], along("pp")[None, :, None, None]
+    grid: Ints = dp + pp + along("cp")[:, None] + along("tp")
+    return grid
+
+
+@lru_cache(maxsize=4096)
+def cells(strategy: Strategy, devices_per_node: int) -> Ints:
+    """Slots of every pipeline and pipeline rank: shape (dp, pp, slots that one such cell lies on)."""
+    slots = rank_grid(strategy).reshape(strategy.dp, strategy.pp, -1) // devices_per_node
+    # Neighbours on one slot are one: a cell of 8 devices on a node is one slot, not eight.
+    distinct = np.sort(slots, axis=2)
+    each = 1 + int((np.diff(distinct, axis=2) > 0).sum(axis=2).max(initial=0))
+    step = max(distinct.shape[2] // each, 1)
+    if distinct.shape[2] % each == 0 and (distinct == np.repeat(distinct[:, :, ::step], step, axis=2)).all():
+        distinct = distinct[:, :, ::step]
+    distinct.setflags(write=False)
+    return distinct
+
+
+@lru_cache(maxsize=4096)
+def pipeline_order(strategy: Strategy, devices_per_node: int) -> tuple[int, ...]:
+    """Slots in the order in which pipelines meet them first: nodes that are alike and follow each other in it
+    are in the same pipelines."""
+    met = cells(strategy, devices_per_node).reshape(-1)
+    _, first = np.unique(met, return_index=True)
+    return tuple(int(slot) for slot in np.argsort(first))

@@ -1,0 +1,173 @@
+"""How long a step of an arrangement takes in a situation, pipeline by pipeline.
+
+A pipeline's stage takes what it takes on the slowest of its nodes, a hop what the slower of its ends needs;
+gathers and reductions join all pipelines and take what the slowest needs. Alike pipelines are evaluated once,
+by max-plus.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardwise.cluster import NodeState
+from shardwise.replan.arrangement import Arrangement, Ints, cells, microbatch_unit
+from shardwise.replan.prices import Prices
+from shardwise.replan.shares import even_shares, fastest_shares
+from shardwise.replan.situation import Situation
+from shardwise.schedule import stage_ranks
+from shardwise.sim import Durations, makespan_s
+from shardwise.strategy import Strategy
+
+Floats = NDArray[np.float64]
+
+PROBE = 4
+"""Rounds of the pipeline between the two numbers of microbatches that give the line of its times."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Kinds:
+    """The pipelines of a strategy on nodes in given states: distinct ones (`durations`, a case each), and
+    which of them each pipeline is. `end_s` follows the slowest."""
+
+    durations: Durations
+    kind_of: Ints
+    end_s: float
+
+
+class Steps:
+    """Step times of arrangements; what was asked before is known."""
+
+    def __init__(self, prices: Prices) -> None:
+        self.prices = prices
+        self._times: dict[tuple[Strategy, tuple[NodeState, ...], tuple[int, ...]], float | None] = {}
+        self._shares: dict[tuple[Strategy, tuple[NodeState, ...]], tuple[int, ...] | None] = {}
+
+    def step_s(self, arrangement: Arrangement, situation: Situation) -> float | None:
+        """Seconds per step; None where a node is gone, or the arrangement does not fit any more."""
+        states = self._states(arrangement.slots, situation)
+        if states is None:
+            return None
+        key = arrangement.strategy, states, arrangement.microbatches
+        if key not in self._times:
+            self._times[key] = self._step_s(*key)
+        return self._times[key]
+
+    def balanced(
+        self, strategy: Strategy, slots: tuple[str, ...], situation: Situation
+    ) -> Arrangement | None:
+        """The strategy on these nodes with the shares by which it is fastest; None where it cannot run."""
+        states = self._states(slots, situation)
+        if states is None:
+            return None
+        key = strategy, states
+        if key not in self._shares:
+            self._shares[key] = self._balanced(*key)
+        shares = self._shares[key]
+        return None if shares is None else Arrangement(strategy=strategy, slots=slots, microbatches=shares)
+
+    def _states(self, slots: Sequence[str], situation: Situation) -> tuple[NodeState, ...] | None:
+        if any(name not in situation.states for name in slots):
+            return None
+        return tuple(situation.states_of(slots, self.prices.node_bytes_per_s))
+
+    def _step_s(
+        self, strategy: Strategy, states: tuple[NodeState, ...], microbatches: tuple[int, ...]
+    ) -> float | None:
+        kinds = self._kinds(strategy, states)
+        if kinds is None:
+            return None
+        pairs = np.unique(np.stack([kinds.kind_of, np.array(microbatches, dtype=np.int64)]), axis=1)
+        return float(_drained_s(strategy, kinds.durations, pairs[0], pairs[1]).max()) + kinds.end_s
+
+    def _balanced(self, strategy: Strategy, states: tuple[NodeState, ...]) -> tuple[int, ...] | None:
+        total = self.prices.microbatches(strategy)
+        unit, least = microbatch_unit(strategy)
+        if total < strategy.dp * least or (kinds := self._kinds(strategy, states)) is None:
+            return None
+        if kinds.durations.batch == 1:
+            even = even_shares(strategy.dp, total, unit, least)
+            return None if even is None else tuple(even)
+        every = np.arange(kinds.durations.batch)
+        lower = max(least, strategy.pp * unit)
+        upper = lower + PROBE * strategy.pp * unit
+        low_s, high_s = (
+            _drained_s(strategy, kinds.durations, every, np.full(len(every), count))
+            for count in (lower, upper)
+        )
+        each_s = (high_s - low_s) / (upper - lower)
+        first_s = low_s - (lower - least) * each_s
+        shares = fastest_shares(
+            first_s[kinds.kind_of].tolist(), each_s[kinds.kind_of].tolist(), total, unit, least
+        )
+        return None if shares is None else tuple(shares)
+
+    def _kinds(self, strategy: Strategy, states: tuple[NodeState, ...]) -> _Kinds | None:
+        if len({self.prices.pools[state.pool].node.devices for state in states}) > 1:
+            return None  # ranks are told by nodes of one size
+        distinct = sorted(set(states))
+        figures = [self.prices.figures(strategy, state) for state in distinct]
+        if not all(figures):
+            return None
+        known = [one for one in figures if one is not None]
+        place_of = {state: place for place, state in enumerate(distinct)}
+        slot_kinds = np.array([place_of[state] for state in states], dtype=np.int64)
+        laid = slot_kinds[cells(strategy, self.prices.pools[states[0].pool].node.devices)]
+        rows, kind_of = np.unique(laid.reshape(strategy.dp, -1), axis=0, return_inverse=True)
+        rows = rows.reshape(-1, *laid.shape[1:])
+        return _Kinds(
+            durations=_worst(strategy, [one.durations for one in known], rows),
+            kind_of=kind_of.reshape(-1),
+            end_s=max(one.end_s for one in known),
+        )
+
+
+def _worst(strategy: Strategy, durations: Sequence[Durations], rows: Ints) -> Durations:
+    """Durations of pipelines whose cells lie on nodes of these kinds (places in `durations`), rows of shape
+    (pipelines, pp, slots)."""
+    if len(durations) == 1:
+        return durations[0]
+    on_stage = rows[:, list(stage_ranks(strategy.schedule, strategy.pp, strategy.vpp)), :]
+    stages = np.arange(on_stage.shape[1])
+
+    def slowest(name: str) -> Floats:
+        values = np.concatenate([getattr(one, name) for one in durations])
+        picked: Floats = values[on_stage, stages[None, :, None]].max(axis=2)
+        return picked
+
+    def hops(name: str) -> Floats:
+        values = np.concatenate([getattr(one, name) for one in durations])
+        ends = np.concatenate([on_stage[:, :-1], on_stage[:, 1:]], axis=2)
+        picked: Floats = values[ends, stages[None, :-1, None]].max(axis=2)
+        return picked
+
+    def joined(name: str) -> Floats:
+        values = np.concatenate([getattr(one, name) for one in durations]).max(axis=0)
+        return np.broadcast_to(values, (len(rows), len(values)))
+
+    return Durations.of(
+        stages=len(stages),
+        batch=len(rows),
+        forward_s=slowest("forward_s"),
+        backward_s=slowest("backward_s"),
+        backward_input_s=slowest("backward_input_s"),
+        backward_weight_s=slowest("backward_weight_s"),
+        gather_s=joined("gather_s"),
+        reduce_s=joined("reduce_s"),
+        hop_forward_s=hops("hop_forward_s"),
+        hop_backward_s=hops("hop_backward_s"),
+    )
+
+
+def _drained_s(strategy: Strategy, durations: Durations, kinds: Ints, microbatches: Ints) -> Floats:
+    """Seconds of pipelines of these kinds with so many microbatches."""
+    return makespan_s(
+        strategy.schedule,
+        pp=strategy.pp,
+        microbatches=microbatches,
+        vpp=strategy.vpp,
+        durations=durations.rows(kinds),
+    )

@@ -1,0 +1,155 @@
+"""What it takes to go from one arrangement to another: bytes over each link, seconds, and work that is lost.
+
+Every node fetches the weights and optimizer states that it will need and does not hold, each from a node that
+does. What no node that is left holds is read from the last checkpoint, and then all is, since the rest is
+newer: the work since then is lost.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from shardwise.cost import OPTIMIZERS, find_recipe
+from shardwise.replan.arrangement import Arrangement
+from shardwise.replan.holdings import Holdings, Piece, holdings_of, overlapping, unit_elements
+from shardwise.replan.links import Ways
+from shardwise.replan.prices import Prices
+from shardwise.replan.situation import Situation
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Costs:
+    """What changes cost beside the bytes, in seconds: `regroup_s` where processes stay and groups of ranks
+    are made anew, `restart_s` where they start again, and the work between two checkpoints.
+
+    None of the defaults is measured: they are assumptions (docs/change.md)."""
+
+    regroup_s: float = 10.0
+    restart_s: float = 60.0
+    checkpoint_interval_s: float = 600.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Transition:
+    """Bytes over each link, and the `seconds` from the change to the first step after it: moving, starting,
+    and `lost_s` of work that is done again (on average half of what is between checkpoints)."""
+
+    bytes_per_link: Mapping[str, float]
+    seconds: float
+    moving_s: float
+    lost_s: float
+
+
+NOTHING = Transition(bytes_per_link={}, seconds=0.0, moving_s=0.0, lost_s=0.0)
+"""What keeping costs."""
+
+STORAGE = ""
+"""Where checkpoints are, as a source of bytes."""
+
+
+class Transitions:
+    """Transitions between arrangements of one model; holdings are worked out once."""
+
+    def __init__(self, prices: Prices, costs: Costs) -> None:
+        self.costs = costs
+        self._prices = prices
+        self._ways = Ways(prices.cluster)
+        self._below = unit_elements(prices.model)
+        recipe = find_recipe(prices.job.dtype)
+        self._weight_bytes = recipe.weight_bytes
+        self._state_bytes = recipe.master_bytes + OPTIMIZERS[prices.job.optimizer].state_bytes
+        self._holdings: dict[tuple[object, ...], Holdings] = {}
+
+    def between(
+        self,
+        old: Arrangement | None,
+        new: Arrangement,
+        situation: Situation,
+        saved: frozenset[str] = frozenset(),
+    ) -> Transition:
+        """From `old` (None: nothing runs, and all is read from a checkpoint) to `new`, with the nodes that
+        are left. Nodes in `saved` had notice and put their states aside before they went."""
+        if old is not None and old.strategy == new.strategy and old.slots == new.slots:
+            same = old.microbatches == new.microbatches
+            return NOTHING if same else self._of({}, situation, self.costs.regroup_s, 0.0)
+        moved = None if old is None else self._moved(old, new, situation, saved)
+        is_lost = moved is None and old is not None
+        if moved is None:
+            moved = self._from_checkpoint(new)
+        is_patch = old is not None and old.shape == new.shape
+        starting_s = self.costs.regroup_s if is_patch else self.costs.restart_s
+        lost_s = self.costs.checkpoint_interval_s / 2.0 if is_lost else 0.0
+        return self._of(moved, situation, starting_s, lost_s)
+
+    def _of(
+        self, moved: Mapping[tuple[str, str], float], situation: Situation, starting_s: float, lost_s: float
+    ) -> Transition:
+        links = self._ways.bytes_per_link(moved)
+        moving_s = self._ways.seconds(links, situation)
+        return Transition(
+            bytes_per_link=links, seconds=moving_s + starting_s + lost_s, moving_s=moving_s, lost_s=lost_s
+        )
+
+    def _holdings_of(self, arrangement: Arrangement) -> Holdings:
+        key = arrangement.strategy, arrangement.slots
+        if key not in self._holdings:
+            devices = self._prices.devices_of(arrangement.slots[0])
+            self._holdings[key] = holdings_of(arrangement, self._prices.model.layers, devices)
+        return self._holdings[key]
+
+    def _moved(
+        self, old: Arrangement, new: Arrangement, situation: Situation, saved: frozenset[str]
+    ) -> Mapping[tuple[str, str], float] | None:
+        """Bytes from node to node; None where something is held by no one."""
+        before, after = self._holdings_of(old), self._holdings_of(new)
+        left = frozenset(situation.states)
+        moved: dict[tuple[str, str], float] = defaultdict(float)
+        for have, need, nbytes in (
+            (before.weights, after.weights, self._weight_bytes),
+            (before.states, after.states, self._state_bytes),
+        ):
+            if not self._fetch(have, need, nbytes, left, saved, moved):
+                return None
+        return moved
+
+    def _fetch(
+        self,
+        have: Sequence[Sequence[Piece]],
+        need: Sequence[Sequence[Piece]],
+        nbytes: float,
+        left: frozenset[str],
+        saved: frozenset[str],
+        moved: dict[tuple[str, str], float],
+    ) -> bool:
+        """Adds what is fetched to `moved`; False where something that is needed is held by no one."""
+        lows = [[piece.low for piece in row] for row in have]
+        for wanted in (piece for row in need for piece in row):
+            for part in overlapping(have, lows, wanted):
+                holders = [name for name in part.nodes if name in left]
+                if not holders and not any(name in saved for name in part.nodes):
+                    return False
+                sources = holders or [STORAGE]
+                size = self._elements(part) * nbytes
+                held = frozenset(holders)
+                lacking = [name for name in wanted.nodes if name not in held]
+                for turn, name in enumerate(lacking):
+                    moved[sources[turn % len(sources)], name] += size
+        return True
+
+    def _elements(self, piece: Piece) -> float:
+        return (self._below[piece.last] - self._below[piece.first]) * (piece.high - piece.low)
+
+    def _from_checkpoint(self, new: Arrangement) -> Mapping[tuple[str, str], float]:
+        after = self._holdings_of(new)
+        moved: dict[tuple[str, str], float] = defaultdict(float)
+        for rows, nbytes in ((after.weights, self._weight_bytes), (after.states, self._state_bytes)):
+            for piece in _every(rows):
+                for name in piece.nodes:
+                    moved[STORAGE, name] += self._elements(piece) * nbytes
+        return moved
+
+
+def _every(rows: Iterable[Iterable[Piece]]) -> Iterable[Piece]:
+    return (piece for row in rows for piece in row)

@@ -1,0 +1,90 @@
+"""`replan`: a plan and events in, a decision out; bad input is one line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+SCHEMA = Path(__file__).parents[3] / "docs" / "schemas" / "replan.json"
+CLUSTER = "4x2xT4"
+
+
+@pytest.fixture
+def saved(run: Any, tmp_path: Path) -> str:
+    """A plan file."""
+    path = str(tmp_path / "plan.yaml")
+    made = run(
+        "plan", "opt-350m", "--cluster", CLUSTER, "--seq-len", "512", "--global-batch-size", "32",
+        "--top", "0", "--save", path,
+    )  # fmt: skip
+    assert made.code == 0
+    return path
+
+
+def test_decisions_follow_the_events(run: Any, saved: str, tmp_path: Path) -> None:
+    trace = tmp_path / "trace.jsonl"
+    trace.write_text(
+        '{"schema": "shardwise.events", "version": 1, "nodes": 4}\n'
+        '{"time_s": 1.0, "kind": "lost", "node": "n2"}\n{"time_s": 2.0, "ki'
+    )
+    for events, decisions, told in (
+        ("slow n1 1", {"keep"}, ""),
+        ("lost n1", {"patch", "move"}, ""),
+        (str(trace), {"patch", "move"}, "line 3 ends in its middle and is dropped"),
+    ):
+        ran = run("replan", saved, "--cluster", CLUSTER, "--events", events, "--json")
+        assert ran.code == 0 and told in ran.err
+        document = json.loads(ran.out)
+        jsonschema.Draft202012Validator(json.loads(SCHEMA.read_text())).validate(document)
+        assert document["decision"] in decisions
+        card = run("replan", saved, "--cluster", CLUSTER, "--events", events)
+        assert card.code == 0 and document["decision"] in card.out
+
+
+def test_a_patch_costs_what_is_said_of_it(run: Any, saved: str) -> None:
+    argv = ("replan", saved, "--cluster", CLUSTER, "--events", "lost n3", "--json")
+    cheap = json.loads(run(*argv, "--regroup", "0s", "--restart", "0s", "--checkpoint-interval", "0s").out)
+    dear = json.loads(run(*argv, "--regroup", "1h", "--restart", "1h", "--checkpoint-interval", "2h").out)
+    assert cheap["transition"]["seconds"] == pytest.approx(cheap["transition"]["moving_s"])
+    lost_s = dear["transition"]["lost_work_s"]
+    assert lost_s in (0.0, 3600.0)
+    assert dear["transition"]["seconds"] == pytest.approx(3600.0 + dear["transition"]["moving_s"] + lost_s)
+
+
+def test_a_node_behind_a_dead_link_is_named(run: Any, saved: str) -> None:
+    ran = run("replan", saved, "--cluster", CLUSTER, "--events", "link n1>s1g0 0B/s", "--json")
+    assert ran.code == 0 and "unreachable: n1" in ran.err
+    assert "n1" not in json.loads(ran.out)["plan"]["nodes"]
+
+
+def test_bad_input_is_one_line(run: Any, saved: str, tmp_path: Path) -> None:
+    head = '{"schema": "shardwise.events", "version": 1, "nodes": 4}\n'
+    lost = '{"time_s": 5.0, "kind": "lost", "node": "n1"}\n'
+    traces = {
+        "unsorted": head + lost + '{"time_s": 1.0, "kind": "lost", "node": "n2"}\n',
+        "twice": head + lost + lost,
+        "joined": head + '{"time_s": 5.0, "kind": "joined", "node": "n1"}\n',
+        "link": head + '{"time_s": 5.0, "kind": "link", "link": "n1>n2", "bytes_per_s": 1e9}\n',
+        "negative": head + '{"time_s": 5.0, "kind": "link", "link": "n1>s1g0", "bytes_per_s": -1}\n',
+        "torn": head + '{"time_s": 5.0, "ki\n' + lost,
+        "other": head.replace("4}", "5}") + lost,
+    }
+    for name, text in traces.items():
+        (tmp_path / f"{name}.jsonl").write_text(text)
+    bad = [("--events", str(tmp_path / f"{name}.jsonl")) for name in traces]
+    bad += [("--events", text) for text in ("lost n9", "explode n1", "", "slow n1 fast", "lost n1; lost n1")]
+    bad += [("--events", "lost n1", "--horizon", "soon"), ("--events", str(tmp_path / "none.jsonl"))]
+    for argv in bad:
+        ran = run("replan", saved, "--cluster", CLUSTER, *argv)
+        assert ran.code == 2 and ran.out == "" and len(ran.err.splitlines()) == 1, argv
+    other = run("replan", saved, "--cluster", "4x2xA100-40G", "--events", "lost n1")
+    assert other.code == 2 and "is not of this cluster" in other.err
+
+
+def test_nothing_that_fits_is_infeasible(run: Any, saved: str) -> None:
+    ran = run("replan", saved, "--cluster", CLUSTER, "--events", "lost n0; lost n1; lost n2; lost n3")
+    assert ran.code == 3 and "nothing fits on the 0 nodes" in ran.err
