@@ -75,7 +75,7 @@ def test_bad_input_is_one_line(run: Any, saved: str, tmp_path: Path) -> None:
     }
     for name, text in traces.items():
         (tmp_path / f"{name}.jsonl").write_text(text)
-    bad = [("--events", str(tmp_path / f"{name}.jsonl")) for name in traces]
+    bad: list[tuple[str, ...]] = [("--events", str(tmp_path / f"{name}.jsonl")) for name in traces]
     bad += [("--events", text) for text in ("lost n9", "explode n1", "", "slow n1 fast", "lost n1; lost n1")]
     bad += [("--events", "lost n1", "--horizon", "soon"), ("--events", str(tmp_path / "none.jsonl"))]
     for argv in bad:
