@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import random
+from dataclasses import replace
+from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
-from tests.property.uneven_twin import drawn_space, least_s
+from tests.property.uneven_twin import drawn_space, every_layout, least_s, walked_s
 
 from shardwise.cluster import load_cluster
 from shardwise.model import load_model
 from shardwise.search import UnevenSpace, search_uneven
 from shardwise.search.clock import Clock
-from shardwise.search.uneven import Block
-from shardwise.search.uneven.block import BlockSearch, Relaxations
+from shardwise.search.uneven import Block, bounds, estimate, grown, partitions
+from shardwise.search.uneven.block import BlockSearch
 from shardwise.search.uneven.bounds import Relaxation
 from shardwise.search.uneven.drive import _improve, _State
+from shardwise.search.uneven.estimate import figures_of
 from shardwise.search.uneven.options import Pricing
+from shardwise.search.uneven.reach import Reach
 from shardwise.strategy import Job
 
 INSTANCES, FULL_INSTANCES = 300, 10_000
@@ -41,15 +47,40 @@ def test_the_best_uneven_plan_is_that_of_the_twin(first_seed: int, full: bool) -
         assert outcome.lower_bound_s == pytest.approx(expected_s, rel=1e-9), seed
 
 
-def test_a_bound_that_is_too_high_loses_plans(monkeypatch: pytest.MonkeyPatch) -> None:
-    sound = Relaxation._stage_s
+def test_no_layout_takes_less_than_its_bounds() -> None:
+    for seed in range(60):
+        space = drawn_space(seed, 4)
+        rng = random.Random(seed)
+        block = rng.choice(space.blocks())
+        options = Pricing(space).options(replace(block, least=block.most))
+        layouts = list(every_layout(options))
+        for stages in rng.sample(layouts, min(len(layouts), 12)):
+            pools, layers = (np.array([[stage[at] for stage in stages]]) for at in (0, 2))
+            kinds = tuple(next((k for p, k, _ in stages if p == at), 0) for at in range(len(options.stages)))
+            counts = tuple(int((pools == at).sum()) for at in range(len(options.stages)))
+            for m in range(1, options.microbatches + 1):
+                time_s = walked_s(options, stages, m)
+                if time_s == float("inf"):
+                    continue
+                within_s = time_s * (1 + 1e-9)
+                assert Relaxation(options, kinds, counts, [m]).bounds()[0] <= within_s, (seed, stages, m)
+                figures = figures_of(options, kinds, pools, layers)
+                assert estimate.least_s(figures, m)[0] <= within_s, (seed, stages, m)
+                reach = Reach(options, np.array([kinds]), np.array([counts]))
+                assert reach.microbatches(within_s)[0] >= m, (seed, stages, m)
 
-    def raised(self: Relaxation, *figures: Any) -> Any:
-        return 1.05 * sound(self, *figures)
 
-    monkeypatch.setattr(Relaxation, "_stage_s", raised)
+@pytest.mark.parametrize("module", [bounds, grown])
+def test_a_bound_that_is_too_high_loses_plans(module: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    sound = module.stage_s
+
+    def raised(*figures: Any) -> Any:
+        return 1.05 * sound(*figures)
+
+    monkeypatch.setattr(module, "stage_s", raised)
+    monkeypatch.setattr(partitions, "moved", lambda *_: ())
     missed = 0
-    for seed in range(25):
+    for seed in range(12):
         space = drawn_space(seed, 4)
         expected_s, outcome = least_s(space), search_uneven(space)
         late = outcome.plan is None or outcome.plan.time_s > expected_s * (1 + 1e-9)
@@ -83,7 +114,7 @@ def test_more_pipelines_than_microbatches_are_cut_to_a_plan() -> None:
     space = UnevenSpace(load_model("gpt2"), load_cluster("1x4xA100-40G+1x4xV100-16G"), job)
     pricing, block = Pricing(space), Block(pools=(0, 1), micro_batch_size=4, least=2, most=2)
     options = pricing.options(block)
-    found = BlockSearch(options, 2, 2, 100, Relaxations()).within(1e3)
+    found = BlockSearch(options, 2, 2, 100).within(1e3)
     assert found is not None
     state = _State(best=None, best_s=float("inf"))
     _improve(pricing, block, [(laid, 3 * count) for laid, count in found], state)

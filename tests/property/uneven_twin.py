@@ -93,7 +93,7 @@ def _pipelines(options: Options, most: int) -> dict[tuple[tuple[int, ...], int],
     """By devices taken and how many alike pipelines take them: the least time of each number of microbatches
     that they do together, none of them fewer than any other by more than one."""
     found: dict[tuple[tuple[int, ...], int], dict[int, float]] = {}
-    for stages in _layouts(options):
+    for stages in every_layout(options):
         one = [0] * len(options.devices)
         for pool, kind, _ in stages:
             tp, dp = options.stages[pool].kinds[kind]
@@ -111,7 +111,7 @@ def _pipelines(options: Options, most: int) -> dict[tuple[tuple[int, ...], int],
     return found
 
 
-def _layouts(options: Options) -> Iterator[tuple[Stage, ...]]:
+def every_layout(options: Options) -> Iterator[tuple[Stage, ...]]:
     """Every pipeline: kinds per pool, pools in any order, layers in any parts."""
     for kinds in product(*(range(len(stages.kinds)) for stages in options.stages)):
         for stages in range(1, options.most_stages + 1):

@@ -3,20 +3,24 @@
 A pipeline runs 1F1B over stages of forward f, backward b, w = f + b, hops c. Let stage s be the q-th from
 the last. Its first backward ends no sooner than its *loop* after its first forward began: all of its own and
 later stages' w, and two hops for each that follows. By then it has done at most q forwards; q microbatches
-at most are between its forward and its backward, so that every q-th begins a loop when the one before ended.
-So m microbatches take it at least
+at most are between its forward and its backward, so that every q-th begins a loop when the one before ended,
+and the last one is a loop of its own. So from the first forward of the stage to its last backward m
+microbatches take it at least
 
-    max( m w,  loop + max(m - q, 0) w + (min(m, q) - 1) b,  k loop + (m - (k - 1) q - 1) b )
+    max( m w,  loop + max(m - q, 0) w + (min(m, q) - 1) b,  k loop + (m - (k - 1) q - 1) b,
+         2 loop + (m - 1 - q) w where m > q )
 
-with k = ceil(m / q), and the stages before it, each with its w and two hops, add to that. A suffix of a
-pipeline is told by how many stages of each pool it has (`counts`), the pool of its first, and its layers;
-the least over all of its layouts is a minimum over the first stage's layers. Loops and times are minimised
-apart, so that the result never exceeds the bound of any one layout.
+with k = ceil(m / q). The stages before it, each with its w and two hops, add to that; or else their forwards
+and one hop each, and its own reduction; or else its own gathering, reduction and end of the step alone. A
+suffix of a pipeline is told by how many stages of each pool it has (`counts`), the pool of its first, and its
+layers; the least over all of its layouts is a minimum over the first stage's layers. Every figure is
+minimised apart, so that the result never exceeds the bound of any one layout.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import reduce
 from itertools import product
 from typing import Any
 
@@ -35,148 +39,140 @@ TOGETHER = 200_000
 """Entries of tables that are made at a time: they stay within a cache."""
 
 
-def kind_tuples(options: Options) -> list[tuple[int, ...]]:
-    """Every choice of one kind of stage per pool: within a pipeline, stages of one pool are of one kind."""
-    return list(product(*(range(len(stages.kinds)) for stages in options.stages)))
-
-
 @dataclass(frozen=True, slots=True)
 class Suffixes:
-    """Least figures of suffixes with given counts, by the pool of their first stage; shape (tuples of kinds,
-    layers + 1) and for times one more axis of microbatches. NEVER_S where there is none."""
+    """Least figures of suffixes with given counts, by the pool of their first stage: its loop, of shape
+    (layers + 1); and with one more axis of microbatches seconds from its first forward to its last backward
+    (`drained_s`) and to the end of the reductions of all (`reduced_s`), and from the start of the step to the
+    end of any stage by itself (`alone_s`). NEVER_S where there is none."""
 
     loop_s: Floats
-    time_s: Floats
+    drained_s: Floats
+    reduced_s: Floats
+    alone_s: Floats
+
+    def least(self, other: Suffixes) -> Suffixes:
+        """The least of both."""
+        return Suffixes(
+            np.minimum(self.loop_s, other.loop_s),
+            np.minimum(self.drained_s, other.drained_s),
+            np.minimum(self.reduced_s, other.reduced_s),
+            np.minimum(self.alone_s, other.alone_s),
+        )
+
+    def after(self, hop_s: float) -> Suffixes:
+        """The same behind a hop."""
+        return Suffixes(
+            self.loop_s + 2.0 * hop_s, self.drained_s + 2.0 * hop_s, self.reduced_s + hop_s, self.alone_s
+        )
 
 
 class Relaxation:
-    """The bounds of all suffixes of some tuples of kinds at some numbers of microbatches; with `within`, only
-    of those that have no more stages of any pool.
+    """The bounds of all suffixes of pipelines of some kinds, with no more stages of any pool than `counts`,
+    at some numbers of microbatches."""
 
-    Blocks that differ in what surrounds the first stage alone (gathers, reductions, the end of the step) have
-    the same suffixes: `bounds` adds what surrounds.
-    """
-
-    def __init__(
-        self,
-        options: Options,
-        tuples: list[tuple[int, ...]],
-        microbatches: Any,
-        within: Counts | None = None,
-    ) -> None:
-        self._options = options
-        self._kinds = np.array(tuples, dtype=np.int64).reshape(len(tuples), len(options.stages))
+    def __init__(self, options: Options, kinds: tuple[int, ...], counts: Counts, microbatches: Any) -> None:
+        self._options, self._kinds = options, kinds
         self._m = np.asarray(microbatches, dtype=np.float64)
-        self._every = _counts(options, within)
+        self._counts = counts
         self.suffixes: dict[tuple[Counts, int], Suffixes] = {}
-        pools = range(len(options.stages))
-        self._works = [self._column(options, "work_s", pool) for pool in pools]
-        self._backs = [self._column(options, "backward_s", pool) for pool in pools]
-        self._hops = [
-            [options.hop_s[a][b][self._kinds[:, a], self._kinds[:, b]] for b in pools] for a in pools
-        ]
-        for counts in self._every:
-            if sum(counts) < options.most_stages:
-                for pool, count in enumerate(counts):
+        for some in sorted(product(*(range(count + 1) for count in counts)), key=sum):
+            if some != counts:
+                for pool, count in enumerate(some):
                     if count:
-                        rest = self._rest(counts, pool)
-                        self.suffixes[counts, pool] = self._suffix(pool, sum(counts), rest)
+                        self.suffixes[some, pool] = self._suffix(pool, some)
 
-    def bounds(self, options: Options) -> dict[Counts, Floats]:
-        """Lower bounds of whole pipelines by their counts, of shape (tuples of kinds, microbatches), where
-        `options` has these stages."""
-        found: dict[Counts, Floats] = {}
-        for counts in self._every:
-            fronts = [
-                self._front(options, pool, sum(counts), self._rest(counts, pool))
-                for pool, count in enumerate(counts)
-                if count
-            ]
-            found[counts] = np.minimum.reduce(fronts)
-        return found
+    def bounds(self) -> Floats:
+        """Lower bounds of whole pipelines with all of the counts, by microbatches; infinity where there are
+        none."""
+        fronts = [self._front(pool) for pool, count in enumerate(self._counts) if count]
+        least: Floats = np.minimum.reduce(fronts)
+        return np.where(least < NEVER_S, least, np.inf)
 
-    def _column(self, options: Options, name: str, pool: int) -> Floats:
-        """A figure of the pool's stages, by tuple of kinds; finite, so that none of it is nothing."""
-        values: Floats = getattr(options.stages[pool], name)[self._kinds[:, pool]]
-        return np.minimum(values, NEVER_S)
+    def hop_s(self, pool: int, then: int) -> float:
+        """Seconds of a hop between stages on two pools."""
+        return float(self._options.hop_s[pool][then][self._kinds[pool], self._kinds[then]])
 
-    def _rest(self, counts: Counts, pool: int) -> Suffixes | None:
-        """What may follow a first stage on `pool`, with two hops to it; None where nothing does."""
+    def rest(self, counts: Counts, pool: int) -> Suffixes | None:
+        """What may follow a stage on `pool`, behind the hop to it; None where nothing does."""
         left = tuple(count - (place == pool) for place, count in enumerate(counts))
-        if not sum(left):
-            return None
         after = [
-            (2.0 * self._hops[pool][then], self.suffixes[left, then])
+            self.suffixes[left, then].after(self.hop_s(pool, then))
             for then, count in enumerate(left)
             if count
         ]
-        return Suffixes(
-            np.minimum.reduce([hop_s[:, None] + rest.loop_s for hop_s, rest in after]),
-            np.minimum.reduce([hop_s[:, None, None] + rest.time_s for hop_s, rest in after]),
-        )
+        return reduce(Suffixes.least, after) if after else None
 
-    def _suffix(self, pool: int, place: int, rest: Suffixes | None) -> Suffixes:
+    def _stage(self, pool: int, place: int, first: int) -> tuple[Floats, ...]:
+        """Forward, backward, gathering, reduction and end of the step by layers; finite, so that none of it
+        is nothing."""
+        stages = self._options.stages[pool]
+        names = ("forward_s", "backward_s", "gather_s", "reduce_s", "end_s")
+        every = [getattr(stages, name)[self._kinds[pool], place, first] for name in names]
+        return tuple(np.minimum(values, NEVER_S) for values in every)
+
+    def _suffix(self, pool: int, counts: Counts) -> Suffixes:
         """The least over the layers of the first stage."""
-        work_s, back_s = self._works[pool][:, place, 0], self._backs[pool][:, place, 0]
+        place, rest = sum(counts), self.rest(counts, pool)
+        forward_s, back_s, gather_s, reduce_s, end_s = self._stage(pool, place, 0)
+        work_s = forward_s + back_s
         if rest is None:
-            return Suffixes(work_s, self._stage_s(work_s, back_s, work_s, place))
+            work, back = work_s[:, None], back_s[:, None]
+            own = stage_s(self._m, work, back, work, place)
+            around_s = gather_s + reduce_s + end_s
+            return Suffixes(work_s, own, own + reduce_s[:, None], own + around_s[:, None])
         layers = self._options.layers
-        loop_s = np.full(work_s.shape, NEVER_S)
-        time_s = np.full((*work_s.shape, len(self._m)), NEVER_S)
+        figures = (rest.loop_s[:, None], rest.drained_s, rest.reduced_s, rest.alone_s)
         # Entry [n, l] of a suffix of l layers whose first stage has n: the rest of l - n, or never.
-        loops = np.concatenate([np.full_like(rest.loop_s, NEVER_S), rest.loop_s], axis=1)
-        times = np.concatenate([np.full_like(rest.time_s, NEVER_S), rest.time_s], axis=1)
-        whole = np.arange(layers + 1)[None, :]
-        size = max(TOGETHER // time_s.size, 1)
-        for start in range(1, layers, size):
-            n = np.arange(start, min(start + size, layers))
-            at = whole - n[:, None] + layers + 1
-            w, b = work_s[:, n, None], back_s[:, n, None]
-            loop = w + loops[:, at]
-            one = self._stage_s(w, b, loop, place)
-            np.maximum(one, w[..., None] + times[:, at], out=one)
-            np.minimum(loop_s, loop.min(axis=1), out=loop_s)
-            np.minimum(time_s, one.min(axis=1), out=time_s)
-        return Suffixes(np.minimum(loop_s, NEVER_S), np.minimum(time_s, NEVER_S))
-
-    def _front(self, options: Options, pool: int, place: int, rest: Suffixes | None) -> Floats:
-        """Whole pipelines that begin on `pool`, with what surrounds the first stage's work."""
-        layers = self._options.layers
-        names = ("work_s", "backward_s", "gather_s", "reduce_s", "end_s")
-        n = np.arange(1, layers) if rest is not None else np.array([layers])
-        work_s, back_s, gather_s, reduce_s, end_s = (
-            self._column(options, name, pool)[:, place, 1][:, n] for name in names
+        loops, drains, reduced, alones = (
+            np.concatenate([np.full_like(values, NEVER_S), values]) for values in figures
         )
-        loop_s = work_s if rest is None else work_s + rest.loop_s[:, layers - n]
-        drained = self._stage_s(work_s, back_s, loop_s, place) + reduce_s[..., None]
-        if rest is not None:
-            np.maximum(drained, work_s[..., None] + rest.time_s[:, layers - n], out=drained)
-        least: Floats = (drained + (gather_s + end_s)[..., None]).min(axis=1)
-        return np.where(least < NEVER_S, least, np.inf)
+        found = [np.full((layers + 1, 1), NEVER_S)]
+        found += [np.full((layers + 1, len(self._m)), NEVER_S) for _ in range(3)]
+        whole = np.arange(layers + 1)[None, :]
+        size = max(TOGETHER // found[1].size, 1)
+        last = int(np.flatnonzero(work_s < NEVER_S).max(initial=0))
+        for start in range(1, min(layers, last + 1), size):
+            n = np.arange(start, min(start + size, layers, last + 1))
+            at = whole - n[:, None] + layers + 1
+            f, b, g, r, e = (
+                values[n][:, None, None] for values in (forward_s, back_s, gather_s, reduce_s, end_s)
+            )
+            loop = f + b + loops[at]
+            own = stage_s(self._m, f + b, b, loop, place)
+            taken = (
+                loop,
+                np.maximum(own, f + b + drains[at]),
+                np.maximum(own + r, f + reduced[at]),
+                np.maximum(own + g + r + e, alones[at]),
+            )
+            for least, values in zip(found, taken, strict=True):
+                np.minimum(least, values.min(axis=0), out=least)
+        loop_s, drained_s, reduced_s, alone_s = (np.minimum(values, NEVER_S) for values in found)
+        return Suffixes(loop_s[:, 0], drained_s, reduced_s, alone_s)
 
-    def _stage_s(self, work_s: Floats, back_s: Floats, loop_s: Floats, place: int) -> Floats:
-        """What m microbatches take one stage at least, with a last axis of m."""
-        m = self._m
-        work, back, loop = work_s[..., None], back_s[..., None], loop_s[..., None]
-        loops = np.ceil(m / place)
-        least = loops * loop
-        least += (m - (loops - 1.0) * place - 1.0) * back
-        walked = np.maximum(m - place, 0.0) * work + (np.minimum(m, place) - 1.0) * back
-        np.maximum(least, loop + walked, out=least)
-        return np.maximum(least, m * work, out=least)
+    def _front(self, pool: int) -> Floats:
+        """Whole pipelines that begin on `pool`."""
+        layers, place, rest = self._options.layers, sum(self._counts), self.rest(self._counts, pool)
+        n = np.arange(1, layers) if rest is not None else np.array([layers])
+        f, b, g, r, e = (values[n][:, None] for values in self._stage(pool, place, 1))
+        if rest is None:
+            least = stage_s(self._m, f + b, b, f + b, place) + r
+        else:
+            left = layers - n
+            own = stage_s(self._m, f + b, b, f + b + rest.loop_s[left, None], place)
+            least = np.maximum(own, f + b + rest.drained_s[left]) + r
+            least = np.maximum(least, f + rest.reduced_s[left])
+            least = np.maximum(least, rest.alone_s[left] - g - e)
+        bounds: Floats = (least + g + e).min(axis=0)
+        return bounds
 
 
-def _counts(options: Options, within: Counts | None) -> list[Counts]:
-    """How many stages of each pool a pipeline may have, no more than `within`, short pipelines first."""
-    smallest = [min(tp * dp for tp, dp in stages.kinds) for stages in options.stages]
-    most = [
-        min(options.most_stages, devices // size)
-        for devices, size in zip(options.devices, smallest, strict=True)
-    ]
-    found = [
-        counts
-        for counts in product(*(range(count + 1) for count in most))
-        if 1 <= sum(counts) <= options.most_stages
-        and (within is None or all(count <= top for count, top in zip(counts, within, strict=True)))
-    ]
-    return sorted(found, key=lambda counts: (sum(counts), counts))
+def stage_s(microbatches: Any, work_s: Any, back_s: Any, loop_s: Any, place: Any) -> Any:
+    """Seconds from the first forward of a stage to its last backward, at least: see above."""
+    m = microbatches
+    loops, beyond = np.ceil(m / place), np.maximum(m - place, 0.0)
+    least = loops * loop_s + (m - (loops - 1.0) * place - 1.0) * back_s
+    least = np.maximum(least, m * work_s)
+    least = np.maximum(least, loop_s + beyond * work_s + (np.minimum(m, place) - 1.0) * back_s)
+    return np.maximum(least, np.where(beyond > 0.0, 2.0 * loop_s + (beyond - 1.0) * work_s, 0.0))

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from heapq import heapify, heappop, heappush
 from itertools import count
 
 from shardwise.search.clock import Clock
-from shardwise.search.uneven.block import BlockSearch, Laid, Relaxations, Shape
+from shardwise.search.uneven.block import FOREVER_S, BlockSearch, Laid, Shape
+from shardwise.search.uneven.grown import Placed
 from shardwise.search.uneven.options import Options, Pricing
-from shardwise.search.uneven.partitions import Placed, pipeline_s
+from shardwise.search.uneven.partitions import pipeline_s
 from shardwise.search.uneven.space import Block, UnevenSpace
 
 ALMOST = 1.0 - 1e-12
@@ -28,9 +29,6 @@ THOROUGH, BRIEF = 1000, 8
 
 ENOUGH = 2500
 """Layouts that are evaluated in all where a gap is allowed: then the search ends with the gap that it has."""
-
-FOREVER_S = 1e9
-"""No step takes so long."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +78,6 @@ class _State:
     cut: int = 0
     searched: int = 0
     evaluated: int = 0
-    relaxations: Relaxations = field(default_factory=Relaxations)
 
 
 def search_uneven(
@@ -157,9 +154,7 @@ def _search_block(
     """Improves the best plan by the block's, while there is time; returns what the block's plans take at
     least, or that they cannot be better than the best so far."""
     options = pricing.options(block)
-    search = BlockSearch(
-        options, block.least, block.most, THOROUGH if gap == 0.0 else BRIEF, state.relaxations
-    )
+    search = BlockSearch(options, block.least, block.most, THOROUGH if gap == 0.0 else BRIEF)
     high_s = state.best_s
     if high_s == float("inf"):
         high_s = 2.0 * least_s

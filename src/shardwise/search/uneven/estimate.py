@@ -1,0 +1,84 @@
+"""What layouts of one pipeline take at least, many at once: the longest way through 1F1B that keeps to a run
+of stages.
+
+In steady state k stages in a row do k microbatches in no less than all of their forwards and backwards and
+the hops among them, there and back: the first of the run begins microbatch j + k only after one has gone to
+the end of the run and come back since it began microbatch j. So with q the place from the end of the run's
+first stage, W one microbatch through the whole pipeline and back, and its loop (see `bounds`), m > q
+microbatches take the pipeline at least
+
+    W + loop + floor((m - 1 - q) / k) run + ((m - 1 - q) mod k) w.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardwise.search.uneven.bounds import stage_s
+from shardwise.search.uneven.options import Options
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+STAGE_FIGURES = ("forward_s", "backward_s", "gather_s", "reduce_s", "end_s")
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """Of layouts, by layout and stage: seconds of a forward, a backward, gathering, reducing and the end of
+    the step; and of the hops behind all stages but the last."""
+
+    forward_s: Floats
+    backward_s: Floats
+    gather_s: Floats
+    reduce_s: Floats
+    end_s: Floats
+    hop_s: Floats
+
+
+def figures_of(options: Options, kinds: tuple[int, ...], pools: Ints, layers: Ints) -> Figures:
+    """The figures of layouts, `pools` and `layers` by layout and stage; infinite where a stage does not
+    fit."""
+    stages = pools.shape[1]
+    found = {name: np.empty(pools.shape) for name in STAGE_FIGURES}
+    places = np.broadcast_to(np.arange(stages, 0, -1), pools.shape)
+    for pool, kind in enumerate(kinds):
+        mine = pools == pool
+        at = (kind, places[mine], (places[mine] == stages).astype(np.int64), layers[mine])
+        for name, values in found.items():
+            values[mine] = getattr(options.stages[pool], name)[at]
+    hops = np.array(
+        [[options.hop_s[a][b][kinds[a], kinds[b]] for b in range(len(kinds))] for a in range(len(kinds))]
+    )
+    return Figures(**found, hop_s=hops[pools[:, :-1], pools[:, 1:]])
+
+
+def least_s(figures: Figures, microbatches: int) -> Floats:
+    """Seconds of a step of each layout, at least; infinity where a stage does not fit."""
+    m = microbatches
+    fits = np.all(np.isfinite(figures.backward_s), axis=1)
+    back = np.where(fits[:, None], figures.backward_s, 0.0)
+    reduce = np.where(fits[:, None], figures.reduce_s, 0.0)
+    work = figures.forward_s + back
+    stages = work.shape[1]
+    through, arrival = np.zeros_like(work), np.zeros_like(work)
+    through[:, 1:] = np.cumsum(work[:, :-1] + 2.0 * figures.hop_s, axis=1)
+    arrival[:, 1:] = np.cumsum(figures.forward_s[:, :-1] + figures.hop_s, axis=1)
+    whole = through[:, -1] + work[:, -1]
+    drained, ended = np.zeros(len(work)), np.zeros(len(work))
+    for s in range(stages):
+        place, loop = stages - s, whole - through[:, s]
+        own = stage_s(float(m), work[:, s], back[:, s], loop, place)
+        for k in range(1, place + 1):
+            if m > place:
+                run = through[:, s + k - 1] + work[:, s + k - 1] - through[:, s]
+                times, rest = divmod(m - 1 - place, k)
+                own = np.maximum(own, 2.0 * loop + times * run + rest * work[:, s])
+        drained = np.maximum(drained, through[:, s] + own)
+        begun = np.maximum(arrival[:, s] + figures.gather_s[:, 0], figures.gather_s[:, s])
+        ended = np.maximum(ended, begun + own + reduce[:, s])
+    ended = np.maximum(ended, figures.gather_s[:, 0] + drained + reduce[:, 0]) + figures.end_s.max(axis=1)
+    return np.where(fits, ended, np.inf)

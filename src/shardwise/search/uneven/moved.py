@@ -1,0 +1,95 @@
+"""A good layout of one pipeline, soon: layers dealt to stages by their pace, then moved while it helps."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardwise.search.uneven.bounds import Counts
+from shardwise.search.uneven.estimate import figures_of, least_s
+from shardwise.search.uneven.grown import Placed
+from shardwise.search.uneven.options import Options
+
+Ints = NDArray[np.int64]
+
+MOVES = 60
+"""Moves of a layout, at most."""
+
+
+def moved(options: Options, kinds: tuple[int, ...], counts: Counts, microbatches: int) -> tuple[Placed, ...]:
+    """A layout with so many stages of each pool that no small move makes faster, as far as `estimate` tells;
+    empty where none was found that fits.
+
+    Pools begin one behind the other, in their order and against it. A move takes one or two layers from a
+    stage to another, or swaps two stages.
+    """
+    behind = np.repeat(np.arange(len(counts)), counts)
+    best: tuple[float, Ints, Ints] | None = None
+    for pools in (behind, behind[::-1]):
+        layers = _dealt(options, kinds, pools)
+        if layers is None:
+            continue
+        time_s = float(least_s(figures_of(options, kinds, pools[None], layers[None]), microbatches)[0])
+        for _ in range(MOVES):
+            near_pools, near_layers = _neighbours(pools, layers)
+            if not len(near_pools):
+                break
+            times = least_s(figures_of(options, kinds, near_pools, near_layers), microbatches)
+            at = int(np.argmin(times))
+            if times[at] >= time_s * (1.0 - 1e-9):
+                break
+            time_s, pools, layers = float(times[at]), near_pools[at], near_layers[at]
+        if best is None or time_s < best[0]:
+            best = time_s, pools, layers
+        if len(set(behind.tolist())) == 1:
+            break
+    return () if best is None else tuple(zip(best[1].tolist(), best[2].tolist(), strict=True))
+
+
+def _dealt(options: Options, kinds: tuple[int, ...], pools: Ints) -> Ints | None:
+    """Layers of stages on these pools: one each, and then always to the stage that is least at work with one
+    more; None where they cannot take all."""
+    stages = len(pools)
+    works = np.stack(
+        [
+            options.stages[pool].work_s[kinds[pool], stages - index, int(index == 0)]
+            for index, pool in enumerate(pools.tolist())
+        ]
+    )
+    works = np.concatenate([works, np.full((stages, 2), np.inf)], axis=1)
+    layers = np.ones(stages, dtype=np.int64)
+    rows = np.arange(stages)
+    for _ in range(options.layers - stages):
+        more = works[rows, layers + 1]
+        at = int(np.argmin(more))
+        if not np.isfinite(more[at]):
+            return None
+        layers[at] += 1
+    return layers if np.isfinite(works[rows, layers]).all() else None
+
+
+def _neighbours(pools: Ints, layers: Ints) -> tuple[Ints, Ints]:
+    """Layouts that are one move away."""
+    stages = len(pools)
+    if stages == 1:
+        return np.empty((0, 1), dtype=np.int64), np.empty((0, 1), dtype=np.int64)
+    source, target = (axis.ravel() for axis in np.indices((stages, stages)))
+    other = source != target
+    source, target = source[other], target[other]
+    found_pools, found_layers = [], []
+    for many in (1, 2):
+        can = layers[source] > many
+        rows = np.arange(int(can.sum()))
+        after = np.tile(layers, (len(rows), 1))
+        after[rows, source[can]] -= many
+        after[rows, target[can]] += many
+        found_layers.append(after)
+        found_pools.append(np.tile(pools, (len(rows), 1)))
+    swapped = source < target
+    one, two = source[swapped], target[swapped]
+    rows = np.arange(len(one))
+    for values, found in ((pools, found_pools), (layers, found_layers)):
+        after = np.tile(values, (len(rows), 1))
+        after[rows, one], after[rows, two] = values[two], values[one]
+        found.append(after)
+    return np.concatenate(found_pools), np.concatenate(found_layers)

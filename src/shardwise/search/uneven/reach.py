@@ -1,0 +1,157 @@
+"""How many microbatches pipelines may do within a time, whatever their layouts: many bounded at once, soon.
+
+Within a time, a stage that does m microbatches takes no more layers than its work, its gathering, its
+reduction and the end of the step allow; and one microbatch goes through all layers, at best each on the
+devices that are quickest at it, and over all hops, before the steady state and, in effect, again behind it
+(see `bounds`). Where the layers that the stages can take do not make up the model, m microbatches are too
+many. Neither the order of the pools nor what stages hold in it is told: more stages are at the end, where
+less is held, than there can be.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardwise.search.uneven.bounds import NEVER_S
+from shardwise.search.uneven.options import Options, Stages
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+
+class Reach:
+    """The bound for pipelines of given `kinds` and `counts` of stages, both of shape (pipelines, pools)."""
+
+    def __init__(self, options: Options, kinds: Ints, counts: Ints) -> None:
+        self._options, self._kinds, self._counts = options, kinds, counts
+        self._stages = counts.sum(axis=1).astype(np.float64)
+        self._used = counts > 0
+        self._pools = [_Pool(stages, options.layers) for stages in options.stages]
+        every = range(len(self._pools))
+        self._hops_s = 2.0 * self._hops()
+        # By pipeline and pool; pools without stages have no say, and what fits nowhere takes forever.
+        per_layer = np.stack([self._pools[i].per_layer_s[kinds[:, i]] for i in every], axis=1)
+        self._order = np.argsort(np.where(self._used, per_layer, np.inf), axis=1, kind="stable")
+        self._per_layer_s = np.take_along_axis(per_layer, self._order, axis=1)
+        forward = np.stack([self._pools[i].forward_share[kinds[:, i]] for i in every], axis=1)
+        self._forward_share = np.where(self._used, forward, 0.0).max(axis=1)
+        around = np.stack([self._pools[i].around_s[kinds[:, i]] for i in every], axis=1)
+        self._around_s = np.where(self._used, around, np.inf).min(axis=1)
+
+    def microbatches(self, time_s: float) -> Ints:
+        """The most that each pipeline may do within `time_s`."""
+        alone = [pool.most_alone(time_s) for pool in self._pools]
+        low = np.zeros(len(self._counts), dtype=np.int64)
+        high = np.full(len(self._counts), self._options.microbatches, dtype=np.int64)
+        while (low < high).any():
+            middle = (low + high + 1) // 2
+            can = self._is_possible(middle, time_s, alone)
+            low, high = np.where(can, middle, low), np.where(can, high, middle - 1)
+        return low
+
+    def _is_possible(self, m: Ints, time_s: float, alone: list[Floats]) -> NDArray[np.bool_]:
+        """Whether nothing told here forbids that each pipeline does so many."""
+        layers = float(self._options.layers)
+        through_s = self._hops_s + layers * self._per_layer_s[:, 0]
+        can = np.ones(len(m), dtype=np.bool_)
+        for _ in range(2):
+            most_s = self._most_work_s(m, time_s - self._around_s, through_s)
+            takes, more = self._layers(m, most_s, alone)
+            can &= (takes.sum(axis=1) + more.max(axis=1) >= layers) & (most_s > 0.0)
+            through_s = self._hops_s + self._quickest_s(takes + np.maximum(more, 0.0))
+        return can & (self._most_work_s(m, time_s - self._around_s, through_s) > 0.0)
+
+    def _most_work_s(self, m: Ints, time_s: Floats, through_s: Floats) -> Floats:
+        """What one microbatch may take the busiest stage; nothing where there is no time."""
+        p = self._stages
+        loops = np.ceil(m / p)
+        first = np.maximum(m - 1 - (p - 1.0) * self._forward_share, 0.0)
+        most = np.where(m >= p, _shared(time_s - through_s, first), np.inf)
+        again = _shared(time_s - 2.0 * through_s, m - 1.0 - p)
+        most = np.minimum(most, np.where(m > p, again, np.inf))
+        most = np.minimum(most, time_s / np.maximum(m, 1))
+        return np.where(loops * through_s > time_s, 0.0, most)
+
+    def _layers(self, m: Ints, most_s: Floats, alone: list[Floats]) -> tuple[Floats, Floats]:
+        """The layers that the stages of each pool can take, by pipeline and pool, as if none were the last of
+        all; and how many more, or fewer, where one is: one of one pool is the last, and has the head."""
+        found, more = [], []
+        rows = np.arange(len(m))
+        for place, pool in enumerate(self._pools):
+            kinds, count = self._kinds[:, place], self._counts[:, place]
+            fits = (pool.work_s[kinds] <= most_s[:, None, None]) & (alone[place][kinds] >= m[:, None, None])
+            takes = np.count_nonzero(fits, axis=2).astype(np.float64)
+            last, takes = takes[:, 0], np.concatenate([takes[:, 1:], takes[:, -1:]], axis=1)
+            summed = np.concatenate([np.zeros((len(m), 1)), np.cumsum(takes, axis=1)], axis=1)
+            found.append(summed[rows, count])
+            more.append(np.where(count > 0, last - takes[rows, np.maximum(count, 1) - 1], -np.inf))
+        return np.stack(found, axis=1), np.stack(more, axis=1)
+
+    def _quickest_s(self, takes: Floats) -> Floats:
+        """One microbatch through all layers, each on the quickest devices that can take it."""
+        ordered = np.take_along_axis(takes, self._order, axis=1)
+        before = np.cumsum(ordered, axis=1) - ordered
+        mine = np.clip(self._options.layers - before, 0.0, ordered)
+        quickest: Floats = (mine * self._per_layer_s).sum(axis=1)
+        return quickest
+
+    def _hops(self) -> Floats:
+        """Seconds of all hops one way, at least: a pool's stages in a row, and pools behind each other."""
+        pools = range(len(self._pools))
+        kinds = self._kinds
+        between = np.stack(
+            [
+                np.stack([self._options.hop_s[a][b][kinds[:, a], kinds[:, b]] for b in pools], axis=1)
+                for a in pools
+            ],
+            axis=1,
+        )
+        pairs = self._used[:, :, None] & self._used[:, None, :]
+        near = np.where(pairs, between, np.inf).min(axis=2)
+        near = np.where(self._used, near, 0.0)
+        others = pairs & ~np.eye(len(self._pools), dtype=np.bool_)
+        across = np.where(others, between, np.inf).min(axis=(1, 2))
+        inside = (np.maximum(self._counts - 1, 0) * near).sum(axis=1)
+        groups = self._used.sum(axis=1) - 1
+        total: Floats = inside + np.where(groups > 0, groups * np.where(groups > 0, across, 0.0), 0.0)
+        return total
+
+
+class _Pool:
+    """Stages of one pool by kind, place from the end and layers from 1, whichever end of the pipeline they
+    are: the least work that so many layers or more take; by kind the least per layer, the largest share of
+    the forwards, and the least around a first stage's work."""
+
+    def __init__(self, stages: Stages, layers: int) -> None:
+        n = np.arange(1, layers + 1)
+        work_s = np.minimum(stages.work_s[:, 1:, 0, 1:], stages.work_s[:, 1:, 1, 1:])
+        self._works = stages.work_s[:, 1:, :, 1:]
+        around_s = stages.gather_s + stages.reduce_s + stages.end_s
+        self._around = around_s[:, 1:, :, 1:]
+        self.work_s = _least_beyond(work_s)
+        self.per_layer_s = np.minimum((work_s / n).min(axis=(1, 2)), NEVER_S)
+        with np.errstate(invalid="ignore"):
+            share = stages.forward_s / stages.work_s
+        self.forward_share = np.nanmax(np.where(np.isfinite(share), share, 0.0), axis=(1, 2, 3))
+        first = (stages.gather_s + stages.end_s)[:, 1:, 1, 1:]
+        self.around_s = first.min(axis=(1, 2))
+
+    def most_alone(self, time_s: float) -> Floats:
+        """The most microbatches that a stage of so many layers does, with what surrounds its work."""
+        with np.errstate(invalid="ignore"):
+            most = np.floor((time_s - self._around) / self._works)
+        most = np.where(np.isfinite(most), most, 0.0).max(axis=2)
+        return -_least_beyond(-most)
+
+
+def _least_beyond(values: Floats) -> Floats:
+    """The least of each and all that follow on the last axis."""
+    least: Floats = np.minimum.accumulate(values[..., ::-1], axis=-1)[..., ::-1]
+    return least
+
+
+def _shared(time_s: Floats, parts: Floats) -> Floats:
+    """`time_s` over `parts`; forever where there are none and time is left, nothing where none is left."""
+    share = time_s / np.maximum(parts, 1e-9)
+    return np.where(time_s < 0.0, 0.0, np.where(parts > 0.0, share, np.inf))
