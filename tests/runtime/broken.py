@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -10,10 +9,11 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import Partial, distribute_module
 
 from shardwise.runtime.context import _exchanged
+from shardwise.runtime.experts import Experts
 from shardwise.runtime.job import Job
 from shardwise.runtime.loss import batch_share_loss
 from shardwise.runtime.modules import Stage, rotation_of
-from shardwise.runtime.shard import shard_states
+from shardwise.runtime.shard import shard_states, synchronise
 
 
 def nothing(*_: Any, **__: Any) -> None:
@@ -24,8 +24,8 @@ def _loss_of_all_microbatches_twice(tokens: int, vocab: int, mesh: Any) -> Any:
     return batch_share_loss(tokens // 2, vocab, mesh)
 
 
-def _averaging(stage: Stage, mesh: Any, strategy: Any, dtype: str) -> None:
-    shard_states(stage, mesh, strategy, dtype)
+def _averaging(stage: Stage, mesh: Any, experts: Any, strategy: Any, dtype: str) -> None:
+    shard_states(stage, mesh, experts, strategy, dtype)
     for module in stage.modules():
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(2.0)
@@ -62,7 +62,26 @@ def _first_head(self: Any, module: Any, device_mesh: Any) -> Any:
     return distribute_module(module, device_mesh, output_fn=own_head)
 
 
-TWINS: dict[str, tuple[str, Callable[..., Any]]] = {
+def _as_they_come(counts: torch.Tensor, longest: int) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.arange(int(counts.sum())), torch.arange(int(counts.sum()))
+
+
+def _own_part(rows: torch.Tensor, group: Any) -> torch.Tensor:
+    return rows.chunk(torch.distributed.get_world_size(group))[torch.distributed.get_rank(group)].clone()
+
+
+def _own_gradients(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    return grads[0].repeat(torch.distributed.get_world_size(ctx.group), 1), None
+
+
+def _never_all(stage: Stage, strategy: Any, *, is_last: bool) -> None:
+    synchronise(stage, strategy, is_last=is_last)
+    for module in stage.modules():
+        if isinstance(module, Experts) and isinstance(module, FSDPModule):
+            module.set_requires_all_reduce(False)
+
+
+TWINS: dict[str, tuple[str, Any]] = {
     "no sum over tensor ranks": ("shardwise.runtime.job.settle", nothing),
     "no tie": ("shardwise.runtime.gradients.Tie.add_up", nothing),
     "gradients averaged over data ranks": ("shardwise.runtime.divide.shard_states", _averaging),
@@ -82,6 +101,13 @@ TWINS: dict[str, tuple[str, Callable[..., Any]]] = {
         "shardwise.runtime.shard.SharedHeads._apply",
         _first_head,
     ),
+    "tokens stay in the order of their senders": ("shardwise.runtime.dispatch._by_expert", _as_they_come),
+    "parts of experts are not added up": ("shardwise.runtime.dispatch._summed_part", _own_part),
+    "tensor ranks keep their tokens' gradients": (
+        "shardwise.runtime.dispatch._Own.backward",
+        staticmethod(_own_gradients),
+    ),
+    "replicas of experts are not added up": ("shardwise.runtime.accumulate.synchronise", _never_all),
     "positions twice as far": ("shardwise.runtime.modules.rotation_of", _one_place_off),
 }
 """What is replaced (a dotted name), and by what."""

@@ -42,7 +42,18 @@ NEOX = {
 }
 """Attention and MLP side by side; a quarter of each head is rotated."""
 
-CONFIGS: Mapping[str, Mapping[str, object]] = {"gpt": GPT, "llama": LLAMA, "qwen3": QWEN3, "neox": NEOX}
+MIXTRAL = LLAMA | {"model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2}
+"""Four experts in every layer, of which a token takes two."""
+
+QWEN3_MOE = QWEN3 | {
+    "model_type": "qwen3_moe", "num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 16,
+    "norm_topk_prob": False, "mlp_only_layers": [1], "max_window_layers": 0,
+}  # fmt: skip
+"""Eight experts, probabilities as they are, and one layer without experts."""
+
+CONFIGS: Mapping[str, Mapping[str, object]] = {
+    "gpt": GPT, "llama": LLAMA, "qwen3": QWEN3, "neox": NEOX, "mixtral": MIXTRAL, "qwen3_moe": QWEN3_MOE,
+}  # fmt: skip
 
 SEQ_LEN = 32
 BATCH = 8

@@ -50,6 +50,8 @@ MOVES = [
     ("dp=4,zero_stage=3", "tp=4,sequence_parallel=true", "llama", "adamw"),
     ("tp=2,cp=2", "pp=3,schedule=1f1b,first_stage_layers=0,last_stage_layers=1", "llama", "adamw"),
     ("dp=2,zero_stage=1", "pp=2,schedule=1f1b", "llama", "sgd"),
+    ("dp=4,ep=2,zero_stage=3", "tp=2,etp=2", "mixtral", "adamw"),
+    ("pp=2,tp=2,ep=2,schedule=1f1b,micro_batch_size=2", "dp=4,ep=4,zero_stage=1", "qwen3_moe", "adamw"),
 ]  # fmt: skip
 
 

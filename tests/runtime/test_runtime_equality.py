@@ -102,6 +102,24 @@ RECOMPUTED = [
     ("recompute=full,recompute_layers=1,pp=2,schedule=1f1b,micro_batch_size=2", "llama"),
     ("recompute=full,recompute_layers=1,pp=2,schedule=zb_h1,micro_batch_size=2", "gpt"),
     ("recompute=selective,pp=2,schedule=interleaved_1f1b,vpp=2,micro_batch_size=2", "qwen3"),
+    ("recompute=selective,pp=2,schedule=zb_h1,micro_batch_size=2", "gpt"),
+]
+EXPERTS = [
+    ("dp=2", "mixtral"),
+    ("dp=2,ep=2", "mixtral"),
+    ("dp=4,ep=2,zero_stage=3,micro_batch_size=1", "mixtral"),
+    ("dp=4,ep=4,zero_stage=2,dp_shard=2,micro_batch_size=1", "qwen3_moe"),
+    ("tp=2,ep=1,sequence_parallel=false", "mixtral"),
+    ("tp=2,ep=2,sequence_parallel=true", "qwen3_moe"),
+    ("tp=2,etp=2,sequence_parallel=false,micro_batch_size=2", "qwen3_moe"),
+    ("tp=2,dp=2,ep=2,etp=2,zero_stage=1,sequence_parallel=true", "mixtral"),
+    ("cp=2,dp=2,ep=4,cp_kind=all_to_all", "mixtral"),
+    ("pp=2,dp=2,ep=2,schedule=1f1b,zero_stage=3,micro_batch_size=2", "qwen3_moe"),
+    ("pp=2,tp=2,ep=1,schedule=interleaved_1f1b,vpp=2,micro_batch_size=2", "mixtral"),
+    ("pp=2,dp=2,ep=2,schedule=zb_v,vpp=2,micro_batch_size=1", "mixtral"),
+    ("pp=2,tp=2,etp=2,schedule=zb_h1,micro_batch_size=2,axis_order=pp-tp-cp-dp", "qwen3_moe"),
+    ("dp=2,ep=2,recompute=full,recompute_layers=2,zero_stage=3", "mixtral"),
+    ("dp=2,ep=2,recompute=selective", "qwen3_moe"),
 ]
 SHARED_HEADS = [
     ("tp=4,sequence_parallel=true", "llama"),
@@ -111,10 +129,11 @@ HALF = [
     ("dp=2,zero_stage=1,micro_batch_size=2", "llama"),
     ("tp=2,pp=2,schedule=1f1b,micro_batch_size=2", "gpt"),
     ("dp=4,zero_stage=3", "qwen3"),
+    ("dp=2,ep=2,zero_stage=1", "mixtral"),
 ]
 
 
-MATRIX = [*SHARDED, *TENSOR, *PIPELINES, *PAIRS, *CONTEXT, *RECOMPUTED, *SHARED_HEADS]
+MATRIX = [*SHARDED, *TENSOR, *PIPELINES, *PAIRS, *CONTEXT, *RECOMPUTED, *SHARED_HEADS, *EXPERTS]
 
 
 @cache
@@ -192,6 +211,10 @@ BROKEN = [
     ("parts of the sequence one after the other", "cp=2", "llama"),
     ("heads are not exchanged back", "cp=2,cp_kind=all_to_all", "gpt"),
     ("all tensor ranks take the first key-value head", "tp=4", "llama"),
+    ("tokens stay in the order of their senders", "dp=2,ep=2", "mixtral"),
+    ("parts of experts are not added up", "tp=2,etp=2", "mixtral"),
+    ("tensor ranks keep their tokens' gradients", "tp=2,ep=2,sequence_parallel=false", "mixtral"),
+    ("replicas of experts are not added up", "dp=4,ep=2", "mixtral"),
 ]
 
 

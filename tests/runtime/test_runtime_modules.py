@@ -25,7 +25,9 @@ def test_a_module_has_the_tensors_of_the_record(name: str) -> None:
     assert sum(parameter.numel() for parameter in module.parameters()) == parameters(model)
     shapes = Counter(tuple(sorted(p.shape)) for p in module.parameters())
     recorded = Counter(
-        tuple(sorted(extent.size for extent in weight.shape))
+        tuple(
+            sorted([*(extent.size for extent in weight.shape), *([weight.experts] if weight.experts else [])])
+        )
         for operators in (
             model.embedding,
             *(model.kinds[kind].operators for kind in model.pattern),
@@ -70,6 +72,9 @@ HUGGING_FACE: dict[str, dict[str, Any]] = {
     "mistral": LLAMA | {"model_type": "mistral", "sliding_window": 6},
     "qwen2": LLAMA | {"model_type": "qwen2"},
     "qwen3": dict(CONFIGS["qwen3"]),
+    "mixtral": dict(CONFIGS["mixtral"]),
+    "qwen3_moe": dict(CONFIGS["qwen3_moe"]),
+    "qwen3_moe renormalised": dict(CONFIGS["qwen3_moe"]) | {"norm_topk_prob": True},
     "gpt_neox": dict(CONFIGS["neox"]),
     "gpt2": {"model_type": "gpt2", "n_embd": 32, "n_head": 4, "n_layer": 2, "vocab_size": 96,
              "n_positions": 32},
@@ -122,7 +127,7 @@ INNER = {
         "attention.v": "self_attn.v_proj",
         "attention.out": "self_attn.o_proj", "attention.q_norm": "self_attn.q_norm",
         "attention.k_norm": "self_attn.k_norm", "mlp.gate": "mlp.gate_proj", "mlp.up": "mlp.up_proj",
-        "mlp.down": "mlp.down_proj",
+        "mlp.down": "mlp.down_proj", "mlp.router": "mlp.gate",
     },
     "gpt_neox": {
         "attention_norm": "input_layernorm", "mlp_norm": "post_attention_layernorm",
@@ -150,6 +155,10 @@ def _theirs(name: str, theirs: dict[str, torch.Tensor], model: Model) -> torch.T
         tensor = theirs[f"{at}.{INNER[family][inner]}.{kind}"]
         # GPT-2's matrices are stored [in, out]
         return tensor.t() if family == "gpt2" and tensor.dim() == 2 else tensor
+    if inner == "mlp.experts":  # gate and up are one tensor
+        if kind == "down":
+            return theirs[f"{at}.mlp.experts.down_proj"]
+        return theirs[f"{at}.mlp.experts.gate_up_proj"].chunk(2, dim=1)[("gate", "up").index(kind)]
     part = ("q", "k", "v").index(inner[-1])
     if family == "gpt2":
         return theirs[f"{at}.attn.c_attn.{kind}"].chunk(3, dim=-1)[part].t()
@@ -168,8 +177,15 @@ def test_models_without_modules_are_refused_by_name() -> None:
                 reference_module(entry)
             except ConfigError as error:
                 refused[name] = error.message
-    assert {"mixtral-8x7b", "deepseek-v3", "bloom-176b", "gemma-2-9b"} <= set(refused)
-    assert not {"llama-3.1-70b", "gpt3-175b", "qwen3-32b", "mistral-7b", "gpt-neox-20b"} & set(refused)
+    assert {"gpt-oss-20b", "deepseek-v3", "bloom-176b", "gemma-2-9b"} <= set(refused)
+    assert not {
+        "llama-3.1-70b",
+        "gpt3-175b",
+        "qwen3-32b",
+        "mistral-7b",
+        "mixtral-8x7b",
+        "qwen3-30b-a3b",
+    } & set(refused)
     assert all(message.startswith("cannot be trained") for message in refused.values())
 
 

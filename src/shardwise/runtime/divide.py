@@ -9,13 +9,14 @@ from torch.distributed.device_mesh import DeviceMesh
 from shardwise.plan import Plan
 from shardwise.runtime.accumulate import Accumulation
 from shardwise.runtime.context import AllToAll, Context, Ring
+from shardwise.runtime.dispatch import Dispatch, Shared
 from shardwise.runtime.gradients import Tie
 from shardwise.runtime.loss import batch_share_loss
-from shardwise.runtime.mesh import Place, rank_grid
+from shardwise.runtime.mesh import Place, expert_mesh, rank_grid
 from shardwise.runtime.modules import Stage
 from shardwise.runtime.pipeline import Pipeline
 from shardwise.runtime.recompute import recompute_kinds
-from shardwise.runtime.shard import shard_states, split_tensors
+from shardwise.runtime.shard import mixtures, shard_states, split_experts, split_tensors
 from shardwise.strategy import Strategy, layer_counts
 
 Stages = tuple[tuple[int, Stage], ...]
@@ -23,8 +24,10 @@ Stages = tuple[tuple[int, Stage], ...]
 
 
 def stages_of(module: Stage, plan: Plan, place: Place, mesh: DeviceMesh) -> Stages:
-    """This rank's stages of the whole `module`, their parameters divided over its tensor and data groups."""
+    """This rank's stages of the whole `module`, their parameters divided over its tensor, expert and data
+    groups. Makes meshes and process groups on every rank."""
     strategy = plan.best.strategy
+    experts = expert_mesh(strategy, mesh.device_type) if plan.model.experts is not None else None
     context = _context_of(strategy)
     stages = _parts(module, plan, place)
     for _, stage in stages:
@@ -37,8 +40,20 @@ def stages_of(module: Stage, plan: Plan, place: Place, mesh: DeviceMesh) -> Stag
             split_tensors(stage, mesh["tp"], sequence_parallel=strategy.sequence_parallel)
             if strategy.sequence_parallel:
                 stage.kept = stage.positions.chunk(strategy.tp)[place.tp]
-        shard_states(stage, mesh, strategy, plan.job.dtype)
+        if experts is not None and distributed.get_world_size() > 1:
+            _place_experts(stage, mesh, experts, strategy)
+        shard_states(stage, mesh, experts, strategy, plan.job.dtype)
     return stages
+
+
+def _place_experts(stage: Stage, mesh: DeviceMesh, experts: DeviceMesh, strategy: Strategy) -> None:
+    """Divide the stage's experts, and say how tokens get to them."""
+    split_experts(stage, experts)
+    for mixture in mixtures(stage):
+        if strategy.ep * strategy.etp > 1:
+            mixture.dispatch = Dispatch(experts["ep"].get_group(), experts["etp"].get_group())
+        if strategy.tp > 1 and not strategy.sequence_parallel:
+            mixture.shared_tokens = Shared(mesh["tp"].get_group())
 
 
 def _prepare_layers(stage: Stage, plan: Plan, context: Context | None) -> None:

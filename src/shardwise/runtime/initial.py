@@ -12,7 +12,7 @@ STD = 0.02
 """Standard deviation of matrices (GPT-2's); those that write to the residual stream have 1/sqrt(2 layers) of
 it (Radford et al. 2019, section 2.3)."""
 
-_RESIDUAL = ("attention.out.weight", "mlp.down.weight")
+_RESIDUAL = ("attention.out.weight", "mlp.down.weight", "experts.down", "shared.down.weight")
 
 
 def initialise(module: nn.Module, *, seed: int, layers: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import gcd
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
@@ -12,6 +13,10 @@ from shardwise.strategy import Strategy
 AXES = ("pp", "replicate", "shard", "tp")
 """Axes of the mesh. `replicate` x `shard` are the dp * cp ranks of a stage: `shard` neighbours among them
 divide optimizer states, `replicate` groups hold copies."""
+
+EXPERT_AXES = ("pp", "replicate", "shard", "ep", "etp")
+"""Axes of the mesh of expert weights: `etp` neighbours hold parts of the same experts, `ep` groups different
+experts, and the `replicate` x `shard` others the same weights."""
 
 
 def rank_grid(strategy: Strategy) -> torch.Tensor:
@@ -52,3 +57,27 @@ def device_mesh(strategy: Strategy, device_type: str) -> DeviceMesh:
     shard = strategy.optim_shard
     ranks = grid.reshape(strategy.pp, strategy.dp * strategy.cp // shard, shard, strategy.tp)
     return DeviceMesh(device_type, ranks, mesh_dim_names=AXES)
+
+
+def expert_mesh(strategy: Strategy, device_type: str) -> DeviceMesh:
+    """The mesh with `EXPERT_AXES`; every rank must call this at the same point.
+
+    The ranks of a stage in their own order: etp fastest, then ep, then the ranks that hold the same weights,
+    of which neighbours divide optimizer states (docs/cost-model.md, section 4).
+    """
+    ranks = rank_grid(strategy).flatten(1).sort(dim=1).values
+    same = expert_ranks(strategy)
+    shard = expert_degree(strategy, strategy.optim_shard)
+    grid = ranks.reshape(strategy.pp, same // shard, shard, strategy.ep, strategy.etp)
+    return DeviceMesh(device_type, grid, mesh_dim_names=EXPERT_AXES)
+
+
+def expert_ranks(strategy: Strategy) -> int:
+    """How many ranks hold the same expert weights."""
+    return strategy.tp * strategy.cp * strategy.dp // (strategy.etp * strategy.ep)
+
+
+def expert_degree(strategy: Strategy, degree: int) -> int:
+    """The sharding degree of expert weights where that of all others is `degree` (cost-model.md, section
+    11)."""
+    return gcd(degree, expert_ranks(strategy))

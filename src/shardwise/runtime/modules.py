@@ -15,9 +15,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from shardwise.errors import ConfigError
-from shardwise.model import Decoder, GroupedQuery, LayerShape, Mlp, Model, decoder_of
+from shardwise.model import Decoder, GroupedQuery, LayerShape, Mlp, Model, RoutedMlp, decoder_of
 from shardwise.runtime.context import Context
-from shardwise.runtime.numerics import Activation, Numerics, Rope, numerics_of
+from shardwise.runtime.experts import MixtureOfExperts
+from shardwise.runtime.feed_forward import FeedForward
+from shardwise.runtime.numerics import Numerics, Rope, numerics_of
 from shardwise.runtime.recompute import recomputed
 
 Rotation = tuple[Tensor, Tensor] | None
@@ -46,14 +48,6 @@ def rotated(x: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
     half = cos.shape[-1]
     first, second, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
     return torch.cat((first * cos - second * sin, second * cos + first * sin, rest), dim=-1)
-
-
-def activated(x: Tensor, kind: Activation) -> Tensor:
-    if kind == "silu":
-        return functional.silu(x)
-    if kind == "relu":
-        return functional.relu(x)
-    return functional.gelu(x, approximate="tanh" if kind == "gelu_tanh" else "none")
 
 
 def norm_module(shape: LayerShape, width: int, epsilon: float) -> nn.Module:
@@ -103,23 +97,6 @@ class Attention(nn.Module):
         return functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=True)
 
 
-class FeedForward(nn.Module):
-    """The plain or gated MLP that every token takes."""
-
-    def __init__(self, shape: Mlp, hidden: int, activation: Activation) -> None:
-        super().__init__()
-        self.activation = activation
-        self.gate = nn.Linear(hidden, shape.ffn, bias=shape.bias) if shape.gated else None
-        self.up = nn.Linear(hidden, shape.ffn, bias=shape.bias)
-        self.down = nn.Linear(shape.ffn, hidden, bias=shape.bias)
-
-    def forward(self, x: Tensor) -> Tensor:
-        up = self.up(x)
-        if self.gate is None:
-            return self.down(activated(up, self.activation))
-        return self.down(activated(self.gate(x), self.activation) * up)
-
-
 class Layer(nn.Module):
     """One decoder layer: attention and MLP one after the other, or side by side (`order`)."""
 
@@ -133,7 +110,11 @@ class Layer(nn.Module):
         self.attention = Attention(attention, shape.hidden, numerics)
         own_norm = shape.order != "parallel_shared"
         self.mlp_norm = norm_module(shape, shape.hidden, numerics.epsilon) if own_norm else None
-        self.mlp = FeedForward(mlp, shape.hidden, numerics.activation)
+        self.mlp: FeedForward | MixtureOfExperts
+        if isinstance(mlp, RoutedMlp):
+            self.mlp = MixtureOfExperts(mlp, shape.hidden, numerics)
+        else:
+            self.mlp = FeedForward(mlp, shape.hidden, numerics.activation)
 
     def forward(self, x: Tensor, rotation: Rotation) -> Tensor:
         if self.recompute == "none":
@@ -243,12 +224,15 @@ def reference_module(model: Model) -> Stage:
     return stage
 
 
-def _supported(shape: LayerShape) -> tuple[GroupedQuery, Mlp]:
+def _supported(shape: LayerShape) -> tuple[GroupedQuery, Mlp | RoutedMlp]:
     """Attention and MLP of a layer. ConfigError where one of them has no module here."""
     if not isinstance(shape.attention, GroupedQuery) or shape.attention.sinks:
         raise _no_module("attention", "latent attention or sinks", "multi-head and grouped-query attention")
-    if not isinstance(shape.mlp, Mlp):
-        raise _no_module("mixture of experts", "experts", "dense models")
+    routed = shape.mlp if isinstance(shape.mlp, RoutedMlp) else None
+    if routed is not None and (routed.capacity_factor is not None or routed.groups > 1 or routed.router_bias):
+        raise _no_module(
+            "mixture of experts", "capacity factors, groups of experts or biases", "dropless top-k routing"
+        )
     if shape.order == "sandwich":
         raise _no_module("order of norms", "norms before and after each block", "norms before or after")
     return shape.attention, shape.mlp

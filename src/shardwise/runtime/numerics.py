@@ -28,11 +28,16 @@ _DEFAULTS: dict[str, tuple[Activation, float, float]] = {
     "llama": ("silu", 1e-6, 1.0),
     "megatron": ("gelu", 1e-5, 1.0),
     "mistral": ("silu", 1e-6, 1.0),
+    "mixtral": ("silu", 1e-5, 1.0),
     "qwen2": ("silu", 1e-6, 1.0),
     "qwen3": ("silu", 1e-6, 1.0),
+    "qwen3_moe": ("silu", 1e-6, 1.0),
 }
 """Activation, epsilon of the norms and share of a head that is rotated, where a config of the family does not
 say (the configuration files of Transformers 5; Megatron-LM for plain dimensions)."""
+
+_THETAS = {"mixtral": 1e6}
+"""Base of the rotary angles where a config of the family does not say, if not 10,000 (the same source)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +60,8 @@ class Numerics:
     rope_share: float
     theta: float
     scaling: tuple[float, float, float, float] | None
+    renormalised: bool
+    """Whether the probabilities of the experts that a token takes are scaled to sum 1."""
 
     def rope(self, head_dim: int) -> Rope:
         return Rope(dims=int(head_dim * self.rope_share), theta=self.theta, scaling=self.scaling)
@@ -79,8 +86,9 @@ def numerics_of(model: Model) -> Numerics:
         activation=_activation(fields, activation),
         epsilon=_first(fields, ("rms_norm_eps", "layer_norm_epsilon", "layer_norm_eps"), epsilon),
         rope_share=_share(fields, rope, share),
-        theta=rope.number("rope_theta", default=_first(fields, ("rope_theta", "rotary_emb_base"), 10_000.0)),
+        theta=_theta(model.family, fields, rope),
         scaling=_scaling(rope),
+        renormalised=model.family == "mixtral" or fields.boolean("norm_topk_prob", default=False),
     )
 
 
@@ -94,6 +102,11 @@ def _activation(fields: Fields, default: Activation) -> Activation:
 def _first(fields: Fields, keys: tuple[str, ...], default: float) -> float:
     """The number under the first of `keys` that is there."""
     return next((fields.number(key, high=1e9) for key in keys if fields.has(key)), default)
+
+
+def _theta(family: str, fields: Fields, rope: Fields) -> float:
+    default = _first(fields, ("rope_theta", "rotary_emb_base"), _THETAS.get(family, 10_000.0))
+    return rope.number("rope_theta", default=default)
 
 
 def _rope_fields(fields: Fields) -> Fields:

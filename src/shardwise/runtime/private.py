@@ -5,12 +5,34 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
+from torch.distributed import ProcessGroup
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining._backward import stage_backward
 from torch.distributed.pipelining.schedules import _Action, _PipelineScheduleRuntime
+from torch.utils._python_dispatch import TorchDispatchMode as DispatchMode
+
+__all__ = [
+    "ALL_TO_ALL",
+    "DispatchMode",
+    "SynchronisedStage",
+    "all_to_all_rows",
+    "executed_actions",
+    "pipeline_runtime",
+    "profiled_events",
+]
 
 LossFunction = Callable[[Tensor, Tensor], Tensor]
+
+ALL_TO_ALL = torch.ops._c10d_functional.all_to_all_single.default
+"""An all-to-all that returns what it received, so that it can be kept like any operator's output."""
+
+
+def all_to_all_rows(rows: Tensor, sent: list[int], received: list[int], group: ProcessGroup) -> Tensor:
+    """The rows that come from each rank of `group`, `received` of them, for those that go there, `sent`."""
+    result = ALL_TO_ALL(rows.contiguous(), received, sent, group.group_name)
+    return torch.ops._c10d_functional.wait_tensor(result)
 
 
 class SynchronisedStage(PipelineStage):

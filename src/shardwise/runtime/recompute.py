@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+from torch.utils.checkpoint import checkpoint
 
+from shardwise.runtime.private import ALL_TO_ALL, DispatchMode
 from shardwise.strategy import Strategy
 
 Forward = Callable[..., Tensor]
 
-_MATMULS = (torch.ops.aten.mm.default, torch.ops.aten.addmm.default, torch.ops.aten.bmm.default)
+_KEPT = (
+    torch.ops.aten.mm.default,
+    torch.ops.aten.addmm.default,
+    torch.ops.aten.bmm.default,
+    ALL_TO_ALL,
+)
+"""Operators whose outputs selective recomputation keeps: matrix products, and tokens sent to experts."""
 
 
 def recomputed(forward: Forward, kind: str) -> Forward:
@@ -22,12 +30,48 @@ def recomputed(forward: Forward, kind: str) -> Forward:
     (`selective`: norms, attention and activation functions are computed again)."""
     if kind == "full":
         return partial(checkpoint, forward, use_reentrant=False, preserve_rng_state=False)
-    contexts = partial(create_selective_checkpoint_contexts, _keeps_products)
-    return partial(checkpoint, forward, use_reentrant=False, preserve_rng_state=False, context_fn=contexts)
+    return partial(
+        checkpoint, forward, use_reentrant=False, preserve_rng_state=False, context_fn=_kept_products
+    )
 
 
-def _keeps_products(context: Any, operator: Any, *_: Any, **__: Any) -> CheckpointPolicy:
-    return CheckpointPolicy.MUST_SAVE if operator in _MATMULS else CheckpointPolicy.PREFER_RECOMPUTE
+def _kept_products() -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
+    kept: list[Tensor] = []
+    return _Keeping(kept), _Replaying(kept)
+
+
+class _Keeping(DispatchMode):
+    """Keeps the outputs of the operators in `_KEPT`."""
+
+    def __init__(self, kept: list[Tensor]) -> None:
+        super().__init__()
+        self._kept = kept
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        output = func(*args, **(kwargs or {}))
+        if func in _KEPT:
+            self._kept.append(output.detach())
+        return output
+
+
+class _Replaying(DispatchMode):
+    """Gives back what was kept, in its order, from the start of every pass: a backward pass in two halves
+    computes again twice (PyTorch's own selective contexts serve once)."""
+
+    def __init__(self, kept: list[Tensor]) -> None:
+        super().__init__()
+        self._kept = kept
+        self._next = 0
+
+    def __enter__(self) -> Any:
+        self._next = 0
+        return super().__enter__()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func not in _KEPT:
+            return func(*args, **(kwargs or {}))
+        self._next += 1
+        return self._kept[self._next - 1].detach()
 
 
 def recompute_kinds(strategy: Strategy, layers: int) -> tuple[str, ...]:

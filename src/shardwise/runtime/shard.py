@@ -6,7 +6,14 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_module
+from torch.distributed.tensor import (
+    DTensor,
+    Partial,
+    Replicate,
+    Shard,
+    distribute_module,
+    distribute_tensor,
+)
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     ParallelStyle,
@@ -16,6 +23,9 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
+from shardwise.runtime.experts import Experts, MixtureOfExperts
+from shardwise.runtime.feed_forward import FeedForward
+from shardwise.runtime.mesh import expert_degree, expert_ranks
 from shardwise.runtime.modules import Layer, Stage
 from shardwise.strategy import Strategy
 
@@ -36,6 +46,8 @@ def split_tensors(stage: Stage, mesh: DeviceMesh, *, sequence_parallel: bool) ->
             _replicate(stage.embedding.positions, mesh, 0 if sequence_parallel else None)
     for layer in stage.layers.values():
         parallelize_module(layer, mesh, _layer_styles(layer, stream, mesh.size()))
+        if isinstance(layer.mlp, MixtureOfExperts):
+            distribute_module(layer.mlp.router, mesh)
         for norm in (layer.attention_norm, layer.mlp_norm):
             if norm is not None:
                 _replicate(norm, mesh, 1 if sequence_parallel else None)
@@ -56,18 +68,28 @@ def _layer_styles(layer: Layer, stream: Shard | Replicate, ranks: int) -> dict[s
         "attention.k": ColwiseParallel(),
         "attention.v": ColwiseParallel(),
         "attention.out": RowwiseParallel(output_layouts=stream),
-        "mlp": PrepareModuleInput(input_layouts=(stream,), desired_input_layouts=(whole,)),
-        "mlp.up": ColwiseParallel(),
-        "mlp.down": RowwiseParallel(output_layouts=stream),
     }
     if layer.attention.kv_heads < ranks:
         heads = SharedHeads(layer.attention.kv_heads)
         styles |= {"attention.k": heads, "attention.v": heads}
-    if layer.mlp.gate is not None:
-        styles["mlp.gate"] = ColwiseParallel()
+    if isinstance(layer.mlp, FeedForward):
+        styles |= _mlp_styles("mlp", layer.mlp, stream)
+    elif layer.mlp.shared is not None:
+        styles |= _mlp_styles("mlp.shared", layer.mlp.shared, stream)
     if layer.attention.q_norm is not None:
         norm = SequenceParallel(sequence_dim=2, use_local_output=True)
         styles |= {"attention.q_norm": norm, "attention.k_norm": norm}
+    return styles
+
+
+def _mlp_styles(at: str, mlp: FeedForward, stream: Shard | Replicate) -> dict[str, ParallelStyle]:
+    styles: dict[str, ParallelStyle] = {
+        at: PrepareModuleInput(input_layouts=(stream,), desired_input_layouts=(Replicate(),)),
+        f"{at}.up": ColwiseParallel(),
+        f"{at}.down": RowwiseParallel(output_layouts=stream),
+    }
+    if mlp.gate is not None:
+        styles[f"{at}.gate"] = ColwiseParallel()
     return styles
 
 
@@ -94,39 +116,92 @@ def _replicate(module: nn.Module, mesh: DeviceMesh, split_dim: int | None) -> No
         parallelize_module(module, mesh, style)
 
 
-def shard_states(stage: Stage, mesh: DeviceMesh, strategy: Strategy, dtype: str) -> None:
-    """Wrap layers and stage in `fully_shard` over (`replicate`, `shard`), where there is more than one rank
-    or the computation is narrower than the parameters.
+def split_experts(stage: Stage, mesh: DeviceMesh) -> None:
+    """Divide the experts of every layer over `ep` ranks, and each over `etp` ranks along its width."""
+    wide = {"gate": (Shard(0), Shard(1)), "up": (Shard(0), Shard(1)), "down": (Shard(0), Shard(2))}
+    for mixture in mixtures(stage):
+        for name, placements in wide.items():
+            whole = getattr(mixture.experts, name)
+            divided = distribute_tensor(whole.detach(), mesh["ep", "etp"], placements, src_data_rank=None)
+            setattr(mixture.experts, name, nn.Parameter(divided))
+
+
+def mixtures(stage: Stage) -> list[MixtureOfExperts]:
+    """The mixtures of experts among the layers of `stage`."""
+    return [layer.mlp for layer in stage.layers.values() if isinstance(layer.mlp, MixtureOfExperts)]
+
+
+def shard_states(
+    stage: Stage, mesh: DeviceMesh, expert_mesh: DeviceMesh | None, strategy: Strategy, dtype: str
+) -> None:
+    """Wrap layers, experts and stage in `fully_shard` over (`replicate`, `shard`) of their mesh, where there
+    is more than one rank or the computation is narrower than the parameters.
 
     Losses are sums over a rank's tokens divided by the tokens of the whole batch, so gradients are summed,
     not averaged. `param_shard` says over how many ranks parameters stay divided between uses. A table that is
     both embedding and output projection stays gathered through a pass, since both of its ends need it.
     """
-    if mesh["replicate"].size() * mesh["shard"].size() == 1 and dtype not in _DTYPES:
-        return
     compute = _DTYPES.get(dtype)
     policy = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=torch.float32 if compute else None)
-    reshard: bool | int = strategy.param_shard > 1
-    if 1 < strategy.param_shard < strategy.optim_shard:
-        reshard = strategy.param_shard
+    is_dense = strategy.cp * strategy.dp > 1 or dtype in _DTYPES
+    is_routed = bool(mixtures(stage)) and (is_dense or expert_ranks(strategy) > 1)
+    if is_routed and expert_mesh is not None:
+        _shard_experts(stage, expert_mesh["replicate", "shard"], strategy, policy)
     data = mesh["replicate", "shard"]
-    blocks: list[nn.Module] = list(stage.layers.values())
-    if not (stage.embedding is not None and stage.head is not None and stage.model.tied_embeddings):
-        blocks += [end for end in (stage.embedding, stage.head) if end is not None]
-    for block in blocks:
-        fully_shard(block, mesh=data, mp_policy=policy, reshard_after_forward=reshard)
-    fully_shard(stage, mesh=data, mp_policy=policy, reshard_after_forward=False)
+    if is_dense:
+        _shard_dense(stage, data, strategy, policy)
+    elif is_routed:
+        # Dense weights stay as they are; the stage is the root that the pipelining runtime asks for.
+        experts = {id(p) for mixture in mixtures(stage) for p in mixture.experts.parameters()}
+        rest = {parameter for parameter in stage.parameters() if id(parameter) not in experts}
+        fully_shard(stage, mesh=data, ignored_params=rest, reshard_after_forward=False)
     for module in stage.modules():
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)
 
 
+def _shard_dense(stage: Stage, data: DeviceMesh, strategy: Strategy, policy: MixedPrecisionPolicy) -> None:
+    reshard = _reshard(strategy.param_shard, strategy.optim_shard)
+    blocks: list[nn.Module] = list(stage.layers.values())
+    if not (stage.embedding is not None and stage.head is not None and stage.model.tied_embeddings):
+        blocks += [end for end in (stage.embedding, stage.head) if end is not None]
+    for block in blocks:
+        fully_shard(block, mesh=data, mp_policy=policy, reshard_after_forward=reshard)
+    fully_shard(stage, mesh=data, mp_policy=policy, reshard_after_forward=False)
+
+
+def _shard_experts(stage: Stage, data: DeviceMesh, strategy: Strategy, policy: MixedPrecisionPolicy) -> None:
+    param, optim = (expert_degree(strategy, d) for d in (strategy.param_shard, strategy.optim_shard))
+
+    def even(parameter: nn.Parameter) -> Shard:
+        """The first dim that the ranks divide evenly: whole experts, or a part of each."""
+        local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
+        return Shard(next((dim for dim in range(3) if local.shape[dim] % optim == 0), 0))
+
+    for mixture in mixtures(stage):
+        fully_shard(
+            mixture.experts, mesh=data, mp_policy=policy, reshard_after_forward=_reshard(param, optim),
+            shard_placement_fn=even,
+        )  # fmt: skip
+
+
+def _reshard(param_shard: int, optim_shard: int) -> bool | int:
+    """What `fully_shard` does with gathered parameters after a use: keep them, give them back, or keep a
+    larger part."""
+    return param_shard if 1 < param_shard < optim_shard else param_shard > 1
+
+
 def synchronise(stage: nn.Module, strategy: Strategy, *, is_last: bool) -> None:
-    """Say what the data group does in the coming backward pass of `stage`: what the plan's degrees ask of
+    """Say what the data groups do in the coming backward pass of `stage`: what the plan's degrees ask of
     every microbatch, and with the last one all that is left."""
+    for module in stage.modules():
+        if isinstance(module, FSDPModule):
+            param, grad = strategy.param_shard, strategy.grad_shard
+            if isinstance(module, Experts):
+                param, grad = expert_degree(strategy, param), expert_degree(strategy, grad)
+            module.set_requires_gradient_sync(is_last or grad > 1, recurse=False)
+            module.set_requires_all_reduce(is_last, recurse=False)
+            module.set_reshard_after_backward(is_last or param > 1, recurse=False)
     if isinstance(stage, FSDPModule):
         stage.set_is_last_backward(is_last)
-        stage.set_requires_gradient_sync(is_last or strategy.grad_shard > 1)
-        stage.set_requires_all_reduce(is_last)
-        stage.set_reshard_after_backward(is_last or strategy.param_shard > 1)
