@@ -27,6 +27,8 @@ QUESTIONS = {
     "lstm_16": ("lstm-2x2048", "2x8xV100-32G", 256, None),
     "transformer_8": ("transformer-big", "1x8xV100-32G", 256, None),
     "transformer_16": ("transformer-big", "2x8xV100-32G", 256, None),
+    "gpt2_16": ("gpt2-1.5b", "2x8xV100-32G", 64, 1024),
+    "mlp_16": ("mlp", "2x8xV100-32G", 8192, None),
     "two_tower_16": ("two-tower", "2x8xV100-32G", 4096, None),
 }
 """Graph, cluster, batch and sequence length of each."""

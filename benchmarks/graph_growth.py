@@ -1,0 +1,163 @@
+"""How frontier tracking grows: `python -m benchmarks.graph_growth chains|blocks [MOST_OPERATORS]`.
+
+`chains` are operators one after the other, no two alike, with drawn costs: layouts of an operator trade time
+for memory, and bringing a tensor from one layout to another takes time. `blocks` is Llama 3.1 8B with more
+and more layers, alike (one block, repeated) or unlike (each a block of its own). Tracked to 0.1 %, as far as
+the limits of `shardwise frontier` allow; CPU seconds of the tracking alone, in this process.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from math import log
+from time import process_time
+
+import numpy as np
+
+from shardwise.cluster import load_cluster, mesh_of
+from shardwise.cost import Training, layout_chain
+from shardwise.frontier import Chain, Factor, Link, Part
+from shardwise.graph import Block, OpGraph, load_graph
+from shardwise.search import tracked
+
+EPSILON = 0.001
+MOST_LABELS = 100_000
+"""As in `shardwise frontier`."""
+
+OPERATORS = (50, 150, 500, 1500, 5000)
+LAYOUTS = (4, 8, 16, 32, 64)
+MOST_NUMBERS = 150_000_000
+"""Of all tables of a chain together, five columns each: beyond it a chain is not built (1.2 GB)."""
+
+LAYERS = (3, 10, 33, 100, 333)
+MESHES = ((8,), (8, 8), (2, 4, 8))
+
+Row = tuple[int, float, float]
+"""Operators, layouts of an operator (the geometric mean), CPU seconds."""
+
+
+def drawn_chain(operators: int, layouts: int, seed: int) -> Chain:
+    """Operators of unequal size, their layouts from fast and large to slow and small, and conversions."""
+    random = np.random.default_rng(seed)
+    links = []
+    for place in range(operators):
+        time_s, nbytes = 1e-3 * np.exp(random.normal(size=2)) * (1.0, 1e9)
+        small = np.sort(random.uniform(size=layouts))
+        noise = np.exp(0.1 * random.normal(size=(2, layouts)))
+        own = np.zeros((layouts, 5))
+        own[:, 0] = own[:, 1] = time_s * (1.0 + small) * noise[0]
+        own[:, 2] = nbytes * (1.0 - 0.875 * small) * noise[1]
+        sizes, factors = [layouts], [Factor((0,), own)]
+        if place:
+            moved_s = 0.3 * time_s * random.uniform(size=(layouts, layouts))
+            moved_s[np.arange(layouts), np.arange(layouts)] = 0.0
+            between = np.zeros((layouts, layouts, 5))
+            between[..., 0] = between[..., 1] = moved_s
+            sizes.append(layouts)
+            factors.append(Factor((1, 0), between))
+        part = Part(
+            names=tuple(f"v{variable}" for variable in range(len(sizes))),
+            sizes=tuple(sizes),
+            factors=tuple(factors),
+            entry=1 if place else None,
+            exit=0 if place + 1 < operators else None,
+        )
+        links.append(Link(f"operator {place}", (("kept", part),)))
+    return tuple(links)
+
+
+def chains(most: int) -> Iterator[Row]:
+    """A line for each size of a drawn chain."""
+    for operators in (each for each in OPERATORS if each <= most):
+        for layouts in LAYOUTS:
+            if operators * layouts**2 * 5 > MOST_NUMBERS:
+                continue
+            chain = drawn_chain(operators, layouts, seed=0)
+            yield line("", operators, [layouts], (chain,))
+
+
+def llama(layers: int, *, alike: bool) -> OpGraph:
+    """Llama 3.1 8B with so many layers, one block repeated, or each a block of its own."""
+    graph = load_graph("graph:llama-3.1-8b")
+    first, layer, head = graph.blocks
+    if alike:
+        return replace(graph, blocks=(first, replace(layer, repeat=layers), head))
+    return replace(graph, blocks=(first, *(own_block(layer, place) for place in range(layers)), head))
+
+
+def own_block(layer: Block, place: int) -> Block:
+    """The layer as a block with names of its own."""
+    names = {op.name for op in layer.operators}
+    entry = f"x{place}"
+
+    def renamed(name: str) -> str:
+        return f"{name}{place}" if name in names else entry if name == layer.entry else name
+
+    operators = tuple(
+        replace(
+            op,
+            name=renamed(op.name),
+            inputs=tuple(replace(operand, source=renamed(operand.source)) for operand in op.inputs),
+            parameters=tuple(replace(each, name=each.name.format(place)) for each in op.parameters),
+        )
+        for op in layer.operators
+    )
+    return replace(layer, name=f"{layer.name}{place}", entry=entry, operators=operators, repeat=1)
+
+
+def blocks(most: int) -> Iterator[Row]:
+    """A line for each number of layers and each mesh."""
+    cluster = load_cluster("8x8xH100-SXM")
+    for alike in (True, False):
+        for ranks in MESHES:
+            for layers in LAYERS:
+                graph = llama(layers, alike=alike)
+                if graph.operators > most:
+                    continue
+                laid = layout_chain(graph, cluster, Training(dtype="bf16"), mesh_of(cluster, ranks))
+                name = f"{'x'.join(map(str, ranks))}, {'alike' if alike else 'unlike'}"
+                yield line(name, graph.operators, list(laid.layouts_per_operator.values()), laid.chains)
+
+
+def line(name: str, operators: int, layouts: Sequence[int], asked: Sequence[Chain]) -> Row:
+    """Tracks the chains and prints what it took."""
+    start_s = process_time()
+    found = tracked(asked, epsilon=EPSILON, most_labels=MOST_LABELS)
+    cpu_s = process_time() - start_s
+    labels, weights = (sum(getattr(each, what) for each in found.efforts) for what in ("labels", "weights"))
+    cells = sum(each.choices for each in found.efforts)
+    mean = float(np.exp(np.mean(np.log(layouts))))
+    print(
+        f"| {name} | {operators:,} | {mean:.3g} | {max(layouts)} | {len(found.points)} | "
+        f"{found.epsilon:.2%} | {weights:,} | {labels:,} | {labels / cells:.2g} | {cpu_s:.2f} |",
+        flush=True,
+    )
+    return operators, mean, cpu_s
+
+
+def main(arguments: list[str]) -> None:
+    """Prints a table and the powers with which CPU seconds grow."""
+    most = int(arguments[1]) if len(arguments) > 1 else OPERATORS[-1]
+    head = (
+        "",
+        "operators",
+        "layouts",
+        "at most",
+        "points",
+        "proven",
+        "weighted sums",
+        "labels",
+        "per cell",
+        "CPU s",
+    )
+    print("| " + " | ".join(head) + " |\n" + "|---" * len(head) + "|")
+    rows = list({"chains": chains, "blocks": blocks}[arguments[0]](most))
+    logs = np.array([[1.0, log(operators), log(layouts), log(cpu_s)] for operators, layouts, cpu_s in rows])
+    (_, by_operators, by_layouts), *_ = np.linalg.lstsq(logs[:, :3], logs[:, 3])
+    print(f"\nCPU seconds grow as operators^{by_operators:.2f} x layouts^{by_layouts:.2f}")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

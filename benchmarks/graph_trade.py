@@ -1,0 +1,138 @@
+"""What memory costs in the shipped operator graphs, and how the knee moves with the bandwidth between nodes.
+
+`python -m benchmarks.graph_trade FILE.json [NAME ...]` tracks the graphs' frontiers (all that are not in
+FILE yet, or those named anew) at a quarter of, at once and at four times the customary bandwidth, keeps them
+in FILE and prints the tables of docs/frontier.md; `--draw PICTURE.svg` draws what FILE holds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.graph_frontiers import QUESTIONS
+from benchmarks.graph_trade_picture import draw
+
+from shardwise.cluster import load_cluster
+from shardwise.cost import Training
+from shardwise.graph import load_graph, scaled
+from shardwise.search import GraphCurves, best_dtype
+
+BANDWIDTHS = (0.25, 1.0, 4.0)
+"""Of network cards, times the customary one."""
+
+SLOWER = (0.01, 0.05, 0.10)
+
+NAMES = (
+    "vgg16_16", "resnet50_16", "wideresnet26_16", "lstm_16", "transformer_16", "gpt2_16", "llama_64",
+    "mlp_16", "two_tower_16",
+)  # fmt: skip
+
+Curve = dict[str, Any]
+"""`points` (seconds, bytes), `knee` (its place or None), `epsilon` proven, `cpu_s`, `references` by name."""
+
+
+def curve_of(name: str, bandwidth: float, epsilon: float) -> Curve:
+    """The frontier of a question with network cards so many times as fast."""
+    graph, cluster_text, batch, seq_len = QUESTIONS[name]
+    customary = load_cluster(cluster_text)
+    rate = customary.nodes[0].nic_bytes_per_s * 8e-9 * bandwidth
+    cluster = load_cluster(cluster_text, inter_node=f"{rate:.12g}Gb/s")
+    training = Training(dtype=best_dtype(cluster))
+    source = GraphCurves(scaled(load_graph(f"graph:{graph}"), batch, seq_len), cluster, training, 0.05)
+    curve = source.curve(cluster.devices, epsilon=epsilon)
+    knee = curve.knee
+    return {
+        "points": [(point.time_s, point.memory_bytes) for point in curve.points],
+        "knee": None if knee is None else curve.points.index(knee),
+        "epsilon": curve.epsilon,
+        "cpu_s": curve.search_cpu_s,
+        "gigabits": rate,
+        "references": {
+            reference.name: (reference.point.time_s, reference.point.memory_bytes, reference.fits)
+            for reference in source.references(cluster.devices)
+        },
+    }
+
+
+def saved(curve: Curve, slower: float) -> float:
+    """The share of the fastest point's memory that a point saves which is at most so much slower."""
+    fastest_s, its_bytes = curve["points"][0]
+    least = min(held for time_s, held in curve["points"] if time_s <= fastest_s * (1.0 + slower))
+    return 1.0 - float(least / its_bytes)
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Prints a table of a page."""
+    for row in (head, ["---"] * len(head), *rows):
+        print("| " + " | ".join(row) + " |")
+
+
+def memory_row(name: str, curve: Curve) -> list[str]:
+    """What slower points save at the customary bandwidth."""
+    (fastest_s, its_bytes), (smallest_s, least) = curve["points"][0], curve["points"][-1]
+    beside = ", ".join(
+        f"{custom} {time_s / fastest_s:.3g} x the time, {held / 2**30:.1f} GiB"
+        + ("" if fits else " (does not fit)")
+        for custom, (time_s, held, fits) in curve["references"].items()
+    )
+    return [
+        title(name), str(len(curve["points"])), f"{curve['epsilon']:.2%}", f"{fastest_s * 1e3:.4g} ms",
+        f"{its_bytes / 2**30:.2f} GiB", *(f"{saved(curve, slower):.0%}" for slower in SLOWER),
+        f"{1.0 - least / its_bytes:.0%} ({smallest_s / fastest_s - 1.0:+.0%})", beside or "-",
+    ]  # fmt: skip
+
+
+def knee_row(name: str, curves: Mapping[str, Curve]) -> list[str]:
+    """Fastest point and knee at each bandwidth."""
+    cells = []
+    for bandwidth in BANDWIDTHS:
+        curve = curves[str(bandwidth)]
+        (fastest_s, its_bytes) = curve["points"][0]
+        cell = f"{fastest_s * 1e3:.4g} ms, {its_bytes / 2**30:.2f} GiB"
+        if curve["knee"] is not None:
+            time_s, held = curve["points"][curve["knee"]]
+            cell += f"; {time_s / fastest_s - 1.0:+.1%}, {held / its_bytes - 1.0:+.0%}"
+        cells.append(cell)
+    return [title(name), *cells]
+
+
+def title(name: str) -> str:
+    """A question in a few words."""
+    graph, cluster, batch, seq_len = QUESTIONS[name]
+    return f"{graph}, {cluster}, batch {batch:,}{f' x {seq_len:,}' if seq_len else ''}"
+
+
+def main() -> None:
+    """Track what is asked for, then print what the file holds."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("file", type=Path)
+    parser.add_argument("names", nargs="*", choices=[*NAMES, []])
+    parser.add_argument("--epsilon", type=float, default=0.001)
+    parser.add_argument("--draw", metavar="PICTURE")
+    asked = parser.parse_args()
+    held: dict[str, dict[str, Curve]] = json.loads(asked.file.read_text()) if asked.file.exists() else {}
+    for name in asked.names or [name for name in NAMES if name not in held]:
+        held[name] = {str(each): curve_of(name, each, asked.epsilon) for each in BANDWIDTHS}
+        asked.file.write_text(json.dumps(held))
+    found = {name: held[name] for name in NAMES if name in held}
+    table(
+        ("graph, devices", "points", "proven", "fastest", "its memory",
+         *(f"{slower:.0%} slower" for slower in SLOWER),
+         "smallest", "beside the fastest"),
+        [memory_row(name, curves["1.0"]) for name, curves in found.items()],
+    )  # fmt: skip
+    print()
+    table(
+        ("graph, devices", *(f"bandwidth x {bandwidth:g}" for bandwidth in BANDWIDTHS)),
+        [knee_row(name, curves) for name, curves in found.items()],
+    )
+    if asked.draw:
+        draw(asked.draw, {title(name): curves for name, curves in found.items()})
+
+
+if __name__ == "__main__":
+    main()
