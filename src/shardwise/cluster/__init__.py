@@ -12,6 +12,7 @@ from shardwise.cluster.catalogue import (
 from shardwise.cluster.cluster import Cluster, Link, Node, Tier, node_runs
 from shardwise.cluster.conditions import Conditions, NodeState, NodeView, alike_cluster, stepped
 from shardwise.cluster.device import Device
+from shardwise.cluster.device_file import ATTENTION_KERNELS, device_of
 from shardwise.cluster.efficiency import (
     AttentionCurve,
     CollectiveCurve,
@@ -44,6 +45,7 @@ from shardwise.cluster.record import cluster_from_record, cluster_record
 from shardwise.cluster.resize import multiplied, part_of, part_sizes, resized
 
 __all__ = [
+    "ATTENTION_KERNELS",
     "EVENT_KINDS",
     "AttentionCurve",
     "Capacity",
@@ -77,6 +79,7 @@ __all__ = [
     "cluster_record",
     "convert_events",
     "device_names",
+    "device_of",
     "devices",
     "efficiency_numbers",
     "events_in_words",

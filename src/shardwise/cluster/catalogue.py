@@ -90,8 +90,9 @@ def devices() -> Mapping[str, Device]:
     return _Catalogue()
 
 
-def find_device(text: str) -> Device:
-    """The device that `text` names: its name or a customary spelling, upper and lower case alike.
+def find_device(text: str, measured: Mapping[str, Device] | None = None) -> Device:
+    """The device that `text` names: its name or a customary spelling, upper and lower case alike;
+    that of its name among the `measured` ones where there is one.
 
     Raises ConfigError for an unknown name, with the nearest known one, and for one that fits several devices
     (`A100`), with the candidates.
@@ -99,7 +100,7 @@ def find_device(text: str) -> Device:
     folded = _folded(text)
     for name, record in _data("devices.json")["devices"].items():
         if folded in {_folded(spelling) for spelling in (name, *record.get("aliases", ()))}:
-            return _device(name)
+            return (measured or {}).get(name) or _device(name)
     names = device_names()
     candidates = [name for name in names if len(folded) >= 2 and _folded(name).startswith(folded)]
     if len(candidates) > 1:

@@ -23,17 +23,20 @@ MAX_GRAPH_DEVICES = 4096
 _RATE = {"low": 1e3, "high": 1e15}
 
 
-def cluster_of_file(path: str) -> Cluster:
-    """The cluster that the file at `path` describes; ConfigError names the file and the key that is wrong."""
-    return cluster_of_fields(Fields(read_mapping(path), file=path))
+def cluster_of_file(path: str, *, measured: Mapping[str, Device] | None = None) -> Cluster:
+    """The cluster that the file at `path` describes; ConfigError names the file and the key that is wrong.
+
+    `measured` devices stand in the place of the known ones of their names.
+    """
+    return cluster_of_fields(Fields(read_mapping(path), file=path), measured)
 
 
-def cluster_of_fields(fields: Fields) -> Cluster:
+def cluster_of_fields(fields: Fields, measured: Mapping[str, Device] | None = None) -> Cluster:
     """The cluster of an already read file: `name`, `classes`, `nodes`, and `scale_up` and `tiers`, or
     `links`."""
     name = fields.text("name", default="cluster")
-    classes = _classes(fields)
-    runs = _node_runs(fields, classes)
+    classes = _classes(fields, measured)
+    runs = _node_runs(fields, classes, measured)
     used = {key: device for key, device in classes.items() if any(n.device_class == key for n, _ in runs)}
     devices = sum(node.devices * count for node, count in runs)
     if devices > MAX_DEVICES:
@@ -50,33 +53,35 @@ def cluster_of_fields(fields: Fields) -> Cluster:
     return Cluster(name=name, classes=used, nodes=nodes, tiers=tiers, assumptions=lines)
 
 
-def _classes(fields: Fields) -> dict[str, Device]:
+def _classes(fields: Fields, measured: Mapping[str, Device] | None) -> dict[str, Device]:
     """The device classes of the file, by their own names; each is a known device with some figures of its
     own."""
     classes: dict[str, Device] = {}
     if fields.has("classes"):
         for name, part in fields.mapping("classes").items():
-            base = _known(part, "device")
+            base = _known(part, "device", measured)
             classes[name] = device_of(
                 part, name=name, base=base, given=f"given in {fields.file or 'the file'}"
             )
     return classes
 
 
-def _known(fields: Fields, key: str) -> Device:
+def _known(fields: Fields, key: str, measured: Mapping[str, Device] | None) -> Device:
     text = fields.text(key)
     try:
-        return find_device(text)
+        return find_device(text, measured)
     except ConfigError as error:
         raise fields.error(key, error.message, found=error.found, allowed=error.allowed) from None
 
 
-def _node_runs(fields: Fields, classes: dict[str, Device]) -> list[NodeRun]:
+def _node_runs(
+    fields: Fields, classes: dict[str, Device], measured: Mapping[str, Device] | None
+) -> list[NodeRun]:
     """The nodes of the file in order; known devices that they name are added to `classes`."""
     runs: list[NodeRun] = []
     total = 0
     for part in fields.mappings("nodes", low=1):
-        device = _device_of_node(part, classes)
+        device = _device_of_node(part, classes, measured)
         classes.setdefault(device.name, device)
         count = part.integer("count", low=1, high=MAX_DEVICES, default=1)
         node = _node(part, device)
@@ -90,13 +95,15 @@ def _node_runs(fields: Fields, classes: dict[str, Device]) -> list[NodeRun]:
     return runs
 
 
-def _device_of_node(part: Fields, classes: Mapping[str, Device]) -> Device:
+def _device_of_node(
+    part: Fields, classes: Mapping[str, Device], measured: Mapping[str, Device] | None
+) -> Device:
     """The class of this file, or the known device, that a node names."""
     text = part.text("device")
     if text in classes:
         return classes[text]
     try:
-        return find_device(text)
+        return find_device(text, measured)
     except ConfigError as error:
         guess = nearest(text, (*classes, *device_names()))
         if "ambiguous" in error.message or guess is None:

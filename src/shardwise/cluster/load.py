@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 
 from shardwise.cluster.cluster import Cluster
+from shardwise.cluster.device import Device
 from shardwise.cluster.shorthand import cluster_of_shorthand, is_shorthand
 from shardwise.errors import ConfigError
 from shardwise.inputs import shown
 
 
-def load_cluster(text: str, *, inter_node: str | None = None) -> Cluster:
+def load_cluster(
+    text: str, *, inter_node: str | None = None, measured: Mapping[str, Device] | None = None
+) -> Cluster:
     """The cluster that `text` names: `8x8xH100-SXM` and the like, or the path of a YAML or JSON file.
 
     `inter_node` (`200Gb/s` per network card, `4x200Gb/s` for four cards per node) replaces the customary
-    network of a shorthand; a file says its own. Raises ConfigError.
+    network of a shorthand; a file says its own. `measured` devices stand in the place of the known ones of
+    their names. Raises ConfigError.
     """
     is_path = os.sep in text or text.lower().endswith((".yaml", ".yml", ".json"))
     if not is_path and is_shorthand(text):
-        return cluster_of_shorthand(text, inter_node=inter_node)
+        return cluster_of_shorthand(text, inter_node=inter_node, measured=measured)
     if not is_path and not os.path.exists(text):
         allowed = "a shorthand such as 8x8xH100-SXM, or the path of a YAML file"
         raise ConfigError(
@@ -30,4 +35,4 @@ def load_cluster(text: str, *, inter_node: str | None = None) -> Cluster:
         raise ConfigError(
             "is for shorthands", key="inter-node", found=shown(inter_node), allowed="nics in the file"
         )
-    return cluster_of_file(text)
+    return cluster_of_file(text, measured=measured)

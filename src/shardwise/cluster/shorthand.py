@@ -25,17 +25,19 @@ def is_shorthand(text: str) -> bool:
     return all(_PART.fullmatch(part.strip()) for part in text.split("+"))
 
 
-def cluster_of_shorthand(text: str, *, inter_node: str | None = None) -> Cluster:
+def cluster_of_shorthand(
+    text: str, *, inter_node: str | None = None, measured: Mapping[str, Device] | None = None
+) -> Cluster:
     """The cluster that a shorthand stands for, with the customary fabric of its devices.
 
     `COUNTxDEVICE` fills customary nodes, the last one may be smaller. `inter_node` replaces the bandwidth of
-    the network cards: `200Gb/s` per card, or `4x200Gb/s` for four cards per node. Raises ConfigError for
-    anything that is not a cluster.
+    the network cards: `200Gb/s` per card, or `4x200Gb/s` for four cards per node. `measured` devices stand in
+    the place of the known ones of their names. Raises ConfigError for anything that is not a cluster.
     """
     classes: dict[str, Device] = {}
     runs: list[NodeRun] = []
     for part in text.split("+"):
-        device, found = _runs_of(part.strip(), text)
+        device, found = _runs_of(part.strip(), text, measured)
         classes[device.name] = device
         runs += found
     if inter_node is not None:
@@ -91,13 +93,13 @@ def _with_cards(node: Node, cards: int | None, rate: float) -> Node:
     return replace(node, nics=cards or node.nics, nic_bytes_per_s=rate)
 
 
-def _runs_of(part: str, text: str) -> tuple[Device, list[NodeRun]]:
+def _runs_of(part: str, text: str, measured: Mapping[str, Device] | None) -> tuple[Device, list[NodeRun]]:
     """The device and the node runs of one part of a shorthand."""
     match = _PART.fullmatch(part)
     if match is None:
         raise _wrong("is not a cluster", text, _FORM)
     try:
-        device = find_device(match.group(3))
+        device = find_device(match.group(3), measured)
     except ConfigError as error:
         raise error.within(key="cluster") from None
     first, per_node = int(match.group(1)), match.group(2)

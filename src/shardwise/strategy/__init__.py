@@ -1,5 +1,11 @@
 """How a model is laid out: strategies, tables of them, rules, stages, text."""
 
+from shardwise.strategy.calibration import (
+    CALIBRATION_SCHEMA,
+    CALIBRATION_VERSION,
+    Calibration,
+    read_calibration,
+)
 from shardwise.strategy.job import Job, Optimizer
 from shardwise.strategy.profile import (
     MEGATRON_2024,
@@ -63,6 +69,8 @@ __all__ = [
     "ALIASES",
     "ANY",
     "AXES",
+    "CALIBRATION_SCHEMA",
+    "CALIBRATION_VERSION",
     "CP_KINDS",
     "FIELDS",
     "GRID_RULES",
@@ -79,6 +87,7 @@ __all__ = [
     "RULES",
     "SCHEDULES",
     "SCHEDULE_RULES",
+    "Calibration",
     "Column",
     "Job",
     "Limit",
@@ -105,6 +114,7 @@ __all__ = [
     "profile_from_record",
     "profile_numbers",
     "profile_of",
+    "read_calibration",
     "shards_of",
     "stage_starts",
     "stages_of_rank",

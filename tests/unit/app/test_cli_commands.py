@@ -334,11 +334,12 @@ def test_help_lists_the_commands_and_no_command_shows_it_too(run: Run) -> None:
     assert "╭" not in shown.out
 
 
-QUESTION_OPTIONS = "--inter-node --dtype --optimizer --memory-margin --expert-imbalance"
+QUESTION_OPTIONS = "--inter-node --calibration --dtype --optimizer --memory-margin --expert-imbalance"
 OPTIONS = {
     "plan": "--cluster --seq-len --global-batch-size --objective --frontier --allow-idle --inter-node "
-    "--dtype --optimizer --space --fix --target --memory-margin --expert-imbalance --top --exhaustive "
-    "--workers --budget --save --mtbf --checkpoint-interval --checkpoint-stall --restart --jitter --json",
+    "--calibration --dtype --optimizer --space --fix --target --memory-margin --expert-imbalance --top "
+    "--exhaustive --workers --budget --save --mtbf --checkpoint-interval --checkpoint-stall --restart "
+    "--jitter --json",
     "evaluate": f"--cluster --seq-len --global-batch-size --strategy {QUESTION_OPTIONS} --json",
     "frontier": "--cluster --global-batch-size --seq-len --mode --memory-limit --devices --objectives "
     "--epsilon --inter-node --dtype --optimizer --space --fix --memory-margin --expert-imbalance --workers "
@@ -351,6 +352,9 @@ OPTIONS = {
     "devices": "--json",
     "graphs": "--json",
     "capture": "--out --batch",
+    "launch": "--with --print --head --port --host --image",
+    "calibrate": "--out --cluster --links --from --threads",
+    "compare": "--trace --json",
 }
 
 

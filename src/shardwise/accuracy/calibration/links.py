@@ -5,16 +5,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import log2
+from math import log2, sqrt
 from statistics import fmean
 
 from shardwise.accuracy.calibration.samples import Collective, LinkSample
 from shardwise.accuracy.calibration.solve import coefficients
 from shardwise.errors import ConfigError
 
+RINGS: tuple[Collective, ...] = ("all_reduce", "all_gather", "reduce_scatter")
+"""Collectives that pass whole tensors around: nearly all bytes of training."""
+
 COLLECTIVES: tuple[Collective, ...] = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "message")
 
-_MOST_ROUNDS = 20
+_ROUNDS = 20
 
 _LEAST_SHARE = 1e-6
 """Of the longest time, what the bytes of the largest sample take at least where they settle a bandwidth."""
@@ -61,9 +64,12 @@ def _ways(sample: LinkSample) -> tuple[tuple[float, float], ...]:
 
 
 def link_curve(samples: Sequence[LinkSample]) -> LinkCurve:
-    """The curve whose times are closest to the measured ones, in the squares of relative errors.
+    """The curve whose times are closest to the measured ones, as factors.
 
-    Linear in its three numbers once it is known which algorithm an all-reduce takes; that is found by turns.
+    Times of small collectives scatter upwards, by factors: an error counts in relation to the geometric mean
+    of both times, so that half and twice are as far off. Linear in the curve's three numbers once that mean
+    is known, and which algorithm an all-reduce takes; both are found by turns.
+
     Raises ConfigError where the samples do not settle a bandwidth.
     """
     sizes = {sample.nbytes for sample in samples}
@@ -74,7 +80,8 @@ def link_curve(samples: Sequence[LinkSample]) -> LinkCurve:
         )  # fmt: skip
     seconds = [sample.seconds for sample in samples]
     chosen = [_ways(sample)[0] for sample in samples]
-    for _ in range(_MOST_ROUNDS):
+    scale_s = seconds
+    for _ in range(_ROUNDS):
         latency_s, startup_s, per_byte_s = coefficients(
             (
                 [hops for hops, _ in chosen],
@@ -82,14 +89,13 @@ def link_curve(samples: Sequence[LinkSample]) -> LinkCurve:
                 [tensors * sample.nbytes for (_, tensors), sample in zip(chosen, samples, strict=True)],
             ),
             seconds,
+            scale_s=scale_s,
         )
         if per_byte_s * max(sizes) <= _LEAST_SHARE * max(seconds):
             raise ConfigError("do not grow with the bytes", key="measurements of links")
         curve = LinkCurve(latency_s=latency_s, startup_s=startup_s, bytes_per_s=1.0 / per_byte_s)
-        fastest = [_fastest(curve, sample) for sample in samples]
-        if fastest == chosen:
-            break
-        chosen = fastest
+        chosen = [_fastest(curve, sample) for sample in samples]
+        scale_s = [sqrt(sample.seconds * collective_s(curve, sample)) for sample in samples]
     return curve
 
 

@@ -263,6 +263,7 @@ def question_words(options: JobOptions) -> list[str]:
         ("--inter-node", options.inter_node, None),
         ("--seq-len", options.seq_len, None),
         ("--global-batch-size", options.global_batch_size, None),
+        ("--calibration", options.calibration, None),
         ("--dtype", options.dtype, None),
         ("--optimizer", options.optimizer, "adamw"),
         ("--memory-margin", options.memory_margin, "0.05"),

@@ -12,6 +12,7 @@ from shardwise.app.cli.event_commands import events_app
 from shardwise.app.cli.options import (
     BatchSize,
     Budget,
+    CalibrationFile,
     CheckpointInterval,
     CheckpointStall,
     ClusterText,
@@ -41,7 +42,7 @@ from shardwise.app.cli.options import (
     Workers,
 )
 from shardwise.app.cli.output import Output
-from shardwise.app.cli.run_commands import compare, launch
+from shardwise.app.cli.run_commands import calibrate, compare, launch
 
 app = typer.Typer(
     help="Plan distributed training: the provably best parallel strategy for a model on a cluster.",
@@ -94,6 +95,7 @@ def plan(
         bool, typer.Option("--allow-idle", help="Let fewer devices be used where that is faster.")
     ] = False,
     inter_node: InterNode = None,
+    calibration: CalibrationFile = None,
     dtype: Dtype = None,
     optimizer: OptimizerName = "adamw",
     space: Space = "default",
@@ -125,6 +127,7 @@ def plan(
         model=model,
         cluster=cluster,
         inter_node=inter_node,
+        calibration=calibration,
         seq_len=seq_len,
         global_batch_size=global_batch_size,
         dtype=dtype,
@@ -173,6 +176,7 @@ def evaluate(
         ),
     ],
     inter_node: InterNode = None,
+    calibration: CalibrationFile = None,
     dtype: Dtype = None,
     optimizer: OptimizerName = "adamw",
     memory_margin: Margin = "0.05",
@@ -186,6 +190,7 @@ def evaluate(
         model=model,
         cluster=cluster,
         inter_node=inter_node,
+        calibration=calibration,
         seq_len=seq_len,
         global_batch_size=global_batch_size,
         dtype=dtype,
@@ -489,6 +494,7 @@ def capture(
 
 
 app.command(context_settings={"allow_extra_args": True})(launch)
+app.command()(calibrate)
 app.command()(compare)
 app.command()(replan)
 app.add_typer(events_app, name="events")

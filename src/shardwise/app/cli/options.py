@@ -41,6 +41,15 @@ InterNode = Annotated[
         show_default=False,
     ),
 ]
+CalibrationFile = Annotated[
+    str | None,
+    typer.Option(
+        "--calibration",
+        metavar="FILE",
+        help="Measured numbers of devices and software, from calibrate.",
+        show_default=False,
+    ),
+]
 Dtype = Annotated[
     str | None,
     typer.Option(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from shardwise import search
@@ -14,7 +14,7 @@ from shardwise.errors import ConfigError
 from shardwise.inputs import nearest, printable, shown
 from shardwise.model import Model, load_model
 from shardwise.plan import Reliability, check_writable
-from shardwise.strategy import Job
+from shardwise.strategy import Job, read_calibration
 from shardwise.units import parse_quantity
 
 MAX_COUNT = 10_000_000
@@ -35,6 +35,7 @@ class JobOptions:
     optimizer: str = "adamw"
     memory_margin: str | None = None
     expert_imbalance: str | None = None
+    calibration: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +77,12 @@ def load_request(options: JobOptions) -> Request:
     dtype = None if options.dtype is None else choice("--dtype", options.dtype, DTYPES)
     optimizer: Any = choice("--optimizer", options.optimizer, OPTIMIZERS)
     model = load_model(options.model)
-    cluster = load_cluster(options.cluster, inter_node=options.inter_node)
+    calibration = None if options.calibration is None else read_calibration(options.calibration)
+    cluster = load_cluster(
+        options.cluster,
+        inter_node=options.inter_node,
+        measured=None if calibration is None else calibration.devices,
+    )
     job = search.default_job(
         model,
         cluster,
@@ -87,6 +93,8 @@ def load_request(options: JobOptions) -> Request:
         memory_margin=margin,
         expert_imbalance=imbalance,
     )
+    if calibration is not None and calibration.profile is not None:
+        job = replace(job, profile=calibration.profile)
     return Request(model=model, cluster=cluster, job=job, options=options)
 
 

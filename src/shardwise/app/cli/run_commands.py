@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Annotated
 
 import typer
@@ -36,7 +37,7 @@ def launch(
         ),
     ] = None,
 ) -> Output:
-    """Start a plan on a real cluster, or print how. Options of train follow after --."""
+    """Start a plan on a real cluster, or print how. Behind -- come options of train."""
     from shardwise.app.cli import launching, request
 
     options = tuple(context.args)
@@ -69,3 +70,39 @@ def compare(
     from shardwise.app.cli import comparing
 
     return comparing.compared(plan, measured, trace=trace, is_json=is_json)
+
+
+def calibrate(
+    out: Annotated[
+        str, typer.Option(metavar="FILE", help="Where the calibration is written.", show_default=False)
+    ],
+    cluster: Annotated[
+        str | None,
+        typer.Option(
+            metavar="C",
+            help="The processes that are measured at a time. Default: a cpu device per core.",
+            show_default=False,
+        ),
+    ] = None,
+    links: Annotated[bool, typer.Option("--links", help="Measure the links between them too.")] = False,
+    base: Annotated[
+        str | None,
+        typer.Option(
+            "--from",
+            metavar="FILE",
+            help="A calibration whose kernels and software are kept.",
+            show_default=False,
+        ),
+    ] = None,
+    threads: Annotated[str, typer.Option(metavar="N", help="Threads of each process.")] = "1",
+) -> Output:
+    """Measure this machine, for plan --calibration."""
+    from shardwise.app.cli import calibrating, request
+
+    return calibrating.calibrated(
+        out=out,
+        cluster=cluster,
+        links=links,
+        base=base,
+        threads=request.count("--threads", threads, low=1, high=os.cpu_count() or 1),
+    )

@@ -1,0 +1,89 @@
+"""Costs of software from whole steps on one device: what a step takes beyond its kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from shardwise import search
+from shardwise.accuracy.calibration.solve import coefficients
+from shardwise.cluster import Cluster, Device
+from shardwise.errors import ConfigError
+from shardwise.plan import Plan
+from shardwise.strategy import Profile
+
+_MICROSECOND = 1e-6
+_MILLISECOND = 1e-3
+
+Variant = Callable[[Device, Profile], tuple[Device, Profile]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredStep:
+    """A plan that ran, and the seconds of its typical step."""
+
+    plan: Plan
+    seconds: float
+
+
+def _launches(device: Device, profile: Profile, seconds: float) -> tuple[Device, Profile]:
+    return replace(device, efficiency=replace(device.efficiency, launch_s=seconds)), profile
+
+
+def _nothing(device: Device, profile: Profile) -> tuple[Device, Profile]:
+    """Kernels alone: no launches, no memory-bound work, no time of the host."""
+    device, profile = _launches(device, profile, 0.0)
+    free = replace(
+        profile,
+        pointwise_passes=0.0,
+        dispatch_s=0.0,
+        expert_dispatch_s=0.0,
+        host_action_s=0.0,
+        host_step_s=0.0,
+    )
+    return device, free
+
+
+_VARIANTS: tuple[Variant, ...] = (
+    lambda device, profile: _launches(device, profile, _MICROSECOND),
+    lambda device, profile: (device, replace(profile, pointwise_passes=1.0)),
+    lambda device, profile: (device, replace(profile, host_action_s=_MILLISECOND)),
+    lambda device, profile: (device, replace(profile, host_step_s=_MILLISECOND)),
+)
+"""One unit of each number that is found, on top of nothing."""
+
+
+def software_costs(steps: Sequence[MeasuredStep], device: Device, profile: Profile) -> tuple[Device, Profile]:
+    """`device` and `profile` with the launch per kernel, the passes of memory-bound operators, and the host's
+    seconds per action and per step with which the times of `steps` are closest to the measured ones.
+
+    A step's time is linear in these while nothing is hidden beside anything, as on one device. The host hands
+    kernels over within their launch here (`dispatch_s` is 0): such software waits for its kernels.
+    """
+    if len({step.plan.best.strategy for step in steps}) < 2 or len(steps) <= len(_VARIANTS):
+        raise ConfigError("are too few", key="measured steps", allowed=f"more than {len(_VARIANTS)}")
+    zero = _nothing(device, profile)
+    known_s = [priced_s(step.plan, *zero) for step in steps]
+    columns = [
+        [priced_s(step.plan, *variant(*zero)) - known for step, known in zip(steps, known_s, strict=True)]
+        for variant in _VARIANTS
+    ]
+    launch, passes, action, step = coefficients(columns, [step.seconds for step in steps], known_s=known_s)
+    found, _ = _launches(device, profile, launch * _MICROSECOND)
+    return found, replace(
+        zero[1],
+        pointwise_passes=passes,
+        host_action_s=action * _MILLISECOND,
+        host_step_s=step * _MILLISECOND,
+    )
+
+
+def priced_s(plan: Plan, device: Device, profile: Profile) -> float:
+    """The plan's step time where its devices were `device` and its software `profile`."""
+    cluster = _with_device(plan.cluster, device)
+    job = replace(plan.job, profile=profile)
+    return search.evaluate(plan.model, cluster, job, plan.best.strategy).step_time_s
+
+
+def _with_device(cluster: Cluster, device: Device) -> Cluster:
+    return replace(cluster, classes={name: device for name in cluster.classes})

@@ -1,0 +1,218 @@
+"""What `calibrate` does: measures this machine, finds the curves that explain the times, writes them down."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
+from statistics import fmean, median
+from typing import TYPE_CHECKING, Any
+
+from shardwise import accuracy
+from shardwise.accuracy import LinkSample, MeasuredStep, TierCurve
+from shardwise.app.cli import words
+from shardwise.app.cli.output import Line, Output, row
+from shardwise.app.cli.request import writable
+from shardwise.cluster import Cluster, Device, load_cluster
+from shardwise.errors import ConfigError
+from shardwise.inputs import written_yaml
+from shardwise.plan import Plan, write_file
+from shardwise.strategy import Profile, read_calibration
+from shardwise.units import format_rate
+
+if TYPE_CHECKING:
+    from shardwise.measure import KernelTimes
+
+CLASS = "cpu"
+TORCHRUN_VARIABLE = "TORCHELASTIC_RUN_ID"
+STEPS = 8
+
+
+def calibrated(*, out: str, cluster: str | None, links: bool, base: str | None, threads: int) -> Output:
+    """Measure kernels and software on the processes of `cluster` (those of `base`, a calibration file, where
+    it is given), with `links` the links between them too; write the calibration to `out`.
+
+    Under torchrun every rank takes part in measuring links, and rank 0 writes.
+    """
+    writable("--out", out, inputs=() if base is None else (base,))
+    known = None if base is None else read_calibration(base)
+    place = load_cluster(cluster or f"1x{os.cpu_count() or 1}x{CLASS}")
+    if set(place.classes) != {CLASS}:
+        raise ConfigError("is not measured", key="--cluster", found=", ".join(place.classes), allowed=CLASS)
+    if links and place.devices < 2:
+        raise ConfigError("has no links", key="--cluster", found="1 device", allowed="2 devices or more")
+    device = place.classes[CLASS] if known is None else known.devices.get(CLASS, place.classes[CLASS])
+    profile = None if known is None else known.profile
+    measured: dict[str, object] = {}
+    if known is None:
+        device, profile, measured = _kernels(device, place.devices, threads)
+    if links:
+        curves = _links(place, threads)
+        if curves is None:  # another rank writes
+            return Output()
+        device = accuracy.with_links(device, [curve for curve, _ in curves])
+        measured |= {f"links of {curve.tier.name}": dict(errors) for curve, errors in curves}
+    document = accuracy.calibration_document(device, profile, machine=_machine(threads), measured=measured)
+    write_file(out, written_yaml(document).encode())
+    return Output(lines=_lines(device, profile, measured, out))
+
+
+def _machine(threads: int) -> str:
+    from shardwise.measure import torch_version
+
+    return (
+        f"{platform.machine()}, {os.cpu_count()} cores, {words.counted(threads, 'thread')} a process, "
+        f"PyTorch {torch_version()}, {datetime.now(UTC):%Y-%m-%d}"
+    )
+
+
+# --- kernels and software --------------------------------------------------------------------------------
+
+
+def _kernels(device: Device, processes: int, threads: int) -> tuple[Device, Profile, dict[str, object]]:
+    """The device and its software, measured on so many processes of this machine at a time, as they share
+    caches and cores when they train; the process in the middle counts."""
+    from shardwise.runtime import Team
+
+    def measured() -> tuple[KernelTimes, list[float]]:
+        with Team(1) as team:
+            (found,) = team.run(1, _measure_kernels, plans, threads)
+        kernels: KernelTimes
+        kernels, seconds = found
+        return kernels, seconds
+
+    cluster, profile = load_cluster(f"1x1x{CLASS}"), accuracy.eager_profile()
+    plans = accuracy.calibration_plans(cluster, profile)
+    with ThreadPoolExecutor(processes) as pool:
+        found = [each.result() for each in [pool.submit(measured) for _ in range(processes)]]
+    times, seconds = sorted(found, key=lambda each: sum(each[1]))[processes // 2]
+    curves = accuracy.kernel_curves(times.matmuls, times.passes)
+    attention = accuracy.attention_curve(
+        times.attentions, launch_s=curves.launch_s, flop_per_s=curves.flop_per_s
+    )
+    device = accuracy.with_kernels(device, curves, attention, bf16_ratio=times.bf16_ratio)
+    steps = [MeasuredStep(plan=plan, seconds=each) for plan, each in zip(plans, seconds, strict=True)]
+    device, profile = accuracy.software_costs(steps, device, profile)
+    errors = [abs(accuracy.priced_s(step.plan, device, profile) / step.seconds - 1.0) for step in steps]
+    return (
+        device,
+        profile,
+        {
+            "matmuls": {
+                "times": len(times.matmuls),
+                "mean_error": accuracy.mean_error(curves.matmul_s, times.matmuls),
+            },
+            "steps": {"times": len(steps), "mean_error": fmean(errors), "worst_error": max(errors)},
+        },
+    )
+
+
+def _measure_kernels(report: object, plans: Sequence[Plan], threads: int) -> tuple[KernelTimes, list[float]]:
+    """Times of kernels, and of a step of each plan, in a process of its own."""
+    from shardwise.measure import Clock, kernel_times, use_threads
+    from shardwise.runtime import StepRecord, TrainOptions, train
+
+    use_threads(threads)
+    seconds = []
+    for plan in plans:
+        records: list[StepRecord] = []
+        train(records.append, plan, TrainOptions(steps=STEPS))
+        seconds.append(median(record.step_time_s for record in records[2:]))
+    return kernel_times(Clock()), seconds
+
+
+# --- links -----------------------------------------------------------------------------------------------
+
+_Measured = list[tuple[TierCurve, Mapping[str, float]]]
+
+
+def _links(cluster: Cluster, threads: int) -> _Measured | None:
+    """The curve of each tier with its mean errors by collective; None on ranks that torchrun started but the
+    first."""
+    groups = _groups(cluster)
+    if TORCHRUN_VARIABLE in os.environ:
+        from shardwise.measure import launched_group
+
+        if int(os.environ["WORLD_SIZE"]) != cluster.devices:
+            raise ConfigError(
+                "has another number of devices than processes were started", key="--cluster",
+                found=str(cluster.devices), allowed=os.environ["WORLD_SIZE"],
+            )  # fmt: skip
+        with launched_group() as rank:
+            samples = _measure_links(None, groups, threads)
+        if rank > 0:
+            return None
+    else:
+        from shardwise.runtime import Team
+
+        with Team(cluster.devices) as team:
+            samples = team.run(cluster.devices, _measure_links, groups, threads)[0]
+    curves: _Measured = []
+    for place, tier in enumerate(cluster.tiers):
+        of = [sample for at, each in zip(groups, samples, strict=True) if at[0] == place for sample in each]
+        if of:
+            curve = accuracy.link_curve([each for each in of if each.kind in accuracy.RINGS])
+            curves.append((TierCurve(tier=tier, curve=curve), curve.errors(of)))
+    return curves
+
+
+def _groups(cluster: Cluster) -> list[tuple[int, list[list[int]]]]:
+    """Tier, and disjoint groups of as many ranks each that cross it and no tier beyond: pairs, and the
+    largest."""
+    groups: list[tuple[int, list[list[int]]]] = []
+    inner = 1
+    for place, tier in enumerate(cluster.tiers):
+        width = tier.span // inner
+        for size in sorted({2, width}):
+            if width >= size > 1:
+                starts = range(0, cluster.devices - tier.span + 1, tier.span)
+                members = [
+                    [start + lane + inner * (first + step) for step in range(size)]
+                    for start in starts
+                    for lane in range(inner)
+                    for first in range(0, width - size + 1, size)
+                ]
+                groups.append((place, members))
+        inner = tier.span
+    return groups
+
+
+def _measure_links(
+    report: object, groups: Sequence[tuple[int, Sequence[Sequence[int]]]], threads: int
+) -> list[list[LinkSample]]:
+    from shardwise.measure import link_times, use_threads
+
+    use_threads(threads)
+    return [link_times(members) for _, members in groups]
+
+
+# --- the answer ------------------------------------------------------------------------------------------
+
+
+def _lines(device: Device, profile: Profile | None, measured: Mapping[str, Any], out: str) -> list[Line]:
+    efficiency = device.efficiency
+    lines = [
+        row("calibrated", (out, "value"), (f"   {device.name}", "")),
+        row("matmul", (format_rate(device.peak_flop_per_s["fp32"], "FLOP/s"), "value"),
+            (f" in fp32, half of it at {efficiency.matmul.k_half:.0f} summands", "")),
+        row("memory", (format_rate(device.memory_bytes_per_s), "value"),
+            (f", {words.seconds(efficiency.launch_s)} a kernel", "")),
+        row("in a node", (format_rate(device.scale_up_bytes_per_s * efficiency.scale_up.fraction), "value"),
+            (f", {words.seconds(device.scale_up_latency_s)} a hop,"
+             f" {words.seconds(efficiency.scale_up.startup_s)} a collective", "")),
+        row("network", (f"{efficiency.scale_out.fraction:.0%} of its cards", "value"),
+            (f", {words.seconds(device.scale_out_latency_s)} a hop,"
+             f" {words.seconds(efficiency.scale_out.startup_s)} a collective", "")),
+    ]  # fmt: skip
+    if profile is not None:
+        lines.append(
+            row("software", (f"{profile.pointwise_passes:.2f} passes", "value"),
+                (f", {words.seconds(profile.host_action_s)} an action,"
+                 f" {words.seconds(profile.host_step_s)} a step", ""))
+        )  # fmt: skip
+    for name, errors in measured.items():
+        told = ", ".join(f"{key.replace('_', ' ')} {value:.3g}" for key, value in errors.items())
+        lines.append(row("", (f"{name}: {told}", "dim")))
+    return lines

@@ -1,0 +1,27 @@
+"""Measures kernels of this machine and the links between processes, on PyTorch (`pip install
+'shardwise[torch]'`)."""
+
+from shardwise.errors import ConfigError
+
+try:
+    import torch as _torch  # noqa: F401 - asked for first, so that its absence is told as what it is
+except ModuleNotFoundError as error:
+    raise ConfigError(
+        "is not installed, and measuring needs it", key="torch", allowed="pip install 'shardwise[torch]'"
+    ) from error
+
+from shardwise.measure.clock import Clock
+from shardwise.measure.kernels import KernelTimes, kernel_times
+from shardwise.measure.links import LINK_SIZES, link_times
+from shardwise.measure.process import launched_group, torch_version, use_threads
+
+__all__ = [
+    "LINK_SIZES",
+    "Clock",
+    "KernelTimes",
+    "kernel_times",
+    "launched_group",
+    "link_times",
+    "torch_version",
+    "use_threads",
+]

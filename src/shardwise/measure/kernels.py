@@ -1,0 +1,89 @@
+"""Times of single kernels on this process's device: matmuls by shape, passes through memory, attention."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from shardwise.accuracy import AttentionSample, MatmulSample, MemorySample
+from shardwise.measure.clock import Clock
+
+ROWS = (64, 256, 1024)
+WIDTHS = ((128, 128), (128, 512), (512, 128), (512, 512), (1024, 1024))
+"""(k, n): inner dimension and columns."""
+
+PASS_ELEMENTS = (2**8, 2**10, 2**23, 2**24)
+"""The small ones tell the launch. The others lie beyond any cache, as parameters and their states do; tensors
+between operators may not, which the passes of memory-bound operators absorb."""
+
+ATTENTIONS = ((64, 8), (128, 4), (256, 2), (512, 1))
+"""(sequence length, batch), with `HEADS` heads of `HEAD_DIM`."""
+
+HEADS, HEAD_DIM = 8, 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelTimes:
+    """Samples of each kind of kernel, and the speed of a large matmul in bf16 over that in fp32."""
+
+    matmuls: tuple[MatmulSample, ...]
+    passes: tuple[MemorySample, ...]
+    attentions: tuple[AttentionSample, ...]
+    bf16_ratio: float
+
+
+def kernel_times(clock: Clock, *, device: str = "cpu") -> KernelTimes:
+    """Measure this process's `device` with the number of threads that PyTorch has; some 15 s on a core."""
+    with torch.device(device), torch.no_grad():
+        matmuls = tuple(_matmul(clock, rows, k, n) for rows in ROWS for k, n in WIDTHS)
+        passes = tuple(_pass(clock, elements) for elements in PASS_ELEMENTS)
+        bf16_ratio = _bf16_ratio(clock)
+    with torch.device(device):
+        attentions = tuple(
+            sample for seq_len, batch in ATTENTIONS for sample in _attention(clock, seq_len, batch)
+        )
+    return KernelTimes(matmuls=matmuls, passes=passes, attentions=attentions, bf16_ratio=bf16_ratio)
+
+
+def _matmul(clock: Clock, rows: int, k: int, n: int) -> MatmulSample:
+    """A linear layer's product: weights are kept as [n, k], as its modules have them."""
+    x, weight = torch.randn(rows, k), torch.randn(n, k)
+    return MatmulSample(m=rows, n=n, k=k, seconds=clock.seconds(lambda: functional.linear(x, weight)))
+
+
+def _pass(clock: Clock, elements: int) -> MemorySample:
+    """A sum of two tensors into a new one: 12 bytes per element move."""
+    x, y = torch.randn(elements), torch.randn(elements)
+    return MemorySample(nbytes=12.0 * elements, seconds=clock.seconds(lambda: x + y))
+
+
+def _bf16_ratio(clock: Clock) -> float:
+    x = torch.randn(512, 512)
+    return _square_s(clock, x) / _square_s(clock, x.bfloat16())
+
+
+def _square_s(clock: Clock, x: Tensor) -> float:
+    return clock.seconds(lambda: functional.linear(x, x))
+
+
+def _attention(clock: Clock, seq_len: int, batch: int) -> tuple[AttentionSample, AttentionSample]:
+    """Causal attention, forward and backward; the backward alone is the difference to both together."""
+    q, k, v = (torch.randn(batch, HEADS, seq_len, HEAD_DIM, requires_grad=True) for _ in range(3))
+    upstream = torch.randn(batch, HEADS, seq_len, HEAD_DIM)
+
+    def forward() -> Tensor:
+        return functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+    both: Callable[[], object] = lambda: torch.autograd.grad(forward(), (q, k, v), upstream)  # noqa: E731
+    with torch.no_grad():
+        forward_s = clock.seconds(forward)
+    backward_s = max(clock.seconds(both) - forward_s, forward_s)
+    work = 2.0 * batch * seq_len * (seq_len / 2) * HEADS * 2 * HEAD_DIM
+    return (
+        AttentionSample(seq_len=seq_len, work_flop=work, is_backward=False, seconds=forward_s),
+        AttentionSample(seq_len=seq_len, work_flop=work, is_backward=True, seconds=backward_s),
+    )

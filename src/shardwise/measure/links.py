@@ -1,0 +1,106 @@
+"""Times of collectives between the processes of a group, by kind, bytes and number of ranks."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from statistics import median
+
+import torch
+from torch import distributed
+
+from shardwise.accuracy import COLLECTIVES, Collective, LinkSample
+
+LINK_SIZES = (2**12, 2**16, 2**20, 2**23, 2**25)
+"""Bytes of the whole tensor."""
+
+_BATCH_S = 0.1
+_MOST_CALLS = 50
+
+_ENOUGH_S = 0.5
+"""Of one size: larger sizes are not measured where a smaller one took longer than this per call."""
+
+
+def link_times(
+    groups: Sequence[Sequence[int]],
+    *,
+    sizes: Sequence[int] = LINK_SIZES,
+    repeats: int = 5,
+    kinds: Sequence[Collective] = COLLECTIVES,
+) -> list[LinkSample]:
+    """Measure each kind of collective within disjoint `groups` of as many ranks each, all groups at a time.
+
+    Every rank of the default process group calls this with the same arguments. A time is the median of
+    `repeats`, each that of the slowest rank; all ranks return the same samples.
+    """
+    rank, ranks = distributed.get_rank(), len(groups[0])
+    made = [distributed.new_group(list(members)) for members in groups]
+    own = next((group for group, members in zip(made, groups, strict=True) if rank in members), None)
+    samples = []
+    for kind in kinds:
+        if kind == "message" and ranks % 2:
+            continue
+        for nbytes in sizes:
+            call = _call(kind, nbytes, ranks, own)
+            seconds = _slowest_s(call, repeats)
+            on = 2 if kind == "message" else ranks
+            moved = _elements(nbytes, ranks) * ranks * 4.0
+            samples.append(LinkSample(kind=kind, ranks=on, nbytes=moved, seconds=seconds))
+            if seconds > _ENOUGH_S:
+                break
+    for group in made:
+        if group is not distributed.GroupMember.NON_GROUP_MEMBER:
+            distributed.destroy_process_group(group)
+    return samples
+
+
+def _elements(nbytes: int, ranks: int) -> int:
+    """fp32 elements of a rank's shard of a tensor of about `nbytes`."""
+    return max(1, nbytes // 4 // ranks)
+
+
+def _call(
+    kind: Collective, nbytes: int, ranks: int, group: distributed.ProcessGroup | None
+) -> Callable[[], object]:
+    """A collective of this rank, with its tensors made beforehand; nothing for a rank of no group."""
+    if group is None:
+        return lambda: None
+    shard = torch.ones(_elements(nbytes, ranks))
+    whole = torch.ones(_elements(nbytes, ranks) * ranks)
+    other = torch.empty_like(whole)
+    if kind == "all_reduce":
+        return lambda: distributed.all_reduce(whole.fill_(1.0), group=group)
+    if kind == "all_gather":
+        return lambda: distributed.all_gather_single(other, shard, group=group)
+    if kind == "reduce_scatter":
+        return lambda: distributed.reduce_scatter_single(shard, whole, group=group)
+    if kind == "all_to_all":
+        return lambda: distributed.all_to_all_single(other, whole, group=group)
+    place = distributed.get_rank(group)
+    peer = distributed.get_global_rank(group, place ^ 1)
+    if place % 2:
+        return lambda: distributed.recv(other, peer, group=group)
+    return lambda: distributed.send(whole, peer, group=group)
+
+
+def _slowest_s(call: Callable[[], object], repeats: int) -> float:
+    """Seconds of `call` on the slowest rank, the median of `repeats` batches; the first call, which connects,
+    not counted.
+
+    Ranks leave a barrier milliseconds apart where they share cores: batches last longer than that.
+    """
+    call()
+    once_s = _batch_s(call, 1)
+    calls = max(1, min(_MOST_CALLS, round(_BATCH_S / once_s)))
+    return median(_batch_s(call, calls) for _ in range(repeats if once_s < _ENOUGH_S else 1))
+
+
+def _batch_s(call: Callable[[], object], calls: int) -> float:
+    """Seconds of one of `calls` calls on the slowest rank; all ranks get the same number."""
+    distributed.barrier()
+    start_s = time.perf_counter()
+    for _ in range(calls):
+        call()
+    spent = torch.tensor([time.perf_counter() - start_s], dtype=torch.float64)
+    distributed.all_reduce(spent, op=distributed.ReduceOp.MAX)
+    return float(spent) / calls

@@ -1,0 +1,28 @@
+"""What a process that measures sets up: its threads, and the group that a launcher put it in."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import torch
+from torch import distributed
+
+
+def torch_version() -> str:
+    return str(torch.__version__)
+
+
+def use_threads(threads: int) -> None:
+    """Compute with so many threads in this process from now on."""
+    torch.set_num_threads(threads)
+
+
+@contextlib.contextmanager
+def launched_group() -> Iterator[int]:
+    """The process group (gloo) of all processes that a launcher started together; gives this one's rank."""
+    distributed.init_process_group("gloo")
+    try:
+        yield distributed.get_rank()
+    finally:
+        distributed.destroy_process_group()

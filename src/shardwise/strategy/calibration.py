@@ -1,0 +1,94 @@
+"""A calibration file: devices and software with measured numbers, in the place of the shipped ones."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from shardwise.cluster import ATTENTION_KERNELS, Device, device_of, find_device
+from shardwise.errors import ConfigError
+from shardwise.inputs import Fields, join_key, read_mapping, shown
+from shardwise.strategy.profile import OVERLAPS, PROFILES, Profile
+
+CALIBRATION_SCHEMA = "shardwise.calibration"
+CALIBRATION_VERSION = 1
+
+_COSTS = ("pointwise_passes", "dispatch_s", "expert_dispatch_s", "host_action_s", "host_step_s")
+_NUMBERS = (*_COSTS, *(f"{kind}_overlap" for kind in OVERLAPS))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Calibration:
+    """Measured `devices` by the name of the known device that each replaces, and the software that runs on
+    them, None where it was not measured."""
+
+    devices: Mapping[str, Device]
+    profile: Profile | None
+
+
+def read_calibration(path: str) -> Calibration:
+    """The calibration in the file at `path`; docs/formats.md has its keys. ConfigError where it is not
+    one."""
+    fields = Fields(read_mapping(path), file=path)
+    if (schema := fields.text("schema")) != CALIBRATION_SCHEMA:
+        raise fields.error("schema", "is not a calibration", found=shown(schema), allowed=CALIBRATION_SCHEMA)
+    version = fields.integer("version", low=1, high=10**9)
+    if version > CALIBRATION_VERSION:
+        raise fields.error(
+            "version", "is newer", found=str(version), allowed=f"at most {CALIBRATION_VERSION}"
+        )
+    source = f"measured: {fields.text('machine', max_length=300)}"
+    devices = {}
+    for name, part in fields.mapping("classes").items():
+        known = _known(part, name)
+        devices[known.name] = device_of(part, name=known.name, base=known, given=source)
+    profile = _profile(fields.mapping("software"), source) if fields.has("software") else None
+    if fields.has("measured"):  # what the numbers were found from: for people
+        fields.any("measured")
+    fields.finish()
+    return Calibration(devices=devices, profile=profile)
+
+
+def _known(part: Fields, name: str) -> Device:
+    """The known device that a class says it is; its own name says so too."""
+    text = part.text("device")
+    try:
+        known = find_device(text)
+    except ConfigError as error:
+        raise part.error("device", error.message, found=error.found, allowed=error.allowed) from None
+    if known.name != name:
+        raise part.error("device", "is not what the class is called", found=shown(text), allowed=name)
+    return known
+
+
+def _profile(part: Fields, source: str) -> Profile:
+    """Known software with some of its numbers replaced."""
+    like = part.choice("like", PROFILES)
+    values: dict[str, Any] = {
+        name: part.number(name, low=0.0, high=1.0 if name.endswith("_overlap") else 1e3)
+        for name in _NUMBERS
+        if part.has(name)
+    }
+    if part.has("attention"):
+        kernels = enumerate(part.sequence("attention"))
+        listed = Fields(
+            {str(place): kernel for place, kernel in kernels},
+            file=part.file,
+            key=join_key(part.key, "attention"),
+        )
+        values["attention"] = tuple(listed.choice(place, ATTENTION_KERNELS) for place in listed.names)
+    if part.has("recompute_stops_early"):
+        values["recompute_stops_early"] = part.boolean("recompute_stops_early")
+    profile = replace(
+        PROFILES[like],
+        name=part.text("name", default=like),
+        provenance={**PROFILES[like].provenance, **dict.fromkeys(values, source)},
+        **values,
+    )
+    if profile.tensor_overlap + profile.tensor_backward_overlap > 1.0:
+        raise part.error(
+            "tensor_backward_overlap", "hides more than there is", allowed="at most 1 with tensor_overlap"
+        )
+    part.finish()
+    return profile

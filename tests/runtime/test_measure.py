@@ -1,0 +1,86 @@
+"""The clock on a time of its own; kernels and links measured for real, once and briefly."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shardwise.accuracy import COLLECTIVES, LinkSample
+from shardwise.app.cli.main import main
+from shardwise.measure import Clock, kernel_times, link_times
+from shardwise.runtime import Team
+from shardwise.strategy import read_calibration
+
+pytestmark = pytest.mark.xdist_group("runtime")
+
+
+class Calls:
+    """A call that takes 2 ms on its own clock, and 50 ms more in the batches that are disturbed."""
+
+    def __init__(self, disturbed: frozenset[int] = frozenset()) -> None:
+        self.now_s = 0.0
+        self.made = 0
+        self._disturbed = disturbed
+
+    def __call__(self) -> None:
+        self.made += 1
+        self.now_s += 0.002 + 0.05 * (self.made in self._disturbed)
+
+    def now(self) -> float:
+        return self.now_s
+
+
+def test_the_clock_counts_whole_batches() -> None:
+    calls = Calls()
+    assert Clock(batches=5, batch_s=0.03, now=calls.now).seconds(calls) == pytest.approx(0.002)
+    assert calls.made == 2 + 5 * 15  # a call to warm up, one to size batches of 15 x 2 ms
+
+
+def test_a_disturbed_batch_does_not_count() -> None:
+    """Calls 20 and 50 lie in the second and the fourth batch; the mean of all would be 3.3 ms."""
+    calls = Calls(frozenset({20, 50}))
+    assert Clock(batches=5, batch_s=0.03, now=calls.now).seconds(calls) == pytest.approx(0.002)
+
+
+def test_kernels_are_measured_by_what_they_are() -> None:
+    times = kernel_times(Clock(batches=1, batch_s=1e-4))
+    by_shape = {(sample.m, sample.n, sample.k): sample.seconds for sample in times.matmuls}
+    assert len(by_shape) == 15 and min(by_shape.values()) > 0.0
+    assert by_shape[1024, 1024, 1024] > by_shape[64, 128, 128]  # 1,024 times the work
+    assert [sample.nbytes for sample in times.passes] == sorted(sample.nbytes for sample in times.passes)
+    assert {sample.is_backward for sample in times.attentions} == {False, True}
+    assert times.bf16_ratio > 0.0
+
+
+def _links(report: Any, groups: list[list[int]]) -> list[LinkSample]:
+    return link_times(groups, sizes=(4096, 65536), repeats=1)
+
+
+def test_links_are_measured_by_kind_and_bytes() -> None:
+    with Team(3) as team:
+        samples = team.run(3, _links, [[0, 2]])  # rank 1 takes part in none
+    assert samples[0] == samples[1] == samples[2]
+    assert [(sample.kind, sample.ranks, sample.nbytes) for sample in samples[0]] == [
+        (kind, 2, nbytes) for kind in COLLECTIVES for nbytes in (4096.0, 65536.0)
+    ]
+    assert all(sample.seconds > 0.0 for sample in samples[0])
+
+
+def test_calibrate_writes_what_the_planner_reads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], full: bool
+) -> None:
+    """Links alone, on top of a calibration; in full the kernels too (20 CPU seconds)."""
+    from tests.unit.app.test_cli_calibrate import written
+
+    out = str(tmp_path / "out.yaml")
+    base = () if full else ("--from", written(tmp_path))
+    assert main(["calibrate", "--out", out, "--links", "--cluster", "1x2xcpu", *base]) == 0
+    assert "links of shared memory" in capsys.readouterr().out
+    calibration = read_calibration(out)
+    device = calibration.devices["cpu"]
+    assert calibration.profile is not None and device.efficiency.is_calibrated
+    assert device.scale_up_bytes_per_s != 2e9  # not the one of the base
+    if not full:
+        assert device.peak_flop_per_s["fp32"] == 7.5e10

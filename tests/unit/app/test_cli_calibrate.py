@@ -1,0 +1,192 @@
+"""Costs of software out of whole steps; calibration files: written, read back, used by the planner."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.unit.app.conftest import Run
+
+from shardwise.accuracy import (
+    KernelCurves,
+    LinkCurve,
+    MeasuredStep,
+    TierCurve,
+    calibration_document,
+    calibration_plans,
+    eager_profile,
+    priced_s,
+    software_costs,
+    with_kernels,
+    with_links,
+)
+from shardwise.app.cli.calibrating import _groups
+from shardwise.cluster import AttentionCurve, Device, load_cluster
+from shardwise.errors import ConfigError
+from shardwise.inputs import written_yaml
+from shardwise.strategy import Profile, read_calibration
+
+CURVES = KernelCurves(launch_s=9e-6, flop_per_s=7.5e10, k_half=11.0, memory_bytes_per_s=1.25e10)
+ATTENTION = AttentionCurve(forward_fraction=0.4, backward_fraction=0.45, seq_half=20.0)
+
+
+def device() -> Device:
+    known = load_cluster("1x1xcpu").classes["cpu"]
+    return with_kernels(known, CURVES, ATTENTION, bf16_ratio=2.0)
+
+
+def profile() -> Profile:
+    return replace(
+        eager_profile(),
+        pointwise_passes=1.7,
+        dispatch_s=0.0,
+        expert_dispatch_s=0.0,
+        host_action_s=6e-4,
+        host_step_s=2e-3,
+    )
+
+
+def steps(true: Device, software: Profile) -> list[MeasuredStep]:
+    """The steps that a device and its software would take exactly as the cost model says."""
+    plans = calibration_plans(load_cluster("1x1xcpu"), eager_profile())
+    return [MeasuredStep(plan=plan, seconds=priced_s(plan, true, software)) for plan in plans]
+
+
+def test_known_costs_of_software_are_recovered() -> None:
+    true, software = device(), profile()
+    blank = replace(software, pointwise_passes=9.0, host_action_s=1.0, host_step_s=1.0, dispatch_s=1.0)
+    start = replace(true, efficiency=replace(true.efficiency, launch_s=1.0))
+    found, costs = software_costs(steps(true, software), start, blank)
+    assert found.efficiency.launch_s == pytest.approx(9e-6, rel=1e-6)
+    for name in ("pointwise_passes", "host_action_s", "host_step_s"):
+        assert getattr(costs, name) == pytest.approx(getattr(software, name), rel=1e-6), name
+    assert costs.dispatch_s == 0.0
+
+
+def test_a_twin_whose_steps_all_have_one_action_cannot_tell_actions_from_steps() -> None:
+    true, software = device(), profile()
+    alike = [step for step in steps(true, software) if len(step.plan.schedule.ranks[0]) == 2]
+    with pytest.raises(ConfigError, match="measured steps"):
+        software_costs(alike, true, software)
+
+
+def document() -> dict[str, Any]:
+    tiers = load_cluster("2x2xcpu").tiers
+    inside = LinkCurve(latency_s=3e-5, startup_s=1e-4, bytes_per_s=2e9)
+    outside = LinkCurve(latency_s=2e-4, startup_s=5e-4, bytes_per_s=tiers[1].bytes_per_s * 0.95)
+    linked = with_links(
+        device(), [TierCurve(tier=tiers[0], curve=inside), TierCurve(tier=tiers[1], curve=outside)]
+    )
+    return calibration_document(linked, profile(), machine="a machine", measured={"steps": {"times": 7}})
+
+
+def written(tmp_path: Path, **changes: Any) -> str:
+    path = tmp_path / "c.yaml"
+    path.write_text(written_yaml(document() | changes))
+    return str(path)
+
+
+def test_a_calibration_is_read_as_it_was_written(tmp_path: Path) -> None:
+    calibration = read_calibration(written(tmp_path))
+    read, true = calibration.devices["cpu"], device()
+    assert read.peak_flop_per_s == {"fp32": 7.5e10, "bf16": 1.5e11}
+    assert read.memory_bytes_per_s == true.memory_bytes_per_s
+    assert read.efficiency.matmul == true.efficiency.matmul
+    assert read.efficiency.attention == true.efficiency.attention
+    assert read.efficiency.launch_s == 9e-6 and read.efficiency.is_calibrated
+    assert (read.scale_up_bytes_per_s, read.scale_up_latency_s) == (2e9, 3e-5)
+    assert read.efficiency.scale_up.fraction == 1.0 and read.efficiency.scale_up.startup_s == 1e-4
+    assert read.scale_out_latency_s == 2e-4
+    assert read.efficiency.scale_out.fraction == pytest.approx(0.95)
+    assert read.efficiency.provenance["launch_s"] == "measured: a machine"
+    found = calibration.profile
+    assert found is not None
+    assert replace(found, provenance={}) == replace(profile(), provenance={})
+
+
+def test_a_calibrated_device_stands_in_the_place_of_the_known_one(tmp_path: Path) -> None:
+    measured = read_calibration(written(tmp_path)).devices
+    shorthand = load_cluster("2x2xcpu", measured=measured)
+    file = tmp_path / "cluster.yaml"
+    file.write_text("nodes: [{device: cpu, count: 2, devices: 2}]\n")
+    for cluster in (shorthand, load_cluster(str(file), measured=measured)):
+        assert cluster.classes["cpu"] == measured["cpu"]
+        assert cluster.tiers[0].bytes_per_s == 2e9
+        assert cluster.tiers[1].latency_s == 2e-4
+    assert load_cluster("2x2xcpu").classes["cpu"] != measured["cpu"]
+
+
+def test_the_planner_takes_a_calibration(run: Run, tmp_path: Path) -> None:
+    model = tmp_path / "m.yaml"
+    model.write_text("{layers: 4, hidden: 256, ffn: 1024, heads: 4, vocab: 512, seq_len: 128}\n")
+    question = (str(model), "--cluster", "1x2xcpu", "--seq-len", "128", "--global-batch-size", "8",
+                "--dtype", "fp32", "--json")  # fmt: skip
+    times = []
+    for extra in ((), ("--calibration", written(tmp_path))):
+        ran = run("evaluate", *question, *extra, "--strategy", "dp=2")
+        assert ran.code == 0, ran.err
+        times.append(json.loads(ran.out)["result"])
+    plain, calibrated = times
+    assert calibrated["step_time_s"] < plain["step_time_s"]  # 75 GFLOP/s in the place of 50
+    assert calibrated["breakdown"]["host_step"] == 2e-3
+    saved = str(tmp_path / "p.yaml")
+    ran = run("plan", *question, "--calibration", written(tmp_path), "--fix", "dp=2", "--save", saved)
+    assert ran.code == 0, ran.err
+    assert "measured: a machine" in Path(saved).read_text()
+    assert run("check", saved).code == 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"schema": "shardwise.plan"}, "is not a calibration"),
+        ({"version": 2}, "is newer"),
+        ({"classes": {"cpu": {"device": "H100-SXM"}}}, "is not what the class is called"),
+        ({"classes": {"gpu": {"device": "gpu"}}}, "is not a known device"),
+        ({"software": {"like": "megatron"}}, "software.like"),
+        ({"software": {"like": "fsdp2", "host_step_s": -1.0}}, "software.host_step_s"),
+        ({"software": {"like": "fsdp2", "data_overlap": 1.5}}, "software.data_overlap"),
+        ({"software": {"like": "fsdp2", "attention": ["flash-9"]}}, "attention"),
+        ({"software": {"like": "fsdp2", "tensor_overlap": 0.6, "tensor_backward_overlap": 0.6}},
+         "hides more than there is"),
+        ({"speed": 1}, "speed"),
+    ],
+)  # fmt: skip
+def test_what_is_no_calibration_is_refused_by_its_key(
+    tmp_path: Path, changes: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        read_calibration(written(tmp_path, **changes))
+    assert words in str(caught.value) and "c.yaml" in str(caught.value)
+
+
+def test_groups_of_links_cross_one_tier_each() -> None:
+    # Two nodes of two: pairs inside the nodes, then the first devices of both and the second devices of both.
+    assert _groups(load_cluster("2x2xcpu")) == [(0, [[0, 1], [2, 3]]), (1, [[0, 2], [1, 3]])]
+    # Four devices of one node: pairs, and all.
+    assert _groups(load_cluster("1x4xcpu")) == [(0, [[0, 1], [2, 3]]), (0, [[0, 1, 2, 3]])]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (("--out", "/nowhere/c.yaml"), "--out"),
+        (("--out", "c.yaml", "--cluster", "1x8xH100-SXM"), "--cluster"),
+        (("--out", "c.yaml", "--links", "--cluster", "1x1xcpu"), "--cluster"),
+        (("--out", "c.yaml", "--threads", "0"), "--threads"),
+        (("--out", "c.yaml", "--from", "missing.yaml"), "missing.yaml"),
+        (("--out", "base.yaml", "--from", "base.yaml"), "--out"),
+    ],
+)
+def test_what_cannot_be_calibrated_is_refused_in_one_line(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], named: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("base.yaml").write_text(written_yaml(document()))
+    ran = run("calibrate", *arguments)
+    assert (ran.code, ran.out) == (2, "")
+    assert ran.err.count("\n") == 1 and named in ran.err
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["base.yaml"]
