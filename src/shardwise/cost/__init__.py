@@ -11,12 +11,20 @@ from shardwise.cost.block_time import (
 from shardwise.cost.blocks import Block, Lie, Split, block_of, known_split, lie_of, most_sharded
 from shardwise.cost.distinct import Index, distinct_rows
 from shardwise.cost.fabric import alike_grids
+from shardwise.cost.handing import Handing, handing_of
 from shardwise.cost.keeping import ACTIVATIONS
 from shardwise.cost.layers import GRID_FIELDS, Parts, block_works
-from shardwise.cost.layouts import LaidOut, layout_chain
+from shardwise.cost.layouts import (
+    LaidOut,
+    border_shapes,
+    handed_elements,
+    layout_chain,
+    open_layouts,
+    stage_layouts,
+)
 from shardwise.cost.lone_stage import Kinds, StagePrice, StageShape, hop_s, kinds_of, stage_price
 from shardwise.cost.memory import PARTS, RankBytes, host_bytes, peak_bytes, rank_bytes
-from shardwise.cost.one_layout import LayoutPrice, price_layout
+from shardwise.cost.one_layout import LayoutPrice, price_layout, price_stage
 from shardwise.cost.paths import Paths, least_s
 from shardwise.cost.peaks import Peaks, around_s, peaks_of
 from shardwise.cost.price import (
@@ -44,6 +52,7 @@ from shardwise.cost.totals import (
     traffic_table,
 )
 from shardwise.cost.training import Training
+from shardwise.cost.turns import Turns
 
 __all__ = [
     "ACTIVATIONS",
@@ -55,6 +64,7 @@ __all__ = [
     "Block",
     "GridPrices",
     "Grids",
+    "Handing",
     "Index",
     "Kinds",
     "LaidOut",
@@ -78,11 +88,13 @@ __all__ = [
     "Traffic",
     "TrafficTable",
     "Training",
+    "Turns",
     "alike_grids",
     "around_s",
     "bind",
     "block_of",
     "block_works",
+    "border_shapes",
     "distinct_rows",
     "end_s",
     "family_least_bytes",
@@ -90,6 +102,8 @@ __all__ = [
     "grid_least_s",
     "grid_work_s",
     "grids_of_works",
+    "handed_elements",
+    "handing_of",
     "hop_s",
     "host_bytes",
     "kinds_of",
@@ -104,14 +118,17 @@ __all__ = [
     "limits_of",
     "memory_room",
     "most_sharded",
+    "open_layouts",
     "peak_bytes",
     "peaks_of",
     "price_everywhere",
     "price_layout",
     "price_peaks",
+    "price_stage",
     "priced_grids",
     "rank_bytes",
     "room_of",
+    "stage_layouts",
     "stage_price",
     "stage_times",
     "step_end",

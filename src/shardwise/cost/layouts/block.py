@@ -76,12 +76,14 @@ class Across:
 @dataclass(frozen=True, slots=True)
 class Surroundings:
     """What lies around a block: whether the next one keeps its entry for the backward pass, parameters that
-    several operators share, and seconds and bytes of the step that are nobody's, told in one block."""
+    several operators share; seconds and bytes of the step that are nobody's, and seconds of each micro-batch
+    that go with sending, told in one block."""
 
     next_keeps_entry: bool
     shared: Mapping[str, Sharing]
     fixed_s: float = 0.0
     fixed_bytes: float = 0.0
+    sent_s: float = 0.0
 
 
 def laid_block(
@@ -174,7 +176,8 @@ class _Builder:
             columns.computed_backward(own.times.forward_s)
         _keep(columns, own.kept_bytes, mode)
         if place == len(self.operators) - 1:
-            columns.blocked(self.around.fixed_s)
+            columns.once(self.around.fixed_s)
+            columns.blocked(self.around.sent_s)
             columns.held_bytes = columns.held_bytes + self.around.fixed_bytes
         return self._costs(columns, place)
 
@@ -313,6 +316,6 @@ class _Builder:
 def _keep(columns: Columns, nbytes: Costs, mode: Mode) -> None:
     """Add bytes that are kept from the forward pass to the backward pass, or made again between them."""
     if mode == "kept":
-        columns.held_bytes = columns.held_bytes + nbytes
+        columns.kept_bytes = columns.kept_bytes + nbytes
     else:
         columns.recomputed_bytes = columns.recomputed_bytes + nbytes

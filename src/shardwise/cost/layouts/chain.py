@@ -87,7 +87,7 @@ def layout_chain(graph: OpGraph, cluster: Cluster, training: Training, mesh: Mes
     for place, structure in enumerate(structures):
         is_last = place == len(structures) - 1
         around = Surroundings(
-            next_keeps_entry=_keeps_entry(structures, place),
+            next_keeps_entry=next_keeps_entry(structures, place),
             shared=sharings(graph, place),
             fixed_s=fixed_s if is_last else 0.0,
             fixed_bytes=fixed_bytes if is_last else 0.0,
@@ -166,14 +166,16 @@ def fixed_costs(ground: Ground) -> tuple[float, float]:
     The bytes are beside the allocator's, which holds more than it gives out: so much less of them counts.
     """
     efficiency = ground.machine.efficiency
-    devices = ground.mesh.devices
-    axes = sum(size > 1 for size in ground.ranks)
+    devices = ground.turns.stages * ground.mesh.devices
+    # A stage and its neighbours are groups of their own.
+    axes = sum(size > 1 for size in (*ground.ranks, ground.turns.stages))
     fixed_bytes = efficiency.context_bytes + (1.0 + axes) * efficiency.communicator_bytes
     join_s = 2.0 * log2(devices) * ground.fabric.alphas_s[-1]
-    return ground.profile.host_step_s + join_s, fixed_bytes / (1.0 + efficiency.fragmentation_ratio)
+    held_bytes = fixed_bytes / (1.0 + efficiency.fragmentation_ratio) + ground.turns.buffer_bytes
+    return ground.profile.host_step_s + join_s, held_bytes
 
 
-def _keeps_entry(structures: Sequence[Structure], place: int) -> bool:
+def next_keeps_entry(structures: Sequence[Structure], place: int) -> bool:
     """Whether what comes after a block keeps the block's result: its own repetition, or the next block."""
     if structures[place].block.repeat > 1:
         return structures[place].keeps_entry

@@ -13,43 +13,62 @@ from shardwise.frontier import COLUMNS, Costs
 
 @dataclass(slots=True)
 class Columns:
-    """Sums in the making: arrays that broadcast together, in the order of COLUMNS.
+    """Sums in the making: arrays that broadcast together.
 
-    A second that nothing can hide adds to both times; a second of backward computation, beside which
-    gradients are summed, adds where it hides all of them, else not: the gradients' own seconds count.
+    Of each micro-batch: `blocked_s` that nothing can hide; `computed_s` of backward computation, beside
+    which gradients are summed; `busy_s` for which it hides something else already; and `kept_bytes` from the
+    forward pass to the backward pass. Of the step: `once_s`, and `summed_s` of gradient synchronisation,
+    `late_s` of which cannot hide.
     """
 
-    hidden_s: Any = 0.0
-    exposed_s: Any = 0.0
     held_bytes: Any = 0.0
+    kept_bytes: Any = 0.0
     recomputed_bytes: Any = 0.0
     peak_bytes: Any = 0.0
+    blocked_s: Any = 0.0
+    computed_s: Any = 0.0
+    busy_s: Any = 0.0
+    once_s: Any = 0.0
+    summed_s: Any = 0.0
+    late_s: Any = 0.0
 
     def blocked(self, seconds: Any) -> None:
-        """Add seconds during which nothing else runs."""
-        self.hidden_s = self.hidden_s + seconds
-        self.exposed_s = self.exposed_s + seconds
+        """Add seconds of each micro-batch during which nothing else runs."""
+        self.blocked_s = self.blocked_s + seconds
+
+    def once(self, seconds: Any) -> None:
+        """Add seconds of each step."""
+        self.once_s = self.once_s + seconds
 
     def computed_backward(self, seconds: Any) -> None:
         """Add computation beside which gradients can be summed."""
-        self.hidden_s = self.hidden_s + seconds
+        self.computed_s = self.computed_s + seconds
 
     def hidden_backward(self, exposed_s: Any, hidden_s: Any) -> None:
         """Add communication that runs beside backward computation for `hidden_s`, and adds `exposed_s`: that
         computation hides nothing else."""
-        self.hidden_s = self.hidden_s + exposed_s
-        self.exposed_s = self.exposed_s + exposed_s + hidden_s
+        self.blocked_s = self.blocked_s + exposed_s
+        self.busy_s = self.busy_s + hidden_s
 
     def summed_gradients(self, seconds: Any, overlap: Any) -> None:
         """Add gradient synchronisation of which the share `overlap` can hide."""
-        self.hidden_s = self.hidden_s + (1.0 - overlap) * seconds
-        self.exposed_s = self.exposed_s + seconds
+        self.summed_s = self.summed_s + seconds
+        self.late_s = self.late_s + (1.0 - overlap) * seconds
 
     def costs(self, ground: Ground, shape: tuple[int, ...]) -> Costs:
-        """The columns as costs; allocators hold more bytes than they give out."""
+        """The columns as costs; allocators hold more bytes than they give out.
+
+        The last micro-batch's backward computation hides gradients: a second of it adds to the step where it
+        hides all of them, else not, for there the gradients' own seconds count.
+        """
+        turns = ground.turns
+        others = turns.microbatches - turns.steps
         costs = np.empty((*shape, len(COLUMNS)))
-        costs[..., 0], costs[..., 1] = self.hidden_s, self.exposed_s
+        common_s = turns.microbatches * self.blocked_s + turns.steps * self.once_s
+        costs[..., 0] = common_s + turns.microbatches * self.computed_s + turns.steps * self.late_s
+        costs[..., 1] = common_s + others * self.computed_s + turns.steps * (self.busy_s + self.summed_s)
         held = 1.0 + ground.machine.efficiency.fragmentation_ratio
-        for column, nbytes in enumerate((self.held_bytes, self.recomputed_bytes, self.peak_bytes), 2):
+        all_held = self.held_bytes + turns.in_flight * self.kept_bytes
+        for column, nbytes in enumerate((all_held, self.recomputed_bytes, self.peak_bytes), 2):
             costs[..., column] = held * np.asarray(nbytes)
         return costs

@@ -13,6 +13,7 @@ from shardwise.cost.fabric import Fabric, fabric_of
 from shardwise.cost.layouts.conversions import Conversions, conversions_of
 from shardwise.cost.problem import Machine, attention_kernel, machine_of
 from shardwise.cost.training import Training
+from shardwise.cost.turns import WHOLE_BATCH, Turns
 from shardwise.equations import compute
 from shardwise.strategy import Profile
 
@@ -21,7 +22,8 @@ from shardwise.strategy import Profile
 class Ground:
     """What all prices of one graph on one mesh share.
 
-    `tables` are the conversions met so far, by shape and bytes of an element.
+    `turns` say how often what happens in a step. `tables` are the conversions met so far, by shape and bytes
+    of an element.
     """
 
     machine: Machine
@@ -29,6 +31,7 @@ class Ground:
     mesh: Mesh
     fabric: Fabric
     attention: AttentionCurve | None
+    turns: Turns
     tables: dict[tuple[tuple[int, ...], float], Conversions]
 
     @property
@@ -61,7 +64,7 @@ class Ground:
         return exposed_s, np.minimum(share * communication_s, computation_s)
 
 
-def ground_of(cluster: Cluster, mesh: Mesh, training: Training) -> Ground:
+def ground_of(cluster: Cluster, mesh: Mesh, training: Training, turns: Turns = WHOLE_BATCH) -> Ground:
     """The ground of `training` on a mesh of `cluster`. ConfigError where its devices lack the dtype."""
     machine = machine_of(cluster, training.dtype, training.optimizer, training.profile)
     return Ground(
@@ -70,5 +73,6 @@ def ground_of(cluster: Cluster, mesh: Mesh, training: Training) -> Ground:
         mesh=mesh,
         fabric=fabric_of(machine),
         attention=attention_kernel(machine.efficiency, training.profile),
+        turns=turns,
         tables={},
     )

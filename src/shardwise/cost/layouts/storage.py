@@ -42,7 +42,7 @@ def stored(ground: Ground, forms: Forms) -> Columns:
     # Newton-Schulz works on the smaller side of a matrix; vectors are updated element by element.
     width = float(min(forms.shape)) if len(forms.shape) > 1 else 0.0
     speed = ground.machine.matmul_flop_per_s * ground.machine.efficiency.matmul.peak_fraction
-    columns.blocked(
+    columns.once(
         owned * moved_bytes / ground.stream_bytes_per_s
         + owned * optimizer.work_flop_per_hidden * width / speed
     )
@@ -106,7 +106,7 @@ def used_beside(ground: Ground, moved: Brought, forward_s: Any, backward_s: Any)
     scattered_s = np.where(is_sharded, moved.sync_s, 0.0)
     columns.hidden_backward(*ground.beside(scattered_s, half_s, profile.shard_overlap))
     columns.summed_gradients(np.where(is_sharded, 0.0, moved.sync_s), profile.data_overlap)
-    columns.blocked(moved.update_s - np.minimum(profile.data_overlap * moved.update_s, forward_s))
+    columns.once(moved.update_s - np.minimum(profile.data_overlap * moved.update_s, forward_s))
     return columns
 
 
@@ -115,7 +115,8 @@ def used_by_all(ground: Ground, moved: Brought, readers: int) -> Columns:
     and of its one gradient, which may hide."""
     columns = Columns(peak_bytes=moved.used_bytes)
     profile = ground.profile
-    columns.blocked(2.0 * readers * moved.gather_s + moved.update_s)
+    columns.blocked(2.0 * readers * moved.gather_s)
+    columns.once(moved.update_s)
     overlap = np.where(moved.gather_s > 0.0, profile.shard_overlap, profile.data_overlap)
     columns.summed_gradients(moved.sync_s, overlap)
     return columns

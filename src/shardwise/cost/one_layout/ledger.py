@@ -4,19 +4,28 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass, field
+from typing import Literal
+
+from shardwise.cost.turns import Turns
+
+When = Literal["forward", "backward", "step"]
+"""In which pass of a micro-batch seconds are spent, or once in the step."""
 
 
 @dataclass(slots=True)
 class Ledger:
     """Seconds and bytes of a step in the making.
 
-    `seconds` by what they are spent on; `computed_s` of them are backward computation, `busy_s` of which have
-    communication of their own beside them. Gradients are summed for `summed_s`, of which `hideable_s` may run
-    beside the rest. `held` bytes by what they are; `again_bytes` and `peak_bytes` are of the block at work,
-    `most_bytes` the largest sum of both of any block.
+    `seconds` of the step by what they are spent on, `passes` by when, of one micro-batch; `computed_s` are a
+    micro-batch's backward computation, `busy_s` of which have communication of their own beside them.
+    Gradients are summed for `summed_s`, of which `hideable_s` may run beside the rest. `held` bytes by what
+    they are; `again_bytes` and `peak_bytes` are of the block at work, `most_bytes` the largest sum of both of
+    any block.
     """
 
+    turns: Turns
     seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
+    passes: defaultdict[When, float] = field(default_factory=lambda: defaultdict(float))
     held: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
     computed_s: float = 0.0
     busy_s: float = 0.0
@@ -26,13 +35,14 @@ class Ledger:
     peak_bytes: float = 0.0
     most_bytes: float = 0.0
 
-    def spend(self, what: str, seconds: float) -> None:
-        """Seconds of their own."""
-        self.seconds[what] += seconds
+    def spend(self, what: str, seconds: float, when: When) -> None:
+        """Seconds of their own: of each micro-batch, or of the step."""
+        self.seconds[what] += seconds * (1 if when == "step" else self.turns.microbatches)
+        self.passes[when] += seconds
 
     def compute_backward(self, what: str, seconds: float) -> None:
         """Seconds of computation beside which gradients may be summed."""
-        self.seconds[what] += seconds
+        self.spend(what, seconds, "backward")
         self.computed_s += seconds
 
     def sum_gradient(self, seconds: float, overlap: float) -> None:
@@ -49,8 +59,6 @@ class Ledger:
         self.most_bytes = max(self.most_bytes, self.again_bytes + self.peak_bytes)
         self.again_bytes = self.peak_bytes = 0.0
 
-    def step_s(self) -> float:
-        """All seconds, and as many of the gradients' as do not hide."""
-        return (
-            sum(self.seconds.values()) + self.summed_s - min(self.hideable_s, self.computed_s - self.busy_s)
-        )
+    def shown_s(self) -> float:
+        """As many of the gradients' seconds as do not hide beside the last micro-batch."""
+        return self.summed_s - min(self.hideable_s, self.computed_s - self.busy_s)

@@ -38,10 +38,11 @@ def store(rank: Rank, ledger: Ledger, use: Use) -> None:
         2.0 * recipe.master_bytes + recipe.weight_bytes if recipe.master_bytes else 2.0 * recipe.weight_bytes
     )
     moved_bytes = 4.0 * recipe.gradient_bytes + copied + 2.0 * optimizer.state_bytes
-    ledger.spend("optimizer", owned * moved_bytes / rank.stream_bytes_per_s)
+    ledger.spend("optimizer", owned * moved_bytes / rank.stream_bytes_per_s, "step")
     if optimizer.work_flop_per_hidden and len(use.shape) > 1:
         peak = rank.machine.matmul_flop_per_s * rank.machine.efficiency.matmul.peak_fraction
-        ledger.spend("optimizer", owned * optimizer.work_flop_per_hidden * min(use.shape) / peak)
+        work_flop = owned * optimizer.work_flop_per_hidden * min(use.shape)
+        ledger.spend("optimizer", work_flop / peak, "step")
 
 
 def _whole_bytes(rank: Rank, use: Use, used: Placements, is_gathered: bool) -> float:
@@ -92,11 +93,13 @@ def use_alone(rank: Rank, ledger: Ledger, use: Use) -> None:
     back_s, busy_s = _beside_s(rank, gather_s, half_s, shard_overlap)
     update_s = _update_s(rank, use)
     update_s -= min(data_overlap * update_s, forward_s)
-    ledger.spend("gathers", there_s + back_s + update_s)
+    ledger.spend("gathers", there_s, "forward")
+    ledger.spend("gathers", back_s, "backward")
+    ledger.spend("gathers", update_s, "step")
     ledger.busy_s += busy_s
     if gather_s > 0.0:
         scattered_s, busy_s = _beside_s(rank, gradient_s, half_s, shard_overlap)
-        ledger.spend("gradients", scattered_s)
+        ledger.spend("gradients", scattered_s, "backward")
         ledger.busy_s += busy_s
     else:
         ledger.sum_gradient(gradient_s, data_overlap)
@@ -109,14 +112,17 @@ def use_shared(rank: Rank, ledger: Ledger, use: Use, shared: Placements, *, read
     recipe = rank.machine.recipe
     if readers:
         gather_s = _gather_s(rank, use, shared)
-        ledger.spend("gathers", 2.0 * readers * gather_s + _update_s(rank, use))
+        ledger.spend("gathers", readers * gather_s, "forward")
+        ledger.spend("gathers", readers * gather_s, "backward")
+        ledger.spend("gathers", _update_s(rank, use), "step")
         overlap = rank.profile.shard_overlap if gather_s > 0.0 else rank.profile.data_overlap
         ledger.sum_gradient(_gradient_s(rank, use, shared), overlap)
         ledger.need(_whole_bytes(rank, use, shared, gather_s > 0.0))
     start, end = value_held(shared), value_held(use.used)
     there_s = rank.bring_s(use.shape, recipe.weight_bytes, start, end)
     back_s = rank.bring_s(use.shape, recipe.gradient_bytes, gradient_held(use.used), gradient_held(shared))
-    ledger.spend("gathers", 2.0 * there_s + back_s)
+    ledger.spend("gathers", there_s, "forward")
+    ledger.spend("gathers", there_s + back_s, "backward")
     if start != end:
         copy = rank.elements(use.shape, end) * (recipe.weight_bytes + recipe.gradient_bytes)
         ledger.need(use.working_bytes + copy)

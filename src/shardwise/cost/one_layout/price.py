@@ -13,6 +13,7 @@ from shardwise.cost.one_layout.ledger import Ledger
 from shardwise.cost.one_layout.parameters import Use, store, use_alone, use_shared
 from shardwise.cost.one_layout.rank import Placements, Rank, gradient_held, rank_of, value_held
 from shardwise.cost.training import Training
+from shardwise.cost.turns import WHOLE_BATCH, Turns
 from shardwise.errors import InternalError
 from shardwise.graph import (
     Block,
@@ -31,47 +32,116 @@ from shardwise.graph import (
 @dataclass(frozen=True, slots=True)
 class LayoutPrice:
     """Step time and bytes of the driver's count on a rank; `seconds` and `nbytes` tell what they are for and
-    sum up to them."""
+    sum up to them.
+
+    Of the seconds a micro-batch takes `forward_s` and `backward_s`; `end_s` are what is left of the step
+    after the last of them.
+    """
 
     time_s: float
     memory_bytes: float
     seconds: Mapping[str, float]
     nbytes: Mapping[str, float]
+    forward_s: float
+    backward_s: float
+    end_s: float
 
 
 def price_layout(
     graph: OpGraph, cluster: Cluster, training: Training, mesh: Mesh, layout: GraphLayout
 ) -> LayoutPrice:
     """What a layout of `graph` on `mesh` costs (docs/tracking.md)."""
+    blocks = sum(block.repeat for block in graph.blocks)
+    return price_stage(graph, cluster, training, mesh, layout, first=0, end=blocks, turns=WHOLE_BATCH)
+
+
+def price_stage(
+    graph: OpGraph,
+    cluster: Cluster,
+    training: Training,
+    mesh: Mesh,
+    layout: GraphLayout,
+    *,
+    first: int,
+    end: int,
+    turns: Turns,
+) -> LayoutPrice:
+    """What `layout` of the blocks from `first` to before `end` of `graph`, repetitions counted, costs on
+    `mesh`, where sizes are those of a micro-batch."""
     rank = rank_of(cluster, training, mesh)
-    ledger = Ledger()
+    ledger = Ledger(turns)
     walk = _Walk(rank, graph, ledger)
     blocks = [block for block in graph.blocks for _ in range(block.repeat)]
-    for place, (block, lies) in enumerate(zip(blocks, layout.blocks, strict=True)):
-        walk.block(block, lies, _reader_of_result(blocks, place))
+    if first:
+        walk.result = _handed_over(blocks[:first], blocks[first], layout.blocks[0])
+    for place, lies in zip(range(first, end), layout.blocks, strict=True):
+        walk.block(blocks[place], lies, _reader_of_result(blocks, place, end))
     return _total(rank, ledger)
 
 
-def _reader_of_result(blocks: list[Block], place: int) -> Block | None:
-    """The block that reads a block's result: of repetitions, each of them says it is the block itself."""
-    if blocks[place].repeat > 1:
-        return blocks[place]
-    return blocks[place + 1] if place + 1 < len(blocks) else None
+@dataclass(frozen=True, slots=True)
+class _Reader:
+    """What becomes of a block's result: whether another block reads it, and keeps it for its backward
+    pass."""
+
+    is_there: bool
+    keeps: bool
+
+
+def _reader_of_result(blocks: list[Block], place: int, end: int) -> _Reader:
+    """Of repetitions, each says that the block itself reads its result; another stage keeps a copy of its
+    own."""
+    if place + 1 == end:
+        return _Reader(is_there=end < len(blocks), keeps=False)
+    following = blocks[place] if blocks[place].repeat > 1 else blocks[place + 1]
+    kept = {op.name: kept_of(op) for op in following.operators}
+    keeps = any(
+        slot in kept[op.name].inputs
+        for op in following.operators
+        for slot, operand in enumerate(op.inputs)
+        if operand.source == following.entry
+    )
+    return _Reader(is_there=True, keeps=keeps)
+
+
+def _handed_over(before: list[Block], block: Block, lies: BlockLayout) -> _At:
+    """The entry of the first block of a stage, as the stage before it hands it over."""
+    name = block.entry
+    if name is None:
+        raise InternalError(f"block {block.name} reads nothing of the stage before it")
+    reads = (
+        op.shape(operand.dims) for op in block.operators for operand in op.inputs if operand.source == name
+    )
+    trains = any(op.parameters for each in before for op in each.operators)
+    return _At(next(reads), lies.tensors[name], trains, is_kept=False)
 
 
 def _total(rank: Rank, ledger: Ledger) -> LayoutPrice:
     """The whole step, with the host's part of it and the bytes that belong to no tensor."""
-    efficiency = rank.machine.efficiency
-    ledger.spend("host", rank.profile.host_step_s)
-    ledger.spend("norm", 2.0 * log2(rank.mesh.devices) * rank.machine.tiers[-1].latency_s)
-    time_s = ledger.step_s()
+    efficiency, stages = rank.machine.efficiency, ledger.turns.stages
+    ledger.spend("host", rank.profile.host_step_s, "step")
+    joined = 2.0 * log2(stages * rank.mesh.devices)
+    ledger.spend("norm", joined * rank.machine.tiers[-1].latency_s, "step")
+    if stages > 1:
+        ledger.spend("sends", ledger.turns.sent_forward_s, "forward")
+        ledger.spend("sends", ledger.turns.sent_backward_s, "backward")
+        ledger.held["buffers"] += ledger.turns.buffer_bytes
+    shown_s = ledger.shown_s()
+    ledger.seconds["gradients"] += shown_s
     seconds = dict(ledger.seconds)
-    seconds["gradients"] = seconds.get("gradients", 0.0) + time_s - sum(ledger.seconds.values())
     nbytes = {**ledger.held, "temporaries": ledger.most_bytes}
     nbytes["fragmentation"] = sum(nbytes.values()) * efficiency.fragmentation_ratio
-    communicators = 1 + sum(axis.size > 1 for axis in rank.mesh.axes)
+    communicators = 1 + sum(size > 1 for size in (*rank.mesh.ranks, stages))
     nbytes["context"] = efficiency.context_bytes + communicators * efficiency.communicator_bytes
-    return LayoutPrice(time_s, sum(nbytes.values()), seconds, nbytes)
+    return LayoutPrice(
+        time_s=sum(seconds.values()),
+        memory_bytes=sum(nbytes.values()),
+        seconds=seconds,
+        nbytes=nbytes,
+        forward_s=ledger.passes["forward"],
+        backward_s=ledger.passes["backward"],
+        end_s=ledger.passes["step"] + shown_s,
+    )
 
 
 @dataclass(slots=True)
@@ -96,14 +166,14 @@ class _Walk:
         self.result: _At | None = None
         self.met: set[str] = set()
 
-    def block(self, block: Block, lies: BlockLayout, following: Block | None) -> None:
+    def block(self, block: Block, lies: BlockLayout, reader: _Reader) -> None:
         """One repetition of a block."""
         one = _OneBlock(self, block, lies)
         if block.entry is not None:
             one.enter(self.result)
         for op in block.operators:
             one.operator(op)
-        self.result = one.leave(following)
+        self.result = one.leave(reader)
         self.ledger.end_block()
 
 
@@ -160,7 +230,7 @@ class _OneBlock:
         if self.is_again:
             self.ledger.again_bytes += nbytes
         else:
-            self.ledger.held[what] += nbytes
+            self.ledger.held[what] += nbytes * self.ledger.turns.in_flight
 
     def enter(self, result: _At | None) -> None:
         """Take the entry over as it lies after the block before."""
@@ -172,33 +242,25 @@ class _OneBlock:
         self.at[name] = _At(result.shape, result.placements, result.has_gradient or trains, is_kept=True)
         if self.is_again or self._keepers(name):
             nbytes = self.rank.elements(result.shape, value_held(result.placements))
-            self.ledger.held["activations"] += nbytes * self.rank.activation_bytes
+            nbytes *= self.rank.activation_bytes * self.ledger.turns.in_flight
+            self.ledger.held["activations"] += nbytes
 
-    def leave(self, following: Block | None) -> _At | None:
+    def leave(self, reader: _Reader) -> _At | None:
         """Bring the result to where the next block reads it."""
         last = self.block.operators[-1]
-        if following is None:
-            return None
-        made = self.at[last.name]
-        keeps = {op.name: kept_of(op) for op in following.operators}
-        is_kept = any(
-            slot in keeps[op.name].inputs
-            for op in following.operators
-            for slot, operand in enumerate(op.inputs)
-            if operand.source == following.entry
-        )
-        return self._settle(last, made, is_kept=is_kept)
+        return self._settle(last, self.at[last.name], is_kept=reader.keeps) if reader.is_there else None
 
     def _settle(self, op: OpNode, made: _At, *, is_kept: bool) -> _At:
         """From the operator that makes a tensor to where it lies for all of its readers."""
         placements = self.lies.tensors[op.name]
         there_s, back_s = self._between(made, placements)
-        self.ledger.spend("conversions", there_s + back_s)
+        self.ledger.spend("conversions", there_s, "forward")
+        self.ledger.spend("conversions", back_s, "backward")
         reads = self._reads(op.name)
         if self.is_again and any(
             reader.name in self.again or slot in self.kept[reader.name].inputs for reader, slot in reads
         ):
-            self.ledger.spend("recomputation", there_s)
+            self.ledger.spend("recomputation", there_s, "backward")
         is_same = value_held(placements) == value_held(made.placements)
         if made.is_kept and not (is_same and is_kept):
             self.hold("activations", self._nbytes(made.shape, made.placements))
@@ -252,12 +314,13 @@ class _OneBlock:
         self._hand_on(op, output, any(gradients) or bool(op.parameters))
 
     def _compute(self, op: OpNode, seconds: Seconds, told: Seconds) -> None:
-        self.ledger.spend("forward", seconds.forward_s)
+        self.ledger.spend("forward", seconds.forward_s, "forward")
         self.ledger.compute_backward("backward", seconds.backward_s)
-        self.ledger.spend("exchanges", told.forward_s + told.backward_s)
+        self.ledger.spend("exchanges", told.forward_s, "forward")
+        self.ledger.spend("exchanges", told.backward_s, "backward")
         if op.name in self.again:
             self.ledger.compute_backward("recomputation", seconds.forward_s)
-            self.ledger.spend("recomputation", told.forward_s)
+            self.ledger.spend("recomputation", told.forward_s, "backward")
 
     def _read(self, op: OpNode, slot: int, lies: _At, placements: Placements, seconds: Seconds) -> None:
         """Bring a tensor to one of its readers, which may keep it as it reads it."""
@@ -270,12 +333,12 @@ class _OneBlock:
         there_hidden_s = min(overlap * there_s, part * seconds.forward_s)
         back_hidden_s = min(back_overlap * back_s, part * seconds.backward_s)
         slower = self.rank.slowdown - 2.0
-        self.ledger.spend("conversions", there_s + slower * there_hidden_s)
-        self.ledger.spend("conversions", back_s + slower * back_hidden_s)
+        self.ledger.spend("conversions", there_s + slower * there_hidden_s, "forward")
+        self.ledger.spend("conversions", back_s + slower * back_hidden_s, "backward")
         self.ledger.busy_s += back_hidden_s
         keeps = slot in self.kept[op.name].inputs
         if self.is_again and (op.name in self.again or keeps):
-            self.ledger.spend("recomputation", there_s + slower * there_hidden_s)
+            self.ledger.spend("recomputation", there_s + slower * there_hidden_s, "backward")
             self.ledger.busy_s += there_hidden_s
         is_same = value_held(lies.placements) == value_held(placements)
         source = op.inputs[slot].source

@@ -1,0 +1,116 @@
+"""A graph on a pipeline of meshes: what is laid out, and what a pipeline of laid-out stages takes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+
+import numpy as np
+import numpy.typing as npt
+
+from shardwise.cluster import Cluster, Mesh
+from shardwise.cost import (
+    Handing,
+    LaidOut,
+    LayoutPrice,
+    Training,
+    Turns,
+    border_shapes,
+    handing_of,
+    open_layouts,
+    price_stage,
+    stage_layouts,
+)
+from shardwise.graph import GraphLayout, OpGraph
+from shardwise.sim import Durations, compiled_schedule
+
+Values = npt.NDArray[np.float64]
+
+SCHEDULE = "1f1b"
+
+Cuts = tuple[int, ...]
+"""The first block of each stage but the first, repetitions counted, ascending."""
+
+
+@dataclass(frozen=True, eq=False)
+class Setting:
+    """`stages` in a row, each on a mesh like `mesh`, through which the batch goes in so many `microbatches`;
+    `graph` has the sizes of one of them."""
+
+    graph: OpGraph
+    cluster: Cluster
+    training: Training
+    mesh: Mesh
+    stages: int
+    microbatches: int
+
+    @cached_property
+    def handing(self) -> Handing:
+        return handing_of(self.graph, self.cluster, self.training, self.mesh, self.stages)
+
+    @cached_property
+    def blocks(self) -> tuple[int, ...]:
+        """The place in the graph of each block, repetitions counted."""
+        return tuple(place for place, block in enumerate(self.graph.blocks) for _ in range(block.repeat))
+
+    @cached_property
+    def places_to_cut(self) -> tuple[int, ...]:
+        """The blocks, repetitions counted, that read what the one before them made."""
+        shapes = border_shapes(self.graph)
+        return tuple(place for place in range(1, len(shapes)) if shapes[place] is not None)
+
+    def spans(self, cuts: Cuts) -> list[tuple[int, int]]:
+        """The first block of each stage, and the one after its last."""
+        ends = (0, *cuts, len(self.blocks))
+        return list(pairwise(ends))
+
+    def turns(self, stage: int, first: int, end: int) -> Turns:
+        return self.handing.turns(stage, first, end, self.microbatches, schedule=SCHEDULE)
+
+    def laid(self, first: int, end: int, turns: Turns) -> LaidOut:
+        """All layouts of some blocks in a row."""
+        return stage_layouts(self.graph, self.cluster, self.training, self.mesh, turns, first=first, end=end)
+
+    def opened(self, first: int, end: int, turns: Turns) -> LaidOut:
+        """All layouts of some blocks amid others."""
+        return open_layouts(self.graph, self.cluster, self.training, self.mesh, turns, first=first, end=end)
+
+    def price(self, stage: int, first: int, end: int, layout: GraphLayout) -> LayoutPrice:
+        """The price of a stage's layout, from its names."""
+        return price_stage(
+            self.graph, self.cluster, self.training, self.mesh, layout,
+            first=first, end=end, turns=self.turns(stage, first, end),
+        )  # fmt: skip
+
+    def hops_s(self, cuts: Cuts) -> Values:
+        """Seconds of a message across each cut beside other work."""
+        return np.array([self.handing.hop_s(stage, cut) for stage, cut in enumerate(cuts)])
+
+    def step_s(self, cuts: Cuts, forward_s: Values, backward_s: Values, end_s: Values) -> Values:
+        """Seconds (n) of the step by the schedule's evaluator: of pipelines whose stages take so long (n,
+        stages) for each pass of a micro-batch, and at the end of the step."""
+        hops_s = self.hops_s(cuts)
+        durations = Durations.of(
+            stages=self.stages, batch=len(forward_s), forward_s=forward_s, backward_s=backward_s,
+            reduce_s=end_s, hop_forward_s=hops_s, hop_backward_s=hops_s,
+        )  # fmt: skip
+        compiled = compiled_schedule(SCHEDULE, self.stages, self.microbatches, 1)
+        return np.asarray(compiled.makespan_s(durations))
+
+
+def price_of_stages(
+    setting: Setting, cuts: Cuts, layouts: Sequence[GraphLayout]
+) -> tuple[float, float, tuple[LayoutPrice, ...]]:
+    """Seconds of a step, bytes on the rank with most, and the price of each stage."""
+    prices = tuple(
+        setting.price(stage, first, end, layout)
+        for stage, ((first, end), layout) in enumerate(zip(setting.spans(cuts), layouts, strict=True))
+    )
+    forward_s, backward_s, end_s = (
+        np.array([[getattr(price, name) for price in prices]])
+        for name in ("forward_s", "backward_s", "end_s")
+    )
+    step_s = float(setting.step_s(cuts, forward_s, backward_s, end_s)[0])
+    return step_s, max(price.memory_bytes for price in prices), prices

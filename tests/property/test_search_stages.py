@@ -1,0 +1,133 @@
+"""Stages and layouts together against every pipeline there is, and the two programs that price a stage."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from tests.property.layout_instances import llama, random_graph
+from tests.property.stage_instances import every_pipeline, setting_of, solutions
+from tests.property.test_layouts_one import random_solution
+
+from shardwise.cluster import load_cluster, mesh_of
+from shardwise.cost import Training, Turns, price_stage, stage_layouts
+from shardwise.errors import ConfigError
+from shardwise.graph import load_graph, scaled
+from shardwise.search.stages import Setting, StagedFound, price_of_stages, staged
+from shardwise.search.stages.floors import path_floor
+from shardwise.search.stages.pieces import Pieces
+from shardwise.search.tracking.solution import Choice, measure, occurrences
+
+SEEDS = [seed for seed in range(36) if seed % 3 or seed % 2 == 0]
+
+
+def found_in(setting: Setting, epsilon: float = 0.0) -> StagedFound:
+    found, _ = staged([setting], epsilon=epsilon, most_labels=1e6)
+    return found
+
+
+def farthest(found: StagedFound, every: np.ndarray) -> float:
+    """Up to which epsilon points match all of `every`."""
+    figures = found.figures
+    return float(max((figures / row).max(axis=1).min() for row in every)) - 1.0
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_points_match_every_pipeline_as_closely_as_they_say(seed: int) -> None:
+    setting = setting_of(seed)
+    found, every = found_in(setting), every_pipeline(setting)
+    assert farthest(found, every) <= found.epsilon + 1e-9
+    for point in found.points:
+        time_s, memory_bytes, _ = price_of_stages(setting, point.cuts, point.layouts)
+        assert (time_s, memory_bytes) == pytest.approx((point.time_s, point.memory_bytes), rel=1e-9)
+        # What is found is among all.
+        assert (every <= np.array([time_s, memory_bytes]) * (1 + 1e-9)).all(axis=1).any()
+
+
+def test_floors_that_are_too_high_are_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Twice the floor cuts partitions that hold points, and claims more than is so."""
+    seeds = [seed for seed in range(1, 12) if seed % 3]
+
+    def is_wrong(seed: int) -> bool:
+        found = found_in(setting_of(seed))
+        return farthest(found, every_pipeline(setting_of(seed))) > found.epsilon + 1e-9
+
+    assert not any(is_wrong(seed) for seed in seeds)
+
+    def doubled(*given: object) -> object:
+        return 2.0 * path_floor(*given)  # type: ignore[arg-type]
+
+    monkeypatch.setattr("shardwise.search.stages.floors.path_floor", doubled)
+    assert any(is_wrong(seed) for seed in seeds)
+
+
+def test_how_close_it_comes() -> None:
+    left = [found_in(setting_of(seed)).epsilon for seed in SEEDS]
+    assert np.median(left) < 0.05 and max(left) < 0.25
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_a_stage_costs_what_its_names_say(seed: int) -> None:
+    random = np.random.default_rng(seed)
+    graph = random_graph(seed) if seed % 4 else llama(layers=3, batch=16, seq_len=64)
+    blocks = sum(block.repeat for block in graph.blocks)
+    first = int(random.integers(0, blocks))
+    end = int(random.integers(first + 1, blocks + 1))
+    cluster = load_cluster("8x8xH100-SXM")
+    mesh = mesh_of(cluster, [(2, 4), (4,), (8, 8), (1,)][seed % 4])
+    turns = Turns(
+        microbatches=int(random.integers(1, 6)), in_flight=int(random.integers(1, 4)), stages=2,
+        sent_forward_s=1e-4, sent_backward_s=2e-4, buffer_bytes=1e7,
+    )  # fmt: skip
+    training = Training(dtype="bf16")
+    homes = {(p.name, block.name) for block in graph.blocks for op in block.operators for p in op.parameters}
+    if len({name for name, _ in homes}) < len(homes):
+        with pytest.raises(ConfigError, match="share a parameter"):
+            stage_layouts(graph, cluster, training, mesh, turns, first=first, end=end)
+        return
+    laid = stage_layouts(graph, cluster, training, mesh, turns, first=first, end=end)
+    chain = laid.chains[0]
+    solution = []
+    for place, chosen in zip(occurrences(chain), random_solution(random, chain), strict=True):
+        choices = list(chosen.choices)
+        for factor in chain[place].modes[chosen.mode][1].factors:
+            if len(factor.variables) == 1 and not np.isfinite(factor.costs).all():
+                choices[factor.variables[0]] = int(np.isfinite(factor.costs[:, 0]).argmax())
+        solution.append(Choice(chosen.mode, tuple(choices)))
+    layout = laid.layout(solution)
+    price = price_stage(graph, cluster, training, mesh, layout, first=first, end=end, turns=turns)
+    assert measure(chain, tuple(solution)) == pytest.approx((price.time_s, price.memory_bytes), rel=1e-9)
+    passes_s = turns.microbatches * (price.forward_s + price.backward_s)
+    assert passes_s + price.end_s == pytest.approx(price.time_s, rel=1e-9)
+
+
+def test_a_stage_holds_what_its_schedule_keeps() -> None:
+    """1f1b: stage s of p holds min(m, p - s) micro-batches; each sends its part of the hidden states."""
+    cluster = load_cluster("8x8xH100-SXM")
+    graph = scaled(load_graph("graph:llama-3.1-8b"), 8, 2048)
+    setting = Setting(graph, cluster, Training(dtype="bf16"), mesh_of(cluster, (2, 8)), 4, 32)
+    assert [setting.turns(stage, 1, 2).in_flight for stage in range(4)] == [4, 3, 2, 1]
+    # 8 x 2048 x 4096 values of 2 bytes over 16 ranks: 8 MiB, four buffers of them.
+    assert setting.turns(1, 1, 2).buffer_bytes == 4 * 8 * 2**20
+    assert setting.hops_s((8, 16, 24)) == pytest.approx([setting.handing.hop_s(0, 8)] * 3)
+
+
+def test_no_stage_is_below_the_open_floor_of_its_part() -> None:
+    for seed in (1, 4, 5):
+        setting = setting_of(seed)
+        pieces = Pieces(setting, 0.0, 1e6)
+        blocks = len(setting.blocks)
+        for first in range(blocks - 1):
+            floor = pieces.open_floor(0, first, first + 1)
+            for end in range(first + 1, blocks):
+                laid = setting.laid(0, end, setting.turns(0, 0, end))
+                for solution in solutions(laid.chains[0]):
+                    time_s, memory_bytes = measure(laid.chains[0], solution)
+                    assert time_s >= floor.at(np.array([memory_bytes]))[0] * (1 - 1e-12)
+
+
+def test_more_stages_than_blocks_are_refused() -> None:
+    setting = replace(setting_of(0), stages=3)
+    with pytest.raises(ConfigError, match="is no number of stages"):
+        found_in(setting)
