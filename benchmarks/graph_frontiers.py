@@ -1,19 +1,18 @@
-"""How long whole frontiers of shipped operator graphs take: `python -m benchmarks.graph_frontiers [NAME]`.
+"""How long whole frontiers of shipped operator graphs take.
 
-Each is tracked to 0.1 % on the mesh of the cluster's tiers, or to what the column `proven` says; CPU seconds
-with the building of the chain, in this process.
+`python -m benchmarks.graph_frontiers [--epsilon E] [NAME ...]`: each is tracked to E (0.001; 0 is exact) on
+the mesh of the cluster's tiers, or to what the column `proven` says; CPU seconds with the building of the
+chain, in this process.
 """
 
 from __future__ import annotations
 
-import sys
+import argparse
 
 from shardwise.cluster import load_cluster
 from shardwise.cost import Training
 from shardwise.graph import load_graph, scaled
 from shardwise.search import GraphCurves, best_dtype
-
-EPSILON = 0.001
 
 QUESTIONS = {
     "llama_64": ("llama-3.1-8b", "8x8xH100-SXM", 256, 2048),
@@ -29,24 +28,30 @@ QUESTIONS = {
     "transformer_16": ("transformer-big", "2x8xV100-32G", 256, None),
     "gpt2_16": ("gpt2-1.5b", "2x8xV100-32G", 64, 1024),
     "mlp_16": ("mlp", "2x8xV100-32G", 8192, None),
+    "mlp_8": ("mlp", "1x8xV100-32G", 8192, None),
+    "two_tower_8": ("two-tower", "1x8xV100-32G", 4096, None),
     "two_tower_16": ("two-tower", "2x8xV100-32G", 4096, None),
 }
 """Graph, cluster, batch and sequence length of each."""
 
 
-def main(names: list[str]) -> None:
+def main() -> None:
     """Print a line for each."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("names", nargs="*", choices=[*QUESTIONS, []])
+    parser.add_argument("--epsilon", type=float, default=0.001)
+    asked = parser.parse_args()
     print(f"{'question':<18}{'points':>8}{'proven':>10}{'labels':>10}{'CPU s':>9}")
-    for name in names or list(QUESTIONS):
+    for name in asked.names or QUESTIONS:
         graph, cluster_text, batch, seq_len = QUESTIONS[name]
         cluster = load_cluster(cluster_text)
         training = Training(dtype=best_dtype(cluster))
         source = GraphCurves(scaled(load_graph(f"graph:{graph}"), batch, seq_len), cluster, training, 0.05)
-        curve = source.curve(cluster.devices, epsilon=EPSILON)
+        curve = source.curve(cluster.devices, epsilon=asked.epsilon)
         labels = sum(effort.labels for effort in curve.tracked.efforts)
         told = f"{len(curve.points):>8}{curve.epsilon:>10.2%}{labels:>10,}{curve.search_cpu_s:>9.2f}"
         print(f"{name:<18}{told}", flush=True)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

@@ -13,7 +13,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.graph_frontiers import QUESTIONS
 from benchmarks.graph_trade_picture import draw
 
 from shardwise.cluster import load_cluster
@@ -26,10 +25,19 @@ BANDWIDTHS = (0.25, 1.0, 4.0)
 
 SLOWER = (0.01, 0.05, 0.10)
 
-NAMES = (
-    "vgg16_16", "resnet50_16", "wideresnet26_16", "lstm_16", "transformer_16", "gpt2_16", "llama_64",
-    "mlp_16", "two_tower_16",
-)  # fmt: skip
+QUESTIONS = {
+    "vgg16": ("8x1xV100-32G", 256, None),
+    "resnet50": ("8x1xV100-32G", 256, None),
+    "wideresnet26-10": ("8x1xV100-32G", 256, None),
+    "lstm-2x2048": ("8x1xV100-32G", 256, None),
+    "transformer-big": ("8x1xV100-32G", 256, None),
+    "gpt2-1.5b": ("8x1xV100-32G", 32, 1024),
+    "llama-3.1-8b": ("8x8xH100-SXM", 256, 2048),
+    "mlp": ("8x1xV100-32G", 8192, None),
+    "two-tower": ("8x1xV100-32G", 4096, None),
+}
+"""Cluster, batch and sequence length of each graph. Nodes of one device have all of their words go over the
+network between nodes, and a mesh of one axis."""
 
 Curve = dict[str, Any]
 """`points` (seconds, bytes), `knee` (its place or None), `epsilon` proven, `cpu_s`, `references` by name."""
@@ -37,12 +45,12 @@ Curve = dict[str, Any]
 
 def curve_of(name: str, bandwidth: float, epsilon: float) -> Curve:
     """The frontier of a question with network cards so many times as fast."""
-    graph, cluster_text, batch, seq_len = QUESTIONS[name]
+    cluster_text, batch, seq_len = QUESTIONS[name]
     customary = load_cluster(cluster_text)
     rate = customary.nodes[0].nic_bytes_per_s * 8e-9 * bandwidth
     cluster = load_cluster(cluster_text, inter_node=f"{rate:.12g}Gb/s")
     training = Training(dtype=best_dtype(cluster))
-    source = GraphCurves(scaled(load_graph(f"graph:{graph}"), batch, seq_len), cluster, training, 0.05)
+    source = GraphCurves(scaled(load_graph(f"graph:{name}"), batch, seq_len), cluster, training, 0.05)
     curve = source.curve(cluster.devices, epsilon=epsilon)
     knee = curve.knee
     return {
@@ -102,23 +110,23 @@ def knee_row(name: str, curves: Mapping[str, Curve]) -> list[str]:
 
 def title(name: str) -> str:
     """A question in a few words."""
-    graph, cluster, batch, seq_len = QUESTIONS[name]
-    return f"{graph}, {cluster}, batch {batch:,}{f' x {seq_len:,}' if seq_len else ''}"
+    cluster, batch, seq_len = QUESTIONS[name]
+    return f"{name}, {cluster}, batch {batch:,}{f' x {seq_len:,}' if seq_len else ''}"
 
 
 def main() -> None:
     """Track what is asked for, then print what the file holds."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("file", type=Path)
-    parser.add_argument("names", nargs="*", choices=[*NAMES, []])
+    parser.add_argument("names", nargs="*", choices=[*QUESTIONS, []])
     parser.add_argument("--epsilon", type=float, default=0.001)
     parser.add_argument("--draw", metavar="PICTURE")
     asked = parser.parse_args()
     held: dict[str, dict[str, Curve]] = json.loads(asked.file.read_text()) if asked.file.exists() else {}
-    for name in asked.names or [name for name in NAMES if name not in held]:
+    for name in asked.names or [name for name in QUESTIONS if name not in held]:
         held[name] = {str(each): curve_of(name, each, asked.epsilon) for each in BANDWIDTHS}
         asked.file.write_text(json.dumps(held))
-    found = {name: held[name] for name in NAMES if name in held}
+    found = {name: held[name] for name in QUESTIONS if name in held}
     table(
         ("graph, devices", "points", "proven", "fastest", "its memory",
          *(f"{slower:.0%} slower" for slower in SLOWER),
