@@ -71,7 +71,8 @@ def _own_part(rows: torch.Tensor, group: Any) -> torch.Tensor:
 
 
 def _own_gradients(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-    return grads[0].repeat(torch.distributed.get_world_size(ctx.group), 1), None
+    ranks = torch.distributed.get_world_size(ctx.group)
+    return torch.cat([grads[0]] * ranks, ctx.dim), None, None
 
 
 def _never_all(stage: Stage, strategy: Any, *, is_last: bool) -> None:
@@ -102,9 +103,9 @@ TWINS: dict[str, tuple[str, Any]] = {
         _first_head,
     ),
     "tokens stay in the order of their senders": ("shardwise.runtime.dispatch._by_expert", _as_they_come),
-    "parts of experts are not added up": ("shardwise.runtime.dispatch._summed_part", _own_part),
+    "parts of experts are not added up": ("shardwise.runtime.dispatch.summed_part", _own_part),
     "tensor ranks keep their tokens' gradients": (
-        "shardwise.runtime.dispatch._Own.backward",
+        "shardwise.runtime.parts._Own.backward",
         staticmethod(_own_gradients),
     ),
     "replicas of experts are not added up": ("shardwise.runtime.accumulate.synchronise", _never_all),

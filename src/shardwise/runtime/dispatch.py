@@ -15,6 +15,7 @@ from torch import Tensor, distributed
 from torch.autograd import Function
 from torch.distributed import ProcessGroup
 
+from shardwise.runtime.parts import gathered, padded, summed_part
 from shardwise.runtime.private import all_to_all_rows
 
 
@@ -80,7 +81,7 @@ class Route:
         """This rank's rows, sorted by expert, exchanged for the rows of the experts that are here, sorted."""
         rows = _exchanged(rows, self._sent, self._received, self._expert)
         if distributed.get_world_size(self._tensor) > 1:
-            rows = _Gather.apply(_padded(rows, self._longest), self._tensor)
+            rows = _Gather.apply(padded(rows, self._longest), self._tensor)
         return rows[self._order]
 
     def from_experts(self, rows: Tensor) -> Tensor:
@@ -109,10 +110,6 @@ def _by_expert(counts: Tensor, longest: int) -> tuple[Tensor, Tensor]:
     return places[order], torch.argsort(order)
 
 
-def _padded(rows: Tensor, length: int) -> Tensor:
-    return torch.cat((rows, rows.new_zeros(length - len(rows), rows.shape[1])))
-
-
 def _exchanged(rows: Tensor, sent: list[int], received: list[int], group: ProcessGroup) -> Tensor:
     return rows if len(sent) == 1 else _Exchange.apply(rows, sent, received, group)
 
@@ -131,29 +128,17 @@ class _Exchange(Function):
         return all_to_all_rows(grads[0], received, sent, ctx.group), None, None, None
 
 
-def _gathered(rows: Tensor, group: ProcessGroup) -> Tensor:
-    whole = rows.new_empty(len(rows) * distributed.get_world_size(group), *rows.shape[1:])
-    distributed.all_gather_single(whole, rows.contiguous(), group=group)
-    return whole
-
-
-def _summed_part(rows: Tensor, group: ProcessGroup) -> Tensor:
-    part = rows.new_empty(len(rows) // distributed.get_world_size(group), *rows.shape[1:])
-    distributed.reduce_scatter_single(part, rows.contiguous(), group=group)
-    return part
-
-
 class _Gather(Function):
     """Rows of all ranks; backward adds up their gradients."""
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, group: ProcessGroup) -> Tensor:
         ctx.group = group
-        return _gathered(rows, group)
+        return gathered(rows, group)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        return _summed_part(grads[0], ctx.group), None
+        return summed_part(grads[0], ctx.group), None
 
 
 class _Scatter(Function):
@@ -162,51 +147,8 @@ class _Scatter(Function):
     @staticmethod
     def forward(ctx: Any, rows: Tensor, group: ProcessGroup) -> Tensor:
         ctx.group = group
-        return _summed_part(rows, group)
+        return summed_part(rows, group)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        return _gathered(grads[0], ctx.group), None
-
-
-class Shared:
-    """Tokens that all ranks of a tensor group have, of which each routes its own part."""
-
-    def __init__(self, group: ProcessGroup) -> None:
-        self._group = group
-
-    def own(self, tokens: Tensor) -> Tensor:
-        """This rank's part of `tokens` (rows, elements), padded to equal parts."""
-        size = distributed.get_world_size(self._group)
-        return _Own.apply(_padded(tokens, -(-len(tokens) // size) * size), self._group)
-
-    def joined(self, part: Tensor, tokens: int) -> Tensor:
-        """All `tokens` again, on every rank, from the parts."""
-        return _Join.apply(part, self._group)[:tokens]
-
-
-class _Own(Function):
-    """The rank's part of what all have; gradients of all parts are gathered."""
-
-    @staticmethod
-    def forward(ctx: Any, rows: Tensor, group: ProcessGroup) -> Tensor:
-        ctx.group = group
-        return rows.chunk(distributed.get_world_size(group))[distributed.get_rank(group)]
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        return _gathered(grads[0], ctx.group), None
-
-
-class _Join(Function):
-    """What all have from the ranks' parts; gradients are alike on all ranks, so each takes its part."""
-
-    @staticmethod
-    def forward(ctx: Any, rows: Tensor, group: ProcessGroup) -> Tensor:
-        ctx.group = group
-        return _gathered(rows, group)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        size, rank = distributed.get_world_size(ctx.group), distributed.get_rank(ctx.group)
-        return grads[0].chunk(size)[rank].contiguous(), None
+        return gathered(grads[0], ctx.group), None

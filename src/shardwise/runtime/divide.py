@@ -9,11 +9,12 @@ from torch.distributed.device_mesh import DeviceMesh
 from shardwise.plan import Plan
 from shardwise.runtime.accumulate import Accumulation
 from shardwise.runtime.context import AllToAll, Context, Ring
-from shardwise.runtime.dispatch import Dispatch, Shared
+from shardwise.runtime.dispatch import Dispatch
 from shardwise.runtime.gradients import Tie
 from shardwise.runtime.loss import batch_share_loss
 from shardwise.runtime.mesh import Place, expert_mesh, rank_grid
 from shardwise.runtime.modules import Stage
+from shardwise.runtime.parts import Boundary, Shared
 from shardwise.runtime.pipeline import Pipeline
 from shardwise.runtime.recompute import recompute_kinds
 from shardwise.runtime.shard import mixtures, shard_states, split_experts, split_tensors
@@ -40,6 +41,8 @@ def stages_of(module: Stage, plan: Plan, place: Place, mesh: DeviceMesh) -> Stag
             split_tensors(stage, mesh["tp"], sequence_parallel=strategy.sequence_parallel)
             if strategy.sequence_parallel:
                 stage.kept = stage.positions.chunk(strategy.tp)[place.tp]
+            elif sends_parts(plan):
+                stage.boundary = Boundary(mesh["tp"].get_group())
         if experts is not None and distributed.get_world_size() > 1:
             _place_experts(stage, mesh, experts, strategy)
         shard_states(stage, mesh, experts, strategy, plan.job.dtype)
@@ -73,6 +76,13 @@ def _context_of(strategy: Strategy) -> Context | None:
     return Ring(group) if strategy.cp_kind == "ring" else AllToAll(group)
 
 
+def sends_parts(plan: Plan) -> bool:
+    """Whether tensor ranks that all have the hidden states send a part each to the next stage."""
+    strategy = plan.best.strategy
+    is_whole = strategy.tp > 1 and not strategy.sequence_parallel
+    return is_whole and strategy.pp > 1 and plan.model.hidden % strategy.tp == 0
+
+
 def engine_of(stages: Stages, plan: Plan, place: Place, mesh: DeviceMesh) -> Accumulation | Pipeline:
     """What runs the plan's schedule on this rank's stages."""
     strategy, job = plan.best.strategy, plan.job
@@ -81,14 +91,13 @@ def engine_of(stages: Stages, plan: Plan, place: Place, mesh: DeviceMesh) -> Acc
     if strategy.pp == 1:
         return Accumulation(stages[0][1], actions=plan.schedule.ranks[0], loss=loss, strategy=strategy)
     rows, tokens_here = strategy.micro_batch_size, job.seq_len // strategy.cp
-    kept = tokens_here
-    if strategy.tp > 1 and strategy.sequence_parallel:
-        kept //= strategy.tp
+    kept = tokens_here // strategy.tp if strategy.sequence_parallel else tokens_here
+    width = plan.model.hidden // strategy.tp if sends_parts(plan) else plan.model.hidden
     classes = -(-plan.model.vocab // strategy.tp)
     dtype = torch.bfloat16 if job.dtype == "bf16" else torch.float32
     with torch.device("meta"):
         tokens = torch.empty(rows, tokens_here, dtype=torch.long)
-        hidden = torch.empty(rows, kept, plan.model.hidden, dtype=dtype, requires_grad=True)
+        hidden = torch.empty(rows, kept, width, dtype=dtype, requires_grad=True)
         logits = torch.empty(rows, tokens_here, classes, dtype=dtype, requires_grad=True)
     return Pipeline(
         stages,

@@ -9,9 +9,10 @@ from torch.distributed.tensor import DTensor, Partial
 from torch.nn import functional
 
 from shardwise.model import RoutedMlp
-from shardwise.runtime.dispatch import Dispatch, Shared
+from shardwise.runtime.dispatch import Dispatch
 from shardwise.runtime.feed_forward import FeedForward, activated
 from shardwise.runtime.numerics import Activation, Numerics
+from shardwise.runtime.parts import Shared
 
 
 class Router(nn.Module):

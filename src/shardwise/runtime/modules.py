@@ -20,6 +20,7 @@ from shardwise.runtime.context import Context
 from shardwise.runtime.experts import MixtureOfExperts
 from shardwise.runtime.feed_forward import FeedForward
 from shardwise.runtime.numerics import Numerics, Rope, numerics_of
+from shardwise.runtime.parts import Boundary
 from shardwise.runtime.recompute import recomputed
 
 Rotation = tuple[Tensor, Tensor] | None
@@ -179,9 +180,13 @@ class Stage(nn.Module):
         self.head: Head | None = None
         self.positions: Tensor | None = None
         self.kept: Tensor | None = None
+        self.boundary: Boundary | None = None
 
     def forward(self, x: Tensor) -> Tensor:
-        """Logits (or hidden states) of tokens (or hidden states)."""
+        """Logits (or hidden states) of tokens (or hidden states); with a `boundary`, hidden states come and
+        go in parts."""
+        if self.boundary is not None and self.embedding is None:
+            x = self.boundary.received(x)
         positions = self.places(x.shape[1])
         if self.embedding is not None:
             x = self.embedding(x, positions if self.kept is None else self.kept)
@@ -193,7 +198,9 @@ class Stage(nn.Module):
                     rotations[layer.rope] = rotation_of(layer.rope, positions)
                 rotation = rotations[layer.rope]
             x = layer(x, rotation)
-        return x if self.head is None else self.head(x)
+        if self.head is not None:
+            return self.head(x)
+        return x if self.boundary is None else self.boundary.sent(x)
 
     def places(self, tokens: int) -> Tensor:
         """Where in a sequence of `tokens` this rank's tokens stand."""

@@ -146,8 +146,8 @@ def shard_states(
     is_dense = strategy.cp * strategy.dp > 1 or dtype in _DTYPES
     is_routed = bool(mixtures(stage)) and (is_dense or expert_ranks(strategy) > 1)
     if is_routed and expert_mesh is not None:
-        _shard_experts(stage, expert_mesh["replicate", "shard"], strategy, policy)
-    data = mesh["replicate", "shard"]
+        _shard_experts(stage, _data_mesh(expert_mesh), strategy, policy)
+    data = _data_mesh(mesh)
     if is_dense:
         _shard_dense(stage, data, strategy, policy)
     elif is_routed:
@@ -159,6 +159,11 @@ def shard_states(
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)
+
+
+def _data_mesh(mesh: DeviceMesh) -> DeviceMesh:
+    """The axes that `fully_shard` works on: no copies, no reduction among them."""
+    return mesh["replicate", "shard"] if mesh["replicate"].size() > 1 else mesh["shard"]
 
 
 def _shard_dense(stage: Stage, data: DeviceMesh, strategy: Strategy, policy: MixedPrecisionPolicy) -> None:
@@ -204,4 +209,6 @@ def synchronise(stage: nn.Module, strategy: Strategy, *, is_last: bool) -> None:
             module.set_requires_all_reduce(is_last, recurse=False)
             module.set_reshard_after_backward(is_last or param > 1, recurse=False)
     if isinstance(stage, FSDPModule):
-        stage.set_is_last_backward(is_last)
+        # Without a pipeline nothing of a microbatch is left behind its backward pass: `fully_shard` forgets
+        # the order of its blocks, which else has it gather the last one again.
+        stage.set_is_last_backward(is_last or strategy.pp == 1)

@@ -1,0 +1,88 @@
+"""What a rank sends and receives: every collective of what runs inside `recorded`, with its bytes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from shardwise.runtime.private import DispatchMode
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Collective:
+    """One kind of collective of one size.
+
+    `nbytes` are those of the whole tensor, as the cost model counts them: what is reduced (all_reduce), what
+    is joined (all_gather) or was whole before (reduce_scatter), what this rank sends in all (all_to_all) or
+    to one other rank (send, recv).
+    """
+
+    kind: str
+    nbytes: int
+
+
+class Recorded(DispatchMode):
+    """Counts the collectives that this thread starts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts: Counter[Collective] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(issubclass(kind, DTensor) for kind in types):
+            return NotImplemented  # what a distributed tensor does with it comes here again
+        output = func(*args, **(kwargs or {}))
+        if func in _MEASURED:
+            kind, nbytes = _MEASURED[func]
+            self.counts[Collective(kind, nbytes(args, output))] += 1
+        return output
+
+
+def recorded() -> Recorded:
+    """A context whose `counts` are the collectives inside."""
+    return Recorded()
+
+
+def _bytes(of: Any) -> int:
+    """Bytes of a tensor, or of all tensors in nested lists."""
+    if isinstance(of, Tensor):
+        return of.numel() * of.element_size()
+    return sum(map(_bytes, of))
+
+
+def _first(args: Any, output: Any) -> int:
+    return _bytes(args[0])
+
+
+def _second(args: Any, output: Any) -> int:
+    return _bytes(args[1])
+
+
+def _output(args: Any, output: Any) -> int:
+    return _bytes(output)
+
+
+_c10d, _functional = torch.ops.c10d, torch.ops._c10d_functional
+_MEASURED: dict[Any, tuple[str, Callable[[Any, Any], int]]] = {
+    # In these, the first operand is what is filled, the second what is given.
+    _c10d._allgather_base_.default: ("all_gather", _first),
+    _c10d.allgather_.default: ("all_gather", _first),
+    _c10d._reduce_scatter_base_.default: ("reduce_scatter", _second),
+    _c10d.reduce_scatter_.default: ("reduce_scatter", _second),
+    _c10d.alltoall_base_.default: ("all_to_all", _second),
+    _c10d.allreduce_.default: ("all_reduce", _first),
+    _c10d.broadcast_.default: ("broadcast", _first),
+    _c10d.send.default: ("send", _first),
+    _c10d.recv_.default: ("recv", _first),
+    # These return what they fill.
+    _functional.all_gather_into_tensor.default: ("all_gather", _output),
+    _functional.reduce_scatter_tensor.default: ("reduce_scatter", _first),
+    _functional.all_to_all_single.default: ("all_to_all", _first),
+    _functional.all_reduce.default: ("all_reduce", _first),
+}

@@ -1,0 +1,50 @@
+"""What the cost model charges for a plan: the collectives that it asks the fabric to price."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+
+from shardwise import search
+from shardwise.cost.fabric import Fabric
+from shardwise.plan import Plan
+
+PASS, ALL_REDUCE, ALL_TO_ALL, MESSAGE = "pass", "all_reduce", "all_to_all", "message"
+
+PRICED = {
+    "pass_s": PASS, "all_reduce_s": ALL_REDUCE, "all_to_all_s": ALL_TO_ALL, "neighbour_s": MESSAGE,
+}  # fmt: skip
+
+KINDS = {
+    "all_gather": PASS, "reduce_scatter": PASS, "all_reduce": ALL_REDUCE, "all_to_all": ALL_TO_ALL,
+    "send": MESSAGE,
+}  # fmt: skip
+"""What a collective of the runtime is to the cost model."""
+
+
+def charged(plan: Plan) -> frozenset[tuple[str, float]]:
+    """Kind and bytes of everything that is priced for the plan's strategy between more than one rank."""
+    seen: set[tuple[str, float]] = set()
+    with ExitStack() as stack:
+        for method, kind in PRICED.items():
+            stack.enter_context(patch.object(Fabric, method, _noting(getattr(Fabric, method), kind, seen)))
+        search.evaluate(plan.model, plan.cluster, plan.job, plan.best.strategy)
+    return frozenset(seen)
+
+
+def _noting(priced: Callable[..., Any], kind: str, seen: set[tuple[str, float]]) -> Callable[..., Any]:
+    def noted(fabric: Fabric, nbytes: Any, sizes: Any, *more: Any) -> Any:
+        members = np.prod([np.max(size) for size in sizes]) if kind != MESSAGE else 2
+        if members > 1:
+            seen.update((kind, value) for value in _values(nbytes))
+        return priced(fabric, nbytes, sizes, *more)
+
+    return noted
+
+
+def _values(nbytes: Any) -> Iterator[float]:
+    yield from (round(float(value), 3) for value in np.unique(np.asarray(nbytes)) if value > 0)

@@ -1,0 +1,209 @@
+"""The plan is obeyed: a step has the collectives that the cost model charges for, in kind, bytes and number.
+
+Tiny llama: hidden 32, 4 heads and 2 key-value heads of 8, 4 layers, sequence 32, batch 8, fp32. So the hidden
+state of a row has 32 * 32 * 4 = 4,096 bytes, a layer 7,744 parameters, the embedding 96 * 32 = 3,072, the
+head with its norm 3,104: 30,976, 12,288 and 12,416 bytes, 148,608 in all.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+import pytest
+from tests.runtime.charged import KINDS, charged
+from tests.runtime.equality import batches, whole_module
+from tests.runtime.plans import make_plan
+
+from shardwise.plan import Plan
+from shardwise.runtime import Report, Team, parallelize
+from shardwise.runtime.collectives import Collective, recorded
+
+pytestmark = pytest.mark.xdist_group("runtime")
+
+Times = dict[tuple[str, int], int]
+"""How often a step has a collective of a kind and of so many bytes."""
+
+NORM: Times = {("all_reduce", 8): 1}
+"""Loss and square of the gradient norm, of which the cost model charges the latency."""
+
+BLOCKS = {12_288: 1, 12_416: 1, 30_976: 4}
+"""Bytes of the blocks' parameters, and how many there are."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """`obeyed` are the collectives that are charged with the same bytes; `summed` those whose bytes together
+    are charged in one; `beside` what is not charged, with the reason in a comment."""
+
+    text: str
+    model: str = "llama"
+    obeyed: Times = field(default_factory=dict)
+    summed: Times = field(default_factory=dict)
+    beside: Times = field(default_factory=dict)
+
+
+def each_block(kind: str, times: int) -> Times:
+    return {(kind, nbytes): count * times for nbytes, count in BLOCKS.items()}
+
+
+CASES = {
+    # One reduction of all gradients.
+    "replicas": Case("dp=2,micro_batch_size=2", summed=each_block("all_reduce", 1), beside=NORM),
+    # Gradients to their owners once, parameters back once.
+    "optimizer states": Case(
+        "dp=2,zero_stage=1,micro_batch_size=2",
+        summed={**each_block("reduce_scatter", 1), **each_block("all_gather", 1)},
+        beside=NORM,
+    ),
+    # Two microbatches: gradients to their owners in each.
+    "gradients": Case(
+        "dp=2,zero_stage=2,micro_batch_size=2",
+        obeyed=each_block("reduce_scatter", 2),
+        summed=each_block("all_gather", 1),
+        beside=NORM,
+    ),
+    # Parameters gathered in both passes of both microbatches.
+    "parameters": Case(
+        "dp=2,zero_stage=3,micro_batch_size=2",
+        obeyed={**each_block("reduce_scatter", 2), **each_block("all_gather", 4)},
+        beside=NORM,
+    ),
+    # Two groups of two: what is scattered within them (half of it here) is reduced between them at the end.
+    "groups of replicas": Case(
+        "dp=4,zero_stage=2,dp_shard=2,micro_batch_size=1",
+        obeyed=each_block("reduce_scatter", 2),
+        summed={
+            **each_block("all_gather", 1),
+            **{("all_reduce", nbytes // 2): count for nbytes, count in BLOCKS.items()},
+        },
+        beside=NORM,
+    ),
+    # Eight microbatches of a row: two sums in each layer's forward and two in its backward, one behind the
+    # embedding and one in the backward of the head (one more each is charged). The loss on divided logits
+    # has a maximum, a sum and the target's logit of 32 tokens.
+    "tensor ranks": Case(
+        "tp=2,sequence_parallel=false",
+        obeyed={("all_reduce", 4_096): 8 * (4 * 4 + 2)},
+        beside={**NORM, ("all_reduce", 32 * 4): 8 * 3},
+    ),
+    # Each sum is a reduce-scatter and an all-gather; gradients of 9 norms are added up.
+    "divided sequence": Case(
+        "tp=2,sequence_parallel=true",
+        obeyed={("all_gather", 4_096): 8 * (4 * 4 + 2), ("reduce_scatter", 4_096): 8 * (4 * 4 + 2)},
+        beside={**NORM, ("all_reduce", 32 * 4): 8 * 3 + 9},
+    ),
+    # Attention: half of the sequence's queries, keys, values and outputs, forward and backward:
+    # 16 tokens * (4 + 2 + 2 + 4) heads * 8 * 4 bytes, of which each quarter on average is 1,536.
+    "heads for tokens": Case(
+        "cp=2,cp_kind=all_to_all",
+        summed=each_block("all_reduce", 1),
+        obeyed={("all_to_all", 2_048): 8 * 4 * 4, ("all_to_all", 1_024): 8 * 4 * 4},
+        beside=NORM,
+    ),
+    # Three hidden states of two rows each way, from rank 0 two forward; backward two come.
+    "pipeline": Case(
+        "pp=2,schedule=1f1b,micro_batch_size=2",
+        obeyed={("send", 8_192): 4},
+        beside={**NORM, ("recv", 8_192): 4},
+    ),
+    # Each of two tensor ranks sends half, and the halves are joined behind the hop: on rank 0 those of the
+    # gradients.
+    "pipeline of tensor ranks": Case(
+        "pp=2,tp=2,schedule=1f1b,micro_batch_size=2,sequence_parallel=false",
+        obeyed={
+            ("send", 4_096): 4,
+            ("all_gather", 8_192): 4,
+            ("all_reduce", 8_192): 4 * (2 * 4 + 1),
+        },
+        beside={**NORM, ("recv", 4_096): 4},
+    ),
+}
+
+QUARTERS = {("all_to_all", 2_048): 1_536, ("all_to_all", 1_024): 1_536}
+"""Queries and outputs are larger than keys and values; the cost model charges four of their average."""
+
+
+def step_of(report: Report, plan: Plan) -> Counter[Collective]:
+    """The collectives of a rank's second step (the first makes what is made once)."""
+    job = parallelize(whole_module(plan.model, 0), plan)
+    job.step(batches(plan, 0).batch(0))
+    with recorded() as record:
+        job.step(batches(plan, 0).batch(1))
+    return record.counts
+
+
+def times_of(counts: Counter[Collective]) -> Times:
+    return {(collective.kind, collective.nbytes): times for collective, times in counts.items()}
+
+
+def total(*parts: Times) -> Times:
+    sums: Counter[tuple[str, int]] = Counter()
+    for part in parts:
+        sums.update(part)
+    return dict(sums)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_step_has_the_collectives_that_are_charged(team: Team, name: str) -> None:
+    case = CASES[name]
+    plan = make_plan(case.text, model=case.model)
+    found = times_of(team.run(plan.cluster.devices, step_of, plan)[0])
+    assert found == total(case.obeyed, case.summed, case.beside)
+    priced = charged(plan)
+    for kind, nbytes in case.obeyed:
+        assert (KINDS[kind], QUARTERS.get((kind, nbytes), nbytes)) in priced
+    for kind in {kind for kind, _ in case.summed}:
+        together = sum(nbytes * times for (other, nbytes), times in case.summed.items() if other == kind)
+        assert (KINDS[kind], together) in priced
+
+
+def test_a_ring_passes_keys_and_values_once_around(team: Team) -> None:
+    """Of two ranks' keys and values (4,096 bytes, charged once forward and twice backward) each sends its
+    half: forward keys and values of 1,024 bytes, backward these, and their gradients twice, the second time
+    home; of those the cost model charges one. 8 microbatches of 4 layers."""
+    plan = make_plan("cp=2")
+    found = times_of(team.run(2, step_of, plan)[0])
+    assert found[("send", 1_024)] == found[("recv", 1_024)] == 8 * 4 * (2 + 2 + 2 * 2)
+    assert ("pass", 2 * 2_048) in charged(plan)
+
+
+@pytest.mark.parametrize(
+    ("text", "row_bytes"),
+    [
+        # 32 tokens of a row, two experts each: 64 rows of 128 bytes.
+        ("dp=2,ep=2", 8_192),
+        # Each of two tensor ranks has half of the tokens.
+        ("tp=2,ep=2,sequence_parallel=false", 4_096),
+    ],
+)
+def test_tokens_go_to_their_experts_and_back(team: Team, text: str, row_bytes: int) -> None:
+    """Forward and backward, there and back, in each of 4 layers and of a replica's microbatches. What a rank
+    sends back depends on the routing; together they send what came. The cost model charges the load of the
+    busiest, 1.1 by default. Counts (8 bytes for each expert) and probabilities (4 bytes a row) are beside it.
+    """
+    plan = make_plan(text, model="mixtral")
+    ranks = [times_of(counts) for counts in team.run(2, step_of, plan)]
+    sent = [
+        (nbytes, times)
+        for rank in ranks
+        for (kind, nbytes), times in rank.items()
+        if kind == "all_to_all" and nbytes > 1_024
+    ]
+    microbatches = 8 // plan.best.strategy.dp
+    calls = 2 * microbatches * 4 * 4  # on two ranks
+    assert sum(times for _, times in sent) == calls
+    assert sum(nbytes * times for nbytes, times in sent) == calls * row_bytes
+    assert ("all_to_all", round(1.1 * row_bytes, 3)) in charged(plan)
+    assert all(rank[("all_to_all", 4 * 8)] == microbatches * 4 for rank in ranks)
+    if plan.best.strategy.tp > 1:  # all tokens again, from halves
+        assert all(rank[("all_gather", 4_096)] == 2 * microbatches * 4 for rank in ranks)
+        assert ("pass", 4_096) in charged(plan)
+
+
+def test_parts_of_experts_are_gathered_and_added_up(team: Team) -> None:
+    """64 rows of 128 bytes, half from each of two ranks; forward and backward, 8 microbatches of 4 layers."""
+    plan = make_plan("tp=2,etp=2,sequence_parallel=true", model="mixtral")
+    found = times_of(team.run(2, step_of, plan)[0])
+    assert found[("all_gather", 8_192)] == found[("reduce_scatter", 8_192)] == 2 * 8 * 4
+    assert ("pass", round(1.1 * 8_192, 3)) in charged(plan)
