@@ -8,7 +8,6 @@ the question is asked again. So a block is done within a time only where evaluat
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import product
 from math import gcd, lcm
@@ -21,7 +20,7 @@ from shardwise.search.uneven.bounds import Counts, Relaxation
 from shardwise.search.uneven.options import Options
 from shardwise.search.uneven.partitions import Found, best_partition
 from shardwise.search.uneven.reach import Reach
-from shardwise.search.uneven.shares import Item, best_set, is_counted, undominated
+from shardwise.search.uneven.shares import Item, best_set, dear, is_counted, undominated
 
 Ints = NDArray[np.int64]
 Tuple = tuple[int, ...]
@@ -29,8 +28,17 @@ Tuple = tuple[int, ...]
 FOREVER_S = 1e9
 """No step takes so long."""
 
-CLOSER = 16
+CLOSER = 3
 """Numbers of microbatches for which a pipeline is bounded at a time."""
+
+AT_ONCE = 4
+"""Pipelines that are bounded closer before shares are told."""
+
+SHARPENINGS = 5
+"""Halvings of the time in which a block's bound lies before it is searched."""
+
+NEARLY = 1e-9
+"""Of the microbatches that are wanted, for rounding."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,16 +69,17 @@ class BlockSearch:
     def __init__(self, options: Options, least: int, most: int, effort: int) -> None:
         self._options, self._least, self._most, self._effort = options, least, most, effort
         self._shapes, self._sets = _shapes(options)
-        self._reach = Reach(
-            options,
-            np.array([shape.kinds for shape in self._shapes], dtype=np.int64).reshape(
-                -1, len(options.stages)
-            ),
-            np.array([shape.counts for shape in self._shapes], dtype=np.int64).reshape(
-                -1, len(options.stages)
-            ),
+        pools = len(options.stages)
+        kinds, counts, self._devices = (
+            np.array(rows, dtype=np.int64).reshape(-1, pools)
+            for rows in (
+                [shape.kinds for shape in self._shapes],
+                [shape.counts for shape in self._shapes],
+                [devices for devices, _ in self._sets],
+            )
         )
-        self._reached: dict[float, Ints] = {}
+        self._reach = Reach(options, kinds, counts)
+        self._alike = np.array([pipelines for _, pipelines in self._sets], dtype=np.int64)
         self._bounds: dict[int, dict[int, float]] = {}
         self._known: dict[int, dict[int, Found | None]] = {}
         self.evaluated = 0
@@ -80,15 +89,37 @@ class BlockSearch:
     @property
     def is_counted(self) -> bool:
         """Whether plans with other numbers of pipelines than the block's are told apart."""
-        items = self._items(FOREVER_S, self._proven_microbatches)
+        items = self._items(self._proven(FOREVER_S))
         return is_counted(self._options.available, len(undominated(items)), self._most)
+
+    def bound_s(self, least_s: float, most_s: float) -> float:
+        """Seconds that every plan of the block takes at least, between `least_s` and `most_s`, soon told."""
+        if most_s == float("inf"):
+            most_s = least_s
+            while not self._is_conceivable(self._proven(most_s)) and most_s < FOREVER_S:
+                least_s, most_s = most_s, 2.0 * most_s
+        elif not self._is_conceivable(self._proven(most_s)):
+            return most_s
+        for _ in range(SHARPENINGS):
+            middle_s = (least_s + most_s) / 2.0
+            if self._is_conceivable(self._proven(middle_s)):
+                most_s = middle_s
+            else:
+                least_s = middle_s
+        return least_s
 
     def within(self, time_s: float) -> list[tuple[Laid, int]] | None:
         """Pipelines, with counts, that do all microbatches within `time_s`; None where there are none, or
         none was found."""
         options = self._options
         while True:
-            items = self._items(time_s, self._microbatches)
+            done = self._hoped(time_s)
+            dearest = self._dear(done)
+            if not len(dearest):
+                return None
+            if self._bounded(dearest[:AT_ONCE].tolist(), done):
+                continue
+            items = self._items(done)
             chosen = best_set(options.available, items, self._least, self._most, options.microbatches)
             if chosen is None:
                 return None
@@ -101,35 +132,58 @@ class BlockSearch:
 
     def is_possible(self, time_s: float) -> bool:
         """Whether nothing that is proven forbids a plan within `time_s`."""
-        items = self._items(time_s, self._proven_microbatches)
-        options = self._options
+        options, done = self._options, self._proven(time_s)
+        if not self._is_conceivable(done):
+            return False
+        items = self._items(done)
         found = best_set(options.available, items, self._least, self._most, options.microbatches)
         return found is not None
 
-    def _items(self, time_s: float, done: Callable[[int, float], int]) -> list[Item]:
+    def _is_conceivable(self, done: Ints) -> bool:
+        """Whether pipelines that do so many microbatches may do all together, in parts."""
+        return len(self._dear(done)) > 0
+
+    def _dear(self, done: Ints) -> Ints:
+        """The shapes without which that cannot be, the dearest first."""
+        wanted = self._options.microbatches
+        if self._most * int(done.max(initial=0)) < wanted:
+            return np.empty(0, dtype=np.int64)
+        return dear(self._options.available, self._devices, done * self._alike, wanted * (1.0 - NEARLY))
+
+    def _bounded(self, places: list[int], done: Ints) -> bool:
+        """Bounds those of the shapes at what they do that are not; whether there were any."""
+        news = [place for place in places if int(done[place]) not in self._bounds.get(place, {})]
+        for place in news:
+            self._bound(self._shapes[place], self._bounds.setdefault(place, {}), int(done[place]))
+        return bool(news)
+
+    def _items(self, done: Ints) -> list[Item]:
         return [
-            Item(devices, done(place, time_s) * pipelines, pipelines)
-            for place, (devices, pipelines) in enumerate(self._sets)
+            Item(devices, microbatches * pipelines, pipelines)
+            for microbatches, (devices, pipelines) in zip(done.tolist(), self._sets, strict=True)
         ]
 
-    def _microbatches(self, place: int, time_s: float) -> int:
-        """The most that a shape does in time as far as is known; where its layouts were given up, as if the
-        best of them were the best."""
-        most = self._proven_microbatches(place, time_s)
-        known = self._known.get(place, {})
-        while most > 0 and (found := known.get(most)) is not None:
-            if found.time_s <= time_s or not found.is_given_up:
-                break
-            most = min(most - 1, int(most * time_s / found.time_s))  # 0 where nothing was evaluated
-        return most
+    def _hoped(self, time_s: float) -> Ints:
+        """The most that each shape does in time as far as is known; where its layouts were given up, as if
+        the best of them were the best."""
+        found = self._proven(time_s)
+        for place, known in self._known.items():
+            most = int(found[place])
+            while most > 0 and (one := known.get(most)) is not None:
+                if one.time_s <= time_s or not one.is_given_up:
+                    break
+                most = min(most - 1, int(most * time_s / one.time_s))  # 0 where nothing was evaluated
+            found[place] = most
+        return found
 
-    def _proven_microbatches(self, place: int, time_s: float) -> int:
+    def _proven(self, time_s: float) -> Ints:
         """No shape does more than this in time."""
-        if time_s not in self._reached:
-            self._reached[time_s] = self._reach.microbatches(time_s)
-        most = int(self._reached[time_s][place])
-        refuted = [m for m, bound_s in self._bounds.get(place, {}).items() if bound_s > time_s]
-        return min(most, min(refuted) - 1) if refuted else most
+        found = self._reach.microbatches(time_s).copy()
+        for place, bounds in self._bounds.items():
+            refuted = min((m for m, bound_s in bounds.items() if bound_s > time_s), default=None)
+            if refuted is not None:
+                found[place] = min(int(found[place]), refuted - 1)
+        return found
 
     def _is_proven(self, place: int, microbatches: int, time_s: float) -> bool:
         """Whether the shape is known to do so many microbatches in time; looks closer where it is not."""
@@ -153,7 +207,7 @@ class BlockSearch:
 
     def _bound(self, shape: Shape, bounds: dict[int, float], microbatches: int) -> None:
         """Bounds the shape at `microbatches` and at fewer, the farther the wider apart."""
-        fewer = microbatches - np.unique((1.5 ** np.arange(CLOSER)).astype(np.int64) - 1)
+        fewer = microbatches - np.unique((2.5 ** np.arange(CLOSER)).astype(np.int64) - 1)
         every = fewer[fewer >= 1]
         found = Relaxation(self._options, shape.kinds, shape.counts, every).bounds()
         for m, bound_s in zip(every.tolist(), found.tolist(), strict=True):

@@ -21,6 +21,9 @@ ALMOST = 1.0 - 1e-12
 NEAR = 1e-6
 """How near the bound of a block is to the time of its best plan when only that plan may be left between."""
 
+WORTH = 0.75
+"""Of the gap that is allowed: a block whose plans cannot be better by more is not searched."""
+
 HALVINGS = 12
 """Of the interval in which a block's bound lies, where layouts were given up."""
 
@@ -94,16 +97,16 @@ def search_uneven(
     pricing, clock = Pricing(space), clock or Clock()
     state = _State(best=None, best_s=beat_s)
     order = count()
-    heap: list[tuple[float, int, Block]] = []
+    heap: list[tuple[float, int, Block, BlockSearch | None]] = []
+    effort = THOROUGH if gap == 0.0 else BRIEF
 
-    def push(block: Block, least_s: float) -> None:
-        options = pricing.options(block)
-        heappush(heap, (max(least_s, pricing.least_s(block, options)), next(order), block))
+    def push(block: Block, least_s: float, search: BlockSearch | None = None) -> None:
+        heappush(heap, (least_s, next(order), block, search))
 
     for block in space.blocks():
-        push(block, 0.0)
+        push(block, pricing.least_s(block, pricing.options(block)))
     while heap and not clock.is_over:
-        least_s, _, block = heap[0]
+        least_s, _, block, search = heap[0]
         if least_s >= state.best_s * (ALMOST - gap) or (gap > 0.0 and state.evaluated > ENOUGH):
             break
         heappop(heap)
@@ -111,13 +114,17 @@ def search_uneven(
             progress(f"best {state.best_s:.4g} s, at least {least_s:.4g} s, {len(heap)} blocks left")
         if block.most >= 2 * block.least:
             for part in _doubling(block):
-                push(part, least_s)
+                push(part, max(least_s, pricing.least_s(part, pricing.options(part))))
+            continue
+        if search is None:
+            search = BlockSearch(pricing.options(block), block.least, block.most, effort)
+            push(block, search.bound_s(least_s, state.best_s * (ALMOST - WORTH * gap)), search)
             continue
         evaluated = state.evaluated
-        least_s = _search_block(pricing, block, least_s, state, gap, clock)
+        least_s = _search_block(pricing, block, search, least_s, state, gap, clock)
         is_left = least_s < state.best_s * (ALMOST - gap)
         if is_left and clock.is_over:
-            heappush(heap, (least_s, next(order), block))
+            push(block, least_s, search)
             break
         if is_left and block.least < block.most:
             for part in block.halves():
@@ -129,7 +136,7 @@ def search_uneven(
         else:
             state.cut += block.size
     left_s = heap[0][0] if heap else float("inf")
-    left = sum(block.size for _, _, block in heap)
+    left = sum(block.size for _, _, block, _ in heap)
     is_over = left_s < state.best_s * (ALMOST - gap)
     return UnevenOutcome(
         plan=state.best,
@@ -149,23 +156,29 @@ def _doubling(block: Block) -> list[Block]:
 
 
 def _search_block(
-    pricing: Pricing, block: Block, least_s: float, state: _State, gap: float, clock: Clock
+    pricing: Pricing,
+    block: Block,
+    search: BlockSearch,
+    least_s: float,
+    state: _State,
+    gap: float,
+    clock: Clock,
 ) -> float:
     """Improves the best plan by the block's, while there is time; returns what the block's plans take at
     least, or that they cannot be better than the best so far."""
-    options = pricing.options(block)
-    search = BlockSearch(options, block.least, block.most, THOROUGH if gap == 0.0 else BRIEF)
-    high_s = state.best_s
+    high_s, before = state.best_s, search.evaluated
     if high_s == float("inf"):
         high_s = 2.0 * least_s
         while (found := search.within(high_s)) is None and high_s < FOREVER_S:
             high_s = 2.0 * high_s
     else:
-        high_s = high_s * (ALMOST - gap / 4.0)
+        high_s = high_s * (ALMOST - WORTH * gap)
         found = search.within(high_s)
     low_s = least_s if found is not None else high_s
-    is_exact = block.least == block.most and search.is_counted
-    precision = 0.0 if is_exact and gap == 0.0 else max(gap / 10.0, NEAR)
+    is_one = block.least == block.most
+    precision = max(gap / 10.0 if is_one else gap, NEAR)
+    if is_one and gap == 0.0 and search.is_counted:
+        precision = 0.0
     while found is not None:
         high_s = max(laid.found.time_s for laid, _ in found)
         _improve(pricing, block, found, state)
@@ -181,7 +194,7 @@ def _search_block(
             break
         else:
             low_s = middle_s
-    state.evaluated += search.evaluated
+    state.evaluated += search.evaluated - before
     return _proven_s(search, least_s, low_s) if search.gave_up else low_s
 
 

@@ -38,48 +38,62 @@ class Reach:
         self._forward_share = np.where(self._used, forward, 0.0).max(axis=1)
         around = np.stack([self._pools[i].around_s[kinds[:, i]] for i in every], axis=1)
         self._around_s = np.where(self._used, around, np.inf).min(axis=1)
+        self._known: dict[float, Ints] = {}
 
     def microbatches(self, time_s: float) -> Ints:
         """The most that each pipeline may do within `time_s`."""
+        if time_s not in self._known:
+            self._known[time_s] = self._found(time_s)
+        return self._known[time_s]
+
+    def _found(self, time_s: float) -> Ints:
+        """By halving what is left between the answers for the next shorter and the next longer time."""
+        shorter = max((known_s for known_s in self._known if known_s < time_s), default=None)
+        longer = min((known_s for known_s in self._known if known_s > time_s), default=None)
+        low = np.zeros_like(self._counts[:, 0]) if shorter is None else self._known[shorter].copy()
+        most = np.full_like(low, self._options.microbatches)
+        high = most if longer is None else self._known[longer].copy()
         alone = [pool.most_alone(time_s) for pool in self._pools]
-        low = np.zeros(len(self._counts), dtype=np.int64)
-        high = np.full(len(self._counts), self._options.microbatches, dtype=np.int64)
-        while (low < high).any():
-            middle = (low + high + 1) // 2
-            can = self._is_possible(middle, time_s, alone)
-            low, high = np.where(can, middle, low), np.where(can, high, middle - 1)
+        while len(rows := np.flatnonzero(low < high)):
+            middle = (low[rows] + high[rows] + 1) // 2
+            can = self._is_possible(rows, middle, time_s, alone)
+            low[rows[can]] = middle[can]
+            high[rows[~can]] = middle[~can] - 1
         return low
 
-    def _is_possible(self, m: Ints, time_s: float, alone: list[Floats]) -> NDArray[np.bool_]:
-        """Whether nothing told here forbids that each pipeline does so many."""
-        layers = float(self._options.layers)
-        through_s = self._hops_s + layers * self._per_layer_s[:, 0]
-        can = np.ones(len(m), dtype=np.bool_)
+    def _is_possible(self, rows: Ints, m: Ints, time_s: float, alone: list[Floats]) -> NDArray[np.bool_]:
+        """Whether nothing told here forbids that each of these pipelines does so many."""
+        layers = self._options.layers
+        hops_s, left_s = self._hops_s[rows], time_s - self._around_s[rows]
+        through_s = hops_s + layers * self._per_layer_s[rows, 0]
+        can = np.ones(len(rows), dtype=np.bool_)
         for _ in range(2):
-            most_s = self._most_work_s(m, time_s - self._around_s, through_s)
-            takes, more = self._layers(m, most_s, alone)
-            can &= (takes.sum(axis=1) + more.max(axis=1) >= layers) & (most_s > 0.0)
-            through_s = self._hops_s + self._quickest_s(takes + np.maximum(more, 0.0))
-        return can & (self._most_work_s(m, time_s - self._around_s, through_s) > 0.0)
+            open_ = np.flatnonzero(can)
+            some = rows[open_]
+            most_s = self._most_work_s(some, m[open_], left_s[open_], through_s[open_])
+            takes, more = self._layers(some, m[open_], most_s, alone)
+            can[open_] = (takes.sum(axis=1) + more.max(axis=1) >= layers) & (most_s > 0.0)
+            through_s[open_] = hops_s[open_] + self._quickest_s(some, takes + np.maximum(more, 0.0))
+        return can & (self._most_work_s(rows, m, left_s, through_s) > 0.0)
 
-    def _most_work_s(self, m: Ints, time_s: Floats, through_s: Floats) -> Floats:
+    def _most_work_s(self, rows: Ints, m: Ints, time_s: Floats, through_s: Floats) -> Floats:
         """What one microbatch may take the busiest stage; nothing where there is no time."""
-        p = self._stages
+        p = self._stages[rows]
         loops = np.ceil(m / p)
-        first = np.maximum(m - 1 - (p - 1.0) * self._forward_share, 0.0)
+        first = np.maximum(m - 1 - (p - 1.0) * self._forward_share[rows], 0.0)
         most = np.where(m >= p, _shared(time_s - through_s, first), np.inf)
         again = _shared(time_s - 2.0 * through_s, m - 1.0 - p)
         most = np.minimum(most, np.where(m > p, again, np.inf))
         most = np.minimum(most, time_s / np.maximum(m, 1))
         return np.where(loops * through_s > time_s, 0.0, most)
 
-    def _layers(self, m: Ints, most_s: Floats, alone: list[Floats]) -> tuple[Floats, Floats]:
+    def _layers(self, some: Ints, m: Ints, most_s: Floats, alone: list[Floats]) -> tuple[Floats, Floats]:
         """The layers that the stages of each pool can take, by pipeline and pool, as if none were the last of
         all; and how many more, or fewer, where one is: one of one pool is the last, and has the head."""
         found, more = [], []
         rows = np.arange(len(m))
         for place, pool in enumerate(self._pools):
-            kinds, count = self._kinds[:, place], self._counts[:, place]
+            kinds, count = self._kinds[some, place], self._counts[some, place]
             fits = (pool.work_s[kinds] <= most_s[:, None, None]) & (alone[place][kinds] >= m[:, None, None])
             takes = np.count_nonzero(fits, axis=2).astype(np.float64)
             last, takes = takes[:, 0], np.concatenate([takes[:, 1:], takes[:, -1:]], axis=1)
@@ -88,12 +102,12 @@ class Reach:
             more.append(np.where(count > 0, last - takes[rows, np.maximum(count, 1) - 1], -np.inf))
         return np.stack(found, axis=1), np.stack(more, axis=1)
 
-    def _quickest_s(self, takes: Floats) -> Floats:
+    def _quickest_s(self, some: Ints, takes: Floats) -> Floats:
         """One microbatch through all layers, each on the quickest devices that can take it."""
-        ordered = np.take_along_axis(takes, self._order, axis=1)
+        ordered = np.take_along_axis(takes, self._order[some], axis=1)
         before = np.cumsum(ordered, axis=1) - ordered
         mine = np.clip(self._options.layers - before, 0.0, ordered)
-        quickest: Floats = (mine * self._per_layer_s).sum(axis=1)
+        quickest: Floats = (mine * self._per_layer_s[some]).sum(axis=1)
         return quickest
 
     def _hops(self) -> Floats:

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
+from itertools import product
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +20,8 @@ Ints = NDArray[np.int64]
 
 MOST_LAYERED = 200_000
 """States times items times pipelines, up to which pipelines are counted exactly."""
+
+SIXTEENTHS = 16
 
 PRICES = 12
 """Prices of a pipeline that are tried where they are not."""
@@ -53,6 +57,33 @@ def undominated(items: Sequence[Item]) -> list[int]:
         ):
             kept.append(place)
     return kept
+
+
+def dear(devices: tuple[int, ...], taken: Ints, microbatches: Ints, wanted: float) -> Ints:
+    """Places of the items, the dearest first, that do more for their devices than what is `wanted` of all
+    devices does for those; none where no set of items can do so many, even in parts.
+
+    With prices on devices at which no item does more than it costs, all devices together are worth what they
+    can do at most; some prices are tried, and the lowest worth is told. `taken` has a row of devices and
+    `microbatches` an entry for each item.
+    """
+    there = np.array(devices, dtype=np.float64)
+    prices = _prices(len(devices)) / there
+    ratios = microbatches[:, None] / (taken @ prices.T)
+    worth = ratios.max(axis=0, initial=0.0) * (prices @ there)
+    best = int(np.argmin(worth))
+    over = np.flatnonzero(ratios[:, best] * float(prices[best] @ there) >= wanted)
+    found: Ints = over[np.argsort(-ratios[over, best], kind="stable")]
+    return found
+
+
+@cache
+def _prices(pools: int) -> NDArray[np.float64]:
+    """Shares of the pools in the price of all devices, in sixteenths."""
+    grid = [parts for parts in product(range(SIXTEENTHS + 1), repeat=pools) if sum(parts) == SIXTEENTHS]
+    # No device is for nothing: an item may take only those.
+    found: NDArray[np.float64] = np.array(grid, dtype=np.float64) + 1e-3
+    return found
 
 
 def is_counted(devices: tuple[int, ...], items: int, most: int) -> bool:
