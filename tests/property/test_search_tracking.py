@@ -4,16 +4,21 @@ what enumeration finds; up to an epsilon, nothing that is further from it."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace as dataclass_replace
 from typing import Any
 
 import numpy as np
 import pytest
-from tests.property.tracking_instances import Choices, chain_of, frontier_by_definition, measure_of
+from tests.property.tracking_instances import (
+    Choices,
+    chain_of,
+    frontier_by_definition,
+    long_chain,
+    measure_of,
+)
 
 from shardwise.frontier import Chain, Factor, frontier_of, reduce
 from shardwise.search import tracked
-from shardwise.search.tracking import bins, eliminate, labels, prune, state, walk
+from shardwise.search.tracking import bins, bounds, eliminate, grid, labels, links, peaks, prune, state, walk
 from shardwise.search.tracking.simplify import without
 from shardwise.search.tracking.solution import Solution
 from shardwise.search.tracking.steps import Order, order_of
@@ -45,7 +50,7 @@ def orders_of(chain: Chain) -> list[list[Order]]:
 def by_labels(chain: Chain, walk_along: Callable[..., walk.Walked]) -> tuple[Points, list[Solution]]:
     """The frontier without any bound."""
     orders = orders_of(chain)
-    found = walk_along(chain, [walk.link_labels(chain, orders, place) for place in range(len(chain))])
+    found = walk_along(chain, [links.link_labels(chain, orders, place) for place in range(len(chain))])
     return as_points(found.points), found.solutions()
 
 
@@ -90,26 +95,6 @@ def test_an_epsilon_is_all_that_is_lost(epsilon: float) -> None:
     assert dropped > 0
 
 
-def long_chain(seed: int) -> Chain:
-    """A chain with a link that is there up to seven times, and costs that are no whole numbers."""
-    chain = chain_of(seed, operators=8 + 2 * (seed % 8), layouts=2 + seed % 2, repeat=4 + seed % 4)
-    random = np.random.default_rng(seed)
-    return tuple(
-        dataclass_replace(
-            link,
-            modes=tuple(
-                (name, dataclass_replace(part, factors=tuple(uneven(random, each) for each in part.factors)))
-                for name, part in link.modes
-            ),
-        )
-        for link in chain
-    )
-
-
-def uneven(random: np.random.Generator, factor: Factor) -> Factor:
-    return Factor(factor.variables, factor.costs * random.uniform(0.5, 1.5, factor.costs.shape))
-
-
 @pytest.mark.parametrize("few", [1, bins.FEW])
 def test_long_chains_are_tracked_by_runs_of_like_links(monkeypatch: pytest.MonkeyPatch, few: int) -> None:
     monkeypatch.setattr(bins, "FEW", few)
@@ -134,8 +119,8 @@ def matches(points: Any, expected: Points, epsilon: float) -> bool:
 
 def test_a_loss_that_is_spent_twice_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Grids of a hundred times what may be lost leave points out that nothing matches."""
-    grid = walk.Bounds.grid
-    monkeypatch.setattr(walk.Bounds, "grid", lambda self, share: grid(self, 100.0 * share))
+    for share in ("LINKS_SHARE", "RUNS_SHARE", "WALK_SHARE"):
+        monkeypatch.setattr(bounds, share, 100.0 * getattr(bounds, share))
     epsilon = 0.05
     chains = [long_chain(seed) for seed in LONG]
     expected = [by_labels(chain, walk.merged)[0] for chain in chains]
@@ -200,9 +185,9 @@ def agrees(seeds: range) -> bool:
     return True
 
 
-def broken_edge(points: Any, other: Any) -> Any:
+def broken_edge(joint: labels._Joint, rows_a: Any, rows_b: Any) -> Any:
     """Parallel tables whose peaks add instead of the larger counting."""
-    return points + other
+    return joint.a.points[rows_a] + joint.b.points[rows_b]
 
 
 def broken_reduce(points: Any, cells: Any = None, epsilon: float = 0.0) -> Any:
@@ -225,22 +210,23 @@ def without_exposed(chain: Chain) -> Chain:
     return without(chain, 1)
 
 
-OUTSIDE, WITHIN = eliminate._outside, walk.Bounds.within
+OUTSIDE, WITHIN, AROUND = eliminate._outside, bounds.Bounds._within, peaks.Peaks.around
 
 
-def nearer(bounds: walk.Bounds, spans: tuple[range, range], outside: Any) -> labels.Within:
+def nearer(own: bounds.Bounds, spans: tuple[range, range], outside: Any, least: Any) -> labels.Within:
     """What is still to come taken for a tenth more than it is."""
-    return WITHIN(bounds, spans, 1.1 * outside)
+    return WITHIN(own, spans, 1.1 * outside, least)
 
 
 @pytest.mark.parametrize(
     ("module", "name", "broken"),
     [
-        (labels, "_together", broken_edge),
-        (labels, "reduce", broken_reduce),
+        (labels._Joint, "points", broken_edge),
+        (grid, "reduce", broken_reduce),
         (prune, "may_matter", cut_too_much),
         (eliminate, "_outside", lambda scalars, step: 1.1 * OUTSIDE(scalars, step)),
-        (walk.Bounds, "within", nearer),
+        (bounds.Bounds, "_within", nearer),
+        (peaks.Peaks, "around", lambda least, spans: 1.1 * AROUND(least, spans)),
         (state, "simplified", without_exposed),
     ],
 )
@@ -265,7 +251,7 @@ def test_the_order_of_elimination_takes_leaves_before_nodes_and_nodes_before_bra
 def test_repetitions_are_solved_once_and_counted_each() -> None:
     # Two like links of one operator each between a first and a last; the second costs (2, 0, 3, 0, 1) or
     # (1, 0, 5, 0, 1) wherever: 2 links reach (4, 6), (3, 8), (2, 10), plus the larger peak 1.
-    from shardwise.frontier import Factor, Link, Part
+    from shardwise.frontier import Link, Part
 
     nothing = np.zeros((1, 5))
     costs = np.array([[2.0, 0.0, 3.0, 0.0, 1.0], [1.0, 0.0, 5.0, 0.0, 1.0]])

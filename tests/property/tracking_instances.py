@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import combinations, pairwise, product
 
 import numpy as np
@@ -53,6 +54,26 @@ def chain_of(seed: int, *, operators: int = 8, layouts: int = 4, repeat: int = 2
             modes.append((f"mode {mode}", Part(names, tuple(sizes), tuple(factors), entry, leaving)))
         chain.append(Link(f"link {place}", tuple(modes), repeat))
     return tuple(chain)
+
+
+def long_chain(seed: int) -> Chain:
+    """A chain with a link that is there up to seven times, and costs that are no whole numbers."""
+    chain = chain_of(seed, operators=8 + 2 * (seed % 8), layouts=2 + seed % 2, repeat=4 + seed % 4)
+    random = np.random.default_rng(seed)
+    return tuple(
+        replace(
+            link,
+            modes=tuple(
+                (name, replace(part, factors=tuple(_uneven(random, each) for each in part.factors)))
+                for name, part in link.modes
+            ),
+        )
+        for link in chain
+    )
+
+
+def _uneven(random: np.random.Generator, factor: Factor) -> Factor:
+    return Factor(factor.variables, factor.costs * random.uniform(0.5, 1.5, factor.costs.shape))
 
 
 def _joins(random: np.random.Generator, shape: str, count: int) -> Iterator[tuple[int, ...]]:

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from shardwise.frontier import Costs, reduce
+from shardwise.frontier import Costs
 from shardwise.search.tracking.bins import in_bins
+from shardwise.search.tracking.grid import Grid, reduced
 from shardwise.search.tracking.lines import SLACK
 
 Indices = npt.NDArray[np.intp]
@@ -38,6 +39,8 @@ class Within:
 
     `weights_a` and `weights_b` (columns) weigh the two tables, `weights` what they come to together, no less
     than the sum of both; `outside` (choices of each variable that is left...) is the least of the rest.
+    `peaks`, of the same shape, is the least peak of the rest: that much counts as every label's own, since
+    smaller ones make no difference.
     """
 
     weights_a: Values
@@ -45,6 +48,7 @@ class Within:
     weights: Values
     outside: Values
     limit: float
+    peaks: Values | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -85,13 +89,13 @@ def joined(
     *,
     without: int | None = None,
     within: Within | None = None,
-    grid: Values | None = None,
+    grid: Grid | None = None,
 ) -> Labels:
     """What `a` and `b` cost together, in the cells of all their variables but `without`, reduced.
 
     The columns add, but for the last, of which the larger counts. Labels that are not `within` are dropped
-    before anything is compared. With a `grid` (columns), labels that others match up to a step of it are left
-    out too. TooManyLabels where there are more than a search should go through.
+    before anything is compared. With a `grid`, labels that others match up to a step of it are left out too.
+    TooManyLabels where there are more than a search should go through.
     """
     left = tuple(v for v in sorted({*a.variables, *b.variables}) if v != without)
     size_of = dict(zip((*a.variables, *b.variables), (*a.sizes, *b.sizes), strict=True))
@@ -106,7 +110,7 @@ def joined(
     rows_a, rows_b = pieces[0] if pieces else (np.empty(0, dtype=np.intp), np.empty(0, dtype=np.intp))
     if len(rows_a) > MOST_LABELS:
         raise TooManyLabels
-    points = _together(a.points[rows_a], b.points[rows_b])
+    points = joint.points(rows_a, rows_b)
     return Labels(left, sizes, joint.cells(rows_a, rows_b), points, ((a, rows_a), (b, rows_b)))
 
 
@@ -117,14 +121,14 @@ class _Joint:
     a: Labels
     b: Labels
     within: Within | None
-    grid: Values | None
+    grid: Grid | None
     at_a: Indices
     at_b: Indices
 
     @staticmethod
     def of(
         a: Labels, b: Labels, left: tuple[int, ...], sizes: tuple[int, ...], within: Within | None,
-        grid: Values | None,
+        grid: Grid | None,
     ) -> _Joint:  # fmt: skip
         """Of the pairs of two tables, on what variables are left."""
         shared = tuple(variable for variable in a.variables if variable in b.variables)
@@ -135,13 +139,25 @@ class _Joint:
         """The cell of each pair."""
         return np.asarray(self.at_a[rows_a] + self.at_b[rows_b])
 
+    def points(self, rows_a: Indices, rows_b: Indices) -> Values:
+        """What each pair costs: the columns add, but for the last, of which the larger counts."""
+        points = self.a.points[rows_a] + self.b.points[rows_b]
+        points[:, -1] = self._peaks(rows_a, rows_b)
+        return np.asarray(points)
+
+    def _peaks(self, rows_a: Indices, rows_b: Indices) -> Values:
+        peaks = np.asarray(np.maximum(self.a.points[rows_a, -1], self.b.points[rows_b, -1]))
+        if self.within is not None and self.within.peaks is not None:
+            peaks = np.maximum(peaks, self.within.peaks.reshape(-1)[self.cells(rows_a, rows_b)])
+        return peaks
+
     def reduced(self, rows_a: Indices, rows_b: Indices) -> tuple[Indices, Indices]:
         """The pairs that stay, cell by cell."""
-        if self.grid is not None and (self.grid > 0.0).all():
-            kept = in_bins(self.cells(rows_a, rows_b), self._steps(rows_a, rows_b, self.grid))
+        if self.grid is not None and (self.grid.base > 0.0).all():
+            kept = in_bins(self.cells(rows_a, rows_b), self._steps(rows_a, rows_b, self.grid.base))
             rows_a, rows_b = rows_a[kept], rows_b[kept]
         cells = self.cells(rows_a, rows_b)
-        points = _together(self.a.points[rows_a], self.b.points[rows_b])
+        points = self.points(rows_a, rows_b)
         ranks = np.zeros(len(cells))
         if self.within is not None:
             outside = self.within.outside.reshape(-1)[cells]
@@ -152,30 +168,17 @@ class _Joint:
         best = reduced(cells, points, ranks, self.grid)
         return rows_a[best], rows_b[best]
 
-    def _steps(self, rows_a: Indices, rows_b: Indices, grid: Values) -> list[Values]:
-        """The columns of pairs that are not all the same, in steps of the grid."""
+    def _steps(self, rows_a: Indices, rows_b: Indices, steps: Values) -> list[Values]:
+        """The columns of pairs that are not all the same, in steps."""
         found = []
-        last = len(grid) - 1
-        for column, step in enumerate(grid):
+        last = len(steps) - 1
+        for column, step in enumerate(steps):
             a, b = self.a.points[:, column], self.b.points[:, column]
             if (a != a[:1]).any() or (b != b[:1]).any():
-                own = np.maximum(a[rows_a], b[rows_b]) if column == last else a[rows_a] + b[rows_b]
+                own = self._peaks(rows_a, rows_b) if column == last else a[rows_a] + b[rows_b]
                 own /= step
                 found.append(np.floor(own, out=own))
         return found
-
-
-def reduced(cells: Indices, points: Values, ranks: Values, grid: Values | None) -> Indices:
-    """The labels that no other one of their cell dominates; with a `grid` (columns), that none does up to one
-    step of it: each that is left out is matched by one that costs at most `grid` more in any column. Of like
-    ones the one of least rank stays."""
-    if grid is None:
-        return reduce(points, cells=cells)
-    is_coarse = grid > 0.0
-    steps = points.copy()
-    steps[:, is_coarse] = np.floor(points[:, is_coarse] / grid[is_coarse])
-    order = np.argsort(ranks, kind="stable")
-    return np.asarray(order[reduce(steps[order], cells=cells[order])])
 
 
 @dataclass(slots=True, eq=False)
@@ -224,12 +227,6 @@ class _Pairs:
         rows_a = np.repeat(np.arange(start, stop), counts)
         within = np.arange(len(rows_a)) - np.repeat(np.cumsum(counts) - counts, counts)
         return rows_a, self.by_key[self.first[rows_a] + within]
-
-
-def _together(a: Values, b: Values) -> Values:
-    points = a + b
-    points[:, -1] = np.maximum(a[:, -1], b[:, -1])
-    return points
 
 
 def _keys(table: Labels, shared: tuple[int, ...], size_of: dict[int, int]) -> Indices:

@@ -8,12 +8,13 @@ import numpy as np
 import numpy.typing as npt
 
 from shardwise.frontier import reduce
-from shardwise.search.tracking.chained import Weighing, weighed
+from shardwise.search.tracking.bounds import Bounds
 from shardwise.search.tracking.found import representatives
+from shardwise.search.tracking.links import beside_peaks, link_labels
 from shardwise.search.tracking.prune import Narrowed, narrowed
 from shardwise.search.tracking.simplify import simplified, without
 from shardwise.search.tracking.state import State, decided_share, orders_of
-from shardwise.search.tracking.walk import Bounds, Walked, link_labels, walked
+from shardwise.search.tracking.walk import Walked, walked
 
 Values = npt.NDArray[np.float64]
 Indices = npt.NDArray[np.intp]
@@ -83,7 +84,7 @@ def _near(
     if not all(link.modes for link in near.chain):
         return None
     near = replace(near, chain=simplified(near.chain))
-    near = _in_one_time(near, weights[0], reach)
+    near = _in_one_time(state, near, weights[0], reach)
     answer = state.weighed(near, weights, shares)
     bounds = Bounds(answer, reach, losses.labels)
     links = [
@@ -91,6 +92,7 @@ def _near(
     ]
     if not all(len(link.table) for link in links):
         return None
+    links, bounds = beside_peaks(near.chain, links, bounds)
     end = walked(near.chain, links, bounds)
     state.labels += sum(len(link.table) for link in links) + len(end.end)
     return (near, end) if len(end.points) else None
@@ -105,7 +107,7 @@ def _wanted(state: State, points: Values, loss: float) -> Indices:
     return np.asarray(fresh[representatives(points[fresh], loss)])
 
 
-def _in_one_time(near: Narrowed, weights: Values, reach: float) -> Narrowed:
+def _in_one_time(state: State, near: Narrowed, weights: Values, reach: float) -> Narrowed:
     """Without the time that is the smaller one in every solution that matters: whose sum, weighted by
     `weights` (2) of the larger time and of memory, is below `reach`.
 
@@ -115,13 +117,11 @@ def _in_one_time(near: Narrowed, weights: Values, reach: float) -> Narrowed:
     """
     if decided_share(near.chain) is not None:
         return near
-    orders = orders_of(near.chain)
     for larger, smaller in ((0, 1), (1, 0)):
         excess, line = np.zeros(5), np.zeros(5)
         excess[larger], excess[smaller] = 1.0, -1.0
-        line[larger], line[2] = weights
-        columns = excess[None] + PENALTIES[:, None] * line[None]
-        least = weighed(near.chain, orders, Weighing(columns)).least
+        line[larger], line[2:] = weights
+        least = state.summed(near, excess[None] + PENALTIES[:, None] * line[None]).least
         if (least - PENALTIES * reach >= 0.0).any():
             return replace(near, chain=without(near.chain, smaller))
     return near

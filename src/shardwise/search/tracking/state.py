@@ -88,6 +88,10 @@ class State:
         columns[:, 0] = weights[:, 0] * shares
         columns[:, 1] = weights[:, 0] * (1.0 - shares)
         columns[:, 2:] = weights[:, 1:]
+        return self.summed(narrowed, columns)
+
+    def summed(self, narrowed: Narrowed, columns: Values) -> Weighed:
+        """A chain of fewer choices under weights (J, 5) of the columns."""
         place, factors = self.peak if self.peak is not None else (None, ())
         if place is not None:
             factors = tuple(factors[mode] for mode in narrowed.modes[place])

@@ -1,0 +1,121 @@
+"""What may matter of the labels along a chain, and what they may lose."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from shardwise.search.tracking.chained import Weighed
+from shardwise.search.tracking.grid import Grid
+from shardwise.search.tracking.labels import Within
+from shardwise.search.tracking.peaks import Peaks
+
+Values = npt.NDArray[np.float64]
+
+LINKS_SHARE, RUNS_SHARE, WALK_SHARE = 0.1, 0.1, 0.4
+"""Of what may be lost along a chain, the parts of its links, of runs of like links, and of the walk."""
+
+LINKS_EXCESS_SHARE, RUNS_EXCESS_SHARE = 0.2, 0.2
+"""The parts that links and runs lose in proportion to their excess."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Bounds:
+    """A chain under one weight, the weighted sum up to which solutions are wanted, and how much more than it
+    each may cost that stands for it: `loss` (4), of each folded column; zeros where none may. `peaks`, once
+    they are known, are the least that the largest temporary can be.
+
+    What a table loses counts as often as the chain has it: a link's once per occurrence. A walk loses in
+    proportion to how far it has come, since labels lie further apart there.
+    """
+
+    weighed: Weighed
+    limit: float
+    loss: Values
+    peaks: Peaks | None = None
+
+    @property
+    def weights(self) -> Values:
+        """What the folded columns weigh."""
+        some = next(iter(self.weighed.peaked.values()), self.weighed.plain[0])
+        return np.asarray(some[0].weights[0][[0, 1, 2, 4]])
+
+    @property
+    def occurrences(self) -> int:
+        """How many links there are, repetitions counted."""
+        return sum(link.repeat for link in self.weighed.chain)
+
+    def span(self, place: int) -> range:
+        """The occurrences of link `place`."""
+        start = sum(link.repeat for link in self.weighed.chain[:place])
+        return range(start, start + self.weighed.chain[place].repeat)
+
+    def is_peaked_alone(self, place: int) -> bool:
+        """Whether the peak is weighed in the only occurrence of a link."""
+        return place in self.weighed.peaked and self.weighed.chain[place].repeat == 1
+
+    def in_link(self, place: int) -> Grid | None:
+        """What the labels of a link may lose."""
+        spans = [range(at, at + 1) for at in self.span(place)]
+        weights = self._weights_in(*spans) if self.is_peaked_alone(place) else self._weights_in()
+        return self._grid(LINKS_SHARE / self.occurrences, LINKS_EXCESS_SHARE, spans, weights)
+
+    def in_run(self, starts: range, length: int, part: float) -> tuple[Within, Grid | None]:
+        """What may matter of runs of so many links that start at any of these occurrences, and what they may
+        lose: this part of what all runs may."""
+        spans = [range(at, at + length) for at in starts]
+        ahead, behind = self.weighed.ahead, self.weighed.behind
+        outside = np.minimum.reduce(
+            [ahead[span.start][:, None, 0] + behind[span.stop][None, :, 0] for span in spans]
+        )
+        peaks = self.peaks.around(spans) if self.peaks is not None else np.zeros(outside.shape)
+        share = RUNS_SHARE * part * length / self.occurrences
+        grid = self._grid(share, RUNS_EXCESS_SHARE * part, spans, self._weights_in())
+        return self._within((range(0), range(0)), outside, peaks), grid
+
+    def in_walk(self, border: int, after: int, reached: int) -> tuple[Within, Grid | None]:
+        """What may matter of what a walk comes to on the way from a border to one after it, and what it may
+        lose there; `reached` is the sum of all borders that it comes to."""
+        outside = self.weighed.behind[after][:, 0]
+        peaks = self.peaks.behind[after] if self.peaks is not None else np.zeros(outside.shape)
+        if after == self.occurrences:  # no variable is left there
+            outside, peaks = outside[0], peaks[0]
+        within = self._within((range(border), range(border, after)), outside, peaks)
+        share = WALK_SHARE * after / reached
+        return within, Grid.even(self.loss * share) if self.loss.any() else None
+
+    def _grid(self, share: float, excess_share: float, spans: list[range], weights: Values) -> Grid | None:
+        """For a table on (entry, exit) of labels under `weights`, one for all these spans of occurrences: a
+        share of the loss for each, and another one in proportion to a label's part of all excess."""
+        if not self.loss.any():
+            return None
+        potential = np.minimum.reduce([self._potential(span) for span in spans])
+        potential[~np.isfinite(potential)] = 0.0  # no label matters there
+        excess = self.limit - float(self.weighed.least[0])
+        return Grid(self.loss * share, self.loss * excess_share / excess, weights, potential.reshape(-1))
+
+    def _potential(self, span: range) -> Values:
+        """The least that comes after a span without the least that comes from it on, (entry, exit)."""
+        before, after = (
+            self.weighed.behind[span.start][:, None, 0],
+            self.weighed.behind[span.stop][None, :, 0],
+        )
+        return np.where(np.isfinite(before), after, np.inf) - np.where(np.isfinite(before), before, 0.0)
+
+    def _weights_in(self, *spans: range) -> Values:
+        """What the folded columns weigh in spans of occurrences: the peak in the one that has it only."""
+        ends = np.cumsum([link.repeat for link in self.weighed.chain]) - 1
+        own = self.weights.copy()
+        if not any(int(ends[place]) in span for place in self.weighed.peaked for span in spans):
+            own[3] = 0.0
+        return own
+
+    def _within(self, spans: tuple[range, range], outside: Values, peaks: Values) -> Within:
+        """Of the labels of two spans of occurrences together, where the rest weighs and peaks no less."""
+        is_some = np.isfinite(peaks)
+        return Within(
+            self._weights_in(spans[0]), self._weights_in(spans[1]), self._weights_in(*spans),
+            np.where(is_some, outside, np.inf), self.limit, np.where(is_some, peaks, 0.0),
+        )  # fmt: skip

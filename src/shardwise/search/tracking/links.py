@@ -1,0 +1,99 @@
+"""The frontiers of one link of a chain: labels on its entry and exit, whatever its mode."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from shardwise.frontier import Chain, Link, reduce
+from shardwise.search.tracking.bounds import Bounds
+from shardwise.search.tracking.chained import unbordered
+from shardwise.search.tracking.eliminate import Limits, eliminated
+from shardwise.search.tracking.grid import reduced
+from shardwise.search.tracking.labels import Labels, chosen
+from shardwise.search.tracking.peaks import Peaks
+from shardwise.search.tracking.solution import Choice, folded, occurrences
+from shardwise.search.tracking.steps import Order
+
+Indices = npt.NDArray[np.intp]
+Values = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LinkLabels:
+    """The frontiers of a link, whatever its mode: `table` on (entry, exit) as variables 0 and 1, with folded
+    columns; label i is row rows[i] of mode modes[i]."""
+
+    link: Link
+    table: Labels
+    modes: Indices
+    rows: Indices
+    by_mode: tuple[Labels, ...]
+
+    def beside(self, peaks: Values) -> LinkLabels:
+        """The labels that are left where all others of a solution have at least these peaks (entry, exit), or
+        where there is none (infinite)."""
+        least = peaks.reshape(-1)[self.table.cells]
+        points = self.table.points.copy()
+        points[:, -1] = np.maximum(points[:, -1], least)
+        left = np.flatnonzero(np.isfinite(least))
+        best = left[reduce(points[left], cells=self.table.cells[left])]
+        table = replace(self.table, cells=self.table.cells[best], points=points[best])
+        return replace(self, table=table, modes=self.modes[best], rows=self.rows[best])
+
+    def choice(self, row: int) -> Choice:
+        """What a label chose."""
+        mode = int(self.modes[row])
+        found = chosen(self.by_mode[mode], int(self.rows[row]))
+        part = self.link.modes[mode][1]
+        return Choice(mode, tuple(found[variable] for variable in range(len(part.sizes))))
+
+
+def link_labels(
+    chain: Chain, orders: list[list[Order]], place: int, bounds: Bounds | None = None
+) -> LinkLabels:
+    """The frontiers of link `place`, all modes together."""
+    link = chain[place]
+    tables: list[Labels] = []
+    cells: list[Indices] = []
+    for mode, (_, part) in enumerate(link.modes):
+        if bounds is None:
+            found = eliminated(part, orders[place][mode])
+        else:
+            weighed = bounds.weighed
+            scalars = weighed.scalars_of(place, bounds.is_peaked_alone(place))[mode]
+            beyond = np.minimum.reduce(
+                [weighed.ahead[at][:, None] + weighed.behind[at + 1][None] for at in bounds.span(place)]
+            )
+            scalars.spread(unbordered(part, beyond))
+            found = eliminated(part, orders[place][mode], Limits(scalars, bounds.limit))
+        tables.append(found)
+        at = found.coordinates()
+        entry = at[part.entry] if part.entry is not None else 0
+        leaving = at[part.exit] if part.exit is not None else 0
+        exits = 1 if part.exit is None else part.sizes[part.exit]
+        cells.append(np.zeros(len(found), dtype=np.intp) + entry * exits + leaving)
+    _, part = link.modes[0]
+    variables = (*(() if part.entry is None else (0,)), *(() if part.exit is None else (1,)))
+    sizes = tuple(part.sizes[end] for end in (part.entry, part.exit) if end is not None)
+    points = folded(np.concatenate([table.points for table in tables]))
+    cell = np.concatenate(cells)
+    modes = np.repeat(np.arange(len(tables)), [len(table) for table in tables])
+    rows = np.concatenate([np.arange(len(table)) for table in tables])
+    weights, grid = (bounds.weights, bounds.in_link(place)) if bounds is not None else (np.ones(4), None)
+    best = reduced(cell, points, points @ weights, grid)
+    table = Labels(variables, sizes, cell[best], points[best])
+    return LinkLabels(link, table, modes[best], rows[best], tuple(tables))
+
+
+def beside_peaks(chain: Chain, links: list[LinkLabels], bounds: Bounds) -> tuple[list[LinkLabels], Bounds]:
+    """The labels of all links without those that differ in peaks that make no difference; the bounds with the
+    least peaks."""
+    peaks = Peaks.of([links[place].table for place in occurrences(chain)])
+    found = [
+        link.beside(peaks.around([range(at, at + 1) for at in bounds.span(place)]))
+        for place, link in enumerate(links)
+    ]
+    return found, replace(bounds, peaks=peaks)

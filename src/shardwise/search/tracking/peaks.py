@@ -1,0 +1,50 @@
+"""How small the largest temporary can be, beside each part of a chain."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from shardwise.search.tracking.labels import Labels
+
+Values = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Peaks:
+    """The least peak of all that is `ahead` of each border between occurrences, and of all `behind` it, for
+    each choice at the border: of several values the largest counts, so a label's own peak makes no difference
+    where that is larger."""
+
+    ahead: list[Values]
+    behind: list[Values]
+
+    @staticmethod
+    def of(tables: list[Labels]) -> Peaks:
+        """Of the tables of all occurrences, on (entry, exit) or on the one that there is."""
+        least = [_least(table, is_first=place == 0) for place, table in enumerate(tables)]
+        ahead, behind = [np.zeros(1)], [np.zeros(1)]
+        for table in least:
+            ahead.append(np.maximum(ahead[-1][:, None], table).min(axis=0))
+        for table in reversed(least):
+            behind.append(np.maximum(table, behind[-1][None]).min(axis=1))
+        return Peaks(ahead, behind[::-1])
+
+    def around(self, spans: list[range]) -> Values:
+        """Outside each of these spans of occurrences, whichever has least, (entry, exit)."""
+        return np.asarray(
+            np.minimum.reduce(
+                [np.maximum(self.ahead[span.start][:, None], self.behind[span.stop][None]) for span in spans]
+            )
+        )
+
+
+def _least(table: Labels, *, is_first: bool) -> Values:
+    """The least peak in each cell of a table, (entry or 1, exit or 1); infinite where there is no label."""
+    least = np.full(int(np.prod(table.sizes, dtype=np.intp)), np.inf)
+    np.minimum.at(least, table.cells, table.points[:, -1])
+    if len(table.sizes) == 2:
+        return least.reshape(table.sizes)
+    return least.reshape((1, -1) if is_first else (-1, 1))

@@ -1,0 +1,83 @@
+"""What labels may lose in proportion to their excess: never more, and never more in all than its share."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from tests.property.tracking_instances import long_chain
+
+from shardwise.search.tracking import bounds, grid
+from shardwise.search.tracking.chained import Weighing, solutions, weighed
+from shardwise.search.tracking.links import link_labels
+from shardwise.search.tracking.state import orders_of
+
+BASE, RATE = np.array([0.5, 0.5, 2.0, 1.0]), np.array([0.2, 0.2, 0.8, 0.4])
+
+
+def lost_too_much(seed: int) -> bool:
+    """Whether a label that is left out costs more than it may less than every label that is kept."""
+    random = np.random.default_rng(seed)
+    points = random.uniform(0.0, 40.0, (400, 4))
+    cells = np.sort(random.integers(0, 3, 400))
+    own = grid.Grid(BASE, RATE, np.array([1.0, 0.0, 0.25, 0.0]), np.array([0.0, -5.0, 3.0]))
+    kept = grid.reduced(cells, points, points.sum(axis=1), own)
+    assert len(kept) < 400
+    assert (np.diff(cells[kept]) >= 0).all()
+    excess = np.maximum(points @ own.weights + own.potential[cells], 0.0)
+    may_cost = points + BASE + RATE * excess[:, None]
+    is_alike = cells[kept][:, None] == cells[None]
+    return not (is_alike & (points[kept][:, None] <= may_cost[None]).all(axis=2)).any(axis=0).all()
+
+
+def test_no_label_loses_more_than_its_excess_allows() -> None:
+    assert not any(lost_too_much(seed) for seed in range(40))
+
+
+def test_steps_that_grow_too_fast_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grid.Grid, "steps", lambda self, place: self.base * 4.0**place)
+    assert any(lost_too_much(seed) for seed in range(40))
+
+
+def test_what_stands_for_a_label_twice_over_costs_no_more() -> None:
+    """Reduced in two pieces and then together, as joins are: steps of coarse grids are steps of fine ones."""
+    for seed in range(40):
+        random = np.random.default_rng(seed)
+        points = random.uniform(0.0, 40.0, (400, 4))
+        cells = np.zeros(400, dtype=np.intp)
+        own = grid.Grid(BASE, RATE, np.array([1.0, 0.0, 0.25, 0.0]), np.zeros(1))
+        ranks = points.sum(axis=1)
+        halves = [
+            half[grid.reduced(cells[half], points[half], ranks[half], own)]
+            for half in (np.arange(200), np.arange(200, 400))
+        ]
+        left = np.concatenate(halves)
+        left = left[grid.reduced(cells[left], points[left], ranks[left], own)]
+        may_cost = points + BASE + RATE * (points @ own.weights)[:, None]
+        assert (points[left][:, None] <= may_cost[None]).all(axis=2).any(axis=0).all()
+
+
+def excesses(seed: int) -> tuple[float, float]:
+    """What the excesses of a solution's labels come to, and how much more it weighs than the least does."""
+    chain = long_chain(seed)
+    weights = np.array([[1.0, 0.0, 0.5, 0.0, 0.0], [0.3, 0.0, 1.0, 0.0, 0.0]])
+    both = weighed(chain, orders_of(chain), Weighing(weights))
+    own = weighed(chain, orders_of(chain), Weighing(weights[:1]))
+    around = bounds.Bounds(own, 1e9, np.ones(4))
+    other = solutions(both)[1]
+    links = [link_labels(chain, orders_of(chain), place) for place in range(len(chain))]
+    total = excess = 0.0
+    at = [place for place, link in enumerate(chain) for _ in range(link.repeat)]
+    for place, choice in zip(at, other, strict=True):
+        table = links[place].table
+        row = next(row for row in range(len(table)) if links[place].choice(row) == choice)
+        share = around.in_link(place)
+        assert share is not None
+        total += float(table.points[row] @ share.weights)
+        excess += float(table.points[row] @ share.weights + share.potential[table.cells[row]])
+    return excess, total - float(own.least[0])
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_excesses_of_a_solution_are_no_more_than_its_own(seed: int) -> None:
+    excess, beyond = excesses(seed)
+    assert -1e-9 <= excess <= beyond + 1e-9
