@@ -11,7 +11,7 @@ from torch import distributed
 
 from shardwise.accuracy import COLLECTIVES, Collective, LinkSample
 
-LINK_SIZES = (2**12, 2**16, 2**20, 2**23, 2**25)
+LINK_SIZES = (2**12, 2**19, 2**21, 2**23, 2**25)
 """Bytes of the whole tensor."""
 
 _BATCH_S = 0.1

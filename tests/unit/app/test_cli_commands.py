@@ -355,6 +355,7 @@ OPTIONS = {
     "launch": "--with --print --head --port --host --image",
     "calibrate": "--out --cluster --links --from --threads",
     "compare": "--trace --json",
+    "emulate": "--cpu-share --events",
 }
 
 

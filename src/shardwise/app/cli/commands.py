@@ -42,7 +42,7 @@ from shardwise.app.cli.options import (
     Workers,
 )
 from shardwise.app.cli.output import Output
-from shardwise.app.cli.run_commands import calibrate, compare, launch
+from shardwise.app.cli.run_commands import add_run_commands
 
 app = typer.Typer(
     help="Plan distributed training: the provably best parallel strategy for a model on a cluster.",
@@ -493,8 +493,6 @@ def capture(
     return capturing.captured(target, out, batch=samples)
 
 
-app.command(context_settings={"allow_extra_args": True})(launch)
-app.command()(calibrate)
-app.command()(compare)
+add_run_commands(app)
 app.command()(replan)
 app.add_typer(events_app, name="events")

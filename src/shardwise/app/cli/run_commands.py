@@ -106,3 +106,40 @@ def calibrate(
         base=base,
         threads=request.count("--threads", threads, low=1, high=os.cpu_count() or 1),
     )
+
+
+def emulate(
+    context: typer.Context,
+    cluster: Annotated[
+        str, typer.Argument(metavar="CLUSTER", help="A cluster of cpu devices.", show_default=False)
+    ],
+    cpu_share: Annotated[
+        str | None,
+        typer.Option(
+            metavar="X",
+            help="Share of a core of a device of speed 1. Default: 80 % of the cores among all.",
+            show_default=False,
+        ),
+    ] = None,
+    events: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TRACE", help="Change links and devices as this trace says.", show_default=False
+        ),
+    ] = None,
+) -> Output:
+    """Run a command on every device of a cluster emulated on this machine (Linux, root). It follows --."""
+    from shardwise.app.cli import emulating, request
+
+    share = None
+    if cpu_share is not None:
+        share = request.fraction("--cpu-share", cpu_share, default=1.0, low=0.1, high=1.0)
+    return emulating.ran(cluster, context.args, cpu_share=share, events=events)
+
+
+def add_run_commands(app: typer.Typer) -> None:
+    """Make these commands of `app`; what follows -- goes to what two of them start."""
+    app.command(context_settings={"allow_extra_args": True})(launch)
+    app.command(context_settings={"allow_extra_args": True})(emulate)
+    app.command()(calibrate)
+    app.command()(compare)

@@ -1,0 +1,32 @@
+"""What `emulate` does: runs a command on every device of a cluster that is emulated on this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from shardwise.app.cli.output import Output, talk
+from shardwise.cluster import load_cluster, load_events
+from shardwise.emulate import Emulation, emulated
+from shardwise.errors import ConfigError
+
+MAX_DEVICES = 64
+
+
+def ran(cluster: str, command: Sequence[str], *, cpu_share: float | None, events: str | None) -> Output:
+    """Run `command` on `cluster`; the exit code is the command's."""
+    if not command:
+        raise ConfigError("is missing", key="COMMAND", allowed="shardwise emulate CLUSTER -- COMMAND ...")
+    place = load_cluster(cluster)
+    if place.devices > MAX_DEVICES:
+        raise ConfigError(
+            "is too large for one machine", key="CLUSTER", found=f"{place.devices} devices",
+            allowed=f"at most {MAX_DEVICES}",
+        )  # fmt: skip
+    if set(place.classes) != {"cpu"}:
+        raise ConfigError("is not emulated", key="CLUSTER", found=", ".join(place.classes), allowed="cpu")
+    trace = None
+    if events is not None:
+        trace, told = load_events(events)
+        talk([told] if told else [])
+    asked = Emulation(cluster=place, command=tuple(command), cpu_share=cpu_share, events=trace)
+    return Output(code=emulated(asked, lambda line: talk([f"shardwise: {line}"])))

@@ -1,0 +1,185 @@
+"""Runs a command on every device of an emulated cluster, and leaves nothing behind, however it ends."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import select
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from shardwise.cluster import Cluster, EventTrace
+from shardwise.emulate.changes import Change, changes_of
+from shardwise.emulate.network import Network, remove_leftovers
+from shardwise.emulate.shares import Shares, remove_leftover_shares
+from shardwise.emulate.system import check_system
+from shardwise.errors import ConfigError
+
+PORT = "29500"
+GRACE_S = 5.0
+"""How long the others may take to end by themselves once a rank has failed."""
+
+MOST_CORES = 0.8
+"""Share of the machine's cores that the devices get together where nothing else is asked for."""
+
+_PR_SET_PDEATHSIG = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Emulation:
+    """What is run: `command` once per device of `cluster`; a device of speed 1 gets `cpu_share` of a core.
+    `events` change links and devices on the way."""
+
+    cluster: Cluster
+    command: tuple[str, ...]
+    cpu_share: float | None = None
+    events: EventTrace | None = None
+
+    @property
+    def shares(self) -> tuple[float, ...]:
+        """The share of a core of each device."""
+        speeds = [node.speed for node in self.cluster.nodes for _ in range(node.devices)]
+        most = min(1.0 / max(speeds), MOST_CORES * (os.cpu_count() or 1) / sum(speeds))
+        nominal = self.cpu_share if self.cpu_share is not None else most
+        return tuple(nominal * speed for speed in speeds)
+
+
+def emulated(asked: Emulation, talk: Callable[[str], None]) -> int:
+    """The exit code of the command: 0 where it is that of all ranks, else that of the first that failed (128
+    and the signal where one ended it). Root only. ConfigError where this machine cannot do it."""
+    check_system()
+    remove_leftovers()
+    remove_leftover_shares()
+    changes = changes_of(asked.events, asked.cluster) if asked.events is not None else []
+    network = Network(asked.cluster, os.getpid())
+    shares = Shares(asked.cluster.devices, os.getpid())
+    started: list[subprocess.Popen[bytes]] = []
+    with _ended_by_signals():
+        try:
+            network.build()
+            shares.build()
+            for rank, share in enumerate(asked.shares):
+                shares.set(rank, share)
+            latency_s = max(tier.latency_s for tier in asked.cluster.tiers)
+            if latency_s >= 1e-3:
+                talk(f"latency is not emulated: links have none of the {latency_s:g} s of the cluster")
+            for rank in range(asked.cluster.devices):
+                started.append(_start(asked, rank, network, shares))
+            return _watched(started, changes, asked, network, shares)
+        finally:
+            _end(started)
+            shares.close()
+            network.close()
+
+
+@contextlib.contextmanager
+def _ended_by_signals() -> Iterator[None]:
+    """SIGTERM and SIGHUP end this like Ctrl-C, so that everything is taken down."""
+
+    def interrupt(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    before = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _start(asked: Emulation, rank: int, network: Network, shares: Shares) -> subprocess.Popen[bytes]:
+    """The command as one rank, in the namespace of its node and in its own control group."""
+    node, local = _place(asked.cluster, rank)
+    members = shares.members(rank)
+    library = ctypes.CDLL(None)
+
+    def enter() -> None:  # in the child, before the command
+        library.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        members.write_text(str(os.getpid()))
+
+    try:
+        return subprocess.Popen(
+            ["ip", "netns", "exec", network.namespace(node), *asked.command],
+            env={**os.environ, **_variables(asked.cluster, rank, node, local, network)},
+            preexec_fn=enter,
+            start_new_session=True,
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        raise ConfigError("cannot be started", key="COMMAND", found=str(error)) from None
+
+
+def _place(cluster: Cluster, rank: int) -> tuple[int, int]:
+    """The node of a rank, and its number among the node's devices."""
+    local = rank
+    for number, node in enumerate(cluster.nodes):
+        if local < node.devices:
+            return number, local
+        local -= node.devices
+    raise ConfigError("is not a rank of the cluster", found=str(rank))
+
+
+def _variables(cluster: Cluster, rank: int, node: int, local: int, network: Network) -> Mapping[str, str]:
+    """What torchrun would set, so that programs for torchrun run as they are; and one thread each."""
+    return {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(local),
+        "GROUP_RANK": str(node),
+        "WORLD_SIZE": str(cluster.devices),
+        "LOCAL_WORLD_SIZE": str(cluster.nodes[node].devices),
+        "MASTER_ADDR": network.address(0) if len(cluster.nodes) > 1 else "127.0.0.1",
+        "MASTER_PORT": PORT,
+        "TORCHELASTIC_RUN_ID": "shardwise-emulate",
+        "GLOO_SOCKET_IFNAME": "eth0" if len(cluster.nodes) > 1 else "lo",
+        "OMP_NUM_THREADS": "1",
+    }
+
+
+def _watched(
+    started: Sequence[subprocess.Popen[bytes]],
+    changes: Sequence[Change],
+    asked: Emulation,
+    network: Network,
+    shares: Shares,
+) -> int:
+    """Carry out the changes as they are due, until all ranks have ended, or one has failed and the others had
+    their grace."""
+    start_s = time.monotonic()
+    running = {os.pidfd_open(process.pid): process for process in started}
+    due = list(changes)
+    failed, deadline_s = 0, float("inf")
+    try:
+        while running and time.monotonic() < deadline_s:
+            until_s = min(deadline_s, start_s + due[0].time_s if due else float("inf"))
+            wait_s = None if until_s == float("inf") else max(0.0, until_s - time.monotonic())
+            for descriptor in select.select(list(running), [], [], wait_s)[0]:
+                code = running.pop(descriptor).wait()
+                os.close(descriptor)
+                if code and not failed:
+                    failed = code if code > 0 else 128 - code
+                    deadline_s = time.monotonic() + GRACE_S
+            while due and start_s + due[0].time_s <= time.monotonic():
+                _carry_out(due.pop(0), asked, network, shares)
+    finally:
+        for descriptor in running:
+            os.close(descriptor)
+    return failed
+
+
+def _carry_out(change: Change, asked: Emulation, network: Network, shares: Shares) -> None:
+    if change.link is not None:
+        network.shape(change.link, change.value)
+    for rank in change.ranks:
+        shares.set(rank, asked.shares[rank] * change.value)
+
+
+def _end(started: Sequence[subprocess.Popen[bytes]]) -> None:
+    """End the processes of the ranks, whatever they do; what they started besides ends with its group."""
+    for process in started:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+    for process in started:
+        process.wait()

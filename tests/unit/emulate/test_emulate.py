@@ -1,0 +1,244 @@
+"""Emulated clusters: what the ranks see, that changes arrive, and that nothing is left, however it ends.
+
+They need root and a kernel that has the parts. Where one is lacking, what is held is that it is said in one
+line.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from shardwise.cluster import EventTrace, LinkChange, NodeLost, Slowdown, load_cluster
+from shardwise.emulate import Emulation
+from shardwise.emulate.changes import Change, changes_of
+from shardwise.emulate.shares import Shares
+from shardwise.errors import ConfigError
+
+pytestmark = pytest.mark.xdist_group("emulate")
+
+CLUSTER = """
+name: two hosts
+nodes:
+- {device: cpu, devices: 2, nics: {count: 1, bandwidth: 160Mb/s}}
+- {device: cpu, devices: 1, speed: 0.5, nics: {count: 1, bandwidth: 80Mb/s}}
+"""
+
+COMMAND = (sys.executable, "-m", "shardwise", "emulate")
+
+
+def namespaces() -> set[str]:
+    folder = Path("/var/run/netns")
+    return {path.name for path in folder.iterdir()} if folder.is_dir() else set()
+
+
+def groups() -> set[str]:
+    return {str(path) for path in Path("/sys/fs/cgroup").glob("**/shardwise-*")}
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[str]:
+    """The file of a cluster; afterwards no namespace and no control group may be left."""
+    before = namespaces(), groups()
+    path = tmp_path / "cluster.yaml"
+    path.write_text(CLUSTER)
+    yield str(path)
+    assert (namespaces() - before[0], groups() - before[1]) == (set(), set())
+
+
+def emulate(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*COMMAND, *words], capture_output=True, text=True, check=False, timeout=120)
+
+
+def is_possible(ran: subprocess.CompletedProcess[str]) -> bool:
+    """Whether this machine emulates; where not, that is one line that names what is lacking."""
+    if ran.returncode != 2:
+        return True
+    assert ran.stderr.startswith("shardwise: error: ") and ran.stderr.count("\n") == 1
+    assert any(word in ran.stderr for word in ("needs root", "lacks", "not installed"))
+    return False
+
+
+TELL = """
+import json, os, subprocess, sys
+def said(*words): return subprocess.run(words, capture_output=True, text=True, check=True).stdout
+lines = [line.strip().split(":") for line in open("/proc/self/cgroup")]
+line = next(where for _, kind, where in lines if kind == "cpu" or "/shardwise-" in where)
+names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR")
+told = {name: os.environ[name] for name in names}
+told["shaped"] = said("tc", "qdisc", "show", "dev", "eth0")
+told["group"] = line.rpartition("/")[2]
+with open(sys.argv[1] + os.environ["RANK"], "w") as file:
+    json.dump(told, file)
+"""
+
+
+def test_every_rank_has_its_place_its_link_and_its_share(cluster: str, tmp_path: Path) -> None:
+    ran = emulate(cluster, "--", sys.executable, "-c", TELL, f"{tmp_path}/told")
+    if not is_possible(ran):
+        return
+    assert (ran.returncode, ran.stderr) == (0, "")
+    told = [json.loads((tmp_path / f"told{rank}").read_text()) for rank in range(3)]
+    assert [(one["RANK"], one["GROUP_RANK"], one["LOCAL_RANK"], one["LOCAL_WORLD_SIZE"]) for one in told] == [
+        ("0", "0", "0", "2"), ("1", "0", "1", "2"), ("2", "1", "0", "1"),
+    ]  # fmt: skip
+    assert {(one["WORLD_SIZE"], one["MASTER_ADDR"]) for one in told} == {("3", "10.77.0.1")}
+    assert ["rate 160Mbit" in one["shaped"] for one in told] == [True, True, False]
+    assert "rate 80Mbit" in told[2]["shaped"]
+    assert [one["group"] for one in told] == ["d0", "d1", "d2"]
+
+
+@pytest.mark.parametrize(
+    ("program", "code"),
+    [
+        ("import sys; sys.exit(7)", 7),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", 128 + signal.SIGKILL),
+        # One rank fails while the others would go on for a minute.
+        ("import os, sys, time; sys.exit(5) if os.environ['RANK'] == '1' else time.sleep(60)", 5),
+    ],
+)
+def test_a_rank_that_fails_ends_all_with_its_code(
+    cluster: str, monkeypatch: pytest.MonkeyPatch, program: str, code: int
+) -> None:
+    ran = emulate(cluster, "--", sys.executable, "-c", program)
+    assert not is_possible(ran) or ran.returncode == code
+
+
+def test_a_command_that_does_not_exist_ends_with_a_code(cluster: str) -> None:
+    ran = emulate(cluster, "--", "/nowhere/command")
+    assert not is_possible(ran) or ran.returncode not in (0, 2)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_takes_everything_down(cluster: str, tmp_path: Path, number: int) -> None:
+    ready = tmp_path / "ready"
+    program = f"import os, time; os.mkfifo('{ready}') if os.environ['RANK'] == '0' else 0; time.sleep(60)"
+    with subprocess.Popen(
+        [*COMMAND, cluster, "--", sys.executable, "-c", program], stderr=subprocess.PIPE, text=True
+    ) as process:
+        deadline_s = time.monotonic() + 100
+        while not ready.exists() and process.poll() is None and time.monotonic() < deadline_s:
+            os.sched_yield()
+        process.send_signal(number)
+        _, said = process.communicate(timeout=120)
+    if process.returncode == 2:
+        assert "needs root" in said or "lacks" in said
+    else:
+        assert process.returncode == 130 and said.startswith("shardwise: error: interrupted")
+
+
+def test_what_a_killed_emulation_left_is_removed_by_the_next(cluster: str, tmp_path: Path) -> None:
+    ready = tmp_path / "ready"
+    program = f"import os, time; os.mkfifo('{ready}') if os.environ['RANK'] == '0' else 0; time.sleep(60)"
+    with subprocess.Popen(
+        [*COMMAND, cluster, "--", sys.executable, "-c", program], stderr=subprocess.DEVNULL
+    ) as process:
+        deadline_s = time.monotonic() + 100
+        while not ready.exists() and process.poll() is None and time.monotonic() < deadline_s:
+            os.sched_yield()
+        process.kill()
+    own = f"sw{process.pid}-"
+    assert is_possible(emulate(cluster, "--", "true")) or os.geteuid() != 0
+    assert not [name for name in namespaces() if name.startswith(own)]
+
+
+def test_links_and_shares_change_on_the_way(cluster: str, tmp_path: Path) -> None:
+    """The command of rank 0 ends once it has seen its link at the changed bandwidth."""
+    events = tmp_path / "events.jsonl"
+    events.write_text(
+        '{"schema": "shardwise.events", "version": 1, "nodes": 2}\n'
+        '{"time_s": 0.2, "kind": "link", "link": "n0>s1g0", "bytes_per_s": 5e6}\n'
+        '{"time_s": 0.2, "kind": "slow", "where": "n0", "speed": 0.5}\n'
+    )
+    program = (
+        "import os, subprocess, sys, time\n"
+        "if os.environ['RANK'] != '0': sys.exit()\n"
+        "until = time.monotonic() + 20\n"
+        "while time.monotonic() < until:\n"
+        "    said = subprocess.run(['tc', 'qdisc', 'show', 'dev', 'eth0'], capture_output=True, text=True)\n"
+        "    if 'rate 40Mbit' in said.stdout: sys.exit()\n"
+        "sys.exit(9)\n"
+    )
+    ran = emulate(cluster, "--events", str(events), "--", sys.executable, "-c", program)
+    assert not is_possible(ran) or ran.returncode == 0
+
+
+def test_shares_are_of_the_cores_and_follow_the_speeds(tmp_path: Path) -> None:
+    (tmp_path / "c.yaml").write_text(CLUSTER)
+    place = load_cluster(str(tmp_path / "c.yaml"))
+    assert Emulation(cluster=place, command=("true",), cpu_share=0.4).shares == (0.4, 0.4, 0.2)
+    # 80 % of the cores among speeds that sum to 2.5; no device has more than a core.
+    cores = os.cpu_count() or 1
+    nominal = min(1.0, 0.8 * cores / 2.5)
+    asked = Emulation(cluster=place, command=("true",))
+    assert asked.shares == pytest.approx((nominal, nominal, nominal / 2))
+
+
+@pytest.mark.parametrize("is_v2", [False, True])
+def test_a_share_is_a_quota_of_each_period(tmp_path: Path, is_v2: bool) -> None:
+    if is_v2:
+        (tmp_path / "cgroup.controllers").write_text("cpu memory")
+    shares = Shares(2, 4711, root=tmp_path)
+    shares.build()
+    shares.set(1, 0.25)
+    group = tmp_path / "shardwise-4711" / "d1"
+    if is_v2:
+        assert (group / "cpu.max").read_text() == "2500 10000"
+    else:
+        assert (group / "cpu.cfs_period_us").read_text() == "10000"
+        assert (group / "cpu.cfs_quota_us").read_text() == "2500"
+
+
+def test_events_become_changes_of_links_and_ranks(tmp_path: Path) -> None:
+    (tmp_path / "c.yaml").write_text(CLUSTER)
+    place = load_cluster(str(tmp_path / "c.yaml"))
+    trace = EventTrace(
+        nodes=2,
+        events=(
+            LinkChange(time_s=1.0, link="n1>s1g0", bytes_per_s=1e6),
+            Slowdown(time_s=2.0, where="n0", speed=0.5),
+            Slowdown(time_s=3.0, where="d2", speed=0.25),
+        ),
+    )
+    assert changes_of(trace, place) == [
+        Change(time_s=1.0, value=1e6, link="n1>s1g0"),
+        Change(time_s=2.0, value=0.5, ranks=(0, 1)),
+        Change(time_s=3.0, value=0.25, ranks=(2,)),
+    ]
+    for refused in (NodeLost(time_s=1.0, node="n0"), LinkChange(time_s=1.0, link="n1>s1g0", latency_s=1.0)):
+        with pytest.raises(ConfigError, match="is not emulated"):
+            changes_of(EventTrace(nodes=2, events=(refused,)), place)
+    with pytest.raises(ConfigError, match="another cluster"):
+        changes_of(EventTrace(nodes=3, events=()), place)
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (("1x2xcpu",), "COMMAND"),
+        (("1x2xH100-SXM", "--", "true"), "CLUSTER"),
+        (("1x65xcpu", "--", "true"), "CLUSTER"),
+        (("1x2xcpu", "--cpu-share", "2", "--", "true"), "--cpu-share"),
+        (("1x2xcpu", "--events", "missing.jsonl", "--", "true"), "missing.jsonl"),
+    ],
+)
+def test_what_cannot_be_emulated_is_refused_in_one_line(words: tuple[str, ...], named: str) -> None:
+    ran = emulate(*words)
+    assert (ran.returncode, ran.stdout) == (2, "")
+    assert ran.stderr.count("\n") == 1 and named in ran.stderr
+
+
+def test_other_users_than_root_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    from shardwise.emulate.system import check_system
+
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    with pytest.raises(ConfigError, match=r"needs root|is not installed"):
+        check_system()
