@@ -1,14 +1,19 @@
-"""How frontier tracking grows: `python -m benchmarks.graph_growth chains|blocks [MOST_OPERATORS]`.
+"""How frontier tracking grows.
+
+`python -m benchmarks.graph_growth chains|blocks [--most OPERATORS] [--epsilon E]`
 
 `chains` are operators one after the other, no two alike, with drawn costs: layouts of an operator trade time
 for memory, and bringing a tensor from one layout to another takes time. `blocks` is Llama 3.1 8B with more
-and more layers, alike (one block, repeated) or unlike (each a block of its own). Tracked to 0.1 %, as far as
-the limits of `shardwise frontier` allow; CPU seconds of the tracking alone, in this process.
+and more layers, alike (one block, repeated) or unlike (each a block of its own). Tracked to E, as far as the
+limits of `shardwise frontier` allow; CPU seconds of the tracking alone, in this process.
+
+`per cell` are labels for each choice of each variable. Predicted are numbers in all tables, N K^2 of a chain of
+N operators of K layouts, times weighted sums and labels per cell; `ns each` is what one took.
 """
 
 from __future__ import annotations
 
-import sys
+import argparse
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from math import log
@@ -22,7 +27,6 @@ from shardwise.frontier import Chain, Factor, Link, Part
 from shardwise.graph import Block, OpGraph, load_graph
 from shardwise.search import tracked
 
-EPSILON = 0.001
 MOST_LABELS = 100_000
 """As in `shardwise frontier`."""
 
@@ -33,6 +37,11 @@ MOST_NUMBERS = 150_000_000
 
 LAYERS = (3, 10, 33, 100, 333)
 MESHES = ((8,), (8, 8), (2, 4, 8))
+
+HEAD = (
+    "", "operators", "layouts", "at most", "points", "proven", "weighted sums", "labels", "per cell", "predicted",
+    "CPU s", "ns each",
+)  # fmt: skip
 
 Row = tuple[int, float, float]
 """Operators, layouts of an operator (the geometric mean), CPU seconds."""
@@ -68,14 +77,14 @@ def drawn_chain(operators: int, layouts: int, seed: int) -> Chain:
     return tuple(links)
 
 
-def chains(most: int) -> Iterator[Row]:
+def chains(most: int, epsilon: float) -> Iterator[Row]:
     """A line for each size of a drawn chain."""
     for operators in (each for each in OPERATORS if each <= most):
         for layouts in LAYOUTS:
             if operators * layouts**2 * 5 > MOST_NUMBERS:
                 continue
             chain = drawn_chain(operators, layouts, seed=0)
-            yield line("", operators, [layouts], (chain,))
+            yield line("", operators, [layouts], (chain,), epsilon)
 
 
 def llama(layers: int, *, alike: bool) -> OpGraph:
@@ -107,7 +116,7 @@ def own_block(layer: Block, place: int) -> Block:
     return replace(layer, name=f"{layer.name}{place}", entry=entry, operators=operators, repeat=1)
 
 
-def blocks(most: int) -> Iterator[Row]:
+def blocks(most: int, epsilon: float) -> Iterator[Row]:
     """A line for each number of layers and each mesh."""
     cluster = load_cluster("8x8xH100-SXM")
     for alike in (True, False):
@@ -118,46 +127,51 @@ def blocks(most: int) -> Iterator[Row]:
                     continue
                 laid = layout_chain(graph, cluster, Training(dtype="bf16"), mesh_of(cluster, ranks))
                 name = f"{'x'.join(map(str, ranks))}, {'alike' if alike else 'unlike'}"
-                yield line(name, graph.operators, list(laid.layouts_per_operator.values()), laid.chains)
+                yield line(
+                    name, graph.operators, list(laid.layouts_per_operator.values()), laid.chains, epsilon
+                )
 
 
-def line(name: str, operators: int, layouts: Sequence[int], asked: Sequence[Chain]) -> Row:
+def line(name: str, operators: int, layouts: Sequence[int], asked: Sequence[Chain], epsilon: float) -> Row:
     """Tracks the chains and prints what it took."""
     start_s = process_time()
-    found = tracked(asked, epsilon=EPSILON, most_labels=MOST_LABELS)
+    found = tracked(asked, epsilon=epsilon, most_labels=MOST_LABELS)
     cpu_s = process_time() - start_s
     labels, weights = (sum(getattr(each, what) for each in found.efforts) for what in ("labels", "weights"))
-    cells = sum(each.choices for each in found.efforts)
+    per_cell = labels / sum(each.choices for each in found.efforts)
+    predicted = pairs(asked) * (weights + per_cell)
     mean = float(np.exp(np.mean(np.log(layouts))))
-    print(
-        f"| {name} | {operators:,} | {mean:.3g} | {max(layouts)} | {len(found.points)} | "
-        f"{found.epsilon:.2%} | {weights:,} | {labels:,} | {labels / cells:.2g} | {cpu_s:.2f} |",
-        flush=True,
-    )
+    told = (
+        name, f"{operators:,}", f"{mean:.3g}", f"{max(layouts)}", f"{len(found.points)}", f"{found.epsilon:.2%}",
+        f"{weights:,}", f"{labels:,}", f"{per_cell:.2g}", f"{predicted:.2g}", f"{cpu_s:.2f}",
+        f"{cpu_s / predicted * 1e9:.2g}",
+    )  # fmt: skip
+    print("| " + " | ".join(told) + " |", flush=True)
     return operators, mean, cpu_s
 
 
-def main(arguments: list[str]) -> None:
-    """Prints a table and the powers with which CPU seconds grow."""
-    most = int(arguments[1]) if len(arguments) > 1 else OPERATORS[-1]
-    head = (
-        "",
-        "operators",
-        "layouts",
-        "at most",
-        "points",
-        "proven",
-        "weighted sums",
-        "labels",
-        "per cell",
-        "CPU s",
+def pairs(asked: Sequence[Chain]) -> int:
+    """Numbers in the tables of the chains: of a chain of N operators of K layouts about N K^2, like blocks
+    counted once."""
+    factors = (
+        factor for chain in asked for link in chain for _, part in link.modes for factor in part.factors
     )
-    print("| " + " | ".join(head) + " |\n" + "|---" * len(head) + "|")
-    rows = list({"chains": chains, "blocks": blocks}[arguments[0]](most))
+    return sum(factor.costs[..., 0].size for factor in factors)
+
+
+def main() -> None:
+    """Prints a table and the powers with which CPU seconds grow."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("what", choices=["chains", "blocks"])
+    parser.add_argument("--most", type=int, default=OPERATORS[-1])
+    parser.add_argument("--epsilon", type=float, default=0.01)
+    asked = parser.parse_args()
+    print("| " + " | ".join(HEAD) + " |\n" + "|---" * len(HEAD) + "|")
+    rows = list({"chains": chains, "blocks": blocks}[asked.what](asked.most, asked.epsilon))
     logs = np.array([[1.0, log(operators), log(layouts), log(cpu_s)] for operators, layouts, cpu_s in rows])
     (_, by_operators, by_layouts), *_ = np.linalg.lstsq(logs[:, :3], logs[:, 3])
     print(f"\nCPU seconds grow as operators^{by_operators:.2f} x layouts^{by_layouts:.2f}")
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()
