@@ -1,14 +1,14 @@
 """How frontier tracking grows.
 
-`python -m benchmarks.graph_growth chains|blocks [--most OPERATORS] [--epsilon E]`
+`python -m benchmarks.graph_growth chains|blocks [--operators N ...] [--epsilon E]`
 
 `chains` are operators one after the other, no two alike, with drawn costs: layouts of an operator trade time
 for memory, and bringing a tensor from one layout to another takes time. `blocks` is Llama 3.1 8B with more
 and more layers, alike (one block, repeated) or unlike (each a block of its own). Tracked to E, as far as the
 limits of `shardwise frontier` allow; CPU seconds of the tracking alone, in this process.
 
-`per cell` are labels for each choice of each variable. Predicted are numbers in all tables, N K^2 of a chain of
-N operators of K layouts, times weighted sums and labels per cell; `ns each` is what one took.
+`per cell` are labels for each choice of each variable. Predicted are numbers in all tables, N K^2 of a chain
+of N operators of K layouts, times weighted sums and labels per cell; `ns each` is what one took.
 """
 
 from __future__ import annotations
@@ -35,12 +35,14 @@ LAYOUTS = (4, 8, 16, 32, 64)
 MOST_NUMBERS = 150_000_000
 """Of all tables of a chain together, five columns each: beyond it a chain is not built (1.2 GB)."""
 
-LAYERS = (3, 10, 33, 100, 333)
+LAYER = 15
+"""Operators of a layer of Llama; four more are outside of layers."""
+
 MESHES = ((8,), (8, 8), (2, 4, 8))
 
 HEAD = (
-    "", "operators", "layouts", "at most", "points", "proven", "weighted sums", "labels", "per cell", "predicted",
-    "CPU s", "ns each",
+    "", "operators", "layouts", "at most", "points", "proven", "weighted sums", "labels", "per cell",
+    "predicted", "CPU s", "ns each",
 )  # fmt: skip
 
 Row = tuple[int, float, float]
@@ -77,9 +79,9 @@ def drawn_chain(operators: int, layouts: int, seed: int) -> Chain:
     return tuple(links)
 
 
-def chains(most: int, epsilon: float) -> Iterator[Row]:
+def chains(counts: Sequence[int], epsilon: float) -> Iterator[Row]:
     """A line for each size of a drawn chain."""
-    for operators in (each for each in OPERATORS if each <= most):
+    for operators in counts:
         for layouts in LAYOUTS:
             if operators * layouts**2 * 5 > MOST_NUMBERS:
                 continue
@@ -116,20 +118,17 @@ def own_block(layer: Block, place: int) -> Block:
     return replace(layer, name=f"{layer.name}{place}", entry=entry, operators=operators, repeat=1)
 
 
-def blocks(most: int, epsilon: float) -> Iterator[Row]:
-    """A line for each number of layers and each mesh."""
+def blocks(counts: Sequence[int], epsilon: float) -> Iterator[Row]:
+    """A line for each mesh and for as many layers as have about so many operators."""
     cluster = load_cluster("8x8xH100-SXM")
     for alike in (True, False):
         for ranks in MESHES:
-            for layers in LAYERS:
-                graph = llama(layers, alike=alike)
-                if graph.operators > most:
-                    continue
+            for operators in counts:
+                graph = llama(operators // LAYER, alike=alike)
                 laid = layout_chain(graph, cluster, Training(dtype="bf16"), mesh_of(cluster, ranks))
                 name = f"{'x'.join(map(str, ranks))}, {'alike' if alike else 'unlike'}"
-                yield line(
-                    name, graph.operators, list(laid.layouts_per_operator.values()), laid.chains, epsilon
-                )
+                layouts = list(laid.layouts_per_operator.values())
+                yield line(name, graph.operators, layouts, laid.chains, epsilon)
 
 
 def line(name: str, operators: int, layouts: Sequence[int], asked: Sequence[Chain], epsilon: float) -> Row:
@@ -142,8 +141,8 @@ def line(name: str, operators: int, layouts: Sequence[int], asked: Sequence[Chai
     predicted = pairs(asked) * (weights + per_cell)
     mean = float(np.exp(np.mean(np.log(layouts))))
     told = (
-        name, f"{operators:,}", f"{mean:.3g}", f"{max(layouts)}", f"{len(found.points)}", f"{found.epsilon:.2%}",
-        f"{weights:,}", f"{labels:,}", f"{per_cell:.2g}", f"{predicted:.2g}", f"{cpu_s:.2f}",
+        name, f"{operators:,}", f"{mean:.3g}", f"{max(layouts)}", f"{len(found.points)}",
+        f"{found.epsilon:.2%}", f"{weights:,}", f"{labels:,}", f"{per_cell:.2g}", f"{predicted:.2g}", f"{cpu_s:.2f}",
         f"{cpu_s / predicted * 1e9:.2g}",
     )  # fmt: skip
     print("| " + " | ".join(told) + " |", flush=True)
@@ -153,21 +152,19 @@ def line(name: str, operators: int, layouts: Sequence[int], asked: Sequence[Chai
 def pairs(asked: Sequence[Chain]) -> int:
     """Numbers in the tables of the chains: of a chain of N operators of K layouts about N K^2, like blocks
     counted once."""
-    factors = (
-        factor for chain in asked for link in chain for _, part in link.modes for factor in part.factors
-    )
-    return sum(factor.costs[..., 0].size for factor in factors)
+    parts = (part for chain in asked for link in chain for _, part in link.modes)
+    return sum(factor.costs[..., 0].size for part in parts for factor in part.factors)
 
 
 def main() -> None:
     """Prints a table and the powers with which CPU seconds grow."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("what", choices=["chains", "blocks"])
-    parser.add_argument("--most", type=int, default=OPERATORS[-1])
+    parser.add_argument("--operators", type=int, nargs="*", default=OPERATORS)
     parser.add_argument("--epsilon", type=float, default=0.01)
     asked = parser.parse_args()
     print("| " + " | ".join(HEAD) + " |\n" + "|---" * len(HEAD) + "|")
-    rows = list({"chains": chains, "blocks": blocks}[asked.what](asked.most, asked.epsilon))
+    rows = list({"chains": chains, "blocks": blocks}[asked.what](asked.operators, asked.epsilon))
     logs = np.array([[1.0, log(operators), log(layouts), log(cpu_s)] for operators, layouts, cpu_s in rows])
     (_, by_operators, by_layouts), *_ = np.linalg.lstsq(logs[:, :3], logs[:, 3])
     print(f"\nCPU seconds grow as operators^{by_operators:.2f} x layouts^{by_layouts:.2f}")
