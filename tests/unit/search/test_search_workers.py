@@ -54,6 +54,7 @@ def small_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(drive, "FIRST_ROUND", 64)
     monkeypatch.setattr(drive, "LARGEST_ROUND", 256)
     monkeypatch.setattr(division, "ROWS_ALONE", 16)
+    monkeypatch.setattr(division, "FIRST_ROWS_ALONE", 16)
     monkeypatch.setattr(division, "DEGREES_PER_LANE", 2)
 
 
