@@ -113,6 +113,7 @@ class NodeView:
         self.pool_of = {f"n{index}": keys[replace(node, name="")] for index, node in enumerate(cluster.nodes)}
         self._node_of_rank = [index for index, node in enumerate(cluster.nodes) for _ in range(node.devices)]
         self._links: dict[str, Link] = {}
+        self._same: dict[NodeState, NodeState] = {}
         self._spans = {f"s{place}": tier.span for place, tier in enumerate(cluster.tiers)}
         self._first_ranks = tuple(accumulate((node.devices for node in cluster.nodes), initial=0))
 
@@ -133,7 +134,7 @@ class NodeView:
                 latency_s=latency_s.get(name, 0.0),
             )
             if state.speed and state.network and state.inside:
-                found[name] = state
+                found[name] = self._same.setdefault(state, state)
         return found
 
     def unreachable(self, conditions: Conditions) -> tuple[str, ...]:

@@ -2,7 +2,9 @@
 
 from shardwise.replan.arrangement import Arrangement
 from shardwise.replan.decide import KEEP, MOVE, PATCH, Decision, Planner, planner_of
+from shardwise.replan.policies import WAIT, Choice, Run
 from shardwise.replan.prices import Prices
+from shardwise.replan.replaying import POLICIES, Replay, best_interval_s, replay
 from shardwise.replan.running import running_on
 from shardwise.replan.situation import Situation, situation_of
 from shardwise.replan.steps import Steps
@@ -12,15 +14,22 @@ __all__ = [
     "KEEP",
     "MOVE",
     "PATCH",
+    "POLICIES",
+    "WAIT",
     "Arrangement",
+    "Choice",
     "Costs",
     "Decision",
     "Planner",
     "Prices",
+    "Replay",
+    "Run",
     "Situation",
     "Steps",
     "Transition",
+    "best_interval_s",
     "planner_of",
+    "replay",
     "running_on",
     "situation_of",
 ]

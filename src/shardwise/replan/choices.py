@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
 
 from shardwise.cluster import NodeState
 from shardwise.replan.arrangement import Arrangement, at_width, cells, pipeline_order, together
@@ -10,6 +11,9 @@ from shardwise.replan.prices import Prices
 from shardwise.replan.situation import Situation
 from shardwise.replan.steps import Steps
 from shardwise.strategy import Strategy
+
+IsWorth = Callable[[Strategy, float], bool]
+"""Whether a shape that takes no less than so many seconds per step can be better than what is known."""
 
 THRESHOLDS = 3
 """Sets of nodes without the slowest ones that are looked at, by speed and by bandwidth."""
@@ -81,15 +85,20 @@ def arranged(
     situation: Situation,
     steps: Steps,
     running: Arrangement | None,
+    is_worth: IsWorth,
 ) -> Iterator[Arrangement]:
     """The shape on the first of these nodes, as wide as it goes, with the shares by which it is fastest.
-    Nodes keep what they hold of `running` where they can."""
+    Nodes keep what they hold of `running` where they can. Widths whose time cannot be worth it are left
+    out."""
     prices = steps.prices
     devices = prices.devices_of(nodes[0])
     size = shape.tp * shape.cp * shape.pp
     for dp in widths(shape, len(nodes), prices, devices):
         strategy = at_width(shape, dp)
-        slots = _placed(strategy, nodes[: dp * size // devices], situation, devices)
+        nominal_s = steps.nominal_s(strategy, {situation.states[name].pool for name in nodes})
+        if nominal_s is None or not is_worth(shape, nominal_s):
+            continue
+        slots = _placed(strategy, nodes[: dp * size // devices], devices)
         if running is not None:
             slots = _kept(strategy, slots, situation, running, devices)
         found = steps.balanced(strategy, slots, situation)
@@ -97,7 +106,7 @@ def arranged(
             yield found
 
 
-def _placed(strategy: Strategy, nodes: Sequence[str], situation: Situation, devices: int) -> tuple[str, ...]:
+def _placed(strategy: Strategy, nodes: Sequence[str], devices: int) -> tuple[str, ...]:
     """Alike nodes in the same pipelines."""
     slots = [""] * len(nodes)
     for slot, name in zip(pipeline_order(strategy, devices), nodes, strict=True):
@@ -114,6 +123,7 @@ def _kept(
         return slots
     wanted = _parts(strategy, devices)
     had = dict(zip(running.slots, _parts(running.strategy, devices), strict=True))
+    order = {name: place for place, name in enumerate(running.slots)}
     groups: dict[NodeState, list[int]] = {}
     for slot, name in enumerate(slots):
         groups.setdefault(situation.states[name], []).append(slot)
@@ -121,7 +131,7 @@ def _kept(
     for places in groups.values():
         free = sorted((slots[slot] for slot in places), key=_number)
         by_part: dict[object, list[str]] = {}
-        for name in sorted(free, key=lambda one: _order(one, running)):
+        for name in sorted(free, key=lambda one: order.get(one, len(order))):
             by_part.setdefault(had.get(name), []).append(name)
         taken: set[str] = set()
         left = []
@@ -146,10 +156,7 @@ def _number(name: str) -> int:
     return int(name[1:])
 
 
-def _order(name: str, running: Arrangement) -> int:
-    return running.slots.index(name) if name in running.slots else len(running.slots)
-
-
+@lru_cache(maxsize=1024)
 def _parts(strategy: Strategy, devices: int) -> list[tuple[object, ...]]:
     """What each slot holds: pipeline ranks, told with all that cuts the model into stages."""
     laid = cells(strategy, devices)
@@ -165,10 +172,14 @@ def _parts(strategy: Strategy, devices: int) -> list[tuple[object, ...]]:
 
 
 def all_choices(
-    shapes: Iterable[Strategy], situation: Situation, steps: Steps, running: Arrangement | None
+    shapes: Iterable[Strategy],
+    situation: Situation,
+    steps: Steps,
+    running: Arrangement | None,
+    is_worth: IsWorth,
 ) -> Iterator[Arrangement]:
-    """Every shape on every set of nodes."""
+    """Every shape on every set of nodes, as far as it can be worth it."""
     sets = node_sets(situation, steps.prices)
     for shape in shapes:
         for names in sets:
-            yield from arranged(shape, names, situation, steps, running)
+            yield from arranged(shape, names, situation, steps, running, is_worth)

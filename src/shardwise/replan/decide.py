@@ -5,22 +5,30 @@ Pure: a plan that runs, a situation and prices in, a decision out; no clock and 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
 
-from shardwise.errors import Infeasible
+from shardwise.errors import Infeasible, InternalError
 from shardwise.replan.arrangement import Arrangement
-from shardwise.replan.choices import all_choices, node_sets
+from shardwise.replan.choices import all_choices
 from shardwise.replan.prices import Prices
 from shardwise.replan.shapes import Shapes, sizes_below
 from shardwise.replan.situation import Situation
 from shardwise.replan.steps import Steps
 from shardwise.replan.transition import NOTHING, Costs, Transition, Transitions
+from shardwise.strategy import Strategy
 
 KEEP, PATCH, MOVE = "keep", "patch", "move"
 
 ENOUGH = 1e-9
 """A share of steps by which a change must be better than what costs less."""
+
+
+RESTARTS = 10
+"""Restarts that the horizon has at least, where what runs cannot go on."""
+
+ALTERNATIVES = 3
+"""Shapes whose fastest arrangements a decision names."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +37,8 @@ class Decision:
 
     `keep_step_s` is the step time of going on as it is, None where that cannot run; `gain_s_per_step` is the
     difference, None then. Training is ahead of keeping from `pays_after_s` on (None: never), and makes
-    `steps` over the horizon, keeping `keep_steps`. `considered` counts the arrangements that were weighed.
+    `steps` over the horizon, keeping `keep_steps`. `considered` counts the arrangements that were weighed,
+    `alternatives` are the fastest of them, one of each shape.
     """
 
     decision: str
@@ -39,6 +48,7 @@ class Decision:
     transition: Transition
     horizon_s: float
     considered: int
+    alternatives: tuple[Arrangement, ...] = ()
 
     @property
     def gain_s_per_step(self) -> float | None:
@@ -77,66 +87,94 @@ class Planner:
         horizon_s: float,
         saved: frozenset[str] = frozenset(),
     ) -> Decision:
-        """What is best over the horizon from here. Moves are weighed where patches leave devices unused, or
-        what changed is more than lost nodes. Raises Infeasible where nothing can run."""
-        keep_s = None if running is None else self.steps.step_s(running, situation)
-        best: Decision | None = None
-        considered = 0
-        if running is not None and keep_s is not None:
-            best = self._decision(KEEP, running, keep_s, keep_s, NOTHING, horizon_s)
-        for arrangement in self._considered(running, situation):
-            considered += 1
-            step_s = self.steps.step_s(arrangement, situation)
-            if step_s is None or (best is not None and horizon_s / step_s <= best.steps * (1.0 + ENOUGH)):
-                continue
-            transition = self.transitions.between(running, arrangement, situation, saved)
-            is_patch = running is not None and arrangement.shape == running.shape
-            found = self._decision(
-                PATCH if is_patch else MOVE, arrangement, step_s, keep_s, transition, horizon_s
-            )
-            if best is None or found.steps > best.steps * (1.0 + ENOUGH):
-                best = found
-        if best is None:
-            raise Infeasible(f"nothing fits on the {len(situation.states)} nodes that are left", reasons={})
-        return Decision(
-            decision=best.decision, arrangement=best.arrangement, step_s=best.step_s,
-            keep_step_s=best.keep_step_s, transition=best.transition, horizon_s=horizon_s,
-            considered=considered,
-        )  # fmt: skip
-
-    def _considered(self, running: Arrangement | None, situation: Situation) -> Iterable[Arrangement]:
+        """What is best over the horizon from here; what cannot go on is planned for `RESTARTS` restarts at
+        least. Raises Infeasible where nothing can run."""
+        weighing = _Weighing(self.steps, self.transitions, running, situation, horizon_s, saved)
         if running is not None:
-            yield from all_choices([running.shape], situation, self.steps, running)
-        yield from self.moves(situation, running)
-
-    def moves(self, situation: Situation, running: Arrangement | None) -> Iterable[Arrangement]:
-        """Other shapes: the best ones on the sizes below what there is; where none of them runs, on every
-        size."""
-        is_found = False
+            weighing.weigh([running.shape])
         for sizes in (sizes_below, _every_size):
-            for names in node_sets(situation, self.steps.prices)[:1]:
-                pools = sorted({situation.states[name].pool for name in names})
-                for pool in pools:
-                    shapes = self.shapes.of_sizes(pool, sizes(len(names)))
-                    for arrangement in all_choices(shapes, situation, self.steps, running):
-                        is_found = True
-                        yield arrangement
-            if is_found:
-                return
+            for shapes in self._shapes_of(situation, sizes):
+                weighing.weigh(shapes)
+            if weighing.best is not None:
+                return weighing.decision()
+        raise Infeasible(f"nothing fits on the {len(situation.states)} nodes that are left", reasons={})
 
-    @staticmethod
-    def _decision(
-        decision: str,
-        arrangement: Arrangement,
-        step_s: float,
-        keep_s: float | None,
-        transition: Transition,
+    def _shapes_of(
+        self, situation: Situation, sizes: Callable[[int], Iterable[int]]
+    ) -> Iterator[list[Strategy]]:
+        """Shapes of every pool that are best on some numbers of the nodes that have as many devices."""
+        devices = [pool.node.devices for pool in self.steps.prices.pools]
+        pools = [state.pool for state in situation.states.values()]
+        for pool in sorted(set(pools)):
+            alike = sum(devices[other] == devices[pool] for other in pools)
+            yield self.shapes.of_sizes(pool, sizes(alike))
+
+
+class _Weighing:
+    """One decision in the making: the best so far, and the fastest of each shape."""
+
+    def __init__(
+        self,
+        steps: Steps,
+        transitions: Transitions,
+        running: Arrangement | None,
+        situation: Situation,
         horizon_s: float,
+        saved: frozenset[str],
+    ) -> None:
+        self._steps, self._transitions = steps, transitions
+        self._running, self._situation, self._saved = running, situation, saved
+        self._shape = None if running is None else running.shape
+        self._keep_s = None if running is None else steps.step_s(running, situation)
+        self._horizon_s = horizon_s
+        self._considered = 0
+        self._fastest: dict[Strategy, tuple[float, Arrangement]] = {}
+        self.best: Decision | None = None
+        if running is not None and self._keep_s is not None:
+            self.best = self._decision(KEEP, running, self._keep_s, NOTHING)
+        else:
+            self._horizon_s = max(horizon_s, RESTARTS * transitions.costs.restart_s)
+
+    def weigh(self, shapes: Iterable[Strategy]) -> None:
+        """Weighs all arrangements of these shapes."""
+        for arrangement in all_choices(shapes, self._situation, self._steps, self._running, self._is_worth):
+            self._considered += 1
+            step_s = self._steps.step_s(arrangement, self._situation)
+            if step_s is None:
+                continue
+            shape = arrangement.shape
+            if shape not in self._fastest or step_s < self._fastest[shape][0]:
+                self._fastest[shape] = step_s, arrangement
+            if self._is_worth(shape, step_s):
+                change = self._transitions.between(self._running, arrangement, self._situation, self._saved)
+                found = self._decision(PATCH if shape == self._shape else MOVE, arrangement, step_s, change)
+                if self.best is None or found.steps > self.best.steps * (1.0 + ENOUGH):
+                    self.best = found
+
+    def decision(self) -> Decision:
+        """The best, with what was weighed."""
+        if self.best is None:
+            raise InternalError("a decision needs something that runs")
+        ordered = sorted(self._fastest.values(), key=lambda one: one[0])
+        alternatives = tuple(arrangement for _, arrangement in ordered[:ALTERNATIVES])
+        return replace(self.best, considered=self._considered, alternatives=alternatives)
+
+    def _is_worth(self, shape: Strategy, least_s: float) -> bool:
+        left_s = self._horizon_s - self._transitions.least_s(is_patch=shape == self._shape)
+        return self.best is None or left_s / least_s > self.best.steps * (1.0 + ENOUGH)
+
+    def _decision(
+        self, decision: str, arrangement: Arrangement, step_s: float, change: Transition
     ) -> Decision:
         return Decision(
-            decision=decision, arrangement=arrangement, step_s=step_s, keep_step_s=keep_s,
-            transition=transition, horizon_s=horizon_s, considered=0,
-        )  # fmt: skip
+            decision=decision,
+            arrangement=arrangement,
+            step_s=step_s,
+            keep_step_s=self._keep_s,
+            transition=change,
+            horizon_s=self._horizon_s,
+            considered=0,
+        )
 
 
 def _every_size(nodes: int) -> tuple[int, ...]:

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import groupby
 
 from shardwise.cluster import Conditions, NodeState, NodeView, stepped
+
+Runs = tuple[tuple[NodeState, int], ...]
+"""States of an arrangement's nodes in the order of its slots: each with how many follow each other in it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,7 +24,7 @@ class Between:
     latency_s: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Situation:
     """States of the nodes that can be used, in the order of the cluster; those of them with notice to go; and
     what lies between sites."""
@@ -28,23 +33,45 @@ class Situation:
     noticed: frozenset[str] = frozenset()
     between: tuple[Between, ...] = ()
 
-    @property
+    @cached_property
+    def common(self) -> NodeState | None:
+        """The state of all nodes, where they are alike."""
+        distinct = set(self.states.values())
+        return distinct.pop() if len(distinct) == 1 else None
+
+    @cached_property
+    def _known(self) -> dict[tuple[str, ...], Runs | None]:
+        return {}
+
+    @cached_property
     def key(self) -> tuple[object, ...]:
         """Equal for situations that are alike."""
         return (tuple(self.states.items()), self.noticed, self.between)
 
-    def states_of(self, slots: Sequence[str], nominal: Sequence[float]) -> list[NodeState]:
-        """How the nodes of an arrangement are together: where it lies on two sites, all that leaves a node is
-        no faster than its share of what lies between them. `nominal` is the bytes/s of a pool's node to
-        others. KeyError where one of them cannot be used."""
-        own = [self.states[name] for name in slots]
+    def states_of(self, slots: tuple[str, ...], nominal: Sequence[float]) -> Runs | None:
+        """How the nodes of an arrangement are together, alike neighbours as one. All that leaves a node goes
+        at the pace of the worst connected of them, since gradients join all; where they lie on two sites, no
+        faster than its share of what lies between. `nominal` is the bytes/s of a pool's node to others.
+        None where one of them cannot be used."""
+        if slots not in self._known:
+            can = all(name in self.states for name in slots)
+            self._known[slots] = self._together(slots, nominal) if can else None
+        return self._known[slots]
+
+    def _together(self, slots: tuple[str, ...], nominal: Sequence[float]) -> Runs:
+        if self.common is not None and not self.between:
+            return ((self.common, len(slots)),)
+        each = [self.states[name] for name in slots]
+        network, latency_s = min(one.network for one in each), max(one.latency_s for one in each)
+        alike = {state: replace(state, network=network, latency_s=latency_s) for state in set(each)}
+        own = [alike[state] for state in each]
         for between in self.between:
             fewest = min(
                 sum(name in between.first for name in slots), sum(name in between.second for name in slots)
             )
             if fewest:
                 own = [_bounded(state, between, fewest, nominal[state.pool]) for state in own]
-        return own
+        return tuple((state, len(list(run))) for state, run in groupby(own))
 
 
 def _bounded(state: NodeState, between: Between, nodes: int, nominal: float) -> NodeState:

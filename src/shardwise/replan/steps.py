@@ -7,7 +7,7 @@ by max-plus.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,7 +17,7 @@ from shardwise.cluster import NodeState
 from shardwise.replan.arrangement import Arrangement, Ints, cells, microbatch_unit
 from shardwise.replan.prices import Prices
 from shardwise.replan.shares import even_shares, fastest_shares
-from shardwise.replan.situation import Situation
+from shardwise.replan.situation import Runs, Situation
 from shardwise.schedule import stage_ranks
 from shardwise.sim import Durations, makespan_s
 from shardwise.strategy import Strategy
@@ -43,8 +43,8 @@ class Steps:
 
     def __init__(self, prices: Prices) -> None:
         self.prices = prices
-        self._times: dict[tuple[Strategy, tuple[NodeState, ...], tuple[int, ...]], float | None] = {}
-        self._shares: dict[tuple[Strategy, tuple[NodeState, ...]], tuple[int, ...] | None] = {}
+        self._times: dict[tuple[Strategy, Runs, tuple[int, ...]], float | None] = {}
+        self._shares: dict[tuple[Strategy, Runs], tuple[int, ...] | None] = {}
 
     def step_s(self, arrangement: Arrangement, situation: Situation) -> float | None:
         """Seconds per step; None where a node is gone, or the arrangement does not fit any more."""
@@ -69,21 +69,37 @@ class Steps:
         shares = self._shares[key]
         return None if shares is None else Arrangement(strategy=strategy, slots=slots, microbatches=shares)
 
-    def _states(self, slots: Sequence[str], situation: Situation) -> tuple[NodeState, ...] | None:
-        if any(name not in situation.states for name in slots):
-            return None
-        return tuple(situation.states_of(slots, self.prices.node_bytes_per_s))
+    def nominal_s(self, strategy: Strategy, pools: Iterable[int]) -> float | None:
+        """Seconds per step where all nodes are as the cluster has them, on the best of these pools: nothing
+        that happens makes it less. None where it never runs."""
+        nodes = strategy.tp * strategy.cp * strategy.pp * strategy.dp
+        found = [self._nominal_s(strategy, NodeState(pool=pool), nodes) for pool in pools]
+        return min((one for one in found if one is not None), default=None)
 
-    def _step_s(
-        self, strategy: Strategy, states: tuple[NodeState, ...], microbatches: tuple[int, ...]
-    ) -> float | None:
+    def _nominal_s(self, strategy: Strategy, state: NodeState, devices: int) -> float | None:
+        states = ((state, devices // self.prices.pools[state.pool].node.devices),)
+        key = strategy, states
+        if key not in self._shares:
+            self._shares[key] = self._balanced(*key)
+        shares = self._shares[key]
+        if shares is None:
+            return None
+        whole = strategy, states, shares
+        if whole not in self._times:
+            self._times[whole] = self._step_s(*whole)
+        return self._times[whole]
+
+    def _states(self, slots: tuple[str, ...], situation: Situation) -> Runs | None:
+        return situation.states_of(slots, self.prices.node_bytes_per_s)
+
+    def _step_s(self, strategy: Strategy, states: Runs, microbatches: tuple[int, ...]) -> float | None:
         kinds = self._kinds(strategy, states)
         if kinds is None:
             return None
         pairs = np.unique(np.stack([kinds.kind_of, np.array(microbatches, dtype=np.int64)]), axis=1)
         return float(_drained_s(strategy, kinds.durations, pairs[0], pairs[1]).max()) + kinds.end_s
 
-    def _balanced(self, strategy: Strategy, states: tuple[NodeState, ...]) -> tuple[int, ...] | None:
+    def _balanced(self, strategy: Strategy, states: Runs) -> tuple[int, ...] | None:
         total = self.prices.microbatches(strategy)
         unit, least = microbatch_unit(strategy)
         if total < strategy.dp * least or (kinds := self._kinds(strategy, states)) is None:
@@ -105,17 +121,18 @@ class Steps:
         )
         return None if shares is None else tuple(shares)
 
-    def _kinds(self, strategy: Strategy, states: tuple[NodeState, ...]) -> _Kinds | None:
-        if len({self.prices.pools[state.pool].node.devices for state in states}) > 1:
+    def _kinds(self, strategy: Strategy, states: Runs) -> _Kinds | None:
+        if len({self.prices.pools[state.pool].node.devices for state, _ in states}) > 1:
             return None  # ranks are told by nodes of one size
-        distinct = sorted(set(states))
+        distinct = sorted({state for state, _ in states})
         figures = [self.prices.figures(strategy, state) for state in distinct]
         if not all(figures):
             return None
         known = [one for one in figures if one is not None]
-        place_of = {state: place for place, state in enumerate(distinct)}
-        slot_kinds = np.array([place_of[state] for state in states], dtype=np.int64)
-        laid = slot_kinds[cells(strategy, self.prices.pools[states[0].pool].node.devices)]
+        if len(known) == 1:
+            return _Kinds(known[0].durations, np.zeros(strategy.dp, dtype=np.int64), known[0].end_s)
+        slot_kinds = np.repeat([distinct.index(state) for state, _ in states], [run for _, run in states])
+        laid = slot_kinds[cells(strategy, self.prices.pools[states[0][0].pool].node.devices)]
         rows, kind_of = np.unique(laid.reshape(strategy.dp, -1), axis=0, return_inverse=True)
         rows = rows.reshape(-1, *laid.shape[1:])
         return _Kinds(
@@ -128,8 +145,6 @@ class Steps:
 def _worst(strategy: Strategy, durations: Sequence[Durations], rows: Ints) -> Durations:
     """Durations of pipelines whose cells lie on nodes of these kinds (places in `durations`), rows of shape
     (pipelines, pp, slots)."""
-    if len(durations) == 1:
-        return durations[0]
     on_stage = rows[:, list(stage_ranks(strategy.schedule, strategy.pp, strategy.vpp)), :]
     stages = np.arange(on_stage.shape[1])
 

@@ -62,6 +62,10 @@ class Transitions:
         self._state_bytes = recipe.master_bytes + OPTIMIZERS[prices.job.optimizer].state_bytes
         self._holdings: dict[tuple[object, ...], Holdings] = {}
 
+    def least_s(self, *, is_patch: bool) -> float:
+        """Seconds that any change takes, to the same shape or to another."""
+        return self.costs.regroup_s if is_patch else self.costs.restart_s
+
     def between(
         self,
         old: Arrangement | None,
@@ -79,7 +83,7 @@ class Transitions:
         if moved is None:
             moved = self._from_checkpoint(new)
         is_patch = old is not None and old.shape == new.shape
-        starting_s = self.costs.regroup_s if is_patch else self.costs.restart_s
+        starting_s = self.least_s(is_patch=is_patch)
         lost_s = self.costs.checkpoint_interval_s / 2.0 if is_lost else 0.0
         return self._of(moved, situation, starting_s, lost_s)
 

@@ -6,7 +6,16 @@ from typing import Annotated
 
 import typer
 
-from shardwise.app.cli.options import ClusterText, InterNode, IsJson, PlanFile
+from shardwise.app.cli.options import (
+    ClusterText,
+    Dtype,
+    InterNode,
+    IsJson,
+    Margin,
+    OptimizerName,
+    OptionalSeqLen,
+    PlanFile,
+)
 from shardwise.app.cli.output import Output
 
 Regroup = Annotated[
@@ -60,3 +69,79 @@ def replan(
         ),
         is_json=is_json,
     )
+
+
+def replay(
+    subject: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODEL|PLAN", help="A model, or a plan file that runs at first.", show_default=False
+        ),
+    ],
+    cluster: ClusterText,
+    events: Annotated[
+        str, typer.Option(metavar="TRACE", help="A trace of events, or words.", show_default=False)
+    ],
+    policy: Annotated[
+        str,
+        typer.Option(metavar="NAMES", help="static, robust, expected, adaptive, oracle, or all of them."),
+    ] = "all",
+    length: Annotated[
+        str | None,
+        typer.Option(metavar="T", help="How long. Default: to the last event.", show_default=False),
+    ] = None,
+    seq_len: OptionalSeqLen = None,
+    global_batch_size: Annotated[
+        str,
+        typer.Option("--global-batch-size", metavar="N", help="Sequences per step, where a model is named."),
+    ] = "",
+    dtype: Dtype = None,
+    optimizer: OptimizerName = "adamw",
+    memory_margin: Margin = "0.05",
+    regroup: Regroup = "10s",
+    restart: MoveRestart = "60s",
+    checkpoint_interval: Annotated[
+        str | None,
+        typer.Option(
+            "--checkpoint-interval",
+            metavar="T",
+            help="Work between checkpoints. Default: what loses least on this trace.",
+            show_default=False,
+        ),
+    ] = None,
+    plot: Annotated[
+        str | None,
+        typer.Option(
+            "--plot", metavar="FILE", help="Draw tokens over time: a .png, .svg or .html.", show_default=False
+        ),
+    ] = None,
+    inter_node: InterNode = None,
+    is_json: IsJson = False,
+) -> Output:
+    """Simulate training through a trace of events, under several policies."""
+    from shardwise.app.cli import replaying, request
+
+    options = request.JobOptions(
+        model=subject,
+        cluster=cluster,
+        inter_node=inter_node,
+        seq_len=seq_len,
+        global_batch_size=global_batch_size,
+        dtype=dtype,
+        optimizer=optimizer,
+        memory_margin=memory_margin,
+    )
+
+    def seconds(option: str, text: str | None, low: str = "0s") -> float | None:
+        return None if text is None else request.duration(option, text, low=low, high="3650d")
+
+    wanted = replaying.ReplayOptions(
+        events=events,
+        policies=policy,
+        length_s=seconds("--length", length, "1s"),
+        regroup_s=request.duration("--regroup", regroup, low="0s", high="1d"),
+        restart_s=request.duration("--restart", restart, low="0s", high="1d"),
+        checkpoint_interval_s=seconds("--checkpoint-interval", checkpoint_interval, "1s"),
+        plot=plot,
+    )
+    return replaying.replayed(options, wanted, is_json=is_json)

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from shardwise.app.cli.change_commands import replan
+from shardwise.app.cli.change_commands import replan, replay
 from shardwise.app.cli.event_commands import events_app
 from shardwise.app.cli.options import (
     BatchSize,
@@ -495,4 +495,5 @@ def capture(
 
 add_run_commands(app)
 app.command()(replan)
+app.command()(replay)
 app.add_typer(events_app, name="events")

@@ -1,0 +1,232 @@
+"""What `replay` answers: tokens, goodput and decisions of every policy through a trace."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from itertools import accumulate
+
+from shardwise.app.cli import words
+from shardwise.app.cli.output import Line, Output, row
+from shardwise.app.cli.replanning import trace_for
+from shardwise.app.cli.request import JobOptions, choice, load_request
+from shardwise.app.plot import Growth, OverTime, check_plot_file, write_over_time
+from shardwise.cluster import Cluster, EventTrace, load_cluster
+from shardwise.errors import ConfigError
+from shardwise.inputs import read_text
+from shardwise.model import Model
+from shardwise.plan import read_plan
+from shardwise.replan import (
+    KEEP,
+    POLICIES,
+    WAIT,
+    Arrangement,
+    Choice,
+    Costs,
+    Prices,
+    Replay,
+    Run,
+    best_interval_s,
+    planner_of,
+    replay,
+    running_on,
+)
+from shardwise.strategy import Job
+from shardwise.units import format_count, format_seconds
+
+SCHEMA, VERSION = "shardwise.replay", 1
+
+PLAN_MARK = "shardwise.plan"
+MAX_PLAN_BYTES = 8 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplayOptions:
+    """What `replay` is told beside the job; times in seconds, None where they were left out."""
+
+    events: str
+    policies: str
+    length_s: float | None
+    regroup_s: float
+    restart_s: float
+    checkpoint_interval_s: float | None
+    plot: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Subject:
+    model: Model
+    cluster: Cluster
+    job: Job
+    start: tuple[Arrangement, ...]
+
+
+def replayed(options: JobOptions, wanted: ReplayOptions, *, is_json: bool) -> Output:
+    """The answer of `replay`. Raises ConfigError for what does not belong together, Infeasible where nothing
+    ever runs."""
+    policies = _policies(wanted.policies)
+    if wanted.plot is not None:
+        check_plot_file(wanted.plot, key="--plot")
+    subject = _subject(options)
+    trace, talk = trace_for(wanted.events, subject.cluster)
+    end_s = wanted.length_s if wanted.length_s is not None else trace.end_s
+    if end_s <= 0.0:
+        raise ConfigError("has no length", key="--length", found=f"{end_s:g} s", allowed="--length 24h")
+    interval_s = wanted.checkpoint_interval_s
+    if interval_s is None:
+        interval_s = best_interval_s(trace, end_s) or Costs().checkpoint_interval_s
+    costs = Costs(regroup_s=wanted.regroup_s, restart_s=wanted.restart_s, checkpoint_interval_s=interval_s)
+    planner = planner_of(Prices(subject.model, subject.cluster, subject.job), costs)
+    found = replay(
+        planner, trace, end_s=end_s, start=subject.start[0] if subject.start else None, policies=policies
+    )
+    if wanted.plot is not None:
+        write_over_time(wanted.plot, _plot(found, subject, trace))
+        talk = (*talk, f"wrote {wanted.plot}")
+    if is_json:
+        return Output(document=_document(found, costs), talk=talk)
+    return Output(lines=list(_card(found, costs)), talk=talk)
+
+
+def _policies(text: str) -> tuple[str, ...]:
+    if text == "all":
+        return POLICIES
+    return tuple(choice("--policy", name.strip(), (*POLICIES, "all")) for name in text.split(","))
+
+
+def _is_plan(path: str) -> bool:
+    """Whether it is a file that says that it is a plan; a model's name or file is none."""
+    return os.path.isfile(path) and PLAN_MARK in read_text(path, max_bytes=MAX_PLAN_BYTES)[:4096]
+
+
+def _subject(options: JobOptions) -> _Subject:
+    """A plan file says what is trained; a model needs the batch."""
+    if _is_plan(options.model):
+        plan = read_plan(options.model)
+        cluster = load_cluster(options.cluster, inter_node=options.inter_node)
+        return _Subject(model=plan.model, cluster=cluster, job=plan.job, start=(running_on(plan, cluster),))
+    if not options.global_batch_size:
+        raise ConfigError(
+            "is missing: a model needs it, a plan file has it", key="--global-batch-size", allowed="1 or more"
+        )
+    request = load_request(options)
+    return _Subject(model=request.model, cluster=request.cluster, job=request.job, start=())
+
+
+def _changes(found: Replay, run: Run) -> Iterator[tuple[int, Choice]]:
+    """Where something is decided: the first epoch, changes, and where waiting begins."""
+    for place, one in enumerate(run.choices):
+        waits = one.decision == WAIT and (place == 0 or run.choices[place - 1].decision != WAIT)
+        if place == 0 or waits or one.decision not in (KEEP, WAIT) or (one.change_s > 0.0):
+            yield place, one
+
+
+def _document(found: Replay, costs: Costs) -> dict[str, object]:
+    """`replay --json` of the contract."""
+    return {
+        "schema": SCHEMA,
+        "version": VERSION,
+        "length_s": found.epochs[-1].end_s,
+        "epochs": len(found.epochs),
+        "costs": asdict(costs),
+        "policies": [
+            {
+                "name": run.name,
+                "tokens": found.tokens(run),
+                "goodput": found.goodput(run),
+                "moves": run.changes,
+                "decisions": [
+                    {
+                        "time_s": found.epochs[place].start_s,
+                        "decision": one.decision,
+                        "step_time_s": one.step_s,
+                        "transition_s": one.change_s,
+                        "nodes": len(one.arrangement.slots) if one.arrangement else 0,
+                        "strategy": asdict(one.arrangement.strategy) if one.arrangement else None,
+                    }
+                    for place, one in _changes(found, run)
+                ],
+            }
+            for run in found.runs
+        ],
+    }
+
+
+def _share(found: Replay, run: Run) -> str:
+    oracle = [one for one in found.runs if one.name == "oracle"]
+    if not oracle or found.tokens(oracle[0]) == 0.0:
+        return ""
+    return f"{100.0 * found.tokens(run) / found.tokens(oracle[0]):.1f} %"
+
+
+def _card(found: Replay, costs: Costs) -> Iterator[Line]:
+    nodes = [len(epoch.situation.states) for epoch in found.epochs]
+    yield row(
+        "trace", (format_seconds(found.epochs[-1].end_s), "value"),
+        (f" in {words.counted(len(found.epochs), 'epoch')} · {min(nodes):,} to {max(nodes):,} nodes", ""),
+    )  # fmt: skip
+    saved = f"every {format_seconds(costs.checkpoint_interval_s)}, leaving {found.working_share * 100:.0f} %"
+    yield row("checkpoints", (saved if found.working_share < 1.0 else "none counted", ""))
+    yield ()
+    yield row("policy", (f"{'tokens':>10}  {'of oracle':>9}  {'goodput':>8}  {'changes':>8}", "label"))
+    for run in found.runs:
+        figures = (
+            f"{format_count(found.tokens(run)):>10}  {_share(found, run):>9}  "
+            f"{found.goodput(run) * 100:>6.1f} %  {run.changes:>8,}"
+        )
+        yield row(run.name, (figures, "value" if run.name == "adaptive" else ""))
+
+
+def _plot(found: Replay, subject: _Subject, trace: EventTrace) -> OverTime:
+    borders = (0.0, *(epoch.end_s for epoch in found.epochs))
+    scale = found.tokens_per_step * found.working_share
+    adaptive = next((run for run in found.runs if run.name == "adaptive"), found.runs[0])
+    return OverTime(
+        title=f"{subject.model.name} on {subject.cluster.name}",
+        subtitle=f"tokens over {format_seconds(borders[-1])} · {trace.source or 'events'}"[:140],
+        growths=tuple(
+            Growth(
+                name=run.name,
+                times_s=borders,
+                tokens=tuple(accumulate((steps * scale for steps in run.steps), initial=0.0)),
+                changes_s=tuple(found.epochs[place].start_s for place, _ in _changes(found, run))[1:],
+            )
+            for run in found.runs
+        ),
+        times_s=borders[:-1],
+        nodes=tuple(len(epoch.situation.states) for epoch in found.epochs),
+        end_s=borders[-1],
+        policies=tuple(
+            (
+                run.name,
+                format_count(found.tokens(run)),
+                _share(found, run),
+                f"{found.goodput(run) * 100:.1f} %",
+                f"{run.changes:,}",
+            )
+            for run in found.runs
+        ),
+        decisions=tuple(_decision_rows(found, adaptive)),
+    )
+
+
+MOST_ROWS = 5000
+"""Decisions that the page lists at most."""
+
+
+def _decision_rows(found: Replay, run: Run) -> Sequence[tuple[str, ...]]:
+    rows = []
+    for place, one in list(_changes(found, run))[:MOST_ROWS]:
+        text = "" if one.arrangement is None else words.degrees_text(one.arrangement.strategy)
+        rows.append(
+            (
+                format_seconds(found.epochs[place].start_s),
+                one.decision,
+                str(len(found.epochs[place].situation.states)),
+                text,
+                "" if one.step_s is None else format_seconds(one.step_s),
+                format_seconds(one.change_s),
+            )
+        )
+    return rows

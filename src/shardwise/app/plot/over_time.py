@@ -1,0 +1,159 @@
+"""Tokens over time of several policies, with the nodes that were there below: PNG, SVG or a page."""
+
+from __future__ import annotations
+
+import io
+import os
+from dataclasses import dataclass
+from html import escape
+from importlib.resources import files
+from string import Template
+from typing import TYPE_CHECKING
+
+from shardwise.app.plot.draw import DPI, FAINT, GRID, INK, STYLE
+from shardwise.plan import write_file
+from shardwise.units import format_count
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+TEMPLATE = "over_time.html"
+WIDTH_IN, HEIGHT_IN = 10.0, 6.5
+
+COLOURS = {
+    "static": "#9aa5b1",
+    "robust": "#c98b2b",
+    "expected": "#8a5fbf",
+    "adaptive": "#1f6f8b",
+    "oracle": "#1d2733",
+}
+"""One for each policy, told apart in grey too by `DASHES`."""
+
+DASHES = {
+    "static": (0, (1, 1.5)),
+    "robust": (0, (5, 2)),
+    "expected": (0, (3, 1, 1, 1)),
+    "oracle": (0, (6, 2)),
+}
+
+HOUR_S = 3600.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Growth:
+    """Tokens of one policy: at the borders of epochs, in seconds; and when it changed."""
+
+    name: str
+    times_s: tuple[float, ...]
+    tokens: tuple[float, ...]
+    changes_s: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OverTime:
+    """What is drawn. `nodes` are there from each of `times_s` on. `policies` and `decisions` are tables of
+    the page: rows of texts below their heads."""
+
+    title: str
+    subtitle: str
+    growths: tuple[Growth, ...]
+    times_s: tuple[float, ...]
+    nodes: tuple[int, ...]
+    end_s: float
+    policies: tuple[tuple[str, ...], ...]
+    decisions: tuple[tuple[str, ...], ...]
+
+
+def write_over_time(path: str, plot: OverTime) -> None:
+    """Draws `plot` into the file at `path`, whole or not at all."""
+    form = os.path.splitext(path)[1].lower().removeprefix(".")
+    write_file(path, _page(plot) if form == "html" else _bytes(plot, form))
+
+
+def _bytes(plot: OverTime, form: str) -> bytes:
+    import matplotlib
+
+    buffer = io.BytesIO()
+    metadata = {"Software": None} if form == "png" else {"Date": None, "Creator": None}
+    with matplotlib.rc_context(STYLE):
+        _drawn(plot).savefig(buffer, format=form, dpi=DPI, metadata=metadata)
+    return buffer.getvalue()
+
+
+def _drawn(plot: OverTime) -> Figure:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(WIDTH_IN, HEIGHT_IN), dpi=DPI, facecolor="white")
+    FigureCanvasAgg(figure)
+    above = figure.add_axes((0.12, 0.33, 0.71, 0.52))
+    below = figure.add_axes((0.12, 0.09, 0.71, 0.17), sharex=above)
+    _tokens(above, plot)
+    _nodes(below, plot)
+    for axes in (above, below):
+        axes.grid(True, color=GRID, linewidth=0.8)
+        axes.set_axisbelow(True)
+        axes.tick_params(length=0, pad=5)
+        for side in ("top", "right"):
+            axes.spines[side].set_visible(False)
+    figure.text(0.12, 0.955, plot.title, fontsize=15, fontweight="bold", va="center")
+    figure.text(0.12, 0.905, plot.subtitle, fontsize=10, color=FAINT, va="center")
+    return figure
+
+
+def _tokens(axes: Axes, plot: OverTime) -> None:
+    """A line for each policy with its name at its end, and a tick where it changed."""
+    from matplotlib.ticker import FuncFormatter
+
+    for growth in plot.growths:
+        hours = [time_s / HOUR_S for time_s in growth.times_s]
+        width = 2.0 if growth.name == "adaptive" else 1.4
+        dashes, colour = DASHES.get(growth.name, "-"), COLOURS[growth.name]
+        axes.plot(hours, growth.tokens, color=colour, linewidth=width, linestyle=dashes, label=growth.name)
+    adaptive = next((growth for growth in plot.growths if growth.name == "adaptive"), None)
+    if adaptive is not None and adaptive.changes_s:
+        hours = [time_s / HOUR_S for time_s in adaptive.changes_s]
+        colour = COLOURS["adaptive"]
+        axes.plot(hours, [0.0] * len(hours), "|", color=colour, markersize=7, clip_on=False, label="changes")
+    axes.set_xlim(0.0, plot.end_s / HOUR_S)
+    axes.set_ylim(0.0)
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: format_count(value)))
+    axes.set_ylabel("tokens", labelpad=6)
+    axes.tick_params(labelbottom=False)
+    tops = sorted(plot.growths, key=lambda growth: -growth.tokens[-1])
+    handles, labels = axes.get_legend_handles_labels()
+    order = [labels.index(growth.name) for growth in tops] + [
+        place for place, label in enumerate(labels) if label == "changes"
+    ]
+    axes.legend(
+        [handles[place] for place in order], [labels[place] for place in order], loc="upper left",
+        bbox_to_anchor=(1.015, 1.0), borderaxespad=0.0, frameon=False, handlelength=2.4, labelspacing=0.6,
+    )  # fmt: skip
+
+
+def _nodes(axes: Axes, plot: OverTime) -> None:
+    hours = [*(time_s / HOUR_S for time_s in plot.times_s), plot.end_s / HOUR_S]
+    counts = [*plot.nodes, plot.nodes[-1]]
+    axes.fill_between(hours, counts, step="post", color="#cfd8e0", linewidth=0.0)
+    axes.step(hours, counts, where="post", color=FAINT, linewidth=1.0)
+    axes.set_ylim(0.0, max(counts) * 1.15 + 0.1)
+    axes.set_ylabel("nodes", labelpad=6)
+    axes.set_xlabel("hours", labelpad=6)
+    axes.yaxis.label.set_color(INK)
+
+
+def _page(plot: OverTime) -> bytes:
+    svg = _bytes(plot, "svg").decode("utf-8")
+    template = Template(files(__package__).joinpath(TEMPLATE).read_text("utf-8"))
+    return template.substitute(
+        title=escape(plot.title),
+        subtitle=escape(plot.subtitle),
+        svg=svg[svg.index("<svg") :],
+        policies=_table(plot.policies),
+        decisions=_table(plot.decisions),
+    ).encode("utf-8")
+
+
+def _table(rows: tuple[tuple[str, ...], ...]) -> str:
+    return "\n".join("<tr>" + "".join(f"<td>{escape(text)}</td>" for text in row) + "</tr>" for row in rows)

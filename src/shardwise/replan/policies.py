@@ -1,0 +1,158 @@
+"""Hours of training through a trace, under a policy: what runs when, and what it makes.
+
+A change is paid in full when it is decided on, in seconds in which the new plan would have run; so an epoch
+that is shorter than its change makes less than nothing. A plan that cannot run stands still, and starts again
+from a checkpoint.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from shardwise.errors import Infeasible
+from shardwise.replan.arrangement import Arrangement
+from shardwise.replan.decide import KEEP, Planner
+from shardwise.replan.epochs import Epoch
+
+WAIT = "wait"
+
+GAPS = 8
+"""Epochs of the past whose mean length is what the adaptive policy expects of the next."""
+
+
+LONG_S = 1e9
+"""A horizon over which no change counts."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """What runs in one epoch (None: nothing), its step time, and the seconds that the change to it took."""
+
+    decision: str
+    arrangement: Arrangement | None
+    step_s: float | None
+    change_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """A policy through a trace: its choice in every epoch, and the steps that each made."""
+
+    name: str
+    choices: tuple[Choice, ...]
+    steps: tuple[float, ...]
+    goodput: float
+
+    @property
+    def total_steps(self) -> float:
+        return sum(self.steps)
+
+    @property
+    def changes(self) -> int:
+        """How often it patched or moved."""
+        return sum(choice.decision not in (KEEP, WAIT) for choice in self.choices[1:])
+
+
+def run_of(name: str, epochs: Sequence[Epoch], choices: Sequence[Choice]) -> Run:
+    """Steps and goodput (the share of time that is neither standing still nor changing)."""
+    steps, useful_s = [], 0.0
+    for epoch, choice in zip(epochs, choices, strict=True):
+        working_s = 0.0 if choice.step_s is None else epoch.length_s - choice.change_s
+        steps.append(0.0 if choice.step_s is None else working_s / choice.step_s)
+        useful_s += working_s
+    total_s = sum(epoch.length_s for epoch in epochs)
+    return Run(
+        name=name,
+        choices=tuple(choices),
+        steps=tuple(steps),
+        goodput=max(useful_s, 0.0) / total_s if total_s else 0.0,
+    )
+
+
+def fixed(planner: Planner, epochs: Sequence[Epoch], arrangement: Arrangement) -> list[Choice]:
+    """One arrangement all the way: it runs where it can, and waits where it cannot."""
+    found: list[Choice] = []
+    is_down = False
+    for epoch in epochs:
+        step_s = planner.steps.step_s(arrangement, epoch.situation)
+        is_hit = bool(found) and not is_down and bool(epoch.lost & set(arrangement.slots))
+        if step_s is None:
+            found.append(Choice(decision=WAIT, arrangement=None, step_s=None, change_s=0.0))
+            is_down = True
+            continue
+        change_s = 0.0
+        if is_down or is_hit:
+            costs = planner.transitions.costs
+            change = planner.transitions.between(None, arrangement, epoch.situation)
+            change_s = (change.seconds + costs.checkpoint_interval_s / 2.0) if found else 0.0
+        found.append(Choice(decision=KEEP, arrangement=arrangement, step_s=step_s, change_s=change_s))
+        is_down = False
+    return found
+
+
+def adaptive(
+    planner: Planner, epochs: Sequence[Epoch], longest_s: float, considered: list[tuple[Arrangement, ...]]
+) -> list[Choice]:
+    """Decides anew at every change, knowing what was and not what comes: it expects the next epoch to be as
+    long as the last ones were on average, `longest_s` at most and at first. What it runs and the best that it
+    weighs is added to `considered`, epoch by epoch."""
+    found: list[Choice] = []
+    running: Arrangement | None = None
+    gaps: list[float] = []
+    for place, epoch in enumerate(epochs):
+        recent = gaps[-GAPS:]
+        horizon_s = min(sum(recent) / len(recent), longest_s) if recent else longest_s
+        try:
+            decision = planner.replan(
+                running, epoch.situation, horizon_s=max(horizon_s, 1.0), saved=epoch.saved
+            )
+        except Infeasible:
+            found.append(Choice(decision=WAIT, arrangement=None, step_s=None, change_s=0.0))
+            running = None
+            considered.append(())
+        else:
+            change_s = decision.transition.seconds if place else 0.0
+            found.append(
+                Choice(
+                    decision=decision.decision,
+                    arrangement=decision.arrangement,
+                    step_s=decision.step_s,
+                    change_s=change_s,
+                )
+            )
+            running = decision.arrangement
+            considered.append((running, *decision.alternatives))
+        gaps.append(epoch.length_s)
+    return found
+
+
+def best_at_first(planner: Planner, epochs: Sequence[Epoch]) -> Arrangement:
+    """What is best in the first epoch in which anything can run. Raises Infeasible where there is none."""
+    for epoch in epochs:
+        try:
+            return planner.replan(None, epoch.situation, horizon_s=LONG_S).arrangement
+        except Infeasible:
+            continue
+    raise Infeasible("nothing fits at any time of the trace", reasons={})
+
+
+def best_of(
+    planner: Planner,
+    epochs: Sequence[Epoch],
+    arrangements: Sequence[Arrangement],
+    worth: Callable[[Run], tuple[float, ...]],
+) -> Arrangement:
+    """The fixed arrangement that is worth most; of equal ones the first."""
+    return max(arrangements, key=lambda one: worth(run_of("", epochs, fixed(planner, epochs, one))))
+
+
+def expected_worth(run: Run) -> tuple[float, ...]:
+    """Steps over the whole trace."""
+    return (run.total_steps,)
+
+
+def robust_worth(run: Run) -> tuple[float, ...]:
+    """The slowest epoch first, and where that is alike, all of them."""
+    rates = [0.0 if choice.step_s is None else 1.0 / choice.step_s for choice in run.choices]
+    return min(rates), run.total_steps

@@ -1,0 +1,130 @@
+"""Replay of a trace under all policies, on one set of plans and prices."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from shardwise.cluster import EventTrace, NodeLost, NodeView, Notice
+from shardwise.equations import goodput
+from shardwise.plan import Reliability
+from shardwise.replan.arrangement import Arrangement
+from shardwise.replan.decide import Planner
+from shardwise.replan.epochs import Epoch, epochs_of
+from shardwise.replan.oracle import oracle
+from shardwise.replan.policies import (
+    Run,
+    adaptive,
+    best_at_first,
+    best_of,
+    expected_worth,
+    fixed,
+    robust_worth,
+    run_of,
+)
+from shardwise.replan.transition import Costs
+
+POLICIES = ("static", "robust", "expected", "adaptive", "oracle")
+
+LONGEST_S = 3600.0
+"""What the adaptive policy expects of an epoch before it has seen any, and at most."""
+
+MOST_FIXED = 24
+"""Arrangements that robust and expected choose from: those that the adaptive policy ran for longest."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replay:
+    """All runs, by policy, over the same epochs; a step trains `tokens_per_step`. Checkpoints leave
+    `working_share` of the time of every policy alike."""
+
+    epochs: tuple[Epoch, ...]
+    runs: tuple[Run, ...]
+    tokens_per_step: int
+    working_share: float
+
+    def tokens(self, run: Run) -> float:
+        """Tokens trained over the whole trace; never less than none."""
+        return max(run.total_steps, 0.0) * self.tokens_per_step * self.working_share
+
+    def goodput(self, run: Run) -> float:
+        """The share of time that is progress: not standing still, changing, or saving."""
+        return run.goodput * self.working_share
+
+    def run(self, name: str) -> Run:
+        """The run of a policy."""
+        return next(run for run in self.runs if run.name == name)
+
+
+def replay(
+    planner: Planner,
+    trace: EventTrace,
+    *,
+    end_s: float,
+    start: Arrangement | None = None,
+    policies: Sequence[str] = POLICIES,
+) -> Replay:
+    """Training from 0 to `end_s` of the trace. The static policy runs `start` all the way (None: what is best
+    at first). Raises Infeasible where nothing can ever run."""
+    job = planner.steps.prices.job
+    view = NodeView(planner.steps.prices.cluster)
+    epochs = epochs_of(trace, view, end_s)
+    first = start if start is not None else best_at_first(planner, epochs)
+    considered: list[tuple[Arrangement, ...]] = []
+    adapting = run_of("adaptive", epochs, adaptive(planner, epochs, LONGEST_S, considered))
+    runs = {"adaptive": adapting, "static": run_of("static", epochs, fixed(planner, epochs, first))}
+    candidates = _longest(epochs, adapting, first)
+    for name, worth in (("robust", robust_worth), ("expected", expected_worth)):
+        if name in policies:
+            runs[name] = run_of(
+                name, epochs, fixed(planner, epochs, best_of(planner, epochs, candidates, worth))
+            )
+    if "oracle" in policies:
+        costs = planner.transitions.costs
+        choices = oracle(epochs, considered, candidates, planner.steps, costs)
+        runs["oracle"] = run_of("oracle", epochs, choices)
+    return Replay(
+        epochs=tuple(epochs),
+        runs=tuple(runs[name] for name in POLICIES if name in policies),
+        tokens_per_step=job.global_batch_size * job.seq_len,
+        working_share=working_share(trace, planner.transitions.costs),
+    )
+
+
+def losses(trace: EventTrace, end_s: float) -> int:
+    """Instants before `end_s` at which nodes go without notice."""
+    told: set[str] = set()
+    times: set[float] = set()
+    for event in trace.events:
+        if isinstance(event, Notice):
+            told.add(event.node)
+        if isinstance(event, NodeLost) and event.time_s < end_s:
+            if event.node not in told:
+                times.add(event.time_s)
+            told.discard(event.node)
+    return len(times)
+
+
+def best_interval_s(trace: EventTrace, end_s: float) -> float | None:
+    """The work between checkpoints that loses least on this trace; None where no node goes without notice."""
+    count = losses(trace, end_s)
+    stall_s = Reliability().checkpoint_stall_s
+    return float(goodput.optimal_interval_s(stall_s, end_s / count)) if count else None
+
+
+def working_share(trace: EventTrace, costs: Costs) -> float:
+    """What checkpoints leave of the time; all, where there is nothing to fear."""
+    if not losses(trace, trace.end_s + 1.0):
+        return 1.0
+    stall_s = Reliability().checkpoint_stall_s
+    return 1.0 - float(goodput.checkpoint_fraction(costs.checkpoint_interval_s, stall_s))
+
+
+def _longest(epochs: Sequence[Epoch], run: Run, first: Arrangement) -> list[Arrangement]:
+    """The arrangements of a run, those that ran for longest first, after `first`."""
+    seconds: dict[Arrangement, float] = {}
+    for epoch, choice in zip(epochs, run.choices, strict=True):
+        if choice.arrangement is not None:
+            seconds[choice.arrangement] = seconds.get(choice.arrangement, 0.0) + epoch.length_s
+    ordered = sorted(seconds, key=lambda one: -seconds[one])
+    return list(dict.fromkeys([first, *ordered]))[:MOST_FIXED]
