@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from shardwise.app.cli.event_commands import events_app
 from shardwise.app.cli.options import (
     ClusterText,
     Dtype,
@@ -145,3 +146,10 @@ def replay(
         plot=plot,
     )
     return replaying.replayed(options, wanted, is_json=is_json)
+
+
+def add_change_commands(app: typer.Typer) -> None:
+    """`replan`, `replay` and `events` among the commands of `app`."""
+    app.command()(replan)
+    app.command()(replay)
+    app.add_typer(events_app, name="events")

@@ -7,8 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from shardwise.app.cli.change_commands import replan, replay
-from shardwise.app.cli.event_commands import events_app
+from shardwise.app.cli.change_commands import add_change_commands
 from shardwise.app.cli.options import (
     BatchSize,
     Budget,
@@ -494,6 +493,4 @@ def capture(
 
 
 add_run_commands(app)
-app.command()(replan)
-app.command()(replay)
-app.add_typer(events_app, name="events")
+add_change_commands(app)
