@@ -5,7 +5,7 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check --no-input
 WORKERS ?= auto
 
-.PHONY: plan test bench clean
+.PHONY: plan test bench accuracy clean
 .DELETE_ON_ERROR:
 
 plan: .venv/installed
@@ -19,6 +19,10 @@ test: .venv/installed-for-tests
 
 bench: .venv/installed
 	@$(BIN)/python -m benchmarks
+
+# Emulates clusters on this machine: needs root and Linux; fails where it cannot, or where a goal is missed.
+accuracy: .venv/installed-for-tests
+	@$(BIN)/python -m benchmarks.emulated
 
 clean:
 	rm -rf .venv build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -2,7 +2,7 @@
 
 from shardwise.accuracy.calibration import (
     COLLECTIVES,
-    RINGS,
+    UNSHARDED,
     AttentionSample,
     Collective,
     KernelCurves,
@@ -27,7 +27,7 @@ from shardwise.accuracy.calibration import (
 )
 from shardwise.accuracy.compare import Comparison, compare
 from shardwise.accuracy.judge import Judged
-from shardwise.accuracy.metrics import Errors
+from shardwise.accuracy.metrics import Errors, kendall_tau
 from shardwise.accuracy.record import Fitted, bands_of, fit_document, fit_rows
 from shardwise.accuracy.rows import LEVELS, SHIPPED, Fault, Row, read_rows
 from shardwise.accuracy.skipped import Skipped, skipped_by_reason
@@ -40,8 +40,8 @@ __all__ = [
     "GROUPINGS",
     "LEAST_PLANS",
     "LEVELS",
-    "RINGS",
     "SHIPPED",
+    "UNSHARDED",
     "AttentionSample",
     "Collective",
     "Comparison",
@@ -71,6 +71,7 @@ __all__ = [
     "eager_profile",
     "fit_document",
     "fit_rows",
+    "kendall_tau",
     "kernel_curves",
     "link_curve",
     "mean_error",

@@ -7,7 +7,7 @@ from shardwise.accuracy.calibration.kernels import (
     kernel_curves,
     mean_error,
 )
-from shardwise.accuracy.calibration.links import COLLECTIVES, RINGS, LinkCurve, collective_s, link_curve
+from shardwise.accuracy.calibration.links import COLLECTIVES, UNSHARDED, LinkCurve, collective_s, link_curve
 from shardwise.accuracy.calibration.record import (
     TierCurve,
     calibration_document,
@@ -26,7 +26,7 @@ from shardwise.accuracy.calibration.steps import MeasuredStep, priced_s, softwar
 
 __all__ = [
     "COLLECTIVES",
-    "RINGS",
+    "UNSHARDED",
     "AttentionSample",
     "Collective",
     "KernelCurves",

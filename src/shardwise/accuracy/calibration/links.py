@@ -12,8 +12,9 @@ from shardwise.accuracy.calibration.samples import Collective, LinkSample
 from shardwise.accuracy.calibration.solve import coefficients
 from shardwise.errors import ConfigError
 
-RINGS: tuple[Collective, ...] = ("all_reduce", "all_gather", "reduce_scatter")
-"""Collectives that pass whole tensors around: nearly all bytes of training."""
+UNSHARDED: tuple[Collective, ...] = ("all_reduce", "message")
+"""Collectives of plans that shard nothing. Those of the others reach another share of a link over gloo, which
+the curve does not know: a reduce-scatter passes twice its bytes."""
 
 COLLECTIVES: tuple[Collective, ...] = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "message")
 

@@ -1,0 +1,216 @@
+"""Plans on emulated clusters against the clock (`make accuracy`): needs root, Linux and PyTorch.
+
+`python -m benchmarks.emulated [CLUSTER ...] [--repeats N] [--base FILE] [--out FILE]` calibrates one device
+at the share of a core that all devices get (FILE keeps it for the next time), then for each cluster its
+links; prices the plans below, runs them in turns in one group of processes, and holds their medians against
+the predictions. It fails where a goal is missed or a part is not there, and never skips. Nothing else may
+run meanwhile.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from shardwise import search
+from shardwise.accuracy import kendall_tau
+from shardwise.cluster import load_cluster
+from shardwise.model import model_from_config
+from shardwise.plan import Answer, Certificate, plan_of, write_plan
+from shardwise.schedule import generate
+from shardwise.strategy import Job, complete, parse_fields, read_calibration
+
+SHARE = 0.4
+"""Of a core, for a device of speed 1: four devices take 80 % of two cores."""
+
+REPEATS = 10
+MODEL = {"layers": 4, "hidden": 256, "ffn": 1024, "heads": 4, "vocab": 512, "seq_len": 256}
+BATCH = 16
+
+FOUR = (
+    "dp=4,micro_batch_size=4",
+    "pp=4,micro_batch_size=2",
+    "pp=4,micro_batch_size=1",
+    "pp=2,dp=2,micro_batch_size=2",
+    "pp=2,dp=2,micro_batch_size=4,schedule=gpipe",
+    "tp=2,dp=2,micro_batch_size=4,sequence_parallel=false",
+)
+PAIRS = (*FOUR, "tp=2,pp=2,micro_batch_size=4,sequence_parallel=false")
+TWO = (
+    "dp=2,micro_batch_size=4",
+    "dp=2,micro_batch_size=8,recompute=full",
+    "tp=2,micro_batch_size=8",
+    "tp=2,micro_batch_size=8,sequence_parallel=false",
+    "pp=2,micro_batch_size=4",
+    "pp=2,micro_batch_size=2",
+    "pp=2,micro_batch_size=1",
+)
+
+GOALS = {"mean_accuracy": 0.94, "worst_accuracy": 0.85, "regret": 0.03, "kendall_tau": 0.85}
+"""At least; regret at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """A cluster file and the plans that run on it."""
+
+    nodes: str
+    plans: tuple[str, ...]
+
+
+def _host(rate: str, *, count: int = 1, devices: int = 1, speed: float = 1.0) -> str:
+    card = f"nics: {{count: 1, bandwidth: {rate}}}"
+    return f"- {{device: cpu, count: {count}, devices: {devices}, speed: {speed}, {card}}}\n"
+
+
+SETTINGS: Mapping[str, Setting] = {
+    "uniform": Setting(_host("200Mb/s", count=4), FOUR),
+    "two hosts": Setting(_host("200Mb/s", count=2), TWO),
+    "slow network": Setting(_host("50Mb/s", count=2, devices=2), PAIRS),
+    "mixed shares": Setting(_host("200Mb/s") + _host("200Mb/s", speed=0.75), TWO),
+    "fast pairs": Setting(_host("100Mb/s", count=2, devices=2), PAIRS),
+}
+
+
+def accuracy_of(predicted_s: float, measured_s: float) -> float:
+    return 1.0 - abs(predicted_s / measured_s - 1.0)
+
+
+def judged(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """The figures that have goals, of the plans of one cluster."""
+    predicted = [row["predicted_s"] for row in rows]
+    measured = [row["measured_s"] for row in rows]
+    accuracies = [accuracy_of(*pair) for pair in zip(predicted, measured, strict=True)]
+    return {
+        "mean_accuracy": fmean(accuracies),
+        "worst_accuracy": min(accuracies),
+        "regret": measured[predicted.index(min(predicted))] / min(measured) - 1.0,
+        "kendall_tau": kendall_tau(measured, predicted) or 0.0,
+    }
+
+
+def missed(figures: Mapping[str, float]) -> Iterator[str]:
+    for name, goal in GOALS.items():
+        is_met = figures[name] <= goal if name == "regret" else figures[name] >= goal
+        if not is_met:
+            yield f"{name} {figures[name]:.3f}, goal {goal:g}"
+
+
+def measure(name: str, setting: Setting, base: Path, folder: Path, repeats: int) -> list[dict[str, Any]]:
+    """Calibrate the links of a cluster, price its plans and run them: a row for each."""
+    cluster, calibration, steps = folder / "cluster.yaml", folder / "links.yaml", folder / "steps.json"
+    cluster.write_text(f"name: {name}\nnodes:\n{setting.nodes}")
+    _emulate(cluster, "-m", "shardwise", "calibrate", "--from", base, "--links", "--cluster", cluster,
+             "--out", calibration)  # fmt: skip
+    paths, predicted = [], []
+    for number, text in enumerate(setting.plans):
+        paths.append(str(folder / f"plan-{number}.yaml"))
+        predicted.append(_save_plan(text, str(cluster), str(calibration), paths[-1]))
+    _emulate(cluster, "-m", "benchmarks.emulated_steps", steps, repeats, *paths)
+    rows = []
+    for text, time_s, measured in zip(setting.plans, predicted, json.loads(steps.read_text()), strict=True):
+        rows.append({"cluster": name, "plan": text, "predicted_s": time_s, **measured})
+    return rows
+
+
+def _emulate(cluster: Path | str, *words: object) -> None:
+    command = [sys.executable, "-m", "shardwise", "emulate", "--cpu-share", str(SHARE), str(cluster), "--"]
+    subprocess.run([*command, sys.executable, *map(str, words)], check=True, stdout=subprocess.DEVNULL)
+
+
+def _save_plan(text: str, cluster_file: str, calibration_file: str, path: str) -> float:
+    """Write the plan of a strategy, priced by the calibration; its predicted seconds."""
+    calibration = read_calibration(calibration_file)
+    cluster = load_cluster(cluster_file, measured=calibration.devices)
+    model = model_from_config(MODEL, name="accuracy")
+    job = Job(seq_len=MODEL["seq_len"], global_batch_size=BATCH, dtype="fp32")
+    if calibration.profile is not None:
+        job = replace(job, profile=calibration.profile)
+    strategy = complete(
+        parse_fields(text), devices=cluster.devices, layers=model.layers, experts=None,
+        global_batch_size=BATCH,
+    )  # fmt: skip
+    best = search.evaluate(model, cluster, job, strategy)
+    certificate = Certificate(
+        space="default", enumerated=1, rejected={}, cut_by_bound=0, simulated=1, best_s=best.step_time_s,
+        lower_bound_s=best.step_time_s, gap=0.0, search_s=0.0, search_cpu_s=0.0,
+    )  # fmt: skip
+    microbatches = BATCH // (strategy.dp * strategy.micro_batch_size)
+    schedule = generate(strategy.schedule, pp=strategy.pp, microbatches=microbatches, vpp=strategy.vpp)
+    answer = Answer(best=best, runners_up=(), certificate=certificate)
+    write_plan(path, plan_of(answer, model=model, cluster=cluster, job=job, schedule=schedule))
+    return best.step_time_s
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.emulated")
+    parser.add_argument("clusters", nargs="*", choices=[[], *SETTINGS])
+    parser.add_argument("--repeats", type=int, default=REPEATS)
+    parser.add_argument("--base", type=Path)
+    parser.add_argument("--out", type=Path)
+    asked = parser.parse_args()
+    rows: list[dict[str, Any]] = []
+    clusters: dict[str, dict[str, float]] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        base = asked.base or Path(folder) / "base.yaml"
+        if not base.exists():
+            _emulate("1x1xcpu", "-m", "shardwise", "calibrate", "--cluster", "1x1xcpu", "--out", base)
+        for name in asked.clusters or SETTINGS:
+            own = Path(folder) / name.replace(" ", "-")
+            own.mkdir()
+            of = measure(name, SETTINGS[name], base, own, asked.repeats)
+            rows += of
+            clusters[name] = judged(of)
+            _tell(name, of, clusters[name])
+    overall = judged_together(rows, clusters)
+    print("all           " + ", ".join(f"{key} {value:.3f}" for key, value in overall.items()))
+    if asked.out is not None:
+        document = {
+            "machine": f"{platform.machine()}, {os.cpu_count()} cores, Linux {platform.release()}",
+            "date": f"{datetime.now(UTC):%Y-%m-%d}", "share": SHARE, "repeats": asked.repeats,
+            "overall": overall, "clusters": clusters, "rows": rows,
+        }  # fmt: skip
+        asked.out.write_text(json.dumps(document, indent=1) + "\n")
+    failures = [f"{name}: {line}" for name, figures in clusters.items() for line in missed(figures)]
+    for line in failures:
+        print(f"missed: {line}", file=sys.stderr)
+    return 1 if failures else 0
+
+
+def _tell(name: str, rows: Sequence[Mapping[str, Any]], figures: Mapping[str, float]) -> None:
+    for row in rows:
+        predicted_s, measured_s = row["predicted_s"], row["measured_s"]
+        print(
+            f"{name:13} {row['plan']:54} predicted {predicted_s:.3f} s, measured {measured_s:.3f} s"
+            f" ({predicted_s / measured_s - 1.0:+.1%})"
+        )
+    print(f"{name:13} " + ", ".join(f"{key} {value:.3f}" for key, value in figures.items()), flush=True)
+
+
+def judged_together(
+    rows: Sequence[Mapping[str, Any]], clusters: Mapping[str, Mapping[str, float]]
+) -> dict[str, float]:
+    """Over all rows; regret the worst, tau the mean of the clusters."""
+    accuracies = [accuracy_of(row["predicted_s"], row["measured_s"]) for row in rows]
+    return {
+        "plans": float(len(rows)),
+        "mean_accuracy": fmean(accuracies),
+        "worst_accuracy": min(accuracies),
+        "worst_regret": max(figures["regret"] for figures in clusters.values()),
+        "mean_kendall_tau": fmean(figures["kendall_tau"] for figures in clusters.values()),
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())
