@@ -22,20 +22,20 @@ from shardwise.search.tracking.state import State
 
 Values = npt.NDArray[np.float64]
 
-ANSWER_SHARE = 0.25
+ANSWER_SHARE = 0.1
 """Of an epsilon, the part for leaving out points of the answer."""
 
-LABELS_SHARE = 0.75
+LABELS_SHARE = 0.85
 """Of what is left, the part for labels that stand for like ones; the rest is for points of a look that do."""
 
-FIRST_REACH = 0.25
+FIRST_REACH = 0.5
 """How far beyond its line a first look goes, in epsilons."""
 
 FIRST_PART = 1.0 / 16.0
 """The same where there is no epsilon, of the way to what is open."""
 
-FURTHER = 2.0
-"""How much further the next look at a line goes."""
+FURTHER, FAR, FEW_LABELS = 2.5, 8.0, 600
+"""How much further the next look at a line goes; the second where this one kept fewer labels than that."""
 
 HALVINGS = 40
 """Steps to the least epsilon that is proven."""
@@ -127,8 +127,9 @@ def _settle(state: State, losses: Losses, most_labels: float) -> None:
         least = float(state.lines.least[line])
         if line not in reach:
             reach[line] = state.matched * FIRST_REACH * least or FIRST_PART * wanted
+        labels = state.labels
         look(state, line, least + min(reach[line], wanted), losses)
-        reach[line] *= FURTHER
+        reach[line] *= FAR if state.labels - labels < FEW_LABELS else FURTHER
 
 
 def _proven(states: list[State], epsilon: float) -> float:
