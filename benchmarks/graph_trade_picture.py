@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import ceil, sqrt
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-COLUMNS = 3
 COLOURS = {"0.25": "#b5523b", "1.0": "#1d2733", "4.0": "#1f6f8b"}
 INK, FAINT, GRID = "#1d2733", "#6b7785", "#e6e9ed"
 
@@ -23,10 +23,11 @@ def draw(path: str, found: Mapping[str, Mapping[str, Any]]) -> None:
     import matplotlib
     from matplotlib.figure import Figure
 
-    rows = -(-len(found) // COLUMNS)
+    columns = ceil(sqrt(len(found)))
+    rows = ceil(len(found) / columns)
     with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(4.1 * COLUMNS, 3.0 * rows + 0.8), layout="constrained", facecolor="white")
-        panels = figure.subplots(rows, COLUMNS, squeeze=False).ravel().tolist()
+        figure = Figure(figsize=(4.1 * columns, 3.0 * rows + 0.8), layout="constrained", facecolor="white")
+        panels = figure.subplots(rows, columns, squeeze=False).ravel().tolist()
         for axes, (title, curves) in zip(panels, found.items(), strict=False):
             _panel(axes, title, curves)
         for axes in panels[len(found) :]:
