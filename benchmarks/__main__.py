@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 
-from benchmarks import blocks, cold_start, frontiers, mixed, searches, validation
+from benchmarks import blocks, change, cold_start, frontiers, mixed, searches, validation
 from benchmarks import sim as simulator
 from benchmarks.clock import peak_memory_bytes
 
@@ -26,6 +26,10 @@ BENCHMARKS: dict[str, Callable[[], Figures]] = {
     **{f"workers {name}": partial(searches.speedup, name) for name in searches.WITH_WORKERS},
     **{f"frontier {name}": partial(frontiers.figures, name) for name in frontiers.FRONTIERS},
     **{f"mixed {name}": partial(mixed.figures, name) for name in mixed.MIXED},
+    "replan loss_1024": change.loss_figures,
+    "replay week_64": change.week_figures,
+    **{f"replay {kind}": partial(change.made_figures, kind) for kind in change.KINDS},
+    **{f"replay {name}": partial(change.replay_figures, name) for name in change.at_hand()},
     "cold start": cold_start.figures,
     "simulator": simulator.figures,
     "validation": validation.figures,
@@ -49,6 +53,9 @@ GOALS: dict[str, tuple[str, str, float]] = {
     "mixed opt350m_320": ("answer_cpu_s", "at most", 4.0),
     "mixed opt350m_512": ("answer_cpu_s", "at most", 8.0),
     "mixed llama70b_64": ("answer_cpu_s", "at most", 6.0),
+    "replan loss_1024": ("patch_cpu_s", "at most", 0.3),
+    "replay week_64": ("cpu_s", "at most", 60.0),
+    **{f"replay {name}": ("adaptive_share", "at least", 0.9) for name in change.at_hand()},
     **{f"workers {name}": ("speedup", "at least", 1.7) for name in searches.OVER_TWO_SECONDS},
     "cold start": ("wall_s", "at most", 0.6),
     "validation": ("cpu_s", "at most", 3.0),

@@ -99,6 +99,22 @@ class Planner:
                 return weighing.decision()
         raise Infeasible(f"nothing fits on the {len(situation.states)} nodes that are left", reasons={})
 
+    def patch(
+        self,
+        running: Arrangement,
+        situation: Situation,
+        *,
+        horizon_s: float,
+        saved: frozenset[str] = frozenset(),
+    ) -> Decision:
+        """What is best without looking for other shapes: keep, or patch. Raises Infeasible where neither
+        runs."""
+        weighing = _Weighing(self.steps, self.transitions, running, situation, horizon_s, saved)
+        weighing.weigh([running.shape])
+        if weighing.best is None:
+            raise Infeasible("the plan's shape fits on no nodes that are left", reasons={})
+        return weighing.decision()
+
     def _shapes_of(
         self, situation: Situation, sizes: Callable[[int], Iterable[int]]
     ) -> Iterator[list[Strategy]]:

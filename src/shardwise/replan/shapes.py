@@ -16,10 +16,14 @@ RUNNERS_UP = 5
 """Of every size the best strategy and so many more, each of which differs in a degree, the schedule or
 recomputation."""
 
+SIZES = 6
+"""Numbers of nodes that are searched for a situation."""
+
 
 def sizes_below(nodes: int) -> tuple[int, ...]:
-    """1, 2, 4, ... up to `nodes`: numbers of nodes whose devices divide batches well."""
-    return tuple(1 << exponent for exponent in range(nodes.bit_length()) if 1 << exponent <= nodes)
+    """The largest powers of two up to `nodes`: numbers of nodes whose devices divide batches well."""
+    powers = [1 << exponent for exponent in range(nodes.bit_length()) if 1 << exponent <= nodes]
+    return tuple(powers[-SIZES:])
 
 
 class Shapes:
