@@ -5,6 +5,7 @@ from shardwise.sim.engine import Timeline, simulate
 from shardwise.sim.gantt import gantt
 from shardwise.sim.maxplus import ActionTimes, CompiledSchedule, compile_schedule
 from shardwise.sim.network import max_min_rates
+from shardwise.sim.over_time import links_over_time, speeds_over_time
 from shardwise.sim.pipeline import Transfers, activation_bytes, task_graph
 from shardwise.sim.read_trace import read_trace
 from shardwise.sim.spans import Arrow, Counter, Span, Trace, trace_of
@@ -41,10 +42,12 @@ __all__ = [
     "compile_schedule",
     "compiled_schedule",
     "gantt",
+    "links_over_time",
     "makespan_s",
     "max_min_rates",
     "read_trace",
     "simulate",
+    "speeds_over_time",
     "task_graph",
     "trace_of",
     "write_trace",
