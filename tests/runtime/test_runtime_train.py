@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -19,6 +21,7 @@ from shardwise.app.cli.main import main
 from shardwise.errors import ConfigError
 from shardwise.plan import write_plan
 from shardwise.runtime import RankLost, Report, Team, TrainOptions, parallelize, reference_module, train
+from shardwise.runtime.team import HOST, process_group
 from shardwise.sim import COMMUNICATION, COMPUTE
 
 pytestmark = pytest.mark.xdist_group("runtime")
@@ -246,3 +249,77 @@ def test_importing_the_package_imports_no_torch() -> None:
     program = "import shardwise, sys; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"
+
+
+def ended(command: list[str], environment: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+        env=os.environ | (environment or {}),
+    )
+
+
+def test_a_newer_plan_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = Path(saved(tmp_path, "dp=2"))
+    path.write_text(path.read_text().replace("version: 1\n", "version: 2\n", 1))
+    assert main(["train", str(path)]) == 2
+    error = capsys.readouterr().err
+    assert "version: " in error and "newer" in error and error.count("\n") == 1
+
+
+def test_a_data_file_that_is_too_short_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = tmp_path / "tokens.bin"
+    data.write_bytes(bytes(2 * 32))  # a sequence, and no token after it
+    assert main(["train", saved(tmp_path, "dp=2"), "--data", str(data)]) == 2
+    error = capsys.readouterr().err
+    assert error == (
+        f"shardwise: error: {data}: is too short; found 32 tokens; allowed: at least 33, one sequence and the "
+        "token after it\n"
+    )
+
+
+def test_without_gloo_the_error_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shardwise.runtime.team.distributed.is_gloo_available", lambda: False)
+    with pytest.raises(ConfigError, match="torch: has no gloo"), process_group(0, 1, 0, name="none"):
+        pass
+
+
+def test_a_port_in_use_is_one_line(tmp_path: Path) -> None:
+    """Rank 0 of two is to listen where another program does."""
+    with socket.create_server((HOST, 0)) as other:
+        port = str(other.getsockname()[1])
+        variables = {
+            "RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": HOST, "MASTER_PORT": port,
+            "TORCHELASTIC_RUN_ID": "none",
+        }  # fmt: skip
+        plan = saved(tmp_path, "dp=2")
+        done = ended([sys.executable, "-m", "shardwise", "train", plan], variables)
+    assert done.returncode == 2
+    lines = [line for line in done.stderr.splitlines() if line.startswith("shardwise")]
+    assert len(lines) == 1 and "MASTER_PORT: processes cannot meet there" in lines[0]
+    assert f"{HOST}:{port}" in lines[0] and "Traceback" not in done.stderr
+
+
+def dies_at_start(rank: int, port: int, threads: int, connection: Any) -> None:
+    """In the place of a worker's life: rank 1 ends before it has heard of any work."""
+    if rank == 1:
+        os._exit(7)
+    connection.recv()
+    signal.pause()
+
+
+def test_a_rank_that_dies_at_start_ends_all_and_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("shardwise.runtime.team._serve", dies_at_start)
+    before = {child.pid for child in multiprocessing.active_children()}
+    assert main(["train", saved(tmp_path, "dp=2")]) == 1
+    error = capsys.readouterr().err
+    assert error.startswith(
+        "shardwise: error: rank 1 ended with code 7 before the first step; the other ranks"
+    )
+    assert error.count("\n") == 1
+    assert {child.pid for child in multiprocessing.active_children()} <= before

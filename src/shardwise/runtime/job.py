@@ -142,7 +142,7 @@ def parallelize(
     check_runnable(plan)
     module = _checked(module, plan)
     if not distributed.is_initialized():
-        distributed.init_process_group()
+        _join_processes()
     strategy = plan.best.strategy
     devices = strategy.tp * strategy.cp * strategy.pp * strategy.dp
     if distributed.get_world_size() != devices:
@@ -163,6 +163,19 @@ def parallelize(
         optimizer=optimizer_of(plan.job.optimizer, [stage for _, stage in stages], lr=lr),
         max_norm=max_norm,
     )
+
+
+def _join_processes() -> None:
+    """Make the process group that torchrun's variables describe."""
+    try:
+        distributed.init_process_group("gloo")
+    except (distributed.DistNetworkError, distributed.DistStoreError, ValueError) as error:
+        host, port = (os.environ.get(name, "?") for name in ("MASTER_ADDR", "MASTER_PORT"))
+        why = str(error).strip().splitlines()[0]
+        raise ConfigError(
+            f"processes cannot meet there: {why}", key="MASTER_PORT", found=f"{host}:{port}",
+            allowed="a free port that all of them reach",
+        ) from None  # fmt: skip
 
 
 def _checked(module: nn.Module, plan: Plan) -> Stage:

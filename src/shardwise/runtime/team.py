@@ -70,8 +70,8 @@ class Team:
         self._start(ranks)
         self._runs += 1
         try:
-            for _, connection in self._workers[:ranks]:
-                connection.send((work, arguments, ranks, self._runs))
+            for rank in range(ranks):
+                self._give(rank, (work, arguments, ranks, self._runs))
             return self._gathered(ranks, report)
         except BaseException:
             self.close()
@@ -88,6 +88,12 @@ class Team:
             process.start()
             there.close()
             self._workers.append((process, here))
+
+    def _give(self, rank: int, work: tuple[Work, Any, int, int]) -> None:
+        try:
+            self._workers[rank][1].send(work)
+        except OSError:  # it is gone: what it said before is of no interest
+            raise RankLost(rank, self._received_end(rank)) from None
 
     def _gathered(self, ranks: int, report: Report | None) -> list[Any]:
         results: dict[int, Any] = {}
