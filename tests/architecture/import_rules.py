@@ -45,7 +45,7 @@ THIRD_PARTY: Mapping[str, frozenset[str]] = {
     "errors": frozenset(),
     "units": frozenset(),
     "operators": frozenset(),
-    "runtime": frozenset({"numpy", "torch"}),
+    "runtime": frozenset({"numpy", "torch", "safetensors"}),
     "measure": frozenset({"numpy", "torch"}),
 }
 """Packages per room or base module; every other room has numpy only."""

@@ -11,12 +11,15 @@ except ModuleNotFoundError as error:
 
 from shardwise.runtime.capability import check_runnable
 from shardwise.runtime.capture import capture
+from shardwise.runtime.checkpoint import export
 from shardwise.runtime.data import Samples, Synthetic, TokenFile
+from shardwise.runtime.hugging_face import check_named
 from shardwise.runtime.initial import initialise
 from shardwise.runtime.job import Job, StepResult, parallelize
 from shardwise.runtime.modules import Stage, reference_module
 from shardwise.runtime.team import RankLost, Report, Team
 from shardwise.runtime.train import SYNTHETIC, StepRecord, TrainOptions, resumed_options, samples_of, train
+from shardwise.runtime.weights import load_weights, save_weights
 
 __all__ = [
     "SYNTHETIC",
@@ -32,11 +35,15 @@ __all__ = [
     "TokenFile",
     "TrainOptions",
     "capture",
+    "check_named",
     "check_runnable",
+    "export",
     "initialise",
+    "load_weights",
     "parallelize",
     "reference_module",
     "resumed_options",
     "samples_of",
+    "save_weights",
     "train",
 ]

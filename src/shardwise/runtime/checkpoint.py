@@ -15,6 +15,8 @@ from shardwise.errors import ConfigError
 from shardwise.plan import Plan, document_hash, plan_document
 from shardwise.runtime.job import Job
 from shardwise.runtime.manifest import Manifest, commit, files_in, folder_of, model_hash, newest, prune
+from shardwise.runtime.modules import reference_module
+from shardwise.runtime.weights import save_weights
 
 _STATES = {"adamw": ("step", "exp_avg", "exp_avg_sq"), "sgd": ("momentum_buffer",)}
 """What each optimizer keeps per parameter; `step` is a number, all else is like the parameter."""
@@ -70,6 +72,17 @@ def load(job: Job, folder: str) -> None:
             parameter.copy_(state[f"model.{whole}"])
             for key, value in job.optimizer.state[parameter].items():
                 value.copy_(state[f"optimizer.{whole}.{key}"])
+
+
+def export(plan: Plan, root: str, folder: str) -> None:
+    """Write the parameters of the newest checkpoint in `root`, of a run of the plan's model, into `folder` as
+    Hugging Face's libraries read them. In one process, which holds the whole model."""
+    state = {f"model.{name}": p.data for name, p in reference_module(plan.model).named_parameters()}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        checkpoint.load(state, checkpoint_id=resumable(plan, root)[0], no_dist=True)
+    whole = {name.removeprefix("model."): tensor for name, tensor in state.items()}
+    save_weights(plan.model, whole, folder)
 
 
 def resumable(plan: Plan, root: str) -> tuple[str, Manifest]:

@@ -15,6 +15,7 @@ from shardwise.runtime.initial import initialise
 from shardwise.runtime.job import parallelize
 from shardwise.runtime.modules import reference_module
 from shardwise.runtime.trace import StepTrace, traced
+from shardwise.runtime.weights import load_weights
 from shardwise.sim import Span
 
 SYNTHETIC = "synthetic"
@@ -25,7 +26,8 @@ class TrainOptions:
     """What `train` is asked for beside the plan. `data` is `synthetic` or the path of a token file.
 
     With `checkpoint` (a folder) the job is saved there after every `checkpoint_every` steps and at the end.
-    It goes on from the checkpoint in the folder `resumed`, after its `start` steps, where one is given.
+    It goes on from the checkpoint in the folder `resumed`, after its `start` steps, where one is given; else
+    parameters come from the safetensors in the folder `weights`, or from the seed.
     """
 
     steps: int
@@ -35,6 +37,7 @@ class TrainOptions:
     checkpoint: str | None = None
     checkpoint_every: int = 100
     is_traced: bool = False
+    weights: str | None = None
     resumed: str | None = None
     start: int = 0
 
@@ -74,7 +77,10 @@ def train(report: Callable[[StepRecord], None], plan: Plan, options: TrainOption
     """
     samples = samples_of(plan, options)
     module = reference_module(plan.model)
-    initialise(module, seed=options.seed, layers=plan.model.layers)
+    if options.weights is not None and options.resumed is None:
+        load_weights(module, plan.model, options.weights)
+    else:
+        initialise(module, seed=options.seed, layers=plan.model.layers)
     job = parallelize(module, plan, lr=options.lr)
     if options.resumed is not None:
         load(job, options.resumed)

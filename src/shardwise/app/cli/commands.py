@@ -12,12 +12,14 @@ from shardwise.app.cli.options import (
     BatchSize,
     Budget,
     CalibrationFile,
+    Checkpoint,
     CheckpointInterval,
     CheckpointStall,
     ClusterText,
     DeviceCounts,
     Dtype,
     Epsilon,
+    Export,
     Fixed,
     Imbalance,
     InterNode,
@@ -34,10 +36,14 @@ from shardwise.app.cli.options import (
     PlanFile,
     PlotFile,
     Restart,
+    Resume,
     SaveFolder,
     SeqLen,
     Space,
+    StepTraceFile,
     TargetName,
+    TokenData,
+    Weights,
     Workers,
 )
 from shardwise.app.cli.output import Output
@@ -359,13 +365,7 @@ def explain(
 @app.command()
 def train(
     plan: PlanFile,
-    data: Annotated[
-        str,
-        typer.Option(
-            metavar="FILE",
-            help="A file of token ids (docs/running.md), or synthetic: text that can be learned.",
-        ),
-    ] = "synthetic",
+    data: TokenData = "synthetic",
     steps: Annotated[str, typer.Option(metavar="N", help="Optimizer steps.")] = "20",
     lr: Annotated[str, typer.Option(metavar="X", help="Learning rate.")] = "0.001",
     seed: Annotated[str, typer.Option(metavar="N", help="Of parameters and samples.")] = "0",
@@ -373,20 +373,12 @@ def train(
         str | None,
         typer.Option(metavar="FILE", help="Write a line of JSON for every step.", show_default=False),
     ] = None,
-    trace: Annotated[
-        str | None,
-        typer.Option(
-            metavar="FILE", help="Write a trace of the last step, as simulate does.", show_default=False
-        ),
-    ] = None,
-    checkpoint: Annotated[
-        str | None,
-        typer.Option(metavar="DIR", help="Save the job here, at the end and on the way.", show_default=False),
-    ] = None,
+    trace: StepTraceFile = None,
+    checkpoint: Checkpoint = None,
     checkpoint_every: Annotated[str, typer.Option(metavar="N", help="Steps between checkpoints.")] = "100",
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Go on from the newest checkpoint, under this plan.")
-    ] = False,
+    resume: Resume = False,
+    weights: Weights = None,
+    export: Export = None,
 ) -> Output:
     """Train as a plan says, on PyTorch; a cluster of cpu devices is as many processes of this machine."""
     from shardwise.app.cli import request, training
@@ -402,6 +394,8 @@ def train(
         checkpoint=checkpoint,
         checkpoint_every=request.count("--checkpoint-every", checkpoint_every),
         resume=resume,
+        weights=weights,
+        export=export,
     )
 
 

@@ -209,3 +209,43 @@ PlotFile = Annotated[
         show_default=False,
     ),
 ]
+
+Checkpoint = Annotated[
+    str | None,
+    typer.Option(
+        "--checkpoint",
+        metavar="DIR",
+        help="Save the job here, at the end and on the way.",
+        show_default=False,
+    ),
+]
+Resume = Annotated[bool, typer.Option("--resume", help="Go on from the newest checkpoint, under this plan.")]
+Weights = Annotated[
+    str | None,
+    typer.Option(
+        "--weights", metavar="DIR", help="Start from safetensors, as Hugging Face's.", show_default=False
+    ),
+]
+Export = Annotated[
+    str | None,
+    typer.Option(
+        "--export", metavar="DIR", help="Write safetensors at the end, as Hugging Face's.", show_default=False
+    ),
+]
+TokenData = Annotated[
+    str,
+    typer.Option(
+        "--data",
+        metavar="FILE",
+        help="A file of token ids (docs/running.md), or synthetic: text that can be learned.",
+    ),
+]
+StepTraceFile = Annotated[
+    str | None,
+    typer.Option(
+        "--trace",
+        metavar="FILE",
+        help="Write a trace of the last step, as simulate does.",
+        show_default=False,
+    ),
+]

@@ -73,6 +73,8 @@ def trained(
     checkpoint: str | None,
     checkpoint_every: int,
     resume: bool,
+    weights: str | None = None,
+    export: str | None = None,
 ) -> Output:
     """Train under the plan file at `path`, on processes of this machine or on those that torchrun started.
 
@@ -86,6 +88,7 @@ def trained(
         RankLost,
         Team,
         TrainOptions,
+        check_named,
         check_runnable,
         resumed_options,
         samples_of,
@@ -100,10 +103,16 @@ def trained(
         checkpoint=checkpoint,
         checkpoint_every=checkpoint_every,
         is_traced=trace is not None,
+        weights=weights,
     )
     check_runnable(plan)
-    if checkpoint is not None:
-        _make_folder(checkpoint)
+    if weights is not None or export is not None:
+        check_named(plan.model)
+    if export is not None and checkpoint is None:
+        raise ConfigError("needs --checkpoint, from which it is made", key="--export", found=export)
+    for option, folder in (("--checkpoint", checkpoint), ("--export", export)):
+        if folder is not None:
+            _make_folder(option, folder)
     if resume:
         options = resumed_options(options, plan)
     samples_of(plan, options).batch(0)
@@ -113,7 +122,7 @@ def trained(
             raise ConfigError(
                 "is not written under torchrun", key="--trace", found=trace, allowed="without torchrun"
             )
-        return _trained_here(run, options, log)
+        return _trained_here(run, options, log, export)
     try:
         with _showing(run, log) as report, Team(plan.cluster.devices) as team:
             spans = team.run(plan.cluster.devices, train, plan, options, report=report)
@@ -121,10 +130,10 @@ def trained(
         return Output(talk=_lost(error, run, path, options), code=FAILED)
     if trace is not None:
         _write_trace(trace, [span for rank in spans for span in rank])
-    return _summary(run)
+    return _ended(run, options, export)
 
 
-def _trained_here(run: _Run, options: TrainOptions, log: str | None) -> Output:
+def _trained_here(run: _Run, options: TrainOptions, log: str | None, export: str | None) -> Output:
     """This process's part of a run that torchrun started: rank 0 speaks for all."""
     from shardwise.runtime import train
 
@@ -136,6 +145,15 @@ def _trained_here(run: _Run, options: TrainOptions, log: str | None) -> Output:
         return Output()
     with _showing(run, log) as report:
         train(report, run.plan, options)
+    return _ended(run, options, export)
+
+
+def _ended(run: _Run, options: TrainOptions, folder: str | None) -> Output:
+    """The summary; the parameters too, where a folder is named for them."""
+    from shardwise.runtime import export
+
+    if folder is not None and options.checkpoint is not None:
+        export(run.plan, options.checkpoint, folder)
     return _summary(run)
 
 
@@ -177,14 +195,14 @@ def _write_trace(path: str, spans: Sequence[Span]) -> None:
     write_trace(Trace(spans=tuple(shifted)), path)
 
 
-def _make_folder(path: str) -> None:
+def _make_folder(option: str, path: str) -> None:
     try:
         os.makedirs(path, exist_ok=True)
     except OSError as error:
         why = (error.strerror or str(error)).lower()
-        raise ConfigError(f"cannot be made: {why}", file=printable(path), key="--checkpoint") from None
+        raise ConfigError(f"cannot be made: {why}", file=printable(path), key=option) from None
     if not os.access(path, os.W_OK | os.X_OK):
-        raise ConfigError("cannot be written to", file=printable(path), key="--checkpoint")
+        raise ConfigError("cannot be written to", file=printable(path), key=option)
 
 
 def _lost(error: RankLost, run: _Run, path: str, options: TrainOptions) -> list[str]:

@@ -1,0 +1,126 @@
+"""Parameters from and to folders as Hugging Face's libraries write them: `config.json` and safetensors."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from shardwise.errors import ConfigError
+from shardwise.inputs import read_mapping
+from shardwise.model import Model
+from shardwise.plan import write_file
+from shardwise.runtime.hugging_face import check_named, ours, theirs
+
+WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+LARGEST_BYTES = 4 << 30
+"""Of a file; larger models are written as several, with an index."""
+
+
+def save_weights(
+    model: Model, state: Mapping[str, Tensor], folder: str, *, largest_bytes: int = LARGEST_BYTES
+) -> None:
+    """Write the parameters of the whole module (`state`, by our names) into `folder`, with the config.
+
+    Each file is written under another name first; the index, or the only file, comes last.
+    """
+    check_named(model)
+    _require_library()
+    from safetensors.torch import save_file
+
+    os.makedirs(folder, exist_ok=True)
+    config = json.dumps(dict(model.config), indent=2, sort_keys=True) + "\n"
+    write_file(os.path.join(folder, "config.json"), config.encode())
+    parts = _parts(dict(theirs(model, state)), largest_bytes)
+    names = [WHOLE]
+    if len(parts) > 1:
+        names = [f"model-{number:05d}-of-{len(parts):05d}.safetensors" for number in range(1, len(parts) + 1)]
+    for name, part in zip(names, parts, strict=True):
+        path = os.path.join(folder, name)
+        save_file(part, f"{path}.partial", metadata={"format": "pt"})
+        os.replace(f"{path}.partial", path)
+    if len(parts) > 1:
+        places = {tensor: name for name, part in zip(names, parts, strict=True) for tensor in part}
+        total = sum(_bytes(tensor) for part in parts for tensor in part.values())
+        index = {"metadata": {"total_size": total}, "weight_map": places}
+        write_file(os.path.join(folder, INDEX), (json.dumps(index, indent=2) + "\n").encode())
+
+
+def load_weights(module: nn.Module, model: Model, folder: str) -> None:
+    """Fill the whole reference `module` from the safetensors in `folder`. ConfigError, by file and name,
+    where a tensor is missing or of another shape."""
+    check_named(model)
+    places = _places(folder)
+    opened = {file: _opened(file) for file in set(places.values())}
+
+    def read(name: str) -> Tensor:
+        if name not in places:
+            raise ConfigError("has no such tensor", file=folder, key=name, allowed=f"those of {model.name}")
+        return opened[places[name]].get_tensor(name)
+
+    with torch.no_grad():
+        for name, parameter in module.named_parameters():
+            found = ours(model, name, read)
+            if found.shape != parameter.shape:
+                raise ConfigError(
+                    "is of another shape than the model's", file=folder, key=name,
+                    found=str(tuple(found.shape)), allowed=str(tuple(parameter.shape)),
+                )  # fmt: skip
+            parameter.copy_(found)
+
+
+def _places(folder: str) -> dict[str, str]:
+    """The file of each tensor."""
+    index = os.path.join(folder, INDEX)
+    if os.path.exists(index):
+        listed = read_mapping(index).get("weight_map")
+        if not isinstance(listed, dict) or not all(
+            isinstance(file, str) and Path(file).name == file for file in listed.values()
+        ):
+            raise ConfigError("names no files of the folder", file=index, key="weight_map")
+        return {name: os.path.join(folder, file) for name, file in listed.items()}
+    whole = os.path.join(folder, WHOLE)
+    return dict.fromkeys(_opened(whole).keys(), whole)
+
+
+def _opened(path: str) -> Any:
+    """The file, of which tensors are read one by one."""
+    _require_library()
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        return safe_open(path, framework="pt")
+    except (OSError, SafetensorError) as error:
+        raise ConfigError(f"cannot be read: {str(error).splitlines()[0]}", file=path) from None
+
+
+def _require_library() -> None:
+    """ConfigError where safetensors is not installed."""
+    if find_spec("safetensors") is None:
+        raise ConfigError(
+            "is not installed, and files of Hugging Face's need it", key="safetensors",
+            allowed="pip install 'shardwise[torch]'",
+        )  # fmt: skip
+
+
+def _parts(tensors: dict[str, Tensor], largest_bytes: int) -> list[dict[str, Tensor]]:
+    """The tensors in their order, as many together as fit; one at least."""
+    parts: list[dict[str, Tensor]] = [{}]
+    room = largest_bytes
+    for name, tensor in tensors.items():
+        if parts[-1] and _bytes(tensor) > room:
+            parts.append({})
+            room = largest_bytes
+        parts[-1][name] = tensor
+        room -= _bytes(tensor)
+    return parts
+
+
+def _bytes(tensor: Tensor) -> int:
+    return tensor.numel() * tensor.element_size()

@@ -1,0 +1,110 @@
+"""Parameters in Hugging Face's files: Transformers reads what we write, and we read what it writes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from tests.runtime.equality import whole_module
+from tests.runtime.plans import CONFIGS, make_plan
+
+from shardwise.app.cli.main import main
+from shardwise.errors import ConfigError
+from shardwise.model import Model, model_from_config
+from shardwise.plan import write_plan
+from shardwise.runtime import Stage, initialise, load_weights, reference_module, save_weights
+
+pytestmark = pytest.mark.xdist_group("runtime")
+
+GPT2 = {"model_type": "gpt2", "n_embd": 32, "n_head": 4, "n_layer": 2, "vocab_size": 96, "n_positions": 32}
+CASES: Mapping[str, Mapping[str, object]] = {
+    **{name: CONFIGS[name] for name in ("llama", "qwen3", "neox", "mixtral", "qwen3_moe")},
+    "qwen2": dict(CONFIGS["llama"]) | {"model_type": "qwen2"},
+    "gpt2": GPT2,
+}
+
+
+def built(name: str, seed: int) -> tuple[Model, Stage]:
+    model = model_from_config(CASES[name], name=name)
+    return model, whole_module(model, seed)
+
+
+def state_of(module: Stage) -> dict[str, torch.Tensor]:
+    return {name: parameter.detach() for name, parameter in module.named_parameters()}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_is_written_is_read_back(tmp_path: Path, name: str) -> None:
+    model, module = built(name, 3)
+    save_weights(model, state_of(module), str(tmp_path), largest_bytes=20_000)
+    index = json.loads((tmp_path / "model.safetensors.index.json").read_text())
+    files = set(index["weight_map"].values())
+    assert len(files) > 2 and files == {path.name for path in tmp_path.glob("*.safetensors")}
+    other = reference_module(model)
+    initialise(other, seed=9, layers=model.layers)
+    load_weights(other, model, str(tmp_path))
+    found = state_of(other)
+    assert all(torch.equal(found[key], value) for key, value in state_of(module).items())
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_transformers_reads_what_is_written_and_computes_the_same(tmp_path: Path, name: str) -> None:
+    import transformers  # here, because it takes seconds
+
+    model, module = built(name, 3)
+    save_weights(model, state_of(module), str(tmp_path))
+    load: Any = transformers.AutoModelForCausalLM.from_pretrained
+    other, report = load(tmp_path, attn_implementation="eager", output_loading_info=True)
+    assert not report["missing_keys"] and not report["unexpected_keys"] and not report["mismatched_keys"]
+    tokens = torch.randint(0, 96, (2, 20), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        expected = other.eval()(tokens).logits
+        torch.testing.assert_close(module(tokens), expected, rtol=2e-3, atol=2e-3)
+
+
+def test_a_wrong_file_is_refused_by_name(tmp_path: Path) -> None:
+    model, module = built("llama", 3)
+    with pytest.raises(ConfigError, match="cannot be read"):
+        load_weights(module, model, str(tmp_path))
+    save_weights(model, state_of(module), str(tmp_path))
+    whole = tmp_path / "model.safetensors"
+    with pytest.raises(ConfigError, match="has no such tensor"):
+        load_weights(built("mixtral", 3)[1], built("mixtral", 3)[0], str(tmp_path))
+    wide = model_from_config(dict(CASES["llama"]) | {"intermediate_size": 64}, name="wide")
+    with pytest.raises(ConfigError, match=r"mlp\.gate\.weight: is of another shape.*\(48, 32\).*\(64, 32\)"):
+        load_weights(reference_module(wide), wide, str(tmp_path))
+    whole.write_bytes(whole.read_bytes()[:100])
+    with pytest.raises(ConfigError, match=r"model\.safetensors: cannot be read"):
+        load_weights(module, model, str(tmp_path))
+    (tmp_path / "model.safetensors.index.json").write_text('{"weight_map": {"a": "../b"}}')
+    with pytest.raises(ConfigError, match="weight_map: names no files of the folder"):
+        load_weights(module, model, str(tmp_path))
+
+
+def test_families_without_names_are_refused(tmp_path: Path) -> None:
+    model = model_from_config({"layers": 2, "hidden": 32, "ffn": 64, "heads": 4, "vocab": 96, "seq_len": 32})
+    with pytest.raises(ConfigError, match="has no names of Hugging Face's"):
+        save_weights(model, {}, str(tmp_path))
+
+
+def test_train_starts_from_weights_and_exports_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two steps from given weights: the export is another file with the same tensors, a little changed."""
+    plan, first, last = str(tmp_path / "plan.yaml"), tmp_path / "first", tmp_path / "last"
+    write_plan(plan, make_plan("dp=2,ep=2,zero_stage=1", model="mixtral"))
+    model, module = built("mixtral", 3)
+    save_weights(model, state_of(module), str(first))
+    question = ["train", plan, "--steps", "2", "--weights", str(first), "--export", str(last)]
+    assert main(question) == 2
+    assert "--export: needs --checkpoint" in capsys.readouterr().err
+    assert main([*question, "--checkpoint", str(tmp_path / "runs")]) == 0
+    before, after = (load_file(folder / "model.safetensors") for folder in (first, last))
+    assert before.keys() == after.keys()
+    moved = max(float((before[name] - after[name]).abs().max()) for name in before)
+    assert 1e-3 < moved < 4e-3  # two steps of AdamW at 1e-3, and decay
