@@ -14,7 +14,7 @@ import torch
 from torch import distributed
 
 from shardwise.plan import Plan, read_plan
-from shardwise.runtime import TrainOptions, initialise, parallelize, reference_module, samples_of
+from shardwise.runtime import Job, TrainOptions, initialise, parallelize, reference_module, samples_of
 
 WARM_UP = 2
 
@@ -42,7 +42,7 @@ def main(out: str, repeats: int, paths: list[str]) -> None:
     distributed.destroy_process_group()
 
 
-def _job(plan: Plan):  # type: ignore[no-untyped-def]
+def _job(plan: Plan) -> Job:
     module = reference_module(plan.model)
     initialise(module, seed=0, layers=plan.model.layers)
     return parallelize(module, plan)

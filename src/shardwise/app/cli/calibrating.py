@@ -37,6 +37,11 @@ def calibrated(*, out: str, cluster: str | None, links: bool, base: str | None, 
     Under torchrun every rank takes part in measuring links, and rank 0 writes.
     """
     writable("--out", out, inputs=() if base is None else (base,))
+    if base is None and os.environ.get("WORLD_SIZE", "1") != "1" and TORCHRUN_VARIABLE in os.environ:
+        raise ConfigError(
+            "is needed on several ranks: kernels are measured by one command", key="--from",
+            allowed="a calibration of one device",
+        )  # fmt: skip
     known = None if base is None else read_calibration(base)
     place = load_cluster(cluster or f"1x{os.cpu_count() or 1}x{CLASS}")
     if set(place.classes) != {CLASS}:
