@@ -72,10 +72,11 @@ def stage_times(
     layers: Column,
     reduction_s: Column,
     gathering_s: Column,
-    waiting_s: Column,
+    waits_s: tuple[Column, Column],
 ) -> StageTimes:
     """The times of a stage that has these amounts and so many layers, and whose reduction and gathering take
-    so long when nothing hides them; `waiting_s` is how long an action waits for what it sends."""
+    so long when nothing hides them; `waits_s` is how long its forward and its backward wait for what they
+    send."""
     rows, host_s = family.rows, figures.profile.host_action_s
     selective = np.where(rows.recompute == "selective", stage["selective_s"], 0.0)
     full = recomputed_share(rows, layers) * stage["repeated_s"]
@@ -84,9 +85,9 @@ def stage_times(
     moved_s = nbytes / figures.host_link_bytes_per_s
     out_s = figures.exposed_s(moved_s, stage["forward_computation_s"], 1.0)
     in_s = figures.exposed_s(moved_s, stage["input_computation_s"], 1.0)
-    action_s = host_s + waiting_s
-    forward_s = stage["forward_s"] + action_s + out_s + stage["forward_traffic_s"]
-    input_s = stage["input_s"] + action_s + again_s + in_s + stage["input_traffic_s"]
+    on_s, back_s = waits_s
+    forward_s = stage["forward_s"] + host_s + on_s + out_s + stage["forward_traffic_s"]
+    input_s = stage["input_s"] + host_s + back_s + again_s + in_s + stage["input_traffic_s"]
     weight_s = stage["weight_s"] + stage["weight_traffic_s"]
     last_s = weight_s if family.splits_backward else input_s + weight_s
     return StageTimes(

@@ -81,6 +81,7 @@ def price(figures: Figures, family: Family) -> Price:
     dense = with_tied_copy(family, stages, "dense", copy)
     expert = [stage["expert"] for stage in stages]
     sent_s = hop_s(figures, fabric, groups, rows)
+    waiting_s = (1 - figures.profile.pipeline_overlap) * sent_s
     times = [
         stage_times(
             figures,
@@ -89,7 +90,8 @@ def price(figures: Figures, family: Family) -> Price:
             layers[number],
             reduction_s(figures, fabric, shardings, dense[number], expert[number]),
             gathering_s(figures, fabric, shardings, dense[number], expert[number]),
-            (1 - figures.profile.pipeline_overlap) * sent_s,
+            # The last stage sends nothing on, the first nothing back.
+            (waiting_s * (number < family.stages - 1), waiting_s * (number > 0)),
         )
         for number in range(family.stages)
     ]

@@ -66,19 +66,23 @@ def time_floor(pipeline: Pipeline, cells: Cells, *, is_paired: bool, is_sharded:
 
 def _actions(pipeline: Pipeline, layers: Layers, cells: Cells, *, is_paired: bool) -> _Actions:
     host_s, waiting_s = pipeline.figures.profile.host_action_s, _waiting_s(pipeline, cells)
+    # The last stage sends nothing on, the first nothing back.
+    places = np.arange(pipeline.stages)[:, None]
+    on_s, back_s = waiting_s * (places < pipeline.stages - 1), waiting_s * (places > 0)
     of_blocks = {
         phase: pipeline.with_traffic(phase, cells, is_paired=is_paired)
         for phase in ("forward", "input", "weight")
     }
     again_s, all_again_s = _again_s(pipeline, layers, cells)
     out_s, in_s, moved_s = _moved_s(pipeline, layers, cells)
-    forward_s = _summed_s(layers, of_blocks["forward"], "forward", cells) + host_s + waiting_s + out_s
-    input_s = _summed_s(layers, of_blocks["input"], "input", cells) + host_s + waiting_s + again_s + in_s
+    forward_s = _summed_s(layers, of_blocks["forward"], "forward", cells) + host_s + on_s + out_s
+    input_s = _summed_s(layers, of_blocks["input"], "input", cells) + host_s + back_s + again_s + in_s
     # In DualPipe some backwards are whole and cost the host one action.
     starts = 3 if pipeline.splits_backward and pipeline.schedule != "dualpipe_v" else 2
     weight_s = layers.summed(of_blocks["weight"]) + (starts - 2) * host_s
     model_s = sum(layers.total(seconds) for seconds in of_blocks.values())
-    model_s = model_s + (starts * host_s + 2 * waiting_s) * pipeline.stages + all_again_s + moved_s
+    model_s = model_s + starts * host_s * pipeline.stages + 2 * waiting_s * (pipeline.stages - 1)
+    model_s = model_s + all_again_s + moved_s
     hop_s = pipeline.figures.profile.pipeline_overlap * pipeline.ground.hop_s[cells.grid]
     hops_s = np.repeat(hop_s[None], pipeline.stages - 1, axis=0)
     if pipeline.is_v:
@@ -87,7 +91,7 @@ def _actions(pipeline: Pipeline, layers: Layers, cells: Cells, *, is_paired: boo
 
 
 def _waiting_s(pipeline: Pipeline, cells: Cells) -> Column:
-    """Seconds that each forward and each backward waits for what it sends."""
+    """Seconds that a forward or a backward waits for what it sends."""
     return (1 - pipeline.figures.profile.pipeline_overlap) * pipeline.ground.hop_s[cells.grid]
 
 
@@ -257,7 +261,7 @@ def _first_stage_at_most_s(
 ) -> tuple[Column, Column]:
     """The most that stage 0's forward takes, and its action beside which gradients are reduced."""
     figures = pipeline.figures
-    action_s = figures.profile.host_action_s + _waiting_s(pipeline, cells)
+    host_s = figures.profile.host_action_s
     box, most = cells.box, layers.most_first
     forward_s, input_s, weight_s = (
         layers.first_at_most(pipeline.with_traffic(phase, cells, is_paired=is_paired))
@@ -285,6 +289,7 @@ def _first_stage_at_most_s(
         )
         for phase in ("forward", "input")
     )
+    forward_s = forward_s + host_s + _waiting_s(pipeline, cells) + out_s
     if pipeline.splits_backward:
-        return forward_s + action_s + out_s, weight_s
-    return forward_s + action_s + out_s, input_s + action_s + again_s + in_s + weight_s
+        return forward_s, weight_s
+    return forward_s, input_s + host_s + again_s + in_s + weight_s

@@ -73,10 +73,11 @@ def test_the_host_launches_every_action() -> None:
 
 
 def test_a_sender_waits_for_what_does_not_hide() -> None:
-    # 100 B inside a node take a second: three quarters of it with each forward and each backward for inputs.
+    # 100 B inside a node take a second: three quarters of it with each forward but the last stage's and each
+    # backward for inputs but the first stage's, which send nothing.
     times = times_of(with_software(one_node(), pipeline_overlap=0.25, host_action_s=0.25), "pp=2")
-    close(times.forward_s, 2.65 + 0.75, 5.65 + 0.75)
-    close(times.backward_input_s, 2.65 + 0.75, 5.45 + 0.75)
+    close(times.forward_s, 2.65 + 0.75, 5.65)
+    close(times.backward_input_s, 2.65, 5.45 + 0.75)
     close(times.backward_weight_s, 2.75, 4.25)
     # One device sends nothing.
     close(times_of(with_software(one_node(), pipeline_overlap=0.25), "dp=4").forward_s, 7.8)
