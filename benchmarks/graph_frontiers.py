@@ -48,7 +48,7 @@ def main() -> None:
         training = Training(dtype=best_dtype(cluster))
         source = GraphCurves(scaled(load_graph(f"graph:{graph}"), batch, seq_len), cluster, training, 0.05)
         curve = source.curve(cluster.devices, epsilon=asked.epsilon)
-        labels = sum(effort.labels for effort in curve.tracked.efforts)
+        labels = sum(effort.labels for effort in curve.efforts)
         told = f"{len(curve.points):>8}{curve.epsilon:>10.2%}{labels:>10,}{curve.search_cpu_s:>9.2f}"
         print(f"{name:<18}{told}", flush=True)
 

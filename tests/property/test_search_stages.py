@@ -39,10 +39,13 @@ def test_points_match_every_pipeline_as_closely_as_they_say(seed: int) -> None:
     found, every = found_in(setting), every_pipeline(setting)
     assert farthest(found, every) <= found.epsilon + 1e-9
     for point in found.points:
-        time_s, memory_bytes, _ = price_of_stages(setting, point.cuts, point.layouts)
-        assert (time_s, memory_bytes) == pytest.approx((point.time_s, point.memory_bytes), rel=1e-9)
+        price = price_of_stages(setting, point.cuts, point.layouts)
+        figures = (price.time_s, price.memory_bytes)
+        assert figures == pytest.approx((point.time_s, point.memory_bytes), rel=1e-9)
+        assert sum(price.seconds.values()) == pytest.approx(price.time_s)
+        assert sum(price.nbytes.values()) == pytest.approx(price.memory_bytes)
         # What is found is among all.
-        assert (every <= np.array([time_s, memory_bytes]) * (1 + 1e-9)).all(axis=1).any()
+        assert (every <= np.array(figures) * (1 + 1e-9)).all(axis=1).any()
 
 
 def test_floors_that_are_too_high_are_found_out(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,6 +22,7 @@ from shardwise.graph.record import Block, Operand, OpGraph, OpNode, Parameter
 from shardwise.graph.rule import Exchange, Rule
 from shardwise.graph.scale import scaled
 from shardwise.graph.sizes import Growth
+from shardwise.graph.staged import StagedLayout, staged_from_record, staged_record
 from shardwise.graph.told import layout_from_record, layout_record
 from shardwise.graph.totals import forward_flop, parameter_count, step_flop
 from shardwise.graph.work import Kept, Moved, Work
@@ -50,6 +51,7 @@ __all__ = [
     "Parameter",
     "Placement",
     "Rule",
+    "StagedLayout",
     "Work",
     "allows",
     "check_graph",
@@ -73,6 +75,8 @@ __all__ = [
     "scaled",
     "shard",
     "shipped_graphs",
+    "staged_from_record",
+    "staged_record",
     "step_flop",
     "work_of",
 ]

@@ -17,10 +17,13 @@ from shardwise.errors import ConfigError
 from shardwise.graph import (
     GraphLayout,
     OpGraph,
+    StagedLayout,
     graph_text,
     layout_from_record,
     layout_record,
     parse_graph,
+    staged_from_record,
+    staged_record,
 )
 from shardwise.inputs import Fields, parse_mapping, read_bytes, read_mapping, shown, written_yaml
 from shardwise.plan.document import document_hash, plain_mapping
@@ -30,6 +33,9 @@ from shardwise.strategy import Optimizer, Profile, profile_from_record
 
 GRAPH_PLAN_SCHEMA = "shardwise.graph-plan"
 VERSION = 1
+
+SCHEDULES_OF_STAGES = ("1f1b",)
+"""What stages of a graph are run by: schedules with one stage for each rank of the pipeline."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +50,8 @@ class GraphJob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GraphPlan:
-    """A layout of `graph` on `mesh`, which is all of `cluster`, with its price.
+    """A layout of `graph` on `mesh`, which is all of `cluster`, or of each stage of a pipeline, with its
+    price.
 
     `seconds` and `nbytes` (on the rank with most) say what the step time and the device bytes are for, and
     sum to them. Every layout is matched in both within a factor 1 + `epsilon` by some point of the frontier
@@ -87,7 +94,7 @@ def graph_plan_document(plan: GraphPlan) -> dict[str, object]:
             "hash": "",
             "job": asdict(plan.job),
             "mesh": list(plan.mesh.ranks),
-            "layout": layout_record(plan.layout),
+            "layout": _layout_document(plan.layout),
             "step_time_s": plan.step_time_s,
             "device_bytes": plan.device_bytes,
             "breakdown": dict(plan.seconds),
@@ -112,13 +119,15 @@ def read_graph_plan(path: str) -> GraphPlan:
         fields.any(name)
     graph = _graph(fields, path)
     cluster = _cluster(fields, path)
-    mesh = _mesh(fields, cluster)
+    record = _mapping(fields, "layout")
+    stages = record.get("stages")
+    mesh = _mesh(fields, cluster, len(stages) if isinstance(stages, list) and stages else 1)
     plan = GraphPlan(
         graph=graph,
         cluster=cluster,
         job=_job(fields.mapping("job")),
         mesh=mesh,
-        layout=layout_from_record(_mapping(fields, "layout"), graph, mesh.ranks, file=path),
+        layout=_layout(record, graph, mesh, path),
         step_time_s=fields.number("step_time_s"),
         device_bytes=fields.number("device_bytes"),
         seconds=_parts(fields, "breakdown", "step_time_s"),
@@ -127,6 +136,16 @@ def read_graph_plan(path: str) -> GraphPlan:
     )
     fields.finish()
     return plan
+
+
+def _layout_document(layout: GraphLayout) -> dict[str, Any]:
+    return staged_record(layout) if isinstance(layout, StagedLayout) else layout_record(layout)
+
+
+def _layout(record: Mapping[str, Any], graph: OpGraph, mesh: Mesh, path: str) -> GraphLayout:
+    if "stages" in record:
+        return staged_from_record(record, graph, mesh.ranks, SCHEDULES_OF_STAGES, file=path)
+    return layout_from_record(record, graph, mesh.ranks, file=path)
 
 
 def _mapping(fields: Fields, name: str) -> Mapping[str, Any]:
@@ -150,8 +169,8 @@ def _cluster(fields: Fields, path: str) -> Cluster:
         raise error.within(file=path, key="cluster") from None
 
 
-def _mesh(fields: Fields, cluster: Cluster) -> Mesh:
-    """The mesh, all devices of the cluster."""
+def _mesh(fields: Fields, cluster: Cluster, stages: int) -> Mesh:
+    """The mesh of each stage, all devices of the cluster."""
     sizes = fields.sequence("mesh", low=1, high=3)
     for size in sizes:
         if not isinstance(size, int) or isinstance(size, bool) or size < 1:
@@ -160,8 +179,8 @@ def _mesh(fields: Fields, cluster: Cluster) -> Mesh:
         mesh = mesh_of(cluster, tuple(int(str(size)) for size in sizes))
     except ConfigError as error:
         raise fields.error("mesh", error.message, found=error.found, allowed=error.allowed) from None
-    if mesh.devices != cluster.devices:
-        allowed = f"sizes whose product is {cluster.devices}"
+    if stages * mesh.devices != cluster.devices:
+        allowed = f"sizes whose product is {cluster.devices // stages}"
         raise fields.error("mesh", "does not take all devices", found=mesh.name, allowed=allowed)
     return mesh
 

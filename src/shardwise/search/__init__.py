@@ -21,6 +21,8 @@ from shardwise.search.pinned import Alternative, Axis, Binding
 from shardwise.search.question import SPACES, Question, best_dtype, default_job, shortest_text
 from shardwise.search.space import Space
 from shardwise.search.space_file import SpaceChoice, read_space
+from shardwise.search.stage_curves import StagedCurve, StagedCurves, setting_of
+from shardwise.search.stages import PipelinePrice, price_of_stages
 from shardwise.search.strategy_curves import StrategyCurve, StrategyCurves, answer_at
 from shardwise.search.targets import plan_for
 from shardwise.search.tracking import Tracked, tracked
@@ -56,6 +58,7 @@ __all__ = [
     "Limits",
     "Outcome",
     "PipelineFigures",
+    "PipelinePrice",
     "Point",
     "Progress",
     "Question",
@@ -64,6 +67,8 @@ __all__ = [
     "Smallest",
     "Space",
     "SpaceChoice",
+    "StagedCurve",
+    "StagedCurves",
     "StepFigures",
     "StrategyCurve",
     "StrategyCurves",
@@ -88,9 +93,11 @@ __all__ = [
     "plan_mixed",
     "plan_pools",
     "points_of",
+    "price_of_stages",
     "question_of",
     "read_space",
     "search_uneven",
+    "setting_of",
     "shortest_text",
     "smallest",
     "stage_activation_bytes",

@@ -3,6 +3,7 @@ cluster."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from time import perf_counter, process_time
 from typing import Any
@@ -14,7 +15,8 @@ from shardwise.graph import GraphLayout, OpGraph, data_parallel, megatron
 from shardwise.plan import usd_per_step
 from shardwise.search.curves import Curve, Point, Reference
 from shardwise.search.drive import Progress
-from shardwise.search.tracking import Tracked, tracked
+from shardwise.search.tracking import tracked
+from shardwise.search.tracking.track import Effort
 from shardwise.units import format_bytes
 
 MOST_LABELS = 100_000
@@ -23,12 +25,12 @@ MOST_LABELS = 100_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GraphCurve(Curve[GraphLayout]):
-    """A curve with the mesh it is on, all layouts there, and what tracking them took. `smallest_bytes` is the
-    least memory of any layout, whether it fits or not."""
+    """A curve with the mesh it is on, how many layouts each operator has there, and what tracking them took.
+    `smallest_bytes` is the least memory of any layout, whether it fits or not."""
 
     mesh: Mesh
-    laid: LaidOut
-    tracked: Tracked
+    layouts_per_operator: Mapping[str, int]
+    efforts: tuple[Effort, ...]
     smallest_bytes: float
 
 
@@ -57,6 +59,10 @@ class GraphCurves:
         cluster = part_of(self.cluster, devices)
         return layout_chain(self.graph, cluster, self.training, tier_mesh(cluster, devices))
 
+    def layouts_per_operator(self, devices: int) -> Mapping[str, int]:
+        """How many layouts each operator has on so many devices."""
+        return self.laid_out(devices).layouts_per_operator
+
     def curve(self, devices: int, *, epsilon: float = 0.0, progress: Progress | None = None) -> GraphCurve:
         """The frontier on so many devices, proven to `epsilon` or to what its own `epsilon` says."""
         start_s, start_cpu_s = perf_counter(), process_time()
@@ -82,8 +88,8 @@ class GraphCurves:
             search_s=perf_counter() - start_s,
             search_cpu_s=process_time() - start_cpu_s,
             mesh=laid.mesh,
-            laid=laid,
-            tracked=found,
+            layouts_per_operator=laid.layouts_per_operator,
+            efforts=found.efforts,
             smallest_bytes=float(found.points[:, 1].min()) if len(found.points) else 0.0,
         )
 

@@ -184,3 +184,50 @@ def test_too_little_memory_tells_the_smallest_point(run: Run) -> None:
     assert ran.code == 3 and "the smallest takes" in ran.err
     ran = run("frontier", "graph:llama-3.1-8b", "--cluster", "1x1xV100-32G", "--global-batch-size", "64")
     assert ran.code == 3 and "no layout of llama-3.1-8b fits on 1 devices" in ran.err
+
+
+STAGES = ("frontier", "graph:mlp", "--cluster", CLUSTER, "--global-batch-size", "256", "--stages", "2")
+
+
+def test_stages_and_their_layouts_are_one_answer(run: Run, tmp_path: Path) -> None:
+    ran = run(*STAGES, "--microbatches", "4,8", "--save", str(tmp_path), "--json")
+    assert ran.code == 0, ran.err
+    document = json.loads(ran.out)
+    schema = json.loads((Path(__file__).parents[3] / "docs/schemas/frontier.json").read_text())
+    jsonschema.Draft202012Validator(schema).validate(document)
+    proof = document["certificate"]
+    # Eight blocks of which all but the first read what the one before made: seven cuts, twice.
+    assert (proof["space"], proof["partitions"]) == ("stages", 14)
+    assert 1 <= proof["evaluated"] <= 14 and proof["epsilon"] < 0.05
+    names = json.loads((tmp_path / "frontier.json").read_text())["plans"]
+    for name, point in zip(names, document["points"], strict=True):
+        layout = point["layout"]
+        assert layout["microbatches"] in (4, 8) and len(layout["stages"]) == 2
+        assert sum(block["count"] for stage in layout["stages"] for block in stage["blocks"]) == 8
+        plan = read_graph_plan(str(tmp_path / name))
+        assert plan.step_time_s == pytest.approx(point["time_s"], rel=1e-9)
+        jsonschema.Draft202012Validator(SCHEMA).validate(read_mapping(str(tmp_path / name)))
+        assert run("check", str(tmp_path / name)).code == 0
+    text = run(*STAGES)
+    assert text.code == 0 and "7 ways to cut" in text.out
+
+    def other_cut(document: Any) -> None:
+        first, second = document["layout"]["stages"]
+        first["blocks"].append(second["blocks"].pop(0))
+
+    ran = run("check", str(rewritten(tmp_path / names[0], other_cut)))
+    assert ran.code == 4 and "step time" in ran.err
+
+
+def test_stages_that_cannot_be_are_refused(run: Run) -> None:
+    question = STAGES[:-1]
+    refused(run(*question, "3"), "--stages", "3", "as many devices")
+    refused(run(*question, "two"), "--stages", "two")
+    refused(run(*question, "2", "--microbatches", "3"), "--microbatches", "divisors of 256")
+    refused(run(*question, "2", "--microbatches", "4,4"), "--microbatches", "twice")
+    refused(run(*question, "1", "--microbatches", "4"), "--microbatches", "--stages 2 or more")
+    gpt2 = ("frontier", "gpt2", "--cluster", "1x2xA100-80G", "--seq-len", "64", "--global-batch-size", "4")
+    refused(run(*gpt2, "--microbatches", "2"), "--microbatches", "micro_batch_size")
+    refused(run(*gpt2, "--stages", "2", "--fix", "pp=1"), "--stages")
+    document = answer(run, *gpt2, "--stages", "2", "--space", "core")
+    assert {point["layout"]["strategy"]["pp"] for point in document["points"]} == {2}

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from shardwise.app.cli.change_commands import add_change_commands
+from shardwise.app.cli.frontier_command import frontier
 from shardwise.app.cli.options import (
     BatchSize,
     Budget,
@@ -16,9 +17,7 @@ from shardwise.app.cli.options import (
     CheckpointInterval,
     CheckpointStall,
     ClusterText,
-    DeviceCounts,
     Dtype,
-    Epsilon,
     Export,
     Fixed,
     Imbalance,
@@ -26,18 +25,12 @@ from shardwise.app.cli.options import (
     IsJson,
     Jitter,
     Margin,
-    MemoryLimit,
-    Mode,
     ModelText,
     Mtbf,
-    Objectives,
     OptimizerName,
-    OptionalSeqLen,
     PlanFile,
-    PlotFile,
     Restart,
     Resume,
-    SaveFolder,
     SeqLen,
     Space,
     StepTraceFile,
@@ -206,59 +199,7 @@ def evaluate(
     return answer.evaluated(options, strategy=strategy, is_json=is_json)
 
 
-@app.command()
-def frontier(
-    model: ModelText,
-    cluster: ClusterText,
-    global_batch_size: BatchSize,
-    seq_len: OptionalSeqLen = None,
-    mode: Mode = "time",
-    memory_limit: MemoryLimit = None,
-    devices: DeviceCounts = None,
-    objectives: Objectives = "time,memory",
-    epsilon: Epsilon = "0.001",
-    inter_node: InterNode = None,
-    dtype: Dtype = None,
-    optimizer: OptimizerName = "adamw",
-    space: Space = "default",
-    fix: Fixed = "",
-    memory_margin: Margin = "0.05",
-    expert_imbalance: Imbalance = "1.1",
-    workers: Workers = "1",
-    save: SaveFolder = None,
-    plot: PlotFile = None,
-    is_json: IsJson = False,
-) -> Output:
-    """Show all of time against memory for MODEL: every point that none beats in one without losing in the
-    other."""
-    from shardwise.app.cli import request
-    from shardwise.app.cli.frontier import command as frontiers
-
-    options = request.JobOptions(
-        model=model,
-        cluster=cluster,
-        inter_node=inter_node,
-        seq_len=seq_len,
-        global_batch_size=global_batch_size,
-        dtype=dtype,
-        optimizer=optimizer,
-        memory_margin=memory_margin,
-        expert_imbalance=expert_imbalance,
-    )
-    wanted = frontiers.FrontierOptions(
-        mode=mode,
-        memory_limit=memory_limit,
-        devices=devices,
-        objectives=objectives,
-        epsilon=epsilon,
-        space=space,
-        fix=fix,
-        workers=workers,
-        save=save,
-        plot=plot,
-        is_json=is_json,
-    )
-    return frontiers.frontier(options, wanted)
+app.command()(frontier)
 
 
 @app.command()

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from shardwise.check import Check, Verdict, number_check, parts_check, value_check
-from shardwise.cost import Training, price_layout
+from shardwise.cluster import Cluster, Mesh
+from shardwise.cost import LayoutPrice, Training, price_layout
+from shardwise.graph import GraphLayout, OpGraph, StagedLayout
 from shardwise.plan import document_hash, graph_plan_document, read_graph_plan
+from shardwise.search import PipelinePrice, price_of_stages, setting_of
 
 
 def check_graph_file(path: str) -> Verdict:
@@ -16,12 +21,14 @@ def check_graph_file(path: str) -> Verdict:
     """
     plan = read_graph_plan(path)
     training = Training(dtype=plan.job.dtype, optimizer=plan.job.optimizer, profile=plan.job.profile)
-    price = price_layout(plan.graph, plan.cluster, training, plan.mesh, plan.layout)
+    price = price_of(plan.graph, plan.cluster, training, plan.mesh, plan.layout)
     document = graph_plan_document(plan)
     stated = str(document["hash"])
     capacity = min(device.memory_bytes for device in plan.cluster.classes.values())
     limit = capacity * (1.0 - plan.job.memory_margin)
     layout = f"{len(plan.layout.blocks)} blocks on {plan.mesh.name}"
+    if isinstance(plan.layout, StagedLayout):
+        layout = f"{layout} in {len(plan.layout.stages)} stages"
     return Verdict(
         plan_hash=stated,
         checks=(
@@ -46,3 +53,13 @@ def check_graph_file(path: str) -> Verdict:
             ),
         ),
     )
+
+
+def price_of(
+    graph: OpGraph, cluster: Cluster, training: Training, mesh: Mesh, layout: GraphLayout
+) -> LayoutPrice | PipelinePrice:
+    """The price of a layout of a graph, or of its stages, from its names."""
+    if not isinstance(layout, StagedLayout):
+        return price_layout(graph, cluster, training, mesh, layout)
+    setting = setting_of(graph, cluster, training, len(layout.stages), layout.microbatches)
+    return price_of_stages(replace(setting, mesh=mesh), layout.cuts, layout.stages)

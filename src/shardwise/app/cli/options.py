@@ -196,6 +196,19 @@ Objectives = Annotated[
 Epsilon = Annotated[
     str, typer.Option("--epsilon", metavar="X", help="How far points may be from exact ones, relative.")
 ]
+StageCount = Annotated[
+    str | None,
+    typer.Option("--stages", metavar="N", help="Pipeline stages to cut MODEL into.", show_default=False),
+]
+MicrobatchCounts = Annotated[
+    str | None,
+    typer.Option(
+        "--microbatches",
+        metavar="LIST",
+        help="Micro-batches that a graph in stages goes through, such as 8,16.",
+        show_default=False,
+    ),
+]
 SaveFolder = Annotated[
     str | None,
     typer.Option("--save", metavar="DIR", help="Write a plan file for each point.", show_default=False),

@@ -1,6 +1,15 @@
 """Stages on top of layouts: a graph cut into stages on meshes of their own, both chosen together."""
 
 from shardwise.search.stages.search import Staged, StagedFound, staged
-from shardwise.search.stages.setting import SCHEDULE, Cuts, Setting, price_of_stages
+from shardwise.search.stages.setting import SCHEDULE, Cuts, PipelinePrice, Setting, price_of_stages
 
-__all__ = ["SCHEDULE", "Cuts", "Setting", "Staged", "StagedFound", "price_of_stages", "staged"]
+__all__ = [
+    "SCHEDULE",
+    "Cuts",
+    "PipelinePrice",
+    "Setting",
+    "Staged",
+    "StagedFound",
+    "price_of_stages",
+    "staged",
+]

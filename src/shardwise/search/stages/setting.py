@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -100,10 +100,19 @@ class Setting:
         return np.asarray(compiled.makespan_s(durations))
 
 
-def price_of_stages(
-    setting: Setting, cuts: Cuts, layouts: Sequence[GraphLayout]
-) -> tuple[float, float, tuple[LayoutPrice, ...]]:
-    """Seconds of a step, bytes on the rank with most, and the price of each stage."""
+@dataclass(frozen=True, slots=True)
+class PipelinePrice:
+    """Seconds of a step and bytes on the rank with most; `seconds` tell what the stage that is busy longest
+    does in the step, `waiting` included, and `nbytes` what the rank with most holds."""
+
+    time_s: float
+    memory_bytes: float
+    seconds: Mapping[str, float]
+    nbytes: Mapping[str, float]
+
+
+def price_of_stages(setting: Setting, cuts: Cuts, layouts: Sequence[GraphLayout]) -> PipelinePrice:
+    """What a pipeline of these layouts takes, each priced from its names, by the schedule's evaluator."""
     prices = tuple(
         setting.price(stage, first, end, layout)
         for stage, ((first, end), layout) in enumerate(zip(setting.spans(cuts), layouts, strict=True))
@@ -113,4 +122,7 @@ def price_of_stages(
         for name in ("forward_s", "backward_s", "end_s")
     )
     step_s = float(setting.step_s(cuts, forward_s, backward_s, end_s)[0])
-    return step_s, max(price.memory_bytes for price in prices), prices
+    busy = max(prices, key=lambda price: price.time_s)
+    full = max(prices, key=lambda price: price.memory_bytes)
+    seconds = {**busy.seconds, "waiting": step_s - busy.time_s}
+    return PipelinePrice(step_s, full.memory_bytes, seconds, full.nbytes)

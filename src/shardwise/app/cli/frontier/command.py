@@ -12,9 +12,10 @@ from typing import TypeVar
 from shardwise.app.cli.answer import question_words
 from shardwise.app.cli.card import next_lines
 from shardwise.app.cli.frontier.document import Found, frontier_document, point_document
-from shardwise.app.cli.frontier.graphs import GraphSubject, is_graph, load_graph_request
+from shardwise.app.cli.frontier.graphs import is_graph, load_graph_request
 from shardwise.app.cli.frontier.picture import plot_of
 from shardwise.app.cli.frontier.saved import check_folder, save
+from shardwise.app.cli.frontier.staged import graph_subject
 from shardwise.app.cli.frontier.strategies import StrategySubject
 from shardwise.app.cli.frontier.subject import Subject
 from shardwise.app.cli.frontier.tables import curve_table, figures, pick_lines, profile_table, reference_lines
@@ -42,6 +43,8 @@ class FrontierOptions:
     mode: str
     memory_limit: str | None
     devices: str | None
+    stages: str | None
+    microbatches: str | None
     objectives: str
     epsilon: str
     space: str
@@ -69,7 +72,7 @@ def frontier(options: JobOptions, wanted: FrontierOptions) -> Output:
     asked = read_asked(wanted)
     if is_graph(options.model):
         return _graph_frontier(options, asked, wanted)
-    fixed = parse_fields(wanted.fix, key="--fix")
+    fixed = fixed_fields(wanted)
     space = space_choice(wanted.space)
     processes = workers(wanted.workers)
     inputs = (options.model, options.cluster, *([space.file] if space.file else []))
@@ -112,7 +115,23 @@ def _graph_frontier(options: JobOptions, asked: Asked, wanted: FrontierOptions) 
     request = load_graph_request(options)
     if "cost" in asked.objectives:
         require_prices(request.cluster)
-    return answered(GraphSubject(request), asked, wanted, inputs=(options.model, options.cluster))
+    subject = graph_subject(request, wanted.stages, wanted.microbatches)
+    return answered(subject, asked, wanted, inputs=(options.model, options.cluster))
+
+
+def fixed_fields(wanted: FrontierOptions) -> dict[str, int | str | bool]:
+    """The fields of a strategy that are held to one value: those of `--fix`, and `pp` by `--stages`."""
+    if wanted.microbatches is not None:
+        raise ConfigError(
+            "is about graphs: a strategy has its micro_batch_size", key="--microbatches",
+            found=shown(wanted.microbatches), allowed="--fix micro_batch_size=N",
+        )  # fmt: skip
+    fixed = parse_fields(wanted.fix, key="--fix")
+    if wanted.stages is not None:
+        stages = count("--stages", wanted.stages)
+        if fixed.setdefault("pp", stages) != stages:
+            raise ConfigError("is not the pp of --fix", key="--stages", found=str(stages))
+    return fixed
 
 
 def _next_commands(options: JobOptions, wanted: FrontierOptions) -> tuple[str, ...]:
@@ -121,6 +140,7 @@ def _next_commands(options: JobOptions, wanted: FrontierOptions) -> tuple[str, .
         ("--mode", wanted.mode, "time"),
         ("--memory-limit", wanted.memory_limit, None),
         ("--devices", wanted.devices, None),
+        ("--stages", wanted.stages, None),
         ("--objectives", wanted.objectives, "time,memory"),
         ("--space", wanted.space, "default"),
         ("--fix", wanted.fix, ""),

@@ -11,10 +11,11 @@ from typing import Any
 
 from shardwise.app.cli import words
 from shardwise.app.cli.frontier.whole import along_axes, whole_layout
+from shardwise.app.cli.graph_checking import price_of
 from shardwise.app.cli.output import LABEL, WIDTH, Line, row
 from shardwise.app.cli.request import DTYPES, OPTIMIZERS, JobOptions, choice, count, fraction
 from shardwise.cluster import Cluster, load_cluster, part_of
-from shardwise.cost import Training, price_layout
+from shardwise.cost import Training
 from shardwise.errors import ConfigError, InternalError
 from shardwise.graph import (
     GRAPH_PREFIX,
@@ -75,9 +76,11 @@ def load_graph_request(options: JobOptions) -> GraphRequest:
 class GraphSubject:
     """A graph on a cluster; implements `Subject`."""
 
-    def __init__(self, request: GraphRequest) -> None:
+    def __init__(self, request: GraphRequest, curves: GraphCurves | None = None) -> None:
         self._request = request
-        self._curves = GraphCurves(request.graph, request.cluster, request.training, request.memory_margin)
+        self._curves = curves or GraphCurves(
+            request.graph, request.cluster, request.training, request.memory_margin
+        )
 
     @property
     def curves(self) -> GraphCurves:
@@ -156,12 +159,12 @@ class GraphSubject:
         return layout_record(point.layout)
 
     def sizes(self) -> Mapping[str, object]:
-        laid = self._curves.laid_out(self._curves.sizes[-1])
-        return {"operators": self._request.graph.operators, "layouts_per_operator": laid.layouts_per_operator}
+        counts = self._curves.layouts_per_operator(self._curves.sizes[-1])
+        return {"operators": self._request.graph.operators, "layouts_per_operator": counts}
 
     def certificate(self, curves: Sequence[Curve[GraphLayout]]) -> Mapping[str, object]:
         own = [_own(curve) for curve in curves]
-        efforts = [effort for curve in own for effort in curve.tracked.efforts]
+        efforts = [effort for curve in own for effort in curve.efforts]
         return {
             "space": "layouts",
             "meshes": {str(curve.devices): list(curve.mesh.ranks) for curve in own},
@@ -173,15 +176,17 @@ class GraphSubject:
             "search_cpu_s": sum(curve.search_cpu_s for curve in own),
         }
 
+    mesh_text = "the mesh of the cluster's tiers"
+
     def proof(self, curves: Sequence[Curve[GraphLayout]]) -> Iterator[Line]:
         own = [_own(curve) for curve in curves]
         worst = max(curve.epsilon for curve in own)
-        most = max(own[-1].laid.layouts_per_operator.values())
+        most = max(own[-1].layouts_per_operator.values())
         yield ()
         told = "exact" if worst == 0.0 else f"within {words.percent(worst, 2)}"
         yield row("proof", (told, "good"), (f" of all layouts, up to {most:,} for an operator", ""))
         meshes = ", ".join("x".join(map(str, curve.mesh.ranks)) for curve in own)
-        yield row("", (f"on the mesh of the cluster's tiers: {meshes}", ""))
+        yield row("", (f"on {self.mesh_text}: {meshes}", ""))
         spent_s, cpu_s = sum(curve.search_s for curve in own), sum(curve.search_cpu_s for curve in own)
         yield row("", (f"found in {format_seconds(spent_s)} ({format_seconds(cpu_s)} of CPU)", ""))
         for line in words.wrapped(self._request.cluster.assumptions, " · ", WIDTH - LABEL):
@@ -190,7 +195,7 @@ class GraphSubject:
     def plan(self, curve: Curve[GraphLayout], place: int) -> GraphPlan:
         own, point, request = _own(curve), curve.points[place], self._request
         cluster = part_of(request.cluster, curve.devices)
-        price = price_layout(request.graph, cluster, request.training, own.mesh, point.layout)
+        price = price_of(request.graph, cluster, request.training, own.mesh, point.layout)
         if not isclose(price.time_s, point.time_s, rel_tol=PRICES_AGREE):
             raise InternalError(f"a point of {point.time_s!r} s has a layout of {price.time_s!r} s")
         return GraphPlan(

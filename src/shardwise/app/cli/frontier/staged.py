@@ -1,0 +1,106 @@
+"""The frontier of an operator graph that is cut into stages of a pipeline."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from shardwise.app.cli import words
+from shardwise.app.cli.frontier.graphs import GraphPoint, GraphRequest, GraphSubject
+from shardwise.app.cli.output import Line, row
+from shardwise.app.cli.request import count
+from shardwise.errors import ConfigError, InternalError
+from shardwise.graph import GraphLayout, StagedLayout, staged_record
+from shardwise.inputs import shown
+from shardwise.search import Curve, StagedCurve, StagedCurves
+
+
+def microbatches_of(text: str | None) -> tuple[int, ...] | None:
+    """Numbers of micro-batches in ascending order; None where none are given."""
+    if text is None:
+        return None
+    counts = [count("--microbatches", part) for part in text.split(",")]
+    if len(set(counts)) < len(counts):
+        raise ConfigError("names a number twice", key="--microbatches", found=shown(text))
+    return tuple(sorted(counts))
+
+
+def graph_subject(request: GraphRequest, stages: str | None, microbatches: str | None) -> GraphSubject:
+    """A graph as a whole, or in as many stages as an option says."""
+    pieces = 1 if stages is None else count("--stages", stages)
+    counts = microbatches_of(microbatches)
+    if pieces > 1:
+        return StagedSubject(request, pieces, counts)
+    if microbatches is not None:
+        raise ConfigError(
+            "are of a graph in stages", key="--microbatches", found=shown(microbatches),
+            allowed="--stages 2 or more",
+        )  # fmt: skip
+    return GraphSubject(request)
+
+
+class StagedSubject(GraphSubject):
+    """A graph in stages on a cluster; implements `Subject`."""
+
+    mesh_text = "meshes of a stage's tiers"
+
+    def __init__(self, request: GraphRequest, stages: int, microbatches: Sequence[int] | None) -> None:
+        self._staged = StagedCurves(
+            request.graph, request.cluster, request.training, request.memory_margin, stages, microbatches
+        )
+        super().__init__(request, self._staged)
+
+    def title(self, point: GraphPoint) -> str:
+        layout = _staged(point)
+        counts = "+".join(str(len(stage.blocks)) for stage in layout.stages)
+        again = sum(block.mode == "recomputed" for block in layout.blocks)
+        return words.shortened(f"{counts}, {again} recomputed" if again else f"{counts} blocks", 25)
+
+    def details(self, point: GraphPoint) -> Sequence[str]:
+        layout = _staged(point)
+        again = sum(block.mode == "recomputed" for block in layout.blocks)
+        return [
+            f"{layout.microbatches:,} micro-batches by {layout.schedule}",
+            f"{again} of {len(layout.blocks)} blocks recomputed",
+            *super().details(point),
+        ]
+
+    def difference(self, point: GraphPoint, other: GraphPoint) -> str:
+        here, there = _staged(point), _staged(other)
+        cut = [] if here.cuts == there.cuts else ["cut otherwise"]
+        return ", ".join([*cut, super().difference(point, other)])
+
+    def layout(self, point: GraphPoint) -> Mapping[str, object]:
+        return staged_record(_staged(point))
+
+    def certificate(self, curves: Sequence[Curve[GraphLayout]]) -> Mapping[str, object]:
+        own = [_own(curve) for curve in curves]
+        return {
+            **super().certificate(curves),
+            "space": "stages",
+            "stages": self._staged.stages,
+            "microbatches": list(self._staged.microbatches),
+            "partitions": sum(curve.partitions for curve in own),
+            "evaluated": sum(curve.evaluated for curve in own),
+        }
+
+    def proof(self, curves: Sequence[Curve[GraphLayout]]) -> Iterator[Line]:
+        yield from super().proof(curves)
+        own = [_own(curve) for curve in curves]
+        ways, tried = sum(curve.partitions for curve in own), sum(curve.evaluated for curve in own)
+        many = ", ".join(map(str, self._staged.microbatches))
+        yield row(
+            "stages", (f"{ways:,} ways to cut", "value"), (f", {tried:,} evaluated, the rest bounded", "")
+        )
+        yield row("", (f"micro-batches: {many} (--microbatches)", "dim"))
+
+
+def _staged(point: GraphPoint) -> StagedLayout:
+    if not isinstance(point.layout, StagedLayout):
+        raise InternalError("a point of stages has a layout without")
+    return point.layout
+
+
+def _own(curve: Curve[GraphLayout]) -> StagedCurve:
+    if not isinstance(curve, StagedCurve):
+        raise InternalError("the curve of stages is of a graph")
+    return curve
