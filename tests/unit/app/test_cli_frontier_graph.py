@@ -223,6 +223,8 @@ def test_stages_that_cannot_be_are_refused(run: Run) -> None:
     question = STAGES[:-1]
     refused(run(*question, "3"), "--stages", "3", "as many devices")
     refused(run(*question, "two"), "--stages", "two")
+    tied = ("frontier", "graph:gpt2-1.5b", *STAGES[2:])
+    refused(run(*tied), "--stages", "blocks share a parameter", "wte")
     refused(run(*question, "2", "--microbatches", "3"), "--microbatches", "divisors of 256")
     refused(run(*question, "2", "--microbatches", "4,4"), "--microbatches", "twice")
     refused(run(*question, "1", "--microbatches", "4"), "--microbatches", "--stages 2 or more")

@@ -72,11 +72,6 @@ def stage_layouts(
 
     ConfigError where a parameter has readers in several blocks.
     """
-    if shared := shared_forms(graph, mesh.ranks):
-        raise ConfigError(
-            "cannot be cut: blocks share a parameter", key="--stages", found=", ".join(shared),
-            allowed="a graph whose parameters each have readers in one block",
-        )  # fmt: skip
     return _Builder(ground_of(cluster, mesh, training, turns), graph, training, first, end).laid_out()
 
 
@@ -100,6 +95,11 @@ class _Builder:
     """The links of a stage."""
 
     def __init__(self, ground: Ground, graph: OpGraph, training: Training, first: int, end: int) -> None:
+        if shared := shared_forms(graph, ground.ranks):
+            raise ConfigError(
+                "cannot be cut: blocks share a parameter", key="--stages", found=", ".join(shared),
+                allowed="a graph whose parameters each have readers in one block",
+            )  # fmt: skip
         self.ground, self.graph, self.first, self.end = ground, graph, first, end
         self.structures = structures_of(graph, training)
         self.blocks = [place for place, block in enumerate(graph.blocks) for _ in range(block.repeat)]
