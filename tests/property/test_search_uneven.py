@@ -16,7 +16,7 @@ from shardwise.model import load_model
 from shardwise.search import UnevenSpace, search_uneven
 from shardwise.search.clock import Clock
 from shardwise.search.uneven import Block, bounds, estimate, grown, partitions
-from shardwise.search.uneven.block import BlockSearch
+from shardwise.search.uneven.block import search_of
 from shardwise.search.uneven.bounds import Relaxation
 from shardwise.search.uneven.drive import _improve, _State
 from shardwise.search.uneven.estimate import figures_of
@@ -114,7 +114,7 @@ def test_more_pipelines_than_microbatches_are_cut_to_a_plan() -> None:
     space = UnevenSpace(load_model("gpt2"), load_cluster("1x4xA100-40G+1x4xV100-16G"), job)
     pricing, block = Pricing(space), Block(pools=(0, 1), micro_batch_size=4, least=2, most=2)
     options = pricing.options(block)
-    found = BlockSearch(options, 2, 2, 100).within(1e3)
+    found = search_of(options, block, 100).within(1e3)
     assert found is not None
     state = _State(best=None, best_s=float("inf"))
     _improve(pricing, block, [(laid, 3 * count) for laid, count in found], state)

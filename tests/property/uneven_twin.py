@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import pairwise, product
 
 from shardwise.cluster import load_cluster
@@ -64,6 +65,22 @@ def least_s(space: UnevenSpace) -> float:
             for pipelines in range(1, min(devices, batch // size) + 1):
                 block = Block(pools=union, micro_batch_size=size, least=pipelines, most=pipelines)
                 best = min(best, _least_of(pricing.options(block), batch // size, pipelines))
+                if len(union) > 1 and pipelines > 1:
+                    alike = pricing.options(replace(block, is_alike=True))
+                    best = min(best, _least_alike(alike, batch // size, pipelines))
+    return best
+
+
+def _least_alike(options: Options, microbatches: int, pipelines: int) -> float:
+    """The least time of `pipelines` pipelines with the same stages, of shares as equal as can be."""
+    best = float("inf")
+    for stages in every_layout(options):
+        taken = [0] * len(options.devices)
+        for pool, kind, _ in stages:
+            tp, dp = options.stages[pool].kinds[kind]
+            taken[pool] += tp * dp * pipelines
+        if all(a <= b for a, b in zip(taken, options.devices, strict=True)):
+            best = min(best, walked_s(options, stages, -(-microbatches // pipelines)))
     return best
 
 

@@ -28,7 +28,8 @@ class StageShape:
 
     `layers` decoder layers; `held` microbatches in flight, which is the stage's place counted from the last
     (1); `is_first` and `is_last` (0 or 1) say which ends of the model it holds. `replicas` is how many
-    pipelines there are.
+    pipelines there are; in at least `groups` groups, or as many as there are of them, that meet on the
+    outermost tier.
     """
 
     layers: Any
@@ -36,6 +37,7 @@ class StageShape:
     is_first: Any
     is_last: Any
     replicas: int
+    groups: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,7 +113,7 @@ def stage_price(kinds: Kinds, shape: StageShape) -> StagePrice:
     tied = kinds.grid.embedding.dense_weights * (1.0 if problem.model.tied_embeddings else 0.0)
     weights = sums.dense_weights + tied * (shape.is_last - is_alone)
     replicas = shape.replicas * kinds.dp
-    sizes = _sizes(kinds, replicas)
+    sizes = _sizes(kinds, replicas, min(shape.groups, shape.replicas))
     forward_s = sums.forward_s + profile.host_action_s
     backward_s = sums.input_s + sums.weight_s + profile.host_action_s
     backward_s = backward_s + np.array([0.0 * sums.full_s, sums.selective_s, sums.full_s])
@@ -133,14 +135,15 @@ def stage_price(kinds: Kinds, shape: StageShape) -> StagePrice:
     )
 
 
-def _sizes(kinds: Kinds, replicas: Any) -> Sizes:
-    """Replicas per tier, filled from the innermost; where they do not fill a tier evenly, the next one counts
-    whole groups."""
+def _sizes(kinds: Kinds, replicas: Any, groups: int) -> Sizes:
+    """Replicas per tier, filled from the innermost, in at least so many groups on the outermost; where they
+    do not fill a tier evenly, the next one counts whole groups."""
     below: Any = np.ones_like(replicas)
+    together = -(-replicas // groups)
     sizes = []
     tiers = kinds.problem.tiers
     for tier in tiers[:-1]:
-        inside = np.minimum(replicas, np.maximum(tier.span // kinds.tp, below))
+        inside = np.minimum(together, np.maximum(tier.span // kinds.tp, below))
         sizes.append(np.maximum(inside // below, 1))
         below = below * sizes[-1]
     return (*sizes, -(-replicas // below))

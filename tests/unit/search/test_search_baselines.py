@@ -14,7 +14,7 @@ from shardwise.errors import Infeasible
 from shardwise.model import load_model
 from shardwise.plan import UnevenAnswer
 from shardwise.search import Fastest, Question, default_job, is_mixed, plan, plan_mixed, plan_pools
-from shardwise.search.uneven.block import BlockSearch
+from shardwise.search.uneven.proving import Search
 
 
 def _question(cluster: str, model: str = "gpt2", batch: int = 16) -> Question:
@@ -103,14 +103,14 @@ def test_an_interrupt_while_uneven_plans_are_sought_keeps_the_best(
     question = replace(question, space="default", job=replace(question.job, seq_len=2048))
     whole = plan_pools(question)
     assert isinstance(whole, UnevenAnswer) and not whole.is_interrupted
-    within = BlockSearch.within
+    within = Search.within
 
-    def interrupted(self: BlockSearch, time_s: float) -> Any:
+    def interrupted(self: Search, time_s: float) -> Any:
         monkeypatch.undo()
         signal.raise_signal(signal.SIGINT)
         return within(self, time_s)
 
-    monkeypatch.setattr(BlockSearch, "within", interrupted)
+    monkeypatch.setattr(Search, "within", interrupted)
     answer = plan_pools(question)
     assert answer.is_interrupted
     assert answer.best.step_time_s >= whole.best.step_time_s

@@ -195,7 +195,8 @@ def _sizes(options: Options, plan: UnevenPlan) -> dict[Place, int]:
 def _placed(
     space: UnevenSpace, options: Options, plan: UnevenPlan, sizes: Mapping[Place, int]
 ) -> dict[Place, range]:
-    """Ranks of every stage: the largest stages first, each in the first node of its pool with room for it."""
+    """Ranks of every stage: the largest first, and those at the same place of their pipelines one after the
+    other, each in the first node of its pool with room for it."""
     first, nodes = 0, defaultdict(list)
     for node in space.cluster.nodes:
         pool = next(
@@ -204,7 +205,7 @@ def _placed(
         nodes[pool].append([first, first + node.devices])
         first += node.devices
     found: dict[Place, range] = {}
-    for (place, index), size in sorted(sizes.items(), key=lambda item: -item[1]):
+    for (place, index), size in sorted(sizes.items(), key=lambda item: (-item[1], item[0][1], item[0][0])):
         pool = options.pools[plan.pipelines[place].stages[index][0]]
         room = next(node for node in nodes[pool] if node[1] - node[0] >= size)
         found[place, index] = range(room[0], room[0] + size)

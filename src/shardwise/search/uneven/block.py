@@ -8,255 +8,87 @@ the question is asked again. So a block is done within a time only where evaluat
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from itertools import product
-from math import gcd, lcm
+from collections import Counter
 
 import numpy as np
 from numpy.typing import NDArray
 
-from shardwise.errors import InternalError
-from shardwise.search.uneven.bounds import Counts, Relaxation
 from shardwise.search.uneven.options import Options
-from shardwise.search.uneven.partitions import Found, best_partition
-from shardwise.search.uneven.reach import Reach
+from shardwise.search.uneven.proving import FOREVER_S, Search
 from shardwise.search.uneven.shares import Item, best_set, dear, is_counted, undominated
+from shardwise.search.uneven.space import Block
 
 Ints = NDArray[np.int64]
-Tuple = tuple[int, ...]
-
-FOREVER_S = 1e9
-"""No step takes so long."""
-
-CLOSER = 3
-"""Numbers of microbatches for which a pipeline is bounded at a time."""
-
-AT_ONCE = 4
-"""Pipelines that are bounded closer before shares are told."""
-
-SHARPENINGS = 5
-"""Halvings of the time in which a block's bound lies before it is searched."""
 
 NEARLY = 1e-9
 """Of the microbatches that are wanted, for rounding."""
 
 
-@dataclass(frozen=True, slots=True)
-class Shape:
-    """A pipeline but for its layout: the kind of its stages on each pool, and how many there are."""
-
-    kinds: Tuple
-    counts: Counts
-
-    def devices(self, options: Options) -> Tuple:
-        """What it takes of each pool."""
-        sizes = (stages.kinds[kind] for stages, kind in zip(options.stages, self.kinds, strict=True))
-        return tuple(count * tp * dp for count, (tp, dp) in zip(self.counts, sizes, strict=True))
+def search_of(options: Options, block: Block, effort: int) -> Search:
+    """The search of a block, with at most so many partial layouts of one pipeline."""
+    kind = AlikeSearch if block.is_alike else MixedSearch
+    return kind(options, block.least, block.most, effort)
 
 
-@dataclass(frozen=True, slots=True)
-class Laid:
-    """One pipeline of a plan: its shape, microbatches and best layout."""
-
-    shape: Shape
-    microbatches: int
-    found: Found
-
-
-class BlockSearch:
-    """Answers whether the block's pipelines do all microbatches within a time, sharper each time."""
-
-    def __init__(self, options: Options, least: int, most: int, effort: int) -> None:
-        self._options, self._least, self._most, self._effort = options, least, most, effort
-        self._shapes, self._sets = _shapes(options)
-        pools = len(options.stages)
-        kinds, counts, self._devices = (
-            np.array(rows, dtype=np.int64).reshape(-1, pools)
-            for rows in (
-                [shape.kinds for shape in self._shapes],
-                [shape.counts for shape in self._shapes],
-                [devices for devices, _ in self._sets],
-            )
-        )
-        self._reach = Reach(options, kinds, counts)
-        self._alike = np.array([pipelines for _, pipelines in self._sets], dtype=np.int64)
-        self._bounds: dict[int, dict[int, float]] = {}
-        self._known: dict[int, dict[int, Found | None]] = {}
-        self.evaluated = 0
-        self.gave_up = False
-        """Whether layouts were left unevaluated: then `within` may miss a plan, but not `is_possible`."""
+class MixedSearch(Search):
+    """Any pipelines side by side: shares are a knapsack."""
 
     @property
-    def is_counted(self) -> bool:
+    def is_exact(self) -> bool:
         """Whether plans with other numbers of pipelines than the block's are told apart."""
-        items = self._items(self._proven(FOREVER_S))
-        return is_counted(self._options.available, len(undominated(items)), self._most)
+        items = self._items(self.proven(FOREVER_S))
+        return is_counted(self.options.available, len(undominated(items)), self.most)
 
-    def bound_s(self, least_s: float, most_s: float) -> float:
-        """Seconds that every plan of the block takes at least, between `least_s` and `most_s`, soon told."""
-        if most_s == float("inf"):
-            most_s = least_s
-            while not self._is_conceivable(self._proven(most_s)) and most_s < FOREVER_S:
-                least_s, most_s = most_s, 2.0 * most_s
-        elif not self._is_conceivable(self._proven(most_s)):
-            return most_s
-        for _ in range(SHARPENINGS):
-            middle_s = (least_s + most_s) / 2.0
-            if self._is_conceivable(self._proven(middle_s)):
-                most_s = middle_s
-            else:
-                least_s = middle_s
-        return least_s
-
-    def within(self, time_s: float) -> list[tuple[Laid, int]] | None:
-        """Pipelines, with counts, that do all microbatches within `time_s`; None where there are none, or
-        none was found."""
-        options = self._options
-        while True:
-            done = self._hoped(time_s)
-            dearest = self._dear(done)
-            if not len(dearest):
-                return None
-            if self._bounded(dearest[:AT_ONCE].tolist(), done):
-                continue
-            items = self._items(done)
-            chosen = best_set(options.available, items, self._least, self._most, options.microbatches)
-            if chosen is None:
-                return None
-            shares = {place: items[place].microbatches // items[place].pipelines for place in chosen}
-            if all([self._is_proven(place, share, time_s) for place, share in shares.items()]):
-                return [
-                    (self._laid(place, share), chosen[place] * items[place].pipelines)
-                    for place, share in shares.items()
-                ]
-
-    def is_possible(self, time_s: float) -> bool:
-        """Whether nothing that is proven forbids a plan within `time_s`."""
-        options, done = self._options, self._proven(time_s)
-        if not self._is_conceivable(done):
-            return False
-        items = self._items(done)
-        found = best_set(options.available, items, self._least, self._most, options.microbatches)
-        return found is not None
-
-    def _is_conceivable(self, done: Ints) -> bool:
-        """Whether pipelines that do so many microbatches may do all together, in parts."""
-        return len(self._dear(done)) > 0
-
-    def _dear(self, done: Ints) -> Ints:
-        """The shapes without which that cannot be, the dearest first."""
-        wanted = self._options.microbatches
-        if self._most * int(done.max(initial=0)) < wanted:
+    def dear(self, done: Ints) -> Ints:
+        """By prices on the devices."""
+        wanted = self.options.microbatches
+        if self.most * int(done.max(initial=0)) < wanted:
             return np.empty(0, dtype=np.int64)
-        return dear(self._options.available, self._devices, done * self._alike, wanted * (1.0 - NEARLY))
+        return dear(self.options.available, self.devices, done * self.alike, wanted * (1.0 - NEARLY))
 
-    def _bounded(self, places: list[int], done: Ints) -> bool:
-        """Bounds those of the shapes at what they do that are not; whether there were any."""
-        news = [place for place in places if int(done[place]) not in self._bounds.get(place, {})]
-        for place in news:
-            self._bound(self._shapes[place], self._bounds.setdefault(place, {}), int(done[place]))
-        return bool(news)
+    def chosen(self, done: Ints) -> Counter[int] | None:
+        """By dynamic programming over devices."""
+        options = self.options
+        return best_set(options.available, self._items(done), self.least, self.most, options.microbatches)
 
     def _items(self, done: Ints) -> list[Item]:
         return [
             Item(devices, microbatches * pipelines, pipelines)
-            for microbatches, (devices, pipelines) in zip(done.tolist(), self._sets, strict=True)
+            for microbatches, (devices, pipelines) in zip(done.tolist(), self.sets, strict=True)
         ]
 
-    def _hoped(self, time_s: float) -> Ints:
-        """The most that each shape does in time as far as is known; where its layouts were given up, as if
-        the best of them were the best."""
-        found = self._proven(time_s)
-        for place, known in self._known.items():
-            most = int(found[place])
-            while most > 0 and (one := known.get(most)) is not None:
-                if one.time_s <= time_s or not one.is_given_up:
-                    break
-                most = min(most - 1, int(most * time_s / one.time_s))  # 0 where nothing was evaluated
-            found[place] = most
+
+class AlikeSearch(Search):
+    """Pipelines that have the same stages: as many of one shape as are needed, if there are devices."""
+
+    @property
+    def share(self) -> int:
+        """Its part of them, where pipelines are fewest."""
+        return -(-self.options.microbatches // self.least)
+
+    @property
+    def is_exact(self) -> bool:
+        """Numbers of pipelines are always told apart."""
+        return True
+
+    def dear(self, done: Ints) -> Ints:
+        """Those of which there are devices for as many as do all microbatches."""
+        number = self._number(done)
+        there = np.array(self.options.available)
+        enough = (number <= self.most) & (number[:, None] * self.devices <= there).all(axis=1)
+        places = np.flatnonzero(enough)
+        found: Ints = places[np.argsort(-done[places], kind="stable")]
         return found
 
-    def _proven(self, time_s: float) -> Ints:
-        """No shape does more than this in time."""
-        found = self._reach.microbatches(time_s).copy()
-        for place, bounds in self._bounds.items():
-            refuted = min((m for m, bound_s in bounds.items() if bound_s > time_s), default=None)
-            if refuted is not None:
-                found[place] = min(int(found[place]), refuted - 1)
-        return found
+    def chosen(self, done: Ints) -> Counter[int] | None:
+        """The one that does most."""
+        places = self.dear(done)
+        if not len(places):
+            return None
+        return Counter({int(places[0]): int(self._number(done)[places[0]])})
 
-    def _is_proven(self, place: int, microbatches: int, time_s: float) -> bool:
-        """Whether the shape is known to do so many microbatches in time; looks closer where it is not."""
-        known = self._known.setdefault(place, {})
-        found = known.get(microbatches)
-        if found is not None and found.time_s <= time_s:
-            return True
-        shape, bounds = self._shapes[place], self._bounds.setdefault(place, {})
-        if microbatches not in bounds:
-            self._bound(shape, bounds, microbatches)
-            if bounds[microbatches] > time_s:
-                return False
-        found = best_partition(self._options, shape.kinds, shape.counts, microbatches, time_s, self._effort)
-        known[microbatches] = found
-        bounds[microbatches] = float("inf") if found is None else max(bounds[microbatches], found.bound_s)
-        if found is None:
-            return False
-        self.evaluated += found.evaluated
-        self.gave_up |= found.is_given_up
-        return found.time_s <= time_s
-
-    def _bound(self, shape: Shape, bounds: dict[int, float], microbatches: int) -> None:
-        """Bounds the shape at `microbatches` and at fewer, the farther the wider apart."""
-        fewer = microbatches - np.unique((2.5 ** np.arange(CLOSER)).astype(np.int64) - 1)
-        every = fewer[fewer >= 1]
-        found = Relaxation(self._options, shape.kinds, shape.counts, every).bounds()
-        for m, bound_s in zip(every.tolist(), found.tolist(), strict=True):
-            bounds[m] = max(bounds.get(m, 0.0), bound_s)
-
-    def _laid(self, place: int, microbatches: int) -> Laid:
-        found = self._known[place][microbatches]
-        if found is None:
-            raise InternalError("a pipeline that does not fit was chosen")
-        return Laid(self._shapes[place], microbatches, found)
-
-
-def _shapes(options: Options) -> tuple[list[Shape], list[tuple[Tuple, int]]]:
-    """Every pipeline for which there are devices, and the units that alike ones take together with how many
-    these are."""
-    shapes, sets = [], []
-    for counts in _counts(options):
-        kinds = (
-            range(len(stages.kinds)) if n else (0,) for n, stages in zip(counts, options.stages, strict=True)
-        )
-        for one in product(*kinds):
-            shape = Shape(one, counts)
-            taken, alike = _set_of(shape.devices(options), options.units)
-            if _fits(taken, options.available):
-                shapes.append(shape)
-                sets.append((taken, alike))
-    return shapes, sets
-
-
-def _counts(options: Options) -> list[Counts]:
-    """How many stages of each pool a pipeline may have, short pipelines first."""
-    smallest = [min(tp * dp for tp, dp in stages.kinds) for stages in options.stages]
-    most = [
-        min(options.most_stages, devices // size)
-        for devices, size in zip(options.devices, smallest, strict=True)
-    ]
-    found = [
-        counts
-        for counts in product(*(range(count + 1) for count in most))
-        if 1 <= sum(counts) <= options.most_stages
-    ]
-    return sorted(found, key=lambda counts: (sum(counts), counts))
-
-
-def _set_of(devices: Tuple, units: Tuple) -> tuple[Tuple, int]:
-    """How many alike pipelines fill whole units of every pool, and the units that they take."""
-    pipelines = lcm(*(unit // gcd(unit, taken) for taken, unit in zip(devices, units, strict=True)))
-    return tuple(pipelines * taken // unit for taken, unit in zip(devices, units, strict=True)), pipelines
-
-
-def _fits(taken: Tuple, there: Tuple) -> bool:
-    return all(a <= b for a, b in zip(taken, there, strict=True))
+    def _number(self, done: Ints) -> Ints:
+        """Pipelines of each shape that are needed."""
+        needed = -(-self.options.microbatches // np.maximum(done, 1))
+        number: Ints = np.maximum(np.where(done > 0, needed, self.most + 1), self.least)
+        return number

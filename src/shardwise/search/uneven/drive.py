@@ -9,10 +9,11 @@ from heapq import heapify, heappop, heappush
 from itertools import count
 
 from shardwise.search.clock import Clock
-from shardwise.search.uneven.block import FOREVER_S, BlockSearch, Laid, Shape
+from shardwise.search.uneven.block import search_of
 from shardwise.search.uneven.grown import Placed
 from shardwise.search.uneven.options import Options, Pricing
 from shardwise.search.uneven.partitions import pipeline_s
+from shardwise.search.uneven.proving import FOREVER_S, Laid, Search, Shape
 from shardwise.search.uneven.space import Block, UnevenSpace
 
 ALMOST = 1.0 - 1e-12
@@ -97,10 +98,10 @@ def search_uneven(
     pricing, clock = Pricing(space), clock or Clock()
     state = _State(best=None, best_s=beat_s)
     order = count()
-    heap: list[tuple[float, int, Block, BlockSearch | None]] = []
+    heap: list[tuple[float, int, Block, Search | None]] = []
     effort = THOROUGH if gap == 0.0 else BRIEF
 
-    def push(block: Block, least_s: float, search: BlockSearch | None = None) -> None:
+    def push(block: Block, least_s: float, search: Search | None = None) -> None:
         heappush(heap, (least_s, next(order), block, search))
 
     for block in space.blocks():
@@ -117,7 +118,7 @@ def search_uneven(
                 push(part, max(least_s, pricing.least_s(part, pricing.options(part))))
             continue
         if search is None:
-            search = BlockSearch(pricing.options(block), block.least, block.most, effort)
+            search = search_of(pricing.options(block), block, effort)
             push(block, search.bound_s(least_s, state.best_s * (ALMOST - WORTH * gap)), search)
             continue
         evaluated = state.evaluated
@@ -158,7 +159,7 @@ def _doubling(block: Block) -> list[Block]:
 def _search_block(
     pricing: Pricing,
     block: Block,
-    search: BlockSearch,
+    search: Search,
     least_s: float,
     state: _State,
     gap: float,
@@ -177,7 +178,7 @@ def _search_block(
     low_s = least_s if found is not None else high_s
     is_one = block.least == block.most
     precision = max(gap / 10.0 if is_one else gap, NEAR)
-    if is_one and gap == 0.0 and search.is_counted:
+    if is_one and gap == 0.0 and search.is_exact:
         precision = 0.0
     while found is not None:
         high_s = max(laid.found.time_s for laid, _ in found)
@@ -198,7 +199,7 @@ def _search_block(
     return _proven_s(search, least_s, low_s) if search.gave_up else low_s
 
 
-def _proven_s(search: BlockSearch, least_s: float, most_s: float) -> float:
+def _proven_s(search: Search, least_s: float, most_s: float) -> float:
     """A time within which no plan of the block is possible, as long as can be told, at most `most_s`."""
     if not search.is_possible(most_s * ALMOST):
         return most_s

@@ -20,12 +20,11 @@ def moved(options: Options, kinds: tuple[int, ...], counts: Counts, microbatches
     """A layout with so many stages of each pool that no small move makes faster, as far as `estimate` tells;
     empty where none was found that fits.
 
-    Pools begin one behind the other, in their order and against it. A move takes one or two layers from a
-    stage to another, or swaps two stages.
+    Pools begin one behind the other, in their order and against it, and each of them around the others. A
+    move takes one or two layers from a stage to another, or swaps two stages.
     """
-    behind = np.repeat(np.arange(len(counts)), counts)
     best: tuple[float, Ints, Ints] | None = None
-    for pools in (behind, behind[::-1]):
+    for pools in _orders(counts):
         layers = _dealt(options, kinds, pools)
         if layers is None:
             continue
@@ -41,9 +40,18 @@ def moved(options: Options, kinds: tuple[int, ...], counts: Counts, microbatches
             time_s, pools, layers = float(times[at]), near_pools[at], near_layers[at]
         if best is None or time_s < best[0]:
             best = time_s, pools, layers
-        if len(set(behind.tolist())) == 1:
-            break
     return () if best is None else tuple(zip(best[1].tolist(), best[2].tolist(), strict=True))
+
+
+def _orders(counts: Counts) -> list[Ints]:
+    """Pools of stages in the orders to begin with, each once."""
+    behind = np.repeat(np.arange(len(counts)), counts)
+    found = [behind, behind[::-1]]
+    for pool, count in enumerate(counts):
+        others = behind[behind != pool]
+        half = count // 2
+        found.append(np.concatenate([np.full(half, pool), others, np.full(count - half, pool)]))
+    return [np.array(order) for order in dict.fromkeys(tuple(order.tolist()) for order in found)]
 
 
 def _dealt(options: Options, kinds: tuple[int, ...], pools: Ints) -> Ints | None:

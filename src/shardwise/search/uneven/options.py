@@ -8,7 +8,7 @@ forever. Of the ways to recompute, each stage has the fastest that fits: none is
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -82,13 +82,13 @@ class Pricing:
         space = self._space
         counts = self._telling(block)
         stages = tuple(
-            _least([self._prices(pool, block.pools, block.micro_batch_size, count) for count in counts])
+            _least([self._prices(replace(block, least=count, most=count), pool) for count in counts])
             for pool in block.pools
         )
         return Options(
             pools=block.pools,
             devices=tuple(space.pools[pool].devices for pool in block.pools),
-            units=tuple(space.unit(pool) for pool in block.pools),
+            units=tuple(1 if block.is_alike else space.unit(pool) for pool in block.pools),
             stages=stages,
             hop_s=self._hops(block.pools, block.micro_batch_size),
             layers=space.model.layers,
@@ -97,11 +97,11 @@ class Pricing:
         )
 
     def _telling(self, block: Block) -> list[int]:
-        """Numbers of pipelines among which every figure of the block is least: replicas that fill the inner
-        tiers make the outer one pay more the more they are, and the rest falls with their number."""
-        tiers = [tier for pool in block.pools for tier in self._problem(pool, block.pools).tiers[:-1]]
-        inner = max((tier.span for tier in tiers), default=1)
-        few = range(block.least, min(block.most, inner) + 1)
+        """Numbers of pipelines among which every figure of the block is least: replicas that fill the tiers
+        inside a node, in each of two groups, make the outer ones pay more the more they are, and the rest
+        falls with their number."""
+        inner = max(self._space.pools[pool].node.devices for pool in block.pools)
+        few = range(block.least, min(block.most, 2 * inner) + 1)
         return sorted({block.least, *few, block.most})
 
     def least_s(self, block: Block, options: Options) -> float:
@@ -122,18 +122,22 @@ class Pricing:
 
     def alone(self, pool: int) -> Problem:
         """The problem of training on the pool alone."""
-        return self._problem(pool, (pool,))
+        return self._problem(pool, (pool,), False)
 
-    def _kinds_of(self, pool: int, union: tuple[int, ...], size: int) -> Kinds:
-        return kinds_of(self._problem(pool, union), self._space.kinds(pool, size), size)
+    def _kinds_of(self, pool: int, union: tuple[int, ...], size: int, is_alike: bool = False) -> Kinds:
+        return kinds_of(self._problem(pool, union, is_alike), self._space.kinds(pool, size), size)
 
-    def _prices_of(self, pool: int, union: tuple[int, ...], size: int, replicas: int) -> Stages:
-        kinds = self._kinds(pool, union, size)
+    def _prices_of(self, block: Block, pool: int) -> Stages:
+        """Of a block with one number of pipelines. Where these are on several pools and not alike, replicas
+        of a stage meet on the outermost tier: some of them are on another pool, so in another node."""
+        size = block.micro_batch_size
+        kinds = self._kinds(pool, block.pools, size, block.is_alike)
         places, layers = self._space.most_stages, self._space.model.layers
         place, first, count = (axis.reshape(-1, 1) for axis in np.indices((places + 1, 2, layers + 1)))
         shape = StageShape(
-            layers=count, held=place, is_first=1.0 * first, is_last=1.0 * (place == 1), replicas=replicas
-        )
+            layers=count, held=place, is_first=1.0 * first, is_last=1.0 * (place == 1),
+            replicas=block.least, groups=1 if block.is_alike or len(block.pools) == 1 else 2,
+        )  # fmt: skip
         price = stage_price(kinds, shape)
         is_stage = (place >= 1) & (count >= 1)
         return _fastest(

@@ -31,12 +31,14 @@ class Limits:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Block:
     """Plans on these `pools` (places in the cluster's), with microbatches of `micro_batch_size` sequences, in
-    `least` to `most` pipelines."""
+    `least` to `most` pipelines; where `is_alike`, these have the same stages, and their shares differ by no
+    more than one microbatch."""
 
     pools: tuple[int, ...]
     micro_batch_size: int
     least: int
     most: int
+    is_alike: bool = False
 
     @property
     def size(self) -> int:
@@ -104,27 +106,30 @@ class UnevenSpace:
             for size in self.micro_batch_sizes:
                 most = min(devices, self.job.global_batch_size // size)
                 found.append(Block(pools=union, micro_batch_size=size, least=1, most=most))
+                if len(union) > 1 and most > 1:
+                    found.append(Block(pools=union, micro_batch_size=size, least=2, most=most, is_alike=True))
         return found
 
-    def problem(self, pool: int, union: tuple[int, ...]) -> Problem:
+    def problem(self, pool: int, union: tuple[int, ...], is_alike: bool) -> Problem:
         """The cost model's view of a pool that works together with the others of a union: its own devices and
-        inner links; what leaves the pool goes at the pace of the union's outermost tier."""
+        inner links; what leaves a node goes at the pace of the union's outermost tier, and where pipelines
+        are alike only what leaves the pool does."""
         own = cluster_of_pools(self.cluster, [self.pools[pool]])
         if len(union) == 1:
             return bind(self.model, own, self.job)
         whole = cluster_of_pools(self.cluster, [self.pools[place] for place in union])
-        return bind(self.model, replace(own, tiers=_joined(own, whole)), self.job)
+        inside = own.tiers if is_alike else _inside(own)
+        return bind(self.model, replace(own, tiers=(*inside, whole.tiers[-1])), self.job)
 
     def unit(self, pool: int) -> int:
-        """Devices of the pool that alike pipelines take at a time: a node's on a large pool."""
+        """Devices of the pool that a set of alike pipelines fills beside others: a node's on a large pool."""
         return self.pools[pool].node.devices if self.pools[pool].nodes > self.limits.loose_nodes else 1
 
 
-def _joined(own: Cluster, whole: Cluster) -> tuple[Tier, ...]:
-    """The tiers inside a node of `own`, then the outermost tier of `whole`."""
+def _inside(own: Cluster) -> tuple[Tier, ...]:
+    """The tiers inside a node of `own`."""
     devices = own.nodes[0].devices
-    inside = tuple(tier for tier in own.tiers if tier.span <= devices and not tier.is_network)
-    return (*inside, whole.tiers[-1])
+    return tuple(tier for tier in own.tiers if tier.span <= devices and not tier.is_network)
 
 
 def _powers(most: int) -> list[int]:
