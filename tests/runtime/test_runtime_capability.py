@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
+import random
+from collections.abc import Iterator
 from dataclasses import replace
+from itertools import islice
 from typing import Any
 
 import pytest
+from tests.runtime.equality import divided, single_process
 from tests.runtime.plans import make_plan
 
 from shardwise.app.cli.request import DTYPES, OPTIMIZERS
-from shardwise.errors import ConfigError
+from shardwise.errors import ConfigError, Infeasible
 from shardwise.model import model_from_config
 from shardwise.plan import Plan
-from shardwise.runtime import check_runnable
+from shardwise.runtime import Team, check_runnable
 from shardwise.runtime.capability import TARGET
 from shardwise.strategy import NAMES
 from shardwise.strategy.target import Condition, Limit
+
+pytestmark = pytest.mark.xdist_group("runtime")
+
+SAMPLED = 5
+DEGREES = ((1, 1, 2, 2), (2, 1, 1, 2), (2, 1, 2, 1), (1, 2, 1, 2), (1, 2, 2, 1), (1, 1, 4, 1), (2, 2, 1, 1))
+"""tp, cp, pp and dp of four ranks, two axes at a time; and four stages."""
 
 
 def with_strategy(plan: Plan, **changes: Any) -> Plan:
@@ -73,3 +83,42 @@ def test_what_a_job_asks_beyond_the_file_is_refused() -> None:
         name="gemma",
     )  # fmt: skip
     assert refused(replace(plan, model=gemma))[0] == "model"
+
+
+def drawn(draw: random.Random, model: str) -> str:
+    """Any strategy of four ranks, as text; legal or not."""
+    tp, cp, pp, dp = draw.choice(DEGREES)
+    schedule = draw.choice(NAMES["schedule"]) if pp > 1 else "1f1b"
+    vpp = 2 if schedule in ("zb_v", "dualpipe_v", "interleaved_1f1b") else 1
+    recompute = draw.choice(NAMES["recompute"])
+    states = draw.choice([degree for degree in (1, 2, 4) if (dp * cp) % degree == 0])
+    fields = {
+        "tp": tp, "cp": cp, "pp": pp, "dp": dp, "schedule": schedule, "vpp": vpp, "recompute": recompute,
+        "recompute_layers": 1 if recompute == "full" else 0, "offload": draw.choice(NAMES["offload"]),
+        "cp_kind": draw.choice(NAMES["cp_kind"]) if cp > 1 else "ring",
+        "ep": draw.choice((1, 2)) if model == "mixtral" else 1, "optim_shard": states,
+        "grad_shard": draw.choice((1, states)), "param_shard": 1, "micro_batch_size": draw.choice((1, 2)),
+        "sequence_parallel": "true" if tp > 1 and draw.random() < 0.5 else "false",
+    }  # fmt: skip
+    return ",".join(f"{name}={value}" for name, value in fields.items())
+
+
+def not_refused(model: str) -> Iterator[Plan]:
+    """Plans that are legal and that the file does not rule out, in an order of the seed's."""
+    draw = random.Random(f"plans for {model}")
+    while True:
+        try:
+            plan = make_plan(drawn(draw, model), model=model)
+        except (ConfigError, Infeasible):
+            continue
+        if not list(TARGET.refusals(plan.best.strategy)):
+            yield plan
+
+
+@pytest.mark.parametrize("model", ["llama", "mixtral"])
+def test_what_the_file_does_not_rule_out_runs_and_equals_one_process(team: Team, model: str) -> None:
+    plans = list(islice(not_refused(model), SAMPLED))
+    right = single_process(plans[0], seed=0, steps=1)
+    for plan in plans:
+        found = team.run(plan.cluster.devices, divided, plan, right, 0, None)
+        assert max(rank.largest for rank in found) < 2e-5, plan.best.strategy
