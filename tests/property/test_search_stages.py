@@ -50,7 +50,7 @@ def test_points_match_every_pipeline_as_closely_as_they_say(seed: int) -> None:
 
 def test_floors_that_are_too_high_are_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """Twice the floor cuts partitions that hold points, and claims more than is so."""
-    seeds = [seed for seed in range(1, 12) if seed % 3]
+    seeds = (5, 7, 29, 65)
 
     def is_wrong(seed: int) -> bool:
         found = found_in(setting_of(seed))

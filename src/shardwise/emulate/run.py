@@ -16,7 +16,7 @@ from shardwise.cluster import Cluster, EventTrace
 from shardwise.emulate.changes import Change, changes_of
 from shardwise.emulate.network import Network, remove_leftovers
 from shardwise.emulate.shares import Shares, remove_leftover_shares
-from shardwise.emulate.system import check_system
+from shardwise.emulate.system import check_system, tool_path
 from shardwise.errors import ConfigError
 
 PORT = "29500"
@@ -103,7 +103,7 @@ def _start(asked: Emulation, rank: int, network: Network, shares: Shares) -> sub
 
     try:
         return subprocess.Popen(
-            ["ip", "netns", "exec", network.namespace(node), *asked.command],
+            [tool_path("ip"), "netns", "exec", network.namespace(node), *asked.command],
             env={**os.environ, **_variables(asked.cluster, rank, node, local, network)},
             preexec_fn=enter,
             start_new_session=True,

@@ -20,11 +20,23 @@ _LACKS = (
 """A word of a command that fails, and what the kernel then lacks."""
 
 
+_BESIDE = ("/usr/sbin", "/sbin")
+"""Where these tools lie on systems whose users do not have them on their path."""
+
+
+def tool_path(tool: str) -> str:
+    """Where one of the tools is; ConfigError where it is not."""
+    path = os.pathsep.join([os.environ.get("PATH", os.defpath), *_BESIDE])
+    found = shutil.which(tool, path=path)
+    if found is None:
+        raise ConfigError("is not installed", key=tool, allowed="the package iproute2")
+    return found
+
+
 def check_system() -> None:
     """ConfigError, by the first thing in the way, where this machine cannot emulate a cluster."""
     for tool in TOOLS:
-        if shutil.which(tool) is None:
-            raise ConfigError("is not installed", key=tool, allowed="the package iproute2")
+        tool_path(tool)
     if os.geteuid() != 0:
         raise ConfigError(
             "needs root, for network namespaces and shares of processors", key="emulate",
@@ -35,7 +47,7 @@ def check_system() -> None:
 def run(command: str) -> str:
     """What a system command says; ConfigError, naming what the kernel lacks, where it fails."""
     words = command.split()
-    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    done = subprocess.run([tool_path(words[0]), *words[1:]], capture_output=True, text=True, check=False)
     if done.returncode:
         lacks = next((what for word, what in _LACKS if word in words), "what this needs")
         said = " ".join(done.stderr.split())[:200]
@@ -48,4 +60,5 @@ def run(command: str) -> str:
 def try_all(commands: Sequence[str]) -> None:
     """Run every command, also where some fail: for taking down what may be half there."""
     for command in commands:
-        subprocess.run(command.split(), capture_output=True, check=False)
+        tool, *words = command.split()
+        subprocess.run([tool_path(tool), *words], capture_output=True, check=False)
