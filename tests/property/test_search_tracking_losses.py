@@ -60,8 +60,8 @@ def excesses(seed: int) -> tuple[float, float]:
     """What the excesses of a solution's labels come to, and how much more it weighs than the least does."""
     chain = long_chain(seed)
     weights = np.array([[1.0, 0.0, 0.5, 0.0, 0.0], [0.3, 0.0, 1.0, 0.0, 0.0]])
-    both = weighed(chain, orders_of(chain), Weighing(weights))
-    own = weighed(chain, orders_of(chain), Weighing(weights[:1]))
+    both = weighed(chain, orders_of(chain), Weighing.without_peaks(chain, weights))
+    own = weighed(chain, orders_of(chain), Weighing.without_peaks(chain, weights[:1]))
     around = bounds.Bounds(own, 1e9, np.ones(4))
     other = solutions(both)[1]
     links = [link_labels(chain, orders_of(chain), place) for place in range(len(chain))]

@@ -19,7 +19,7 @@ from shardwise.search.tracking import tracked
 from shardwise.search.tracking.track import Effort
 from shardwise.units import format_bytes
 
-MOST_LABELS = 100_000
+MOST_LABELS = 200_000
 """Labels that a search keeps for one mesh before it answers with what is proven by then."""
 
 

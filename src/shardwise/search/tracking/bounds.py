@@ -39,8 +39,7 @@ class Bounds:
     @property
     def weights(self) -> Values:
         """What the folded columns weigh."""
-        some = next(iter(self.weighed.peaked.values()), self.weighed.plain[0])
-        return np.asarray(some[0].weights[0][[0, 1, 2, 4]])
+        return np.asarray(self.weighed.weighing.weights[0][[0, 1, 2, 4]])
 
     @property
     def occurrences(self) -> int:
@@ -52,15 +51,11 @@ class Bounds:
         start = sum(link.repeat for link in self.weighed.chain[:place])
         return range(start, start + self.weighed.chain[place].repeat)
 
-    def is_peaked_alone(self, place: int) -> bool:
-        """Whether the peak is weighed in the only occurrence of a link."""
-        return place in self.weighed.peaked and self.weighed.chain[place].repeat == 1
-
     def in_link(self, place: int) -> Grid | None:
         """What the labels of a link may lose."""
         spans = [range(at, at + 1) for at in self.span(place)]
-        weights = self._weights_in(*spans) if self.is_peaked_alone(place) else self._weights_in()
-        return self._grid(LINKS_SHARE / self.occurrences, LINKS_EXCESS_SHARE, spans, weights)
+        share = LINKS_SHARE / self.occurrences
+        return self._grid(share, LINKS_EXCESS_SHARE, spans, self.weights_in(spans[0]))
 
     def in_run(self, starts: range, length: int, part: float) -> tuple[Within, Grid | None]:
         """What may matter of runs of so many links that start at any of these occurrences, and what they may
@@ -72,8 +67,10 @@ class Bounds:
         )
         peaks = self.peaks.around(spans) if self.peaks is not None else np.zeros(outside.shape)
         share = RUNS_SHARE * part * length / self.occurrences
-        grid = self._grid(share, RUNS_EXCESS_SHARE * part, spans, self._weights_in())
-        return self._within((range(0), range(0)), outside, peaks), grid
+        first = spans[0]
+        half = first.start + length // 2
+        grid = self._grid(share, RUNS_EXCESS_SHARE * part, spans, self.weights_in(first))
+        return self._within((range(first.start, half), range(half, first.stop)), outside, peaks), grid
 
     def in_walk(self, border: int, after: int, reached: int) -> tuple[Within, Grid | None]:
         """What may matter of what a walk comes to on the way from a border to one after it, and what it may
@@ -104,18 +101,18 @@ class Bounds:
         )
         return np.where(np.isfinite(before), after, np.inf) - np.where(np.isfinite(before), before, 0.0)
 
-    def _weights_in(self, *spans: range) -> Values:
-        """What the folded columns weigh in spans of occurrences: the peak in the one that has it only."""
-        ends = np.cumsum([link.repeat for link in self.weighed.chain]) - 1
+    def weights_in(self, span: range) -> Values:
+        """What the folded columns weigh in a span of occurrences: of the peak's weight its parts."""
+        parts = np.repeat(self.weighed.weighing.peaks[:, 0], [link.repeat for link in self.weighed.chain])
         own = self.weights.copy()
-        if not any(int(ends[place]) in span for place in self.weighed.peaked for span in spans):
-            own[3] = 0.0
+        own[3] *= parts[span.start : span.stop].sum()
         return own
 
     def _within(self, spans: tuple[range, range], outside: Values, peaks: Values) -> Within:
         """Of the labels of two spans of occurrences together, where the rest weighs and peaks no less."""
         is_some = np.isfinite(peaks)
         return Within(
-            self._weights_in(spans[0]), self._weights_in(spans[1]), self._weights_in(*spans),
+            self.weights_in(spans[0]), self.weights_in(spans[1]),
+            self.weights_in(range(spans[0].start, spans[1].stop)),
             np.where(is_some, outside, np.inf), self.limit, np.where(is_some, peaks, 0.0),
         )  # fmt: skip

@@ -13,31 +13,38 @@ from shardwise.search.tracking.scalars import Scalars, Sums
 from shardwise.search.tracking.solution import Choice, Solution
 from shardwise.search.tracking.steps import Order
 
-_Asked = tuple[bool, int, int, int, int]
-"""With the weight of the peak or without, which weight, from which border, by which mode, to which border."""
+_Asked = tuple[int, int, int, int]
+"""Which weight, from which border, by which mode, to which border."""
 
 
 @dataclass(frozen=True, slots=True)
 class Weighing:
-    """Weights (J, 5) of the columns, and where the peak is weighed: at one factor of one mode of one link's
-    last occurrence, or nowhere. Every weighted sum is a lower bound of the same sum of a solution's measure,
-    as long as the weights of hidden_s and exposed_s add to that of time, and those of held_bytes and the peak
-    are that of memory."""
+    """Weights (J, 5) of the columns, and where the peak is weighed: `peaks` (links, J) are the parts of its
+    weight in each occurrence of a link, at one factor of each mode. Every weighted sum is a lower bound of
+    the same sum of a solution's measure, as long as the weights of hidden_s and exposed_s add to that of
+    time, those of held_bytes and the peak are that of memory, and the parts of all occurrences to no more
+    than 1: the largest of several values is no less than any mean of them."""
 
     weights: npt.NDArray[np.float64]
-    peak_link: int | None = None
-    peak_factors: tuple[int | None, ...] = ()
+    peaks: npt.NDArray[np.float64]
+    peak_factors: tuple[tuple[int | None, ...], ...]
+
+    @staticmethod
+    def without_peaks(chain: Chain, weights: npt.NDArray[np.float64]) -> Weighing:
+        """Weights of all columns but the peak's."""
+        return Weighing(
+            weights, np.zeros((len(chain), len(weights))), tuple((None,) * len(link.modes) for link in chain)
+        )
 
 
 @dataclass(slots=True)
 class Weighed:
-    """A chain under weights. `plain[i][m]` and `peaked[i][m]` are the tables of mode m of link i, without and
-    with the weight of the peak; `ahead` and `behind` the least sums before and after each border between
-    occurrences."""
+    """A chain under weights. `scalars[i][m]` are the tables of mode m of link i; `ahead` and `behind` the
+    least sums before and after each border between occurrences."""
 
     chain: Chain
-    plain: list[list[Scalars]]
-    peaked: dict[int, list[Scalars]]
+    weighing: Weighing
+    scalars: list[list[Scalars]]
     ahead: list[Sums]
     behind: list[Sums]
 
@@ -45,10 +52,6 @@ class Weighed:
     def least(self) -> npt.NDArray[np.float64]:
         """The least total of each weight, (J)."""
         return np.asarray(self.ahead[-1][0])
-
-    def scalars_of(self, place: int, is_last: bool) -> list[Scalars]:
-        """The modes of an occurrence."""
-        return self.peaked[place] if is_last and place in self.peaked else self.plain[place]
 
 
 def bordered(part: Part, table: Sums) -> Sums:
@@ -76,31 +79,19 @@ def link_table(parts: list[Scalars]) -> Sums:
 
 def weighed(chain: Chain, orders: list[list[Order]], weighing: Weighing) -> Weighed:
     """`chain` under the weights; `orders[i][m]` of mode m of link i."""
-    plain_weights = weighing.weights.copy()
-    plain_weights[:, 3:] = 0.0
-    plain = [
-        [
-            Scalars.of(part, order, plain_weights)
-            for (_, part), order in zip(link.modes, orders[place], strict=True)
-        ]
-        for place, link in enumerate(chain)
-    ]
-    peaked: dict[int, list[Scalars]] = {}
-    if weighing.peak_link is not None:
-        place = weighing.peak_link
-        peaked[place] = [
-            Scalars.of(part, order, weighing.weights, factor)
-            for (_, part), order, factor in zip(
-                chain[place].modes, orders[place], weighing.peak_factors, strict=True
-            )
-        ]
-    count = len(weighing.weights)
-    found = Weighed(chain, plain, peaked, [np.zeros((1, count))], [np.zeros((1, count))])
-    tables: list[Sums] = []
+    scalars: list[list[Scalars]] = []
     for place, link in enumerate(chain):
-        usual = link_table(plain[place])
-        tables += [usual] * (link.repeat - 1)
-        tables.append(link_table(peaked[place]) if place in peaked else usual)
+        own = weighing.weights.copy()
+        own[:, 3:] *= weighing.peaks[place][:, None]
+        parts = zip(link.modes, orders[place], weighing.peak_factors[place], strict=True)
+        scalars.append([Scalars.of(part, order, own, factor) for (_, part), order, factor in parts])
+    count = len(weighing.weights)
+    found = Weighed(chain, weighing, scalars, [np.zeros((1, count))], [np.zeros((1, count))])
+    tables = [
+        table
+        for link, parts in zip(chain, scalars, strict=True)
+        for table in [link_table(parts)] * link.repeat
+    ]
     for table in tables:
         found.ahead.append((found.ahead[-1][:, None] + table).min(axis=0))
     for table in reversed(tables):
@@ -118,24 +109,21 @@ def solutions(found: Weighed) -> list[Solution]:
     border = 0
     for place, link in enumerate(found.chain):
         memo: dict[_Asked, Choice] = {}
-        for occurrence in range(link.repeat):
-            is_last = occurrence == link.repeat - 1
-            parts = found.scalars_of(place, is_last)
-            is_peaked = is_last and place in found.peaked
+        parts = found.scalars[place]
+        tables = np.stack([bordered(scalars.part, scalars.last) for scalars in parts])
+        for _ in range(link.repeat):
             border += 1
-            tables = np.stack([bordered(scalars.part, scalars.last) for scalars in parts])
             # (modes, exits, weights) from where each weight stands
             onward = tables[:, at, :, each].transpose(1, 2, 0) + found.behind[border][None]
             best = onward.reshape(-1, count).argmin(axis=0)
             modes, after = best // onward.shape[1], best % onward.shape[1]
-            _choose(parts, is_peaked, at, modes, after, memo, chosen)
+            _choose(parts, at, modes, after, memo, chosen)
             at = after
     return [tuple(choices) for choices in chosen]
 
 
 def _choose(
     parts: list[Scalars],
-    is_peaked: bool,
     at: npt.NDArray[np.intp],
     modes: npt.NDArray[np.intp],
     after: npt.NDArray[np.intp],
@@ -144,17 +132,17 @@ def _choose(
 ) -> None:
     """Append to `chosen` what each weight chooses between its borders; like questions are answered once."""
     asked = [
-        (is_peaked, weight, *where)
+        (weight, *where)
         for weight, where in enumerate(zip(at.tolist(), modes.tolist(), after.tolist(), strict=True))
     ]
     for mode, scalars in enumerate(parts):
-        unknown = [key for key in asked if key[3] == mode and key not in memo]
+        unknown = [key for key in asked if key[2] == mode and key not in memo]
         if not unknown:
             continue
         part = scalars.part
         ends = {end: each for end, each in ((part.entry, at), (part.exit, after)) if end is not None}
         found = scalars.choices(ends)
         rows = np.stack([found[variable] for variable in range(len(part.sizes))], axis=1)
-        memo |= {key: Choice(mode, tuple(rows[key[1]].tolist())) for key in unknown}
+        memo |= {key: Choice(mode, tuple(rows[key[0]].tolist())) for key in unknown}
     for key in asked:
-        chosen[key[1]].append(memo[key])
+        chosen[key[0]].append(memo[key])

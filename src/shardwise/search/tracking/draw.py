@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
 from shardwise.search.tracking.chained import Weighed, solutions
 from shardwise.search.tracking.lines import is_open
-from shardwise.search.tracking.solution import Solution, occurrences, part_costs
 from shardwise.search.tracking.state import State
 
 Values = npt.NDArray[np.float64]
@@ -23,6 +22,9 @@ ROUNDS = 24
 SHARES = 3
 """Times that the share of hidden_s is sought between all and none."""
 
+STEPS = 8
+"""Steps towards where the peak is best weighed, for the line of memory alone; and half of it for others."""
+
 TILT = 1e-7
 """Weight of the other objective where one alone is asked for, so that of equal solutions the better is
 found."""
@@ -31,15 +33,18 @@ found."""
 def draw_ends(state: State) -> tuple[float, float]:
     """The lines of time alone and of memory alone, and what they tell of both: no solution takes less."""
     ends = np.array([[1.0, 0.0], [0.0, 1.0]])
-    own = _ask(state, ends, np.ones(2))
+    nowhere = np.zeros((2, len(state.given)))
+    own = _ask(state, ends, np.ones(2), nowhere)
     if state.is_exhausted:
         return 0.0, 0.0
+    memory = _raised(state, [_Asked(1.0, 1.0, nowhere[0])], STEPS, time_weight=0.0)
+    peaks = memory[0].asked.peaks if memory else nowhere[0]
     (fast_s, fast_bytes), (slow_s, slow_bytes) = state.found.points[0], state.found.points[-1]
-    state.peak = _peak(state, state.narrowed.original(solutions(own)[0]))
     tilted = np.array([[1.0, _tilt(fast_s, fast_bytes)], [_tilt(slow_bytes, slow_s), 1.0]])
-    whole = _ask(state, np.concatenate([ends, tilted]), np.ones(4)).least
-    none = _ask(state, ends[:1], np.zeros(1)).least
-    return float(max(whole[0], none[0])), float(whole[1])
+    _ask(state, tilted, np.ones(2), np.stack([peaks, peaks]))
+    whole, least_bytes = own.least[0], state.lines.least[state.lines.weights[:, 0] == 0.0].max()
+    none = _ask(state, ends[:1], np.zeros(1), nowhere[:1]).least
+    return float(max(whole, none[0])), float(least_bytes)
 
 
 def draw_between(state: State) -> None:
@@ -54,14 +59,14 @@ def draw_between(state: State) -> None:
         _draw(state, slopes)
 
 
-def _ask(state: State, weights: Values, shares: Values) -> Weighed:
-    """Lines and the solutions on them, of weights (J, 2) of time and memory."""
+def _ask(state: State, weights: Values, shares: Values, peaks: Values) -> Weighed:
+    """Lines and the solutions on them, of weights (J, 2) of time and memory; `peaks` (J, links)."""
     state.asked += len(weights)
-    answer = state.weighed(state.narrowed, weights, shares)
+    answer = state.weighed(state.narrowed, weights, shares, peaks)
     if not np.isfinite(answer.least).all():
         state.is_exhausted = True
         return answer
-    state.lines.add(weights, shares, answer.least)
+    state.lines.add(weights, shares, peaks, answer.least)
     state.take([state.narrowed.original(solution) for solution in dict.fromkeys(solutions(answer))])
     return answer
 
@@ -79,75 +84,94 @@ def _between(state: State) -> list[float]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Drawn:
-    """A line: the share of hidden_s, the least sum, and how much more hidden_s than exposed_s the solution on
-    it has."""
+class _Asked:
+    """Memory's weight, the share of hidden_s in time's, and the parts (links) of the peak's."""
 
+    slope: float
     share: float
+    peaks: Values
+
+
+@dataclass(frozen=True, slots=True)
+class _Drawn:
+    """A line as it was asked for, its least sum, and of the solution on it how much more hidden_s than
+    exposed_s it has and the link of its largest peak."""
+
+    asked: _Asked
     least: float
     excess_s: float
+    peak_link: int
 
 
 def _draw(state: State, slopes: list[float]) -> None:
-    """Lines of these weights of memory beside a second's weight of 1, each with the share of hidden_s that
-    makes it highest.
+    """Lines of these weights of memory beside a second's weight of 1, each with the parts of the peak's
+    weight and the share of hidden_s that make it highest.
 
-    That is all of it where hidden_s is the larger time of the solution on the line, none where exposed_s is;
+    That share is all where hidden_s is the larger time of the solution on the line, none where exposed_s is;
     else it lies between, where solutions of more hidden_s and of more exposed_s have the same sum.
     """
-    whole = _drawn(state, [(slope, 1.0) for slope in slopes])
-    unsettled = [(slope, line) for slope, line in zip(slopes, whole, strict=False) if line.excess_s < 0.0]
-    none = _drawn(state, [(slope, 0.0) for slope, _ in unsettled])
-    between = [
-        (slope, low, high) for (slope, high), low in zip(unsettled, none, strict=False) if low.excess_s > 0.0
-    ]
+    whole = _raised(state, [_Asked(slope, 1.0, _peaks_near(state, slope)) for slope in slopes], STEPS // 2)
+    unsettled = [line for line in whole if line.excess_s < 0.0]
+    none = _drawn(state, [replace(line.asked, share=0.0) for line in unsettled])
+    between = [(low, high) for high, low in zip(unsettled, none, strict=False) if low.excess_s > 0.0]
     for _ in range(SHARES):
-        fresh = _drawn(state, [(slope, _meeting(low, high)) for slope, low, high in between])
+        fresh = _drawn(state, [replace(low.asked, share=_meeting(low, high)) for low, high in between])
         between = [
-            (slope, line, high) if line.excess_s > 0.0 else (slope, low, line)
-            for (slope, low, high), line in zip(between, fresh, strict=False)
+            (line, high) if line.excess_s > 0.0 else (low, line)
+            for (low, high), line in zip(between, fresh, strict=False)
         ]
 
 
-def _drawn(state: State, asked: list[tuple[float, float]]) -> list[_Drawn]:
-    """Lines of weights of memory and shares of hidden_s; fewer where there is no solution."""
+def _raised(state: State, asked: list[_Asked], steps: int, time_weight: float = 1.0) -> list[_Drawn]:
+    """Of each line the highest that steps of the peak's weight come to, each towards where the peak of the
+    solution on the line is (Frank and Wolfe's, on the mean of which the largest is no less)."""
+    best = now = _drawn(state, asked, time_weight)
+    for step in range(steps):
+        now = _drawn(
+            state, [_stepped(state, line, 1.0 / (step + 1.0 + time_weight)) for line in now], time_weight
+        )
+        best = [max(pair, key=lambda line: line.least) for pair in zip(best, now, strict=False)]
+    return best
+
+
+def _stepped(state: State, line: _Drawn, part: float) -> _Asked:
+    """So much of the peak's weight taken from where it is to the link of the solution's largest peak."""
+    peaks = line.asked.peaks * (1.0 - part)
+    peaks[line.peak_link] += part / state.given[line.peak_link].repeat
+    return replace(line.asked, peaks=peaks)
+
+
+def _peaks_near(state: State, slope: float) -> Values:
+    """Where the peak was weighed best for the line of the closest slope."""
+    own, least = state.lines.weights, state.lines.least
+    with np.errstate(divide="ignore"):
+        away = np.abs(np.log(own[:, 1]) - np.log(own[:, 0]) - np.log(slope))
+    closest = np.flatnonzero(away == away.min())
+    return state.lines.peaks[int(closest[least[closest].argmax()])]
+
+
+def _drawn(state: State, asked: list[_Asked], time_weight: float = 1.0) -> list[_Drawn]:
+    """Lines as asked for; fewer where there is no solution."""
     found: list[_Drawn] = []
     for start in range(0, len(asked), WEIGHTS_AT_ONCE):
-        slopes, shares = np.array(asked[start : start + WEIGHTS_AT_ONCE]).T
-        answer = _ask(state, np.column_stack([np.ones(len(slopes)), slopes]), shares)
+        some = asked[start : start + WEIGHTS_AT_ONCE]
+        weights = np.array([[time_weight, each.slope] for each in some])
+        shares = np.array([each.share for each in some])
+        answer = _ask(state, weights, shares, np.stack([each.peaks for each in some]))
         if state.is_exhausted:
             break
-        for share, least, solution in zip(shares, answer.least, solutions(answer), strict=True):
-            costs = state.costs(state.narrowed.original(solution))
-            found.append(_Drawn(float(share), float(least), float(costs[0] - costs[1])))
+        for each, least, solution in zip(some, answer.least, solutions(answer), strict=True):
+            original = state.narrowed.original(solution)
+            costs, peaks = state.costs(original), state.peaks_of(original)
+            found.append(_Drawn(each, float(least), float(costs[0] - costs[1]), int(peaks.argmax())))
     return found
 
 
 def _meeting(low: _Drawn, high: _Drawn) -> float:
     """The share at which the sums of two solutions are the same: the least sum is highest near there."""
-    rise = low.least - low.excess_s * low.share - high.least + high.excess_s * high.share
-    return float(np.clip(rise / (high.excess_s - low.excess_s), low.share, high.share))
-
-
-def _peak(state: State, solution: Solution) -> tuple[int, tuple[int | None, ...]]:
-    """Where the peak of a solution is: the link, and in each of its modes the factor of the largest least."""
-    places = list(occurrences(state.given))
-    peaks = []
-    for place, choice in zip(places, solution, strict=True):
-        costs = part_costs(state.given[place].modes[choice.mode][1], choice.choices)
-        peaks.append(costs[3] + costs[4])
-    place = places[int(np.argmax(peaks))]
-    factors = tuple(
-        int(np.argmax([_least_peak(factor.costs) for factor in part.factors])) if part.factors else None
-        for _, part in state.narrowed.chain[place].modes
-    )
-    return place, factors
-
-
-def _least_peak(costs: Values) -> float:
-    finite = costs.reshape(-1, costs.shape[-1])
-    finite = finite[np.isfinite(finite).all(axis=1)]
-    return float(finite[:, 4].min()) if len(finite) else 0.0
+    least, most = low.asked.share, high.asked.share
+    rise = low.least - low.excess_s * least - high.least + high.excess_s * most
+    return float(np.clip(rise / (high.excess_s - low.excess_s), least, most))
 
 
 def _tilt(wanted: float, other: float) -> float:

@@ -15,21 +15,26 @@ SLACK = 1e-11
 
 @dataclass(slots=True)
 class Lines:
-    """Every solution with weights @ (time, memory) below `least` is matched by one that was found.
+    """Every solution with weights @ (time, memory) below `least` is matched by one that was found; none at
+    all is below `drawn`.
 
-    Weights (J, 2), least (J). `shares` (J) are the share of hidden_s in time's weight with which the line
-    was drawn.
+    Weights (J, 2), least and drawn (J). `shares` (J) are the share of hidden_s in time's weight with which
+    the line was drawn, `peaks` (J, links) the parts of the peak's.
     """
 
     weights: Values = field(default_factory=lambda: np.empty((0, 2)))
     shares: Values = field(default_factory=lambda: np.empty(0))
     least: Values = field(default_factory=lambda: np.empty(0))
+    drawn: Values = field(default_factory=lambda: np.empty(0))
+    peaks: list[Values] = field(default_factory=list)
 
-    def add(self, weights: Values, shares: Values, least: Values) -> None:
+    def add(self, weights: Values, shares: Values, peaks: Values, least: Values) -> None:
         """Lines as they are drawn: what no solution at all is below."""
         self.weights = np.concatenate([self.weights, weights])
         self.shares = np.concatenate([self.shares, shares])
         self.least = np.concatenate([self.least, least])
+        self.drawn = np.concatenate([self.drawn, least])
+        self.peaks += list(peaks)
 
     def advance(self, line: int, limit: float) -> None:
         """All solutions below `limit` are matched now."""

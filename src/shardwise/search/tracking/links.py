@@ -63,7 +63,7 @@ def link_labels(
             found = eliminated(part, orders[place][mode])
         else:
             weighed = bounds.weighed
-            scalars = weighed.scalars_of(place, bounds.is_peaked_alone(place))[mode]
+            scalars = weighed.scalars[place][mode]
             beyond = np.minimum.reduce(
                 [weighed.ahead[at][:, None] + weighed.behind[at + 1][None] for at in bounds.span(place)]
             )

@@ -80,12 +80,13 @@ def _near(
     weights, shares = state.lines.weights[line : line + 1], state.lines.shares[line : line + 1]
     times, memories = losses.labels[:2], losses.labels[2:]
     reach = limit + float(weights[0] @ [times.max(), memories.sum()])
-    near = narrowed(start, state.weighed(start, weights, shares), np.array([[reach]]))
+    peaks = state.lines.peaks[line][None]
+    near = narrowed(start, state.weighed(start, weights, shares, peaks), np.array([[reach]]))
     if not all(link.modes for link in near.chain):
         return None
     near = replace(near, chain=simplified(near.chain))
-    near = _in_one_time(state, near, weights[0], reach)
-    answer = state.weighed(near, weights, shares)
+    near = _in_one_time(state, near, weights[0], peaks, reach)
+    answer = state.weighed(near, weights, shares, peaks)
     bounds = Bounds(answer, reach, losses.labels)
     links = [
         link_labels(near.chain, orders_of(near.chain), place, bounds) for place in range(len(near.chain))
@@ -107,7 +108,7 @@ def _wanted(state: State, points: Values, loss: float) -> Indices:
     return np.asarray(fresh[representatives(points[fresh], loss)])
 
 
-def _in_one_time(state: State, near: Narrowed, weights: Values, reach: float) -> Narrowed:
+def _in_one_time(state: State, near: Narrowed, weights: Values, peaks: Values, reach: float) -> Narrowed:
     """Without the time that is the smaller one in every solution that matters: whose sum, weighted by
     `weights` (2) of the larger time and of memory, is below `reach`.
 
@@ -121,7 +122,8 @@ def _in_one_time(state: State, near: Narrowed, weights: Values, reach: float) ->
         excess, line = np.zeros(5), np.zeros(5)
         excess[larger], excess[smaller] = 1.0, -1.0
         line[larger], line[2:] = weights
-        least = state.summed(near, excess[None] + PENALTIES[:, None] * line[None]).least
+        columns = excess[None] + PENALTIES[:, None] * line[None]
+        least = state.summed(near, columns, np.repeat(peaks, len(PENALTIES), axis=0)).least
         if (least - PENALTIES * reach >= 0.0).any():
             return replace(near, chain=without(near.chain, smaller))
     return near

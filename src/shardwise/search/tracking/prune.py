@@ -11,7 +11,7 @@ import numpy.typing as npt
 from shardwise.frontier import Chain, Factor, Link, Part
 from shardwise.search.tracking.chained import Weighed, unbordered
 from shardwise.search.tracking.lines import SLACK
-from shardwise.search.tracking.scalars import Scalars, Sums
+from shardwise.search.tracking.scalars import Sums
 from shardwise.search.tracking.solution import Choice, Solution, occurrences
 
 Mask = npt.NDArray[np.bool_]
@@ -109,24 +109,16 @@ def may_matter(bounds: Sums, limits: npt.NDArray[np.float64]) -> Mask:
 
 def _alive(found: Weighed, place: int, mode: int, limits: npt.NDArray[np.float64]) -> list[Mask]:
     """Which choices of each variable of a mode may matter, in any occurrence of its link."""
-    starts = np.cumsum([0, *(link.repeat for link in found.chain)])
-    last = int(starts[place + 1]) - 1
-    usual = range(int(starts[place]), last if place in found.peaked else last + 1)
-    cases: list[tuple[Scalars, Sequence[int]]] = []
-    if len(usual):
-        cases.append((found.plain[place][mode], usual))
-    if place in found.peaked:
-        cases.append((found.peaked[place][mode], [last]))
-    part = found.plain[place][mode].part
-    alive = [np.zeros(size, dtype=bool) for size in part.sizes]
-    for scalars, borders in cases:
-        beyond = np.minimum.reduce(
-            [found.ahead[border][:, None] + found.behind[border + 1][None] for border in borders]
-        )
-        scalars.spread(unbordered(part, beyond))
-        for variable, mask in enumerate(alive):
-            mask |= may_matter(scalars.through(variable), limits)
-    return alive
+    start = sum(link.repeat for link in found.chain[:place])
+    scalars = found.scalars[place][mode]
+    beyond = np.minimum.reduce(
+        [
+            found.ahead[border][:, None] + found.behind[border + 1][None]
+            for border in range(start, start + found.chain[place].repeat)
+        ]
+    )
+    scalars.spread(unbordered(scalars.part, beyond))
+    return [may_matter(scalars.through(variable), limits) for variable in range(len(scalars.part.sizes))]
 
 
 def _agree_on_borders(chain: Chain, masks: list[list[list[Mask]]]) -> None:

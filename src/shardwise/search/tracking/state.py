@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from shardwise.frontier import Chain, Factor
+from shardwise.frontier import Chain, Factor, Part
 from shardwise.search.tracking.chained import Weighed, Weighing, weighed
 from shardwise.search.tracking.found import Found
 from shardwise.search.tracking.lines import Lines, is_open
@@ -33,8 +33,8 @@ class State:
     """A chain, number `case` of a question; lines that bound it, the solutions `found` for all cases, and up
     to which factor 1 + `matched` one of these stands for another.
 
-    `narrowed` is the chain without columns that decide nothing. `peak` is where the largest temporary is
-    weighed: a link, and a factor of each of its modes. `asked` and `labels` count the effort.
+    `narrowed` is the chain without columns that decide nothing. `peak_factors` is where the largest
+    temporary is weighed: a factor of each mode of each link. `asked` and `labels` count the effort.
     """
 
     case: int
@@ -42,8 +42,8 @@ class State:
     found: Found
     matched: float
     narrowed: Narrowed
+    peak_factors: list[tuple[int | None, ...]]
     lines: Lines = field(default_factory=Lines)
-    peak: tuple[int, tuple[int | None, ...]] | None = None
     is_exhausted: bool = False
     asked: int = 0
     labels: int = 0
@@ -52,7 +52,9 @@ class State:
     @staticmethod
     def of(case: int, chain: Chain, found: Found, matched: float) -> State:
         """Nothing known yet."""
-        return State(case, chain, found, matched, Narrowed.of(simplified(chain)))
+        narrowed = Narrowed.of(simplified(chain))
+        factors = [tuple(_peak_factor(part) for _, part in link.modes) for link in narrowed.chain]
+        return State(case, chain, found, matched, narrowed, factors)
 
     def open_corners(self) -> Values:
         """Corners below which there may be solutions that no found one matches."""
@@ -79,23 +81,32 @@ class State:
             total = joined(total, self._costs[key])
         return total
 
-    def weighed(self, narrowed: Narrowed, weights: Values, shares: Values) -> Weighed:
+    def weighed(self, narrowed: Narrowed, weights: Values, shares: Values, peaks: Values) -> Weighed:
         """A chain of fewer choices under weights (J, 2) of time and memory; hidden_s has `shares` (J) of
-        time's."""
+        time's, the occurrences of links `peaks` (J, links) of the peak's."""
         decided = decided_share(narrowed.chain)
         shares = np.full(len(weights), decided) if decided is not None else shares
         columns = np.zeros((len(weights), 5))
         columns[:, 0] = weights[:, 0] * shares
         columns[:, 1] = weights[:, 0] * (1.0 - shares)
         columns[:, 2:] = weights[:, 1:]
-        return self.summed(narrowed, columns)
+        return self.summed(narrowed, columns, peaks)
 
-    def summed(self, narrowed: Narrowed, columns: Values) -> Weighed:
+    def summed(self, narrowed: Narrowed, columns: Values, peaks: Values) -> Weighed:
         """A chain of fewer choices under weights (J, 5) of the columns."""
-        place, factors = self.peak if self.peak is not None else (None, ())
-        if place is not None:
-            factors = tuple(factors[mode] for mode in narrowed.modes[place])
-        return weighed(narrowed.chain, orders_of(narrowed.chain), Weighing(columns, place, factors))
+        factors = tuple(
+            tuple(own[mode] for mode in modes)
+            for own, modes in zip(self.peak_factors, narrowed.modes, strict=True)
+        )
+        return weighed(narrowed.chain, orders_of(narrowed.chain), Weighing(columns, peaks.T, factors))
+
+    def peaks_of(self, solution: Solution) -> Values:
+        """The mean of the peaks that a solution has in the occurrences of each link."""
+        self.costs(solution)
+        total = np.zeros(len(self.given))
+        for place, choice in zip(occurrences(self.given), solution, strict=True):
+            total[place] += self._costs[place, choice][3] / self.given[place].repeat
+        return total
 
 
 def orders_of(chain: Chain) -> list[list[Order]]:
@@ -115,3 +126,14 @@ def decided_share(chain: Chain) -> float | None:
 def _is_some(factor: Factor, column: int) -> bool:
     costs = factor.costs[..., column]
     return bool((np.isfinite(costs) & (costs != 0.0)).any())
+
+
+def _peak_factor(part: Part) -> int | None:
+    """The factor whose least peak is largest."""
+    return int(np.argmax([_least_peak(factor.costs) for factor in part.factors])) if part.factors else None
+
+
+def _least_peak(costs: Values) -> float:
+    finite = costs.reshape(-1, costs.shape[-1])
+    finite = finite[np.isfinite(finite).all(axis=1)]
+    return float(finite[:, 4].min()) if len(finite) else 0.0

@@ -37,6 +37,9 @@ FIRST_PART = 1.0 / 16.0
 FURTHER, FAR, FEW_LABELS = 2.5, 8.0, 600
 """How much further the next look at a line goes; the second where this one kept fewer labels than that."""
 
+MARGIN = 1.15
+"""How far looks go at most, of the way to the furthest corner that is open: what they find opens others."""
+
 HALVINGS = 40
 """Steps to the least epsilon that is proven."""
 
@@ -106,29 +109,33 @@ def _settle_ends(state: State, losses: Losses) -> None:
         if state.is_exhausted or not is_open(state.lines, corner[None])[0]:
             continue
         line = int(alone[state.lines.least[alone].argmax()])
-        look(state, line, float(corner[column]), losses)
+        # As far as what is found, so that the least is known as it is: the corner before the last is close.
+        look(state, line, float(corner[column]) * (1.0 + state.matched), losses)
 
 
 def _settle(state: State, losses: Losses, most_labels: float) -> None:
     """Look further and further beyond the lines that are closest to what is open, until nothing is."""
     reach: dict[int, float] = {}
+    usual = 0.0  # how far looks had to go, relative, before the next line was closer
     while not state.is_exhausted and state.labels < most_labels:
         corners = state.open_corners()
         corners = corners[np.isfinite(corners).all(axis=1)]  # the ends are settled, or never will be
         if not len(corners):
             return
-        beyond = weighted(state.lines.weights, corners) - state.lines.least
-        relative = beyond / np.maximum(state.lines.least, 1e-300)
+        # From where a line was drawn, wherever looks at it have come: all on the way is seen again.
+        beyond = weighted(state.lines.weights, corners) - state.lines.drawn
+        relative = beyond / np.maximum(state.lines.drawn, 1e-300)
         relative[:, ~state.lines.weights.all(axis=1)] = np.inf
         nearest = relative.argmin(axis=1)
         # The line that has least to look at comes first.
         line = int(nearest[relative.min(axis=1).argmin()])
         wanted = float(beyond[nearest == line, line].max())
-        least = float(state.lines.least[line])
+        least = float(state.lines.drawn[line])
         if line not in reach:
-            reach[line] = state.matched * FIRST_REACH * least or FIRST_PART * wanted
-        labels = state.labels
-        look(state, line, least + min(reach[line], wanted), losses)
+            reach[line] = max(state.matched * FIRST_REACH, usual) * least or FIRST_PART * wanted
+        labels, beyond_s = state.labels, min(reach[line], MARGIN * wanted)
+        look(state, line, least + beyond_s, losses)
+        usual = max(usual, beyond_s / least) if least > 0.0 else usual
         reach[line] *= FAR if state.labels - labels < FEW_LABELS else FURTHER
 
 
