@@ -21,8 +21,8 @@ from shardwise.cluster import (
 from shardwise.model import load_model
 from shardwise.replan import Costs, Planner, Prices, best_interval_s, planner_of, replay, situation_of
 
-TRACES = Path("/work/shared/data/traces")
-"""Recorded availability, where it is at hand."""
+TRACES = Path(__file__).parents[2] / "shared" / "data" / "traces"
+"""Recorded availability, where it is at hand beside the checkout."""
 
 RECORDED: dict[str, tuple[str, int, str]] = {
     # file, devices of a node, node

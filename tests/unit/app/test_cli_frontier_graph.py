@@ -198,7 +198,8 @@ def test_stages_and_their_layouts_are_one_answer(run: Run, tmp_path: Path) -> No
     proof = document["certificate"]
     # Eight blocks of which all but the first read what the one before made: seven cuts, twice.
     assert (proof["space"], proof["partitions"]) == ("stages", 14)
-    assert 1 <= proof["evaluated"] <= 14 and proof["epsilon"] < 0.05
+    # Floors spare most of them, and something is left to be evaluated.
+    assert 1 <= proof["evaluated"] < 14 and proof["epsilon"] < 0.05
     names = json.loads((tmp_path / "frontier.json").read_text())["plans"]
     for name, point in zip(names, document["points"], strict=True):
         layout = point["layout"]

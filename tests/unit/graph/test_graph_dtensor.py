@@ -16,7 +16,7 @@ from tests.unit.graph.operators import operator
 
 from shardwise.graph import OpNode, check_op, placement_text, rules_of
 
-torch = pytest.importorskip("torch")
+torch = pytest.importorskip("torch", reason="DTensor's rules are the oracle")
 
 from tests.unit.graph.dtensor import Layout, fake_mesh, legal_layouts  # noqa: E402
 
