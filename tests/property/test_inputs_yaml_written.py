@@ -12,7 +12,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from shardwise.errors import InternalError
-from shardwise.inputs import parse_mapping, written_yaml
+from shardwise.inputs import parse_mapping, written, written_yaml
 
 TEXT = st.text(st.characters(exclude_characters="\0", codec="utf-8"), max_size=40)
 WORDS = (
@@ -48,6 +48,13 @@ def test_what_is_written_reads_back_equal(document: dict[str, Any]) -> None:
     text = written_yaml(document)
     assert _typed(parse_mapping(text, file="plan.yaml")) == _typed(document)
     assert written_yaml(document) == text
+
+
+@given(DOCUMENTS, st.sampled_from(["plan.json", "plan.yaml", "a/b.JSON", "plan"]))
+def test_a_file_reads_back_equal_whatever_its_name(document: dict[str, Any], name: str) -> None:
+    text = written(document, file=name)
+    assert _typed(parse_mapping(text, file=name)) == _typed(document)
+    assert (text == written_yaml(document)) == (not name.lower().endswith(".json"))
 
 
 @given(DOCUMENTS)
@@ -89,3 +96,5 @@ def test_the_form_is_one_key_a_line_with_short_lists_on_one() -> None:
 def test_what_has_no_text_is_refused(value: object) -> None:
     with pytest.raises(InternalError, match="a file cannot hold"):
         written_yaml({"a": [value]})
+    with pytest.raises(InternalError, match="a file cannot hold"):
+        written({"a": [value]}, file="a.json")

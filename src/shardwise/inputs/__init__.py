@@ -5,13 +5,15 @@ YAML scalar is null, true, false or a number exactly where JSON says so (`1e9` i
 `12:30:00` and `1_000` are text); numbers are finite. Size, depth and the number of values are limited before
 anything is built. Whatever is wrong becomes one ConfigError that says where, what was found, what is allowed.
 
-`written_yaml` and `flow_yaml` are the way back: what they write, the reader reads as it was.
+`written` (JSON or YAML by the file's name), `written_yaml` and `flow_yaml` are the way back: what they write,
+the reader reads as it was.
 """
 
 from shardwise.inputs.fields import REQUIRED, Fields
 from shardwise.inputs.limits import MAX_BYTES, MAX_DEPTH, MAX_NODES
 from shardwise.inputs.read import parse_mapping, read_bytes, read_mapping, read_text
 from shardwise.inputs.words import join_key, nearest, printable, shown
+from shardwise.inputs.written import written
 from shardwise.inputs.yaml_written import flow_yaml, written_yaml
 
 __all__ = [
@@ -29,5 +31,6 @@ __all__ = [
     "read_mapping",
     "read_text",
     "shown",
+    "written",
     "written_yaml",
 ]

@@ -84,7 +84,10 @@ def _kind_of(mode: int) -> str:
 
 
 def _is_json(text: str, file: str | None) -> bool:
-    suffix = os.path.splitext(file or "")[1].lower()
-    if suffix in (".json", ".yaml", ".yml"):
-        return suffix == ".json"
-    return re.match(r'\s*\{\s*["}]', text) is not None
+    said = json_suffix(file or "")
+    return said if said is not None else re.match(r'\s*\{\s*["}]', text) is not None
+
+
+def json_suffix(file: str) -> bool | None:
+    """Whether the name of a file says that it is JSON; None where it says neither that nor YAML."""
+    return {".json": True, ".yaml": False, ".yml": False}.get(os.path.splitext(file)[1].lower())

@@ -25,7 +25,7 @@ from shardwise.graph import (
     staged_from_record,
     staged_record,
 )
-from shardwise.inputs import Fields, parse_mapping, read_bytes, read_mapping, shown, written_yaml
+from shardwise.inputs import Fields, parse_mapping, read_bytes, read_mapping, shown, written
 from shardwise.plan.document import document_hash, plain_mapping
 from shardwise.plan.store import Files, write_file
 from shardwise.plan.verify import MAX_PLAN_BYTES, MAX_PLAN_NODES, verify
@@ -81,7 +81,7 @@ def is_graph_plan(path: str) -> bool:
 def write_graph_plan(path: str, plan: GraphPlan, *, files: Files | None = None) -> str:
     """Write `plan` at `path` so that a reader sees the old file or this one, whole; returns the plan hash."""
     document = graph_plan_document(plan)
-    write_file(path, written_yaml(document).encode(), files=files)
+    write_file(path, written(document, file=path).encode(), files=files)
     return str(document["hash"])
 
 

@@ -9,7 +9,7 @@ from typing import Any, cast, get_args
 
 from shardwise.cluster import Cluster, cluster_from_record
 from shardwise.errors import ConfigError, InternalError
-from shardwise.inputs import Fields, read_mapping, shown, written_yaml
+from shardwise.inputs import Fields, read_mapping, shown, written
 from shardwise.model import Model, active_parameters, model_from_config, parameters
 from shardwise.plan.document import plan_document
 from shardwise.plan.plan import SCHEMA, VERSION, Plan, RunnerUp
@@ -49,7 +49,7 @@ def write_plan(path: str, plan: Plan, *, files: Files | None = None) -> str:
     """
     check_ledger(plan.certificate)
     document = plan_document(plan)
-    write_file(path, written_yaml(document).encode(), files=files)
+    write_file(path, written(document, file=path).encode(), files=files)
     return str(document["hash"])
 
 

@@ -32,6 +32,21 @@ def test_a_plan_reads_back_equal(path: Path, plan: Plan) -> None:
     assert read_plan(str(path)) == plan
 
 
+@pytest.mark.parametrize("name", ["plan.json", "PLAN.JSON", "plan.yml", "plan", "plan.json.txt"])
+def test_any_name_that_a_plan_is_saved_under_reads_back_equal(
+    name: str, path: Path, plan: Plan, tmp_path: Path
+) -> None:
+    other = tmp_path / name
+    plan_hash = write_plan(str(other), plan)
+    assert read_plan(str(other)) == plan
+    assert plan_hash == document_hash(read_mapping(str(path)))
+    text = other.read_text()
+    if name.lower().endswith(".json"):
+        assert json.loads(text)["hash"] == plan_hash
+    else:
+        assert text == path.read_text()
+
+
 @pytest.mark.parametrize("name", [*PROFILES, *SOFTWARE])
 def test_a_plan_for_any_software_reads_back_equal(name: str, plan: Plan, tmp_path: Path) -> None:
     profile = PROFILES[name] if name in PROFILES else SOFTWARE[name]

@@ -17,7 +17,7 @@ from shardwise.app.cli.output import Line, Output, row
 from shardwise.app.cli.request import writable
 from shardwise.cluster import Cluster, Device, load_cluster
 from shardwise.errors import ConfigError
-from shardwise.inputs import written_yaml
+from shardwise.inputs import written
 from shardwise.plan import Plan, write_file
 from shardwise.strategy import Profile, read_calibration
 from shardwise.units import format_rate
@@ -60,7 +60,7 @@ def calibrated(*, out: str, cluster: str | None, links: bool, base: str | None, 
         device = accuracy.with_links(device, [curve for curve, _ in curves])
         measured |= {f"links of {curve.tier.name}": dict(errors) for curve, errors in curves}
     document = accuracy.calibration_document(device, profile, machine=_machine(threads), measured=measured)
-    write_file(out, written_yaml(document).encode())
+    write_file(out, written(document, file=out).encode())
     return Output(lines=_lines(device, profile, measured, out))
 
 
