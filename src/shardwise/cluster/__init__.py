@@ -39,6 +39,7 @@ from shardwise.cluster.events import (
 from shardwise.cluster.links import link_graph, route
 from shardwise.cluster.load import load_cluster
 from shardwise.cluster.mesh import Mesh, MeshAxis, mesh_of, meshes_of, tier_mesh
+from shardwise.cluster.named import cluster_names
 from shardwise.cluster.placement import group_members, group_members_of
 from shardwise.cluster.pools import Pool, cluster_of_pools, pools_of
 from shardwise.cluster.record import cluster_from_record, cluster_record
@@ -75,6 +76,7 @@ __all__ = [
     "alike_cluster",
     "check_events",
     "cluster_from_record",
+    "cluster_names",
     "cluster_of_pools",
     "cluster_record",
     "convert_events",

@@ -19,7 +19,8 @@ ClusterText = Annotated[
     typer.Option(
         "--cluster",
         metavar="C",
-        help="A cluster YAML, or a shorthand: 8x8xH100-SXM (nodes x per node x device), 4xRTX4090.",
+        help="A shorthand: 8x8xH100-SXM (nodes x per node x device), 4xRTX4090; a shipped cluster such as "
+        "two-classes; or a cluster YAML.",
         show_default=False,
     ),
 ]
