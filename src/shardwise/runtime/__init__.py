@@ -17,6 +17,7 @@ from shardwise.runtime.hugging_face import check_named
 from shardwise.runtime.initial import initialise
 from shardwise.runtime.job import Job, StepResult, parallelize
 from shardwise.runtime.modules import Stage, reference_module
+from shardwise.runtime.moving import move
 from shardwise.runtime.team import RankLost, Report, Team
 from shardwise.runtime.train import SYNTHETIC, StepRecord, TrainOptions, resumed_options, samples_of, train
 from shardwise.runtime.weights import load_weights, save_weights
@@ -40,6 +41,7 @@ __all__ = [
     "export",
     "initialise",
     "load_weights",
+    "move",
     "parallelize",
     "reference_module",
     "resumed_options",

@@ -8,7 +8,7 @@ import warnings
 from typing import Any
 
 import torch
-from torch import Tensor, distributed
+from torch import distributed
 from torch.distributed import checkpoint
 
 from shardwise.errors import ConfigError
@@ -16,10 +16,8 @@ from shardwise.plan import Plan, document_hash, plan_document
 from shardwise.runtime.job import Job
 from shardwise.runtime.manifest import Manifest, commit, files_in, folder_of, model_hash, newest, prune
 from shardwise.runtime.modules import reference_module
+from shardwise.runtime.state import make_states, named, state_of, whole_name
 from shardwise.runtime.weights import save_weights
-
-_STATES = {"adamw": ("step", "exp_avg", "exp_avg_sq"), "sgd": ("momentum_buffer",)}
-"""What each optimizer keeps per parameter; `step` is a number, all else is like the parameter."""
 
 
 def save(job: Job, root: str, *, step: int, seed: int, data: str) -> None:
@@ -34,7 +32,7 @@ def save(job: Job, root: str, *, step: int, seed: int, data: str) -> None:
     distributed.barrier()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of being the only process, of plain tensors
-        checkpoint.save(_state(job), checkpoint_id=folder)
+        checkpoint.save(state_of(job), checkpoint_id=folder)
     distributed.barrier()
     if distributed.get_rank() == 0:
         plan = job.plan
@@ -58,17 +56,14 @@ def save(job: Job, root: str, *, step: int, seed: int, data: str) -> None:
 
 def load(job: Job, folder: str) -> None:
     """Put the checkpoint in `folder` into `job`, however it was divided when it was saved; on every rank."""
-    for _, _, parameter in _named(job):
-        states = job.optimizer.state[parameter]
-        for name in _STATES[job.plan.job.optimizer]:
-            states[name] = torch.zeros(()) if name == "step" else torch.zeros_like(parameter)
-    state = _state(job)
+    make_states(job)
+    state = state_of(job)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         checkpoint.load(state, checkpoint_id=folder)
     with torch.no_grad():  # of two copies on one rank, only the second has been filled
-        for index, name, parameter in _named(job):
-            whole = _whole_name(job, index, name)
+        for index, name, parameter in named(job):
+            whole = whole_name(job, index, name)
             parameter.copy_(state[f"model.{whole}"])
             for key, value in job.optimizer.state[parameter].items():
                 value.copy_(state[f"optimizer.{whole}.{key}"])
@@ -105,26 +100,3 @@ def resumable(plan: Plan, root: str) -> tuple[str, Manifest]:
                 allowed=str(value),
             )
     return folder, manifest
-
-
-def _named(job: Job) -> list[tuple[int, str, Any]]:
-    """This rank's parameters with their stages and names."""
-    return [(index, name, p) for index, stage in job.stages for name, p in stage.named_parameters()]
-
-
-def _whole_name(job: Job, index: int, name: str) -> str:
-    """The name in the whole model: a copy of the embedding at the other end is the embedding."""
-    return "embedding.tokens.weight" if job.is_copy(index, name) else name
-
-
-def _state(job: Job) -> dict[str, Tensor]:
-    """Parameters and optimizer states of this rank by the names of the whole model; the tensors themselves,
-    so that loading fills them."""
-    state: dict[str, Tensor] = {}
-    for index, name, parameter in _named(job):
-        whole = _whole_name(job, index, name)
-        state[f"model.{whole}"] = parameter.data
-        for key, value in job.optimizer.state[parameter].items():
-            if value is not None:
-                state[f"optimizer.{whole}.{key}"] = value
-    return state

@@ -55,7 +55,7 @@ class Job:
         self.optimizer = optimizer
         self._engine = engine
         self._tie = tie
-        self._max_norm = max_norm
+        self.max_norm = max_norm
 
     @property
     def executed(self) -> tuple[str, ...]:
@@ -87,8 +87,8 @@ class Job:
         sums = torch.stack((loss.cpu() / strategy.tp, square_sum(self._counted(), ranks)))
         distributed.all_reduce(sums)
         norm = float(sums[1].sqrt())
-        if norm > self._max_norm:
-            scale(self.parameters, torch.tensor(self._max_norm / norm))
+        if norm > self.max_norm:
+            scale(self.parameters, torch.tensor(self.max_norm / norm))
         return StepResult(loss=float(sums[0]), gradient_norm=norm)
 
     def update(self) -> None:

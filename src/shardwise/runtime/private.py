@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, distributed
 from torch.distributed import ProcessGroup
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining._backward import stage_backward
 from torch.distributed.pipelining.schedules import _Action, _PipelineScheduleRuntime
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._redistribute import _gen_transform_infos
+from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 from torch.utils._python_dispatch import TorchDispatchMode as DispatchMode
 
 __all__ = [
@@ -18,8 +21,12 @@ __all__ = [
     "DispatchMode",
     "SynchronisedStage",
     "all_to_all_rows",
+    "chunk_of",
+    "destroy_groups",
     "executed_actions",
+    "forget_meshes",
     "pipeline_runtime",
+    "process_groups",
     "profiled_events",
 ]
 
@@ -89,3 +96,31 @@ def profiled_events(profiler: Any) -> Iterator[tuple[str, float, float]]:
     origin_s = profiler.profiler.kineto_results.trace_start_ns() * 1e-9
     for event in profiler.events():
         yield event.name, origin_s + event.time_range.start * 1e-6, origin_s + event.time_range.end * 1e-6
+
+
+def chunk_of(tensor: Tensor) -> tuple[Sequence[int], Sequence[int]]:
+    """Where this rank's part of `tensor` starts in the whole, and its sizes: what PyTorch's checkpoints go
+    by."""
+    if not isinstance(tensor, DTensor):
+        return (0,) * tensor.dim(), tuple(tensor.shape)
+    (chunk,) = tensor.__create_chunk_list__()
+    return tuple(chunk.offsets), tuple(chunk.sizes)
+
+
+def process_groups() -> set[ProcessGroup]:
+    """The groups that this rank is in, but for the one of all ranks."""
+    return set(distributed.distributed_c10d._world.pg_map) - {distributed.group.WORLD}
+
+
+def destroy_groups(groups: Iterable[ProcessGroup]) -> None:
+    """End these groups: nothing may use them any more."""
+    for group in groups:
+        distributed.destroy_process_group(group)
+    forget_meshes()
+
+
+def forget_meshes() -> None:
+    """Have DTensor forget how it laid out operators: it takes meshes of equal ranks for one another, also
+    where the groups of the earlier one have ended."""
+    _clear_sharding_prop_cache()
+    _gen_transform_infos.cache_clear()

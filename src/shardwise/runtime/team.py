@@ -17,6 +17,7 @@ import torch
 from torch import distributed
 
 from shardwise.errors import ConfigError
+from shardwise.runtime.private import forget_meshes
 
 HOST = "127.0.0.1"
 
@@ -161,7 +162,7 @@ def _serve(rank: int, port: int, threads: int, connection: Connection) -> None:
     torch.set_num_threads(threads)
     logging.getLogger("torch.distributed").setLevel(logging.CRITICAL)  # errors are told in one line
     warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
-    with contextlib.suppress(EOFError, KeyboardInterrupt):
+    with contextlib.suppress(EOFError, ConnectionResetError, KeyboardInterrupt):
         while True:
             work, arguments, ranks, run = connection.recv()
             _work(rank, port, connection, work, arguments, ranks, run)
@@ -201,6 +202,7 @@ def process_group(rank: int, ranks: int, port: int, *, name: str) -> Iterator[No
         yield
     finally:
         distributed.destroy_process_group()
+        forget_meshes()
 
 
 def _end_with_parent() -> None:

@@ -1,0 +1,253 @@
+"""Moves a job from one plan to another on the same ranks, in memory: what a rank needs under the new plan and
+does not hold comes from ranks that do."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+
+import torch
+from torch import Tensor, distributed
+
+from shardwise.cluster import Cluster
+from shardwise.plan import Plan
+from shardwise.runtime.gradients import local
+from shardwise.runtime.job import Job, parallelize
+from shardwise.runtime.modules import reference_module
+from shardwise.runtime.private import chunk_of, destroy_groups, forget_meshes, process_groups
+from shardwise.runtime.state import STATES, make_states, named, whole_name
+from shardwise.runtime.transfers import Holding, Region, Transfer, overlap, transfers
+
+PIECE_BYTES = 4 << 20
+"""Of one message; a rank has one for each that it hears from or talks to at a time."""
+
+ELEMENT_BYTES = 4
+"""Parameters and optimizer states are fp32."""
+
+DIMS = 3
+"""Most dims of a parameter; those that it lacks count as of size 1."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A region of a tensor that a rank holds, with what it holds of it by kind: `model`, and the names of the
+    optimizer's states."""
+
+    region: Region
+    tensors: Mapping[str, Tensor]
+
+    def view(self, kind: str, region: Region) -> Tensor:
+        """What lies at `region`, in place."""
+        shape = [stop - start for start, stop in self.region]
+        places = tuple(
+            slice(start - first, stop - first)
+            for (start, stop), (first, _) in zip(region, self.region, strict=True)
+        )
+        return self.tensors[kind].view(shape)[places]
+
+
+Parts = dict[int, list[Part]]
+"""What a rank holds of every tensor, by its number."""
+
+
+def move(job: Job, plan: Plan) -> tuple[Job, dict[tuple[int, int], int]]:
+    """`job` as it goes on under `plan`, with the same parameters and optimizer states, bit by bit; and the
+    bytes that went from rank to rank. Call it on every rank, between steps; `job` itself is used up.
+
+    `plan` is for the same model and optimizer and for as many ranks. While it moves, a rank has what it holds
+    under both plans, and pieces of `PIECE_BYTES`.
+    """
+    groups = process_groups()
+    forget_meshes()
+    lr = job.optimizer.param_groups[0]["lr"]
+    target = parallelize(reference_module(plan.model), plan, lr=lr, max_norm=job.max_norm)
+    with torch.device("meta"):
+        names = [name for name, _ in reference_module(plan.model).named_parameters()]
+    steps = _steps(job, names)
+    _make_states(target, steps)
+    have, need = _parts(job, names), _parts(target, names)
+    planned = transfers(_all(have), _all(need), nodes_of(plan.cluster))
+    kinds = ["model", *(kind for kind in STATES[plan.job.optimizer] if kind != "step")]
+    streams = {tensor: kinds if steps[name] else kinds[:1] for tensor, name in enumerate(names)}
+    with torch.no_grad():
+        _keep(have, need, streams)
+        for turn, source in enumerate((have, need)):
+            _exchange([one for one in planned if one.round == turn], source, need, streams)
+    distributed.barrier()
+    destroy_groups(groups)
+    moved: dict[tuple[int, int], int] = defaultdict(int)
+    for one in planned:
+        moved[one.source, one.target] += ELEMENT_BYTES * one.elements * len(streams[one.tensor])
+    return target, dict(moved)
+
+
+def nodes_of(cluster: Cluster) -> list[int]:
+    """The node of every rank."""
+    return [number for number, node in enumerate(cluster.nodes) for _ in range(node.devices)]
+
+
+def _steps(job: Job, names: Sequence[str]) -> dict[str, int]:
+    """How many steps the optimizer has taken with every parameter of the whole model (sgd: whether any)."""
+    taken = torch.zeros(len(names), dtype=torch.int64)
+    for index, name, parameter in named(job):
+        states = job.optimizer.state[parameter]
+        if any(value is not None for value in states.values()):
+            taken[names.index(whole_name(job, index, name))] = int(states.get("step", 1))
+    distributed.all_reduce(taken, op=distributed.ReduceOp.MAX)
+    return dict(zip(names, taken.tolist(), strict=True))
+
+
+def _make_states(job: Job, steps: Mapping[str, int]) -> None:
+    """Optimizer states for the parameters that have been stepped, all zero but for the number of steps."""
+    make_states(job)
+    for index, name, parameter in named(job):
+        taken = steps[whole_name(job, index, name)]
+        if not taken:
+            del job.optimizer.state[parameter]
+        elif "step" in job.optimizer.state[parameter]:
+            job.optimizer.state[parameter]["step"].fill_(taken)
+
+
+def _parts(job: Job, names: Sequence[str]) -> Parts:
+    """What this rank holds, by the number of the tensor's name."""
+    found: Parts = defaultdict(list)
+    for index, name, parameter in named(job):
+        states = job.optimizer.state.get(parameter, {})
+        tensors = {"model": local(parameter.data)}
+        for kind in STATES[job.plan.job.optimizer]:
+            if kind != "step":
+                value = states.get(kind)
+                tensors[kind] = torch.zeros_like(tensors["model"]) if value is None else local(value)
+        region = tuple((start, start + size) for start, size in zip(*chunk_of(parameter), strict=True))
+        padded = region + ((0, 1),) * (DIMS - len(region))
+        found[names.index(whole_name(job, index, name))].append(Part(padded, tensors))
+    return found
+
+
+def _all(parts: Parts) -> list[Holding]:
+    """What all ranks hold, as each tells it."""
+    rows = [
+        [tensor, *(end for ends in part.region for end in ends)]
+        for tensor, held in parts.items()
+        for part in held
+        if part.tensors["model"].numel()
+    ]
+    most = torch.tensor([len(rows)])
+    distributed.all_reduce(most, op=distributed.ReduceOp.MAX)
+    own = torch.full((int(most), 1 + 2 * DIMS), -1, dtype=torch.int64)
+    if rows:
+        own[: len(rows)] = torch.tensor(rows)
+    told = own.new_empty(distributed.get_world_size() * len(own), own.shape[1])
+    distributed.all_gather_single(told, own)
+    return [
+        Holding(place // len(own), row[0], tuple(zip(row[1::2], row[2::2], strict=True)))
+        for place, row in enumerate(told.tolist())
+        if row[0] >= 0
+    ]
+
+
+def _keep(have: Parts, need: Parts, streams: Mapping[int, Sequence[str]]) -> None:
+    """Copy what this rank holds under both plans."""
+    for tensor, held in have.items():
+        for part in held:
+            for kind in streams[tensor]:
+                _put(need.get(tensor, []), kind, part.region, part.view(kind, part.region))
+
+
+def _put(parts: Sequence[Part], kind: str, region: Region, values: Tensor) -> None:
+    """Write the values of a region into whatever parts it lies in."""
+    for part in parts:
+        common = overlap(part.region, region)
+        if common is not None:
+            part.view(kind, common).copy_(Part(region, {kind: values}).view(kind, common))
+
+
+def _exchange(
+    planned: Sequence[Transfer], source: Parts, need: Parts, streams: Mapping[int, Sequence[str]]
+) -> None:
+    """Carry out the transfers of one round that this rank has a part in: with each other rank piece after
+    piece, with all of them at a time."""
+    rank = distributed.get_rank()
+    sends: dict[int, list[Transfer]] = defaultdict(list)
+    receives: dict[int, list[Transfer]] = defaultdict(list)
+    for one in planned:
+        if one.source == rank:
+            sends[one.target].append(one)
+        elif one.target == rank:
+            receives[one.source].append(one)
+    outgoing = {other: pieces_of(these, streams) for other, these in sorted(sends.items())}
+    incoming = {other: pieces_of(these, streams) for other, these in sorted(receives.items())}
+    while outgoing or incoming:
+        pending = []
+        arriving = []
+        for other, pieces in list(incoming.items()):
+            piece = next(pieces, None)
+            if piece is None:
+                del incoming[other]
+                continue
+            buffer = torch.empty(sum(_size(region) for _, _, region in piece))
+            pending.append(distributed.irecv(buffer, other))
+            arriving.append((piece, buffer))
+        for other, pieces in list(outgoing.items()):
+            piece = next(pieces, None)
+            if piece is None:
+                del outgoing[other]
+                continue
+            pending.append(distributed.isend(_packed(piece, source), other))
+        for request in pending:
+            request.wait()
+        for piece, buffer in arriving:
+            _unpack(piece, buffer, need)
+
+
+def pieces_of(
+    planned: Sequence[Transfer], streams: Mapping[int, Sequence[str]], piece_bytes: int = PIECE_BYTES
+) -> Iterator[list[tuple[int, str, Region]]]:
+    """All that is transferred, in messages of at most `piece_bytes`: tensor, kind and region of each part."""
+    most = piece_bytes // ELEMENT_BYTES
+    piece: list[tuple[int, str, Region]] = []
+    room = most
+    for one in planned:
+        for kind in streams[one.tensor]:
+            for region in _bounded(one.region, most):
+                if _size(region) > room:
+                    yield piece
+                    piece, room = [], most
+                piece.append((one.tensor, kind, region))
+                room -= _size(region)
+    if piece:
+        yield piece
+
+
+def _bounded(region: Region, most: int) -> Iterator[Region]:
+    """The region in boxes of at most so many elements: halved along its longest dim until they are."""
+    if _size(region) <= most:
+        yield region
+        return
+    dim = max(range(len(region)), key=lambda place: region[place][1] - region[place][0])
+    start, stop = region[dim]
+    middle = (start + stop) // 2
+    for half in ((start, middle), (middle, stop)):
+        yield from _bounded((*region[:dim], half, *region[dim + 1 :]), most)
+
+
+def _size(region: Region) -> int:
+    return prod(stop - start for start, stop in region)
+
+
+def _packed(piece: Sequence[tuple[int, str, Region]], source: Parts) -> Tensor:
+    values = []
+    for tensor, kind, region in piece:
+        part = next(part for part in source[tensor] if overlap(part.region, region) == region)
+        values.append(part.view(kind, region).reshape(-1))
+    return torch.cat(values)
+
+
+def _unpack(piece: Sequence[tuple[int, str, Region]], buffer: Tensor, need: Parts) -> None:
+    at = 0
+    for tensor, kind, region in piece:
+        size = _size(region)
+        _put(need[tensor], kind, region, buffer[at : at + size])
+        at += size

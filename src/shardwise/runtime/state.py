@@ -1,0 +1,44 @@
+"""What a job holds on one rank: parameters and optimizer states by the names of the whole model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from shardwise.runtime.job import Job
+
+STATES = {"adamw": ("step", "exp_avg", "exp_avg_sq"), "sgd": ("momentum_buffer",)}
+"""What each optimizer keeps per parameter; `step` is a number, all else is like the parameter."""
+
+
+def named(job: Job) -> list[tuple[int, str, Any]]:
+    """This rank's parameters with their stages and names."""
+    return [(index, name, p) for index, stage in job.stages for name, p in stage.named_parameters()]
+
+
+def whole_name(job: Job, index: int, name: str) -> str:
+    """The name in the whole model: a copy of the embedding at the other end is the embedding."""
+    return "embedding.tokens.weight" if job.is_copy(index, name) else name
+
+
+def make_states(job: Job) -> None:
+    """Give every parameter optimizer states, as they are before the first step."""
+    for _, _, parameter in named(job):
+        states = job.optimizer.state[parameter]
+        for name in STATES[job.plan.job.optimizer]:
+            states[name] = torch.zeros(()) if name == "step" else torch.zeros_like(parameter)
+
+
+def state_of(job: Job) -> dict[str, Tensor]:
+    """Parameters and optimizer states of this rank by the names of the whole model; the tensors themselves,
+    so that loading fills them."""
+    state: dict[str, Tensor] = {}
+    for index, name, parameter in named(job):
+        whole = whole_name(job, index, name)
+        state[f"model.{whole}"] = parameter.data
+        for key, value in job.optimizer.state[parameter].items():
+            if value is not None:
+                state[f"optimizer.{whole}.{key}"] = value
+    return state

@@ -1,0 +1,71 @@
+"""State that is moved from plan to plan in memory is, bit by bit, what a checkpoint under the other plan
+loads; the bytes that go between nodes are those that `replan` charges."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from tests.runtime.equality import LR, MAX_NORM, batches, single_process, whole_module
+from tests.runtime.plans import make_plan
+
+from shardwise.plan import Plan
+from shardwise.runtime import Job, Report, Team, move, parallelize
+from shardwise.runtime.checkpoint import load, resumable, save
+from shardwise.runtime.gradients import local
+from shardwise.runtime.private import process_groups
+from shardwise.runtime.state import state_of
+
+pytestmark = pytest.mark.xdist_group("runtime")
+
+BEFORE, AFTER = 2, 2
+"""Steps before and behind the move."""
+
+
+def differing(one: Job, other: Job) -> list[str]:
+    """The names of what differs in any bit."""
+    first, second = state_of(one), state_of(other)
+    return [name for name in {**first, **second} if not torch.equal(local(first[name]), local(second[name]))]
+
+
+def moved(report: Report, before: Plan, after: Plan, root: str) -> tuple[list[str], list[float], bool]:
+    """A run under one plan that goes on under the other: what differs from the checkpoint's, all losses, and
+    whether groups of processes are left that nothing uses."""
+    job = parallelize(whole_module(before.model, 0), before, lr=LR, max_norm=MAX_NORM)
+    losses = [job.step(batches(before, 0).batch(step)).loss for step in range(BEFORE)]
+    save(job, root, step=BEFORE, seed=0, data="synthetic")
+    earlier = process_groups()
+    job, _ = move(job, after)
+    left = bool(earlier & process_groups())
+    other = parallelize(whole_module(after.model, 5), after, lr=LR, max_norm=MAX_NORM)
+    load(other, resumable(after, root)[0])
+    different = differing(job, other)
+    losses += [job.step(batches(after, 0).batch(BEFORE + step)).loss for step in range(AFTER)]
+    return different, losses, left
+
+
+MOVES = [
+    ("dp=2,zero_stage=1", "pp=2,schedule=1f1b", "gpt", "adamw"),
+    ("pp=2,schedule=1f1b", "dp=2,zero_stage=3", "llama", "sgd"),
+    ("dp=2,zero_stage=0", "tp=2", "llama", "adamw"),
+    ("pp=2,dp=2,schedule=1f1b", "tp=2,dp=2,zero_stage=3", "gpt", "adamw"),
+    ("pp=2,schedule=zb_v,vpp=2,micro_batch_size=1", "dp=2,zero_stage=1", "gpt", "adamw"),
+    ("tp=2,dp=2,zero_stage=2", "pp=2,tp=2,schedule=1f1b", "gpt", "adamw"),
+    ("dp=4,zero_stage=3", "tp=4,sequence_parallel=true", "llama", "adamw"),
+    ("tp=2,cp=2", "pp=4,schedule=1f1b", "llama", "adamw"),
+    ("dp=4,ep=2,zero_stage=3", "tp=4,etp=2", "mixtral", "adamw"),
+    ("pp=2,tp=2,ep=2,schedule=1f1b,micro_batch_size=2", "dp=4,ep=4,zero_stage=1", "qwen3_moe", "adamw"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("before", "after", "model", "optimizer"), MOVES)
+def test_state_moves_bit_by_bit(
+    team: Team, tmp_path: Path, before: str, after: str, model: str, optimizer: str
+) -> None:
+    first, second = (make_plan(text, model=model, optimizer=optimizer) for text in (before, after))
+    whole = single_process(first, seed=0, steps=BEFORE + AFTER).losses
+    for different, losses, left in team.run(second.cluster.devices, moved, first, second, str(tmp_path)):
+        assert different == []
+        assert losses == pytest.approx(whole, rel=2e-5)
+        assert not left
