@@ -27,8 +27,7 @@ from shardwise import search
 from shardwise.accuracy import kendall_tau
 from shardwise.cluster import load_cluster
 from shardwise.model import model_from_config
-from shardwise.plan import Answer, Certificate, plan_of, write_plan
-from shardwise.schedule import generate
+from shardwise.plan import write_plan
 from shardwise.strategy import Job, complete, parse_fields, read_calibration
 
 SHARE = 0.4
@@ -141,16 +140,9 @@ def _save_plan(text: str, cluster_file: str, calibration_file: str, path: str) -
         parse_fields(text), devices=cluster.devices, layers=model.layers, experts=None,
         global_batch_size=BATCH,
     )  # fmt: skip
-    best = search.evaluate(model, cluster, job, strategy)
-    certificate = Certificate(
-        space="default", enumerated=1, rejected={}, cut_by_bound=0, simulated=1, best_s=best.step_time_s,
-        lower_bound_s=best.step_time_s, gap=0.0, search_s=0.0, search_cpu_s=0.0,
-    )  # fmt: skip
-    microbatches = BATCH // (strategy.dp * strategy.micro_batch_size)
-    schedule = generate(strategy.schedule, pp=strategy.pp, microbatches=microbatches, vpp=strategy.vpp)
-    answer = Answer(best=best, runners_up=(), certificate=certificate)
-    write_plan(path, plan_of(answer, model=model, cluster=cluster, job=job, schedule=schedule))
-    return best.step_time_s
+    plan = search.plan_of_strategy(model, cluster, job, strategy)
+    write_plan(path, plan)
+    return plan.best.step_time_s
 
 
 def main() -> int:

@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from shardwise import search
 from shardwise.cluster import load_cluster
 from shardwise.model import Model, model_from_config
-from shardwise.plan import Answer, Certificate, Plan, plan_of
-from shardwise.schedule import generate
+from shardwise.plan import Plan
 from shardwise.strategy import Job, complete, parse_fields
 
 GPT = {"layers": 4, "hidden": 32, "ffn": 64, "heads": 4, "vocab": 96, "seq_len": 32}
@@ -89,12 +88,4 @@ def make_plan(
     )
     job = Job(seq_len=seq_len, global_batch_size=global_batch_size, dtype=dtype, optimizer=optimizer)  # type: ignore[arg-type]
     cluster = load_cluster(f"1x{devices}xcpu")
-    result = search.evaluate(trained, cluster, job, strategy)
-    certificate = Certificate(
-        space="default", enumerated=1, rejected={}, cut_by_bound=0, simulated=1,
-        best_s=result.step_time_s, lower_bound_s=result.step_time_s, gap=0.0, search_s=0.0, search_cpu_s=0.0,
-    )  # fmt: skip
-    microbatches = global_batch_size // (strategy.dp * strategy.micro_batch_size)
-    schedule = generate(strategy.schedule, pp=strategy.pp, microbatches=microbatches, vpp=strategy.vpp)
-    answer = Answer(best=result, runners_up=(), certificate=certificate)
-    return plan_of(answer, model=trained, cluster=cluster, job=job, schedule=schedule)
+    return search.plan_of_strategy(trained, cluster, job, strategy)

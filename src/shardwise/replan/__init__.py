@@ -3,6 +3,7 @@
 from shardwise.replan.arrangement import Arrangement
 from shardwise.replan.decide import KEEP, MOVE, PATCH, Decision, Planner, planner_of
 from shardwise.replan.policies import WAIT, Choice, Run
+from shardwise.replan.present import Present
 from shardwise.replan.prices import Prices
 from shardwise.replan.replaying import POLICIES, Replay, best_interval_s, replay
 from shardwise.replan.running import running_on
@@ -21,6 +22,7 @@ __all__ = [
     "Costs",
     "Decision",
     "Planner",
+    "Present",
     "Prices",
     "Replay",
     "Run",

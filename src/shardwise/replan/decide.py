@@ -73,11 +73,25 @@ class Decision:
         return self.transition.seconds / self.step_s / ahead if ahead > 0.0 else None
 
 
-class Planner:
-    """Decides for one model, cluster and job; what it has priced and searched it knows from then on."""
+def _any(arrangement: Arrangement) -> bool:
+    return True
 
-    def __init__(self, steps: Steps, shapes: Shapes, transitions: Transitions) -> None:
+
+class Planner:
+    """Decides for one model, cluster and job; what it has priced and searched it knows from then on.
+
+    It changes to arrangements only that `can_run` says can be run.
+    """
+
+    def __init__(
+        self,
+        steps: Steps,
+        shapes: Shapes,
+        transitions: Transitions,
+        can_run: Callable[[Arrangement], bool] = _any,
+    ) -> None:
         self.steps, self.shapes, self.transitions = steps, shapes, transitions
+        self._can_run = can_run
 
     def replan(
         self,
@@ -89,7 +103,7 @@ class Planner:
     ) -> Decision:
         """What is best over the horizon from here; what cannot go on is planned for `RESTARTS` restarts at
         least. Raises Infeasible where nothing can run."""
-        weighing = _Weighing(self.steps, self.transitions, running, situation, horizon_s, saved)
+        weighing = self._weighing(running, situation, horizon_s, saved)
         if running is not None:
             weighing.weigh([running.shape])
         for sizes in (sizes_below, _every_size):
@@ -109,11 +123,20 @@ class Planner:
     ) -> Decision:
         """What is best without looking for other shapes: keep, or patch. Raises Infeasible where neither
         runs."""
-        weighing = _Weighing(self.steps, self.transitions, running, situation, horizon_s, saved)
+        weighing = self._weighing(running, situation, horizon_s, saved)
         weighing.weigh([running.shape])
         if weighing.best is None:
             raise Infeasible("the plan's shape fits on no nodes that are left", reasons={})
         return weighing.decision()
+
+    def _weighing(
+        self,
+        running: Arrangement | None,
+        situation: Situation,
+        horizon_s: float,
+        saved: frozenset[str],
+    ) -> _Weighing:
+        return _Weighing(self.steps, self.transitions, self._can_run, running, situation, horizon_s, saved)
 
     def _shapes_of(
         self, situation: Situation, sizes: Callable[[int], Iterable[int]]
@@ -133,12 +156,13 @@ class _Weighing:
         self,
         steps: Steps,
         transitions: Transitions,
+        can_run: Callable[[Arrangement], bool],
         running: Arrangement | None,
         situation: Situation,
         horizon_s: float,
         saved: frozenset[str],
     ) -> None:
-        self._steps, self._transitions = steps, transitions
+        self._steps, self._transitions, self._can_run = steps, transitions, can_run
         self._running, self._situation, self._saved = running, situation, saved
         self._shape = None if running is None else running.shape
         self._keep_s = None if running is None else steps.step_s(running, situation)
@@ -154,6 +178,8 @@ class _Weighing:
     def weigh(self, shapes: Iterable[Strategy]) -> None:
         """Weighs all arrangements of these shapes."""
         for arrangement in all_choices(shapes, self._situation, self._steps, self._running, self._is_worth):
+            if not self._can_run(arrangement):
+                continue
             self._considered += 1
             step_s = self._steps.step_s(arrangement, self._situation)
             if step_s is None:

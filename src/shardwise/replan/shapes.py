@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from shardwise.cluster import Cluster, NodeState, alike_cluster
-from shardwise.model import Model
+from shardwise.plan import Value
 from shardwise.replan.arrangement import at_width
 from shardwise.replan.prices import Prices
 from shardwise.search import Fastest, Question, Search
-from shardwise.strategy import Job, Strategy
+from shardwise.strategy import Strategy
 
 RUNNERS_UP = 5
 """Of every size the best strategy and so many more, each of which differs in a degree, the schedule or
@@ -27,11 +27,24 @@ def sizes_below(nodes: int) -> tuple[int, ...]:
 
 
 class Shapes:
-    """Shapes of pipelines for one model and job, by pool and size; each size is searched once."""
+    """Shapes of pipelines for one model and job, by pool and size; each size is searched once.
 
-    def __init__(self, prices: Prices, runners_up: int = RUNNERS_UP) -> None:
+    They are searched for on nodes as the cluster has them, or as they are in the state `present`; of the
+    space, what has only these values along `axes`.
+    """
+
+    def __init__(
+        self,
+        prices: Prices,
+        runners_up: int = RUNNERS_UP,
+        *,
+        present: NodeState | None = None,
+        axes: Mapping[str, tuple[Value, ...]] | None = None,
+    ) -> None:
         self._prices = prices
         self._runners_up = runners_up
+        self._present = present
+        self._axes = axes or {}
         self._found: dict[tuple[int, int], tuple[Strategy, ...]] = {}
 
     def of_sizes(self, pool: int, sizes: Iterable[int]) -> list[Strategy]:
@@ -44,20 +57,18 @@ class Shapes:
     def _of_size(self, pool: int, nodes: int) -> tuple[Strategy, ...]:
         key = pool, nodes
         if key not in self._found:
-            cluster = alike_cluster(
-                self._prices.cluster, self._prices.pools[pool], nodes, NodeState(pool=pool)
-            )
-            self._found[key] = _best(self._prices.model, cluster, self._prices.job, self._runners_up)
+            state = NodeState(pool=pool) if self._present is None else replace(self._present, pool=pool)
+            cluster = alike_cluster(self._prices.cluster, self._prices.pools[pool], nodes, state)
+            self._found[key] = self._best(cluster)
         return self._found[key]
 
-
-def _best(model: Model, cluster: Cluster, job: Job, runners_up: int) -> tuple[Strategy, ...]:
-    """Shapes that lie on whole nodes, of the best strategies on all devices of a cluster; none where nothing
-    fits."""
-    question = Question(model=model, cluster=cluster, job=job)
-    outcome = Search(question.problem(), question.candidates(), Fastest(1 + runners_up)).run()
-    shapes = [at_width(found.table[0], 1) for found in outcome.found]
-    return tuple(dict.fromkeys(_ordered(shape) for shape in shapes))
+    def _best(self, cluster: Cluster) -> tuple[Strategy, ...]:
+        """Shapes that lie on whole nodes, of the best strategies on all devices of a cluster; none where
+        nothing fits."""
+        question = Question(model=self._prices.model, cluster=cluster, job=self._prices.job, axes=self._axes)
+        outcome = Search(question.problem(), question.candidates(), Fastest(1 + self._runners_up)).run()
+        shapes = [at_width(found.table[0], 1) for found in outcome.found]
+        return tuple(dict.fromkeys(_ordered(shape) for shape in shapes))
 
 
 def _ordered(shape: Strategy) -> Strategy:

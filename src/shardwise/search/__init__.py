@@ -1,6 +1,13 @@
 """The search: a question in, the proven best strategy out."""
 
-from shardwise.search.answer import evaluate, plan, stage_activation_bytes, step_durations, step_time_s
+from shardwise.search.answer import (
+    evaluate,
+    plan,
+    plan_of_strategy,
+    stage_activation_bytes,
+    step_durations,
+    step_time_s,
+)
 from shardwise.search.baselines import is_mixed, plan_mixed
 from shardwise.search.curves import Curve, CurveSource, Point, Reference
 from shardwise.search.drive import Outcome, Progress, Search
@@ -91,6 +98,7 @@ __all__ = [
     "plan",
     "plan_for",
     "plan_mixed",
+    "plan_of_strategy",
     "plan_pools",
     "points_of",
     "price_of_stages",

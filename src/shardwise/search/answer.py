@@ -6,7 +6,7 @@ from shardwise.cluster import Cluster
 from shardwise.cost import Problem, bind, peaks_of
 from shardwise.errors import Infeasible
 from shardwise.model import Model
-from shardwise.plan import Answer, Certificate, Frontier, FrontierPoint, Result
+from shardwise.plan import Answer, Certificate, Frontier, FrontierPoint, Plan, Result, plan_of
 from shardwise.schedule import Schedule, generate
 from shardwise.search import evaluate as evaluation
 from shardwise.search.clock import Clock
@@ -182,6 +182,19 @@ def evaluate(model: Model, cluster: Cluster, job: Job, strategy: Strategy) -> Re
             reasons={HOST_MEMORY: 1},
         )
     return result
+
+
+def plan_of_strategy(model: Model, cluster: Cluster, job: Job, strategy: Strategy) -> Plan:
+    """The plan of one strategy: priced, nothing searched for. Raises Infeasible as `evaluate` does."""
+    best = evaluate(model, cluster, job, strategy)
+    certificate = Certificate(
+        space="default", enumerated=1, rejected={}, cut_by_bound=0, simulated=1, best_s=best.step_time_s,
+        lower_bound_s=best.step_time_s, gap=0.0, search_s=0.0, search_cpu_s=0.0,
+    )  # fmt: skip
+    microbatches = job.global_batch_size // (strategy.dp * strategy.micro_batch_size)
+    schedule = generate(strategy.schedule, pp=strategy.pp, microbatches=microbatches, vpp=strategy.vpp)
+    answer = Answer(best=best, runners_up=(), certificate=certificate)
+    return plan_of(answer, model=model, cluster=cluster, job=job, schedule=schedule)
 
 
 def step_time_s(model: Model, cluster: Cluster, job: Job, strategy: Strategy) -> float:

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from shardwise import search
 from shardwise.cluster import Cluster
 from shardwise.model import model_from_config
-from shardwise.plan import Answer, Certificate, Plan, plan_of
-from shardwise.schedule import generate
+from shardwise.plan import Plan
 from shardwise.strategy import Job, Profile, complete, parse_fields
 
 
@@ -33,14 +32,7 @@ class _Case:
             parse_fields(f"micro_batch_size={self.micro_batch_size}"), devices=1, layers=self.layers,
             experts=None, global_batch_size=batch,
         )  # fmt: skip
-        best = search.evaluate(model, cluster, job, strategy)
-        certificate = Certificate(
-            space="default", enumerated=1, rejected={}, cut_by_bound=0, simulated=1, best_s=best.step_time_s,
-            lower_bound_s=best.step_time_s, gap=0.0, search_s=0.0, search_cpu_s=0.0,
-        )  # fmt: skip
-        schedule = generate("1f1b", pp=1, microbatches=batch // self.micro_batch_size, vpp=1)
-        answer = Answer(best=best, runners_up=(), certificate=certificate)
-        return plan_of(answer, model=model, cluster=cluster, job=job, schedule=schedule)
+        return search.plan_of_strategy(model, cluster, job, strategy)
 
 
 _CASES = (
