@@ -2,9 +2,9 @@
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from shardwise.runtime import parallelize, reference_module
+    from shardwise.runtime import graph_module, parallelize, reference_module
 
-__all__ = ["parallelize", "reference_module"]
+__all__ = ["graph_module", "parallelize", "reference_module"]
 
 
 def __getattr__(name: str) -> object:

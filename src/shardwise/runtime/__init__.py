@@ -9,21 +9,26 @@ except ModuleNotFoundError as error:
         "is not installed, and running plans needs it", key="torch", allowed="pip install 'shardwise[torch]'"
     ) from error
 
-from shardwise.runtime.capability import check_runnable
+from shardwise.runtime.capability import check_graph_runnable, check_runnable
 from shardwise.runtime.capture import capture
 from shardwise.runtime.checkpoint import export
 from shardwise.runtime.data import Samples, Synthetic, TokenFile
+from shardwise.runtime.graphs import GraphJob, GraphModule, graph_module
 from shardwise.runtime.hugging_face import check_named
 from shardwise.runtime.initial import initialise
-from shardwise.runtime.job import Job, StepResult, parallelize
+from shardwise.runtime.job import Job
 from shardwise.runtime.modules import Stage, reference_module
 from shardwise.runtime.moving import move
+from shardwise.runtime.parallelize import parallelize
+from shardwise.runtime.result import StepResult
 from shardwise.runtime.team import RankLost, Report, Team
 from shardwise.runtime.train import SYNTHETIC, StepRecord, TrainOptions, resumed_options, samples_of, train
 from shardwise.runtime.weights import load_weights, save_weights
 
 __all__ = [
     "SYNTHETIC",
+    "GraphJob",
+    "GraphModule",
     "Job",
     "RankLost",
     "Report",
@@ -36,9 +41,11 @@ __all__ = [
     "TokenFile",
     "TrainOptions",
     "capture",
+    "check_graph_runnable",
     "check_named",
     "check_runnable",
     "export",
+    "graph_module",
     "initialise",
     "load_weights",
     "move",

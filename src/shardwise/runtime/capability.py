@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from shardwise.errors import ConfigError
+from shardwise.graph import StagedLayout
 from shardwise.model import decoder_of
-from shardwise.plan import Plan
+from shardwise.plan import GraphPlan, Plan
 from shardwise.strategy import target_of
 
 TARGET = target_of("shardwise")
@@ -31,6 +32,21 @@ def check_runnable(plan: Plan) -> None:
         or len({s.device_class for p in plan.best.layout.pipelines for s in p.stages}) > 1
     ):
         raise _refusal("best.layout", "a mixed layout", "one pipeline of alike stages")
+
+
+def check_graph_runnable(plan: GraphPlan) -> None:
+    """ConfigError, by the first thing in the way, where this runtime cannot run the plan of an operator
+    graph."""
+    for key, found, known in (
+        ("job.dtype", plan.job.dtype, ("fp32",)),
+        ("job.optimizer", plan.job.optimizer, TARGET.optimizers),
+    ):
+        if found not in known:
+            raise _refusal(key, found, ", ".join(known))
+    if not set(plan.cluster.classes) <= set(TARGET.devices):
+        raise _refusal("cluster", ", ".join(plan.cluster.classes), ", ".join(TARGET.devices))
+    if isinstance(plan.layout, StagedLayout):
+        raise _refusal("layout.stages", f"{len(plan.layout.stages)} stages", "a layout without stages")
 
 
 def _refusal(key: str, found: str, allowed: str) -> ConfigError:

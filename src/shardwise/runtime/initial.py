@@ -30,7 +30,12 @@ def initial_value(name: str, like: Tensor, *, seed: int, layers: int) -> Tensor:
     """The first value of parameter `name`, of the shape and dtype of `like`, on the CPU."""
     if like.dim() < 2:
         return torch.full(like.shape, 0.0 if name.endswith("bias") else 1.0, dtype=like.dtype)
-    digest = hashlib.sha256(f"{seed}:{name}".encode()).digest()
-    generator = torch.Generator().manual_seed(int.from_bytes(digest[:7], "little"))
+    generator = generator_of(name, seed)
     std = STD / math.sqrt(2 * layers) if name.endswith(_RESIDUAL) else STD
     return torch.randn(like.shape, generator=generator).mul_(std).to(like.dtype)
+
+
+def generator_of(name: str, seed: int) -> torch.Generator:
+    """Random numbers that depend on the seed and on a name alone."""
+    digest = hashlib.sha256(f"{seed}:{name}".encode()).digest()
+    return torch.Generator().manual_seed(int.from_bytes(digest[:7], "little"))

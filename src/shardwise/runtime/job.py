@@ -1,10 +1,8 @@
-"""A training job that runs as its plan says: `parallelize` divides a module, `Job.step` takes one step."""
+"""A training job that runs as its plan says: `divided_job` divides a module, `Job.step` takes one step."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, distributed, nn
@@ -12,9 +10,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.profiler import record_function
 
 from shardwise.errors import ConfigError
-from shardwise.plan import Plan, read_plan
+from shardwise.plan import Plan
 from shardwise.runtime.accumulate import Accumulation
-from shardwise.runtime.capability import check_runnable
 from shardwise.runtime.divide import engine_of, stages_of, tie_of
 from shardwise.runtime.gradients import Tie, scale, settle, square_sum
 from shardwise.runtime.loss import loss_context
@@ -22,15 +19,8 @@ from shardwise.runtime.mesh import Place, device_mesh, place_of
 from shardwise.runtime.modules import Stage
 from shardwise.runtime.optimizer import optimizer_of
 from shardwise.runtime.pipeline import Pipeline
+from shardwise.runtime.result import StepResult
 from shardwise.runtime.trace import OPTIMIZER
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepResult:
-    """Mean loss per token over the whole batch, and the norm of its gradient before clipping."""
-
-    loss: float
-    gradient_norm: float
 
 
 class Job:
@@ -129,27 +119,10 @@ class Job:
         return own[..., places].contiguous(), own[..., places + 1].contiguous()
 
 
-def parallelize(
-    module: nn.Module, plan: Plan | str | os.PathLike[str], *, lr: float = 1e-3, max_norm: float = 1.0
-) -> Job:
-    """`module` divided as `plan` (or the plan file at this path) says, over the running processes.
-
-    Call it on every rank of a process group with as many ranks as the plan has devices; where torchrun
-    started the process and there is no group yet, one is made. `module` is the whole model, alike on every
-    rank (`reference_module`). Raises ConfigError where the plan cannot be run here.
-    """
-    plan = plan if isinstance(plan, Plan) else read_plan(os.fspath(plan))
-    check_runnable(plan)
-    module = _checked(module, plan)
-    if not distributed.is_initialized():
-        _join_processes()
+def divided_job(module: Stage, plan: Plan, *, lr: float, max_norm: float) -> Job:
+    """`module`, a whole reference module, divided as `plan` says over the running processes, of which there
+    are as many as it has devices."""
     strategy = plan.best.strategy
-    devices = strategy.tp * strategy.cp * strategy.pp * strategy.dp
-    if distributed.get_world_size() != devices:
-        raise ConfigError(
-            "is for another number of processes than were started", key="plan",
-            found=f"{devices} devices", allowed=f"{distributed.get_world_size()}",
-        )  # fmt: skip
     place = place_of(strategy, distributed.get_rank())
     mesh = device_mesh(strategy, "cpu")
     stages = stages_of(module, plan, place, mesh)
@@ -165,20 +138,7 @@ def parallelize(
     )
 
 
-def _join_processes() -> None:
-    """Make the process group that torchrun's variables describe."""
-    try:
-        distributed.init_process_group("gloo")
-    except (distributed.DistNetworkError, distributed.DistStoreError, ValueError) as error:
-        host, port = (os.environ.get(name, "?") for name in ("MASTER_ADDR", "MASTER_PORT"))
-        why = str(error).strip().splitlines()[0]
-        raise ConfigError(
-            f"processes cannot meet there: {why}", key="MASTER_PORT", found=f"{host}:{port}",
-            allowed="a free port that all of them reach",
-        ) from None  # fmt: skip
-
-
-def _checked(module: nn.Module, plan: Plan) -> Stage:
+def checked_stage(module: nn.Module, plan: Plan) -> Stage:
     """`module` where it is the whole of the plan's model."""
     if not isinstance(module, Stage) or module.embedding is None or module.head is None:
         raise ConfigError(

@@ -14,8 +14,9 @@ from torch import Tensor, distributed
 from shardwise.cluster import Cluster
 from shardwise.plan import Plan
 from shardwise.runtime.gradients import local
-from shardwise.runtime.job import Job, parallelize
+from shardwise.runtime.job import Job
 from shardwise.runtime.modules import reference_module
+from shardwise.runtime.parallelize import parallelize
 from shardwise.runtime.private import chunk_of, destroy_groups, forget_meshes, process_groups
 from shardwise.runtime.state import STATES, make_states, named, whole_name
 from shardwise.runtime.transfers import Holding, Region, Transfer, overlap, transfers

@@ -14,15 +14,23 @@ WEIGHT_DECAY = 0.1
 
 
 def optimizer_of(name: str, stages: Iterable[nn.Module], *, lr: float) -> torch.optim.Optimizer:
-    """`adamw` or `sgd` (which work element by element, so that any division of a tensor will do)."""
+    """`adamw` or `sgd` over all parameters of `stages`; weights decay where they are matrices."""
+    parameters = ((each, each.dim() > 1) for stage in stages for each in stage.parameters())
+    return optimizer_of_parameters(name, parameters, lr=lr)
+
+
+def optimizer_of_parameters(
+    name: str, parameters: Iterable[tuple[nn.Parameter, bool]], *, lr: float
+) -> torch.optim.Optimizer:
+    """`adamw` or `sgd` (which work element by element, so that any division of a tensor will do) over
+    parameters of which each says whether it decays."""
     groups: dict[tuple[object, bool], list[nn.Parameter]] = {}
-    for stage in stages:
-        for parameter in stage.parameters():
-            mesh = parameter.device_mesh if isinstance(parameter, DTensor) else None
-            groups.setdefault((mesh, parameter.dim() > 1), []).append(parameter)
+    for parameter, decays in parameters:
+        mesh = parameter.device_mesh if isinstance(parameter, DTensor) else None
+        groups.setdefault((mesh, decays), []).append(parameter)
     described = [
-        {"params": parameters, "weight_decay": WEIGHT_DECAY if is_matrix else 0.0}
-        for (_, is_matrix), parameters in groups.items()
+        {"params": own, "weight_decay": WEIGHT_DECAY if decays else 0.0}
+        for (_, decays), own in groups.items()
     ]
     if name == "sgd":
         return torch.optim.SGD(described, lr=lr, momentum=0.9)

@@ -12,8 +12,8 @@ from shardwise.plan import Plan
 from shardwise.runtime.checkpoint import load, resumable, save
 from shardwise.runtime.data import Samples, Synthetic, TokenFile
 from shardwise.runtime.initial import initialise
-from shardwise.runtime.job import parallelize
 from shardwise.runtime.modules import reference_module
+from shardwise.runtime.parallelize import parallelize
 from shardwise.runtime.trace import StepTrace, traced
 from shardwise.runtime.weights import load_weights
 from shardwise.sim import Span

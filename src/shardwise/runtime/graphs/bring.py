@@ -1,0 +1,154 @@
+"""Bringing a tensor to where it is needed, and its gradient back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, distributed
+from torch.autograd import Function
+
+from shardwise.graph import Placement
+from shardwise.runtime.graphs.forms import (
+    Box,
+    Coordinates,
+    Form,
+    box_of,
+    elements,
+    extents,
+    gradient_form,
+    shared,
+    slices,
+    value_form,
+)
+from shardwise.runtime.graphs.grid import Grid
+from shardwise.runtime.graphs.moves import Move, gives, moves_of
+
+
+def moved(grid: Grid, local: Tensor, shape: Sequence[int], start: Form, end: Form) -> Tensor:
+    """This rank's part under `end` of a tensor of `shape` of which every rank has its part under `start`.
+
+    Never changes `local`; may return it.
+    """
+    now = start
+    for move in moves_of(tuple(shape), grid.counts, start, end):
+        local = _Step(grid, tuple(shape), now, move).run(local)
+        now = move.then
+    return local
+
+
+class _Step:
+    """One move of one tensor on this rank."""
+
+    def __init__(self, grid: Grid, shape: tuple[int, ...], now: Form, move: Move) -> None:
+        self.grid, self.shape, self.now, self.move = grid, shape, now, move
+        self.group = grid.group(move.axes)
+        self.members = grid.members(move.axes)
+        self.before = self._box(now, grid.here)
+        self.after = self._box(move.then, grid.here)
+
+    def _box(self, form: Form, at: Coordinates) -> Box:
+        return box_of(self.shape, self.grid.counts, form, at)
+
+    def run(self, local: Tensor) -> Tensor:
+        if self.move.kind == "all_reduce":
+            result = local.clone(memory_format=torch.contiguous_format)
+            distributed.all_reduce(result, group=self.group)
+            return result
+        if self.move.kind == "cut":
+            return local[slices(self.after, self.before)].clone(memory_format=torch.contiguous_format)
+        if self.move.kind == "pad":
+            padded = local.new_zeros(extents(self.after))
+            padded[slices(self.before, self.after)] = local
+            return padded
+        if self.move.kind == "first_only":
+            is_first = all(self.grid.here[axis] == 0 for axis in self.move.axes)
+            return local if is_first else torch.zeros_like(local)
+        return {
+            "reduce_scatter": self._reduce_scatter, "all_gather": self._all_gather, "exchange": self._exchange
+        }[self.move.kind](local)  # fmt: skip
+
+    def _reduce_scatter(self, local: Tensor) -> Tensor:
+        boxes = [self._box(self.move.then, at) for at in self.members]
+        parts = [local[slices(box, self.before)].flatten() for box in boxes]
+        result = local.new_empty(extents(self.after))
+        if len({len(part) for part in parts}) == 1:
+            distributed.reduce_scatter_single(result.view(-1), torch.cat(parts), group=self.group)
+        else:
+            distributed.reduce_scatter(
+                result.view(-1), [part.contiguous() for part in parts], group=self.group
+            )
+        return result
+
+    def _all_gather(self, local: Tensor) -> Tensor:
+        boxes = [self._box(self.now, at) for at in self.members]
+        most = max(map(elements, boxes))
+        sent = local.reshape(-1)
+        if len(sent) < most:
+            sent = torch.cat((sent, sent.new_zeros(most - len(sent))))
+        gathered = local.new_empty(len(boxes) * most)
+        distributed.all_gather_single(gathered, sent.contiguous(), group=self.group)
+        result = local.new_empty(extents(self.after))
+        for box, row in zip(boxes, gathered.view(len(boxes), most), strict=True):
+            result[slices(box, self.after)] = row[: elements(box)].view(extents(box))
+        return result
+
+    def _exchange(self, local: Tensor) -> Tensor:
+        here, axes = self.grid.here, self.move.axes
+        sent: list[Tensor] = []
+        for at in self.members:
+            given = shared(self._box(self.move.then, at), self.before)
+            takes = given is not None and gives(self.now, axes, here, at)
+            sent.append(
+                local[slices(given, self.before)].flatten() if takes and given else local.new_empty(0)
+            )
+        taken = [
+            shared(self._box(self.now, at), self.after) if gives(self.now, axes, at, here) else None
+            for at in self.members
+        ]
+        counts = list(map(elements, taken))
+        received = local.new_empty(sum(counts))
+        distributed.all_to_all_single(
+            received, torch.cat(sent), counts, [len(part) for part in sent], group=self.group
+        )
+        result = local.new_empty(extents(self.after))
+        for box, row in zip(taken, received.split(counts), strict=True):
+            if box is not None:
+                result[slices(box, self.after)] = row.view(extents(box))
+        return result
+
+
+class Lie:
+    """How a tensor of `shape` lies: a placement for each axis, and the elements that stay together along the
+    dim that an axis splits."""
+
+    __slots__ = ("gradient", "shape", "value")
+
+    def __init__(
+        self, shape: Sequence[int], placements: Sequence[Placement], units: Sequence[int] | None = None
+    ) -> None:
+        self.shape = tuple(shape)
+        self.value = value_form(placements, units)
+        self.gradient = gradient_form(placements, units)
+
+
+def brought(grid: Grid, local: Tensor, start: Lie, end: Lie) -> Tensor:
+    """The tensor as `end` says, where it lies as `start` says; its gradient will come back the other way."""
+    if start.value == end.value and start.gradient == end.gradient:
+        return local
+    result: Tensor = _Bring.apply(local, grid, start, end)
+    return result
+
+
+class _Bring(Function):
+    @staticmethod
+    def forward(ctx: Any, local: Tensor, grid: Grid, start: Lie, end: Lie) -> Tensor:
+        ctx.way = (grid, start, end)
+        result = moved(grid, local, start.shape, start.value, end.value)
+        return result.view_as(result) if result is local else result
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        grid, start, end = ctx.way
+        return moved(grid, gradients[0], start.shape, end.gradient, start.gradient), None, None, None

@@ -1,0 +1,134 @@
+"""A training job that runs an operator graph as its plan lays it out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, distributed, nn
+from torch.profiler import record_function
+
+from shardwise.errors import ConfigError
+from shardwise.graph import OpGraph
+from shardwise.plan import GraphPlan
+from shardwise.runtime.graphs.bring import moved
+from shardwise.runtime.graphs.grid import Grid
+from shardwise.runtime.graphs.interpreter import Interpreter, seed_gradient
+from shardwise.runtime.graphs.kernels import KERNELS
+from shardwise.runtime.graphs.module import GraphModule, first_readers, is_weight
+from shardwise.runtime.graphs.program import Settings, program_of
+from shardwise.runtime.graphs.store import Held, held_parameters, square_sum
+from shardwise.runtime.optimizer import optimizer_of_parameters
+from shardwise.runtime.result import StepResult
+from shardwise.runtime.trace import OPTIMIZER
+
+
+class GraphJob:
+    """A graph, its parameters and its optimizer, laid out over the ranks of the running processes.
+
+    `values` are the whole parameters by their names in the graph, the same on every rank; `matrices` those
+    whose weights decay.
+    """
+
+    def __init__(
+        self,
+        plan: GraphPlan,
+        grid: Grid,
+        values: Mapping[str, Tensor],
+        *,
+        matrices: frozenset[str],
+        settings: Mapping[int, Settings],
+        lr: float,
+        max_norm: float,
+    ) -> None:
+        self.plan, self.grid, self._max_norm = plan, grid, max_norm
+        program = program_of(plan.graph, plan.layout, grid, settings)
+        self.store: dict[str, Held] = held_parameters(grid, program.parameters, values)
+        self._interpreter = Interpreter(program, grid, self.store)
+        owned = [(held.owned, held.name in matrices) for held in self.store.values()]
+        self.optimizer = optimizer_of_parameters(plan.job.optimizer, owned, lr=lr)
+
+    def step(self, batch: Mapping[str, Tensor]) -> StepResult:
+        """One optimizer step on `batch`: the graph's inputs by name, whole and the same on every rank."""
+        result = self.backward(batch)
+        self.update()
+        return result
+
+    def backward(self, batch: Mapping[str, Tensor]) -> StepResult:
+        """The part of `step` before the optimizer: loss, and clipped gradients in the parameters."""
+        loss, lie = self._interpreter.loss(self._checked(batch))
+        loss.backward(seed_gradient(self.grid, lie).to(loss.dtype))
+        for held in self.store.values():
+            held.settle()
+        value = moved(self.grid, loss.detach(), (), lie.value, self._interpreter.whole)
+        squares = square_sum(self.store.values())
+        if len(self.grid.ranks) > 1:
+            distributed.all_reduce(squares)
+        norm = float(squares.sqrt())
+        if norm > self._max_norm:
+            for held in self.store.values():
+                if held.owned.grad is not None:
+                    held.owned.grad.mul_(self._max_norm / norm)
+        return StepResult(loss=float(value), gradient_norm=norm)
+
+    def update(self) -> None:
+        """The part of `step` behind `backward`: the optimizer takes the gradients, and they are gone."""
+        with record_function(OPTIMIZER):
+            self.optimizer.step()
+            for held in self.store.values():
+                held.publish()
+        self.optimizer.zero_grad()
+
+    def parameters(self) -> dict[str, Tensor]:
+        """Every parameter, whole, by its name in the graph; every rank must ask at the same point."""
+        return {name: held.whole() for name, held in self.store.items()}
+
+    def gradients(self) -> dict[str, Tensor]:
+        """Every gradient between `backward` and `update`, whole; every rank must ask at the same point."""
+        return {name: held.whole_gradient() for name, held in self.store.items()}
+
+    def _checked(self, batch: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        for name, shape in self.plan.graph.inputs.items():
+            found = batch.get(name)
+            if found is None or found.numel() != torch.Size(shape).numel():
+                raise ConfigError(
+                    "is not of the plan's shape", key=f"batch.{name}",
+                    found="nothing" if found is None else str(tuple(found.shape)), allowed=str(tuple(shape)),
+                )  # fmt: skip
+        return batch
+
+
+def laid_job(module: nn.Module, plan: GraphPlan, *, lr: float, max_norm: float) -> GraphJob:
+    """`module`, the whole of the plan's graph, laid out over the running processes, of which there are as
+    many as the plan has devices."""
+    if not isinstance(module, GraphModule):
+        raise ConfigError(
+            "is not the module of a graph", key="module", found=type(module).__name__,
+            allowed="graph_module(plan.graph)",
+        )  # fmt: skip
+    if module.graph != plan.graph:
+        raise ConfigError(
+            "is not the plan's graph", key="module", found=module.graph.name, allowed=plan.graph.name
+        )
+    check_kinds(plan.graph)
+    readers = first_readers(plan.graph)
+    return GraphJob(
+        plan,
+        Grid(plan.mesh.ranks),
+        {name: parameter.detach() for name, parameter in module.named_parameters()},
+        matrices=frozenset(name for name, (op, slot) in readers.items() if is_weight(op, slot)),
+        settings={},
+        lr=lr,
+        max_norm=max_norm,
+    )
+
+
+def check_kinds(graph: OpGraph) -> None:
+    """ConfigError by the name of the first operator of a kind that is not carried out."""
+    for block in graph.blocks:
+        for op in block.operators:
+            if op.kind not in KERNELS:
+                raise ConfigError(
+                    f"of operator {op.name} is not run by this runtime", key=f"graph.{block.name}.kind",
+                    found=op.kind, allowed=", ".join(KERNELS),
+                )  # fmt: skip

@@ -1,0 +1,98 @@
+"""Runs a laid out graph: every operator on this rank's parts of what it reads, block by block."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from shardwise.graph import WHOLE
+from shardwise.runtime.graphs.bring import Lie, brought, moved
+from shardwise.runtime.graphs.forms import whole_form
+from shardwise.runtime.graphs.grid import Grid
+from shardwise.runtime.graphs.kernels import KERNELS
+from shardwise.runtime.graphs.program import Program, Section, Step
+from shardwise.runtime.graphs.store import Held
+
+
+class Interpreter:
+    """The forward pass of a program on this rank of `grid`, with parameters from `store`."""
+
+    def __init__(self, program: Program, grid: Grid, store: Mapping[str, Held]) -> None:
+        self.program, self.grid, self.store = program, grid, store
+        self.whole = whole_form(len(grid.counts))
+
+    def loss(self, data: Mapping[str, Tensor]) -> tuple[Tensor, Lie]:
+        """The loss as the last operator makes it, and how it lies. `data` are the graph's inputs, whole and
+        the same on every rank."""
+        result: Tensor | None = None
+        for section in self.program.sections:
+            if section.layout.mode == "recomputed":
+                result = checkpoint(
+                    self._section, section, result, data, use_reentrant=False, preserve_rng_state=False
+                )
+            else:
+                result = self._section(section, result, data)
+        if result is None:
+            raise ValueError("a graph has blocks")
+        return result, self.program.sections[-1].steps[-1].work.output
+
+    def _section(self, section: Section, entry: Tensor | None, data: Mapping[str, Tensor]) -> Tensor:
+        """One repetition of a block, from where its entry lies to where its result lies."""
+        run = _Run(self, section, data)
+        if section.block.entry is not None and entry is not None:
+            run.made[section.block.entry] = entry, section.lies[section.block.entry]
+        for step in section.steps:
+            run.step(step)
+        made, lie = run.made[section.result]
+        end = section.lies.get(section.result, lie)
+        return brought(self.grid, made, lie, end)
+
+    def parameter(self, name: str, used: Lie) -> Tensor:
+        """A parameter as one of its readers wants it."""
+        held = self.store[name]
+        shared = held.stored.used
+        if shared is None:
+            return held.brought(used)
+        return brought(self.grid, held.brought(shared), shared, used)
+
+
+class _Run:
+    """A repetition of a block in the making: `made` are tensors by name, and how they lie for readers."""
+
+    def __init__(self, interpreter: Interpreter, section: Section, data: Mapping[str, Tensor]) -> None:
+        self.interpreter, self.section, self.data = interpreter, section, data
+        self.grid = interpreter.grid
+        self.made: dict[str, tuple[Tensor, Lie]] = {}
+
+    def step(self, step: Step) -> None:
+        """One operator: what it reads brought to it, and its result to where several readers want it."""
+        work = step.work
+        inputs = [
+            self._read(operand.source, lie) for operand, lie in zip(work.op.inputs, work.inputs, strict=True)
+        ]
+        parameters = [
+            self.interpreter.parameter(name, lie)
+            for name, lie in zip(step.parameters, work.parameters, strict=True)
+        ]
+        result, lie = KERNELS[work.op.kind](work, inputs, parameters), work.output
+        name = work.op.name
+        if self.section.readers.get(name, 0) > 1:
+            result, lie = brought(self.grid, result, lie, self.section.lies[name]), self.section.lies[name]
+        self.made[name] = result, lie
+
+    def _read(self, source: str, lie: Lie) -> Tensor:
+        if source not in self.made:  # data, which every rank has whole
+            whole = self.data[source].reshape(lie.shape)
+            return moved(self.grid, whole, lie.shape, self.interpreter.whole, lie.value)
+        tensor, start = self.made[source]
+        return brought(self.grid, tensor, start, lie)
+
+
+def seed_gradient(grid: Grid, lie: Lie) -> Tensor:
+    """The gradient of the loss by itself, as ranks hold it: one, of a partial sum one on the first rank."""
+    one = torch.ones(())
+    whole = Lie((), (WHOLE,) * len(grid.counts))
+    return moved(grid, one, (), whole.value, lie.gradient)

@@ -1,0 +1,165 @@
+"""What a rank computes of functions of elements, of reductions and of tensors in another shape."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from shardwise.errors import ConfigError
+from shardwise.graph import PARTIAL
+from shardwise.runtime.graphs.work import Kernel, Work, aligned, arranged, without
+
+ELEMENT_FUNCTIONS: Mapping[str, Callable[..., Tensor]] = {
+    "add": lambda *terms: sum(terms[1:], start=terms[0]),
+    "subtract": torch.sub,
+    "identity": lambda x: x,
+    "negate": torch.neg,
+    "multiply": torch.mul,
+    "divide": torch.div,
+    "silu_multiply": lambda x, y: functional.silu(x) * y,
+    "gelu_multiply": lambda x, y: functional.gelu(x) * y,
+    "where": lambda c, x, y: torch.where(c > 0, x, y),
+    "maximum": torch.maximum,
+    "minimum": torch.minimum,
+    "relu": torch.relu,
+    "sigmoid": torch.sigmoid,
+    "tanh": torch.tanh,
+    "exp": torch.exp,
+    "sqrt": torch.sqrt,
+    "rsqrt": torch.rsqrt,
+    "gelu": functional.gelu,
+    "silu": functional.silu,
+    "log": torch.log,
+    "square": torch.square,
+    "softplus": functional.softplus,
+}
+"""Those of which the name says all; others are told by the module that the graph was captured from."""
+
+
+def element_function(work: Work) -> Callable[..., Tensor]:
+    """The function of an elementwise operator. ConfigError where the graph does not tell it."""
+    name = str(work.op.attributes["function"])
+    own: Callable[..., Tensor] | None = work.settings.get("function", ELEMENT_FUNCTIONS.get(name))
+    if own is None:
+        raise ConfigError(
+            f"of operator {work.op.name} does not say what is computed",
+            key="attributes.function", found=name,
+            allowed=f"{', '.join(ELEMENT_FUNCTIONS)}; or a graph captured from a module",
+        )  # fmt: skip
+    return own
+
+
+def elementwise(work: Work, inputs: Sequence[Tensor], parameters: Sequence[Tensor]) -> Tensor:
+    op = work.op
+    dims = [*(operand.dims for operand in op.inputs), *(own.dims for own in op.parameters)]
+    operands = [
+        aligned(tensor, own, op.output) for tensor, own in zip((*inputs, *parameters), dims, strict=True)
+    ]
+    function = element_function(work)
+    result = function(*operands)
+    if partial := _partial_operands(work):
+        result = _constant_once(work, function, operands, partial, result)
+    return result.expand([work.length(dim) for dim in op.output])
+
+
+def _partial_operands(work: Work) -> set[int]:
+    """Operands that are partial sums on a rank that is not the first of them."""
+    if "constant" not in work.settings:
+        return set()
+    return {
+        slot
+        for axis, rule in enumerate(work.rules)
+        if work.grid.here[axis] > 0
+        for slot, placement in enumerate((*rule.inputs, *rule.parameters))
+        if placement == PARTIAL
+    }
+
+
+def _constant_once(
+    work: Work, function: Callable[..., Tensor], operands: Sequence[Tensor], partial: set[int], result: Tensor
+) -> Tensor:
+    """Of a function that is a product and a constant, the constant belongs to the first rank's sum alone."""
+    zeros = [torch.zeros_like(each) if at in partial else each for at, each in enumerate(operands)]
+    with torch.no_grad():
+        constant = function(*zeros)
+    return result - constant
+
+
+def reduce(work: Work, inputs: Sequence[Tensor], parameters: Sequence[Tensor]) -> Tensor:
+    op = work.op
+    dims = op.inputs[0].dims
+    over = without(dims, op.output)
+    at = [dims.index(dim) for dim in over]
+    name = op.attributes["function"]
+    if name in ("sum", "mean"):
+        result = inputs[0].sum(at)
+        result = result / op.elements(over) if name == "mean" else result
+    else:
+        sign = 1.0 if name == "maximum" else -1.0
+        own = (sign * inputs[0]).amax(at)
+        top = work.largest(own, over)
+        result = sign * torch.where(own == top, own, top) if work.axes(over) else sign * own
+    return arranged(result, [dim for dim in dims if dim in op.output], op.output)
+
+
+def rotary(work: Work, inputs: Sequence[Tensor], parameters: Sequence[Tensor]) -> Tensor:
+    """The second half of a head's elements turned into the first, and back."""
+    op = work.op
+    if len(inputs) != 3:
+        raise ConfigError(
+            f"of operator {op.name} does not say by which angles", key="inputs", found=str(len(inputs)),
+            allowed="an activation, cosines and sines",
+        )  # fmt: skip
+    value, cosines, sines = (
+        aligned(tensor, operand.dims, op.output) for tensor, operand in zip(inputs, op.inputs, strict=True)
+    )
+    over = op.output.index(str(op.attributes.get("over", op.output[-1])).split()[0])
+    first, second = value.chunk(2, dim=over)
+    return value * cosines + torch.cat((-second, first), dim=over) * sines
+
+
+def reshape(work: Work, inputs: Sequence[Tensor], parameters: Sequence[Tensor]) -> Tensor:
+    return inputs[0].reshape([work.length(dim) for dim in work.op.output])
+
+
+def transpose(work: Work, inputs: Sequence[Tensor], parameters: Sequence[Tensor]) -> Tensor:
+    result = arranged(inputs[0], work.op.inputs[0].dims, work.op.output)
+    return result.contiguous() if work.op.attributes.get("copies") else result
+
+
+def concat(work: Work, inputs: Sequence[Tensor], parameters: Sequence[Tensor]) -> Tensor:
+    op = work.op
+    operands = [*(operand.dims for operand in op.inputs), *(own.dims for own in op.parameters)]
+    own = [dim for dim in op.output if any(dim not in operand for operand in operands)]
+    joined = str(op.attributes.get("over", (own or op.output)[0]))
+    return torch.cat((*inputs, *parameters), dim=op.output.index(joined))
+
+
+def cut(work: Work, inputs: Sequence[Tensor], parameters: Sequence[Tensor]) -> Tensor:
+    op = work.op
+    before = op.inputs[0].dims
+    start = int(op.attributes.get("start", 0))
+    gone, made = without(before, op.output), without(op.output, before)
+    result = inputs[0]
+    if not made:
+        for dim in reversed(gone):
+            result = result.select(before.index(dim), start)
+        return result
+    for old, new in zip(gone, made, strict=True):
+        result = result.narrow(before.index(old), start, op.dims[new])
+    return result
+
+
+POINTWISE: Mapping[str, Kernel] = {
+    "elementwise": elementwise,
+    "reduce": reduce,
+    "rotary": rotary,
+    "reshape": reshape,
+    "transpose": transpose,
+    "concat": concat,
+    "slice": cut,
+}
+"""By kind."""

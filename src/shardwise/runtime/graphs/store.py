@@ -1,0 +1,163 @@
+"""The parameters of a laid out graph: as they wait on this rank, brought to their readers, and updated."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, distributed, nn
+from torch.autograd import Function
+
+from shardwise.runtime.graphs.bring import Lie, moved
+from shardwise.runtime.graphs.forms import Form, whole_form
+from shardwise.runtime.graphs.grid import Grid
+from shardwise.runtime.graphs.program import Stored
+
+
+class Held:
+    """One parameter on this rank.
+
+    `weight` is its part as it is stored, `owned` what the optimizer updates: the weight itself, or of one
+    whose states are split this rank's share of its elements.
+    """
+
+    def __init__(self, grid: Grid, stored: Stored, whole: Tensor) -> None:
+        self.grid, self.stored = grid, stored
+        shape = stored.lie.shape
+        everywhere = whole_form(len(grid.counts))
+        local = moved(grid, whole.reshape(shape), shape, everywhere, stored.lie.value)
+        self.weight = nn.Parameter(local.detach().clone())
+        self.shares = tuple(axis for axis in stored.states_split if grid.counts[axis] > 1)
+        self.owned = nn.Parameter(self._share(self.weight.detach()).clone()) if self.shares else self.weight
+        self.arrived: Form | None = None
+        self._pending: Tensor | None = None
+
+    @property
+    def name(self) -> str:
+        return self.stored.name
+
+    def _share(self, flat: Tensor) -> Tensor:
+        """This rank's share of the elements of what all ranks of its group have."""
+        count = self.grid.size(self.shares)
+        padded = _padded(flat.reshape(-1), count)
+        return padded.view(count, -1)[self.grid.members(self.shares).index(self.grid.here)]
+
+    def brought(self, used: Lie) -> Tensor:
+        """The parameter as it is used; its gradient arrives with the weight."""
+        if self.arrived is None:
+            self.arrived = self._scattered_form(used)
+        if self.stored.lie.value == used.value:
+            return self.weight
+        result: Tensor = _Gather.apply(self.weight, self, used)
+        return result
+
+    def _scattered_form(self, used: Lie) -> Form:
+        """What ranks have of the gradient behind the backward pass: along axes that split the parameter their
+        parts, along others what its readers leave."""
+        start = self.stored.lie.value
+        split = tuple(axis for axis, word in enumerate(start.held) if isinstance(word, int))
+        return used.gradient.with_held(split, start)
+
+    def receive(self, gradient: Tensor, used: Lie) -> None:
+        """Take the gradient of what was gathered, scattered as the parameter is."""
+        arrived = moved(self.grid, gradient, used.shape, used.gradient, self._scattered_form(used))
+        self._pending = arrived if self._pending is None else self._pending + arrived
+
+    def settle(self) -> None:
+        """Bring the gradient that arrived to what the optimizer updates."""
+        gradient = self.weight.grad if self._pending is None else self._pending
+        self.weight.grad = self._pending = None
+        if gradient is None or self.arrived is None:
+            self.owned.grad = torch.zeros_like(self.owned)
+            return
+        shape, stored, arrived = self.stored.lie.shape, self.stored.lie.value, self.arrived
+        late = tuple(axis for axis in self.shares if arrived.held[axis] == "partial")
+        gradient = moved(self.grid, gradient, shape, arrived, stored.with_word(late, "partial"))
+        if self.shares and late == self.shares:
+            gradient = self._reduced_share(gradient)
+        elif self.shares:
+            gradient = moved(self.grid, gradient, shape, stored.with_word(late, "partial"), stored)
+            gradient = self._share(gradient).clone()
+        self.owned.grad = gradient
+
+    def _reduced_share(self, gradient: Tensor) -> Tensor:
+        """This rank's share of the sum of what the ranks that share the states have."""
+        padded = _padded(gradient.reshape(-1), self.grid.size(self.shares))
+        result = padded.new_empty(len(padded) // self.grid.size(self.shares))
+        distributed.reduce_scatter_single(result, padded, group=self.grid.group(self.shares))
+        return result
+
+    def publish(self) -> None:
+        """Put the shares that all ranks updated together."""
+        if not self.shares:
+            return
+        count = self.grid.size(self.shares)
+        gathered = self.owned.new_empty(count * len(self.owned))
+        distributed.all_gather_single(gathered, self.owned.detach(), group=self.grid.group(self.shares))
+        with torch.no_grad():
+            self.weight.copy_(gathered[: self.weight.numel()].view(self.weight.shape))
+
+    @property
+    def copies(self) -> int:
+        """On how many ranks each element of what the optimizer updates lies."""
+        held = self.stored.lie.value.held
+        whole = [axis for axis, word in enumerate(held) if not isinstance(word, int)]
+        return self.grid.size([axis for axis in whole if axis not in self.shares])
+
+    def whole(self) -> Tensor:
+        """The whole parameter, on every rank."""
+        return self._whole(self.weight.detach())
+
+    def whole_gradient(self) -> Tensor:
+        """The whole gradient after `settle`, on every rank."""
+        gradient = self.owned.grad
+        if gradient is None:
+            return torch.zeros(self.stored.lie.shape)
+        if self.shares:
+            gathered = gradient.new_empty(self.grid.size(self.shares) * gradient.numel())
+            distributed.all_gather_single(gathered, gradient.contiguous(), group=self.grid.group(self.shares))
+            gradient = gathered[: self.weight.numel()].view(self.weight.shape)
+        return self._whole(gradient)
+
+    def _whole(self, local: Tensor) -> Tensor:
+        shape, start = self.stored.lie.shape, self.stored.lie.value
+        everything = start.with_word(range(len(start.held)), "whole")
+        return moved(self.grid, local, shape, start, everything)
+
+
+class _Gather(Function):
+    """A parameter brought to a reader, and its gradient scattered."""
+
+    @staticmethod
+    def forward(ctx: Any, weight: Tensor, held: Held, used: Lie) -> Tensor:
+        ctx.held, ctx.used = held, used
+        result = moved(held.grid, weight, used.shape, held.stored.lie.value, used.value)
+        return result.view_as(result) if result is weight else result
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        ctx.held.receive(gradients[0], ctx.used)  # of another shape than the weight's, where it waits whole
+        return None, None, None
+
+
+def _padded(flat: Tensor, parts: int) -> Tensor:
+    """A row of elements, with zeros behind it where it does not go into equal parts."""
+    missing = -len(flat) % parts
+    return torch.cat((flat, flat.new_zeros(missing))) if missing else flat
+
+
+def held_parameters(
+    grid: Grid, parameters: Mapping[str, Stored], values: Mapping[str, Tensor]
+) -> dict[str, Held]:
+    """This rank's parts of all parameters, from their whole `values`."""
+    return {name: Held(grid, stored, values[name]) for name, stored in parameters.items()}
+
+
+def square_sum(parameters: Iterable[Held]) -> Tensor:
+    """This rank's share of the sum of the squares of all gradients: over all ranks, shares add up to it."""
+    total = torch.zeros(())
+    for held in parameters:
+        if held.owned.grad is not None:
+            total += held.owned.grad.float().square().sum() / held.copies
+    return total

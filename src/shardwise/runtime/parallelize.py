@@ -1,0 +1,80 @@
+"""`parallelize`: a module divided as a plan says, over the running processes."""
+
+from __future__ import annotations
+
+import os
+from typing import overload
+
+from torch import distributed, nn
+
+from shardwise.errors import ConfigError
+from shardwise.plan import GraphPlan, Plan, is_graph_plan, read_graph_plan, read_plan
+from shardwise.runtime.capability import check_graph_runnable, check_runnable
+from shardwise.runtime.graphs import GraphJob, laid_job
+from shardwise.runtime.job import Job, checked_stage, divided_job
+
+PlanFile = str | os.PathLike[str]
+
+
+@overload
+def parallelize(module: nn.Module, plan: Plan, *, lr: float = ..., max_norm: float = ...) -> Job: ...
+
+
+@overload
+def parallelize(
+    module: nn.Module, plan: GraphPlan, *, lr: float = ..., max_norm: float = ...
+) -> GraphJob: ...
+
+
+@overload
+def parallelize(
+    module: nn.Module, plan: PlanFile, *, lr: float = ..., max_norm: float = ...
+) -> Job | GraphJob: ...
+
+
+def parallelize(
+    module: nn.Module, plan: Plan | GraphPlan | PlanFile, *, lr: float = 1e-3, max_norm: float = 1.0
+) -> Job | GraphJob:
+    """`module` divided as `plan` (or the plan file at this path) says, over the running processes.
+
+    Call it on every rank of a process group with as many ranks as the plan has devices; where torchrun
+    started the process and there is no group yet, one is made. `module` is the whole model, alike on every
+    rank: a `reference_module`, or for the plan of an operator graph a `graph_module`. Raises ConfigError
+    where the plan cannot be run here.
+    """
+    if not isinstance(plan, Plan | GraphPlan):
+        path = os.fspath(plan)
+        plan = read_graph_plan(path) if is_graph_plan(path) else read_plan(path)
+    if isinstance(plan, GraphPlan):
+        check_graph_runnable(plan)
+        _check_processes(plan.mesh.devices)
+        return laid_job(module, plan, lr=lr, max_norm=max_norm)
+    check_runnable(plan)
+    whole = checked_stage(module, plan)
+    strategy = plan.best.strategy
+    _check_processes(strategy.tp * strategy.cp * strategy.pp * strategy.dp)
+    return divided_job(whole, plan, lr=lr, max_norm=max_norm)
+
+
+def _check_processes(devices: int) -> None:
+    """ConfigError where another number of processes is running."""
+    if not distributed.is_initialized():
+        _join_processes()
+    if distributed.get_world_size() != devices:
+        raise ConfigError(
+            "is for another number of processes than were started", key="plan",
+            found=f"{devices} devices", allowed=f"{distributed.get_world_size()}",
+        )  # fmt: skip
+
+
+def _join_processes() -> None:
+    """Make the process group that torchrun's variables describe."""
+    try:
+        distributed.init_process_group("gloo")
+    except (distributed.DistNetworkError, distributed.DistStoreError, ValueError) as error:
+        host, port = (os.environ.get(name, "?") for name in ("MASTER_ADDR", "MASTER_PORT"))
+        why = str(error).strip().splitlines()[0]
+        raise ConfigError(
+            f"processes cannot meet there: {why}", key="MASTER_PORT", found=f"{host}:{port}",
+            allowed="a free port that all of them reach",
+        ) from None  # fmt: skip

@@ -1,0 +1,44 @@
+"""Broken twins of what carries out graph plans."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from shardwise.runtime.graphs.forms import value_form
+from shardwise.runtime.graphs.moves import Move, moves_of
+
+
+def _without(kind: str) -> Callable[..., tuple[Move, ...]]:
+    """Tensors are moved without one kind of step."""
+
+    def twin(*arguments: Any) -> tuple[Move, ...]:
+        return tuple(move for move in moves_of(*arguments) if move.kind != kind)
+
+    return twin
+
+
+def _nothing(*arguments: Any) -> None:
+    pass
+
+
+GRAPH_TWINS: Mapping[str, tuple[str, Any]] = {
+    "partial sums are not added up": ("shardwise.runtime.graphs.bring.moves_of", _without("all_reduce")),
+    "every rank takes the whole for its part of a sum": (
+        "shardwise.runtime.graphs.bring.moves_of",
+        _without("first_only"),
+    ),
+    "gradients lie as their tensors do": ("shardwise.runtime.graphs.bring.gradient_form", value_form),
+    "states that others updated are not gathered": ("shardwise.runtime.graphs.store.Held.publish", _nothing),
+    "every rank begins with the whole gradient": (
+        "shardwise.runtime.graphs.graph_job.seed_gradient",
+        lambda grid, lie: torch.ones(()),
+    ),
+    "copies count once for each rank in the norm": (
+        "shardwise.runtime.graphs.store.Held.copies",
+        property(lambda held: 1),
+    ),
+}
+"""What is replaced, and by what."""

@@ -1,0 +1,109 @@
+"""Holds a laid out graph against the same graph on one process."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from unittest.mock import patch
+
+import torch
+from tests.runtime.graph_broken import GRAPH_TWINS
+from tests.runtime.graph_plans import alone
+from torch import Tensor
+
+from shardwise.graph import Operand, OpGraph, OpNode
+from shardwise.plan import GraphPlan
+from shardwise.runtime import Report, graph_module, parallelize
+from shardwise.runtime.graphs import GraphJob, laid_job
+
+LR = 3e-3
+MAX_NORM = 0.5
+"""Below most norms, so that runs clip."""
+
+
+def batches(graph: OpGraph, step: int) -> dict[str, Tensor]:
+    """Random data of every input of `graph`: numbers, or classes where an operator reads them as such."""
+    classes = {
+        operand.source: op.dims[next(iter({*dims} - {*operand.dims} - {*op.output}))]
+        for block in graph.blocks
+        for op in block.operators
+        for operand, dims in indices(op)
+    }
+    random = torch.Generator().manual_seed(100 + step)
+    return {
+        name: torch.randint(classes[name], shape, generator=random)
+        if name in classes
+        else torch.randn(shape, generator=random)
+        for name, shape in graph.inputs.items()
+    }
+
+
+def indices(op: OpNode) -> list[tuple[Operand, tuple[str, ...]]]:
+    """What an operator reads as classes, and the dims of what they are classes of."""
+    if op.kind == "embedding":
+        return [(op.inputs[0], op.parameters[0].dims)]
+    return [(op.inputs[1], op.inputs[0].dims)] if op.kind == "cross_entropy" else []
+
+
+@dataclass(frozen=True)
+class Run:
+    """Losses and norms of some steps, gradients of the first and parameters after the last, by name."""
+
+    losses: tuple[float, ...]
+    norms: tuple[float, ...]
+    gradients: Mapping[str, Tensor]
+    parameters: Mapping[str, Tensor]
+
+
+def run_of(job: GraphJob, graph: OpGraph, steps: int) -> Run:
+    losses, norms = [], []
+    gradients: dict[str, Tensor] = {}
+    for step in range(steps):
+        result = job.backward(batches(graph, step))
+        if step == 0:
+            gradients = job.gradients()
+        job.update()
+        losses.append(result.loss)
+        norms.append(result.gradient_norm)
+    return Run(tuple(losses), tuple(norms), gradients, job.parameters())
+
+
+def single_process(plan: GraphPlan, *, seed: int, steps: int) -> Run:
+    own = alone(plan.graph, optimizer=plan.job.optimizer)
+    job = laid_job(graph_module(plan.graph, seed=seed), own, lr=LR, max_norm=MAX_NORM)
+    return run_of(job, plan.graph, steps)
+
+
+def differences(report: Report, cases: list[tuple[GraphPlan, Run, int, str | None]]) -> list[float]:
+    """On every rank: how far each plan's run is from what is expected."""
+    return [_difference(*case) for case in cases]
+
+
+def _difference(plan: GraphPlan, expected: Run, seed: int, broken: str | None) -> float:
+    with ExitStack() as stack:
+        if broken is not None:
+            target, replacement = GRAPH_TWINS[broken]
+            stack.enter_context(patch(target, replacement))
+        module = graph_module(plan.graph, seed=seed)
+        job = parallelize(module, plan, lr=LR, max_norm=MAX_NORM)
+        run = run_of(job, plan.graph, len(expected.losses))
+    return max(
+        _relative(torch.tensor(run.losses), torch.tensor(expected.losses)),
+        _relative(torch.tensor(run.norms), torch.tensor(expected.norms)),
+        _largest(run.gradients, expected.gradients),
+        _largest(run.parameters, expected.parameters) / 10,  # AdamW divides gradients near zero by themselves
+    )
+
+
+def _relative(found: Tensor, expected: Tensor) -> float:
+    return float(((found - expected).abs() / expected.abs().clamp(min=1e-6)).nan_to_num(nan=torch.inf).max())
+
+
+def _largest(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> float:
+    floor = 1e-3 * max(float(each.abs().max()) for each in expected.values())
+    return max(
+        float((found[name] - right).abs().max().nan_to_num(nan=torch.inf))
+        / max(float(right.abs().max()), floor)
+        for name, right in expected.items()
+    )
