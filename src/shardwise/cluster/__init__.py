@@ -43,7 +43,7 @@ from shardwise.cluster.named import cluster_names
 from shardwise.cluster.placement import group_members, group_members_of
 from shardwise.cluster.pools import Pool, cluster_of_pools, pools_of
 from shardwise.cluster.record import cluster_from_record, cluster_record
-from shardwise.cluster.resize import multiplied, part_of, part_sizes, resized
+from shardwise.cluster.resize import multiplied, of_nodes, part_of, part_sizes, resized
 
 __all__ = [
     "ATTENTION_KERNELS",
@@ -99,6 +99,7 @@ __all__ = [
     "multiplied",
     "node_runs",
     "numbers_of_device",
+    "of_nodes",
     "parse_events",
     "part_of",
     "part_sizes",

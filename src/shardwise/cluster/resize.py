@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import accumulate
 
@@ -80,6 +80,17 @@ def _customary_network(cluster: Cluster, devices: int) -> Tier:
         is_network=True,
         part_shares=(),
     )
+
+
+def of_nodes(cluster: Cluster, places: Sequence[int]) -> Cluster:
+    """The part of `cluster` that the nodes at these places make up, in their order; the cluster itself where
+    they are alike to all of its nodes, one by one."""
+    nodes = tuple(cluster.nodes[place] for place in places)
+    if [replace(node, name="") for node in nodes] == [replace(node, name="") for node in cluster.nodes]:
+        return cluster
+    if cluster.tiers == customary_tiers(cluster.classes, node_runs(cluster.nodes)):
+        return with_nodes(cluster, nodes, customary_tiers(cluster.classes, node_runs(nodes)))
+    return with_nodes(cluster, nodes, clipped(cluster.tiers, sum(node.devices for node in nodes)))
 
 
 def clipped(tiers: Iterable[Tier], devices: int) -> tuple[Tier, ...]:

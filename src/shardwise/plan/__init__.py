@@ -7,6 +7,7 @@ from shardwise.plan.document import (
     plan_document,
     result_document,
 )
+from shardwise.plan.for_trace import TRACE_POLICIES, ForTrace
 from shardwise.plan.goodput import GOODPUT_FROM_DEVICES, Goodput, Reliability, goodput_of
 from shardwise.plan.graph_plan import (
     GRAPH_PLAN_SCHEMA,
@@ -45,10 +46,12 @@ __all__ = [
     "OBJECTIVES",
     "PROVEN_GAP",
     "SCHEMA",
+    "TRACE_POLICIES",
     "VERSION",
     "Answer",
     "Certificate",
     "Files",
+    "ForTrace",
     "Frontier",
     "FrontierPoint",
     "Goodput",

@@ -101,6 +101,8 @@ def plan_document(plan: Plan) -> dict[str, object]:
         "schedule": schedule_document(plan.schedule),
         "cluster": cluster_record(plan.cluster),
     }
+    if plan.for_trace is not None:
+        document["for_trace"] = asdict(plan.for_trace)
     document = plain_mapping(document)
     document["hash"] = document_hash(document)
     return document

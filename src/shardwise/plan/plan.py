@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from shardwise.cluster import Cluster
 from shardwise.model import Model
+from shardwise.plan.for_trace import ForTrace
 from shardwise.plan.record import Answer, Certificate, Result
 from shardwise.schedule import Schedule
 from shardwise.strategy import Job, Strategy
@@ -26,7 +27,7 @@ class RunnerUp:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """A self-contained answer: the question, the strategy with its layout and schedule, its price, and the
-    proof."""
+    proof; `for_trace` where it was chosen for a trace of events."""
 
     model: Model
     cluster: Cluster
@@ -36,6 +37,7 @@ class Plan:
     schedule: Schedule
     runners_up: tuple[RunnerUp, ...]
     certificate: Certificate
+    for_trace: ForTrace | None = None
 
 
 def plan_of(

@@ -12,6 +12,7 @@ from shardwise.errors import ConfigError, InternalError
 from shardwise.inputs import Fields, read_mapping, shown, written
 from shardwise.model import Model, active_parameters, model_from_config, parameters
 from shardwise.plan.document import plan_document
+from shardwise.plan.for_trace import read_for_trace
 from shardwise.plan.plan import SCHEMA, VERSION, Plan, RunnerUp
 from shardwise.plan.record import (
     OBJECTIVES,
@@ -81,6 +82,7 @@ def _plan(fields: Fields, path: str) -> Plan:
         certificate=_certificate(fields.mapping("certificate")),
         schedule=_schedule(fields.mapping("schedule")),
         cluster=_cluster(fields, path),
+        for_trace=read_for_trace(fields.mapping("for_trace")) if "for_trace" in fields.names else None,
     )
     fields.finish()
     _check_whole(plan, fields)
@@ -308,6 +310,11 @@ def _schedule(fields: Fields) -> Schedule:
 
 def _check_whole(plan: Plan, fields: Fields) -> None:
     """The parts agree with each other: what the writer promised is checked again."""
+    if plan.for_trace is not None and len(plan.for_trace.nodes) != len(plan.cluster.nodes):
+        raise ConfigError(
+            "is not one for each node of the plan's cluster", file=fields.file, key="for_trace.nodes",
+            found=str(len(plan.for_trace.nodes)), allowed=str(len(plan.cluster.nodes)),
+        )  # fmt: skip
     try:
         check_ledger(plan.certificate)
     except InternalError as error:

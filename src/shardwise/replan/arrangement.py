@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from shardwise.strategy import Strategy, StrategyTable, axis_strides
 
 Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -98,7 +98,7 @@ def arranged(
         nominal_s = steps.nominal_s(strategy, {situation.states[name].pool for name in nodes})
         if nominal_s is None or not is_worth(shape, nominal_s):
             continue
-        slots = _placed(strategy, nodes[: dp * size // devices], devices)
+        slots = placed(strategy, nodes[: dp * size // devices], devices)
         if running is not None:
             slots = _kept(strategy, slots, situation, running, devices)
         found = steps.balanced(strategy, slots, situation)
@@ -106,7 +106,7 @@ def arranged(
             yield found
 
 
-def _placed(strategy: Strategy, nodes: Sequence[str], devices: int) -> tuple[str, ...]:
+def placed(strategy: Strategy, nodes: Sequence[str], devices: int) -> tuple[str, ...]:
     """Alike nodes in the same pipelines."""
     slots = [""] * len(nodes)
     for slot, name in zip(pipeline_order(strategy, devices), nodes, strict=True):

@@ -85,7 +85,8 @@ def fixed(planner: Planner, epochs: Sequence[Epoch], arrangement: Arrangement) -
         if is_down or is_hit:
             costs = planner.transitions.costs
             change = planner.transitions.between(None, arrangement, epoch.situation)
-            change_s = (change.seconds + costs.checkpoint_interval_s / 2.0) if found else 0.0
+            has_run = any(one.decision == KEEP for one in found)
+            change_s = change.seconds + (costs.checkpoint_interval_s / 2.0 if has_run else 0.0)
         found.append(Choice(decision=KEEP, arrangement=arrangement, step_s=step_s, change_s=change_s))
         is_down = False
     return found

@@ -11,18 +11,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from shardwise.cluster import NodeState
-from shardwise.replan.arrangement import Arrangement, Ints, cells, microbatch_unit
+from shardwise.replan.arrangement import Arrangement, Floats, Ints, cells, microbatch_unit
 from shardwise.replan.prices import Prices
 from shardwise.replan.shares import even_shares, fastest_shares
 from shardwise.replan.situation import Runs, Situation
 from shardwise.schedule import stage_ranks
 from shardwise.sim import Durations, makespan_s
 from shardwise.strategy import Strategy
-
-Floats = NDArray[np.float64]
 
 PROBE = 4
 """Rounds of the pipeline between the two numbers of microbatches that give the line of its times."""

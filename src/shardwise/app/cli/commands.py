@@ -29,6 +29,8 @@ from shardwise.app.cli.options import (
     Mtbf,
     OptimizerName,
     PlanFile,
+    PlannedEvents,
+    PlanPolicy,
     Restart,
     Resume,
     SeqLen,
@@ -115,10 +117,12 @@ def plan(
     checkpoint_stall: CheckpointStall = None,
     restart: Restart = None,
     jitter: Jitter = None,
+    events: PlannedEvents = None,
+    policy: PlanPolicy = None,
     is_json: IsJson = False,
 ) -> Output:
     """Find the best strategy for MODEL on the cluster, and prove it."""
-    from shardwise.app.cli import answer, request
+    from shardwise.app.cli import answer, for_trace, request
     from shardwise.plan import OBJECTIVES
 
     options = request.JobOptions(
@@ -133,30 +137,24 @@ def plan(
         memory_margin=memory_margin,
         expert_imbalance=expert_imbalance,
     )
-    return answer.planned(
-        options,
-        wanted=request.Wanted(
-            objective=request.choice("--objective", objective, OBJECTIVES),
-            frontier=frontier,
-            allow_idle=allow_idle,
-            space=space,
-            fix=fix,
-            target=target,
-            top=request.count("--top", top, low=0, high=1000),
-            exhaustive=exhaustive,
-            workers=request.workers(workers),
-            budget_s=request.budget(budget),
-        ),
-        save=save,
-        is_json=is_json,
-        reliability=request.reliability(
-            mtbf=mtbf,
-            interval=checkpoint_interval,
-            stall=checkpoint_stall,
-            restart=restart,
-            jitter=jitter,
-        ),
+    wanted = request.Wanted(
+        objective=request.choice("--objective", objective, OBJECTIVES),
+        frontier=frontier,
+        allow_idle=allow_idle,
+        space=space,
+        fix=fix,
+        target=target,
+        top=request.count("--top", top, low=0, high=1000),
+        exhaustive=exhaustive,
+        workers=request.workers(workers),
+        budget_s=request.budget(budget),
     )
+    reliability = request.reliability(
+        mtbf=mtbf, interval=checkpoint_interval, stall=checkpoint_stall, restart=restart, jitter=jitter
+    )
+    if for_trace.is_asked(events, policy):
+        return for_trace.planned(options, wanted, events or "", policy, save=save, is_json=is_json)
+    return answer.planned(options, wanted=wanted, save=save, is_json=is_json, reliability=reliability)
 
 
 @app.command()

@@ -263,3 +263,21 @@ StepTraceFile = Annotated[
         show_default=False,
     ),
 ]
+PlannedEvents = Annotated[
+    str | None,
+    typer.Option(
+        "--events",
+        metavar="TRACE",
+        help="Plan for a trace of events, or for words: 'lost n3; slow n5 0.5'.",
+        show_default=False,
+    ),
+]
+PlanPolicy = Annotated[
+    str | None,
+    typer.Option(
+        "--policy",
+        metavar="NAME",
+        help="With --events: best now, expected (the default) or worst.",
+        show_default=False,
+    ),
+]

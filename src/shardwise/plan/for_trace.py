@@ -1,0 +1,63 @@
+"""How a plan was chosen for a trace of events: kept with the plan, so that it says what it is the best of."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from shardwise.inputs import Fields, shown
+
+TRACE_POLICIES = ("now", "expected", "worst")
+"""Best in the first epoch of a trace; over all of it; in its slowest epoch."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForTrace:
+    """The policy and the trace that a plan was chosen by, and what it does there, never changed.
+
+    `trace` is the SHA-256 of the trace in its canonical form, `source` where that is from. `nodes` are the
+    cluster's nodes in the places of the plan's. Over `length_s` it makes `steps`; `now_step_time_s` is its
+    step time in the first epoch and `worst_step_time_s` in the slowest (None: it stands still). `considered`
+    arrangements were weighed in `situations` distinct ones; what the policy counts is at most `gap` below
+    what any uniform strategy on the sets of nodes that were looked at makes."""
+
+    policy: str
+    source: str
+    trace: str
+    nodes: tuple[str, ...]
+    length_s: float
+    steps: float
+    now_step_time_s: float | None
+    worst_step_time_s: float | None
+    situations: int
+    considered: int
+    gap: float
+
+
+def read_for_trace(fields: Fields) -> ForTrace:
+    """The record from a plan file. ConfigError for what is none."""
+    nodes = fields.sequence("nodes", low=1, high=1_000_000)
+    for name in nodes:
+        if not isinstance(name, str) or name[:1] != "n" or not name[1:].isdigit() or len(name) > 9:
+            raise fields.error("nodes", "is not a list of nodes", found=shown(name), allowed="n0, n1, ...")
+    if len(set(nodes)) < len(nodes):
+        raise fields.error("nodes", "names a node twice")
+    found = ForTrace(
+        policy=fields.choice("policy", TRACE_POLICIES),
+        source=fields.text("source", max_length=10_000),
+        trace=fields.text("trace"),
+        nodes=tuple(map(str, nodes)),
+        length_s=fields.number("length_s"),
+        steps=fields.number("steps"),
+        now_step_time_s=_time(fields, "now_step_time_s"),
+        worst_step_time_s=_time(fields, "worst_step_time_s"),
+        situations=fields.integer("situations", low=1),
+        considered=fields.integer("considered", low=1),
+        gap=fields.number("gap", high=1.0),
+    )
+    fields.finish()
+    return found
+
+
+def _time(fields: Fields, name: str) -> float | None:
+    """Seconds, or null."""
+    return None if fields.any(name, default=None) is None else fields.number(name)

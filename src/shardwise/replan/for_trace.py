@@ -1,0 +1,207 @@
+"""One plan for a whole trace: best now, in expectation, or in the worst case, and never changed.
+
+Candidates are the best uniform strategies on sets of nodes, by the search on nodes as the cluster has them
+and in the states in which each set is for longest; each is priced in every situation of the trace. What no
+strategy on these sets can make follows from the proven step times: in no situation is one faster than the
+best of that situation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations
+
+import numpy as np
+
+from shardwise.cluster import EventTrace, NodeView
+from shardwise.errors import Infeasible
+from shardwise.plan import TRACE_POLICIES
+from shardwise.replan.arrangement import Arrangement, Floats
+from shardwise.replan.decide import Planner
+from shardwise.replan.epochs import Epoch, epochs_of
+from shardwise.replan.node_sets import Lasting, lasting, sets_for_trace
+from shardwise.replan.policies import fixed, run_of
+from shardwise.replan.trace_searches import Candidate, TraceSearches, Within
+
+Worth = tuple[float, float]
+"""What a policy counts, in steps or steps/s, and what decides between equals."""
+
+NONE: Worth = (0.0, 0.0)
+
+FEW = 4
+"""Arrangements on each set of nodes of which other orders of its nodes are tried."""
+
+EXCHANGES = 100
+"""Exchanges of two nodes that are tried of each."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TracePick:
+    """The arrangement that a policy picks: its step time in the first epoch and in the slowest (None: it
+    stands still there), the steps that it makes over the trace, and the share by which what the policy counts
+    is at most below what any uniform strategy on the sets of nodes makes."""
+
+    policy: str
+    arrangement: Arrangement
+    now_step_s: float | None
+    worst_step_s: float | None
+    steps: float
+    gap: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TracePicks:
+    """The picks of the policies over `length_s`, of so many arrangements weighed in so many distinct
+    situations. Policy `now` has none where nothing runs at first."""
+
+    picks: tuple[TracePick, ...]
+    length_s: float
+    situations: int
+    considered: int
+
+    def pick(self, policy: str) -> TracePick:
+        """That of a policy. Raises Infeasible where it has none."""
+        for one in self.picks:
+            if one.policy == policy:
+                return one
+        raise Infeasible("nothing fits on the nodes that are there at first", reasons={})
+
+
+def picks_for_trace(planner: Planner, trace: EventTrace, within: Within) -> TracePicks:
+    """What each policy picks. Raises Infeasible where nothing runs at any time."""
+    prices = planner.steps.prices
+    epochs = epochs_of(trace, NodeView(prices.cluster), length_of(trace))
+    situations = lasting(epochs)
+    searches = TraceSearches(planner.steps, within)
+    sets = [searches.on(names, situations) for names in sets_for_trace(situations, prices)]
+    best = _Best(planner, epochs, situations)
+    candidates = [candidate for each in sets for candidate in each.candidates]
+    for candidate in sorted(candidates, key=lambda one: best.limit("expected", one.limits), reverse=True):
+        best.weigh(candidate)
+    picks = []
+    for policy in TRACE_POLICIES:
+        found = best.pick(policy)
+        if found is None or (policy == "now" and found.rates[0] == 0.0):
+            continue
+        bound = max(best.limit(policy, each.limits)[0] for each in sets)
+        picks.append(
+            TracePick(
+                policy=policy,
+                arrangement=found.arrangement,
+                now_step_s=_time_s(found.rates[0]),
+                worst_step_s=_time_s(found.rates.min()),
+                steps=found.steps,
+                gap=max(1.0 - found.worth(policy)[0] / bound, 0.0) if bound > 0.0 else 0.0,
+            )
+        )
+    if not picks:
+        raise Infeasible("nothing fits at any time of the trace", reasons={})
+    return TracePicks(
+        picks=tuple(picks),
+        length_s=epochs[-1].end_s,
+        situations=len(situations),
+        considered=len(candidates),
+    )
+
+
+def length_of(trace: EventTrace) -> float:
+    """Seconds for which a trace is planned: to its last event, and what holds from then on for as long as the
+    epochs before it on average; a second where all is at the start."""
+    instants = {0.0, *(event.time_s for event in trace.events)}
+    return trace.end_s + trace.end_s / max(len(instants) - 1, 1) or 1.0
+
+
+def _time_s(rate: float) -> float | None:
+    return 1.0 / float(rate) if rate > 0.0 else None
+
+
+@dataclass(frozen=True, slots=True)
+class _Weighed:
+    """An arrangement with its steps/s in each situation, and its steps over the trace, in which reading
+    checkpoints after its nodes were gone takes time too."""
+
+    arrangement: Arrangement
+    rates: Floats
+    steps: float
+
+    def worth(self, policy: str) -> Worth:
+        """What a policy counts."""
+        return _worth(policy, self.rates, self.steps)
+
+
+def _worth(policy: str, rates: Floats, steps: float) -> Worth:
+    if policy == "expected":
+        return steps, float(rates[0])
+    return float(rates[0] if policy == "now" else rates.min()), steps
+
+
+class _Best:
+    """What was weighed: by policy and set of nodes, the best few and what they make at most."""
+
+    def __init__(self, planner: Planner, epochs: Sequence[Epoch], situations: Lasting) -> None:
+        self._planner, self._epochs, self._situations = planner, epochs, situations
+        self._lengths_s = np.array([seconds for _, seconds in situations])
+        self._most = dict.fromkeys(TRACE_POLICIES, NONE)
+        self._few: dict[tuple[str, frozenset[str]], list[tuple[_Weighed, Candidate]]] = {}
+
+    def limit(self, policy: str, rates: Floats) -> Worth:
+        """What a policy counts where a plan never reads a checkpoint and makes so many steps/s in each
+        situation."""
+        return _worth(policy, rates, float(rates @ self._lengths_s))
+
+    def weigh(self, candidate: Candidate) -> None:
+        """Prices it in every situation, unless no order of its nodes can be preferred by any policy."""
+        wanted = [name for name in TRACE_POLICIES if self.limit(name, candidate.limits) > self._most[name]]
+        if not wanted:
+            return
+        weighed = self._priced(candidate.arrangement)
+        for policy in wanted:
+            few = self._few.setdefault((policy, frozenset(candidate.arrangement.slots)), [])
+            few.append((weighed, candidate))
+            few.sort(key=lambda one: one[0].worth(policy), reverse=True)
+            del few[FEW:]
+            self._most[policy] = max(weighed.worth(policy), self._most[policy])
+
+    def pick(self, policy: str) -> _Weighed | None:
+        """The best by a policy, its nodes in the best order found; None where all stand still."""
+        best: _Weighed | None = None
+        for (name, _), few in self._few.items():
+            for weighed, candidate in few if name == policy else ():
+                if best is None or self.limit(policy, candidate.limits) > best.worth(policy):
+                    ordered = self._ordered(policy, weighed)
+                    if best is None or ordered.worth(policy) > best.worth(policy):
+                        best = ordered
+        return best if best is not None and max(best.worth(policy)) > 0.0 else None
+
+    def _priced(self, arrangement: Arrangement) -> _Weighed:
+        step_s = self._planner.steps.step_s
+        times = [step_s(arrangement, situation) for situation, _ in self._situations]
+        rates = np.array([0.0 if time_s is None else 1.0 / time_s for time_s in times])
+        choices = fixed(self._planner, self._epochs, arrangement)
+        return _Weighed(arrangement, rates, run_of("", self._epochs, choices).total_steps)
+
+    def _ordered(self, policy: str, weighed: _Weighed) -> _Weighed:
+        """Nodes exchanged as long as that is better: which node holds which part counts where their states
+        differ."""
+        slots = weighed.arrangement.slots
+        past = {name: tuple(one.states.get(name) for one, _ in self._situations) for name in slots}
+        best = weighed
+        tried, is_better = 0, True
+        while is_better:
+            is_better = False
+            for first, second in combinations(range(len(slots)), 2):
+                slots = best.arrangement.slots
+                if past[slots[first]] == past[slots[second]] or tried == EXCHANGES:
+                    continue
+                tried += 1
+                found = self._priced(replace(best.arrangement, slots=_exchanged(slots, first, second)))
+                if found.worth(policy) > best.worth(policy):
+                    best, is_better = found, True
+        return best
+
+
+def _exchanged(slots: tuple[str, ...], first: int, second: int) -> tuple[str, ...]:
+    laid = list(slots)
+    laid[first], laid[second] = laid[second], laid[first]
+    return tuple(laid)

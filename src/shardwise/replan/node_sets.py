@@ -1,0 +1,84 @@
+"""Sets of nodes that one plan for a whole trace may be laid on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from shardwise.replan.choices import node_sets
+from shardwise.replan.epochs import Epoch
+from shardwise.replan.prices import Prices
+from shardwise.replan.situation import Situation
+
+ALL_SIZES = 12
+"""Up to so many nodes every number of them is looked at."""
+
+SIZES = 8
+"""Of more nodes those numbers that promise most, so many of them, and powers of two."""
+
+SITUATIONS = 4
+"""Situations whose own sets are looked at too: those that last longest, and the first."""
+
+Lasting = Sequence[tuple[Situation, float]]
+"""Distinct situations in the order in which they come first, each with the seconds that it holds in all."""
+
+
+def lasting(epochs: Sequence[Epoch]) -> Lasting:
+    """The distinct situations of a trace."""
+    found: dict[object, tuple[Situation, float]] = {}
+    for epoch in epochs:
+        first, seconds = found.get(epoch.situation.key, (epoch.situation, 0.0))
+        found[epoch.situation.key] = first, seconds + epoch.length_s
+    return list(found.values())
+
+
+def sets_for_trace(situations: Lasting, prices: Prices) -> list[tuple[str, ...]]:
+    """The nodes that serve best over the trace, so many of one size (and of one pool) as may be worth it; and
+    the sets that a decision in one of its longest situations would look at."""
+    service: dict[str, float] = {}
+    for situation, seconds in situations:
+        for name, state in situation.states.items():
+            service[name] = service.get(name, 0.0) + seconds * min(state.speed, 1.0) * state.network
+    pools = {name: state.pool for situation, _ in situations for name, state in situation.states.items()}
+    groups: dict[tuple[object, ...], list[str]] = {}
+    for name in service:
+        groups.setdefault((prices.devices_of(name),), []).append(name)
+        groups.setdefault((prices.devices_of(name), pools[name]), []).append(name)
+    found: dict[frozenset[str], tuple[str, ...]] = {}
+
+    def add(names: Sequence[str]) -> None:
+        ordered = sorted(names, key=lambda name: (pools[name], -service[name], int(name[1:])))
+        found.setdefault(frozenset(ordered), tuple(ordered))
+
+    longest = sorted(situations[1:], key=lambda one: -one[1])[:SITUATIONS]
+    for situation, _ in (situations[0], *longest):
+        for own in node_sets(situation, prices):
+            add(own)
+    for names in groups.values():
+        best_first = sorted(names, key=lambda name: (-service[name], int(name[1:])))
+        for size in _sizes(best_first, situations):
+            add(best_first[:size])
+    return list(found.values())
+
+
+def _sizes(best_first: Sequence[str], situations: Lasting) -> Iterator[int]:
+    """Numbers of nodes: all where there are few, else those with most node-seconds in which all are there,
+    powers of two, and as many as are there all the time."""
+    count = len(best_first)
+    if count <= ALL_SIZES:
+        yield from range(1, count + 1)
+        return
+    place = {name: index for index, name in enumerate(best_first)}
+    together_s = [0.0] * (count + 1)
+    always = count
+    for situation, seconds in situations:
+        there = {place[name] for name in situation.states if name in place}
+        first_gone = next((index for index in range(count) if index not in there), count)
+        together_s[first_gone] += seconds
+        always = min(always, first_gone)
+    for size in range(count - 1, -1, -1):
+        together_s[size] += together_s[size + 1]
+    yield from sorted(range(1, count + 1), key=lambda size: -size * together_s[size])[:SIZES]
+    yield from (1 << power for power in range(count.bit_length()) if 1 << power <= count)
+    yield count
+    if always:
+        yield always

@@ -1,0 +1,139 @@
+"""Strategies on a set of nodes that one plan for a whole trace may be, and what none on it exceeds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from shardwise.cluster import NodeState, NodeView, alike_cluster
+from shardwise.plan import Value
+from shardwise.replan.arrangement import Arrangement, Floats
+from shardwise.replan.choices import placed
+from shardwise.replan.node_sets import Lasting
+from shardwise.replan.situation import Situation
+from shardwise.replan.steps import Steps
+from shardwise.search import Fastest, Question, Search
+from shardwise.strategy import Strategy
+
+KINDS = 16
+"""Of every search the best strategies of so many kinds, which differ in a degree, the schedule or
+recomputation."""
+
+STATES = 3
+"""States of a set of nodes, beside the nominal one, in which it is searched: those that last longest."""
+
+States = tuple[NodeState, ...]
+"""The best state that a node of each pool of a set is in."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Within:
+    """The space that strategies are of, as `Question` has it."""
+
+    space: str
+    fixed: Mapping[str, Value]
+    axes: Mapping[str, tuple[Value, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A strategy on nodes, and the steps/s that it makes at most in each situation."""
+
+    arrangement: Arrangement
+    limits: Floats
+
+
+@dataclass(frozen=True, slots=True)
+class OnSet:
+    """The candidates on a set of nodes, and the steps/s that no strategy on it exceeds in each situation."""
+
+    candidates: tuple[Candidate, ...]
+    limits: Floats
+
+
+class TraceSearches:
+    """Searches on alike nodes in one state, each made once. A strategy on nodes in several states is no
+    faster than on alike nodes in the best of them, pool by pool: every stage takes what its slowest node
+    takes."""
+
+    def __init__(self, steps: Steps, within: Within) -> None:
+        self._steps, self._within = steps, within
+        self._pool_of = NodeView(steps.prices.cluster).pool_of
+        self._found: dict[tuple[int, NodeState], tuple[tuple[float, Strategy], ...]] = {}
+
+    def on(self, names: tuple[str, ...], situations: Lasting) -> OnSet:
+        """What may run on these nodes, all of them; nothing where nothing fits."""
+        size = len(names)
+        each = [self._states(names, situation) for situation, _ in situations]
+        seconds: dict[NodeState, float] = {}
+        for states, (_, lasting_s) in zip(each, situations, strict=True):
+            for state in states or ():
+                seconds[state] = seconds.get(state, 0.0) + lasting_s
+        nominal = tuple(NodeState(pool=pool) for pool in sorted({self._pool_of[name] for name in names}))
+        longest = sorted(seconds, key=lambda state: -seconds[state])[:STATES]
+        searched = {state: self._search(size, state) for state in dict.fromkeys((*nominal, *longest))}
+        best = {state: found[0][0] if found else np.inf for state, found in searched.items()}
+
+        def rate(states: States | None) -> float:
+            if states is None:
+                return 0.0
+            return 1.0 / max(best.get(state, best[NodeState(pool=state.pool)]) for state in states)
+
+        strategies = dict.fromkeys(strategy for found in searched.values() for _, strategy in found)
+        there = np.array([states is not None for states in each], dtype=np.float64)
+        return OnSet(
+            tuple(self._candidates(strategies, names, there)), np.array([rate(states) for states in each])
+        )
+
+    def _states(self, names: tuple[str, ...], situation: Situation) -> States | None:
+        """The best state of each pool's nodes; None where one of them is gone."""
+        runs = situation.states_of(names, self._steps.prices.node_bytes_per_s)
+        if runs is None:
+            return None
+        best: dict[int, NodeState] = {}
+        for state, _ in runs:
+            other = best.get(state.pool, state)
+            best[state.pool] = NodeState(
+                pool=state.pool,
+                speed=max(state.speed, other.speed),
+                network=max(state.network, other.network),
+                inside=max(state.inside, other.inside),
+                latency_s=min(state.latency_s, other.latency_s),
+            )
+        return tuple(best[pool] for pool in sorted(best))
+
+    def _search(self, size: int, state: NodeState) -> tuple[tuple[float, Strategy], ...]:
+        key = size, state
+        if key not in self._found:
+            prices = self._steps.prices
+            question = Question(
+                model=prices.model,
+                cluster=alike_cluster(prices.cluster, prices.pools[state.pool], size, state),
+                job=prices.job,
+                space=self._within.space,
+                fixed=self._within.fixed,
+                axes=self._within.axes,
+            )
+            outcome = Search(question.problem(), question.candidates(), Fastest(KINDS)).run()
+            self._found[key] = tuple((found.time_s, found.table[0]) for found in outcome.found)
+        return self._found[key]
+
+    def _candidates(
+        self, strategies: Iterable[Strategy], names: tuple[str, ...], there: Floats
+    ) -> Iterable[Candidate]:
+        """Equal shares for all pipelines: that is what a plan file holds."""
+        prices = self._steps.prices
+        pools = {self._pool_of[name] for name in names}
+        for strategy in strategies:
+            least_s = self._steps.nominal_s(strategy, pools)
+            if least_s is None:
+                continue
+            each = prices.microbatches(strategy) // strategy.dp
+            arrangement = Arrangement(
+                strategy=strategy,
+                slots=placed(strategy, names, prices.devices_of(names[0])),
+                microbatches=(each,) * strategy.dp,
+            )
+            yield Candidate(arrangement, there / least_s)
