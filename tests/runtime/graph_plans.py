@@ -59,7 +59,7 @@ def by_rules(graph: OpGraph, ranks: Sequence[int], *wanted: Wanted) -> GraphLayo
             ]
             rules[op.name] = next(each for each in product(*along) if allows(op, each, ranks))
         found.append(rules)
-    return laid_by(graph, found)
+    return laid_by(graph, tuple(ranks), found)
 
 
 def drawn(graph: OpGraph, ranks: Sequence[int], seeds: Sequence[int]) -> Iterator[GraphPlan]:

@@ -39,6 +39,12 @@ class Mesh:
         return tuple(axis.size for axis in self.axes)
 
     @property
+    def members(self) -> tuple[tuple[int, ...], ...]:
+        """The members per tier of each axis, in ascending order: all that prices on a mesh depend on, but
+        for the order in which a layout names its axes."""
+        return tuple(sorted(axis.sizes for axis in self.axes))
+
+    @property
     def name(self) -> str:
         """`8x8`: the sizes, the outermost first."""
         return "x".join(str(axis.size) for axis in self.axes)

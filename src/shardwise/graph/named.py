@@ -34,6 +34,7 @@ class BlockLayout:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GraphLayout:
-    """A layout of all blocks, repetitions one by one."""
+    """A layout of all blocks, repetitions one by one, on a mesh of `ranks` per axis, the outermost first."""
 
+    ranks: tuple[int, ...]
     blocks: tuple[BlockLayout, ...]

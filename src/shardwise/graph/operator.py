@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import combinations
+
 from shardwise.errors import ConfigError
 from shardwise.graph.dividing import operands_of, replicated_rules
 from shardwise.graph.kinds import KINDS, Attribute, Kind
@@ -24,6 +26,13 @@ def rules_of(op: OpNode) -> tuple[Rule, ...]:
         for rule in rules
         if rule.split is None or (rule.units > 1 and divided_dims(op, rule).isdisjoint(op.whole))
     )
+
+
+def has_order(op: OpNode) -> bool:
+    """Whether the order of mesh axes decides which rules of `op` go together: two of them divide one dim in
+    units of unequal size."""
+    divided = [(rule, divided_dims(op, rule)) for rule in rules_of(op)]
+    return any(a.units != b.units for (a, own), (b, other) in combinations(divided, 2) if own & other)
 
 
 def work_of(op: OpNode) -> tuple[Work, ...]:

@@ -27,7 +27,9 @@ class StagedLayout(GraphLayout):
     def stages(self) -> tuple[GraphLayout, ...]:
         """The layout of each stage."""
         ends = (0, *self.cuts, len(self.blocks))
-        return tuple(GraphLayout(blocks=self.blocks[first:end]) for first, end in pairwise(ends))
+        return tuple(
+            GraphLayout(ranks=self.ranks, blocks=self.blocks[first:end]) for first, end in pairwise(ends)
+        )
 
 
 def staged_record(layout: StagedLayout) -> dict[str, Any]:
@@ -65,7 +67,11 @@ def staged_from_record(
     of_one = scaled(graph, graph.batch // microbatches)
     whole = layout_from_record({"blocks": blocks}, of_one, ranks, file=file, key=key)
     return StagedLayout(
-        blocks=whole.blocks, cuts=tuple(ends[:-1]), microbatches=microbatches, schedule=schedule
+        ranks=whole.ranks,
+        blocks=whole.blocks,
+        cuts=tuple(ends[:-1]),
+        microbatches=microbatches,
+        schedule=schedule,
     )
 
 

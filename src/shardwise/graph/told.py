@@ -75,7 +75,7 @@ def layout_from_record(
         allowed = f"all {len(blocks)} of the graph"
         raise part.error("blocks", "do not make up the graph", found=f"{len(found)} blocks", allowed=allowed)
     part.finish()
-    return GraphLayout(blocks=tuple(found))
+    return GraphLayout(ranks=tuple(ranks), blocks=tuple(found))
 
 
 def _read_block(

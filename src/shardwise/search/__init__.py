@@ -23,6 +23,7 @@ from shardwise.search.explain import band_of
 from shardwise.search.explanation import Comparison, Explanation, explained, question_of, what_if, why_not
 from shardwise.search.goals import Fastest, Found, Goal, Smallest, Tradeoff
 from shardwise.search.graph_curves import GraphCurve, GraphCurves
+from shardwise.search.mesh_choice import MeshChoice
 from shardwise.search.modes import MODES, chosen, curves_for, points_of, smallest
 from shardwise.search.pinned import Alternative, Axis, Binding
 from shardwise.search.question import SPACES, Question, best_dtype, default_job, shortest_text
@@ -63,6 +64,7 @@ __all__ = [
     "GraphCurves",
     "LedgerBlock",
     "Limits",
+    "MeshChoice",
     "Outcome",
     "PipelineFigures",
     "PipelinePrice",

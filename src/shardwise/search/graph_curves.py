@@ -3,7 +3,8 @@ cluster."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from time import perf_counter, process_time
 from typing import Any
@@ -15,33 +16,45 @@ from shardwise.graph import GraphLayout, OpGraph, data_parallel, megatron
 from shardwise.plan import usd_per_step
 from shardwise.search.curves import Curve, Point, Reference
 from shardwise.search.drive import Progress
+from shardwise.search.mesh_choice import MeshChoice
 from shardwise.search.tracking import tracked
+from shardwise.search.tracking.solution import Solution
 from shardwise.search.tracking.track import Effort
 from shardwise.units import format_bytes
 
 MOST_LABELS = 200_000
 """Labels that a search keeps for one mesh before it answers with what is proven by then."""
 
+TIERS = MeshChoice("tiers")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GraphCurve(Curve[GraphLayout]):
-    """A curve with the mesh it is on, how many layouts each operator has there, and what tracking them took.
-    `smallest_bytes` is the least memory of any layout, whether it fits or not."""
+    """A curve with the meshes it is on, how many layouts each operator has on all of them, and what tracking
+    them took. `smallest_bytes` is the least memory of any layout, whether it fits or not."""
 
-    mesh: Mesh
+    meshes: tuple[Mesh, ...]
     layouts_per_operator: Mapping[str, int]
     efforts: tuple[Effort, ...]
     smallest_bytes: float
 
 
 class GraphCurves:
-    """Yields the frontier of `graph` over all layouts on the mesh of a part's tiers: one axis for each.
+    """Yields the frontier of `graph` over all layouts on the `meshes` of a part of a cluster.
 
     Points that leave less than `memory_margin` of a device's memory free are left out.
     """
 
-    def __init__(self, graph: OpGraph, cluster: Cluster, training: Training, memory_margin: float) -> None:
+    def __init__(
+        self,
+        graph: OpGraph,
+        cluster: Cluster,
+        training: Training,
+        memory_margin: float,
+        meshes: MeshChoice = TIERS,
+    ) -> None:
         self.graph, self.cluster, self.training = graph, cluster, training
+        self.meshes = meshes
         self._margin = memory_margin
 
     @property
@@ -54,21 +67,30 @@ class GraphCurves:
         used = {node.device_class for node in cluster.nodes}
         return min(cluster.classes[name].memory_bytes for name in used) * (1.0 - self._margin)
 
-    def laid_out(self, devices: int) -> LaidOut:
-        """All layouts on so many devices."""
+    def laid_out(self, devices: int) -> list[LaidOut]:
+        """All layouts on each mesh of so many devices."""
         cluster = part_of(self.cluster, devices)
-        return layout_chain(self.graph, cluster, self.training, tier_mesh(cluster, devices))
+        return [
+            layout_chain(self.graph, cluster, self.training, mesh)
+            for mesh in self.meshes.of(self.graph, cluster, devices)
+        ]
 
     def layouts_per_operator(self, devices: int) -> Mapping[str, int]:
-        """How many layouts each operator has on so many devices."""
-        return self.laid_out(devices).layouts_per_operator
+        """How many layouts each operator has on all meshes of so many devices."""
+        return layouts_on_all(self.laid_out(devices))
 
     def curve(self, devices: int, *, epsilon: float = 0.0, progress: Progress | None = None) -> GraphCurve:
         """The frontier on so many devices, proven to `epsilon` or to what its own `epsilon` says."""
         start_s, start_cpu_s = perf_counter(), process_time()
         cluster = part_of(self.cluster, devices)
         laid = self.laid_out(devices)
-        found = tracked(laid.chains, epsilon=epsilon, most_labels=MOST_LABELS)
+        cases = [(each, case, chain) for each in laid for case, chain in enumerate(each.chains)]
+        found = tracked([chain for *_, chain in cases], epsilon=epsilon, most_labels=MOST_LABELS)
+
+        def layout_of(number: int, solution: Solution) -> GraphLayout:
+            own, case, _ = cases[number]
+            return own.layout(solution, case)
+
         limit_bytes = self.limit_bytes(devices)
         points = tuple(
             Point(
@@ -76,7 +98,7 @@ class GraphCurves:
                 memory_bytes=float(memory_bytes),
                 cost_usd=usd_per_step(cluster, float(time_s)),
                 devices=devices,
-                layout=laid.layout(solution, case),
+                layout=layout_of(case, solution),
             )
             for (time_s, memory_bytes), (case, solution) in zip(found.points, found.solutions, strict=True)
             if memory_bytes <= limit_bytes
@@ -87,8 +109,8 @@ class GraphCurves:
             epsilon=found.epsilon,
             search_s=perf_counter() - start_s,
             search_cpu_s=process_time() - start_cpu_s,
-            mesh=laid.mesh,
-            layouts_per_operator=laid.layouts_per_operator,
+            meshes=tuple(each.mesh for each in laid),
+            layouts_per_operator=layouts_on_all(laid),
             efforts=found.efforts,
             smallest_bytes=float(found.points[:, 1].min()) if len(found.points) else 0.0,
         )
@@ -128,3 +150,11 @@ class GraphCurves:
             "more devices, a smaller batch or more memory help",
             reasons={"memory": 1},
         )
+
+
+def layouts_on_all(laid: Sequence[LaidOut]) -> Mapping[str, int]:
+    """How many layouts each operator has on several meshes."""
+    total: Counter[str] = Counter()
+    for each in laid:
+        total.update(each.layouts_per_operator)
+    return dict(total)

@@ -6,14 +6,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from time import perf_counter, process_time
 
-from shardwise.cluster import Cluster, part_of, tier_mesh
+from shardwise.cluster import Cluster, Mesh, part_of
 from shardwise.cost import Training, Turns
 from shardwise.errors import ConfigError
 from shardwise.graph import GraphLayout, OpGraph, StagedLayout, scaled
 from shardwise.plan import usd_per_step
 from shardwise.search.curves import Point, Reference
 from shardwise.search.drive import Progress
-from shardwise.search.graph_curves import GraphCurve, GraphCurves
+from shardwise.search.graph_curves import TIERS, GraphCurve, GraphCurves, layouts_on_all
+from shardwise.search.mesh_choice import MeshChoice
 from shardwise.search.stages import SCHEDULE, Setting, Staged, staged
 from shardwise.search.tracking.track import Effort
 
@@ -27,7 +28,7 @@ fifth of the step then."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StagedCurve(GraphCurve):
-    """A curve over ways to cut, `partitions` of which `evaluated` were; the mesh is each stage's."""
+    """A curve over ways to cut, `partitions` of which `evaluated` were; the meshes are a stage's."""
 
     stages: int
     microbatches: tuple[int, ...]
@@ -39,7 +40,8 @@ class StagedCurves(GraphCurves):
     """Yields the frontier of `graph` over all cuts into `stages`, all layouts of these, and numbers of
     `microbatches` (None: the largest divisor of the batch up to MICROBATCHES_PER_STAGE for each stage).
 
-    Each stage has as many devices in a row, of one node or whole nodes, all alike.
+    Each stage has as many devices in a row, of one node or whole nodes, all alike, and a mesh like the
+    others'.
     """
 
     def __init__(
@@ -50,8 +52,9 @@ class StagedCurves(GraphCurves):
         memory_margin: float,
         stages: int,
         microbatches: Sequence[int] | None,
+        meshes: MeshChoice = TIERS,
     ) -> None:
-        super().__init__(graph, cluster, training, memory_margin)
+        super().__init__(graph, cluster, training, memory_margin, meshes)
         self.stages = stages
         self.microbatches = tuple(microbatches or (_usual(graph.batch, stages),))
         if not self.sizes:
@@ -71,18 +74,23 @@ class StagedCurves(GraphCurves):
             return False
         return own % nodes[0].devices == 0 or nodes[0].devices % own == 0
 
-    def setting(self, devices: int, microbatches: int) -> Setting:
-        """The pipeline on so many devices. ConfigError where the batch has no such micro-batches."""
-        return setting_of(
-            self.graph, part_of(self.cluster, devices), self.training, self.stages, microbatches
-        )
+    def settings(self, devices: int) -> list[Setting]:
+        """Pipelines on so many devices, on each mesh one of each number of micro-batches. ConfigError where
+        the batch has no such micro-batches."""
+        cluster = part_of(self.cluster, devices)
+        meshes = self.meshes.of(self.graph, cluster, devices // self.stages)
+        return [
+            setting_of(self.graph, cluster, self.training, self.stages, microbatches, mesh)
+            for mesh in meshes
+            for microbatches in self.microbatches
+        ]
 
     def layouts_per_operator(self, devices: int) -> Mapping[str, int]:
-        return _layouts_per_operator(self.setting(devices, self.microbatches[0]))
+        return _layouts_per_operator(self.settings(devices))
 
     def curve(self, devices: int, *, epsilon: float = 0.0, progress: Progress | None = None) -> StagedCurve:
         start_s, start_cpu_s = perf_counter(), process_time()
-        settings = [self.setting(devices, count) for count in self.microbatches]
+        settings = self.settings(devices)
         found, every = staged(settings, epsilon=epsilon, most_labels=MOST_STAGE_LABELS)
         limit_bytes = self.limit_bytes(devices)
         cluster = part_of(self.cluster, devices)
@@ -103,8 +111,8 @@ class StagedCurves(GraphCurves):
             epsilon=found.epsilon,
             search_s=perf_counter() - start_s,
             search_cpu_s=process_time() - start_cpu_s,
-            mesh=settings[0].mesh,
-            layouts_per_operator=_layouts_per_operator(settings[0]),
+            meshes=tuple(dict.fromkeys(setting.mesh for setting in settings)),
+            layouts_per_operator=_layouts_per_operator(settings),
             efforts=tuple(Effort(pieces.weights, pieces.choices, pieces.labels) for pieces in every),
             smallest_bytes=min(point.memory_bytes for point in found.points),
             stages=self.stages,
@@ -118,10 +126,10 @@ class StagedCurves(GraphCurves):
 
 
 def setting_of(
-    graph: OpGraph, cluster: Cluster, training: Training, stages: int, microbatches: int
+    graph: OpGraph, cluster: Cluster, training: Training, stages: int, microbatches: int, mesh: Mesh
 ) -> Setting:
-    """`graph`, of the size of the whole batch, on stages that share all of `cluster`, each on the mesh of its
-    tiers. ConfigError where the batch has no such micro-batches."""
+    """`graph`, of the size of the whole batch, on stages that share all of `cluster`, each on a mesh like
+    `mesh`. ConfigError where the batch has no such micro-batches."""
     if graph.batch % microbatches:
         raise ConfigError(
             "do not share out the batch", key="--microbatches", found=str(microbatches),
@@ -131,7 +139,7 @@ def setting_of(
         graph=scaled(graph, graph.batch // microbatches),
         cluster=cluster,
         training=training,
-        mesh=tier_mesh(cluster, cluster.devices // stages),
+        mesh=mesh,
         stages=stages,
         microbatches=microbatches,
     )
@@ -145,8 +153,15 @@ def _usual(batch: int, stages: int) -> int:
 def _layout_of(point: Staged) -> StagedLayout:
     blocks = tuple(block for layout in point.layouts for block in layout.blocks)
     microbatches = point.setting.microbatches
-    return StagedLayout(blocks=blocks, cuts=point.cuts, microbatches=microbatches, schedule=SCHEDULE)
+    return StagedLayout(
+        ranks=point.setting.mesh.ranks,
+        blocks=blocks,
+        cuts=point.cuts,
+        microbatches=microbatches,
+        schedule=SCHEDULE,
+    )
 
 
-def _layouts_per_operator(setting: Setting) -> Mapping[str, int]:
-    return setting.opened(0, len(setting.blocks), Turns()).layouts_per_operator
+def _layouts_per_operator(settings: Sequence[Setting]) -> Mapping[str, int]:
+    of_each = {setting.mesh: setting for setting in settings}
+    return layouts_on_all([each.opened(0, len(each.blocks), Turns()) for each in of_each.values()])

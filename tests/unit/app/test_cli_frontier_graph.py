@@ -12,7 +12,7 @@ import pytest
 from tests.unit.app.test_cli_frontier import answer, refused
 from tests.unit.graph.texts import bent
 
-from shardwise.cluster import load_cluster, part_of, tier_mesh
+from shardwise.cluster import load_cluster, mesh_of, part_of
 from shardwise.cost import Training, price_layout
 from shardwise.frontier import frontier_of
 from shardwise.graph import layout_from_record, load_graph, scaled
@@ -31,8 +31,9 @@ def price_of(point: Any, batch: int) -> tuple[float, float]:
     """Seconds and bytes of the layout of a point, priced from its names by code of its own."""
     graph = scaled(load_graph("graph:vgg16"), batch)
     cluster = part_of(load_cluster(CLUSTER), point["devices"])
-    mesh = tier_mesh(cluster, point["devices"])
-    layout = layout_from_record(point["layout"], graph, mesh.ranks)
+    mesh = mesh_of(cluster, tuple(point["layout"]["mesh"]))
+    blocks = {"blocks": point["layout"]["blocks"]}
+    layout = layout_from_record(blocks, graph, mesh.ranks)
     price = price_layout(graph, cluster, Training(dtype="fp16"), mesh, layout)
     return price.time_s, price.memory_bytes
 
@@ -50,7 +51,7 @@ def test_every_point_costs_what_its_layout_does(run: Run) -> None:
 def test_the_modes_pick_from_the_points(run: Run) -> None:
     fastest = answer(run, *QUESTION)
     assert fastest["chosen"] == min(fastest["points"], key=lambda point: point["time_s"])
-    assert fastest["certificate"]["meshes"] == {"4": [2, 2]}
+    assert fastest["certificate"]["meshes"] == {"4": [[2, 2]]}
     assert fastest["certificate"]["epsilon"] <= fastest["epsilon"] == 0.001
     assert fastest["operators"] == scaled(load_graph("graph:vgg16"), 256).operators
     assert all(count >= 1 for count in fastest["layouts_per_operator"].values())
@@ -71,6 +72,50 @@ def test_a_fine_frontier_is_matched_by_a_coarse_one(run: Run) -> None:
     figures = {key: parallel[key] for key in ("time_s", "memory_bytes")}
     assert price_of(parallel, 256) == pytest.approx(tuple(figures.values()), rel=1e-9)
     assert any(all(point[key] <= 1.002 * figures[key] for key in figures) for point in fine["points"])
+
+
+LSTM = ("frontier", "graph:lstm-2x2048", "--cluster", "1x4xV100-32G", "--global-batch-size", "256")
+
+
+def test_other_meshes_add_points_and_say_which_they_are_on(run: Run) -> None:
+    """A recurrent layer is divided best by units in pairs, and by samples among pairs."""
+    tiers = answer(run, *LSTM, "--epsilon", "0.01")
+    every = answer(run, *LSTM, "--epsilon", "0.01", "--meshes", "all")
+    pairs = answer(run, *LSTM, "--epsilon", "0.01", "--meshes", "2x2")
+    told = [document["certificate"]["meshes"]["4"] for document in (tiers, every, pairs)]
+    assert told == [[[4]], [[4], [2, 2]], [[2, 2]]]
+    assert {tuple(point["layout"]["mesh"]) for point in every["points"]} == {(4,), (2, 2)}
+    assert every["chosen"]["time_s"] < 0.997 * tiers["chosen"]["time_s"]
+    for one in (tiers, pairs):
+        for point in one["points"]:
+            limits = {key: 1.01 * point[key] for key in ("time_s", "memory_bytes")}
+            assert any(all(other[key] <= limits[key] for key in limits) for other in every["points"])
+        of_all = every["layouts_per_operator"]
+        assert all(of_all[name] > count for name, count in one["layouts_per_operator"].items())
+    shown = run(*LSTM, "--epsilon", "0.01", "--meshes", "all").out
+    assert "2x2, nothing recomputed" in shown and "on all meshes: 4, 2x2" in shown
+    assert "on the mesh of the tiers: 4" in run(*LSTM, "--epsilon", "0.1").out
+
+
+@pytest.mark.parametrize("text", ["5", "2x3", "4x4", "4,4", "2x2,2x2", "", "x", "2x2x2x2", "99999999999x1"])
+def test_what_is_no_mesh_is_refused(run: Run, text: str) -> None:
+    refused(run(*LSTM, "--meshes", text), "--meshes", "2x2" if "," not in text else "twice")
+
+
+def test_meshes_are_of_graphs(run: Run) -> None:
+    question = ("frontier", "gpt2", *LSTM[2:], "--seq-len", "1024", "--meshes", "all")
+    refused(run(*question), "--meshes", "axis_order")
+
+
+def test_each_plan_has_the_mesh_of_its_point(run: Run, tmp_path: Path) -> None:
+    ran = run(*LSTM, "--epsilon", "0.05", "--meshes", "all", "--save", str(tmp_path))
+    assert ran.code == 0, ran.err
+    index = json.loads((tmp_path / "frontier.json").read_text())
+    meshes = {tuple(read_graph_plan(str(tmp_path / name)).mesh.ranks) for name in index["plans"]}
+    assert meshes == {(4,), (2, 2)}
+    for name in index["plans"]:
+        checked = run("check", str(tmp_path / name))
+        assert checked.code == 0, checked.err
 
 
 def test_what_is_about_strategies_is_refused(run: Run) -> None:

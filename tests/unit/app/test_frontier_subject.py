@@ -105,8 +105,8 @@ def asked(mode: str, *, limit_gib: float = inf, sizes: tuple[int, ...] | None = 
 
 def options(**given: str) -> FrontierOptions:
     return FrontierOptions(
-        mode="", memory_limit=None, devices=None, stages=None, microbatches=None, objectives="",
-        epsilon="", space="", fix="", workers="",
+        mode="", memory_limit=None, devices=None, stages=None, microbatches=None, meshes="tiers",
+        objectives="", epsilon="", space="", fix="", workers="",
         save=given.get("save"), plot=given.get("plot"), is_json="is_json" in given,
     )  # fmt: skip
 

@@ -23,6 +23,13 @@ def test_meshes_lie_within_tiers_or_span_whole_ones(cluster: str, devices: int, 
     assert [mesh.name for mesh in meshes_of(load_cluster(cluster), devices)] == names
 
 
+def test_meshes_of_the_same_axes_have_the_same_members() -> None:
+    cluster = load_cluster("8x8xH100-SXM")
+    members = {mesh.name: mesh.members for mesh in meshes_of(cluster, 64)}
+    assert members["2x4x8"] == members["4x2x8"] == ((1, 2), (1, 4), (8, 1))
+    assert members["8x2x4"] == members["8x4x2"] and len(set(members.values())) == 4
+
+
 def test_axes_have_their_members_per_tier() -> None:
     # 4x2x8 on nodes of 8: the innermost 8 are a node, the others are among nodes.
     axes = mesh_of(load_cluster("8x8xH100-SXM"), (4, 2, 8)).axes

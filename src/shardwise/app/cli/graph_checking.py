@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from shardwise.check import Check, Verdict, number_check, parts_check, value_check
 from shardwise.cluster import Cluster, Mesh
 from shardwise.cost import LayoutPrice, Training, price_layout
@@ -61,5 +59,5 @@ def price_of(
     """The price of a layout of a graph, or of its stages, from its names."""
     if not isinstance(layout, StagedLayout):
         return price_layout(graph, cluster, training, mesh, layout)
-    setting = setting_of(graph, cluster, training, len(layout.stages), layout.microbatches)
-    return price_of_stages(replace(setting, mesh=mesh), layout.cuts, layout.stages)
+    setting = setting_of(graph, cluster, training, len(layout.stages), layout.microbatches, mesh)
+    return price_of_stages(setting, layout.cuts, layout.stages)

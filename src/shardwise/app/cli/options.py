@@ -210,6 +210,14 @@ MicrobatchCounts = Annotated[
         show_default=False,
     ),
 ]
+Meshes = Annotated[
+    str,
+    typer.Option(
+        "--meshes",
+        metavar="tiers|all|LIST",
+        help="Meshes for the layouts of a graph: one axis for each tier, all, or some such as 8,2x4.",
+    ),
+]
 SaveFolder = Annotated[
     str | None,
     typer.Option("--save", metavar="DIR", help="Write a plan file for each point.", show_default=False),

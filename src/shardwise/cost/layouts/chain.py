@@ -69,7 +69,7 @@ class LaidOut:
                 found["stored"][name], found["used"][name] = stored[name], shared[name]
             is_kept = chain[place].modes[chosen.mode][0] == "kept"
             blocks.append(BlockLayout(name=block.name, mode="kept" if is_kept else "recomputed", **found))
-        return GraphLayout(blocks=tuple(blocks))
+        return GraphLayout(ranks=self.mesh.ranks, blocks=tuple(blocks))
 
 
 def layout_chain(graph: OpGraph, cluster: Cluster, training: Training, mesh: Mesh) -> LaidOut:

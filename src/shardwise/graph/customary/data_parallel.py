@@ -24,7 +24,7 @@ def data_parallel(graph: OpGraph, ranks: Sequence[int]) -> GraphLayout | None:
     for block, own in zip(graph.blocks, along, strict=True):
         if not all(allows(op, own[op.name], ranks) for op in block.operators):
             return None
-    return laid_by(graph, along)
+    return laid_by(graph, tuple(ranks), along)
 
 
 def batch_rules(graph: OpGraph) -> list[dict[str, Rule]]:

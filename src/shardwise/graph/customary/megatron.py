@@ -39,7 +39,7 @@ def megatron(graph: OpGraph, ranks: Sequence[int]) -> GraphLayout | None:
         for op in block.operators
         if op.kind == "attention"
     ]
-    return laid_by(graph, found) if any(attention) else None
+    return laid_by(graph, tuple(ranks), found) if any(attention) else None
 
 
 @dataclass(frozen=True, slots=True)

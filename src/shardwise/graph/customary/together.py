@@ -16,8 +16,9 @@ BlockRules = Mapping[str, tuple[Rule, ...]]
 """The rules of each operator of a block, one per mesh axis, the outermost first."""
 
 
-def laid_by(graph: OpGraph, rules: Sequence[BlockRules]) -> GraphLayout:
-    """The layout that follows these rules, which go together, of each block; repetitions are laid alike.
+def laid_by(graph: OpGraph, ranks: tuple[int, ...], rules: Sequence[BlockRules]) -> GraphLayout:
+    """The layout on `ranks` per axis that follows these rules, which go together, of each block; repetitions
+    are laid alike.
 
     A tensor with several readers lies as all of them want it; one that some want whole and others whole with
     gradients to be summed has its gradients summed once. Parameters wait as they are used, whole ones with
@@ -55,7 +56,7 @@ def laid_by(graph: OpGraph, rules: Sequence[BlockRules]) -> GraphLayout:
                 used={name: used[name] for name in names if name in used},
             )
         )
-    return GraphLayout(blocks=tuple(found))
+    return GraphLayout(ranks=ranks, blocks=tuple(found))
 
 
 def _wanted(block: Block, rules: BlockRules) -> dict[str, list[Placements]]:

@@ -45,6 +45,7 @@ class FrontierOptions:
     devices: str | None
     stages: str | None
     microbatches: str | None
+    meshes: str
     objectives: str
     epsilon: str
     space: str
@@ -112,7 +113,7 @@ def _graph_frontier(options: JobOptions, asked: Asked, wanted: FrontierOptions) 
     if wanted.plot is not None:
         check_plot_file(wanted.plot, key="--plot")
         writable("--plot", wanted.plot, inputs=(options.model, options.cluster))
-    request = load_graph_request(options)
+    request = load_graph_request(options, wanted.meshes)
     if "cost" in asked.objectives:
         require_prices(request.cluster)
     subject = graph_subject(request, wanted.stages, wanted.microbatches)
@@ -125,6 +126,11 @@ def fixed_fields(wanted: FrontierOptions) -> dict[str, int | str | bool]:
         raise ConfigError(
             "is about graphs: a strategy has its micro_batch_size", key="--microbatches",
             found=shown(wanted.microbatches), allowed="--fix micro_batch_size=N",
+        )  # fmt: skip
+    if wanted.meshes != "tiers":
+        raise ConfigError(
+            "is about graphs: a strategy has its degrees and axis_order", key="--meshes",
+            found=shown(wanted.meshes), allowed="--fix tp=N,axis_order=...",
         )  # fmt: skip
     fixed = parse_fields(wanted.fix, key="--fix")
     if wanted.stages is not None:

@@ -14,7 +14,7 @@ from shardwise.app.cli.frontier.whole import along_axes, whole_layout
 from shardwise.app.cli.graph_checking import price_of
 from shardwise.app.cli.output import LABEL, WIDTH, Line, row
 from shardwise.app.cli.request import DTYPES, OPTIMIZERS, JobOptions, choice, count, fraction
-from shardwise.cluster import Cluster, load_cluster, part_of
+from shardwise.cluster import Cluster, load_cluster, mesh_of, part_of
 from shardwise.cost import Training
 from shardwise.errors import ConfigError, InternalError
 from shardwise.graph import (
@@ -29,7 +29,7 @@ from shardwise.graph import (
 )  # fmt: skip
 from shardwise.inputs import read_mapping
 from shardwise.plan import GraphJob, GraphPlan
-from shardwise.search import Curve, GraphCurve, GraphCurves, Point, best_dtype
+from shardwise.search import Curve, GraphCurve, GraphCurves, MeshChoice, Point, best_dtype
 from shardwise.units import format_count, format_seconds
 
 GraphPoint = Point[GraphLayout]
@@ -58,9 +58,10 @@ class GraphRequest:
     cluster: Cluster
     training: Training
     memory_margin: float
+    meshes: MeshChoice
 
 
-def load_graph_request(options: JobOptions) -> GraphRequest:
+def load_graph_request(options: JobOptions, meshes: str) -> GraphRequest:
     """The request that the options describe. ConfigError with the first fault."""
     batch = count("--global-batch-size", options.global_batch_size)
     seq_len = None if options.seq_len is None else count("--seq-len", options.seq_len)
@@ -70,7 +71,13 @@ def load_graph_request(options: JobOptions) -> GraphRequest:
     graph = scaled(load_graph(options.model), batch, seq_len)
     cluster = load_cluster(options.cluster, inter_node=options.inter_node)
     training = Training(dtype=dtype or best_dtype(cluster), optimizer=optimizer)
-    return GraphRequest(graph=graph, cluster=cluster, training=training, memory_margin=margin)
+    return GraphRequest(
+        graph=graph,
+        cluster=cluster,
+        training=training,
+        memory_margin=margin,
+        meshes=MeshChoice(meshes),
+    )
 
 
 class GraphSubject:
@@ -79,7 +86,7 @@ class GraphSubject:
     def __init__(self, request: GraphRequest, curves: GraphCurves | None = None) -> None:
         self._request = request
         self._curves = curves or GraphCurves(
-            request.graph, request.cluster, request.training, request.memory_margin
+            request.graph, request.cluster, request.training, request.memory_margin, request.meshes
         )
 
     @property
@@ -135,9 +142,14 @@ class GraphSubject:
 
     def title(self, point: GraphPoint) -> str:
         again = sum(block.mode == "recomputed" for block in point.layout.blocks)
-        return f"{again} of {len(point.layout.blocks)} recomputed" if again else "nothing recomputed"
+        told = f"{again} of {len(point.layout.blocks)} recomputed" if again else "nothing recomputed"
+        return told if self._curves.meshes.text == "tiers" else f"{_mesh_name(point)}, {told}"
 
     def details(self, point: GraphPoint) -> Sequence[str]:
+        return [f"mesh {_mesh_name(point)}", *self._blocks(point)]
+
+    def _blocks(self, point: GraphPoint) -> Sequence[str]:
+        """How each block is laid, runs of like ones in one line."""
         told = [f"{block.name}: {_block_text(block)}" for block in point.layout.blocks]
         runs = [(text, len(list(alike))) for text, alike in groupby(told)]
         return [f"{many} x {text}" if many > 1 else text for text, many in runs]
@@ -146,6 +158,8 @@ class GraphSubject:
         return whole_layout(point.layout)
 
     def difference(self, point: GraphPoint, other: GraphPoint) -> str:
+        if point.layout.ranks != other.layout.ranks:
+            return f"mesh {_mesh_name(point)}"
         pairs = list(zip(point.layout.blocks, other.layout.blocks, strict=True))
         rules = sum(a.rules != b.rules for a, b in pairs)
         stored = sum(a.stored != b.stored for a, b in pairs)
@@ -156,7 +170,7 @@ class GraphSubject:
         )
 
     def layout(self, point: GraphPoint) -> Mapping[str, object]:
-        return layout_record(point.layout)
+        return {"mesh": list(point.layout.ranks), **layout_record(point.layout)}
 
     def sizes(self) -> Mapping[str, object]:
         counts = self._curves.layouts_per_operator(self._curves.sizes[-1])
@@ -167,7 +181,7 @@ class GraphSubject:
         efforts = [effort for curve in own for effort in curve.efforts]
         return {
             "space": "layouts",
-            "meshes": {str(curve.devices): list(curve.mesh.ranks) for curve in own},
+            "meshes": {str(curve.devices): [list(mesh.ranks) for mesh in curve.meshes] for curve in own},
             "epsilon": max(curve.epsilon for curve in own),
             "choices": sum(effort.choices for effort in efforts),
             "weighted_sums": sum(effort.weights for effort in efforts),
@@ -176,7 +190,18 @@ class GraphSubject:
             "search_cpu_s": sum(curve.search_cpu_s for curve in own),
         }
 
-    mesh_text = "the mesh of the cluster's tiers"
+    mesh_text = ""
+
+    def _meshes(self, curves: Sequence[GraphCurve]) -> Iterator[Line]:
+        """Which meshes were searched, and how others are."""
+        choice = self._curves.meshes.text
+        what = {"tiers": "the mesh of the tiers", "all": "all meshes"}.get(choice, "these meshes alone")
+        told = [", ".join(mesh.name for mesh in curve.meshes) for curve in curves]
+        told = [f"on {what}{self.mesh_text}: {told[0]}", *told[1:]]
+        for line in words.wrapped(told, "; ", WIDTH - LABEL):
+            yield row("", (line, ""))
+        if choice == "tiers":
+            yield row("", ("--meshes all covers the others too, and takes longer", "dim"))
 
     def proof(self, curves: Sequence[Curve[GraphLayout]]) -> Iterator[Line]:
         own = [_own(curve) for curve in curves]
@@ -185,8 +210,7 @@ class GraphSubject:
         yield ()
         told = "exact" if worst == 0.0 else f"within {words.percent(worst, 2)}"
         yield row("proof", (told, "good"), (f" of all layouts, up to {most:,} for an operator", ""))
-        meshes = ", ".join("x".join(map(str, curve.mesh.ranks)) for curve in own)
-        yield row("", (f"on {self.mesh_text}: {meshes}", ""))
+        yield from self._meshes(own)
         spent_s, cpu_s = sum(curve.search_s for curve in own), sum(curve.search_cpu_s for curve in own)
         yield row("", (f"found in {format_seconds(spent_s)} ({format_seconds(cpu_s)} of CPU)", ""))
         for line in words.wrapped(self._request.cluster.assumptions, " · ", WIDTH - LABEL):
@@ -195,7 +219,8 @@ class GraphSubject:
     def plan(self, curve: Curve[GraphLayout], place: int) -> GraphPlan:
         own, point, request = _own(curve), curve.points[place], self._request
         cluster = part_of(request.cluster, curve.devices)
-        price = price_of(request.graph, cluster, request.training, own.mesh, point.layout)
+        mesh = mesh_of(cluster, point.layout.ranks)
+        price = price_of(request.graph, cluster, request.training, mesh, point.layout)
         if not isclose(price.time_s, point.time_s, rel_tol=PRICES_AGREE):
             raise InternalError(f"a point of {point.time_s!r} s has a layout of {price.time_s!r} s")
         return GraphPlan(
@@ -207,7 +232,7 @@ class GraphSubject:
                 memory_margin=request.memory_margin,
                 profile=request.training.profile,
             ),
-            mesh=own.mesh,
+            mesh=mesh,
             layout=point.layout,
             step_time_s=price.time_s,
             device_bytes=price.memory_bytes,
@@ -215,6 +240,10 @@ class GraphSubject:
             nbytes=price.nbytes,
             epsilon=own.epsilon,
         )
+
+
+def _mesh_name(point: GraphPoint) -> str:
+    return "x".join(map(str, point.layout.ranks))
 
 
 def _block_text(block: BlockLayout) -> str:

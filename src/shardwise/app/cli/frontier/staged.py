@@ -41,11 +41,17 @@ def graph_subject(request: GraphRequest, stages: str | None, microbatches: str |
 class StagedSubject(GraphSubject):
     """A graph in stages on a cluster; implements `Subject`."""
 
-    mesh_text = "meshes of a stage's tiers"
+    mesh_text = " of each stage"
 
     def __init__(self, request: GraphRequest, stages: int, microbatches: Sequence[int] | None) -> None:
         self._staged = StagedCurves(
-            request.graph, request.cluster, request.training, request.memory_margin, stages, microbatches
+            request.graph,
+            request.cluster,
+            request.training,
+            request.memory_margin,
+            stages,
+            microbatches,
+            request.meshes,
         )
         super().__init__(request, self._staged)
 
@@ -70,7 +76,7 @@ class StagedSubject(GraphSubject):
         return ", ".join([*cut, super().difference(point, other)])
 
     def layout(self, point: GraphPoint) -> Mapping[str, object]:
-        return staged_record(_staged(point))
+        return {"mesh": list(point.layout.ranks), **staged_record(_staged(point))}
 
     def certificate(self, curves: Sequence[Curve[GraphLayout]]) -> Mapping[str, object]:
         own = [_own(curve) for curve in curves]

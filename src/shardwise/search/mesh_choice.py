@@ -1,0 +1,61 @@
+"""On which meshes of a cluster's devices layouts are searched."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from shardwise.cluster import Cluster, Mesh, meshes_of, tier_mesh
+from shardwise.errors import ConfigError
+from shardwise.graph import OpGraph, has_order
+from shardwise.inputs import shown
+
+KEY = "--meshes"
+
+
+@dataclass(frozen=True, slots=True)
+class MeshChoice:
+    """`tiers`: one axis for each tier of the cluster. `all`: every mesh of one to three axes that follow the
+    tiers, that of the tiers first. Else some of these by their names, such as `8,2x4`."""
+
+    text: str = "tiers"
+
+    def of(self, graph: OpGraph, cluster: Cluster, devices: int) -> tuple[Mesh, ...]:
+        """The meshes of the first `devices` devices of `cluster` for layouts of `graph`; of those that are
+        alike for it, one. ConfigError where there is no such mesh."""
+        tiers = tier_mesh(cluster, devices)
+        if self.text == "tiers":
+            return (tiers,)
+        every = _unlike(graph, (tiers, *meshes_of(cluster, devices)))
+        if self.text == "all":
+            return every
+        named = [_named(cluster, devices, name) for name in self.text.split(",")]
+        for name, mesh in zip(self.text.split(","), named, strict=True):
+            if mesh is None:
+                allowed = ", ".join(("tiers", "all", *(each.name for each in every)))
+                raise ConfigError(
+                    f"is no mesh of {devices} devices whose axes follow the tiers", key=KEY,
+                    found=shown(name), allowed=allowed,
+                )  # fmt: skip
+        wanted = tuple(mesh for mesh in named if mesh is not None)
+        if len(_unlike(graph, wanted)) < len(wanted):
+            raise ConfigError("names a mesh twice", key=KEY, found=shown(self.text))
+        return wanted
+
+
+def _unlike(graph: OpGraph, meshes: tuple[Mesh, ...]) -> tuple[Mesh, ...]:
+    """The first of each kind: meshes with the same axes in another order are alike, for each layout on one
+    has its like on the other; but not where rules of an operator go together in one order only."""
+    is_ordered = any(has_order(op) for block in graph.blocks for op in block.operators)
+    found: dict[object, Mesh] = {}
+    for mesh in meshes:
+        found.setdefault(mesh.ranks if is_ordered else mesh.members, mesh)
+    return tuple(found.values())
+
+
+def _named(cluster: Cluster, devices: int, name: str) -> Mesh | None:
+    """The mesh of `devices` devices whose name this is; None where its axes do not follow the tiers."""
+    if re.fullmatch(r"[1-9][0-9]{0,8}(x[1-9][0-9]{0,8}){0,2}", name) is None:
+        return None
+    ranks = tuple(map(int, name.split("x")))
+    return next((mesh for mesh in meshes_of(cluster, devices) if mesh.ranks == ranks), None)

@@ -1,0 +1,145 @@
+"""The frontier over all meshes against every layout on every mesh, one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from itertools import permutations
+from typing import TypeVar
+
+import numpy as np
+import pytest
+from tests.property.layout_instances import op, random_graph
+from tests.property.stage_instances import solutions
+from tests.property.test_layouts_one import random_solution
+
+from shardwise.cluster import load_cluster, mesh_of, meshes_of
+from shardwise.cost import Training, layout_chain, price_layout
+from shardwise.errors import ConfigError
+from shardwise.frontier import reduce
+from shardwise.graph import Block, GraphLayout, OpGraph, check_graph
+from shardwise.search import GraphCurves, MeshChoice
+from shardwise.search.tracking.solution import measure
+
+T = TypeVar("T")
+
+TRAINING = Training(dtype="fp16")
+CLUSTERS = ("1x4xV100-32G", "2x2xV100-32G", "1x8xV100-32G", "2x4xV100-32G")
+
+
+def small_graph(seed: int) -> OpGraph:
+    """An operator with a weight, and half of the time a loss, on random sizes."""
+    random = np.random.default_rng(seed)
+    sizes = {
+        "b": int(random.choice([6, 16, 64])), "e": int(random.choice([64, 512, 2048])),
+        "f": int(random.choice([100, 1024, 4096])),
+    }  # fmt: skip
+    operators = [op("a", "linear", sizes, [("x", "be")], "bf", [("w", "ef")])]
+    inputs = {"x": (sizes["b"], sizes["e"])}
+    if seed % 2:
+        operators.append(op("loss", "mean_square", sizes, [("a", "bf"), ("target", "bf")], ""))
+        inputs["target"] = (sizes["b"], sizes["f"])
+    block = Block(name="all", operators=tuple(operators))
+    return OpGraph(name=f"small {seed}", inputs=inputs, blocks=(block,), batch=sizes["b"])
+
+
+def by_definition(graph: OpGraph, cluster_text: str) -> np.ndarray:
+    """The frontier (n, 2) of all layouts on all meshes of one to three axes that follow the tiers."""
+    cluster = load_cluster(cluster_text)
+    points = []
+    for mesh in meshes_of(cluster, cluster.devices):
+        (chain,) = layout_chain(graph, cluster, TRAINING, mesh).chains
+        points += [measure(chain, solution) for solution in solutions(chain)]
+    every = np.array(points)
+    return every[reduce(every)]
+
+
+def found_on(graph: OpGraph, cluster_text: str, choice: str) -> np.ndarray:
+    cluster = load_cluster(cluster_text)
+    curve = GraphCurves(graph, cluster, TRAINING, 0.05, MeshChoice(choice)).curve(cluster.devices)
+    assert curve.epsilon == 0.0
+    return np.array([(point.time_s, point.memory_bytes) for point in curve.points])
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_all_meshes_find_what_enumeration_finds(seed: int) -> None:
+    # Two operators on 2x2x2 have more layouts than can be gone through here.
+    text = CLUSTERS[seed // 2 % 2] if seed % 2 else CLUSTERS[seed // 2 % 4]
+    graph = small_graph(seed)
+    found, expected = found_on(graph, text, "all"), by_definition(graph, text)
+    assert found.shape == expected.shape
+    assert found == pytest.approx(expected, rel=1e-12)
+
+
+def test_a_mesh_left_out_is_noticed() -> None:
+    differs = []
+    for seed in range(0, 24, 2):
+        text = CLUSTERS[seed // 2 % 2]
+        found, expected = found_on(small_graph(seed), text, "tiers"), by_definition(small_graph(seed), text)
+        differs.append(found.shape != expected.shape or not np.allclose(found, expected, rtol=1e-12))
+    assert sum(differs) >= 3
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_axes_in_another_order_cost_the_same(seed: int) -> None:
+    """A layout whose words are in the order of the axes, on any mesh of the same axes."""
+    cluster = load_cluster(("1x8xV100-32G", "4x8xH100-SXM")[seed % 2])
+    shape = ((2, 4), (4, 2, 4))[seed % 2]
+    training = Training(dtype=("fp16", "bf16")[seed % 2])
+    graph = random_graph(seed)
+    mesh = mesh_of(cluster, shape)
+    laid = layout_chain(graph, cluster, training, mesh)
+    chosen = random_solution(np.random.default_rng(seed), laid.chains[0])
+    layout = laid.layout(chosen)
+    price = price_layout(graph, cluster, training, mesh, layout)
+    alike = 0
+    for order in permutations(range(len(shape))):
+        other = mesh_of(cluster, tuple(shape[axis] for axis in order))
+        if [axis.sizes for axis in other.axes] != [mesh.axes[axis].sizes for axis in order]:
+            continue
+        turned = price_layout(graph, cluster, training, other, reordered(layout, order))
+        assert turned.time_s == pytest.approx(price.time_s, rel=1e-9)
+        assert turned.memory_bytes == pytest.approx(price.memory_bytes, rel=1e-9)
+        alike += 1
+    assert alike == 2
+
+
+def reordered(layout: GraphLayout, order: tuple[int, ...]) -> GraphLayout:
+    """The words of a layout for each axis, in another order of the axes."""
+
+    def words(named: Mapping[str, tuple[T, ...]]) -> dict[str, tuple[T, ...]]:
+        return {name: tuple(each[axis] for axis in order) for name, each in named.items()}
+
+    blocks = tuple(
+        replace(
+            block, rules=words(block.rules), tensors=words(block.tensors),
+            stored=words(block.stored), used=words(block.used),
+        )
+        for block in layout.blocks
+    )  # fmt: skip
+    return replace(layout, ranks=tuple(layout.ranks[axis] for axis in order), blocks=blocks)
+
+
+def test_meshes_are_alike_unless_rules_have_an_order() -> None:
+    """A convolution by groups and by channels divides channels in 4 and in 64 units: 2x4 and 4x2 differ."""
+    cluster = load_cluster("1x8xV100-32G")
+    names = {}
+    for groups in (1, 4):
+        sizes = {"b": 8, "c": 64, "h": 8, "w": 8, "o": 64, "y": 8, "x": 8, "k": 64 // groups, "i": 3, "j": 3}
+        weight = ("weight", "okij" if groups > 1 else "ocij")
+        layer = op("layer", "convolution", sizes, [("x", "bchw")], "boyx", [weight], groups=groups, padding=1)
+        graph = OpGraph(
+            name="layer",
+            inputs={"x": (8, 64, 8, 8)},
+            blocks=(Block(name="all", operators=(layer,)),),
+            batch=8,
+        )
+        check_graph(graph)
+        names[groups] = [mesh.name for mesh in MeshChoice("all").of(graph, cluster, 8)]
+        both = MeshChoice("2x4,4x2")
+        if groups > 1:
+            assert len(both.of(graph, cluster, 8)) == 2
+        else:
+            with pytest.raises(ConfigError, match="twice"):
+                both.of(graph, cluster, 8)
+    assert names == {1: ["8", "2x4", "2x2x2"], 4: ["8", "2x4", "4x2", "2x2x2"]}
