@@ -27,16 +27,16 @@ class StageShape:
     """Columns that say which stages are priced; they broadcast against kinds of devices (the last axis).
 
     `layers` decoder layers; `held` microbatches in flight, which is the stage's place counted from the last
-    (1); `is_first` and `is_last` (0 or 1) say which ends of the model it holds. `replicas` is how many
-    pipelines there are; in at least `groups` groups, or as many as there are of them, that meet on the
-    outermost tier.
+    (1); `is_first` and `is_last` (0 or 1) say which ends of the model it holds. `replicas` says how many
+    pipelines there are, one or more such numbers; in at least `groups` groups, or as many as there are of
+    them, that meet on the outermost tier.
     """
 
     layers: Any
     held: Any
     is_first: Any
     is_last: Any
-    replicas: int
+    replicas: Sequence[int]
     groups: int = 1
 
 
@@ -46,7 +46,8 @@ class StagePrice:
     forward and reducing after the last backward, of the end of the step; bytes per device, in tensors and
     in all.
 
-    `backward_s`, `reduce_s` and the bytes have a leading axis, one entry per value of RECOMPUTES.
+    All but `forward_s` have a leading axis of the numbers of replicas, which in `backward_s` is of one entry;
+    and `backward_s`, `reduce_s` and the bytes one more before it, one entry per value of RECOMPUTES.
     """
 
     forward_s: Any
@@ -112,11 +113,12 @@ def stage_price(kinds: Kinds, shape: StageShape) -> StagePrice:
     is_alone = shape.is_first * shape.is_last
     tied = kinds.grid.embedding.dense_weights * (1.0 if problem.model.tied_embeddings else 0.0)
     weights = sums.dense_weights + tied * (shape.is_last - is_alone)
-    replicas = shape.replicas * kinds.dp
-    sizes = _sizes(kinds, replicas, min(shape.groups, shape.replicas))
+    pipelines = np.asarray(shape.replicas)[:, None, None]
+    replicas = pipelines * kinds.dp
+    sizes = _sizes(kinds, replicas, np.minimum(shape.groups, pipelines))
     forward_s = sums.forward_s + profile.host_action_s
     backward_s = sums.input_s + sums.weight_s + profile.host_action_s
-    backward_s = backward_s + np.array([0.0 * sums.full_s, sums.selective_s, sums.full_s])
+    backward_s = backward_s + np.array([0.0 * sums.full_s, sums.selective_s, sums.full_s])[:, None]
     gathering_s = kinds.fabric.pass_s(weights * recipe.weight_bytes, sizes)
     reduction_s = kinds.fabric.pass_s(weights * recipe.gradient_bytes, sizes)
     buckets = np.maximum(shape.layers, 1)
@@ -135,7 +137,7 @@ def stage_price(kinds: Kinds, shape: StageShape) -> StagePrice:
     )
 
 
-def _sizes(kinds: Kinds, replicas: Any, groups: int) -> Sizes:
+def _sizes(kinds: Kinds, replicas: Any, groups: Any) -> Sizes:
     """Replicas per tier, filled from the innermost, in at least so many groups on the outermost; where they
     do not fill a tier evenly, the next one counts whole groups."""
     below: Any = np.ones_like(replicas)
@@ -171,7 +173,7 @@ def _allocated_bytes(kinds: Kinds, shape: StageShape, sums: Sums, weights: Any, 
     problem, grid, recipe = kinds.problem, kinds.grid, kinds.problem.recipe
     state_bytes = recipe.master_bytes + problem.optimizer.state_bytes
     held = weights * (recipe.weight_bytes + recipe.gradient_bytes + state_bytes / replicas)
-    one = np.array([sums.kept_bytes, sums.selective_bytes, sums.input_bytes])
+    one = np.array([sums.kept_bytes, sums.selective_bytes, sums.input_bytes])[:, None]
     layer = grid.kinds[0]
     again = np.zeros((len(RECOMPUTES), *[1] * (one.ndim - 1)))
     again[RECOMPUTES.index("full")] = 1.0

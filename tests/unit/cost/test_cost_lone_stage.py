@@ -45,7 +45,7 @@ def test_stages_of_a_uniform_strategy_cost_the_same(
         held=np.minimum(place, microbatches),
         is_first=1.0 * (place == pp),
         is_last=1.0 * (place == 1),
-        replicas=pipelines,
+        replicas=(pipelines,),
     )
     price = stage_price(kinds, shape)
     way = RECOMPUTES.index(recompute)
@@ -53,12 +53,12 @@ def test_stages_of_a_uniform_strategy_cost_the_same(
     durations = Durations.of(
         stages=pp,
         forward_s=price.forward_s[:, 0],
-        backward_s=price.backward_s[way, :, 0],
-        gather_s=price.gather_s[:, 0],
-        reduce_s=price.reduce_s[way, :, 0],
+        backward_s=price.backward_s[way, 0, :, 0],
+        gather_s=price.gather_s[0, :, 0],
+        reduce_s=price.reduce_s[way, 0, :, 0],
         hop_forward_s=hop,
         hop_backward_s=hop,
     )
     drained = makespan_s("1f1b", pp=pp, microbatches=microbatches, vpp=1, durations=durations)[0]
-    assert drained + price.end_s.max() == pytest.approx(uniform.step_time_s, rel=1e-12)
-    assert price.device_bytes[way].max() == pytest.approx(uniform.peak_memory.device, rel=1e-12)
+    assert drained + price.end_s[0].max() == pytest.approx(uniform.step_time_s, rel=1e-12)
+    assert price.device_bytes[way, 0].max() == pytest.approx(uniform.peak_memory.device, rel=1e-12)

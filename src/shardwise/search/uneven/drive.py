@@ -31,6 +31,9 @@ HALVINGS = 12
 THOROUGH, BRIEF = 1000, 8
 """Layouts of one pipeline that are evaluated, where no gap is allowed, and where one is."""
 
+EAGER = 0.95
+"""Of the bound of a block of alike pipelines, which are soon laid out: what it is searched by."""
+
 ENOUGH = 2500
 """Layouts that are evaluated in all where a gap is allowed: then the search ends with the gap that it has."""
 
@@ -98,28 +101,38 @@ def search_uneven(
     pricing, clock = Pricing(space), clock or Clock()
     state = _State(best=None, best_s=beat_s)
     order = count()
-    heap: list[tuple[float, int, Block, Search | None]] = []
+    heap: list[tuple[float, int, float, Block, Search | None, Search | None]] = []
     effort = THOROUGH if gap == 0.0 else BRIEF
 
-    def push(block: Block, least_s: float, search: Search | None = None) -> None:
-        heappush(heap, (least_s, next(order), block, search))
+    def push(block: Block, least_s: float, search: Search | None = None, wider: Search | None = None) -> None:
+        key = least_s * (EAGER if block.is_alike else 1.0)
+        heappush(heap, (key, next(order), least_s, block, search, wider))
 
     for block in space.blocks():
         push(block, pricing.least_s(block, pricing.options(block)))
     while heap and not clock.is_over:
-        least_s, _, block, search = heap[0]
-        if least_s >= state.best_s * (ALMOST - gap) or (gap > 0.0 and state.evaluated > ENOUGH):
+        key, _, least_s, block, search, wider = heap[0]
+        if key >= state.best_s * (ALMOST - gap) or (gap > 0.0 and state.evaluated > ENOUGH):
             break
         heappop(heap)
+        if least_s >= state.best_s * (ALMOST - gap):
+            state.open_s = min(state.open_s, least_s)
+            state.cut += block.size
+            continue
         if progress is not None:
             progress(f"best {state.best_s:.4g} s, at least {least_s:.4g} s, {len(heap)} blocks left")
-        if block.most >= 2 * block.least:
-            for part in _doubling(block):
-                push(part, max(least_s, pricing.least_s(part, pricing.options(part))))
-            continue
+        beat_s = state.best_s * (ALMOST - WORTH * gap)
         if search is None:
-            search = search_of(pricing.options(block), block, effort)
-            push(block, search.bound_s(least_s, state.best_s * (ALMOST - WORTH * gap)), search)
+            search = search_of(pricing.options(block), block, effort, wider)
+            push(block, search.bound_s(least_s, beat_s), search)
+            continue
+        if block.most >= 2 * block.least:
+            if state.best is not None and search.is_refuted(beat_s):
+                state.open_s = min(state.open_s, beat_s)
+                state.cut += block.size
+                continue
+            for part in _doubling(block):
+                push(part, max(least_s, pricing.least_s(part, pricing.options(part))), wider=search)
             continue
         evaluated = state.evaluated
         least_s = _search_block(pricing, block, search, least_s, state, gap, clock)
@@ -129,15 +142,15 @@ def search_uneven(
             break
         if is_left and block.least < block.most:
             for part in block.halves():
-                push(part, least_s)
+                push(part, least_s, wider=search)
             continue
         state.open_s = min(state.open_s, least_s)
         if state.evaluated > evaluated:
             state.searched += block.size
         else:
             state.cut += block.size
-    left_s = heap[0][0] if heap else float("inf")
-    left = sum(block.size for _, _, block, _ in heap)
+    left_s = min((least_s for _, _, least_s, *_ in heap), default=float("inf"))
+    left = sum(block.size for _, _, _, block, *_ in heap)
     is_over = left_s < state.best_s * (ALMOST - gap)
     return UnevenOutcome(
         plan=state.best,

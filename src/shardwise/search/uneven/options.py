@@ -7,8 +7,7 @@ forever. Of the ways to recompute, each stage has the fastest that fits: none is
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -74,17 +73,13 @@ class Pricing:
         self._space = space
         self._problem = lru_cache(maxsize=None)(space.problem)
         self._kinds = lru_cache(maxsize=None)(self._kinds_of)
-        self._prices = lru_cache(maxsize=4096)(self._prices_of)
+        self._prices = lru_cache(maxsize=512)(self._prices_of)
         self._hops = lru_cache(maxsize=None)(self._hops_of)
 
     def options(self, block: Block) -> Options:
         """The stages of the block's pipelines."""
         space = self._space
-        counts = self._telling(block)
-        stages = tuple(
-            _least([self._prices(replace(block, least=count, most=count), pool) for count in counts])
-            for pool in block.pools
-        )
+        stages = tuple(self._prices(block, pool) for pool in block.pools)
         return Options(
             pools=block.pools,
             devices=tuple(space.pools[pool].devices for pool in block.pools),
@@ -128,15 +123,16 @@ class Pricing:
         return kinds_of(self._problem(pool, union, is_alike), self._space.kinds(pool, size), size)
 
     def _prices_of(self, block: Block, pool: int) -> Stages:
-        """Of a block with one number of pipelines. Where these are on several pools and not alike, replicas
-        of a stage meet on the outermost tier: some of them are on another pool, so in another node."""
+        """The least for any of the block's numbers of pipelines. Where these are on several pools and not
+        alike, replicas of a stage meet on the outermost tier: some of them are on another pool, so in another
+        node."""
         size = block.micro_batch_size
         kinds = self._kinds(pool, block.pools, size, block.is_alike)
         places, layers = self._space.most_stages, self._space.model.layers
         place, first, count = (axis.reshape(-1, 1) for axis in np.indices((places + 1, 2, layers + 1)))
         shape = StageShape(
             layers=count, held=place, is_first=1.0 * first, is_last=1.0 * (place == 1),
-            replicas=block.least, groups=1 if block.is_alike or len(block.pools) == 1 else 2,
+            replicas=self._telling(block), groups=1 if block.is_alike or len(block.pools) == 1 else 2,
         )  # fmt: skip
         price = stage_price(kinds, shape)
         is_stage = (place >= 1) & (count >= 1)
@@ -158,18 +154,22 @@ class Pricing:
 def _fastest(
     problem: Problem, kinds: tuple[Kind, ...], price: StagePrice, is_stage: Any, shape: tuple[int, ...]
 ) -> Stages:
-    """Of each stage the fastest recomputation that fits."""
+    """Of each stage, and of each number of pipelines, the fastest recomputation that fits; and of these the
+    least figures. The recomputation itself is that of the first number of pipelines."""
     fits = (price.device_bytes <= problem.usable_bytes) & is_stage
     backward_s = np.where(fits, price.backward_s, np.inf)
     chosen = np.argmin(backward_s, axis=0)[None]
 
     def picked(values: Any) -> Floats:
         full = np.broadcast_to(values, backward_s.shape)
-        taken: Floats = arranged(np.take_along_axis(full, chosen, axis=0)[0])
-        return taken
+        return least(np.take_along_axis(full, chosen, axis=0)[0])
+
+    def least(values: Any) -> Floats:
+        full: Floats = arranged(np.broadcast_to(values, backward_s.shape[1:]).min(axis=0))
+        return full
 
     def arranged(values: Any) -> Any:
-        full = np.broadcast_to(values, backward_s.shape[1:])
+        full = np.broadcast_to(values, backward_s.shape[2:])
         return np.ascontiguousarray(np.moveaxis(full.reshape(*shape, len(kinds)), -1, 0))
 
     backward = picked(backward_s)
@@ -177,24 +177,10 @@ def _fastest(
         kinds=kinds,
         forward_s=arranged(price.forward_s),
         backward_s=backward,
-        gather_s=arranged(price.gather_s),
+        gather_s=least(price.gather_s),
         reduce_s=picked(price.reduce_s),
-        end_s=arranged(price.end_s),
-        recompute=np.where(np.isinf(backward), -1, arranged(chosen[0])),
+        end_s=least(price.end_s),
+        recompute=np.where(np.isinf(backward), -1, arranged(chosen[0, 0])),
         allocated_bytes=picked(price.allocated_bytes),
         device_bytes=picked(price.device_bytes),
-    )
-
-
-def _least(stages: Sequence[Stages]) -> Stages:
-    """The least of every figure over stages that differ in the number of pipelines alone."""
-    if len(stages) == 1:
-        return stages[0]
-
-    def least(name: str) -> Any:
-        return np.minimum.reduce([getattr(one, name) for one in stages])
-
-    names = ("forward_s", "backward_s", "gather_s", "reduce_s", "end_s", "allocated_bytes", "device_bytes")
-    return Stages(
-        kinds=stages[0].kinds, recompute=stages[0].recompute, **{name: least(name) for name in names}
     )

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import product
 from math import gcd, lcm
 
@@ -20,6 +22,7 @@ from shardwise.search.uneven.bounds import Counts, Relaxation
 from shardwise.search.uneven.options import Options
 from shardwise.search.uneven.partitions import Found, best_partition
 from shardwise.search.uneven.reach import Reach
+from shardwise.search.uneven.space import Kind
 
 Ints = NDArray[np.int64]
 Tuple = tuple[int, ...]
@@ -44,11 +47,6 @@ class Shape:
     kinds: Tuple
     counts: Counts
 
-    def devices(self, options: Options) -> Tuple:
-        """What it takes of each pool."""
-        sizes = (stages.kinds[kind] for stages, kind in zip(options.stages, self.kinds, strict=True))
-        return tuple(count * tp * dp for count, (tp, dp) in zip(self.counts, sizes, strict=True))
-
 
 @dataclass(frozen=True, slots=True)
 class Laid:
@@ -61,12 +59,16 @@ class Laid:
 
 class Search(ABC):
     """Answers whether pipelines of a block do all microbatches within a time, sharper each time. Subclasses
-    tell which pipelines are taken together."""
+    tell which pipelines are taken together. What holds in a `wider` block, whose figures are no more, holds
+    here."""
 
-    def __init__(self, options: Options, least: int, most: int, effort: int) -> None:
+    def __init__(
+        self, options: Options, least: int, most: int, effort: int, wider: Search | None = None
+    ) -> None:
         self.options, self.least, self.most = options, least, most
-        self._effort = effort
-        self._shapes, self.sets = _shapes(options)
+        self._effort, self._wider = effort, wider
+        kinds_of_pools = tuple(stages.kinds for stages in options.stages)
+        self._shapes, self.sets = _shapes(kinds_of_pools, options.devices, options.units, options.most_stages)
         pools = len(options.stages)
         kinds, counts, self.devices = (
             np.array(rows, dtype=np.int64).reshape(-1, pools)
@@ -140,6 +142,16 @@ class Search(ABC):
                     for place, share in shares.items()
                 ]
 
+    def is_refuted(self, time_s: float) -> bool:
+        """Whether bounds of pipelines, as close as they are at hand, forbid every plan within `time_s`."""
+        while True:
+            done = self.proven(time_s)
+            dearest = self.dear(done)
+            if not len(dearest):
+                return True
+            if not self._bounded(dearest[:AT_ONCE].tolist(), done):
+                return False
+
     def is_possible(self, time_s: float) -> bool:
         """Whether nothing that is proven forbids a plan within `time_s`."""
         done = self.proven(time_s)
@@ -167,7 +179,8 @@ class Search(ABC):
 
     def proven(self, time_s: float) -> Ints:
         """No shape does more than this in time."""
-        found = self._reach.microbatches(time_s).copy()
+        most = None if self._wider is None else self._wider.proven(time_s)
+        found = self._reach.microbatches(time_s, most).copy()
         for place, bounds in self._bounds.items():
             refuted = min((m for m, bound_s in bounds.items() if bound_s > time_s), default=None)
             if refuted is not None:
@@ -209,34 +222,30 @@ class Search(ABC):
         return Laid(self._shapes[place], microbatches, found)
 
 
-def _shapes(options: Options) -> tuple[list[Shape], list[tuple[Tuple, int]]]:
+@lru_cache(maxsize=256)
+def _shapes(
+    kinds: tuple[tuple[Kind, ...], ...], devices: Tuple, units: Tuple, most_stages: int
+) -> tuple[tuple[Shape, ...], tuple[tuple[Tuple, int], ...]]:
     """Every pipeline for which there are devices, and the units that alike ones take together with how many
     these are."""
+    sizes = [[tp * dp for tp, dp in some] for some in kinds]
+    available = tuple(count // unit for count, unit in zip(devices, units, strict=True))
     shapes, sets = [], []
-    for counts in _counts(options):
-        kinds = (
-            range(len(stages.kinds)) if n else (0,) for n, stages in zip(counts, options.stages, strict=True)
-        )
-        for one in product(*kinds):
-            shape = Shape(one, counts)
-            taken, alike = _set_of(shape.devices(options), options.units)
-            if _fits(taken, options.available):
-                shapes.append(shape)
+    for counts in _counts([min(some) for some in sizes], devices, most_stages):
+        for one in product(*(range(len(some)) if n else (0,) for n, some in zip(counts, kinds, strict=True))):
+            takes = tuple(n * some[kind] for n, some, kind in zip(counts, sizes, one, strict=True))
+            taken, alike = _set_of(takes, units)
+            if _fits(taken, available):
+                shapes.append(Shape(one, counts))
                 sets.append((taken, alike))
-    return shapes, sets
+    return tuple(shapes), tuple(sets)
 
 
-def _counts(options: Options) -> list[Counts]:
+def _counts(smallest: Sequence[int], devices: Tuple, most_stages: int) -> list[Counts]:
     """How many stages of each pool a pipeline may have, short pipelines first."""
-    smallest = [min(tp * dp for tp, dp in stages.kinds) for stages in options.stages]
-    most = [
-        min(options.most_stages, devices // size)
-        for devices, size in zip(options.devices, smallest, strict=True)
-    ]
+    most = [min(most_stages, count // size) for count, size in zip(devices, smallest, strict=True)]
     found = [
-        counts
-        for counts in product(*(range(count + 1) for count in most))
-        if 1 <= sum(counts) <= options.most_stages
+        counts for counts in product(*(range(count + 1) for count in most)) if 1 <= sum(counts) <= most_stages
     ]
     return sorted(found, key=lambda counts: (sum(counts), counts))
 

@@ -40,22 +40,26 @@ class Reach:
         self._around_s = np.where(self._used, around, np.inf).min(axis=1)
         self._known: dict[float, Ints] = {}
 
-    def microbatches(self, time_s: float) -> Ints:
-        """The most that each pipeline may do within `time_s`."""
+    def microbatches(self, time_s: float, most: Ints | None = None) -> Ints:
+        """The most that each pipeline may do within `time_s`, if none does more than `most`."""
         if time_s not in self._known:
-            self._known[time_s] = self._found(time_s)
+            self._known[time_s] = self._found(time_s, most)
         return self._known[time_s]
 
-    def _found(self, time_s: float) -> Ints:
-        """By halving what is left between the answers for the next shorter and the next longer time."""
+    def _found(self, time_s: float, most: Ints | None) -> Ints:
+        """By halving what is left between the answers for the next shorter and the next longer time; the most
+        that is left is tried first."""
         shorter = max((known_s for known_s in self._known if known_s < time_s), default=None)
         longer = min((known_s for known_s in self._known if known_s > time_s), default=None)
         low = np.zeros_like(self._counts[:, 0]) if shorter is None else self._known[shorter].copy()
-        most = np.full_like(low, self._options.microbatches)
-        high = most if longer is None else self._known[longer].copy()
+        high = np.full_like(low, self._options.microbatches) if longer is None else self._known[longer]
+        high = high.copy() if most is None else np.minimum(high, most)
+        low = np.minimum(low, high)
         alone = [pool.most_alone(time_s) for pool in self._pools]
+        is_first = True
         while len(rows := np.flatnonzero(low < high)):
-            middle = (low[rows] + high[rows] + 1) // 2
+            middle = high[rows] if is_first else (low[rows] + high[rows] + 1) // 2
+            is_first = False
             can = self._is_possible(rows, middle, time_s, alone)
             low[rows[can]] = middle[can]
             high[rows[~can]] = middle[~can] - 1
@@ -94,8 +98,7 @@ class Reach:
         rows = np.arange(len(m))
         for place, pool in enumerate(self._pools):
             kinds, count = self._kinds[some, place], self._counts[some, place]
-            fits = (pool.work_s[kinds] <= most_s[:, None, None]) & (alone[place][kinds] >= m[:, None, None])
-            takes = np.count_nonzero(fits, axis=2).astype(np.float64)
+            takes = pool.layers(kinds, most_s, alone[place], m)
             last, takes = takes[:, 0], np.concatenate([takes[:, 1:], takes[:, -1:]], axis=1)
             summed = np.concatenate([np.zeros((len(m), 1)), np.cumsum(takes, axis=1)], axis=1)
             found.append(summed[rows, count])
@@ -150,6 +153,22 @@ class _Pool:
         self.forward_share = np.nanmax(np.where(np.isfinite(share), share, 0.0), axis=(1, 2, 3))
         first = (stages.gather_s + stages.end_s)[:, 1:, 1, 1:]
         self.around_s = first.min(axis=(1, 2))
+
+    def layers(self, kinds: Ints, most_s: Floats, alone: Floats, m: Ints) -> Floats:
+        """The most layers, by pipeline and place, with which a stage of its kind takes no more than `most_s`
+        and does `m` microbatches `alone`: halved, as both are in order."""
+        _, places, layers = self.work_s.shape
+        first = (kinds[:, None] * places + np.arange(places)) * layers
+        work_s, does = self.work_s.ravel(), alone.ravel()
+        low, step = np.zeros_like(first), 1 << (layers.bit_length() - 1)
+        while step:
+            more = low + step
+            at = first + np.minimum(more, layers) - 1
+            can = (more <= layers) & (work_s[at] <= most_s[:, None]) & (does[at] >= m[:, None])
+            low = np.where(can, more, low)
+            step >>= 1
+        most: Floats = low.astype(np.float64)
+        return most
 
     def most_alone(self, time_s: float) -> Floats:
         """The most microbatches that a stage of so many layers does, with what surrounds its work."""

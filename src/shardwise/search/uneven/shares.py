@@ -40,23 +40,32 @@ class Item:
 def undominated(items: Sequence[Item]) -> list[int]:
     """Places of the items that matter: of those with equal devices and pipelines the one that does most,
     unless one does as much on no more devices with as many pipelines."""
-    best: dict[tuple[tuple[int, ...], int], int] = {}
+    best: dict[tuple[int, tuple[int, ...]], int] = {}
     for place, item in enumerate(items):
         if item.microbatches > 0:
-            key = (item.devices, item.pipelines)
+            key = (item.pipelines, item.devices)
             if key not in best or item.microbatches > items[best[key]].microbatches:
                 best[key] = place
     kept: list[int] = []
-    for place in sorted(best.values(), key=lambda one: (sum(items[one].devices), items[one].devices)):
-        one = items[place]
-        if not any(
-            items[other].microbatches >= one.microbatches
-            and items[other].pipelines == one.pipelines
-            and all(a <= b for a, b in zip(items[other].devices, one.devices, strict=True))
-            for other in kept
-        ):
-            kept.append(place)
-    return kept
+    for pipelines in {key[0] for key in best}:
+        mine = [place for key, place in best.items() if key[0] == pipelines]
+        taken = np.array([items[place].devices for place in mine])
+        does = np.array([items[place].microbatches for place in mine])
+        kept += [mine[at] for at in np.flatnonzero(does > _done_on_less(taken, does)).tolist()]
+    return sorted(kept, key=lambda one: (sum(items[one].devices), items[one].devices, items[one].pipelines))
+
+
+def _done_on_less(taken: Ints, does: Ints) -> Ints:
+    """For each item the most that any does on fewer devices of some pool and no more of the others; `taken`
+    has a row of devices for each."""
+    most = np.zeros(taken.max(axis=0) + 2, dtype=np.int64)
+    at = tuple((taken + 1).T)
+    most[at] = does
+    for axis in range(most.ndim):
+        np.maximum.accumulate(most, axis=axis, out=most)
+    fewer = [tuple(where - (axis == pool) for axis, where in enumerate(at)) for pool in range(most.ndim)]
+    found: Ints = np.maximum.reduce([most[where] for where in fewer])
+    return found
 
 
 def dear(devices: tuple[int, ...], taken: Ints, microbatches: Ints, wanted: float) -> Ints:
