@@ -1,6 +1,6 @@
 """Pipeline schedules as data: generate, check, count, print, parse, lower."""
 
-from shardwise.schedule.action import KINDS, Action, Columns, Kind, Schedule
+from shardwise.schedule.action import KINDS, Action, Columns, Kind, Schedule, Table
 from shardwise.schedule.dry_run import DryRun, dry_run
 from shardwise.schedule.generate import generate
 from shardwise.schedule.grid import format_findings, format_grid
@@ -23,6 +23,7 @@ from shardwise.schedule.lower import (
     lower,
 )
 from shardwise.schedule.lowering_violations import lowering_violations
+from shardwise.schedule.reroute import Cell, Pace, Rerouted, reroute
 from shardwise.schedule.text import MAX_ACTIONS, from_text, to_text
 from shardwise.schedule.violations import Finding, findings, violations
 
@@ -32,6 +33,7 @@ __all__ = [
     "NAMES",
     "REASONS",
     "Action",
+    "Cell",
     "Columns",
     "Communication",
     "CommunicationKind",
@@ -39,7 +41,10 @@ __all__ = [
     "Finding",
     "Kind",
     "LoweredSchedule",
+    "Pace",
+    "Rerouted",
     "Schedule",
+    "Table",
     "code_of",
     "dry_run",
     "findings",
@@ -56,6 +61,7 @@ __all__ = [
     "peak_activations",
     "peak_in_flight",
     "rank_of_stage",
+    "reroute",
     "stage_of",
     "stage_ranks",
     "to_text",

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from enum import StrEnum
 from functools import cached_property, partial
 from itertools import chain, pairwise
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -57,6 +57,48 @@ class Columns(NamedTuple):
     offsets: Ints
 
 
+def rows_of(columns: Columns) -> tuple[tuple[Action, ...], ...]:
+    """The actions of every rank, in order."""
+    stage, kind, microbatch, offsets = columns
+    kinds = [KINDS[code] for code in kind.tolist()]
+    actions = list(map(_action_of_triple, zip(stage.tolist(), kinds, microbatch.tolist(), strict=True)))
+    return tuple(tuple(actions[start:stop]) for start, stop in pairwise(offsets.tolist()))
+
+
+def columns_of(rows: Sequence[Sequence[Action]]) -> Columns:
+    """Rows of actions as columns."""
+    triples = [(stage, CODE_OF_KIND[kind], mb) for stage, kind, mb in chain.from_iterable(rows)]
+    table = np.array(triples, dtype=np.int64).reshape(-1, 3)
+    offsets = np.cumsum([0, *(len(row) for row in rows)], dtype=np.int64)
+    return Columns(table[:, 0], table[:, 1], table[:, 2], offsets)
+
+
+class Table(Protocol):
+    """What can be checked, run dry and timed: rows of actions, and the rank that does each stage of each
+    microbatch."""
+
+    @property
+    def microbatches(self) -> int: ...
+
+    @property
+    def stages(self) -> int: ...
+
+    @property
+    def pp(self) -> int: ...
+
+    @property
+    def columns(self) -> Columns: ...
+
+    @property
+    def ranks(self) -> tuple[tuple[Action, ...], ...]: ...
+
+    def home(self, stage: Ints | int, microbatch: Ints | int) -> Ints:
+        """The rank that does `stage` of `microbatch`; numbers or columns in range."""
+
+    def homes(self, stage: int) -> Sequence[int]:
+        """All ranks that do `stage`, for any microbatch."""
+
+
 class Schedule:
     """The order of work of every pipeline rank. Immutable; equal when all four parts are equal.
 
@@ -74,11 +116,7 @@ class Schedule:
     def __init__(
         self, *, name: str, microbatches: int, stage_rank: Sequence[int], ranks: Sequence[Sequence[Action]]
     ) -> None:
-        lengths = [len(actions) for actions in ranks]
-        triples = [(stage, CODE_OF_KIND[kind], mb) for stage, kind, mb in chain.from_iterable(ranks)]
-        table = np.array(triples, dtype=np.int64).reshape(-1, 3)
-        offsets = np.cumsum([0, *lengths], dtype=np.int64)
-        self._set(name, microbatches, stage_rank, Columns(table[:, 0], table[:, 1], table[:, 2], offsets))
+        self._set(name, microbatches, stage_rank, columns_of(ranks))
 
     @classmethod
     def from_columns(
@@ -101,11 +139,7 @@ class Schedule:
     @cached_property
     def ranks(self) -> tuple[tuple[Action, ...], ...]:
         """The actions of every rank, in order."""
-        stage, kind, microbatch, offsets = self.columns
-        kinds = [KINDS[code] for code in kind.tolist()]
-        actions = list(map(_action_of_triple, zip(stage.tolist(), kinds, microbatch.tolist(), strict=True)))
-        bounds = offsets.tolist()
-        return tuple(tuple(actions[start:stop]) for start, stop in pairwise(bounds))
+        return rows_of(self.columns)
 
     @property
     def pp(self) -> int:
@@ -116,6 +150,14 @@ class Schedule:
     def stages(self) -> int:
         """How many stages (chunks over all ranks) there are."""
         return len(self.stage_rank)
+
+    def home(self, stage: Ints | int, microbatch: Ints | int) -> Ints:
+        """The rank that holds `stage`, whatever the microbatch."""
+        return np.asarray(self.stage_rank, dtype=np.int64)[stage]
+
+    def homes(self, stage: int) -> Sequence[int]:
+        """The one rank that holds `stage`."""
+        return (self.stage_rank[stage],)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Schedule):

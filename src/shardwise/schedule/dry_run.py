@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from shardwise.schedule.action import Action, Kind, Schedule
+from shardwise.schedule.action import Action, Kind, Table
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,7 +27,7 @@ class DryRun:
 class _Walk:
     """Progress of a dry run: per rank the next action, per (stage, microbatch) when its results are there."""
 
-    def __init__(self, schedule: Schedule) -> None:
+    def __init__(self, schedule: Table) -> None:
         self.rows = schedule.ranks
         self.last_stage = schedule.stages - 1
         self.forward_end: dict[tuple[int, int], int] = {}
@@ -75,7 +75,7 @@ class _Walk:
         return None if need is None else need[1][0]
 
 
-def dry_run(schedule: Schedule) -> DryRun:
+def dry_run(schedule: Table) -> DryRun:
     """Runs the table as far as it goes. Needs no legality; never raises for a table that sticks."""
     walk = _Walk(schedule)
     ranks = range(len(walk.rows))

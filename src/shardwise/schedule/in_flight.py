@@ -8,14 +8,14 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from shardwise.schedule.action import BACKWARD_INPUT, FORWARD, Schedule
+from shardwise.schedule.action import BACKWARD_INPUT, FORWARD, Table
 from shardwise.schedule.legality import NAMES, Column
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
 
-def peak_activations(schedule: Schedule, per_stage: ArrayLike) -> Floats:
+def peak_activations(schedule: Table, per_stage: ArrayLike) -> Floats:
     """The most that each rank holds at once, where one microbatch on stage s holds `per_stage[s]` (any unit).
 
     A forward takes the amount, the B or W of the same stage and microbatch gives it back (an I gives
@@ -33,7 +33,7 @@ def peak_activations(schedule: Schedule, per_stage: ArrayLike) -> Floats:
     return np.array(peaks)
 
 
-def peak_in_flight(schedule: Schedule) -> tuple[int, ...]:
+def peak_in_flight(schedule: Table) -> tuple[int, ...]:
     """Per rank, the most (stage, microbatch) pairs whose F is done and whose B or W is not."""
     return tuple(int(peak) for peak in peak_activations(schedule, np.ones(schedule.stages)))
 

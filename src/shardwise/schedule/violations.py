@@ -6,7 +6,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from shardwise.schedule.action import Kind, Schedule
+import numpy as np
+
+from shardwise.schedule.action import Kind, Table
 from shardwise.schedule.dry_run import dry_run
 
 _NEXT: dict[tuple[str, Kind], str] = {
@@ -30,10 +32,10 @@ class Finding(NamedTuple):
         return f"{where}: {self.text}"
 
 
-def violations(schedule: Schedule, in_flight_limit: Sequence[int] | None = None) -> list[str]:
+def violations(schedule: Table, in_flight_limit: Sequence[int] | None = None) -> list[str]:
     """The faults of the table in plain words, none if it can be run and does all the work once.
 
-    Rules: every stage lies on a rank that exists; a rank runs only its own stages; every (stage,
+    Rules: every stage lies on ranks that exist; a rank runs only what lies on it; every (stage,
     microbatch) has one F and then either one B or one I and later one W; and all rows can be run to their
     end, each action waiting for the stage before (F) or after (B, I). With `in_flight_limit` (one number
     per rank) no rank may hold more (stage, microbatch) pairs between F and B or W.
@@ -41,7 +43,7 @@ def violations(schedule: Schedule, in_flight_limit: Sequence[int] | None = None)
     return [str(finding) for finding in findings(schedule, in_flight_limit)]
 
 
-def findings(schedule: Schedule, in_flight_limit: Sequence[int] | None = None) -> list[Finding]:
+def findings(schedule: Table, in_flight_limit: Sequence[int] | None = None) -> list[Finding]:
     """As `violations`, with the place of each fault; a later rule is looked at only where the earlier ones
     hold."""
     found = list(_shape(schedule))
@@ -54,32 +56,34 @@ def findings(schedule: Schedule, in_flight_limit: Sequence[int] | None = None) -
     return found
 
 
-def _shape(schedule: Schedule) -> Iterator[Finding]:
+def _shape(schedule: Table) -> Iterator[Finding]:
     if schedule.microbatches < 1:
         yield Finding(0, None, f"there are {schedule.microbatches} microbatches; at least 1 is needed")
-    if not schedule.stage_rank:
+    if not schedule.stages:
         yield Finding(0, None, "there is no stage")
     ranks = len(schedule.ranks)
-    for stage, rank in enumerate(schedule.stage_rank):
-        if not 0 <= rank < ranks:
-            yield Finding(rank, None, f"holds stage {stage}, but ranks go from 0 to {ranks - 1}")
+    for stage in range(schedule.stages):
+        for rank in schedule.homes(stage):
+            if not 0 <= rank < ranks:
+                yield Finding(rank, None, f"holds stage {stage}, but ranks go from 0 to {ranks - 1}")
 
 
-def _work(schedule: Schedule) -> Iterator[Finding]:
+def _work(schedule: Table) -> Iterator[Finding]:
     """Faults in what each rank does, seen on its own: wrong stages, and work missing, repeated or out of
     order."""
-    microbatches, stage_rank = schedule.microbatches, schedule.stage_rank
-    done = [[""] * microbatches for _ in stage_rank]
+    microbatches, stages = schedule.microbatches, schedule.stages
+    homes = schedule.home(*np.indices((stages, microbatches))).tolist()
+    done = [[""] * microbatches for _ in range(stages)]
     for rank, row in enumerate(schedule.ranks):
         for place, (stage, kind, microbatch) in enumerate(row):
-            if not 0 <= stage < len(stage_rank):
-                yield Finding(rank, place, f"stage {stage} does not exist; the last is {len(stage_rank) - 1}")
-            elif stage_rank[stage] != rank:
-                yield Finding(rank, place, f"stage {stage} lies on rank {stage_rank[stage]}")
+            if not 0 <= stage < stages:
+                yield Finding(rank, place, f"stage {stage} does not exist; the last is {stages - 1}")
             elif not 0 <= microbatch < microbatches:
                 yield Finding(
                     rank, place, f"microbatch {microbatch} does not exist; the last is {microbatches - 1}"
                 )
+            elif homes[stage][microbatch] != rank:
+                yield Finding(rank, place, f"stage {stage} lies on rank {homes[stage][microbatch]}")
             else:
                 before = done[stage][microbatch]
                 after = _NEXT.get((before, kind))
@@ -91,14 +95,14 @@ def _work(schedule: Schedule) -> Iterator[Finding]:
         for microbatch, letters in enumerate(row_done):
             if letters not in _COMPLETE:
                 text = f"stage {stage}, microbatch {microbatch} ends {_after(letters)}; it needs F B or F I W"
-                yield Finding(stage_rank[stage], None, text)
+                yield Finding(homes[stage][microbatch], None, text)
 
 
 def _after(letters: str) -> str:
     return f"after {' '.join(letters)}" if letters else "before its F"
 
 
-def _stuck(schedule: Schedule) -> Iterator[Finding]:
+def _stuck(schedule: Table) -> Iterator[Finding]:
     """Ranks that wait for each other."""
     run = dry_run(schedule)
     for rank, (row, starts) in enumerate(zip(schedule.ranks, run.starts, strict=True)):
@@ -109,7 +113,7 @@ def _stuck(schedule: Schedule) -> Iterator[Finding]:
             )
 
 
-def _too_many_in_flight(schedule: Schedule, limit: Sequence[int]) -> Iterator[Finding]:
+def _too_many_in_flight(schedule: Table, limit: Sequence[int]) -> Iterator[Finding]:
     for rank, row in enumerate(schedule.ranks):
         held = 0
         for place, action in enumerate(row):

@@ -8,6 +8,7 @@ from shardwise.sim.network import max_min_rates
 from shardwise.sim.over_time import links_over_time, speeds_over_time
 from shardwise.sim.pipeline import Transfers, activation_bytes, task_graph
 from shardwise.sim.read_trace import read_trace
+from shardwise.sim.rerouted import rerouted_s
 from shardwise.sim.spans import Arrow, Counter, Span, Trace, trace_of
 from shardwise.sim.steady import compiled_schedule, makespan_s
 from shardwise.sim.task_graph import (
@@ -46,6 +47,7 @@ __all__ = [
     "makespan_s",
     "max_min_rates",
     "read_trace",
+    "rerouted_s",
     "simulate",
     "speeds_over_time",
     "task_graph",

@@ -6,12 +6,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardwise.errors import ConfigError
-from shardwise.schedule import KINDS, Schedule
+from shardwise.schedule import KINDS, Table
 
 Ints = NDArray[np.int64]
 
 
-def dependencies(schedule: Schedule) -> tuple[Ints, Ints]:
+def dependencies(schedule: Table) -> tuple[Ints, Ints]:
     """Per action the action it waits for over a hop (-1 if none), and the hop's row in `Cases.parts`.
 
     F waits for F of the stage before, B and I for the B or I of the stage after. What an action waits for on
@@ -25,7 +25,7 @@ def dependencies(schedule: Schedule) -> tuple[Ints, Ints]:
     if actions and (stage.max() >= stages or microbatch.max() >= microbatches):
         raise ConfigError("an action names a stage or microbatch that does not exist", key="schedule")
     rank = np.repeat(np.arange(schedule.pp), np.diff(offsets))
-    if (rank != np.asarray(schedule.stage_rank)[stage]).any():
+    if (rank != schedule.home(stage, microbatch)).any():
         raise ConfigError("an action is on a rank that does not hold its stage", key="schedule")
     # Rows: F, B or I, W. Two spare stages, -1 and `stages`, stand for "nothing".
     place = np.full((3, stages + 2, microbatches), -1)
@@ -53,7 +53,7 @@ def dependencies(schedule: Schedule) -> tuple[Ints, Ints]:
 
 
 def action_finishes(
-    schedule: Schedule, source: list[int], length: list[float], hop: list[float], earliest: list[float]
+    schedule: Table, source: list[int], length: list[float], hop: list[float], earliest: list[float]
 ) -> list[float]:
     """When every action ends that takes `length`, starts no earlier than `earliest`, and gets what it waits
     for from `source` over `hop`. With unit lengths and nothing else these are the topological levels, from 1.
@@ -97,6 +97,6 @@ def action_finishes(
     return finish
 
 
-def _named(schedule: Schedule, action: int) -> str:
+def _named(schedule: Table, action: int) -> str:
     stage, kind, microbatch, _ = schedule.columns
     return f"{stage[action]}{KINDS[kind[action]]}{microbatch[action]}"

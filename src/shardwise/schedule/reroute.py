@@ -1,0 +1,202 @@
+"""Pipelines side by side in which some ranks are gone: what these did is done by their peers in the other
+pipelines (ReCycle, Gandhi et al. 2024, arXiv 2405.14009).
+
+Rank (pipeline, stage) does its own microbatches and, at its stage only, those that are handed to it; at the
+next stage they are back in their own pipeline. No rank holds more microbatches in flight than before. The
+order is found by running greedily: a backward where one is ready, else a forward where one more may be held,
+else a weight gradient that was put off; so that what was handed over goes into bubbles.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from heapq import heappop, heappush
+
+import numpy as np
+
+from shardwise.errors import ConfigError
+from shardwise.schedule.action import Action, Columns, Ints, Kind, columns_of, rows_of
+
+Cell = tuple[int, int]
+"""A pipeline and a stage of it, from 0."""
+
+
+@dataclass(frozen=True, eq=False)
+class Rerouted:
+    """The actions of all ranks of several pipelines together, a table as `Schedule` is one.
+
+    `cells[r]` is the pipeline and the stage of rank r; `rank_of`, of shape (stages, microbatches), is who
+    does each stage of each microbatch, and `pipeline_of` the pipeline that each microbatch belongs to.
+    """
+
+    cells: tuple[Cell, ...]
+    rank_of: Ints
+    pipeline_of: Ints
+    columns: Columns
+
+    @property
+    def microbatches(self) -> int:
+        """Microbatches of all pipelines together."""
+        return int(self.rank_of.shape[1])
+
+    @property
+    def stages(self) -> int:
+        """Stages of each pipeline."""
+        return int(self.rank_of.shape[0])
+
+    @property
+    def pp(self) -> int:
+        """Ranks of all pipelines together."""
+        return len(self.cells)
+
+    @cached_property
+    def ranks(self) -> tuple[tuple[Action, ...], ...]:
+        """The actions of every rank, in order."""
+        return rows_of(self.columns)
+
+    def home(self, stage: Ints | int, microbatch: Ints | int) -> Ints:
+        """The rank that does `stage` of `microbatch`."""
+        return np.asarray(self.rank_of[stage, microbatch])
+
+    def homes(self, stage: int) -> Sequence[int]:
+        """All ranks that do `stage`."""
+        found: list[int] = np.unique(self.rank_of[stage]).tolist()
+        return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pace:
+    """How long actions take relative to each other, by stage: forwards, and backwards as a whole or, where
+    `is_split`, their two parts. Any unit; the table that is made is right for any other."""
+
+    forward: Sequence[float]
+    backward: Sequence[float]
+    weight: Sequence[float]
+    is_split: bool
+
+
+def reroute(
+    microbatches: Sequence[int], stages: int, lost: Collection[Cell], *, held: Sequence[int], pace: Pace
+) -> Rerouted:
+    """The table of pipelines of `stages` that do so many `microbatches` each, without the `lost` cells. A
+    rank of stage s holds at most `held[s]` microbatches between their forward and the end of their backward.
+
+    Raises ConfigError where a stage is lost in all pipelines, or nothing may be held.
+    """
+    pipelines = range(len(microbatches))
+    cells = [(one, stage) for one in pipelines for stage in range(stages) if (one, stage) not in set(lost)]
+    place = {cell: rank for rank, cell in enumerate(cells)}
+    for stage in range(stages):
+        if all((one, stage) not in place for one in pipelines):
+            raise ConfigError(f"stage {stage} is lost in all pipelines", key="lost")
+    if min(held) < 1:
+        raise ConfigError("a rank may hold nothing", key="held", found=str(min(held)), allowed="1 or more")
+    order = sorted((turn, one) for one in pipelines for turn in range(microbatches[one]))
+    pipeline_of = np.array([one for _, one in order], dtype=np.int64)
+    rank_of = np.array(
+        [_ranks_of_stage(stage, pipeline_of.tolist(), place, len(microbatches)) for stage in range(stages)],
+        dtype=np.int64,
+    )
+    rows = _Greedy(cells, rank_of.tolist(), held, pace).rows()
+    return Rerouted(tuple(cells), rank_of, pipeline_of, columns_of(rows))
+
+
+def _ranks_of_stage(
+    stage: int, pipeline_of: Sequence[int], place: dict[Cell, int], pipelines: int
+) -> list[int]:
+    """Who does the stage of each microbatch: its own rank, or the peer that has least to do, in turn."""
+    peers = [place[one, stage] for one in range(pipelines) if (one, stage) in place]
+    load = dict.fromkeys(peers, 0)
+    found = [place.get((one, stage), -1) for one in pipeline_of]
+    for rank in found:
+        if rank >= 0:
+            load[rank] += 1
+    turn = 0
+    for microbatch, rank in enumerate(found):
+        if rank < 0:
+            least = min(load.values())
+            while load[peers[turn % len(peers)]] > least:
+                turn += 1
+            found[microbatch] = peers[turn % len(peers)]
+            load[found[microbatch]] += 1
+            turn += 1
+    return found
+
+
+class _Greedy:
+    """Runs all ranks instant by instant and writes down what each does. Never sticks: the last stage waits
+    for nothing after it, so what it holds ends; then so does what the stage before it holds, and so on."""
+
+    def __init__(
+        self, cells: Sequence[Cell], rank_of: Sequence[Sequence[int]], held: Sequence[int], pace: Pace
+    ) -> None:
+        self._stage = [stage for _, stage in cells]
+        self._rank_of, self._held, self._pace = rank_of, held, pace
+        self._last = len(rank_of) - 1
+        self._rows: list[list[Action]] = [[] for _ in cells]
+        self._forwards: list[list[int]] = [[] for _ in cells]
+        self._backwards: list[list[int]] = [[] for _ in cells]
+        self._put_off: list[list[int]] = [[] for _ in cells]
+        self._flying = [0] * len(cells)
+        self._ends: list[tuple[float, int, Action]] = []
+        self._is_busy = [False] * len(cells)
+
+    def rows(self) -> list[list[Action]]:
+        """The actions of every rank, in order."""
+        for microbatch, rank in enumerate(self._rank_of[0]):
+            heappush(self._forwards[rank], microbatch)
+        for rank in range(len(self._rows)):
+            self._start(rank, 0.0)
+        while self._ends:
+            now = self._ends[0][0]
+            woken: set[int] = set()
+            while self._ends and self._ends[0][0] == now:
+                _, rank, action = heappop(self._ends)
+                self._is_busy[rank] = False
+                woken |= {rank, *self._done(rank, action)}
+            for rank in sorted(woken):
+                self._start(rank, now)
+        return self._rows
+
+    def _done(self, rank: int, action: Action) -> list[int]:
+        """Notes what became ready; returns the other ranks that may go on."""
+        stage, kind, microbatch = action
+        if kind in (Kind.BACKWARD, Kind.BACKWARD_WEIGHT):
+            self._flying[rank] -= 1
+        if kind is Kind.BACKWARD_WEIGHT:
+            return []
+        if kind is Kind.FORWARD and stage == self._last:
+            heappush(self._backwards[rank], microbatch)
+            return []
+        ahead = stage + 1 if kind is Kind.FORWARD else stage - 1
+        if ahead < 0:
+            return []
+        other = self._rank_of[ahead][microbatch]
+        heappush(self._forwards[other] if kind is Kind.FORWARD else self._backwards[other], microbatch)
+        return [other]
+
+    def _start(self, rank: int, now: float) -> None:
+        stage, pace = self._stage[rank], self._pace
+        if self._is_busy[rank]:
+            return
+        if self._backwards[rank]:
+            microbatch = heappop(self._backwards[rank])
+            kind, length = Kind.BACKWARD, pace.backward[stage]
+            if pace.is_split:
+                kind = Kind.BACKWARD_INPUT
+                self._put_off[rank].append(microbatch)
+        elif self._forwards[rank] and self._flying[rank] < self._held[stage]:
+            microbatch = heappop(self._forwards[rank])
+            kind, length = Kind.FORWARD, pace.forward[stage]
+            self._flying[rank] += 1
+        elif self._put_off[rank]:
+            microbatch = self._put_off[rank].pop(0)
+            kind, length = Kind.BACKWARD_WEIGHT, pace.weight[stage]
+        else:
+            return
+        action = Action(stage, kind, microbatch)
+        self._rows[rank].append(action)
+        self._is_busy[rank] = True
+        heappush(self._ends, (now + length, rank, action))

@@ -1,0 +1,247 @@
+"""Re-routed tables: all work once, in memory as before, in no less time than it can take; broken ones are
+found."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from shardwise.errors import ConfigError
+from shardwise.schedule import (
+    Action,
+    Cell,
+    Kind,
+    Pace,
+    Rerouted,
+    findings,
+    generate,
+    peak_in_flight,
+    reroute,
+    violations,
+)
+from shardwise.schedule.action import columns_of
+from shardwise.sim import Durations, makespan_s, rerouted_s
+
+SCHEDULES = ("1f1b", "gpipe", "zb_h1", "zb_h2")
+
+
+class Drawn:
+    """Pipelines at random, some of their cells lost, and times."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self.schedule = rng.choice(SCHEDULES)
+        self.stages, self.pipelines = rng.randint(2, 6), rng.randint(2, 6)
+        least = rng.randint(1, 12)
+        self.microbatches = [least + rng.randint(0, 2) for _ in range(self.pipelines)]
+        cells = [(one, stage) for one in range(self.pipelines) for stage in range(self.stages)]
+        lost: set[Cell] = set()
+        for one, stage in rng.sample(cells, rng.randint(1, 3)):
+            if sum((other, stage) in lost for other in range(self.pipelines)) < self.pipelines - 1:
+                lost.add((one, stage))
+        self.lost = lost
+        self.is_split = self.schedule.startswith("zb")
+        table = generate(self.schedule, pp=self.stages, microbatches=max(self.microbatches), vpp=1)
+        self.held = peak_in_flight(table)
+        self.across_s = rng.choice([0.0, 0.3])
+        self.durations = Durations.of(
+            stages=self.stages,
+            batch=self.pipelines,
+            forward_s=[[rng.uniform(0.5, 1.5) for _ in range(self.stages)] for _ in range(self.pipelines)],
+            backward_s=[[rng.uniform(1.0, 3.0) for _ in range(self.stages)] for _ in range(self.pipelines)],
+            backward_input_s=[[rng.uniform(0.5, 1.5) for _ in range(self.stages)]] * self.pipelines,
+            backward_weight_s=[[rng.uniform(0.5, 1.5) for _ in range(self.stages)]] * self.pipelines,
+            gather_s=rng.choice([0.0, 0.7]),
+            reduce_s=rng.choice([0.0, 0.9]),
+            hop_forward_s=0.1,
+            hop_backward_s=0.2,
+        )
+
+    def table(self) -> Rerouted:
+        pace = Pace(
+            forward=[1.0] * self.stages, backward=[2.0 - self.is_split] * self.stages,
+            weight=[1.0] * self.stages, is_split=self.is_split,
+        )  # fmt: skip
+        return reroute(self.microbatches, self.stages, self.lost, held=self.held, pace=pace)
+
+    def limits(self, table: Rerouted) -> list[int]:
+        return [self.held[stage] for _, stage in table.cells]
+
+
+def drawn(pytestconfig: pytest.Config, few: int = 80) -> list[Drawn]:
+    rng = random.Random(17)
+    return [Drawn(rng) for _ in range(3000 if pytestconfig.getoption("--full") else few)]
+
+
+def test_every_microbatch_goes_once_through_every_stage_within_the_memory_of_before(
+    pytestconfig: pytest.Config,
+) -> None:
+    handed_over = 0
+    for case in drawn(pytestconfig):
+        table = case.table()
+        assert violations(table, case.limits(table)) == []
+        done = Counter(
+            (action.stage, action.kind, action.microbatch) for row in table.ranks for action in row
+        )
+        kinds = "FIW" if case.is_split else "FB"
+        assert set(done.values()) == {1}
+        assert len(done) == case.stages * sum(case.microbatches) * len(kinds)
+        assert {kind for _, kind, _ in done} == set(kinds)
+        assert not case.lost & set(table.cells)
+        for rank, (_, stage) in enumerate(table.cells):
+            assert {action.stage for action in table.ranks[rank]} == {stage}
+        for stage in range(case.stages):
+            for microbatch, rank in enumerate(table.rank_of[stage]):
+                own = int(table.pipeline_of[microbatch]), stage
+                assert (table.cells[rank] == own) == (own not in case.lost)
+                handed_over += own in case.lost
+    assert handed_over > 500
+
+
+def test_peers_share_what_is_handed_over_evenly(pytestconfig: pytest.Config) -> None:
+    for case in drawn(pytestconfig):
+        table = case.table()
+        for stage in {stage for _, stage in case.lost}:
+            load = Counter(table.rank_of[stage].tolist())
+            own = Counter(table.pipeline_of.tolist())
+            more = [load[rank] - own[one] for rank, (one, at) in enumerate(table.cells) if at == stage]
+            assert sum(more) == sum(own[one] for one, at in case.lost if at == stage)
+            # Nobody does two more than another who could have taken one of them.
+            takers = [
+                load[rank]
+                for rank, (one, at) in enumerate(table.cells)
+                if at == stage and load[rank] > own[one]
+            ]
+            least = min(load[rank] for rank, (_, at) in enumerate(table.cells) if at == stage)
+            assert not takers or max(takers) <= least + 1
+
+
+def test_no_step_is_shorter_than_its_work_or_its_longest_path(pytestconfig: pytest.Config) -> None:
+    for case in drawn(pytestconfig):
+        table = case.table()
+        times = case.durations
+        took_s = rerouted_s(table, times, case.across_s)
+        back = times.backward_input_s + times.backward_weight_s if case.is_split else times.backward_s
+        each = times.forward_s + back
+        for stage in range(case.stages):
+            peers = [one for one, at in table.cells if at == stage]
+            perfect_s = sum(case.microbatches) / sum(1.0 / each[one, stage] for one in peers)
+            assert took_s >= perfect_s * (1.0 - 1e-12)
+        needed = times.backward_input_s if case.is_split else times.backward_s
+        path_s = sum((times.forward_s + needed)[:, stage].min() for stage in range(case.stages))
+        hops_s = 0.3 * (case.stages - 1)
+        assert took_s >= path_s + hops_s - 1e-9
+
+
+def test_with_nothing_lost_1f1b_takes_what_it_takes(pytestconfig: pytest.Config) -> None:
+    """Equal stages without hops: (m + p - 1) (f + b), and the table's own evaluator agrees with max-plus on
+    the order that 1F1B has."""
+    for pipelines, stages, microbatches in ((1, 4, 8), (3, 4, 8), (2, 3, 3), (2, 5, 2)):
+        times = Durations.of(stages=stages, batch=pipelines, forward_s=1.0, backward_s=2.0)
+        pace = Pace(forward=[1.0] * stages, backward=[2.0] * stages, weight=[0.0] * stages, is_split=False)
+        held = [stages - stage for stage in range(stages)]
+        table = reroute([microbatches] * pipelines, stages, (), held=held, pace=pace)
+        found_s = rerouted_s(table, times, 9.0)
+        assert found_s == pytest.approx((microbatches + stages - 1) * 3.0)
+        plain_s = makespan_s("1f1b", pp=stages, microbatches=microbatches, vpp=1, durations=times)
+        assert found_s == pytest.approx(float(plain_s.max()))
+
+
+def test_one_of_two_pipelines_without_a_stage_by_hand() -> None:
+    """Two pipelines of two stages, one microbatch each, F = 1, B = 2; (1, 1) is lost. Rank (0, 1) does F0
+    from 1 to 2, B0 to 4, F1 (there at 2, after a hop of 1) to 5, B1 to 7 of its stage; after the hop back B1
+    of stage 0 goes from 8 to 10."""
+    table = reroute(
+        [1, 1], 2, [(1, 1)], held=[2, 1],
+        pace=Pace(forward=[1.0, 1.0], backward=[2.0, 2.0], weight=[0.0, 0.0], is_split=False),
+    )  # fmt: skip
+    assert [" ".join(map(str, row)) for row in table.ranks] == ["0F0 0B0", "1F0 1B0 1F1 1B1", "0F1 0B1"]
+    times = Durations.of(stages=2, batch=2, forward_s=1.0, backward_s=2.0)
+    assert rerouted_s(table, times, 1.0) == pytest.approx(10.0)
+
+
+Rows = list[list[Action]]
+
+
+def _moved_to_a_peer(rows: Rows, table: Rerouted, rng: random.Random) -> None:
+    """One action on another rank of its stage."""
+    rank = rng.choice([r for r, (_, at) in enumerate(table.cells) if len(table.homes(at)) > 1])
+    others = [r for r in table.homes(table.cells[rank][1]) if r != rank]
+    rows[rng.choice(others)].append(rows[rank].pop())
+
+
+def _left_out(rows: Rows, table: Rerouted, rng: random.Random) -> None:
+    rows[rng.randrange(len(rows))].pop()
+
+
+def _done_twice(rows: Rows, table: Rerouted, rng: random.Random) -> None:
+    row = rows[rng.randrange(len(rows))]
+    row.append(rng.choice(row))
+
+
+def _done_by_two_peers(rows: Rows, table: Rerouted, rng: random.Random) -> None:
+    """The whole of one microbatch at one stage on a peer too: its gradient would count twice."""
+    rank = rng.choice([r for r, (_, at) in enumerate(table.cells) if len(table.homes(at)) > 1])
+    other = next(r for r in table.homes(table.cells[rank][1]) if r != rank)
+    rows[other] += [action for action in rows[rank] if action.microbatch == rows[rank][0].microbatch]
+
+
+def _backward_first(rows: Rows, table: Rerouted, rng: random.Random) -> None:
+    row = rows[rng.randrange(len(rows))]
+    place = next(place for place, action in enumerate(row) if action.kind is not Kind.FORWARD)
+    row.insert(0, row.pop(place))
+
+
+def _of_another_stage(rows: Rows, table: Rerouted, rng: random.Random) -> None:
+    row = rows[rng.randrange(len(rows))]
+    row[0] = row[0]._replace(stage=(row[0].stage + 1) % table.stages)
+
+
+BROKEN: tuple[Callable[[Rows, Rerouted, random.Random], None], ...] = (
+    _moved_to_a_peer, _left_out, _done_twice, _done_by_two_peers, _backward_first, _of_another_stage,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("broken", BROKEN)
+def test_a_broken_table_is_found(
+    broken: Callable[[Rows, Rerouted, random.Random], None], pytestconfig: pytest.Config
+) -> None:
+    rng = random.Random(3)
+    for case in drawn(pytestconfig, 25):
+        table = case.table()
+        if len(case.lost) == 0 or all(len(table.homes(stage)) == 1 for stage in range(case.stages)):
+            continue
+        rows = [list(row) for row in table.ranks]
+        broken(rows, table, rng)
+        twin = Rerouted(table.cells, table.rank_of, table.pipeline_of, columns_of(rows))
+        assert findings(twin), broken.__name__
+
+
+def test_a_rank_that_holds_too_much_is_found() -> None:
+    case = Drawn(random.Random(2))
+    table = case.table()
+    limits = case.limits(table)
+    busiest = int(np.argmax(peak_in_flight(table)))
+    limits[busiest] = peak_in_flight(table)[busiest] - 1
+    assert [one.rank for one in findings(table, limits)] == [busiest]
+
+
+def test_a_rank_that_does_not_exist_is_found() -> None:
+    case = Drawn(random.Random(2))
+    table = case.table()
+    rank_of = table.rank_of.copy()
+    rank_of[0, 0] = table.pp
+    assert (
+        "ranks go from 0" in violations(Rerouted(table.cells, rank_of, table.pipeline_of, table.columns))[0]
+    )
+
+
+def test_a_stage_lost_everywhere_cannot_be_rerouted() -> None:
+    pace = Pace(forward=[1.0] * 2, backward=[2.0] * 2, weight=[0.0] * 2, is_split=False)
+    with pytest.raises(ConfigError, match="stage 1 is lost in all pipelines"):
+        reroute([2, 2], 2, [(0, 1), (1, 1)], held=[2, 1], pace=pace)
+    with pytest.raises(ConfigError, match="may hold nothing"):
+        reroute([2, 2], 2, [(0, 1)], held=[2, 0], pace=pace)
