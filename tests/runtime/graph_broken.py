@@ -42,3 +42,23 @@ GRAPH_TWINS: Mapping[str, tuple[str, Any]] = {
     ),
 }
 """What is replaced, and by what."""
+
+KERNEL_TWINS: Mapping[str, tuple[str, Any]] = {
+    "gradients of sums are not summed": (
+        "shardwise.runtime.graphs.work._Summed.backward",
+        staticmethod(lambda ctx, *gradients: (gradients[0], None, None)),
+    ),
+    "rows of neighbours are zeros": (
+        "shardwise.runtime.graphs.halo._passed",
+        lambda work, axes, first, last: (torch.zeros_like(first), torch.zeros_like(last)),
+    ),
+    "a rank takes its own maximum for that of all": (
+        "shardwise.runtime.graphs.work.Work.largest",
+        lambda work, tensor, split: tensor.detach(),
+    ),
+    "a rank knows its own state alone": (
+        "shardwise.runtime.graphs.kernels_recurrent.gathered",
+        lambda work, value, at, dim: torch.cat((value, torch.zeros_like(value)), dim=at),
+    ),
+}
+"""The same for what operators compute."""

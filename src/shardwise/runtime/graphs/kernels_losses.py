@@ -15,7 +15,8 @@ def cross_entropy(work: Work, inputs: Sequence[Tensor], parameters: Sequence[Ten
     op = work.op
     logits, targets = op.inputs
     (classes,) = without(logits.dims, targets.dims)
-    rows = arranged(inputs[0], logits.dims, (*targets.dims, classes)).float()
+    rows = arranged(inputs[0], logits.dims, (*targets.dims, classes))
+    rows = rows if rows.dtype.itemsize >= 4 else rows.float()
     if work.axes((classes,)):
         each = _of_parts(work, rows, inputs[1].long(), classes)
     else:

@@ -1,0 +1,121 @@
+"""What a rank computes of attention: of its queries, heads or keys."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from shardwise.runtime.graphs.work import Dims, Kernel, Work, aligned, arranged, without
+
+
+def attention(work: Work, inputs: Sequence[Tensor], parameters: Sequence[Tensor]) -> Tensor:
+    op = work.op
+    queries, keys, values = (operand.dims for operand in op.inputs[:3])
+    heads = tuple(str(op.attributes.get("heads", "")).split())
+    kv_heads = tuple(str(op.attributes.get("kv_heads", "")).split())
+    (width,) = (dim for dim in queries if dim in keys and dim not in values)
+    (value_width,) = (dim for dim in values if dim in op.output and dim not in keys)
+    (at,) = without(queries, (*keys, *heads))
+    (to,) = without(keys, (*queries, *kv_heads))
+    rows = without(op.output, (at, value_width))
+    query = arranged(inputs[0], queries, (*rows, at, width))
+    key = _spread(work, inputs[1], keys, rows, (to, width))
+    value = _spread(work, inputs[2], values, rows, (to, value_width))
+    added = [
+        aligned(tensor, dims, (*rows, at, to))
+        for tensor, dims in zip(
+            (*inputs[3:], *parameters),
+            (*(operand.dims for operand in op.inputs[3:]), *(own.dims for own in op.parameters)),
+            strict=True,
+        )
+    ]
+    if work.axes((to,)):
+        result = _of_parts(work, query, key, value, added, at, to)
+    else:
+        result = _fused(work, query, key, value, added, at, to)
+    return arranged(result, (*rows, at, value_width), op.output).contiguous()
+
+
+def _spread(work: Work, tensor: Tensor, dims: Dims, rows: Dims, last: Dims) -> Tensor:
+    """Keys or values with a row for every head of the queries that this rank has."""
+    op = work.op
+    kv_heads = tuple(dim for dim in dims if dim not in rows and dim not in last)
+    present = [dim for dim in rows if dim in dims]
+    if kv_heads:
+        (own,) = kv_heads
+        (head,) = without(rows, present)
+        repeats = op.dims[head] // op.dims[own]
+        first = work.interval(own)[0]
+        chosen = torch.arange(*work.interval(head)) // repeats - first
+        tensor = tensor.index_select(dims.index(own), chosen)
+        dims = tuple(head if dim == own else dim for dim in dims)
+    tensor = aligned(tensor, dims, (*rows, *last))
+    return tensor.expand([work.length(dim) for dim in rows] + list(tensor.shape[-2:]))
+
+
+def _visible(work: Work, at: str, to: str) -> Tensor | None:
+    """Which keys each of this rank's queries meets; None where it meets all."""
+    op = work.op
+    if not op.attributes.get("causal") and "window" not in op.attributes:
+        return None
+    distance = torch.arange(*work.interval(at)).unsqueeze(-1) - torch.arange(*work.interval(to))
+    visible = torch.ones_like(distance, dtype=torch.bool)
+    if op.attributes.get("causal"):
+        visible &= distance >= 0
+    if "window" in op.attributes:
+        visible &= distance < int(op.attributes["window"])
+    return visible
+
+
+def _scale(work: Work, query: Tensor) -> float:
+    return float(work.settings.get("scale") or work.op.dims[_width(work)] ** -0.5)
+
+
+def _width(work: Work) -> str:
+    queries, keys, values = (operand.dims for operand in work.op.inputs[:3])
+    (width,) = (dim for dim in queries if dim in keys and dim not in values)
+    return width
+
+
+def _fused(
+    work: Work, query: Tensor, key: Tensor, value: Tensor, added: Sequence[Tensor], at: str, to: str
+) -> Tensor:
+    """PyTorch's own, of all keys."""
+    lead = query.shape[:-2]
+    flat = [each.reshape(-1, 1, *each.shape[-2:]) for each in (query, key, value)]
+    is_causal = bool(work.op.attributes.get("causal")) and "window" not in work.op.attributes
+    is_causal = is_causal and not added and not work.is_divided(at)
+    mask = None if is_causal else _visible(work, at, to)
+    if added:
+        mask = _added(added, mask).expand(*lead, -1, -1).reshape(-1, 1, query.shape[-2], key.shape[-2])
+    result = functional.scaled_dot_product_attention(
+        flat[0], flat[1], flat[2], attn_mask=mask, is_causal=is_causal, scale=_scale(work, query)
+    )
+    return result.reshape(*lead, *result.shape[-2:])
+
+
+def _added(added: Sequence[Tensor], visible: Tensor | None) -> Tensor:
+    total = sum(added[1:], start=added[0])
+    return total if visible is None else total.masked_fill(~visible, float("-inf"))
+
+
+def _of_parts(
+    work: Work, query: Tensor, key: Tensor, value: Tensor, added: Sequence[Tensor], at: str, to: str
+) -> Tensor:
+    """A partial sum of values, once ranks agree on the maximum and the sum of each row of scores."""
+    scores = (query * _scale(work, query)) @ key.transpose(-1, -2)
+    for each in added:
+        scores = scores + each
+    visible = _visible(work, at, to)
+    if visible is not None:
+        scores = scores.masked_fill(~visible, torch.finfo(scores.dtype).min)
+    less = scores - work.largest(scores.amax(-1, keepdim=True), (to,))
+    total = work.summed(less.exp().sum(-1, keepdim=True), (to,), gradients="summed")
+    return (less.exp() / total) @ value
+
+
+ATTENTION: Mapping[str, Kernel] = {"attention": attention}
+"""By kind."""

@@ -1,0 +1,112 @@
+"""What a rank computes of normalisations and softmax: statistics over the parts of all ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from shardwise.runtime.graphs.work import Dims, Kernel, Work, aligned, without
+
+EPSILON = 1e-5
+"""Where the module of a graph does not say another: PyTorch's for layers, batches and groups."""
+
+
+def _over(work: Work, default: Dims) -> Dims:
+    return tuple(str(work.op.attributes["over"]).split()) if "over" in work.op.attributes else default
+
+
+def _epsilon(work: Work) -> float:
+    return float(work.settings.get("epsilon", EPSILON))
+
+
+def _weighted(work: Work, value: Tensor, parameters: Sequence[Tensor]) -> Tensor:
+    """Times the scale, and the shift added."""
+    op = work.op
+    for at, (tensor, parameter) in enumerate(zip(parameters, op.parameters, strict=True)):
+        own = aligned(tensor, parameter.dims, op.output)
+        value = value * own if at == 0 else value + own
+    return value
+
+
+def layer_norm(work: Work, inputs: Sequence[Tensor], parameters: Sequence[Tensor]) -> Tensor:
+    op = work.op
+    over = _over(work, op.parameters[0].dims if op.parameters else op.output[-1:])
+    is_plain = op.output[len(op.output) - len(over) :] == over and all(p.dims == over for p in op.parameters)
+    if is_plain and not work.axes(over):
+        scale, shift = [*parameters, None, None][:2]
+        return functional.layer_norm(inputs[0], inputs[0].shape[-len(over) :], scale, shift, _epsilon(work))
+    return _weighted(work, _centred(work, inputs[0], over), parameters)
+
+
+def batch_norm(work: Work, inputs: Sequence[Tensor], parameters: Sequence[Tensor]) -> Tensor:
+    """Over the whole batch; kept statistics are not updated."""
+    op = work.op
+    channels = op.parameters[0].dims if op.parameters else op.output[1:2]
+    over = _over(work, without(op.output, channels))
+    if not work.axes(over) and channels == op.output[1:2] and set(over) == set(without(op.output, channels)):
+        scale, shift = [*parameters, None, None][:2]
+        return functional.batch_norm(inputs[0], None, None, scale, shift, training=True, eps=_epsilon(work))
+    return _weighted(work, _centred(work, inputs[0], over), parameters)
+
+
+def _centred(work: Work, value: Tensor, over: Dims) -> Tensor:
+    """Less its mean, over its deviation."""
+    at = [work.op.output.index(dim) for dim in over]
+    sums = torch.stack((value.sum(at, keepdim=True), value.square().sum(at, keepdim=True)))
+    mean, square = (work.summed(sums, over, gradients="summed") / work.op.elements(over)).unbind()
+    return (value - mean) * (square - mean * mean + _epsilon(work)).rsqrt()
+
+
+def rms_norm(work: Work, inputs: Sequence[Tensor], parameters: Sequence[Tensor]) -> Tensor:
+    op = work.op
+    over = _over(work, op.parameters[0].dims if op.parameters else op.output[-1:])
+    at = [op.output.index(dim) for dim in over]
+    squares = work.summed(inputs[0].square().sum(at, keepdim=True), over, gradients="summed")
+    scale = (squares / op.elements(over) + _epsilon(work)).rsqrt()
+    return _weighted(work, inputs[0] * scale, parameters)
+
+
+def group_norm(work: Work, inputs: Sequence[Tensor], parameters: Sequence[Tensor]) -> Tensor:
+    """Statistics of every group, of which a rank may have a part of the channels or none."""
+    op = work.op
+    default = (op.parameters[0].dims if op.parameters else op.output[1:2])[0]
+    channel = str(op.attributes.get("channel", default)).split()[0]
+    over = _over(work, without(op.output[1:], (channel,)))
+    groups, size = int(op.attributes["groups"]), op.dims[channel]
+    value, at = inputs[0], op.output.index(channel)
+    spread = [op.output.index(dim) for dim in over]
+    sums = torch.stack((value.sum(spread, keepdim=True), value.square().sum(spread, keepdim=True)))
+    first, stop = work.interval(channel)
+    own = torch.arange(first, stop) // (size // groups)
+    shape = list(sums.shape)
+    shape[at + 1] = groups
+    whole = sums.new_zeros(shape).index_add(at + 1, own, sums)
+    told = [rule.split for rule in work.rules if rule.exchanges and rule.split]
+    whole = work.summed(whole, told, gradients="summed") * (groups / op.elements((*over, channel)))
+    mean, square = whole.index_select(at + 1, own).unbind()
+    return _weighted(work, (value - mean) * (square - mean * mean + _epsilon(work)).rsqrt(), parameters)
+
+
+def softmax(work: Work, inputs: Sequence[Tensor], parameters: Sequence[Tensor]) -> Tensor:
+    op = work.op
+    over = _over(work, op.output[-1:])
+    at = [op.output.index(dim) for dim in over]
+    is_log = op.attributes.get("function") == "log_softmax"
+    if len(at) == 1 and not work.axes(over):
+        return functional.log_softmax(inputs[0], at[0]) if is_log else functional.softmax(inputs[0], at[0])
+    less = inputs[0] - work.largest(inputs[0].amax(at, keepdim=True), over)
+    total = work.summed(less.exp().sum(at, keepdim=True), over, gradients="summed")
+    return less - total.log() if is_log else less.exp() / total
+
+
+NORMAL: Mapping[str, Kernel] = {
+    "layer_norm": layer_norm,
+    "rms_norm": rms_norm,
+    "batch_norm": batch_norm,
+    "group_norm": group_norm,
+    "softmax": softmax,
+}
+"""By kind."""
