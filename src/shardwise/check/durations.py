@@ -109,14 +109,6 @@ def _beside(seconds: Column, action_s: Column, layers: Column) -> Column:
     return np.maximum(seconds - action_s * (1 - 1 / buckets), seconds / buckets)
 
 
-def hops_s(family: Family, hop_s: Column) -> tuple[Column, ...]:
-    """Seconds of a message from each stage to the next; a V turns round on one rank for nothing."""
-    if family.pp == 1:
-        return (0.0 * hop_s,) * (family.stages - 1)
-    turn = family.pp - 1 if family.is_v else -1
-    return tuple(0.0 * hop_s if stage == turn else hop_s for stage in range(family.stages - 1))
-
-
 def times_of_row(times: Sequence[StageTimes], index: int) -> list[StageTimes]:
     """All stages of one row as plain numbers."""
     return [stage.row(index) for stage in times]

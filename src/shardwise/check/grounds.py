@@ -17,7 +17,7 @@ from shardwise.check.count import SpaceRows, divisors
 from shardwise.check.figures import Figures
 from shardwise.check.groups import Groups, Sizes, groups_of
 from shardwise.check.layer import AMOUNTS, block_amounts, block_shapes
-from shardwise.check.price import hop_s
+from shardwise.check.price import rank_hops_s
 from shardwise.check.rows import Column, Family, Rows, distinct
 from shardwise.check.rules import ATTENTION_RULES, BATCH_RULES, EXPERT_RULES, Rule
 from shardwise.check.sharding import Shardings, shardings_of, traffic_amounts
@@ -40,7 +40,8 @@ PLAIN = {
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ground:
     """Legal grids of one pp: their rows, how many candidates' grids each stands for (`alike`), and what they
-    cost. `amounts` by name are [kinds, embedding, head; grid]; `tied_s` by whether the ends are apart.
+    cost. `amounts` by name are [kinds, embedding, head; grid]; `hops_s` [pipeline rank; grid], to the next
+    one and from the last to the first; `tied_s` by whether the ends are apart.
     """
 
     pp: int
@@ -50,7 +51,7 @@ class Ground:
     groups: Groups
     amounts: Mapping[str, Column]
     replicated: Column
-    hop_s: Column
+    hops_s: Column
     tied_s: Mapping[bool, Column]
 
     @property
@@ -174,7 +175,7 @@ def ground_of(figures: Figures, pp: int, rows: Rows, alike: Column) -> Ground:
         groups=groups,
         amounts={name: np.array([block[name] + np.zeros(len(rows)) for block in blocks]) for name in STACKED},
         replicated=np.array([block["replicated"] for block in blocks]),
-        hop_s=hop_s(figures, fabric, groups, rows),
+        hops_s=np.array(rank_hops_s(figures, fabric, groups, rows, pp)),
         tied_s={
             family.ends_apart: tied_s(figures, fabric, groups, family, blocks) for family in (flat, turned)
         },

@@ -15,7 +15,11 @@ Sizes = tuple[Column, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Groups:
-    """The groups of every row; `hop_tier` is the tier between neighbouring stages."""
+    """The groups of every row.
+
+    Neighbouring stages: of each tier but the last, a group begins every `hop_every` / `hop_steps` stages (in
+    lowest terms); 1 and 1 where no two neighbours are in one group.
+    """
 
     tensor: Sizes
     context: Sizes
@@ -24,7 +28,8 @@ class Groups:
     expert_tensor: Sizes
     expert_data: Sizes
     expert_replicas: Column
-    hop_tier: Column
+    hop_every: Sizes
+    hop_steps: Sizes
 
 
 def groups_of(rows: Rows, cluster: Cluster) -> Groups:
@@ -51,8 +56,31 @@ def groups_of(rows: Rows, cluster: Cluster) -> Groups:
         expert_tensor=within_stage(ones, rows.etp),
         expert_data=within_stage(rows.etp * rows.ep, replicas),
         expert_replicas=replicas,
-        hop_tier=sum((2 * pp_stride > span for span in spans[:-1]), start=0 * pp_stride),
+        **_borders(spans, pp_stride, rows.pp),
     )
+
+
+def _borders(spans: list[int], stride: Column, pp: Column) -> dict[str, Sizes]:
+    """`hop_every` and `hop_steps` of pipelines whose stages lie `stride` ranks apart."""
+    every, steps = [], []
+    for span in spans[:-1]:
+        # Pipelines begin at multiples of pp * stride, groups at multiples of span.
+        border = np.gcd(pp * stride, span)
+        unit = np.where(border < 2 * stride, 0, np.gcd(border, stride))
+        every.append(np.where(unit == 0, 1, border // np.maximum(unit, 1)))
+        steps.append(np.where(unit == 0, 1, stride // np.maximum(unit, 1)))
+    return {"hop_every": tuple(every), "hop_steps": tuple(steps)}
+
+
+def hop_tier(groups: Groups, first: int, second: int) -> Column:
+    """The tier between the pipeline ranks `first` and `second` > `first`, where the pair lies worst: the
+    first one's ranks and those of the second together reach over a group's border."""
+    found: Column = 0
+    for every, steps in zip(groups.hop_every, groups.hop_steps, strict=True):
+        begin, end = first * steps, (second + 1) * steps
+        next_border = (begin // every + 1) * every
+        found = found + (next_border < end)
+    return found
 
 
 def sizes(spans: list[int], stride: Column, size: Column) -> Sizes:

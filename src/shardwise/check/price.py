@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -9,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardwise.check.collectives import Fabric, fabric_of, message_s, pass_s
-from shardwise.check.durations import StageTimes, hops_s, stage_times
+from shardwise.check.durations import StageTimes, stage_times
 from shardwise.check.figures import Figures
-from shardwise.check.groups import Groups, groups_of
+from shardwise.check.groups import Groups, groups_of, hop_tier
 from shardwise.check.layer import AMOUNTS, PHASES, block_amounts, block_shapes
 from shardwise.check.memory import Memory, memory_of
 from shardwise.check.operators import Place
@@ -80,8 +81,11 @@ def price(figures: Figures, family: Family) -> Price:
     copy = blocks[-2]["dense"] if model.tied_embeddings else 0.0
     dense = with_tied_copy(family, stages, "dense", copy)
     expert = [stage["expert"] for stage in stages]
-    sent_s = hop_s(figures, fabric, groups, rows)
-    waiting_s = (1 - figures.profile.pipeline_overlap) * sent_s
+    sent_s = hops_s(family, rank_hops_s(figures, fabric, groups, rows, family.pp))
+    share = figures.profile.pipeline_overlap
+    # The last stage sends nothing on, the first nothing back.
+    nothing = np.zeros(len(rows))
+    waits_s = [nothing, *((1 - share) * hop_s for hop_s in sent_s), nothing]
     times = [
         stage_times(
             figures,
@@ -90,8 +94,7 @@ def price(figures: Figures, family: Family) -> Price:
             layers[number],
             reduction_s(figures, fabric, shardings, dense[number], expert[number]),
             gathering_s(figures, fabric, shardings, dense[number], expert[number]),
-            # The last stage sends nothing on, the first nothing back.
-            (waiting_s * (number < family.stages - 1), waiting_s * (number > 0)),
+            (waits_s[number + 1], waits_s[number]),
         )
         for number in range(family.stages)
     ]
@@ -101,7 +104,7 @@ def price(figures: Figures, family: Family) -> Price:
         layers=layers,
         stages=stages,
         times=times,
-        hops_s=hops_s(family, figures.profile.pipeline_overlap * sent_s),
+        hops_s=tuple(share * hop_s for hop_s in sent_s),
         end=step_end(figures, fabric, groups, family, shardings, blocks, *of_ranks),
         memory=memory_of(figures, family, shardings, blocks, stages, layers, *of_ranks),
     )
@@ -118,12 +121,25 @@ def blocks_of(figures: Figures, fabric: Fabric, rows: Rows) -> list[dict[str, Co
     ]
 
 
-def hop_s(figures: Figures, fabric: Fabric, groups: Groups, rows: Rows) -> Column:
-    """Seconds of one message between neighbouring stages: a share from each tensor rank, joined again behind
-    the hop where the sequence is not split. 0 without a pipeline."""
+def rank_hops_s(figures: Figures, fabric: Fabric, groups: Groups, rows: Rows, pp: int) -> list[Column]:
+    """Seconds of one message from each of `pp` pipeline ranks to the next, from the last one to the first: a
+    share from each tensor rank, joined again behind the hop where the sequence is not split. 0 without a
+    pipeline."""
     nbytes = Place(figures=figures, rows=rows, experts=None).hidden_bytes("tokens")
+    if pp == 1:
+        return [0.0 * nbytes]
     joined = np.where(rows.sequence_parallel | (rows.tp == 1), 0.0, pass_s(fabric, nbytes, groups.tensor))
-    return np.where(rows.pp > 1, message_s(fabric, nbytes / rows.tp, groups.hop_tier) + joined, 0.0)
+    pairs = [*((rank, rank + 1) for rank in range(pp - 1)), (0, pp - 1)]
+    return [message_s(fabric, nbytes / rows.tp, hop_tier(groups, *pair)) + joined for pair in pairs]
+
+
+def hops_s(family: Family, of_ranks: Sequence[Column]) -> tuple[Column, ...]:
+    """Seconds of a message from each stage to the next; a V turns round on one rank for nothing."""
+    pp, stages = family.pp, range(family.stages - 1)
+    if not family.is_v:
+        return tuple(of_ranks[stage % pp] for stage in stages)
+    one_way = of_ranks[: pp - 1]
+    return (*one_way, 0.0 * of_ranks[0], *one_way[::-1])
 
 
 class Evaluation(NamedTuple):

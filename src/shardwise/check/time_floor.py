@@ -65,10 +65,12 @@ def time_floor(pipeline: Pipeline, cells: Cells, *, is_paired: bool, is_sharded:
 
 
 def _actions(pipeline: Pipeline, layers: Layers, cells: Cells, *, is_paired: bool) -> _Actions:
-    host_s, waiting_s = pipeline.figures.profile.host_action_s, _waiting_s(pipeline, cells)
+    host_s, share = pipeline.figures.profile.host_action_s, pipeline.figures.profile.pipeline_overlap
+    sent_s = _sent_s(pipeline, cells)
+    waiting_s = (1 - share) * sent_s
     # The last stage sends nothing on, the first nothing back.
-    places = np.arange(pipeline.stages)[:, None]
-    on_s, back_s = waiting_s * (places < pipeline.stages - 1), waiting_s * (places > 0)
+    nothing = np.zeros((1, len(cells)))
+    on_s, back_s = np.concatenate([waiting_s, nothing]), np.concatenate([nothing, waiting_s])
     of_blocks = {
         phase: pipeline.with_traffic(phase, cells, is_paired=is_paired)
         for phase in ("forward", "input", "weight")
@@ -81,18 +83,22 @@ def _actions(pipeline: Pipeline, layers: Layers, cells: Cells, *, is_paired: boo
     starts = 3 if pipeline.splits_backward and pipeline.schedule != "dualpipe_v" else 2
     weight_s = layers.summed(of_blocks["weight"]) + (starts - 2) * host_s
     model_s = sum(layers.total(seconds) for seconds in of_blocks.values())
-    model_s = model_s + starts * host_s * pipeline.stages + 2 * waiting_s * (pipeline.stages - 1)
+    model_s = model_s + starts * host_s * pipeline.stages + 2 * waiting_s.sum(axis=0)
     model_s = model_s + all_again_s + moved_s
-    hop_s = pipeline.figures.profile.pipeline_overlap * pipeline.ground.hop_s[cells.grid]
-    hops_s = np.repeat(hop_s[None], pipeline.stages - 1, axis=0)
+    return _Actions(
+        forward_s=forward_s, input_s=input_s, weight_s=weight_s, hops_s=share * sent_s, model_s=model_s
+    )
+
+
+def _sent_s(pipeline: Pipeline, cells: Cells) -> Column:
+    """Seconds of a message from each stage to the next, [stages - 1, cells]."""
+    stage = np.arange(pipeline.stages - 1)
+    # A V comes back over the hops that it went, and turns round on one rank for nothing.
+    hop = np.minimum(stage, 2 * pipeline.pp - 2 - stage) if pipeline.is_v else stage % pipeline.pp
+    found = pipeline.ground.hops_s[np.ix_(hop, cells.grid)]
     if pipeline.is_v:
-        hops_s[pipeline.pp - 1] = 0.0
-    return _Actions(forward_s=forward_s, input_s=input_s, weight_s=weight_s, hops_s=hops_s, model_s=model_s)
-
-
-def _waiting_s(pipeline: Pipeline, cells: Cells) -> Column:
-    """Seconds that a forward or a backward waits for what it sends."""
-    return (1 - pipeline.figures.profile.pipeline_overlap) * pipeline.ground.hop_s[cells.grid]
+        found[pipeline.pp - 1] = 0.0
+    return found
 
 
 def _summed_s(layers: Layers, of_blocks: Column, phase: str, cells: Cells) -> Column:
@@ -289,7 +295,9 @@ def _first_stage_at_most_s(
         )
         for phase in ("forward", "input")
     )
-    forward_s = forward_s + host_s + _waiting_s(pipeline, cells) + out_s
+    share = figures.profile.pipeline_overlap
+    sent_s = _sent_s(pipeline, cells)[:1].sum(axis=0)
+    forward_s = forward_s + host_s + (1 - share) * sent_s + out_s
     if pipeline.splits_backward:
         return forward_s, weight_s
     return forward_s, input_s + host_s + again_s + in_s + weight_s

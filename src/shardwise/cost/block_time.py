@@ -33,7 +33,7 @@ def grid_least_s(problem: Problem, block: Block, totals: Totals, traffic: Traffi
         whole.forward_s + whole.input_s + added + traffic.ways_s + 2.0 * pp * problem.profile.host_action_s
     )
     work_s = way_s + whole.weight_s + traffic.scatters_s
-    through_s = way_s + 2.0 * (pp - 1) * totals.hop_s
+    through_s = way_s + 2.0 * (pp - 1) * totals.mean_hop_s
     return np.maximum(m * work_s / pp, through_s) + end_s(problem, block, totals)
 
 
@@ -76,7 +76,7 @@ def grid_work_s(problem: Problem, block: Block, totals: Totals) -> Any:
     """Seconds that everything on a grid takes at least, whatever is kept, sharded or offloaded."""
     whole, m = totals.whole, block.microbatches
     way_s = whole.forward_s + whole.input_s + 2.0 * block.pp * problem.profile.host_action_s
-    through_s = way_s + 2.0 * (block.pp - 1) * totals.hop_s
+    through_s = way_s + 2.0 * (block.pp - 1) * totals.mean_hop_s
     work_s = np.maximum(m * (way_s + whole.weight_s) / block.pp, through_s)
     return work_s + problem.profile.host_step_s
 

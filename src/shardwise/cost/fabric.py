@@ -10,6 +10,7 @@ import numpy as np
 
 from shardwise.cluster import Tier, group_members
 from shardwise.cost.distinct import distinct_rows
+from shardwise.cost.hops import Neighbours, neighbours_of
 from shardwise.cost.problem import Machine, Problem
 from shardwise.equations import comm
 from shardwise.strategy import axis_strides
@@ -23,7 +24,7 @@ class Groups:
     """The process groups of each row of a table, by their sizes per tier.
 
     `data` joins dp and cp (gradients of dense weights), `experts_data` the replicas of an expert.
-    `next_stage` is the tier (0 the innermost) that separates neighbouring pipeline ranks.
+    `stages` says where neighbouring pipeline ranks lie.
     """
 
     tensor: Sizes
@@ -32,7 +33,7 @@ class Groups:
     expert: Sizes
     expert_tensor: Sizes
     experts_data: Sizes
-    next_stage: Any
+    stages: Neighbours
 
 
 def sizes_of(tiers: Sequence[Tier], stride: Any, size: Any) -> Sizes:
@@ -81,7 +82,7 @@ def groups_of(problem: Problem, table: Any) -> Groups:
         expert=_stage_group(tiers, table, stride["pp"], table.etp, table.ep),
         expert_tensor=_stage_group(tiers, table, stride["pp"], 1, table.etp),
         experts_data=_stage_group(tiers, table, stride["pp"], table.etp * table.ep, replicas),
-        next_stage=_separating_tier(tiers, stride["pp"]),
+        stages=neighbours_of(tiers, table.pp, stride["pp"]),
     )
 
 
@@ -89,12 +90,13 @@ def alike_grids(problem: Problem, table: Any) -> tuple[Any, Any]:
     """Grids that cost the same: (representatives, which of them each row equals).
 
     Rows that differ in `axis_order` alone are alike where every group has the same sizes per tier and
-    neighbouring stages are behind the same tier; the first of them represents them.
+    neighbouring stages are behind the same tiers; the first of them represents them.
     """
     groups = groups_of(problem, table)
-    sizes = [size for f in fields(Groups) if f.name != "next_stage" for size in getattr(groups, f.name)]
+    sizes = [size for f in fields(Groups) if f.name != "stages" for size in getattr(groups, f.name)]
+    borders = (*groups.stages.borders, *groups.stages.strides)
     names = ("tp", "cp", "cp_kind", "pp", "dp", "ep", "etp", "micro_batch_size", "sequence_parallel")
-    columns = [np.broadcast_to(column, table.tp.shape) for column in (*sizes, groups.next_stage)]
+    columns = [np.broadcast_to(column, table.tp.shape) for column in (*sizes, *borders)]
     return distinct_rows([*(getattr(table, name) for name in names), *columns])
 
 
@@ -110,14 +112,6 @@ def _stage_group(tiers: Sequence[Tier], table: Any, pp_stride: Any, offset: Any,
     reach = np.where(offset * inner < pp_stride, offset * inner, far)
     near = np.where(offset < pp_stride, offset, offset * table.pp)
     return joined(sizes_of(tiers, near, inner), sizes_of(tiers, reach, outer))
-
-
-def _separating_tier(tiers: Sequence[Tier], stride: Any) -> Any:
-    """Index of the innermost tier that holds two ranks `stride` apart, for the worst placed pair."""
-    index: Any = 0 * np.asarray(stride)
-    for tier in tiers[:-1]:
-        index = index + (2 * np.asarray(stride) > tier.span)
-    return index
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,8 +44,7 @@ class Keeping:
 
 def keeping_of(problem: Problem, table: Any, node: Node, of_node: Any) -> Keeping:
     """Each row's choice of what to keep; row i of `table` has node `of_node[i]`."""
-    host_s, blocked_s = problem.profile.host_action_s, node.blocked_s[of_node]
-    places = node.places
+    host_s, places = problem.profile.host_action_s, node.places
     stage, in_flight = node.stage.taken(of_node), node.in_flight[:, of_node]
     per_stage = np.where(table.recompute == FULL, table.recompute_layers, 0)
     share = memory.recomputed_share(per_stage, places.layers.sum(axis=0)[:, of_node])
@@ -57,10 +56,8 @@ def keeping_of(problem: Problem, table: Any, node: Node, of_node: Any) -> Keepin
         memory.kept_activation_bytes(stage.kept_bytes, stage.input_bytes, share),
     )
     out_s, in_s = offload_s(problem, table, one, stage)
-    # The last stage sends nothing on, the first nothing back.
-    forward_s = stage.forward_s + host_s + (1.0 - places.has_head[:, of_node]) * blocked_s + out_s
-    back_s = (1.0 - places.has_embedding[:, of_node]) * blocked_s
-    input_s = stage.input_s + host_s + back_s + recompute_s + in_s
+    forward_s = stage.forward_s + host_s + node.blocked_on_s[:, of_node] + out_s
+    input_s = stage.input_s + host_s + node.blocked_back_s[:, of_node] + recompute_s + in_s
     layer_kept, layer_input = node.layer_kept_bytes[of_node], node.layer_input_bytes[of_node]
     moves = table.offload >= ACTIVATIONS
     held = in_flight * one

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from shardwise.cost.fabric import Fabric, Groups, fabric_of, groups_of
+from shardwise.cost.hops import Hops
 from shardwise.cost.operators import UNFUSED_SCORE_BYTES, element_bytes, operator_times, rows_of, width_of
 from shardwise.cost.problem import Problem
 from shardwise.equations import comm, compute
@@ -113,9 +114,9 @@ _BLOCK_FIELDS = tuple(f.name for f in fields(BlockCost))
 class GridCost:
     """Everything that depends on the grid alone.
 
-    `hop_s` moves `hop_bytes` between neighbouring pipeline ranks, beside other work; for `blocked_s` more
-    each action's sender waits. `tied_ends_s` synchronises a tied embedding on both ends of a pipeline,
-    `replicated_s` the gradients of weights that tp ranks hold whole where each saw a part of the sequence.
+    `hops` move `hop_bytes` between neighbouring pipeline ranks. `tied_ends_s` synchronises a tied embedding
+    on both ends of a pipeline, `replicated_s` the gradients of weights that tp ranks hold whole where each
+    saw a part of the sequence.
     `temporary_bytes` are what the largest operation of a layer needs beside what is kept,
     `head_temporary_bytes` the same of the head.
     """
@@ -125,8 +126,7 @@ class GridCost:
     head: BlockCost
     groups: Groups
     fabric: Fabric
-    hop_s: Any
-    blocked_s: Any
+    hops: Hops
     hop_bytes: Any
     replicas: Any
     expert_replicas: Any
@@ -164,7 +164,8 @@ def grid_cost(problem: Problem, table: Any, works: Sequence[BlockCost] | None = 
     hop_bytes = whole_bytes / table.tp
     is_split_for_hop = (table.tp > 1) & (table.sequence_parallel == 0)
     joined_s = np.where(is_split_for_hop, fabric.pass_s(whole_bytes, groups.tensor), 0.0)
-    moved_s = fabric.neighbour_s(hop_bytes, groups.next_stage) + joined_s
+    tiers = range(len(problem.tiers))
+    moved_s = [fabric.neighbour_s(hop_bytes, np.full(hop_bytes.shape, tier)) + joined_s for tier in tiers]
     sent_s = np.where(table.pp > 1, moved_s, 0.0)
     *of_kinds, of_embedding, of_head = block_works(problem, table) if works is None else works
     kinds = tuple(
@@ -184,8 +185,7 @@ def grid_cost(problem: Problem, table: Any, works: Sequence[BlockCost] | None = 
         head_temporary_bytes=LOGITS_COPIES * head.logits_bytes + weight_gradients,
         groups=groups,
         fabric=fabric,
-        hop_s=problem.profile.pipeline_overlap * sent_s,
-        blocked_s=(1.0 - problem.profile.pipeline_overlap) * sent_s,
+        hops=Hops(groups.stages, sent_s),
         hop_bytes=hop_bytes,
         replicas=table.dp * table.cp,
         expert_replicas=table.tp * table.cp * table.dp // (table.etp * table.ep),
@@ -227,7 +227,7 @@ def _tied_ends_s(problem: Problem, fabric: Fabric, groups: Groups, embedding: Bl
     """Adding up the two gradients of a tied embedding: sent from one end to the other and back."""
     tied_bytes = embedding.dense_weights * problem.recipe.gradient_bytes
     is_tied = 1.0 if problem.model.tied_embeddings else 0.0
-    return is_tied * 2.0 * fabric.neighbour_s(tied_bytes, groups.next_stage)
+    return is_tied * 2.0 * fabric.neighbour_s(tied_bytes, groups.stages.ends_tier)
 
 
 def _replicated_s(

@@ -53,7 +53,9 @@ class Node:
 
     `stage` and `rank` are sums over each place's stage and over its whole rank; shape (places, rows).
     `layer_*` and `boundary` columns are single layers and tensors. `tied_s` synchronises gradients that more
-    than one rank accumulates (a V holds both ends on one rank).
+    than one rank accumulates (a V holds both ends on one rank). From each place on, `hop_s` of a message to
+    the next stage pass beside other work; for `blocked_on_s` a forward waits for what it sends on, for
+    `blocked_back_s` a backward for what it sends back.
     """
 
     places: Places
@@ -63,7 +65,8 @@ class Node:
     microbatches: Any
     is_split: Any
     hop_s: Any
-    blocked_s: Any
+    blocked_on_s: Any
+    blocked_back_s: Any
     boundary_bytes: Any
     layer_kept_bytes: Any
     layer_input_bytes: Any
@@ -91,6 +94,12 @@ def node_of(problem: Problem, table: Any, grid: GridCost, of_grid: Any, places: 
     are_ends_apart = (table.pp > 1) & ~IS_V[table.schedule]
     is_tied = 1.0 if problem.model.tied_embeddings else 0.0
     copied = np.where(are_ends_apart, is_tied * grid.embedding.dense_weights[of_grid], 0.0)
+    hops, is_v, overlap = grid.hops.taken(of_grid), IS_V[table.schedule], problem.profile.pipeline_overlap
+    # The last stage sends nothing on, the first nothing back.
+    on_s = np.where(places.has_head > 0.0, 0.0, hops.after_s(places.stage, is_v))
+    back_s = 0.0 * on_s
+    if np.any(overlap < 1.0):
+        back_s = np.where(places.stage > 0, hops.after_s(places.stage - 1, is_v), 0.0)
     stage = _sums(blocks, places.layers, places.has_embedding, places.has_head)
     rank = _sums(blocks, places.rank_layers, places.rank_has_embedding, places.rank_has_head)
     return Node(
@@ -100,8 +109,9 @@ def node_of(problem: Problem, table: Any, grid: GridCost, of_grid: Any, places: 
         in_flight=flying,
         microbatches=microbatches,
         is_split=is_split,
-        hop_s=grid.hop_s[of_grid],
-        blocked_s=grid.blocked_s[of_grid],
+        hop_s=overlap * on_s,
+        blocked_on_s=(1.0 - overlap) * on_s,
+        blocked_back_s=(1.0 - overlap) * back_s,
         boundary_bytes=grid.hop_bytes[of_grid],
         layer_kept_bytes=_over_kinds(grid, "kept_bytes", np.maximum)[of_grid],
         layer_input_bytes=_over_kinds(grid, "input_bytes", np.maximum)[of_grid],

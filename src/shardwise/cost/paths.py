@@ -48,8 +48,10 @@ class Paths:
         added = added_s(problem, block, totals, *self._recomputed())
         way_s = whole.forward_s + whole.input_s + added + traffic.ways_s + 2.0 * stages * self._host_s
         self._work_s = way_s + whole.weight_s + traffic.scatters_s
-        hops = np.where(lie.is_v, stages - 2, stages - 1)
-        self._through_s = np.where(lie.is_split, way_s, self._work_s) + 2.0 * hops * totals.hop_s
+        # Along the ranks once for every chunk; from the last of them on to the first between two, but in a V.
+        along_s = block.vpp * (block.pp - 1) * totals.mean_hop_s
+        hops_s = along_s + np.where(lie.is_v, 0, block.vpp - 1) * totals.hop_s
+        self._through_s = np.where(lie.is_split, way_s, self._work_s) + 2.0 * hops_s
 
     def _recomputed(self) -> tuple[Any, Any]:
         """The share of the layers that is recomputed in full, at least and at most."""
@@ -276,7 +278,7 @@ class Paths:
         work that is left then. No more forwards can have been done before than the rank holds in flight."""
         block, lie, totals, host_s = self._block, self._lie, self._totals, self._host_s
         pp, m = block.pp, block.microbatches
-        there_s = totals.whole.forward_s + pp * host_s + (pp - 1) * totals.hop_s
+        there_s = totals.whole.forward_s + pp * host_s + (pp - 1) * totals.mean_hop_s
         inner_s = self._input_s(lie.least, None)
         back_s = np.maximum(pp - 2 - rank, 0) * inner_s + self._input_s(block.split.last, totals.head)
         back_s = back_s + (pp - 1 - rank) * totals.hop_s

@@ -104,7 +104,7 @@ def _nodes(problem: Problem, table: Any, places_of: Any, grids: GridPrices | Non
         grid = grid_cost(problem, few.take(grid_rows))
     else:
         used, of_grid = np.unique(grids.of_row[rows], return_inverse=True)
-        grid = _picked(grids.cost, used, len(grids.cost.hop_s))
+        grid = _picked(grids.cost, used, len(grids.cost.hop_bytes))
     return Nodes(few, node_of(problem, few, grid, of_grid, places_of(problem, few)), grid, of_grid), of_node
 
 
@@ -116,7 +116,7 @@ def price_below(problem: Problem, table: Any, nodes: Nodes, of_node: Any, synced
     sharded = table.take(shard_rows)
     of_grid = nodes.of_grid[shards_node]
     rows, of_sharding = problem.distinct([of_grid, *(getattr(sharded, name) for name in SHARD_FIELDS)])
-    grid = _picked(nodes.grid, of_grid[rows], len(nodes.grid.hop_s))
+    grid = _picked(nodes.grid, of_grid[rows], len(nodes.grid.hop_bytes))
     sharding = sharding_of(problem, sharded.take(rows), grid)
     return Price(
         nodes=nodes,

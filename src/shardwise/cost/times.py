@@ -20,7 +20,7 @@ class StageTimes:
     `backward_input_s` and `backward_weight_s` are the two actions of a split backward, `backward_s` the one
     that is not split. `gather_s` must pass before the first forward, `reduce_s` remains after the last
     backward. `recompute_s`, `shard_s` and `offload_s` are contained in the phases: told apart for the
-    breakdown.
+    breakdown. `hop_s` passes between a place's stage and the next.
     """
 
     forward_s: Any
@@ -32,6 +32,7 @@ class StageTimes:
     recompute_s: Any
     shard_s: Any
     offload_s: Any
+    hop_s: Any
 
 
 def stage_times(problem: Problem, table: Any, price: Price) -> StageTimes:
@@ -54,6 +55,7 @@ def stage_times(problem: Problem, table: Any, price: Price) -> StageTimes:
         recompute_s=keeping.recompute_s[:, of_keeping],
         shard_s=there_s + back_s + scatter_s,
         offload_s=keeping.offload_s[:, of_keeping] + 0.0 * of_node,
+        hop_s=price.node.hop_s[:, of_node],
     )
 
 

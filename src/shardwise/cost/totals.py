@@ -83,6 +83,7 @@ class Totals:
     where layers are alike or no kind has more than half of them), the `most` of any layer, `embedding` and
     `head`.
 
+    `hop_s` is the shortest hop, `mean_hop_s` the mean of one way from the first rank to the last.
     `temporary_bytes` are what a stage needs beside what is kept, `head_temporary_bytes` one with the head.
     """
 
@@ -93,6 +94,7 @@ class Totals:
     embedding: Sums
     head: Sums
     hop_s: Any
+    mean_hop_s: Any
     hop_bytes: Any
     temporary_bytes: Any
     head_temporary_bytes: Any
@@ -167,7 +169,8 @@ def totals_of(problem: Problem, table: Any, grid: GridCost) -> Totals:
         most=Sums(*blocks[:, :kinds].max(axis=1)),
         embedding=Sums(*blocks[:, -2]),
         head=Sums(*blocks[:, -1]),
-        hop_s=grid.hop_s,
+        hop_s=problem.profile.pipeline_overlap * grid.hops.least_s,
+        mean_hop_s=problem.profile.pipeline_overlap * grid.hops.mean_s,
         hop_bytes=grid.hop_bytes,
         temporary_bytes=grid.temporary_bytes,
         head_temporary_bytes=np.maximum(grid.temporary_bytes, grid.head_temporary_bytes),

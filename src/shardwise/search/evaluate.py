@@ -37,17 +37,14 @@ def microbatches_of(problem: Problem, table: Any) -> Any:
     return problem.job.global_batch_size // (table.dp * table.micro_batch_size)
 
 
-def durations_of(times: StageTimes, hop_s: Any, schedule: str, pp: int, vpp: int, rows: Any) -> Durations:
-    """The durations of the `rows` of one schedule table, for the evaluators. A V turns round on one rank, for
-    free."""
+def durations_of(times: StageTimes, pp: int, vpp: int, rows: Any) -> Durations:
+    """The durations of the `rows` of one schedule table, for the evaluators."""
     stages = pp * vpp
 
     def batch(values: Any) -> Floats:
         return np.ascontiguousarray(np.asarray(values[:stages, rows], dtype=np.float64).T)
 
-    hops = np.repeat(np.asarray(hop_s, dtype=np.float64)[rows, None], stages - 1, axis=1)
-    if schedule in ("zb_v", "dualpipe_v"):
-        hops[:, pp - 1] = 0.0
+    hops_s = batch(times.hop_s)[:, :-1]
     return Durations(
         forward_s=batch(times.forward_s),
         backward_s=batch(times.backward_s),
@@ -55,8 +52,8 @@ def durations_of(times: StageTimes, hop_s: Any, schedule: str, pp: int, vpp: int
         backward_weight_s=batch(times.backward_weight_s),
         gather_s=batch(times.gather_s),
         reduce_s=batch(times.reduce_s),
-        hop_forward_s=hops,
-        hop_backward_s=hops,
+        hop_forward_s=hops_s,
+        hop_backward_s=hops_s,
     )
 
 
@@ -148,14 +145,13 @@ def _drained_s(problem: Problem, table: StrategyTable, grids: GridPrices | None)
 
 def _makespans_s(problem: Problem, table: StrategyTable, price: Price, times: StageTimes) -> Floats:
     """Rows of each schedule table evaluated together."""
-    hop_s = price.node.hop_s[price.of_node]
     microbatches = microbatches_of(problem, table)
     drained_s = np.empty(len(table))
     firsts, member = distinct_rows([table.schedule, table.pp, table.vpp])
     for group, first in enumerate(firsts):
         rows = np.flatnonzero(member == group)
         name, pp, vpp = SCHEDULES[int(table.schedule[first])], int(table.pp[first]), int(table.vpp[first])
-        durations = durations_of(times, hop_s, name, pp, vpp, rows)
+        durations = durations_of(times, pp, vpp, rows)
         drained_s[rows] = makespan_s(
             name, pp=pp, microbatches=microbatches[rows], vpp=vpp, durations=durations
         )
@@ -167,7 +163,7 @@ def step_durations(problem: Problem, strategy: Strategy) -> Durations:
     table = StrategyTable.of([strategy])
     price = price_everywhere(problem, table)
     times = stage_times(problem, table, price)
-    return durations_of(times, price.node.hop_s, strategy.schedule, strategy.pp, strategy.vpp, np.arange(1))
+    return durations_of(times, strategy.pp, strategy.vpp, np.arange(1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +181,6 @@ def pipeline_figures(problem: Problem, table: StrategyTable) -> list[PipelineFig
     """The figures of every row of a table of legal strategies, priced together."""
     price = price_everywhere(problem, table)
     times = stage_times(problem, table, price)
-    hop_s = price.node.hop_s[price.of_node]
     device_bytes = rank_bytes(problem, table, price).device.max(axis=0)
     on_host = host_bytes(table, price)
     end_s = step_end(problem, table, price).total_s
@@ -193,8 +188,6 @@ def pipeline_figures(problem: Problem, table: StrategyTable) -> list[PipelineFig
         PipelineFigures(
             durations=durations_of(
                 times,
-                hop_s,
-                SCHEDULES[int(table.schedule[row])],
                 int(table.pp[row]),
                 int(table.vpp[row]),
                 np.array([row]),

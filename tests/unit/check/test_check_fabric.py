@@ -17,7 +17,7 @@ from shardwise.check.collectives import (
     message_s,
     pass_s,
 )
-from shardwise.check.groups import groups_of, inner, outer, sizes
+from shardwise.check.groups import groups_of, hop_tier, inner, outer, sizes
 from shardwise.check.rows import Column, distinct, rows_of, strides
 from shardwise.cluster import CollectiveCurve
 
@@ -72,9 +72,19 @@ def test_experts_skip_the_ranks_of_other_stages() -> None:
     rows = rows_of([strategy(tp=4, pp=2, ep=4, axis_order="pp-tp-cp-dp")])
     groups = groups_of(rows, cluster(2))
     assert [part.tolist() for part in groups.expert] == [[2], [2]]
-    # The stages of a pair are neighbours: 2 * 1 is not more than 4, so their hop stays inside.
-    assert groups.hop_tier.tolist() == [0]
-    assert groups_of(rows_of([strategy(tp=4, pp=2)]), cluster(2)).hop_tier.tolist() == [1]
+    # The stages of a pair are neighbours in one node; behind four tensor ranks they are not.
+    assert hop_tier(groups, 0, 1).tolist() == [0]
+    assert hop_tier(groups_of(rows_of([strategy(tp=4, pp=2)]), cluster(2)), 0, 1).tolist() == [1]
+
+
+def test_each_hop_is_behind_its_own_tier() -> None:
+    """Eight stages in a row on two nodes of four: the fourth hop leaves the node, as does the way back to the
+    first. Of pipelines of three (not on nodes of 4, but 2 of 6) each hop does, in one pipeline or another."""
+    groups = groups_of(rows_of([strategy(pp=8)]), cluster(2))
+    assert [int(hop_tier(groups, rank, rank + 1)[0]) for rank in range(7)] == [0, 0, 0, 1, 0, 0, 0]
+    assert int(hop_tier(groups, 0, 7)[0]) == 1
+    threes = groups_of(rows_of([strategy(pp=3, dp=4, axis_order="pp-tp-cp-dp")]), cluster(3))
+    assert [int(hop_tier(threes, rank, rank + 1)[0]) for rank in range(2)] == [1, 1]
 
 
 def test_rows_that_are_alike_are_one() -> None:

@@ -13,7 +13,7 @@ from shardwise.check.collectives import fabric_of
 from shardwise.check.figures import Figures, figures_of, limits_of
 from shardwise.check.groups import groups_of
 from shardwise.check.operators import Place, keys_of_query, operator_seconds
-from shardwise.check.price import evaluate, fitting, hop_s
+from shardwise.check.price import evaluate, fitting, rank_hops_s
 from shardwise.check.result import judged, model_flop_per_token, tokens_per_s_per_device
 from shardwise.check.rows import families, rows_of
 from shardwise.check.stages import layers_of_stages
@@ -139,7 +139,8 @@ def test_messages_between_stages() -> None:
     ]
     rows = rows_of(pipelines)
     fabric, groups = fabric_of(figures.cluster, figures.efficiency), groups_of(rows, figures.cluster)
-    assert hop_s(figures, fabric, groups, rows) == pytest.approx([1.0, 1.0, 0.5, 0.0])
+    assert rank_hops_s(figures, fabric, groups, rows, 2)[0][:3] == pytest.approx([1.0, 1.0, 0.5])
+    assert rank_hops_s(figures, fabric, groups, rows, 1)[0][3] == 0.0
     # Software that hides a quarter of them waits three quarters with each forward and backward.
     waiting = brick_figures(profile=replace(SOFTWARE, pipeline_overlap=0.25, data_overlap=0.0))
     plain = brick_figures(profile=replace(SOFTWARE, data_overlap=0.0))

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from tests.unit.check.by_hand import strategy
 
-from shardwise.check.durations import StageTimes, hops_s
+from shardwise.check.durations import StageTimes
+from shardwise.check.price import hops_s
 from shardwise.check.rows import Family, rows_of
 from shardwise.check.schedules import Table, in_flight, table_of
 from shardwise.check.timing import StuckError, makespan_s
@@ -61,8 +62,10 @@ def test_a_v_turns_on_the_last_rank() -> None:
     assert not v.ends_apart
     # Three forwards go down before the first comes back: F^(2d+1) with d = 1.
     assert words(table_of(v))[0].startswith("0F0 0F1 0F2 3F0 3I0 3W0")
-    one = np.array([1.0])
-    assert [float(hop[0]) for hop in hops_s(v, one)] == [1.0, 0.0, 1.0]
+    of_ranks = [np.array([2.0]), np.array([7.0])]  # to the other rank, and back to the first
+    assert [float(hop[0]) for hop in hops_s(v, of_ranks)] == [2.0, 0.0, 2.0]
+    chunked = family("interleaved_1f1b", 2, 2, 2)
+    assert [float(hop[0]) for hop in hops_s(chunked, of_ranks)] == [2.0, 7.0, 2.0]
 
 
 @pytest.mark.parametrize(

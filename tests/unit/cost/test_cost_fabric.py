@@ -175,17 +175,19 @@ def test_groups_are_those_of_listed_ranks(order: str, degrees: tuple[int, ...]) 
 
 
 @pytest.mark.parametrize(
-    ("order", "expected"),
+    ("order", "expected", "ends"),
     [
-        ("tp-cp-dp-pp", 2),  # pipeline neighbours are 8 apart: in a rack of 16, in different nodes of 4
-        ("pp-tp-cp-dp", 0),  # next to each other
-        ("tp-pp-cp-dp", 1),  # 2 apart in nodes of 4: within, since twice 2 is no more than 4
-        ("tp-cp-pp-dp", 2),  # 4 apart
+        # Pipeline neighbours are 8 apart: two in a rack of 16, in different nodes of 4.
+        ("tp-cp-dp-pp", [2, 3, 2], 3),
+        ("pp-tp-cp-dp", [0, 1, 0], 1),  # four next to each other, from one pair to the other in the middle
+        ("tp-pp-cp-dp", [1, 2, 1], 2),  # 2 apart in nodes of 4
+        ("tp-cp-pp-dp", [2, 2, 2], 2),  # 4 apart
     ],
 )
-def test_the_tier_between_neighbouring_stages(order: str, expected: int) -> None:
-    found = groups(order, {"tp": 2, "cp": 2, "dp": 2, "pp": 4}, 1, 1)
-    assert int(found.next_stage[0]) == expected
+def test_the_tiers_between_neighbouring_stages(order: str, expected: list[int], ends: int) -> None:
+    found = groups(order, {"tp": 2, "cp": 2, "dp": 2, "pp": 4}, 1, 1).stages
+    assert [int(found.tier(rank)[0]) for rank in range(3)] == expected
+    assert int(found.ends_tier[0]) == ends
 
 
 def test_orders_that_put_groups_alike_are_one() -> None:

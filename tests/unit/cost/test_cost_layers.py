@@ -403,7 +403,7 @@ def test_a_grid_prices_every_kind_and_both_ends() -> None:
     close(grid.temporary_bytes, 820.0)
     close(grid.head_temporary_bytes, 820.0)
     close(grid.hop_bytes, 100.0)
-    close(grid.hop_s, 5.0)  # 100 B between nodes at 20 B/s
+    close(grid.hops.by_tier_s[-1], 5.0)  # 100 B between nodes at 20 B/s
     close(grid.replicas, 4.0)
     assert IDEAL is p.efficiency
 
@@ -434,14 +434,8 @@ def test_ends_join_their_vocabulary() -> None:
 def test_a_hop_between_stages(text: str, seconds: float, nbytes: float) -> None:
     p = problem()
     grid = grid_cost(p, table(p, text))
-    close(grid.hop_s, seconds)
+    close(grid.hops.mean_s, seconds)
     close(grid.hop_bytes, nbytes)
-    close(grid.blocked_s, 0.0)
-    # Software that sends a quarter beside the next action waits for the rest.
-    waiting = with_software(p, pipeline_overlap=0.25)
-    grid = grid_cost(waiting, table(waiting, text))
-    close(grid.hop_s, 0.25 * seconds)
-    close(grid.blocked_s, 0.75 * seconds)
 
 
 def test_replicas_of_dense_and_expert_weights() -> None:

@@ -1,0 +1,97 @@
+"""Messages between neighbouring stages, each over the tier that lies between the two."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from tests.unit.cost.hand_made import brick_model, cluster, exposed, problem, times_of, with_software
+from tests.unit.cost.test_cost_fabric import tiers
+
+from shardwise.cost.hops import Hops, Neighbours, neighbours_of
+
+SETTINGS = [
+    # (spans of tiers, pp, stride): pipelines inside, along and across nodes, aligned with them or not.
+    ((2, 4, 16), 4, 1),
+    ((4, 16), 8, 2),
+    ((4, 16), 2, 4),
+    ((8, 24), 3, 1),
+    ((8, 24), 3, 4),
+    ((8, 24), 6, 3),
+    ((8, 24), 4, 3),
+    ((8, 48), 12, 3),
+    ((12, 24), 4, 5),
+    ((6, 12, 36), 9, 1),
+    ((3, 12), 6, 2),
+    ((16, 32), 16, 1),
+    ((4, 16), 8, 1),
+    ((6, 24), 12, 1),
+    ((8, 32), 16, 3),
+    ((10, 40), 8, 5),
+]
+
+
+def counted_tier(spans: tuple[int, ...], pp: int, stride: int, first: int, second: int) -> int:
+    """The innermost tier whose groups hold both ranks of all pairs on the pipeline ranks `first` and `second`
+    of a cluster so large that pipelines lie in every way that they can."""
+    devices = spans[-1] * pp * stride
+    ranks = [rank for rank in range(devices) if rank // stride % pp == first]
+    pairs = [(rank, rank + (second - first) * stride) for rank in ranks]
+    inner = [all(a // span == b // span for a, b in pairs) for span in spans[:-1]]
+    return next((tier for tier, is_inside in enumerate(inner) if is_inside), len(spans) - 1)
+
+
+def neighbours(spans: tuple[int, ...], pp: int, stride: int) -> Neighbours:
+    return neighbours_of(tiers(*spans), np.array([pp]), np.array([stride]))
+
+
+@pytest.mark.parametrize(("spans", "pp", "stride"), SETTINGS)
+def test_tiers_are_those_of_listed_ranks(spans: tuple[int, ...], pp: int, stride: int) -> None:
+    found = neighbours(spans, pp, stride)
+    counted = [counted_tier(spans, pp, stride, *pair) for pair in pairwise(range(pp))]
+    assert [int(found.tier(rank)[0]) for rank in range(pp - 1)] == counted
+    assert int(found.ends_tier[0]) == counted_tier(spans, pp, stride, 0, pp - 1)
+    assert [int(each[0]) for each in found.leaving] == [
+        sum(tier > t for tier in counted) for t in range(-1, len(spans))
+    ]
+
+
+def test_the_settings_tell_hops_apart() -> None:
+    counted = [
+        {counted_tier(spans, pp, stride, *pair) for pair in pairwise(range(pp))}
+        for spans, pp, stride in SETTINGS
+    ]
+    assert sum(len(tiers_of) > 1 for tiers_of in counted) > 5
+
+
+def test_means_and_least_of_hops() -> None:
+    # Four stages in a row on nodes of two: two hops of 1 s, one of 5 s; the way back to the first 5 s.
+    hops = Hops(neighbours((2, 8), 4, 1), np.array([[1.0], [5.0]]))
+    assert hops.mean_s.tolist() == [pytest.approx(7.0 / 3.0)]
+    assert hops.least_s.tolist() == [1.0]
+    # Two stages four apart: each hop leaves its node.
+    apart = Hops(neighbours((4, 8), 2, 4), np.array([[1.0], [5.0]]))
+    assert (apart.mean_s.tolist(), apart.least_s.tolist()) == ([5.0], [5.0])
+
+
+def test_hops_of_chunks_and_of_a_v() -> None:
+    hops = Hops(neighbours((2, 8), 4, 1), np.array([[1.0], [5.0]]))
+    chunked = hops.after_s(np.arange(7)[:, None], np.array([False]))
+    assert chunked[:, 0].tolist() == [1.0, 5.0, 1.0, 5.0, 1.0, 5.0, 1.0]
+    turned = hops.after_s(np.arange(7)[:, None], np.array([True]))
+    assert turned[:, 0].tolist() == [1.0, 5.0, 1.0, 0.0, 1.0, 5.0, 1.0]
+
+
+def test_stages_send_over_their_own_tiers() -> None:
+    # Eight stages in a row on two nodes of four: 1 s inside, 5 s from the fourth to the fifth.
+    p = exposed(problem(brick_model((0,) * 8), cluster(2)))
+    times = times_of(p, "pp=8")
+    assert times.hop_s[:, 0].tolist() == [1.0, 1.0, 1.0, 5.0, 1.0, 1.0, 1.0, 0.0]
+    # Software that sends a quarter beside the next action: forwards and backwards wait for the rest.
+    waits = times_of(with_software(p, pipeline_overlap=0.25), "pp=8")
+    assert waits.hop_s[:, 0].tolist() == [0.25, 0.25, 0.25, 1.25, 0.25, 0.25, 0.25, 0.0]
+    on = waits.forward_s - times.forward_s
+    back = waits.backward_input_s - times.backward_input_s
+    np.testing.assert_allclose(on[:, 0], [0.75, 0.75, 0.75, 3.75, 0.75, 0.75, 0.75, 0.0], atol=1e-12)
+    np.testing.assert_allclose(back[:, 0], [0.0, 0.75, 0.75, 0.75, 3.75, 0.75, 0.75, 0.75], atol=1e-12)
