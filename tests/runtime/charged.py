@@ -13,14 +13,15 @@ from shardwise import search
 from shardwise.cost.fabric import Fabric
 from shardwise.plan import Plan
 
-PASS, ALL_REDUCE, ALL_TO_ALL, MESSAGE = "pass", "all_reduce", "all_to_all", "message"
+PASS, SCATTER, ALL_REDUCE, ALL_TO_ALL, MESSAGE = "pass", "scatter", "all_reduce", "all_to_all", "message"
 
 PRICED = {
-    "pass_s": PASS, "all_reduce_s": ALL_REDUCE, "all_to_all_s": ALL_TO_ALL, "neighbour_s": MESSAGE,
+    "pass_s": PASS, "scatter_s": SCATTER, "all_reduce_s": ALL_REDUCE, "all_to_all_s": ALL_TO_ALL,
+    "neighbour_s": MESSAGE,
 }  # fmt: skip
 
 KINDS = {
-    "all_gather": PASS, "reduce_scatter": PASS, "all_reduce": ALL_REDUCE, "all_to_all": ALL_TO_ALL,
+    "all_gather": PASS, "reduce_scatter": SCATTER, "all_reduce": ALL_REDUCE, "all_to_all": ALL_TO_ALL,
     "send": MESSAGE,
 }  # fmt: skip
 """What a collective of the runtime is to the cost model."""

@@ -9,6 +9,7 @@ import numpy as np
 from shardwise.check.groups import Sizes
 from shardwise.check.rows import Column
 from shardwise.cluster import Cluster, Efficiency
+from shardwise.strategy import Backend
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,9 +93,16 @@ def _crossed(fabric: Fabric, nbytes: Column, group: Sizes) -> _Crossed:
 
 
 def pass_s(fabric: Fabric, nbytes: Column, group: Sizes) -> Column:
-    """Reduce-scatter of a rank's input, or all-gather of a rank's output, of `nbytes`."""
+    """Once around a ring: an all-gather of a rank's output of `nbytes`."""
     crossed = _crossed(fabric, nbytes, group)
     return crossed.ring_s + crossed.start_s
+
+
+def scatter_s(fabric: Fabric, backend: Backend, nbytes: Column, group: Sizes) -> Column:
+    """Reduce-scatter of a rank's input of `nbytes`; some backends have none and sum it everywhere."""
+    if backend.does("reduce_scatter") == "all_reduce":
+        return all_reduce_s(fabric, nbytes, group)
+    return pass_s(fabric, nbytes, group)
 
 
 def all_reduce_s(fabric: Fabric, nbytes: Column, group: Sizes) -> Column:

@@ -13,7 +13,7 @@ from shardwise.cluster import AttentionCurve, Cluster, Device, Efficiency
 from shardwise.errors import ConfigError
 from shardwise.model import Model
 from shardwise.operators import Attention, Extent, Operator
-from shardwise.strategy import Job, Profile
+from shardwise.strategy import Backend, Job, Profile, backend_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +91,11 @@ class Figures:
     def profile(self) -> Profile:
         """The software of the job."""
         return self.job.profile
+
+    @property
+    def backend(self) -> Backend:
+        """What carries collectives between the devices."""
+        return backend_of(self.cluster.classes)
 
     @property
     def fused(self) -> AttentionCurve | None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from shardwise.check.collectives import Fabric, all_reduce_s, all_to_all_s, pass_s
+from shardwise.check.collectives import Fabric, all_reduce_s, all_to_all_s, pass_s, scatter_s
 from shardwise.check.figures import Figures
 from shardwise.check.groups import Groups
 from shardwise.check.operators import Place, operator_seconds, score_bytes
@@ -163,7 +163,8 @@ def _sync_s(place: Place, fabric: Fabric, groups: Groups) -> Column:
     nbytes = place.hidden_bytes("tokens")
     return np.where(
         place.rows.sequence_parallel,
-        2 * pass_s(fabric, nbytes, groups.tensor),
+        pass_s(fabric, nbytes, groups.tensor)
+        + scatter_s(fabric, place.figures.backend, nbytes, groups.tensor),
         all_reduce_s(fabric, nbytes, groups.tensor),
     )
 
@@ -193,7 +194,8 @@ def _routing_s(place: Place, fabric: Fabric, groups: Groups, shape: BlockShape) 
     if experts.groups > 1:
         copies = np.minimum(copies, experts.groups_per_token / experts.top_k)
     spread = 2 * all_to_all_s(fabric, routed / rows.etp, groups.expert, copies)
-    split = 2 * pass_s(fabric, routed, groups.expert_tensor)
+    split = pass_s(fabric, routed, groups.expert_tensor)
+    split = split + scatter_s(fabric, place.figures.backend, routed, groups.expert_tensor)
     whole = pass_s(fabric, place.hidden_bytes("tokens"), groups.tensor)
     needs_whole = (rows.tp > 1) & ~rows.sequence_parallel
     return (

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from shardwise.check.collectives import Fabric, all_reduce_s, pass_s
+from shardwise.check.collectives import Fabric, all_reduce_s, pass_s, scatter_s
 from shardwise.check.figures import Figures
 from shardwise.check.groups import Groups, Sizes, inner, outer
 from shardwise.check.layer import PHASES, Amounts
@@ -76,12 +76,12 @@ def traffic_amounts(
     dense, expert = shardings.dense, shardings.expert
     recipe = figures.recipe
     gather = pass_s(fabric, block["dense"] * recipe.weight_bytes, dense.param_group)
-    scatter = pass_s(fabric, block["dense"] * recipe.gradient_bytes, dense.grad_group)
+    scatter = scatter_s(fabric, figures.backend, block["dense"] * recipe.gradient_bytes, dense.grad_group)
     if shardings.has_experts:
         has = block["expert"] > 0
         more = pass_s(fabric, block["expert"] * recipe.weight_bytes, expert.param_group)
         gather = gather + np.where(has, more, 0.0)
-        more = pass_s(fabric, block["expert"] * recipe.gradient_bytes, expert.grad_group)
+        more = scatter_s(fabric, figures.backend, block["expert"] * recipe.gradient_bytes, expert.grad_group)
         scatter = scatter + np.where(has, more, 0.0)
     return {
         f"{phase}_traffic_s": figures.exposed_s(
@@ -100,7 +100,8 @@ def reduction_s(
 
     def of(family: Sharding, elements: Column) -> Column:
         nbytes = elements * figures.recipe.gradient_bytes
-        scatter = np.where(family.grad == 1, pass_s(fabric, nbytes, family.scatter_group), 0.0)
+        whole = scatter_s(fabric, figures.backend, nbytes, family.scatter_group)
+        scatter = np.where(family.grad == 1, whole, 0.0)
         return scatter + all_reduce_s(fabric, nbytes / family.reduced, family.replica_group)
 
     return _of_both(shardings, dense, expert, of)

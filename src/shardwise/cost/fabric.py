@@ -13,7 +13,7 @@ from shardwise.cost.distinct import distinct_rows
 from shardwise.cost.hops import Neighbours, neighbours_of
 from shardwise.cost.problem import Machine, Problem
 from shardwise.equations import comm
-from shardwise.strategy import axis_strides
+from shardwise.strategy import NATIVE, Backend, axis_strides
 
 Sizes = tuple[Any, ...]
 """Members of a group per tier, innermost first: columns whose product is the group's size."""
@@ -116,7 +116,8 @@ def _stage_group(tiers: Sequence[Tier], table: Any, pp_stride: Any, offset: Any,
 
 @dataclass(frozen=True, slots=True)
 class Fabric:
-    """Alpha and bandwidth per tier as collectives reach them, and the collectives on groups of any sizes."""
+    """Alpha and bandwidth per tier as collectives reach them, and the collectives on groups of any sizes as
+    the backend has them."""
 
     alphas_s: tuple[float, ...]
     startups_s: tuple[float, ...]
@@ -126,9 +127,16 @@ class Fabric:
     partial: tuple[float, ...]
     inner_spans: tuple[int, ...]
     part_shares: tuple[tuple[tuple[int, float], ...], ...]
+    backend: Backend = NATIVE
+
+    def scatter_s(self, nbytes: Any, sizes: Sizes) -> Any:
+        """Reduce-scatter of a whole tensor of `nbytes`: once around a ring, or what the backend does in its
+        place."""
+        does = self.all_reduce_s if self.backend.does("reduce_scatter") == "all_reduce" else self.pass_s
+        return does(nbytes, sizes)
 
     def pass_s(self, nbytes: Any, sizes: Sizes) -> Any:
-        """Reduce-scatter or all-gather of a whole tensor of `nbytes`."""
+        """All-gather of a whole tensor of `nbytes`, or what else passes once around a ring."""
         return comm.pass_s(nbytes, sizes, self.alphas_s, self._ring_bytes_per_s(sizes)) + self._startup_s(
             sizes
         )
@@ -202,4 +210,5 @@ def fabric_of(problem: Machine) -> Fabric:
         partial=tuple(curve.partial_fraction for curve in curves),
         inner_spans=inner_spans,
         part_shares=tuple(tier.part_shares for tier in problem.tiers),
+        backend=problem.backend,
     )

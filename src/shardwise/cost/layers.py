@@ -441,7 +441,7 @@ def _tensor_sync_s(problem: Problem, table: Any, groups: Groups, fabric: Fabric)
     nbytes = _hidden_bytes(problem, table, "tokens")
     return np.where(
         table.sequence_parallel == 1,
-        2.0 * fabric.pass_s(nbytes, groups.tensor),
+        fabric.pass_s(nbytes, groups.tensor) + fabric.scatter_s(nbytes, groups.tensor),
         fabric.all_reduce_s(nbytes, groups.tensor),
     )
 
@@ -480,7 +480,8 @@ def _expert_s(problem: Problem, table: Any, groups: Groups, fabric: Fabric, expe
     if experts.groups > 1:
         reached = np.minimum(reached, experts.groups_per_token)
     exchange_s = 2.0 * fabric.all_to_all_s(sent_bytes, groups.expert, reached / experts.top_k)
-    join_s = 2.0 * fabric.pass_s(routed_bytes, groups.expert_tensor)
+    members = groups.expert_tensor
+    join_s = fabric.pass_s(routed_bytes, members) + fabric.scatter_s(routed_bytes, members)
     whole_s = fabric.pass_s(_hidden_bytes(problem, table, "tokens"), groups.tensor)
     return (
         np.where(table.ep > 1, exchange_s, 0.0)

@@ -120,7 +120,7 @@ def stage_price(kinds: Kinds, shape: StageShape) -> StagePrice:
     backward_s = sums.input_s + sums.weight_s + profile.host_action_s
     backward_s = backward_s + np.array([0.0 * sums.full_s, sums.selective_s, sums.full_s])[:, None]
     gathering_s = kinds.fabric.pass_s(weights * recipe.weight_bytes, sizes)
-    reduction_s = kinds.fabric.pass_s(weights * recipe.gradient_bytes, sizes)
+    reduction_s = kinds.fabric.scatter_s(weights * recipe.gradient_bytes, sizes)
     buckets = np.maximum(shape.layers, 1)
     allocated = _allocated_bytes(kinds, shape, sums, weights, replicas)
     overlap = profile.data_overlap

@@ -15,7 +15,7 @@ from shardwise.cost.recipe import OPTIMIZERS, OptimizerCost, Recipe, find_recipe
 from shardwise.errors import ConfigError
 from shardwise.model import Model
 from shardwise.operators import Attention, Extent, Operator
-from shardwise.strategy import Job, Limits, Optimizer, Profile
+from shardwise.strategy import Backend, Job, Limits, Optimizer, Profile, backend_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +45,11 @@ class Machine:
     @property
     def tiers(self) -> tuple[Tier, ...]:
         return self.cluster.tiers
+
+    @property
+    def backend(self) -> Backend:
+        """The library that carries collectives between the cluster's devices."""
+        return backend_of(self.cluster.classes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

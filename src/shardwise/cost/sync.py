@@ -3,7 +3,7 @@ share."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -134,19 +134,24 @@ class ShardedBlocks:
         ZeRO-2, Rajbhandari et al. 2020), before any overlap."""
         weight_bytes, gradient_bytes = problem.recipe.weight_bytes, problem.recipe.gradient_bytes
         return (
-            self._moved_s(problem, fabric, weight_bytes, dense.param_sizes, expert.param_sizes),
-            self._moved_s(problem, fabric, gradient_bytes, dense.grad_sizes, expert.grad_sizes),
+            self._moved_s(problem, fabric.pass_s, weight_bytes, dense.param_sizes, expert.param_sizes),
+            self._moved_s(problem, fabric.scatter_s, gradient_bytes, dense.grad_sizes, expert.grad_sizes),
         )
 
     def _moved_s(
-        self, problem: Problem, fabric: Fabric, element_bytes: float, dense: Sizes, expert: Sizes
+        self,
+        problem: Problem,
+        collective_s: Callable[[Any, Sizes], Any],
+        element_bytes: float,
+        dense: Sizes,
+        expert: Sizes,
     ) -> Any:
         """Moving all weights (or gradients) of a block once within the groups that share them; 0 in groups of
         one."""
-        dense_s = fabric.pass_s(self.dense_weights * element_bytes, dense)
+        dense_s = collective_s(self.dense_weights * element_bytes, dense)
         if problem.model.experts is None:
             return dense_s
-        expert_s = fabric.pass_s(self.expert_weights * element_bytes, expert)
+        expert_s = collective_s(self.expert_weights * element_bytes, expert)
         return dense_s + np.where(self.expert_weights > 0, expert_s, 0.0)
 
     def exposed(self, problem: Problem, gather_s: Any, scatter_s: Any) -> Exposed:
@@ -237,7 +242,7 @@ def reduction_s(problem: Problem, fabric: Fabric, sharding: Sharding, dense: Any
 
 def _reduction_s(fabric: Fabric, nbytes: Any, degrees: Degrees) -> Any:
     shard = np.where(degrees.grad > 1, degrees.grad, degrees.optim)
-    scatter_s = np.where(degrees.grad > 1, 0.0, fabric.pass_s(nbytes, degrees.scatter))
+    scatter_s = np.where(degrees.grad > 1, 0.0, fabric.scatter_s(nbytes, degrees.scatter))
     return scatter_s + fabric.all_reduce_s(nbytes / shard, degrees.replicate)
 
 

@@ -1,5 +1,6 @@
 """How a model is laid out: strategies, tables of them, rules, stages, text."""
 
+from shardwise.strategy.backend import NATIVE, Backend, backend_of
 from shardwise.strategy.calibration import (
     CALIBRATION_SCHEMA,
     CALIBRATION_VERSION,
@@ -79,6 +80,7 @@ __all__ = [
     "MEGATRON_2024",
     "MEMORY",
     "NAMES",
+    "NATIVE",
     "OFFLOADS",
     "ORDERS",
     "PROFILES",
@@ -87,6 +89,7 @@ __all__ = [
     "RULES",
     "SCHEDULES",
     "SCHEDULE_RULES",
+    "Backend",
     "Calibration",
     "Column",
     "Job",
@@ -100,6 +103,7 @@ __all__ = [
     "StrategyTable",
     "Target",
     "axis_strides",
+    "backend_of",
     "brief_text",
     "canonical_orders",
     "code_of",

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.unit.cost.hand_made import cluster, problem, table, with_efficiency
+from tests.unit.cost.hand_made import cluster, device, problem, table, with_efficiency
 
 from shardwise.cluster import CollectiveCurve, Tier
 from shardwise.cost import Problem
@@ -26,7 +26,7 @@ from shardwise.cost.fabric import (
     sizes_of,
 )
 from shardwise.search.evaluate import step_times_s
-from shardwise.strategy import AXES, ORDERS
+from shardwise.strategy import AXES, ORDERS, Backend
 
 
 def tiers(*spans: int) -> tuple[Tier, ...]:
@@ -250,6 +250,16 @@ def test_collectives_reach_a_fraction_of_the_links() -> None:
 )
 def test_a_pass_over_the_fabric(sizes: Sizes, expected: float) -> None:
     assert float(fabric_of(slow_problem()).pass_s(100.0, sizes)) == pytest.approx(expected, rel=1e-14)
+
+
+def test_a_scatter_is_what_the_backend_does_for_it() -> None:
+    # Once around four of a node, 3.2 s as above; or all reduced, 6.2 s as below.
+    own = fabric_of(slow_problem())
+    assert float(own.scatter_s(100.0, (4, 1))) == pytest.approx(3.2, rel=1e-14)
+    sums = replace(own, backend=Backend(name="sums", instead={"reduce_scatter": "all_reduce"}))
+    assert float(sums.scatter_s(100.0, (4, 1))) == pytest.approx(6.2, rel=1e-14)
+    assert float(sums.pass_s(100.0, (4, 1))) == pytest.approx(3.2, rel=1e-14)
+    assert fabric_of(problem(on=cluster(1, of=device(name="cpu")))).backend.name == "gloo"
 
 
 def test_an_all_reduce_over_the_fabric() -> None:

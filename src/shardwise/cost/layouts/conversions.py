@@ -51,7 +51,7 @@ def move_s(
     seconds = np.zeros(start.shape[:-1])
     now = start
     prices: dict[int, Callable[[Values, Values, tuple[Any, ...]], Any]] = {
-        SCATTER: lambda before, after, sizes: fabric.pass_s(before, sizes),
+        SCATTER: lambda before, after, sizes: fabric.scatter_s(before, sizes),
         EXCHANGE: lambda before, after, sizes: fabric.all_to_all_s(before, sizes),
         REDUCE: lambda before, after, sizes: fabric.all_reduce_s(before, sizes),
         GATHER: lambda before, after, sizes: fabric.pass_s(after, sizes),

@@ -168,7 +168,8 @@ class Rank:
                 continue
             sizes = self.group(group)
             if kind == "reduce-scatter":
-                seconds += self.ring_s(before, sizes)
+                sums = self.machine.backend.does("reduce_scatter") == "all_reduce"
+                seconds += self.all_reduce_s(before, sizes) if sums else self.ring_s(before, sizes)
             elif kind == "all-to-all":
                 seconds += self.all_to_all_s(before, sizes)
             elif kind == "all-reduce":
