@@ -19,10 +19,10 @@ from tests.runtime.plans import make_plan
 from torch import distributed
 from torch.profiler import ProfilerActivity, profile
 
+from shardwise.cluster import find_device
 from shardwise.plan import Plan
 from shardwise.runtime import Report, Team, parallelize
 from shardwise.runtime.collectives import Collective, recorded
-from shardwise.strategy import backend_of
 
 pytestmark = pytest.mark.xdist_group("runtime")
 
@@ -48,7 +48,7 @@ class Case:
     beside: Times = field(default_factory=dict)
 
 
-GLOO = backend_of(["cpu"])
+GLOO = find_device("cpu").backend
 
 
 def each_block(kind: str, times: int) -> Times:

@@ -8,8 +8,7 @@ import numpy as np
 
 from shardwise.check.groups import Sizes
 from shardwise.check.rows import Column
-from shardwise.cluster import Cluster, Efficiency
-from shardwise.strategy import Backend
+from shardwise.cluster import Backend, Cluster, Efficiency
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,11 +9,11 @@ from math import gcd
 import numpy as np
 
 from shardwise.check.rows import Column
-from shardwise.cluster import AttentionCurve, Cluster, Device, Efficiency
+from shardwise.cluster import AttentionCurve, Backend, Cluster, Device, Efficiency
 from shardwise.errors import ConfigError
 from shardwise.model import Model
 from shardwise.operators import Attention, Extent, Operator
-from shardwise.strategy import Backend, Job, Profile, backend_of
+from shardwise.strategy import Job, Profile
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +95,7 @@ class Figures:
     @property
     def backend(self) -> Backend:
         """What carries collectives between the devices."""
-        return backend_of(self.cluster.classes)
+        return self.device.backend
 
     @property
     def fused(self) -> AttentionCurve | None:

@@ -1,5 +1,6 @@
 """What a job runs on: devices, nodes, tiers and links, from a shorthand, a file or a plan's record."""
 
+from shardwise.cluster.backend import NATIVE, Backend
 from shardwise.cluster.capacity import Capacity
 from shardwise.cluster.catalogue import (
     device_names,
@@ -48,7 +49,9 @@ from shardwise.cluster.resize import multiplied, of_nodes, part_of, part_sizes, 
 __all__ = [
     "ATTENTION_KERNELS",
     "EVENT_KINDS",
+    "NATIVE",
     "AttentionCurve",
+    "Backend",
     "Capacity",
     "Cluster",
     "ClusterEvent",

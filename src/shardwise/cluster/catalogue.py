@@ -10,6 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from shardwise.cluster.backend import NATIVE, Backend
 from shardwise.cluster.device import Device
 from shardwise.cluster.device_file import device_of
 from shardwise.cluster.efficiency import efficiency_of
@@ -34,10 +35,13 @@ def _device(name: str) -> Device:
     documents: Mapping[str, str] = data["documents"]
     named = {figure: documents.get(source, source) for figure, source in record.pop("sources").items()}
     units, of_units = record.pop("units"), named.pop("units")
+    backend = record.pop("backend", NATIVE.name)
     efficiency = efficiency_of(
         (record["architecture"], name), efficiency_numbers(), units=units, units_source=of_units
     )
-    return device_of(Fields({**record, "sources": named}, key=name), name=name, efficiency=efficiency)
+    device = device_of(Fields({**record, "sources": named}, key=name), name=name, efficiency=efficiency)
+    instead = _data("backends.json")[backend]["instead"]
+    return replace(device, backend=Backend(name=backend, instead=instead))
 
 
 @cache

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from shardwise.cluster.backend import NATIVE, Backend
 from shardwise.cluster.efficiency import Efficiency
 
 
@@ -17,7 +18,8 @@ class Device:
     share the fast fabric at `scale_up_bytes_per_s` per device and direction; beyond it each device has
     `scale_out_bytes_per_s` per direction by custom. `devices_per_node` and `nics_per_node` (network cards)
     are the customary node. `scale_up_links` lists, where devices have links to each other and no switch,
-    (devices of a group, links of one of them that stay inside): the last entry is all its links.
+    (devices of a group, links of one of them that stay inside): the last entry is all its links. `backend`
+    carries collectives between such devices.
     """
 
     name: str
@@ -41,3 +43,4 @@ class Device:
     price_usd_per_hour: float | None
     efficiency: Efficiency
     sources: Mapping[str, str]
+    backend: Backend = NATIVE

@@ -7,6 +7,7 @@ from dataclasses import fields as dataclass_fields
 from dataclasses import replace
 from typing import Any
 
+from shardwise.cluster.backend import NATIVE
 from shardwise.cluster.device import Device
 from shardwise.cluster.efficiency import CURVES, AttentionCurve, Efficiency
 from shardwise.inputs import Fields, shown
@@ -49,7 +50,8 @@ def device_of(
     if fields.has("sources"):
         sources |= _texts(fields.mapping("sources"))
     fields.finish(allowed=("aliases", "architecture") if base is None else ())
-    return Device(name=name, efficiency=efficiency, sources=sources, **figures)
+    backend = NATIVE if base is None else base.backend
+    return Device(name=name, efficiency=efficiency, sources=sources, backend=backend, **figures)
 
 
 def _texts(fields: Fields) -> dict[str, str]:

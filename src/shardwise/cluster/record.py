@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, fields
 from typing import Any
 
+from shardwise.cluster.backend import Backend
 from shardwise.cluster.capacity import Capacity
 from shardwise.cluster.cluster import Cluster, Link, Node, Tier, node_runs
 from shardwise.cluster.device import Device
@@ -75,7 +76,9 @@ def _line(part: Fields, item: object) -> str:
 
 def _device(part: Fields) -> Device:
     """A device from its record: every figure there, none unknown."""
-    skipped = ("peak_flop_per_s", "efficiency", "sources", "price_usd_per_hour", "scale_up_links")
+    skipped = (
+        "peak_flop_per_s", "efficiency", "sources", "price_usd_per_hour", "scale_up_links", "backend",
+    )  # fmt: skip
     values = _figures(part, Device, skip=skipped)
     links = _pairs(part, "scale_up_links") if part.has("scale_up_links") else ()
     values["scale_up_links"] = tuple((int(size), int(count)) for size, count in links)
@@ -83,10 +86,18 @@ def _device(part: Fields) -> Device:
     values["peak_flop_per_s"] = {name: peaks.number(name, low=1.0) for name in peaks.names}
     values["sources"] = _texts(part.mapping("sources"))
     values["price_usd_per_hour"] = _optional(part, "price_usd_per_hour")
+    if part.has("backend"):  # an older record has none
+        values["backend"] = _backend(part.mapping("backend"))
     efficiency = part.mapping("efficiency")
     values["efficiency"] = efficiency_from_record(efficiency)
     part.finish()
     return Device(**values)
+
+
+def _backend(part: Fields) -> Backend:
+    backend = Backend(name=part.text("name"), instead=_texts(part.mapping("instead")))
+    part.finish()
+    return backend
 
 
 def _node(part: Fields, classes: Mapping[str, Device]) -> Node:

@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from shardwise.cluster import Tier, group_members
+from shardwise.cluster import NATIVE, Backend, Tier, group_members
 from shardwise.cost.distinct import distinct_rows
 from shardwise.cost.hops import Neighbours, neighbours_of
 from shardwise.cost.problem import Machine, Problem
 from shardwise.equations import comm
-from shardwise.strategy import NATIVE, Backend, axis_strides
+from shardwise.strategy import axis_strides
 
 Sizes = tuple[Any, ...]
 """Members of a group per tier, innermost first: columns whose product is the group's size."""

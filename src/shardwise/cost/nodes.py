@@ -97,9 +97,7 @@ def node_of(problem: Problem, table: Any, grid: GridCost, of_grid: Any, places: 
     hops, is_v, overlap = grid.hops.taken(of_grid), IS_V[table.schedule], problem.profile.pipeline_overlap
     # The last stage sends nothing on, the first nothing back.
     on_s = np.where(places.has_head > 0.0, 0.0, hops.after_s(places.stage, is_v))
-    back_s = 0.0 * on_s
-    if np.any(overlap < 1.0):
-        back_s = np.where(places.stage > 0, hops.after_s(places.stage - 1, is_v), 0.0)
+    back_s = np.where(places.stage > 0, hops.after_s(places.stage - 1, is_v), 0.0)
     stage = _sums(blocks, places.layers, places.has_embedding, places.has_head)
     rank = _sums(blocks, places.rank_layers, places.rank_has_embedding, places.rank_has_head)
     return Node(

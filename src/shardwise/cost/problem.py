@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from shardwise.cluster import AttentionCurve, Cluster, Device, Efficiency, Tier
+from shardwise.cluster import AttentionCurve, Backend, Cluster, Device, Efficiency, Tier
 from shardwise.cost.distinct import distinct_rows
 from shardwise.cost.recipe import OPTIMIZERS, OptimizerCost, Recipe, find_recipe
 from shardwise.errors import ConfigError
 from shardwise.model import Model
 from shardwise.operators import Attention, Extent, Operator
-from shardwise.strategy import Backend, Job, Limits, Optimizer, Profile, backend_of
+from shardwise.strategy import Job, Limits, Optimizer, Profile
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +49,7 @@ class Machine:
     @property
     def backend(self) -> Backend:
         """The library that carries collectives between the cluster's devices."""
-        return backend_of(self.cluster.classes)
+        return self.device.backend
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

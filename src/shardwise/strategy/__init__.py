@@ -1,6 +1,5 @@
 """How a model is laid out: strategies, tables of them, rules, stages, text."""
 
-from shardwise.strategy.backend import NATIVE, Backend, backend_of
 from shardwise.strategy.calibration import (
     CALIBRATION_SCHEMA,
     CALIBRATION_VERSION,
@@ -80,7 +79,6 @@ __all__ = [
     "MEGATRON_2024",
     "MEMORY",
     "NAMES",
-    "NATIVE",
     "OFFLOADS",
     "ORDERS",
     "PROFILES",
@@ -89,7 +87,6 @@ __all__ = [
     "RULES",
     "SCHEDULES",
     "SCHEDULE_RULES",
-    "Backend",
     "Calibration",
     "Column",
     "Job",
@@ -103,7 +100,6 @@ __all__ = [
     "StrategyTable",
     "Target",
     "axis_strides",
-    "backend_of",
     "brief_text",
     "canonical_orders",
     "code_of",

@@ -126,7 +126,8 @@ def test_a_sparse_peak_and_a_nominal_capacity_are_caught() -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_every_figure_has_a_source(name: str) -> None:
     device = devices()[name]
-    words = {"name", "vendor", "scale_up_name", "scale_out_name", "efficiency", "sources"}
+    # What is known of a backend has its source beside it.
+    words = {"name", "vendor", "scale_up_name", "scale_out_name", "efficiency", "sources", "backend"}
     if not device.scale_up_links:  # a switch or a bus: nothing to say
         words |= {"scale_up_links"}
     figures = {field.name for field in fields(Device)} - words

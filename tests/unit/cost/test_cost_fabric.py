@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from tests.unit.cost.hand_made import cluster, device, problem, table, with_efficiency
 
-from shardwise.cluster import CollectiveCurve, Tier
+from shardwise.cluster import Backend, CollectiveCurve, Tier
 from shardwise.cost import Problem
 from shardwise.cost.fabric import (
     Groups,
@@ -26,7 +26,7 @@ from shardwise.cost.fabric import (
     sizes_of,
 )
 from shardwise.search.evaluate import step_times_s
-from shardwise.strategy import AXES, ORDERS, Backend
+from shardwise.strategy import AXES, ORDERS
 
 
 def tiers(*spans: int) -> tuple[Tier, ...]:
@@ -259,7 +259,7 @@ def test_a_scatter_is_what_the_backend_does_for_it() -> None:
     sums = replace(own, backend=Backend(name="sums", instead={"reduce_scatter": "all_reduce"}))
     assert float(sums.scatter_s(100.0, (4, 1))) == pytest.approx(6.2, rel=1e-14)
     assert float(sums.pass_s(100.0, (4, 1))) == pytest.approx(3.2, rel=1e-14)
-    assert fabric_of(problem(on=cluster(1, of=device(name="cpu")))).backend.name == "gloo"
+    assert fabric_of(problem(on=cluster(1, of=device(backend=sums.backend)))).backend is sums.backend
 
 
 def test_an_all_reduce_over_the_fabric() -> None:
