@@ -18,7 +18,7 @@ from shardwise.check.rows import Rows, rows_of
 from shardwise.check.splits import Box, splits_of
 from shardwise.strategy import OFFLOADS, RECOMPUTES, Strategy
 
-LEVELS = ("open", "kept", "paired", "sharded")
+LEVELS = ("open", "recomputed", "kept", "paired", "sharded")
 
 
 def default_space(figures: Figures) -> SpaceRows:
@@ -87,10 +87,12 @@ def opened(cells: Cells, level: str) -> Cells:
     nothing = np.full(len(cells), -1)
     if level != "sharded":
         cells = replace(cells, optim=np.zeros(len(cells), dtype=np.int64))
-    if level in ("open", "kept"):
+    if level in ("open", "recomputed", "kept"):
         cells = replace(cells, pair=nothing)
+    if level in ("open", "recomputed"):
+        cells = replace(cells, offload=nothing)
     if level == "open":
-        cells = replace(cells, recompute=nothing, offload=nothing)
+        cells = replace(cells, recompute=nothing)
     return cells
 
 

@@ -128,6 +128,17 @@ def test_floors_are_floors(case: Case, level: str, full: bool) -> None:
                 assert ratio.max() <= 1 + ROUNDING
 
 
+def test_what_may_be_moved_takes_no_device_memory() -> None:
+    """Where offload is open nothing that some choice of it moves counts: counted as if it stayed, the floor
+    would be above what those take that move it."""
+    worst = 0.0
+    for case in CASES[:6]:
+        for pipeline, cells, found in evaluated(case, ROWS)[0]:
+            stays = replace(opened(cells, "recomputed"), offload=np.zeros(len(cells), dtype=np.int64))
+            worst = max(worst, float(ratios(pipeline, stays, "recomputed", found)[1].max()))
+    assert worst > 1.1
+
+
 def test_floors_hold_whatever_is_hidden_beside_what(full: bool) -> None:
     for seed in range(ALL_HIDING if full else HIDING):
         assert worst_of_hiding(seed) <= 1 + ROUNDING, seed

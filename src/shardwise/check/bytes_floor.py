@@ -59,16 +59,18 @@ def bytes_floor(pipeline: Pipeline, cells: Cells, most: Column, *, is_paired: bo
     dense, expert = held_elements(pipeline, layers, cells)
     d, e = shardings.dense, shardings.expert
     states = (dense / d.optim + expert / e.optim) * (recipe.master_bytes + figures.state_bytes)
+    # Where it is open what is moved, all of it is: none of it is on the device, nor for certain on the host.
+    is_open = cells.offload < 0
     away = moves_optimizer(cells)
     weights = (dense / d.param + expert / e.param) * recipe.weight_bytes
     weights = weights + (dense / d.grad + expert / e.grad) * recipe.gradient_bytes
-    of_ranks = weights + np.where(away, 0.0, states)
+    of_ranks = weights + np.where(away | is_open, 0.0, states)
     stored = least_stored_bytes(pipeline, layers, cells, most)
     rank = pipeline.rank_of
     in_flight = pipeline.turn("held", cells)[rank] * stored
     kept = pipeline.amount("kept_bytes", cells)[:EMBEDDING].max(axis=0)
     away_too = moves_activations(cells)
-    held = np.where(away_too, np.minimum(in_flight, stored + kept), in_flight)
+    held = np.where(away_too | is_open, np.minimum(in_flight, stored + kept), in_flight)
     again = kept - pipeline.amount("input_bytes", cells)[:EMBEDDING].max(axis=0)
     largest = pipeline.amount("largest_bytes", cells)[:EMBEDDING].max(axis=0)
     gradients = pipeline.amount("dense", cells)[:EMBEDDING].max(axis=0) * recipe.weight_bytes

@@ -13,18 +13,20 @@ from shardwise.check.splits import Box, Splits
 from shardwise.strategy import FIELDS, OFFLOADS, RECOMPUTES
 
 
-def with_kept(pipeline: Pipeline, cells: Cells, offloads: Sequence[int]) -> Cells:
-    """Each cell with every choice of recomputation and of these of offload."""
+def with_recomputed(pipeline: Pipeline, cells: Cells) -> Cells:
+    """Each cell with every choice of recomputation."""
     found = [
-        replace(
-            cells,
-            recompute=np.full(len(cells), recompute),
-            offload=np.full(len(cells), offload),
-            weight=cells.weight // len(offloads),
-            box=_box(hull, len(cells)),
-        )
+        replace(cells, recompute=np.full(len(cells), recompute), box=_box(hull, len(cells)))
         for recompute, hull in enumerate(pipeline.splits.whole)
         if hull is not None
+    ]
+    return joined_cells(found)
+
+
+def with_offloads(cells: Cells, offloads: Sequence[int]) -> Cells:
+    """Each cell with each of these choices of offload."""
+    found = [
+        replace(cells, offload=np.full(len(cells), offload), weight=cells.weight // len(offloads))
         for offload in offloads
     ]
     return joined_cells(found)

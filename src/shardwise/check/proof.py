@@ -1,7 +1,7 @@
 """The proof that nothing in a space is faster than some time: a cover of it, regenerated.
 
-The space is cut into cells: by grid, schedule, recomputation and offload, sharding of parameters and
-gradients, sharding of the optimizer, and at last split and recomputed layers, halved until they are points.
+The space is cut into cells: by grid, schedule, recomputation, offload, sharding of parameters and gradients,
+sharding of the optimizer, and at last split and recomputed layers, halved until they are points.
 At each level a cell is done with if it breaks a rule, if its least bytes do not fit, or if its least time is
 not below the time to be beaten; what is left at the end is evaluated. Every candidate is in exactly one of
 these.
@@ -30,8 +30,9 @@ from shardwise.check.cutting import (
     rows_of_cells,
     widths,
     with_chains,
-    with_kept,
+    with_offloads,
     with_pairs,
+    with_recomputed,
 )
 from shardwise.check.figures import Figures
 from shardwise.check.grounds import (
@@ -138,7 +139,7 @@ class Prover:
         if needed.any():
             pairs = pairs_of_ground(self.figures, self.space, ground, needed)
             for pipeline, cells in left:
-                self._run_kept(replace(pipeline, pairs=pairs), cells)
+                self._run_recomputed(replace(pipeline, pairs=pairs), cells)
 
     def _schedules(self, pp: int) -> list[tuple[str, int]]:
         return [
@@ -161,6 +162,8 @@ class Prover:
         self.cover.illegal += int(below[broken].sum()) * count
         grid = np.flatnonzero(~broken & (below > 0))
         cells = opened(pipeline, grid, below[grid])
+        if not self._asks_for_time:
+            return cells
         found = [cells.take(np.arange(0))]
         for part in parts(cells, VALUES_AT_A_TIME // pipeline.stages):
             if self.is_over():
@@ -179,16 +182,21 @@ class Prover:
             found |= np.asarray(rule(grid, self.figures.limits, self.figures.job))
         return found
 
-    def _run_kept(self, pipeline: Pipeline, cells: Cells) -> None:
-        """The next level: recomputation and offload."""
-        if not len(cells):
-            return
+    def _run_recomputed(self, pipeline: Pipeline, cells: Cells) -> None:
+        """The next level: recomputation."""
+        for part in parts(cells, CELLS_AT_A_TIME):
+            found = with_recomputed(pipeline, part)
+            if pipeline.stages == 2:
+                # Of all splits neither stage has a layer for certain; of each half one has half of them.
+                found = halved(found)
+            left = self._surviving(pipeline, found, is_paired=False, is_sharded=False)
+            self._run_offloads(pipeline, left)
+
+    def _run_offloads(self, pipeline: Pipeline, cells: Cells) -> None:
+        """The next level: offload."""
         kinds = self.space.offloads().values["offload"]
-        offloads = [place for place, kind in enumerate(OFFLOADS) if kind in kinds]
-        left = self._surviving(
-            pipeline, with_kept(pipeline, cells, offloads), is_paired=False, is_sharded=False
-        )
-        self._run_pairs(pipeline, left)
+        found = with_offloads(cells, [place for place, kind in enumerate(OFFLOADS) if kind in kinds])
+        self._run_pairs(pipeline, self._surviving(pipeline, found, is_paired=False, is_sharded=False))
 
     def _run_pairs(self, pipeline: Pipeline, cells: Cells) -> None:
         """The next level: sharding of parameters and gradients."""
@@ -224,6 +232,9 @@ class Prover:
             if self.is_over():
                 raise OutOfTimeError
             part = self._fitting(pipeline, part, is_paired=is_paired)
+            if not self._asks_for_time:
+                found.append(part)
+                continue
             counts = part.weight * pipeline.splits.count(part.recompute, part.box)
             seconds = time_floor(pipeline, part, is_paired=is_paired, is_sharded=is_sharded)
             lowest_s = self._lowest_s(pipeline, part)
@@ -241,6 +252,11 @@ class Prover:
                     is_listed = is_listed & (getattr(rows, name)[cells.grid] == degree)
                 found[is_listed] = lowest_s
         return found
+
+    @property
+    def _asks_for_time(self) -> bool:
+        """Whether there is a time to be beaten; else no floor of it is asked for."""
+        return self.lowest_s < inf or bool(self.listed)
 
     def _not_bounded(self, cells: Cells, seconds: Column, counts: Column, lowest_s: Column) -> Column:
         """Places of the cells whose least time is below the time to be beaten; the others are counted."""
