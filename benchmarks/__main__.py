@@ -53,6 +53,8 @@ GOALS: dict[str, tuple[str, str, float]] = {
     "mixed opt350m_320": ("answer_cpu_s", "at most", 4.0),
     "mixed opt350m_512": ("answer_cpu_s", "at most", 8.0),
     "mixed llama70b_64": ("answer_cpu_s", "at most", 6.0),
+    "mixed opt350m_three_classes_256": ("answer_cpu_s", "at most", 60.0),
+    "mixed gpt2xl_64": ("answer_cpu_s", "at most", 6.0),
     "replan loss_1024": ("patch_cpu_s", "at most", 0.3),
     "replay week_64": ("cpu_s", "at most", 60.0),
     **{f"replay {name}": ("adaptive_share", "at least", 0.9) for name in change.at_hand()},

@@ -1,4 +1,5 @@
-"""Planning on mixed clusters: uneven plans against uniform ones, the proven gap, and CPU seconds."""
+"""Planning on mixed clusters: uneven plans against uniform ones, the fastest class alone and the proportional
+split, the proven gap, and CPU seconds."""
 
 from __future__ import annotations
 
@@ -17,23 +18,38 @@ MIXED: dict[str, tuple[str, str, int, int]] = {
     "opt350m_320": ("opt-350m", "20x4xA100-40G+60x4xV100-16G", 2048, 1024),
     "opt350m_512": ("opt-350m", "32x4xA100-40G+96x4xV100-16G", 2048, 1024),
     "llama70b_64": ("llama-2-70b", "4x8xA100-80G+4x8xRTX4090", 4096, 256),
+    "opt350m_three_classes_256": ("opt-350m", "22x4xA100-40G+21x4xV100-16G+21x4xT4", 2048, 1024),
+    "gpt2xl_64": ("gpt2-xl", "4x8xA100-80G+4x8xV100-32G", 1024, 512),
+    "two_classes": ("llama-2-13b", "two-classes", 4096, 256),
+    "three_classes": ("llama-2-13b", "three-classes", 4096, 256),
+    "two_sites_10g": ("llama-2-13b", "two-sites-10g", 4096, 256),
+    "two_sites_1g": ("llama-2-13b", "two-sites-1g", 4096, 256),
+    "fast_slow_racks": ("llama-2-70b", "fast-slow-racks", 4096, 1024),
+    "spot_mix": ("llama-2-7b", "spot-mix", 2048, 256),
+    "slow_node": ("llama-2-13b", "slow-node", 4096, 1024),
     "llama31_70b_32": (str(EXAMPLES / "llama-3.1-70b"), "2x8xA100-80G+2x8xV100-32G", 4096, 128),
 }
 
 
 def figures(name: str) -> dict[str, float]:
-    """The best plan of one mixed cluster: its step time, the best uniform one's, the gap, and CPU seconds of
-    the whole answer."""
+    """The best plan of one mixed cluster: its step time, those of the best uniform strategy, of the fastest
+    class alone and of the proportional split, the gap, and CPU seconds of the whole answer (without the
+    split's)."""
     model_name, on, seq_len, batch = MIXED[name]
     model, cluster = load_model(model_name), load_cluster(on)
     job = search.default_job(model, cluster, seq_len=seq_len, global_batch_size=batch)
     started = time.process_time()
     answer = search.plan_pools(search.Question(model=model, cluster=cluster, job=job))
     taken = time.process_time() - started
-    uniform_s = answer.mixed.uniform_step_time_s if answer.mixed is not None else None
+    split = search.proportional_split(search.UnevenSpace(model, cluster, job))
+    compared = {
+        "uniform_step_time_s": None if answer.mixed is None else answer.mixed.uniform_step_time_s,
+        "fastest_class_step_time_s": None if answer.mixed is None else answer.mixed.fastest_class_step_time_s,
+        "proportional_step_time_s": None if split is None else split.time_s,
+    }
     return {
         "step_time_s": answer.best.step_time_s,
-        **({} if uniform_s is None else {"uniform_step_time_s": uniform_s}),
+        **{name: time_s for name, time_s in compared.items() if time_s is not None},
         "gap": answer.certificate.gap,
         "answer_cpu_s": taken,
     }

@@ -7,7 +7,7 @@ the same prices of layers, fabrics and memory, so that a stage of a uniform stra
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -70,6 +70,10 @@ class Kinds:
     grid: GridCost
     fabric: Fabric
     blocks: Any
+
+    def among(self, problem: Problem) -> Kinds:
+        """The same kinds with another outermost tier, over which no stage reaches."""
+        return replace(self, problem=problem, fabric=fabric_of(problem))
 
 
 def kinds_of(problem: Problem, kinds: Sequence[tuple[int, int]], micro_batch_size: int) -> Kinds:

@@ -42,6 +42,7 @@ from shardwise.search.uneven import (
     UnevenPlan,
     UnevenSpace,
     plan_pools,
+    proportional_split,
     search_uneven,
 )
 from shardwise.search.whatif import CHANGES
@@ -104,6 +105,7 @@ __all__ = [
     "plan_pools",
     "points_of",
     "price_of_stages",
+    "proportional_split",
     "question_of",
     "read_space",
     "search_uneven",

@@ -2,6 +2,7 @@
 
 from shardwise.search.uneven.answer import plan_pools
 from shardwise.search.uneven.drive import UnevenOutcome, UnevenPipeline, UnevenPlan, search_uneven
+from shardwise.search.uneven.proportional import proportional_split
 from shardwise.search.uneven.space import Block, Limits, UnevenSpace
 
 __all__ = [
@@ -12,5 +13,6 @@ __all__ = [
     "UnevenPlan",
     "UnevenSpace",
     "plan_pools",
+    "proportional_split",
     "search_uneven",
 ]

@@ -9,6 +9,7 @@ the question is asked again. So a block is done within a time only where evaluat
 from __future__ import annotations
 
 from collections import Counter
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -71,6 +72,19 @@ class AlikeSearch(Search):
     def is_exact(self) -> bool:
         """Numbers of pipelines are always told apart."""
         return True
+
+    @cached_property
+    def _needed(self) -> Ints:
+        """What each shape has to do where there are as many of it as can be; nothing where there are too
+        few."""
+        number = (np.array(self.options.available) // np.maximum(self.devices, 1)).astype(np.int64)
+        number = np.where(self.devices > 0, number, self.most).min(axis=1)
+        needed: Ints = -(-self.options.microbatches // np.clip(number, 1, self.most))
+        return np.where(number >= self.least, needed, 0)
+
+    def may_do(self, time_s: float) -> bool:
+        """Whether any shape may do what it has to."""
+        return bool(np.any(self.reach.can_do(self._needed, time_s) & (self._needed > 0)))
 
     def dear(self, done: Ints) -> Ints:
         """Those of which there are devices for as many as do all microbatches."""

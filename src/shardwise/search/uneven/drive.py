@@ -34,8 +34,9 @@ THOROUGH, BRIEF = 1000, 8
 EAGER = 0.95
 """Of the bound of a block of alike pipelines, which are soon laid out: what it is searched by."""
 
-ENOUGH = 2500
-"""Layouts that are evaluated in all where a gap is allowed: then the search ends with the gap that it has."""
+ENOUGH, ENOUGH_BOUNDED = 2500, 100_000
+"""Layouts that are evaluated in all where a gap is allowed, and runs of stages that are bounded: then the
+search ends with the gap that it has."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,6 +86,12 @@ class _State:
     cut: int = 0
     searched: int = 0
     evaluated: int = 0
+    bounded: int = 0
+
+    @property
+    def is_enough(self) -> bool:
+        """Whether so much was done that a gap is left."""
+        return self.evaluated > ENOUGH or self.bounded > ENOUGH_BOUNDED
 
 
 def search_uneven(
@@ -97,71 +104,115 @@ def search_uneven(
 ) -> UnevenOutcome:
     """The best plan of the space that takes less than `beat_s`; ends where nothing can be better by more than
     the share `gap`, or the clock says so."""
-    started_s, started_cpu_s = time.perf_counter(), time.process_time()
-    pricing, clock = Pricing(space), clock or Clock()
-    state = _State(best=None, best_s=beat_s)
-    order = count()
-    heap: list[tuple[float, int, float, Block, Search | None, Search | None]] = []
-    effort = THOROUGH if gap == 0.0 else BRIEF
+    return _Drive(space, clock or Clock(), beat_s, gap, progress).run()
 
-    def push(block: Block, least_s: float, search: Search | None = None, wider: Search | None = None) -> None:
+
+class _Drive:
+    """Blocks by their bounds, the next of which is looked at closer: bounded soon, divided, or searched."""
+
+    def __init__(
+        self,
+        space: UnevenSpace,
+        clock: Clock,
+        beat_s: float,
+        gap: float,
+        progress: Callable[[str], None] | None,
+    ) -> None:
+        self._started_s, self._started_cpu_s = time.perf_counter(), time.process_time()
+        self._space, self._pricing, self._clock, self._gap = space, Pricing(space), clock, gap
+        self._state = _State(best=None, best_s=beat_s)
+        self._order = count()
+        self._heap: list[tuple[float, int, float, Block, Search | None, Search | None]] = []
+        self._effort = THOROUGH if gap == 0.0 else BRIEF
+        self._progress = progress
+
+    def run(self) -> UnevenOutcome:
+        """Until no block is left that matters."""
+        for block in self._space.blocks():
+            self._push(block, self._pricing.least_s(block, self._pricing.options(block)))
+        state = self._state
+        while self._heap and not self._clock.is_over:
+            if not self._is_left(self._heap[0][0]) or (self._gap > 0.0 and state.is_enough):
+                break
+            _, _, least_s, block, search, wider = heappop(self._heap)
+            if self._progress is not None:
+                self._progress(
+                    f"best {state.best_s:.4g} s, at least {least_s:.4g} s, {len(self._heap)} blocks left"
+                )
+            if not self._is_left(least_s):
+                self._close(block, least_s)
+            elif search is None:
+                search = search_of(self._pricing.options(block), block, self._effort, wider)
+                self._push(block, search.bound_s(least_s, self._beat_s), search)
+            elif block.most >= 2 * block.least:
+                self._divide(block, least_s, search)
+            else:
+                self._search(block, least_s, search)
+        return self._outcome()
+
+    @property
+    def _beat_s(self) -> float:
+        """Plans that take less are looked for."""
+        return self._state.best_s * (ALMOST - WORTH * self._gap)
+
+    def _is_left(self, least_s: float) -> bool:
+        """Whether plans that take no less may be better by more than the gap."""
+        return least_s < self._state.best_s * (ALMOST - self._gap)
+
+    def _push(
+        self, block: Block, least_s: float, search: Search | None = None, wider: Search | None = None
+    ) -> None:
         key = least_s * (EAGER if block.is_alike else 1.0)
-        heappush(heap, (key, next(order), least_s, block, search, wider))
+        heappush(self._heap, (key, next(self._order), least_s, block, search, wider))
 
-    for block in space.blocks():
-        push(block, pricing.least_s(block, pricing.options(block)))
-    while heap and not clock.is_over:
-        key, _, least_s, block, search, wider = heap[0]
-        if key >= state.best_s * (ALMOST - gap) or (gap > 0.0 and state.evaluated > ENOUGH):
-            break
-        heappop(heap)
-        if least_s >= state.best_s * (ALMOST - gap):
-            state.open_s = min(state.open_s, least_s)
-            state.cut += block.size
-            continue
-        if progress is not None:
-            progress(f"best {state.best_s:.4g} s, at least {least_s:.4g} s, {len(heap)} blocks left")
-        beat_s = state.best_s * (ALMOST - WORTH * gap)
-        if search is None:
-            search = search_of(pricing.options(block), block, effort, wider)
-            push(block, search.bound_s(least_s, beat_s), search)
-            continue
-        if block.most >= 2 * block.least:
-            if state.best is not None and search.is_refuted(beat_s):
-                state.open_s = min(state.open_s, beat_s)
-                state.cut += block.size
-                continue
-            for part in _doubling(block):
-                push(part, max(least_s, pricing.least_s(part, pricing.options(part))), wider=search)
-            continue
-        evaluated = state.evaluated
-        least_s = _search_block(pricing, block, search, least_s, state, gap, clock)
-        is_left = least_s < state.best_s * (ALMOST - gap)
-        if is_left and clock.is_over:
-            push(block, least_s, search)
-            break
-        if is_left and block.least < block.most:
-            for part in block.halves():
-                push(part, least_s, wider=search)
-            continue
+    def _close(self, block: Block, least_s: float, *, is_searched: bool = False) -> None:
+        """Leaves the block, whose plans take at least so long."""
+        state = self._state
         state.open_s = min(state.open_s, least_s)
-        if state.evaluated > evaluated:
-            state.searched += block.size
+        state.searched += block.size * is_searched
+        state.cut += block.size * (not is_searched)
+
+    def _divide(self, block: Block, least_s: float, search: Search) -> None:
+        """A wide range, unless bounds forbid all of it; before anything is found they rarely do."""
+        state, bounded = self._state, search.bounded
+        is_refuted = state.best is not None and search.is_refuted(self._beat_s)
+        state.bounded += search.bounded - bounded
+        if is_refuted:
+            self._close(block, self._beat_s)
+            return
+        for part in _doubling(block):
+            options = self._pricing.options(part)
+            self._push(part, max(least_s, self._pricing.least_s(part, options)), wider=search)
+
+    def _search(self, block: Block, least_s: float, search: Search) -> None:
+        """Looks for plans of the block; what is left of it is halved, or looked at again with more effort."""
+        state, evaluated = self._state, self._state.evaluated
+        least_s = _search_block(self._pricing, block, search, least_s, state, self._gap, self._clock)
+        if self._is_left(least_s) and self._clock.is_over:
+            self._push(block, least_s, search)
+        elif self._is_left(least_s) and block.least < block.most:
+            for part in block.halves():
+                self._push(part, least_s, wider=search)
+        elif self._is_left(least_s) and search.look_further():
+            self._push(block, least_s, search)
         else:
-            state.cut += block.size
-    left_s = min((least_s for _, _, least_s, *_ in heap), default=float("inf"))
-    left = sum(block.size for _, _, _, block, *_ in heap)
-    is_over = left_s < state.best_s * (ALMOST - gap)
-    return UnevenOutcome(
-        plan=state.best,
-        lower_bound_s=min(left_s, state.open_s, state.best_s),
-        cut=state.cut + (0 if is_over else left),
-        unexplored=left if is_over else 0,
-        searched=state.searched,
-        evaluated=state.evaluated,
-        search_s=time.perf_counter() - started_s,
-        search_cpu_s=time.process_time() - started_cpu_s,
-    )
+            self._close(block, least_s, is_searched=state.evaluated > evaluated)
+
+    def _outcome(self) -> UnevenOutcome:
+        state = self._state
+        left_s = min((least_s for _, _, least_s, *_ in self._heap), default=float("inf"))
+        left = sum(block.size for _, _, _, block, *_ in self._heap)
+        is_over = self._is_left(left_s)
+        return UnevenOutcome(
+            plan=state.best,
+            lower_bound_s=min(left_s, state.open_s, state.best_s),
+            cut=state.cut + (0 if is_over else left),
+            unexplored=left if is_over else 0,
+            searched=state.searched,
+            evaluated=state.evaluated,
+            search_s=time.perf_counter() - self._started_s,
+            search_cpu_s=time.process_time() - self._started_cpu_s,
+        )
 
 
 def _doubling(block: Block) -> list[Block]:
@@ -180,7 +231,7 @@ def _search_block(
 ) -> float:
     """Improves the best plan by the block's, while there is time; returns what the block's plans take at
     least, or that they cannot be better than the best so far."""
-    high_s, before = state.best_s, search.evaluated
+    high_s, before, bounded = state.best_s, search.evaluated, search.bounded
     if high_s == float("inf"):
         high_s = 2.0 * least_s
         while (found := search.within(high_s)) is None and high_s < FOREVER_S:
@@ -209,6 +260,7 @@ def _search_block(
         else:
             low_s = middle_s
     state.evaluated += search.evaluated - before
+    state.bounded += search.bounded - bounded
     return _proven_s(search, least_s, low_s) if search.gave_up else low_s
 
 

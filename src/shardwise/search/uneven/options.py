@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from shardwise.cluster import Tier
 from shardwise.cost import Kinds, Problem, StagePrice, StageShape, hop_s, kinds_of, stage_price
 from shardwise.search.uneven.space import Block, Kind, UnevenSpace
 
@@ -73,6 +74,7 @@ class Pricing:
         self._space = space
         self._problem = lru_cache(maxsize=None)(space.problem)
         self._kinds = lru_cache(maxsize=None)(self._kinds_of)
+        self._inside: dict[tuple[int, int, tuple[Tier, ...]], Kinds] = {}
         self._prices = lru_cache(maxsize=512)(self._prices_of)
         self._hops = lru_cache(maxsize=None)(self._hops_of)
 
@@ -120,7 +122,12 @@ class Pricing:
         return self._problem(pool, (pool,), False)
 
     def _kinds_of(self, pool: int, union: tuple[int, ...], size: int, is_alike: bool = False) -> Kinds:
-        return kinds_of(self._problem(pool, union, is_alike), self._space.kinds(pool, size), size)
+        """What stages do by themselves depends on the tiers inside their nodes alone."""
+        problem = self._problem(pool, union, is_alike)
+        inside = pool, size, problem.tiers[:-1]
+        if inside not in self._inside:
+            self._inside[inside] = kinds_of(problem, self._space.kinds(pool, size), size)
+        return self._inside[inside].among(problem)
 
     def _prices_of(self, block: Block, pool: int) -> Stages:
         """The least for any of the block's numbers of pipelines. Where these are on several pools and not

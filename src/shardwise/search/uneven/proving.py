@@ -36,6 +36,12 @@ CLOSER = 3
 AT_ONCE = 4
 """Pipelines that are bounded closer before shares are told."""
 
+FURTHER, MOST_EFFORT = 8, 500
+"""Times as many partial layouts where too few did not do, and how many are too many for that."""
+
+ROUNDS = 60
+"""Times that pipelines are bounded closer for a wide range of their numbers."""
+
 SHARPENINGS = 5
 """Halvings of the time in which a block's bound lies before it is searched."""
 
@@ -78,11 +84,12 @@ class Search(ABC):
                 [devices for devices, _ in self.sets],
             )
         )
-        self._reach = Reach(options, kinds, counts)
+        self.reach = Reach(options, kinds, counts)
         self.alike = np.array([pipelines for _, pipelines in self.sets], dtype=np.int64)
         self._bounds: dict[int, dict[int, float]] = {}
         self._known: dict[int, dict[int, Found | None]] = {}
-        self.evaluated = 0
+        self.evaluated, self.bounded = 0, 0
+        """Layouts that were evaluated; runs of stages whose layouts were bounded together."""
         self.gave_up = False
         """Whether layouts were left unevaluated: then `within` may miss a plan, but not `is_possible`."""
 
@@ -95,6 +102,10 @@ class Search(ABC):
     @abstractmethod
     def is_exact(self) -> bool:
         """Whether plans with other numbers of pipelines than from `least` to `most` are told apart."""
+
+    def may_do(self, time_s: float) -> bool:
+        """Whether what is soon told does not forbid a plan within `time_s`."""
+        return len(self.dear(self.proven(time_s))) > 0
 
     @abstractmethod
     def dear(self, done: Ints) -> Ints:
@@ -110,13 +121,13 @@ class Search(ABC):
         """Seconds that every plan of the block takes at least, between `least_s` and `most_s`, soon told."""
         if most_s == float("inf"):
             most_s = least_s
-            while not len(self.dear(self.proven(most_s))) and most_s < FOREVER_S:
+            while not self.may_do(most_s) and most_s < FOREVER_S:
                 least_s, most_s = most_s, 2.0 * most_s
-        elif not len(self.dear(self.proven(most_s))):
+        elif not self.may_do(most_s):
             return most_s
         for _ in range(SHARPENINGS):
             middle_s = (least_s + most_s) / 2.0
-            if len(self.dear(self.proven(middle_s))):
+            if self.may_do(middle_s):
                 most_s = middle_s
             else:
                 least_s = middle_s
@@ -142,15 +153,28 @@ class Search(ABC):
                     for place, share in shares.items()
                 ]
 
+    def look_further(self) -> bool:
+        """Takes up again what was given up, with more partial layouts; whether that is worth while."""
+        if not self.gave_up or self._effort >= MOST_EFFORT:
+            return False
+        self._effort *= FURTHER
+        for known in self._known.values():
+            for share in [share for share, found in known.items() if found is not None and found.is_given_up]:
+                del known[share]
+        self.gave_up = False
+        return True
+
     def is_refuted(self, time_s: float) -> bool:
-        """Whether bounds of pipelines, as close as they are at hand, forbid every plan within `time_s`."""
-        while True:
+        """Whether bounds of pipelines, as close as they are at hand, forbid every plan within `time_s`; some
+        rounds of them."""
+        for _ in range(ROUNDS):
             done = self.proven(time_s)
             dearest = self.dear(done)
             if not len(dearest):
                 return True
             if not self._bounded(dearest[:AT_ONCE].tolist(), done):
                 return False
+        return False
 
     def is_possible(self, time_s: float) -> bool:
         """Whether nothing that is proven forbids a plan within `time_s`."""
@@ -180,7 +204,7 @@ class Search(ABC):
     def proven(self, time_s: float) -> Ints:
         """No shape does more than this in time."""
         most = None if self._wider is None else self._wider.proven(time_s)
-        found = self._reach.microbatches(time_s, most).copy()
+        found = self.reach.microbatches(time_s, most).copy()
         for place, bounds in self._bounds.items():
             refuted = min((m for m, bound_s in bounds.items() if bound_s > time_s), default=None)
             if refuted is not None:
@@ -211,7 +235,9 @@ class Search(ABC):
         """Bounds the shape at `microbatches` and at fewer, the farther the wider apart."""
         fewer = microbatches - np.unique((2.5 ** np.arange(CLOSER)).astype(np.int64) - 1)
         every = fewer[fewer >= 1]
-        found = Relaxation(self.options, shape.kinds, shape.counts, every).bounds()
+        relaxation = Relaxation(self.options, shape.kinds, shape.counts, every)
+        self.bounded += len(relaxation.suffixes) + 1
+        found = relaxation.bounds()
         for m, bound_s in zip(every.tolist(), found.tolist(), strict=True):
             bounds[m] = max(bounds.get(m, 0.0), bound_s)
 

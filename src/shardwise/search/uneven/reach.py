@@ -46,6 +46,15 @@ class Reach:
             self._known[time_s] = self._found(time_s, most)
         return self._known[time_s]
 
+    def can_do(self, wanted: Ints, time_s: float) -> NDArray[np.bool_]:
+        """Which pipelines may do so many within `time_s`."""
+        rows = np.flatnonzero(wanted > 0)
+        can = np.ones(len(wanted), dtype=np.bool_)
+        can[rows] = self._is_possible(
+            rows, wanted[rows], time_s, [pool.most_alone(time_s) for pool in self._pools]
+        )
+        return can
+
     def _found(self, time_s: float, most: Ints | None) -> Ints:
         """By halving what is left between the answers for the next shorter and the next longer time; the most
         that is left is tried first."""
@@ -94,16 +103,22 @@ class Reach:
     def _layers(self, some: Ints, m: Ints, most_s: Floats, alone: list[Floats]) -> tuple[Floats, Floats]:
         """The layers that the stages of each pool can take, by pipeline and pool, as if none were the last of
         all; and how many more, or fewer, where one is: one of one pool is the last, and has the head."""
-        found, more = [], []
-        rows = np.arange(len(m))
+        found, more = np.zeros((len(m), len(self._pools))), np.full((len(m), len(self._pools)), -np.inf)
         for place, pool in enumerate(self._pools):
-            kinds, count = self._kinds[some, place], self._counts[some, place]
-            takes = pool.layers(kinds, most_s, alone[place], m)
-            last, takes = takes[:, 0], np.concatenate([takes[:, 1:], takes[:, -1:]], axis=1)
-            summed = np.concatenate([np.zeros((len(m), 1)), np.cumsum(takes, axis=1)], axis=1)
-            found.append(summed[rows, count])
-            more.append(np.where(count > 0, last - takes[rows, np.maximum(count, 1) - 1], -np.inf))
-        return np.stack(found, axis=1), np.stack(more, axis=1)
+            stages = self._counts[some, place]
+            has = np.flatnonzero(stages)
+            if not len(has):
+                continue
+            # One entry for each stage that a row has, and before them one for the last of all.
+            entries = stages[has] + 1
+            rows, ends = np.repeat(has, entries), np.cumsum(entries)
+            begins = ends - entries
+            from_end = np.minimum(np.arange(ends[-1]) - np.repeat(begins, entries), pool.places - 1)
+            kinds = self._kinds[some, place][rows]
+            takes = pool.layers(kinds * pool.places + from_end, most_s[rows], alone[place], m[rows])
+            found[has, place] = np.add.reduceat(takes, begins) - takes[begins]
+            more[has, place] = takes[begins] - takes[ends - 1]
+        return found, more
 
     def _quickest_s(self, some: Ints, takes: Floats) -> Floats:
         """One microbatch through all layers, each on the quickest devices that can take it."""
@@ -154,17 +169,22 @@ class _Pool:
         first = (stages.gather_s + stages.end_s)[:, 1:, 1, 1:]
         self.around_s = first.min(axis=(1, 2))
 
-    def layers(self, kinds: Ints, most_s: Floats, alone: Floats, m: Ints) -> Floats:
-        """The most layers, by pipeline and place, with which a stage of its kind takes no more than `most_s`
-        and does `m` microbatches `alone`: halved, as both are in order."""
-        _, places, layers = self.work_s.shape
-        first = (kinds[:, None] * places + np.arange(places)) * layers
+    @property
+    def places(self) -> int:
+        """Places from the end that are told apart."""
+        return int(self.work_s.shape[1])
+
+    def layers(self, at: Ints, most_s: Floats, alone: Floats, m: Ints) -> Floats:
+        """The most layers with which stages take no more than `most_s` and do `m` microbatches `alone`, where
+        `at` counts kinds and places: halved, as both are in order."""
+        layers = self.work_s.shape[2]
+        first = at * layers - 1
         work_s, does = self.work_s.ravel(), alone.ravel()
         low, step = np.zeros_like(first), 1 << (layers.bit_length() - 1)
         while step:
             more = low + step
-            at = first + np.minimum(more, layers) - 1
-            can = (more <= layers) & (work_s[at] <= most_s[:, None]) & (does[at] >= m[:, None])
+            where = first + np.minimum(more, layers)
+            can = (more <= layers) & (work_s[where] <= most_s) & (does[where] >= m)
             low = np.where(can, more, low)
             step >>= 1
         most: Floats = low.astype(np.float64)

@@ -77,12 +77,15 @@ def dear(devices: tuple[int, ...], taken: Ints, microbatches: Ints, wanted: floa
     `microbatches` an entry for each item.
     """
     there = np.array(devices, dtype=np.float64)
+    kinds, kind_of = np.unique(taken, axis=0, return_inverse=True)
+    most = np.zeros(len(kinds), dtype=np.int64)
+    np.maximum.at(most, kind_of.ravel(), microbatches)
     prices = _prices(len(devices)) / there
-    ratios = microbatches[:, None] / (taken @ prices.T)
-    worth = ratios.max(axis=0, initial=0.0) * (prices @ there)
-    best = int(np.argmin(worth))
-    over = np.flatnonzero(ratios[:, best] * float(prices[best] @ there) >= wanted)
-    found: Ints = over[np.argsort(-ratios[over, best], kind="stable")]
+    worth = (most[:, None] / (kinds @ prices.T)).max(axis=0, initial=0.0) * (prices @ there)
+    best = prices[int(np.argmin(worth))]
+    ratios = microbatches / (taken @ best)
+    over = np.flatnonzero(ratios * float(best @ there) >= wanted)
+    found: Ints = over[np.argsort(-ratios[over], kind="stable")]
     return found
 
 

@@ -1,0 +1,127 @@
+"""The proportional split of a mixed cluster: what one would do by hand, to hold the best plan against.
+
+All devices work, each in proportion to its speed, which is the peak of its matmul dtype. Either every pool
+trains by itself, in pipelines of equal stages, and the microbatches are dealt to the pools (by batch); or
+alike pipelines go through all pools, in the order of the cluster or against it, and the layers are dealt to
+the stages (by layers). Of all micro-batch sizes, tensor parallel degrees and numbers of stages the fastest is
+taken, at the prices of uneven plans.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import product
+from math import gcd
+
+from shardwise.search.uneven.drive import UnevenPipeline, UnevenPlan
+from shardwise.search.uneven.grown import Placed
+from shardwise.search.uneven.options import Options, Pricing
+from shardwise.search.uneven.partitions import pipeline_s
+from shardwise.search.uneven.space import Block, UnevenSpace
+
+Stages = tuple[Placed, ...]
+NO_KIND = 0
+
+
+def proportional_split(space: UnevenSpace) -> UnevenPlan | None:
+    """The fastest proportional split on all pools; None where none fits."""
+    pricing = Pricing(space)
+    pools = range(len(space.pools))
+    speeds = [pricing.alone(pool).matmul_flop_per_s for pool in pools]
+    found: UnevenPlan | None = None
+    for size in space.micro_batch_sizes:
+        for plan in (*_by_layers(space, pricing, speeds, size), *_by_batch(space, pricing, speeds, size)):
+            if plan.time_s < (float("inf") if found is None else found.time_s):
+                found = plan
+    return found
+
+
+def dealt(total: int, weights: Sequence[float]) -> list[int]:
+    """`total` in whole parts in proportion to the weights, by largest remainders."""
+    exact = [total * weight / sum(weights) for weight in weights]
+    parts = [int(one) for one in exact]
+    order = sorted(range(len(weights)), key=lambda place: (parts[place] - exact[place], place))
+    for place in order[: total - sum(parts)]:
+        parts[place] += 1
+    return parts
+
+
+def _by_layers(
+    space: UnevenSpace, pricing: Pricing, speeds: Sequence[float], size: int
+) -> Iterator[UnevenPlan]:
+    """Alike pipelines through all pools."""
+    pools = tuple(range(len(space.pools)))
+    devices = [pool.devices for pool in space.pools]
+    microbatches = space.job.global_batch_size // size
+    for number in (n for n in range(1, min(gcd(*devices), microbatches) + 1) if gcd(*devices) % n == 0):
+        block = Block(pools=pools, micro_batch_size=size, least=number, most=number, is_alike=number > 1)
+        options = pricing.options(block)
+        for kinds in product(*(range(len(stages.kinds)) for stages in options.stages)):
+            sizes = [stages.kinds[kind][0] for stages, kind in zip(options.stages, kinds, strict=True)]
+            if any(count // number % tp for count, tp in zip(devices, sizes, strict=True)):
+                continue
+            runs = [
+                (pool, count // number // tp) for pool, count, tp in zip(pools, devices, sizes, strict=True)
+            ]
+            if sum(run for _, run in runs) > options.most_stages:
+                continue
+            for order in (runs, runs[::-1]):
+                places = [pool for pool, run in order for _ in range(run)]
+                layers = dealt(options.layers, [speeds[pool] * sizes[pool] for pool in places])
+                stages = tuple(zip(places, layers, strict=True))
+                shares = dealt(microbatches, [1.0] * number)
+                if min(layers) > 0:
+                    yield _plan(options, block, [(kinds, stages, share) for share in shares])
+
+
+def _by_batch(
+    space: UnevenSpace, pricing: Pricing, speeds: Sequence[float], size: int
+) -> Iterator[UnevenPlan]:
+    """Pipelines of one pool each, all microbatches of a pool dealt evenly to them; a pool takes the stages
+    with which it alone is done soonest."""
+    pools = tuple(range(len(space.pools)))
+    microbatches = space.job.global_batch_size // size
+    powers = [speed * pool.devices for speed, pool in zip(speeds, space.pools, strict=True)]
+    shares = dealt(microbatches, powers)
+    pipelines: list[tuple[tuple[int, ...], Stages, int]] = []
+    for pool, share in zip(pools, shares, strict=True):
+        own = _soonest(space, pricing, pool, size, share)
+        if own is None:
+            return
+        kinds = tuple(own[0] if place == pool else NO_KIND for place in pools)
+        stages = tuple((pool, layers) for _, layers in own[1])
+        pipelines += [(kinds, stages, one) for one in dealt(share, [1.0] * own[2])]
+    number = len(pipelines)
+    block = Block(pools=pools, micro_batch_size=size, least=number, most=number)
+    yield _plan(pricing.options(block), block, pipelines)
+
+
+def _soonest(
+    space: UnevenSpace, pricing: Pricing, pool: int, size: int, share: int
+) -> tuple[int, Stages, int] | None:
+    """Kind, stages and number of the pipelines in which the pool alone does its share soonest."""
+    best_s, found = float("inf"), None
+    devices = space.pools[pool].devices
+    for kind, (tp, dp) in enumerate(space.kinds(pool, size)):
+        for stages in range(1, space.most_stages + 1):
+            number = devices // (tp * dp * stages)
+            if dp > 1 or not 1 <= number <= share:
+                continue
+            options = pricing.options(Block(pools=(pool,), micro_batch_size=size, least=number, most=number))
+            layout = tuple((0, layers) for layers in dealt(options.layers, [1.0] * stages))
+            time_s = pipeline_s(options, (kind,), layout, -(-share // number))
+            if time_s < best_s:
+                best_s, found = time_s, (kind, layout, number)
+    return found
+
+
+def _plan(
+    options: Options, block: Block, pipelines: Sequence[tuple[tuple[int, ...], Stages, int]]
+) -> UnevenPlan:
+    """The pipelines, each of which has its kinds, stages and microbatches, with their prices."""
+    times = {one: pipeline_s(options, *one) for one in set(pipelines)}
+    priced = tuple(
+        UnevenPipeline(kinds=kinds, stages=stages, microbatches=share, time_s=times[kinds, stages, share])
+        for kinds, stages, share in pipelines
+    )
+    return UnevenPlan(block=block, pipelines=priced, time_s=max(times.values()))
