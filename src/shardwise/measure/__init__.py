@@ -13,15 +13,18 @@ except ModuleNotFoundError as error:
 from shardwise.measure.clock import Clock
 from shardwise.measure.kernels import KernelTimes, kernel_times
 from shardwise.measure.links import LINK_SIZES, link_times
+from shardwise.measure.messages import Pair, message_rates
 from shardwise.measure.process import launched_group, torch_version, use_threads
 
 __all__ = [
     "LINK_SIZES",
     "Clock",
     "KernelTimes",
+    "Pair",
     "kernel_times",
     "launched_group",
     "link_times",
+    "message_rates",
     "torch_version",
     "use_threads",
 ]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 
 import numpy as np
@@ -68,6 +68,13 @@ def holdings_of(arrangement: Arrangement, layers: int, devices_per_node: int) ->
             for stage, unit in enumerate(units)
         ),
     )
+
+
+def divided_holdings_of(arrangement: Arrangement, layers: int, devices_per_node: int) -> Holdings:
+    """What lies where between steps, where weights are divided like the states that renew them (as
+    PyTorch's `fully_shard` does): also those that are gathered through a step."""
+    found = holdings_of(arrangement, layers, devices_per_node)
+    return replace(found, weights=found.states)
 
 
 def _units(strategy: Strategy, layers: int) -> list[tuple[int, int]]:

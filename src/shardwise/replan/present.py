@@ -8,11 +8,12 @@ from shardwise.cluster import Conditions, NodeView
 from shardwise.plan import Plan
 from shardwise.replan.arrangement import Arrangement
 from shardwise.replan.decide import Decision, Planner
+from shardwise.replan.holdings import divided_holdings_of
 from shardwise.replan.prices import Prices
 from shardwise.replan.shapes import Shapes
-from shardwise.replan.situation import situation_of
+from shardwise.replan.situation import Situation, situation_of
 from shardwise.replan.steps import Steps
-from shardwise.replan.transition import Costs, Transitions
+from shardwise.replan.transition import Costs, Transition, Transitions
 from shardwise.strategy import Strategy, Target
 
 
@@ -20,7 +21,7 @@ class Present:
     """Decides for one plan's model, cluster and job. Shapes are searched for on the links as they are now.
 
     It changes to what `target` runs on the same ranks: all nodes in their order, microbatches in equal
-    shares.
+    shares. State moves between steps, when weights are divided like states.
     """
 
     def __init__(self, plan: Plan, target: Target) -> None:
@@ -35,13 +36,27 @@ class Present:
     ) -> Decision:
         """What is best over the horizon, where `rates` are links with bandwidths (bytes/s) that are not as
         the cluster has them."""
-        situation = situation_of(self._view, Conditions(present=frozenset(self._nodes), rates=rates))
+        situation = self._situation(rates)
         shapes = Shapes(self._prices, present=situation.common, axes=self._target.axes)
-        transitions = Transitions(self._prices, costs)
-        planner = Planner(self._steps, shapes, transitions, self._can_run)
-        each = self._prices.microbatches(running) // running.dp
-        arrangement = Arrangement(strategy=running, slots=self._nodes, microbatches=(each,) * running.dp)
-        return planner.replan(arrangement, situation, horizon_s=horizon_s)
+        planner = Planner(self._steps, shapes, self._transitions(costs), self._can_run)
+        return planner.replan(self._arranged(running), situation, horizon_s=horizon_s)
+
+    def transition(
+        self, running: Strategy, other: Strategy, rates: Mapping[str, float], costs: Costs
+    ) -> Transition:
+        """What it takes to go from one strategy to another."""
+        ends = self._arranged(running), self._arranged(other)
+        return self._transitions(costs).between(*ends, self._situation(rates))
+
+    def _situation(self, rates: Mapping[str, float]) -> Situation:
+        return situation_of(self._view, Conditions(present=frozenset(self._nodes), rates=rates))
+
+    def _transitions(self, costs: Costs) -> Transitions:
+        return Transitions(self._prices, costs, divided_holdings_of)
+
+    def _arranged(self, strategy: Strategy) -> Arrangement:
+        each = self._prices.microbatches(strategy) // strategy.dp
+        return Arrangement(strategy=strategy, slots=self._nodes, microbatches=(each,) * strategy.dp)
 
     def _can_run(self, arrangement: Arrangement) -> bool:
         return (

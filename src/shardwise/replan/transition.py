@@ -8,7 +8,7 @@ newer: the work since then is lost.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from shardwise.cost import OPTIMIZERS, find_recipe
@@ -50,10 +50,13 @@ STORAGE = ""
 
 
 class Transitions:
-    """Transitions between arrangements of one model; holdings are worked out once."""
+    """Transitions between arrangements of one model; `held` says what lies where, and is asked once."""
 
-    def __init__(self, prices: Prices, costs: Costs) -> None:
+    def __init__(
+        self, prices: Prices, costs: Costs, held: Callable[[Arrangement, int, int], Holdings] = holdings_of
+    ) -> None:
         self.costs = costs
+        self._held = held
         self._prices = prices
         self._ways = Ways(prices.cluster)
         self._below = unit_elements(prices.model)
@@ -100,7 +103,7 @@ class Transitions:
         key = arrangement.strategy, arrangement.slots
         if key not in self._holdings:
             devices = self._prices.devices_of(arrangement.slots[0])
-            self._holdings[key] = holdings_of(arrangement, self._prices.model.layers, devices)
+            self._holdings[key] = self._held(arrangement, self._prices.model.layers, devices)
         return self._holdings[key]
 
     def _moved(

@@ -9,6 +9,7 @@ except ModuleNotFoundError as error:
         "is not installed, and running plans needs it", key="torch", allowed="pip install 'shardwise[torch]'"
     ) from error
 
+from shardwise.runtime.adapt import Advice, Advisor, Change
 from shardwise.runtime.capability import check_graph_runnable, check_runnable
 from shardwise.runtime.capture import capture
 from shardwise.runtime.checkpoint import export
@@ -27,6 +28,9 @@ from shardwise.runtime.weights import load_weights, save_weights
 
 __all__ = [
     "SYNTHETIC",
+    "Advice",
+    "Advisor",
+    "Change",
     "GraphJob",
     "GraphModule",
     "Job",

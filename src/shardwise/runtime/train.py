@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 from shardwise.errors import ConfigError
 from shardwise.plan import Plan
+from shardwise.runtime.adapt import Adaptation, Advisor, Change
 from shardwise.runtime.checkpoint import load, resumable, save
 from shardwise.runtime.data import Samples, Synthetic, TokenFile
 from shardwise.runtime.initial import initialise
@@ -17,6 +18,7 @@ from shardwise.runtime.parallelize import parallelize
 from shardwise.runtime.trace import StepTrace, traced
 from shardwise.runtime.weights import load_weights
 from shardwise.sim import Span
+from shardwise.strategy import Strategy
 
 SYNTHETIC = "synthetic"
 
@@ -27,7 +29,8 @@ class TrainOptions:
 
     With `checkpoint` (a folder) the job is saved there after every `checkpoint_every` steps and at the end.
     It goes on from the checkpoint in the folder `resumed`, after its `start` steps, where one is given; else
-    parameters come from the safetensors in the folder `weights`, or from the seed.
+    parameters come from the safetensors in the folder `weights`, or from the seed. With an `advisor` the run
+    re-plans on the way.
     """
 
     steps: int
@@ -40,17 +43,22 @@ class TrainOptions:
     weights: str | None = None
     resumed: str | None = None
     start: int = 0
+    advisor: Advisor | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepRecord:
-    """One step as it went: `step` from 1, mean loss per token, seconds on the clock, and tokens so far."""
+    """One step as it went: `step` from 1, mean loss per token, seconds on the clock and as predicted for its
+    strategy, and tokens so far. `change` is what happened after it, where the run re-plans."""
 
     step: int
     loss: float
     gradient_norm: float
     step_time_s: float
+    predicted_s: float
+    strategy: Strategy
     tokens: int
+    change: Change | None = None
 
 
 def samples_of(plan: Plan, options: TrainOptions) -> Samples:
@@ -85,21 +93,29 @@ def train(report: Callable[[StepRecord], None], plan: Plan, options: TrainOption
     if options.resumed is not None:
         load(job, options.resumed)
     trace = StepTrace()
+    adaptation = None
+    if options.advisor is not None:
+        adaptation = Adaptation(options.advisor, plan, options.steps)
     for step in range(options.start, options.steps):
         batch = samples.batch(step)
         start_s = time.perf_counter()
         is_last = step + 1 == options.steps
         with traced(job.place.rank) if is_last and options.is_traced else nullcontext(trace) as trace:
             result = job.step(batch)
-        report(
-            StepRecord(
-                step=step + 1,
-                loss=result.loss,
-                gradient_norm=result.gradient_norm,
-                step_time_s=time.perf_counter() - start_s,
-                tokens=(step + 1) * plan.job.global_batch_size * plan.job.seq_len,
-            )
+        step_s = time.perf_counter() - start_s
+        record = StepRecord(
+            step=step + 1,
+            loss=result.loss,
+            gradient_norm=result.gradient_norm,
+            step_time_s=step_s,
+            predicted_s=plan.best.step_time_s if adaptation is None else adaptation.predicted_s,
+            strategy=job.plan.best.strategy,
+            tokens=(step + 1) * plan.job.global_batch_size * plan.job.seq_len,
         )
+        if adaptation is not None:
+            job, change = adaptation.after(job, step + 1, step_s)
+            record = replace(record, change=change)
+        report(record)
         is_due = (step + 1) % options.checkpoint_every == 0 or is_last
         if options.checkpoint is not None and is_due:
             save(job, options.checkpoint, step=step + 1, seed=options.seed, data=options.data)

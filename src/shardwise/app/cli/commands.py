@@ -10,6 +10,7 @@ import typer
 from shardwise.app.cli.change_commands import add_change_commands
 from shardwise.app.cli.frontier_command import frontier
 from shardwise.app.cli.options import (
+    Adaptive,
     BatchSize,
     Budget,
     CalibrationFile,
@@ -318,6 +319,7 @@ def train(
     resume: Resume = False,
     weights: Weights = None,
     export: Export = None,
+    adaptive: Adaptive = False,
 ) -> Output:
     """Train as a plan says, on PyTorch; a cluster of cpu devices is as many processes of this machine."""
     from shardwise.app.cli import request, training
@@ -335,6 +337,7 @@ def train(
         resume=resume,
         weights=weights,
         export=export,
+        adaptive=adaptive,
     )
 
 

@@ -242,6 +242,9 @@ Checkpoint = Annotated[
     ),
 ]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on from the newest checkpoint, under this plan.")]
+Adaptive = Annotated[
+    bool, typer.Option("--adaptive", help="Watch steps and links, and change plans where that pays.")
+]
 Weights = Annotated[
     str | None,
     typer.Option(

@@ -7,17 +7,20 @@ import json
 import os
 import shlex
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from shardwise.app.cli import words
+from shardwise.app.cli.adapting import advisor_for
 from shardwise.app.cli.output import Output, progress, row, talk
 from shardwise.app.cli.request import writable
 from shardwise.errors import ConfigError
 from shardwise.inputs import printable
 from shardwise.plan import Plan, read_plan
+from shardwise.search import shortest_text
 from shardwise.sim import Span, Trace, write_trace
+from shardwise.units import format_bytes, format_rate
 
 if TYPE_CHECKING:
     from shardwise.runtime import RankLost, StepRecord, TrainOptions
@@ -35,6 +38,7 @@ class _Run:
 
     plan: Plan
     steps: int
+    is_adaptive: bool = False
     records: list[StepRecord] = field(default_factory=list)
 
     def line(self) -> str:
@@ -44,20 +48,45 @@ class _Run:
         return (
             f"step {last.step:,}/{self.steps:,} · loss {last.loss:.4f} · {rate:,.0f} tokens/s"
             f" · MFU {words.percent(best.mfu * best.step_time_s / last.step_time_s)}"
-            f" · {words.seconds(last.step_time_s)}, predicted {words.seconds(best.step_time_s)}"
+            f" · {words.seconds(last.step_time_s)}, predicted {words.seconds(last.predicted_s)}"
+        )
+
+    def change_line(self) -> str:
+        """What was measured after the last step, and what was done."""
+        last = self.records[-1]
+        change = last.change
+        if change is None:
+            return ""
+        advice = change.advice
+        slowest = min(change.rates, key=lambda name: change.rates[name])
+        line = (
+            f"after step {last.step:,} ({change.reason}): {slowest} carries"
+            f" {format_rate(change.rates[slowest], 'B/s')} · {advice.decision}"
+        )
+        if not change.moved_s:
+            return line
+        kept = "nothing" if advice.keep_step_s is None else words.seconds(advice.keep_step_s)
+        return (
+            f"{line} to {words.degrees_text(advice.strategy)}, predicted {words.seconds(advice.step_s)} a"
+            f" step instead of {kept}"
+            f" · {format_bytes(change.moved_bytes)} between nodes, {words.seconds(change.moved_s)}"
         )
 
     def log_line(self) -> str:
         """The last step as a line of JSON (docs/formats.md)."""
         last = self.records[-1]
-        document = {
+        document: dict[str, object] = {
             "step": last.step,
             "loss": last.loss,
             "gradient_norm": last.gradient_norm,
             "step_time_s": last.step_time_s,
-            "predicted_s": self.plan.best.step_time_s,
+            "predicted_s": last.predicted_s,
             "tokens": last.tokens,
         }
+        if self.is_adaptive:
+            plan = self.plan
+            document["strategy"] = shortest_text(plan.model, plan.cluster, plan.job, last.strategy)
+            document["change"] = None if last.change is None else asdict(last.change)
         return json.dumps(document) + "\n"
 
 
@@ -75,6 +104,7 @@ def trained(
     resume: bool,
     weights: str | None = None,
     export: str | None = None,
+    adaptive: bool = False,
 ) -> Output:
     """Train under the plan file at `path`, on processes of this machine or on those that torchrun started.
 
@@ -104,6 +134,7 @@ def trained(
         checkpoint_every=checkpoint_every,
         is_traced=trace is not None,
         weights=weights,
+        advisor=advisor_for(plan) if adaptive else None,
     )
     check_runnable(plan)
     if weights is not None or export is not None:
@@ -116,7 +147,7 @@ def trained(
     if resume:
         options = resumed_options(options, plan)
     samples_of(plan, options).batch(0)
-    run = _Run(plan=plan, steps=options.steps)
+    run = _Run(plan=plan, steps=options.steps, is_adaptive=adaptive)
     if TORCHRUN_VARIABLE in os.environ:
         if trace is not None:
             raise ConfigError(
@@ -170,6 +201,8 @@ def _showing(run: _Run, log: str | None) -> Iterator[Callable[[StepRecord], None
             if file is not None:
                 file.write(run.log_line())
                 file.flush()
+            if record.change is not None:
+                talk([run.change_line()])
             if show is not None:
                 show(run.line())
             elif record.step % max(1, run.steps // 10) == 0:

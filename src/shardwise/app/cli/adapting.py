@@ -1,0 +1,99 @@
+"""What `train --adaptive` measures and how it decides: links by messages, plans by `replan`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from shardwise.cluster import Cluster, link_graph
+from shardwise.errors import ConfigError
+from shardwise.plan import Plan
+from shardwise.replan import KEEP, Costs, Present
+from shardwise.strategy import Strategy, target_of
+
+if TYPE_CHECKING:
+    from shardwise.measure import Pair
+    from shardwise.runtime import Advice
+
+UNCHANGED = 0.9
+"""A link that carries this share of what the plan assumes counts as unchanged."""
+
+WORTH = 0.9
+"""A change must make steps that much shorter, whatever it costs: predictions are no better than that."""
+
+
+@dataclass(slots=True)
+class LinkAdvisor:
+    """Holds what links carry against what the plan's prices assume of them, and decides by the share that is
+    left."""
+
+    plan: Plan
+    _present: Present | None = None
+
+    def measure(self) -> Mapping[str, float]:
+        """The bandwidth that every link between a node and the network has left, in bytes/s."""
+        from shardwise.measure import message_rates
+
+        cluster = self.plan.cluster
+        carried = link_rates(cluster, message_rates(rounds(cluster)))
+        efficiency = cluster.classes[cluster.nodes[0].device_class].efficiency
+        return {name: rate / efficiency.scale_out.fraction for name, rate in carried.items()}
+
+    def advise(
+        self, running: Strategy, rates: Mapping[str, float], *, horizon_s: float, move_s: float
+    ) -> Advice:
+        from shardwise.runtime import Advice
+
+        if self._present is None:
+            self._present = Present(self.plan, target_of("shardwise"))
+        nominal = {link.name: link.capacity.at(0.0) for link in link_graph(self.plan.cluster)}
+        changed = {name: rate for name, rate in rates.items() if rate < UNCHANGED * nominal[name]}
+        costs = Costs(regroup_s=move_s, restart_s=move_s)
+        found = self._present.decide(running, changed, costs=costs, horizon_s=horizon_s)
+        if found.keep_step_s is not None and found.step_s > WORTH * found.keep_step_s:
+            kept_s = found.keep_step_s
+            return Advice(decision=KEEP, strategy=running, step_s=kept_s, keep_step_s=kept_s)
+        return Advice(
+            decision=found.decision,
+            strategy=found.arrangement.strategy,
+            step_s=found.step_s,
+            keep_step_s=found.keep_step_s,
+        )
+
+
+def advisor_for(plan: Plan) -> LinkAdvisor:
+    """The advisor of a run under `plan`. ConfigError where its cluster has no links that are measured."""
+    if len(plan.cluster.nodes) < 2 or plan.cluster.links:
+        raise ConfigError(
+            "has no links to watch", key="--adaptive", found=plan.cluster.name,
+            allowed="a plan for several nodes behind switches",
+        )  # fmt: skip
+    return LinkAdvisor(plan)
+
+
+def rounds(cluster: Cluster) -> list[list[Pair]]:
+    """Messages between the first ranks of neighbouring nodes, each way: every node sends to two others (where
+    there are so many) and hears from them, so that a slow link is told from its neighbours."""
+    first, firsts = 0, []
+    for node in cluster.nodes:
+        firsts.append(first)
+        first += node.devices
+    found = []
+    for start in (0, 1):
+        pairs = list(zip(firsts[start::2], firsts[start + 1 :: 2], strict=False))
+        found += [pairs, [(target, source) for source, target in pairs]]
+    return [pairs for pairs in found if pairs]
+
+
+def link_rates(cluster: Cluster, rates: Mapping[Pair, float]) -> dict[str, float]:
+    """What each link between a node and the network carries: the best of the messages over it."""
+    node_of = [number for number, node in enumerate(cluster.nodes) for _ in range(node.devices)]
+    names = {(link.source, link.target): link.name for link in link_graph(cluster)}
+    switch = {one: other for one, other in names if one[0] == "n" and other[0] == "s"}
+    found: dict[str, float] = {}
+    for (source, target), rate in rates.items():
+        up, down = f"n{node_of[source]}", f"n{node_of[target]}"
+        for name in (names[up, switch[up]], names[switch[down], down]):
+            found[name] = max(rate, found.get(name, 0.0))
+    return found

@@ -1,0 +1,136 @@
+"""A run that re-plans: it watches its steps, has links measured, asks for advice and moves.
+
+What is measured and how it is decided comes from outside (`Advisor`); here it is carried out, by all ranks at
+the same boundary between two steps.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Protocol
+
+import torch
+from torch import distributed
+
+from shardwise.plan import Plan
+from shardwise.runtime.job import Job
+from shardwise.runtime.moving import move, nodes_of
+from shardwise.runtime.watch import Watch
+from shardwise.search import plan_of_strategy
+from shardwise.strategy import Strategy
+
+MEASURED_SHARE = 0.02
+"""Of the time at most goes into measuring while steps are as expected."""
+
+MOVE_S = 5.0
+"""What a move is taken to cost beside its bytes, until one was timed. An assumption."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Advice:
+    """What an advisor decided (a word), the strategy to go on under, and the step times that it predicts for
+    that and for the one that runs (None: it cannot go on)."""
+
+    decision: str
+    strategy: Strategy
+    step_s: float
+    keep_step_s: float | None
+
+
+class Advisor(Protocol):
+    """Measures and decides; each rank has its own."""
+
+    def measure(self) -> Mapping[str, float]:
+        """What links carry now, by their names, in bytes/s; all ranks at a time, with the same answer."""
+
+    def advise(
+        self, running: Strategy, rates: Mapping[str, float], *, horizon_s: float, move_s: float
+    ) -> Advice:
+        """What to do for the next `horizon_s` seconds, where any move costs `move_s` beside its bytes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """What was noticed after a step and what was done: why links were measured, what they carry, the advice,
+    the seconds that measuring and moving took, and the bytes that went between nodes."""
+
+    reason: str
+    rates: Mapping[str, float]
+    advice: Advice
+    measured_s: float
+    moved_s: float
+    moved_bytes: int
+
+
+class Adaptation:
+    """The adaptive side of a run of `steps` steps; every rank calls it at the same points."""
+
+    def __init__(self, advisor: Advisor, plan: Plan, steps: int) -> None:
+        self._advisor = advisor
+        self._watch = Watch(plan.best.step_time_s)
+        self._steps = steps
+        self._move_s = MOVE_S
+        self._measured_at_s = time.perf_counter()
+        self._measured_s = 0.0
+        self.predicted_s = plan.best.step_time_s
+
+    def after(self, job: Job, step: int, step_s: float) -> tuple[Job, Change | None]:
+        """The job to go on with after `step` steps, the last of which took `step_s` here; and what happened,
+        where links were measured. Rank 0's clock decides whether."""
+        departs = self._watch.departs(step_s)
+        quiet_s = time.perf_counter() - self._measured_at_s
+        is_due = quiet_s * MEASURED_SHARE > self._measured_s
+        said = torch.tensor([2 if departs else int(is_due)])
+        distributed.broadcast(said, 0)
+        if not int(said) or step == self._steps:
+            return job, None
+        rates = self._measure()
+        running = job.plan.best.strategy
+        advice = self._shared(running, rates, (self._steps - step) * self._watch.typical_s)
+        moved_s, nbytes = 0.0, 0
+        if advice.strategy != running:
+            start_s = time.perf_counter()
+            given = job.plan
+            plan = plan_of_strategy(given.model, given.cluster, given.job, advice.strategy)
+            job, moved = move(job, plan)
+            moved_s = time.perf_counter() - start_s
+            nodes = nodes_of(given.cluster)
+            nbytes = sum(each for (one, other), each in moved.items() if nodes[one] != nodes[other])
+            self._move_s = moved_s
+            self._watch.restart(advice.step_s)
+        elif int(said) == 2:
+            self._watch.accept()
+        self.predicted_s = advice.step_s
+        return job, Change(
+            reason="step time" if int(said) == 2 else "interval",
+            rates=rates,
+            advice=advice,
+            measured_s=self._measured_s,
+            moved_s=moved_s,
+            moved_bytes=nbytes,
+        )
+
+    def _measure(self) -> Mapping[str, float]:
+        start_s = time.perf_counter()
+        rates = self._advisor.measure()
+        self._measured_at_s = time.perf_counter()
+        self._measured_s = self._measured_at_s - start_s
+        return rates
+
+    def _shared(self, running: Strategy, rates: Mapping[str, float], horizon_s: float) -> Advice:
+        """Rank 0's advice, on every rank: as text, since nothing that is received is unpickled."""
+        text = b""
+        if distributed.get_rank() == 0:
+            advice = self._advisor.advise(running, rates, horizon_s=horizon_s, move_s=self._move_s)
+            text = json.dumps(asdict(advice)).encode()
+        size = torch.tensor([len(text)])
+        distributed.broadcast(size, 0)
+        told = torch.empty(int(size), dtype=torch.uint8)
+        if text:
+            told.copy_(torch.frombuffer(bytearray(text), dtype=torch.uint8))
+        distributed.broadcast(told, 0)
+        fields = json.loads(told.numpy().tobytes())
+        return Advice(**{**fields, "strategy": Strategy(**fields["strategy"])})

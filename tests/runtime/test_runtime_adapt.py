@@ -1,0 +1,180 @@
+"""A run that changes plans on the way: losses are those of a run that does not, no sample is lost, and the
+bytes that go between nodes are those that `replan` charges."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+from tests.runtime.plans import make_plan
+
+from shardwise import search
+from shardwise.app.cli.adapting import advisor_for, link_rates, rounds
+from shardwise.app.cli.main import main
+from shardwise.cluster import Cluster, load_cluster
+from shardwise.measure import message_rates
+from shardwise.model import model_from_config
+from shardwise.plan import Plan, write_plan
+from shardwise.replan import Costs, Present
+from shardwise.runtime import Advice, Change, Report, StepRecord, Team, TrainOptions, train
+from shardwise.runtime.watch import DEPARTURE, RECENT, Watch
+from shardwise.strategy import Job, Strategy, complete, target_of
+
+pytestmark = pytest.mark.xdist_group("runtime")
+
+
+@dataclass(slots=True)
+class Scripted:
+    """Advises one strategy after the other, whatever is measured; then to stay."""
+
+    script: list[Strategy]
+
+    def measure(self) -> Mapping[str, float]:
+        return {"n0>s0g0": 1e6}
+
+    def advise(
+        self, running: Strategy, rates: Mapping[str, float], *, horizon_s: float, move_s: float
+    ) -> Advice:
+        following = self.script.pop(0) if self.script else running
+        return Advice(decision="move", strategy=following, step_s=1.0, keep_step_s=None)
+
+
+def trained(report: Report, plan: Plan, options: TrainOptions) -> list[StepRecord]:
+    records: list[StepRecord] = []
+    train(records.append, plan, options)
+    return records
+
+
+def on(cluster: Cluster, plan: Plan) -> Plan:
+    """The same on other nodes."""
+    return search.plan_of_strategy(plan.model, cluster, plan.job, plan.best.strategy)
+
+
+SCRIPTS = [
+    ("llama", ("dp=4,zero_stage=3", "pp=2,dp=2,schedule=1f1b,zero_stage=1", "tp=2,dp=2,zero_stage=1")),
+    ("gpt", ("pp=4,schedule=1f1b", "tp=4", "pp=2,schedule=zb_v,vpp=2,micro_batch_size=1,dp=2")),
+    ("mixtral", ("dp=4,ep=4,zero_stage=1", "pp=2,tp=2,ep=2,schedule=1f1b", "dp=4,ep=4,zero_stage=1")),
+]
+
+
+@pytest.mark.parametrize(("model", "texts"), SCRIPTS)
+def test_a_run_that_moves_twice_ends_like_one_that_stays(
+    team: Team, model: str, texts: tuple[str, ...]
+) -> None:
+    cluster = load_cluster("2x2xcpu")
+    plans = [on(cluster, make_plan(text, model=model)) for text in texts]
+    options = TrainOptions(steps=5, seed=3, lr=3e-3)
+    quiet = team.run(4, trained, plans[0], options)[0]
+    advised = replace(options, advisor=Scripted([plan.best.strategy for plan in plans[1:]]))
+    for records in team.run(4, trained, plans[0], advised):
+        assert [record.loss for record in records] == pytest.approx([r.loss for r in quiet], rel=2e-5)
+        assert [record.tokens for record in records] == [record.tokens for record in quiet]
+        assert [record.step for record in records] == [1, 2, 3, 4, 5]
+        ran = [record.strategy for record in records]
+        assert ran[:3] == [plan.best.strategy for plan in plans] and ran[3:] == [ran[2]] * 2
+        changes = [record.change for record in records[:2]]
+        assert all(isinstance(change, Change) and change.moved_bytes > 0 for change in changes)
+        assert records[-1].change is None  # there is nothing left to move for
+
+
+def priced(before: Plan, after: Plan) -> float:
+    """Bytes that replan charges for all links into nodes."""
+    present = Present(before, target_of("shardwise"))
+    change = present.transition(before.best.strategy, after.best.strategy, {}, Costs())
+    return sum(b for name, b in change.bytes_per_link.items() if name.split(">")[1].startswith("n"))
+
+
+PRICED = [
+    ("2x2xcpu", "dp=4,zero_stage=1", "pp=2,dp=2,schedule=1f1b,zero_stage=1"),
+    ("2x2xcpu", "pp=2,dp=2,schedule=1f1b,zero_stage=1", "dp=4,zero_stage=3"),
+    ("4x1xcpu", "dp=4,zero_stage=3", "pp=4,schedule=1f1b"),
+    ("2x1xcpu", "dp=2,zero_stage=0", "pp=2,schedule=1f1b"),
+]
+
+
+@pytest.mark.parametrize(("nodes", "before", "after"), PRICED)
+def test_the_bytes_between_nodes_are_those_that_replan_charges(
+    team: Team, nodes: str, before: str, after: str
+) -> None:
+    cluster = load_cluster(nodes)
+    first, second = (on(cluster, make_plan(text)) for text in (before, after))
+    options = TrainOptions(steps=2, advisor=Scripted([second.best.strategy]))
+    change = team.run(cluster.devices, trained, first, options)[0][0].change
+    assert change is not None
+    assert change.moved_bytes == pytest.approx(priced(first, second), rel=1e-6)
+
+
+def test_a_watch_looks_at_the_middle_of_the_last_steps() -> None:
+    watch = Watch(1.0)
+    assert not watch.departs(9.0)  # the first step sets things up
+    assert not any(watch.departs(seconds) for seconds in (1.0, 5.0, 1.1, 1.0, 4.0))  # one is slow by itself
+    assert watch.departs(2.0 * DEPARTURE) and watch.typical_s == 2.0 * DEPARTURE
+    watch.accept()
+    assert not any(watch.departs(4.0) for _ in range(2 * RECENT))  # looked into: that is how it is now
+    faster = [watch.departs(4.0 / DEPARTURE / 1.1) for _ in range(RECENT)]
+    assert faster == [False, True, True]  # faster is news too
+    watch.restart(2.0)
+    assert not watch.departs(9.0)
+    assert [watch.departs(2.0 * DEPARTURE * 1.01) for _ in range(RECENT)] == [False, False, True]
+
+
+def test_every_link_is_crossed_both_ways_by_two_neighbours_where_there_are_two() -> None:
+    """Nodes of 2, 1 and 2 devices start at ranks 0, 2 and 3."""
+    cluster = load_cluster("1x2xcpu+1x1xcpu+1x2xcpu")
+    assert rounds(cluster) == [[(0, 2)], [(2, 0)], [(2, 3)], [(3, 2)]]
+    # Of node 1 only what comes from it is slow: its way up is told from the ways down of the others.
+    found = link_rates(cluster, {(0, 2): 8.0, (2, 0): 1.0, (2, 3): 1.5, (3, 2): 9.0})
+    up = {name: rate for name, rate in found.items() if name.startswith("n")}
+    down = {name.split(">")[1]: rate for name, rate in found.items() if not name.startswith("n")}
+    assert sorted(up.values()) == [1.5, 8.0, 9.0] and down == {"n1": 9.0, "n0": 1.0, "n2": 1.5}
+
+
+def rated(report: Report, pairs: list[list[tuple[int, int]]]) -> dict[tuple[int, int], float]:
+    return message_rates(pairs)
+
+
+def test_messages_are_timed_alike_on_all_ranks(team: Team) -> None:
+    every = team.run(3, rated, [[(0, 1)], [(1, 0)], [(1, 2)]])
+    assert every[0] == every[1] == every[2]
+    assert set(every[0]) == {(0, 1), (1, 0), (1, 2)} and all(rate > 0.0 for rate in every[0].values())
+
+
+def test_a_link_that_lost_its_bandwidth_leads_to_a_move() -> None:
+    """The advisor, told of links at a tenth of what the plan assumes; and where a change brings next to
+    nothing, all stays."""
+    cluster = load_cluster("2x1xcpu", inter_node="640Mb/s")
+    model = model_from_config(
+        {"layers": 4, "hidden": 256, "ffn": 1024, "heads": 4, "vocab": 512, "seq_len": 128}, name="small"
+    )
+    job = Job(seq_len=128, global_batch_size=16, dtype="fp32")
+    fields = {"dp": 2, "optim_shard": 2, "micro_batch_size": 8}
+    strategy = complete(fields, devices=2, layers=4, experts=None, global_batch_size=16)
+    advisor = advisor_for(search.plan_of_strategy(model, cluster, job, strategy))
+    links = ("n0>s0g0", "s0g0>n0", "n1>s0g0", "s0g0>n1")
+    slow, slower = (dict.fromkeys(links, share * 80e6) for share in (0.1, 0.95))
+    moved = advisor.advise(strategy, slow, horizon_s=600.0, move_s=2.0)
+    assert moved.decision == "move" and moved.strategy.pp == 2
+    assert moved.keep_step_s is not None and moved.step_s < 0.7 * moved.keep_step_s
+    assert advisor.advise(strategy, slower, horizon_s=600.0, move_s=2.0).strategy == strategy
+    # The way back gains 4 %, which is less than predictions are off.
+    assert advisor.advise(moved.strategy, {}, horizon_s=1e5, move_s=2.0).decision == "keep"
+
+
+def test_train_adaptive(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plan, log = str(tmp_path / "p.yaml"), tmp_path / "log.jsonl"
+    write_plan(plan, on(load_cluster("2x1xcpu"), make_plan("dp=2,zero_stage=1")))
+    assert main(["train", plan, "--steps", "3", "--adaptive", "--log", str(log)]) == 0
+    records = [json.loads(line) for line in log.read_text().splitlines()]
+    assert [record["step"] for record in records] == [1, 2, 3]
+    assert records[0]["change"]["reason"] == "interval" and set(records[0]["change"]["rates"]) == {
+        "n0>s0g0", "s0g0>n0", "n1>s0g0", "s0g0>n1",
+    }  # fmt: skip
+    assert records[-1]["change"] is None and "optim_shard=2" in records[0]["strategy"]
+    assert "after step 1 (interval)" in capsys.readouterr().err
+    write_plan(plan, make_plan("dp=2"))
+    assert main(["train", plan, "--adaptive"]) == 2
+    error = capsys.readouterr().err
+    assert "--adaptive: has no links to watch" in error and error.count("\n") == 1
