@@ -16,6 +16,7 @@ from shardwise.errors import ConfigError
 from shardwise.graph import load_graph, scaled
 from shardwise.search.stages import Setting, StagedFound, price_of_stages, staged
 from shardwise.search.stages.floors import path_floor
+from shardwise.search.stages.paths import Path, critical_path, plain_paths
 from shardwise.search.stages.pieces import Pieces
 from shardwise.search.tracking.solution import Choice, measure, occurrences
 
@@ -34,9 +35,10 @@ def farthest(found: StagedFound, every: np.ndarray) -> float:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_points_match_every_pipeline_as_closely_as_they_say(seed: int) -> None:
+def test_points_match_every_pipeline(seed: int) -> None:
     setting = setting_of(seed)
     found, every = found_in(setting), every_pipeline(setting)
+    assert found.epsilon == 0.0
     assert farthest(found, every) <= found.epsilon + 1e-9
     for point in found.points:
         price = price_of_stages(setting, point.cuts, point.layouts)
@@ -48,9 +50,10 @@ def test_points_match_every_pipeline_as_closely_as_they_say(seed: int) -> None:
         assert (every <= np.array(figures) * (1 + 1e-9)).all(axis=1).any()
 
 
-def test_floors_that_are_too_high_are_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Twice the floor cuts partitions that hold points, and claims more than is so."""
-    seeds = (5, 7, 29, 65)
+@pytest.mark.parametrize("twin", ["partitions", "paths"])
+def test_floors_that_are_too_high_are_found_out(twin: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Twice the floor cuts partitions that hold points, or ends before what matches all is found."""
+    seeds = (5, 7, 29, 65) if twin == "partitions" else (5, 31, 57)
 
     def is_wrong(seed: int) -> bool:
         found = found_in(setting_of(seed))
@@ -61,13 +64,53 @@ def test_floors_that_are_too_high_are_found_out(monkeypatch: pytest.MonkeyPatch)
     def doubled(*given: object) -> object:
         return 2.0 * path_floor(*given)  # type: ignore[arg-type]
 
-    monkeypatch.setattr("shardwise.search.stages.floors.path_floor", doubled)
+    seconds = Path.seconds
+
+    def longer(path: Path, *given: object) -> object:
+        return 2.0 * seconds(path, *given)  # type: ignore[arg-type]
+
+    if twin == "partitions":
+        monkeypatch.setattr("shardwise.search.stages.floors.path_floor", doubled)
+    else:
+        monkeypatch.setattr(Path, "seconds", longer)
     assert any(is_wrong(seed) for seed in seeds)
 
 
-def test_how_close_it_comes() -> None:
-    left = [found_in(setting_of(seed)).epsilon for seed in SEEDS]
-    assert np.median(left) < 0.05 and max(left) < 0.25
+def test_paths_are_what_proves_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the plain paths alone some of these graphs are left open by several per cent."""
+    # Where a stage's layout that is soonest done on one path is slow on another, some stays open.
+    assert 0.0 < found_in(setting_of(51)).epsilon < 0.02
+    monkeypatch.setattr("shardwise.search.stages.search.MOST_PATHS", 1)
+    assert all(found_in(setting_of(seed)).epsilon > 0.02 for seed in (8, 10, 23))
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_no_pipeline_is_below_a_path_and_one_is_on_it(seed: int) -> None:
+    random = np.random.default_rng(seed)
+    base = setting_of(3 * int(random.integers(0, 4)))
+    setting = replace(base, stages=int(random.integers(2, 5)), microbatches=int(random.integers(1, 9)))
+    cuts = (1,) * (setting.stages - 1)  # where the graph is cut decides the messages alone
+
+    def drawn() -> np.ndarray:
+        return random.uniform(0.1, 2.0, (setting.stages, 3)) * 1e-3
+
+    def step_s(prices: np.ndarray) -> float:
+        return float(setting.step_s(cuts, *(prices[None, :, column] for column in range(3)))[0])
+
+    def along(path: Path, prices: np.ndarray) -> float:
+        stages_s = (prices * np.array(path.passes)).sum(axis=1)
+        return float(path.seconds(setting, cuts, list(stages_s[:, None]))[0])
+
+    paths = plain_paths(setting.stages, setting.microbatches)
+    for _ in range(5):
+        prices = drawn()
+        longest = critical_path(setting, cuts, prices)
+        assert longest is not None
+        assert along(longest, prices) == pytest.approx(step_s(prices), rel=1e-12)
+        paths += [longest, longest.beside(paths[-1])]
+    for _ in range(20):
+        prices = drawn()
+        assert max(along(path, prices) for path in paths) <= step_s(prices) * (1 + 1e-12)
 
 
 @pytest.mark.parametrize("seed", range(30))
@@ -103,6 +146,11 @@ def test_a_stage_costs_what_its_names_say(seed: int) -> None:
     assert measure(chain, tuple(solution)) == pytest.approx((price.time_s, price.memory_bytes), rel=1e-9)
     passes_s = turns.microbatches * (price.forward_s + price.backward_s)
     assert passes_s + price.end_s == pytest.approx(price.time_s, rel=1e-9)
+    for forwards, backwards, ends in ((1, 0, 0), (0, 2, 0), (2, 5, 1), (4, 1, 1)):
+        parts = replace(turns, microbatches=backwards, more_forwards=forwards - backwards, steps=ends)
+        laid = stage_layouts(graph, cluster, training, mesh, parts, first=first, end=end)
+        sum_s = forwards * price.forward_s + backwards * price.backward_s + ends * price.end_s
+        assert measure(laid.chains[0], tuple(solution))[0] == pytest.approx(sum_s, rel=1e-9)
 
 
 def test_a_stage_holds_what_its_schedule_keeps() -> None:

@@ -13,11 +13,13 @@ class Turns:
 
     In each forward and backward pass, what is sent to other stages holds a rank up for `sent_forward_s` and
     `sent_backward_s`; messages wait in `buffer_bytes`. With other numbers than a step has, the same sums tell
-    its parts: `steps` 0 leaves the passes.
+    its parts: `steps` 0 leaves the passes, and with `more_forwards` there are so many forward passes beside
+    those of the micro-batches (fewer where it is negative).
     """
 
     microbatches: int = 1
     steps: int = 1
+    more_forwards: int = 0
     in_flight: int = 1
     stages: int = 1
     sent_forward_s: float = 0.0

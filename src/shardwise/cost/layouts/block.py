@@ -83,7 +83,8 @@ class Surroundings:
     shared: Mapping[str, Sharing]
     fixed_s: float = 0.0
     fixed_bytes: float = 0.0
-    sent_s: float = 0.0
+    sent_forward_s: float = 0.0
+    sent_backward_s: float = 0.0
 
 
 def laid_block(
@@ -169,7 +170,8 @@ class _Builder:
         """An operator's own work, and what it keeps."""
         own = self.operators[place]
         columns = Columns(peak_bytes=own.working_bytes)
-        columns.blocked(own.times.forward_s + own.exchanged.forward_s + own.exchanged.backward_s)
+        columns.forward(own.times.forward_s + own.exchanged.forward_s)
+        columns.blocked(own.exchanged.backward_s)
         columns.computed_backward(own.times.backward_s)
         if mode == "recomputed" and self.structure.is_repeated[place]:
             columns.blocked(own.exchanged.forward_s)
@@ -177,7 +179,8 @@ class _Builder:
         _keep(columns, own.kept_bytes, mode)
         if place == len(self.operators) - 1:
             columns.once(self.around.fixed_s)
-            columns.blocked(self.around.sent_s)
+            columns.forward(self.around.sent_forward_s)
+            columns.blocked(self.around.sent_backward_s)
             columns.held_bytes = columns.held_bytes + self.around.fixed_bytes
         return self._costs(columns, place)
 

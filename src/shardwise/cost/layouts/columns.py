@@ -15,16 +15,17 @@ from shardwise.frontier import COLUMNS, Costs
 class Columns:
     """Sums in the making: arrays that broadcast together.
 
-    Of each micro-batch: `blocked_s` that nothing can hide; `computed_s` of backward computation, beside
-    which gradients are summed; `busy_s` for which it hides something else already; and `kept_bytes` from the
-    forward pass to the backward pass. Of the step: `once_s`, and `summed_s` of gradient synchronisation,
-    `late_s` of which cannot hide.
+    Of each micro-batch: `forward_s` of its forward pass; of its backward pass `blocked_s` that nothing can
+    hide, `computed_s` of computation, beside which gradients are summed, and `busy_s` for which it hides
+    something else already; and `kept_bytes` from one to the other. Of the step: `once_s`, and `summed_s` of
+    gradient synchronisation, `late_s` of which cannot hide.
     """
 
     held_bytes: Any = 0.0
     kept_bytes: Any = 0.0
     recomputed_bytes: Any = 0.0
     peak_bytes: Any = 0.0
+    forward_s: Any = 0.0
     blocked_s: Any = 0.0
     computed_s: Any = 0.0
     busy_s: Any = 0.0
@@ -32,8 +33,12 @@ class Columns:
     summed_s: Any = 0.0
     late_s: Any = 0.0
 
+    def forward(self, seconds: Any) -> None:
+        """Add seconds of each forward pass."""
+        self.forward_s = self.forward_s + seconds
+
     def blocked(self, seconds: Any) -> None:
-        """Add seconds of each micro-batch during which nothing else runs."""
+        """Add seconds of each backward pass during which nothing else runs."""
         self.blocked_s = self.blocked_s + seconds
 
     def once(self, seconds: Any) -> None:
@@ -64,7 +69,8 @@ class Columns:
         turns = ground.turns
         others = turns.microbatches - turns.steps
         costs = np.empty((*shape, len(COLUMNS)))
-        common_s = turns.microbatches * self.blocked_s + turns.steps * self.once_s
+        forwards = turns.microbatches + turns.more_forwards
+        common_s = forwards * self.forward_s + turns.microbatches * self.blocked_s + turns.steps * self.once_s
         costs[..., 0] = common_s + turns.microbatches * self.computed_s + turns.steps * self.late_s
         costs[..., 1] = common_s + others * self.computed_s + turns.steps * (self.busy_s + self.summed_s)
         held = 1.0 + ground.machine.efficiency.fragmentation_ratio

@@ -59,12 +59,13 @@ def crossed(ground: Ground, edge: Edge, reader: Priced | None, *, is_repeated: b
     software hides runs beside the reader's computation, each of its inputs beside an equal part."""
     columns = Columns(peak_bytes=edge.copies_bytes)
     if reader is None or reader.overlap == (0.0, 0.0):
-        columns.blocked(edge.forward_s + edge.backward_s + (edge.forward_s if is_repeated else 0.0))
+        columns.forward(edge.forward_s)
+        columns.blocked(edge.backward_s + (edge.forward_s if is_repeated else 0.0))
         return columns
     inputs = float(len(reader.choices.op.inputs))
     forward_s, backward_s = reader.times.forward_s[None] / inputs, reader.times.backward_s[None] / inputs
     there = ground.beside(edge.forward_s, forward_s, reader.overlap[0])
-    columns.blocked(there[0])
+    columns.forward(there[0])
     columns.hidden_backward(*ground.beside(edge.backward_s, backward_s, reader.overlap[1]))
     if is_repeated:
         columns.hidden_backward(*there)

@@ -154,7 +154,8 @@ class _Builder:
                 shared=sharings(self.graph, place),
                 fixed_s=fixed_s,
                 fixed_bytes=fixed_bytes,
-                sent_s=self._sent_s() if is_end else 0.0,
+                sent_forward_s=self.ground.turns.sent_forward_s if is_end else 0.0,
+                sent_backward_s=self.ground.turns.sent_backward_s if is_end else 0.0,
             )
             self.known[key] = laid_block(self.ground, self.structures[place], around, [{}])
         return self.known[key]
@@ -162,9 +163,6 @@ class _Builder:
     def is_kept_after(self, place: int, *, is_last: bool) -> bool:
         """Whether the result of a block is kept where it lies by who reads it."""
         return next_keeps_entry(self.structures, place) and not is_last
-
-    def _sent_s(self) -> float:
-        return self.ground.turns.sent_forward_s + self.ground.turns.sent_backward_s
 
     def cut(self, part: Part, place: int, *, is_first: bool, is_last: bool) -> Part:
         """A part whose entry or result crosses a cut."""

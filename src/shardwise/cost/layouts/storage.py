@@ -101,7 +101,7 @@ def used_beside(ground: Ground, moved: Brought, forward_s: Any, backward_s: Any)
     profile = ground.profile
     is_sharded = moved.gather_s > 0.0
     half_s = backward_s / 2.0
-    columns.blocked(ground.beside(moved.gather_s, forward_s, profile.shard_overlap)[0])
+    columns.forward(ground.beside(moved.gather_s, forward_s, profile.shard_overlap)[0])
     columns.hidden_backward(*ground.beside(moved.gather_s, half_s, profile.shard_overlap))
     scattered_s = np.where(is_sharded, moved.sync_s, 0.0)
     columns.hidden_backward(*ground.beside(scattered_s, half_s, profile.shard_overlap))
@@ -115,7 +115,8 @@ def used_by_all(ground: Ground, moved: Brought, readers: int) -> Columns:
     and of its one gradient, which may hide."""
     columns = Columns(peak_bytes=moved.used_bytes)
     profile = ground.profile
-    columns.blocked(2.0 * readers * moved.gather_s)
+    columns.forward(readers * moved.gather_s)
+    columns.blocked(readers * moved.gather_s)
     columns.once(moved.update_s)
     overlap = np.where(moved.gather_s > 0.0, profile.shard_overlap, profile.data_overlap)
     columns.summed_gradients(moved.sync_s, overlap)
@@ -133,7 +134,8 @@ def used_by_one(
         value_bytes=recipe.weight_bytes, gradient_bytes=recipe.gradient_bytes,
     )  # fmt: skip
     columns = Columns()
-    columns.blocked(2.0 * edge.forward_s + edge.backward_s)
+    columns.forward(edge.forward_s)
+    columns.blocked(edge.forward_s + edge.backward_s)
     copy = edge.end_bytes * (1.0 + recipe.gradient_bytes / recipe.weight_bytes)
     columns.peak_bytes = np.where(edge.is_same, 0.0, working_bytes[None] + copy)
     return columns

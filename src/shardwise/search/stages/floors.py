@@ -55,16 +55,3 @@ class CrudeFloors:
             for floor in self.pieces.open_floors(stage, first, end):
                 whole_s[:, stage] = np.maximum(whole_s[:, stage], floor.below(limits))
         return path_floor(self.setting, cuts, passes_s, whole_s, passes_s[:, 0])
-
-
-def fine_floor(pieces: Pieces, cuts: Cuts) -> tuple[Values, Values]:
-    """The staircase (seconds, bytes ascending) below which no layout of a partition is, from its tracked
-    stages."""
-    spans = pieces.setting.spans(cuts)
-    own = [pieces.piece(stage, first, end) for stage, (first, end) in enumerate(spans)]
-    limits = np.unique(np.concatenate([piece.nbytes for piece in own]))
-    passes_s = np.column_stack([piece.passes.at(limits) for piece in own])
-    whole_s = np.column_stack([piece.whole.at(limits) for piece in own])
-    seconds = path_floor(pieces.setting, cuts, passes_s, whole_s, own[0].once.at(limits))
-    some = np.isfinite(seconds)
-    return seconds[some], limits[some]

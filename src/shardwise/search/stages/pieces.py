@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from math import gcd
 
 import numpy as np
 import numpy.typing as npt
@@ -11,8 +11,10 @@ import numpy.typing as npt
 from shardwise.cost import Turns
 from shardwise.frontier import Chain
 from shardwise.graph import GraphLayout
+from shardwise.search.stages.paths import Weights
 from shardwise.search.stages.setting import Setting
 from shardwise.search.tracking import Tracked, tracked
+from shardwise.search.tracking.solution import Solution
 
 Values = npt.NDArray[np.float64]
 
@@ -45,35 +47,79 @@ class Floor:
         return np.where(places > 0, self.seconds[np.maximum(places - 1, 0)], np.inf)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Piece:
-    """A stage with layouts that were found, and their `prices` (n, 4): seconds of a micro-batch forward and
+    """A stage, its `layouts` that were found, and their `prices` (n, 4): seconds of a micro-batch forward and
     backward, seconds at the end of the step, and bytes.
 
-    No layout takes less than the floors: `whole` of busy seconds in the step, `passes` of those of a
-    micro-batch, `once` of the latter with the end of the step.
+    Each sum of these seconds that was asked for was tracked, and has a floor that no layout is below.
     """
 
-    layouts: tuple[GraphLayout, ...]
-    prices: Values
-    microbatches: int
-    whole: Floor
-    passes: Floor
-    once: Floor
+    pieces: Pieces
+    stage: int
+    first: int
+    end: int
+    layouts: list[GraphLayout] = field(default_factory=list)
+    prices: Values = field(default_factory=lambda: np.empty((0, 4)))
+    _floors: dict[Weights, Floor] = field(default_factory=dict)
+    _known: set[Solution] = field(default_factory=set)
 
-    @cached_property
+    @property
     def nbytes(self) -> Values:
         """Where floors step, and what layouts take."""
-        floors = (self.whole.nbytes, self.passes.nbytes, self.once.nbytes)
-        return np.unique(np.concatenate([*floors, self.prices[:, 3]]))
+        return np.unique(
+            np.concatenate([*(floor.nbytes for floor in self._floors.values()), self.prices[:, 3]])
+        )
 
-    def picks(self, limits: Values, microbatches: float) -> npt.NDArray[np.intp]:
-        """For each limit (n) of bytes the layout within it that is soonest done with so many micro-batches
-        and the end of the step; -1 where there is none."""
-        seconds = microbatches * self.prices[:, :2].sum(axis=1) + self.prices[:, 2]
+    def knows(self, weights: Weights) -> bool:
+        """Whether the floor of a sum has been tracked."""
+        return _reduced(weights) in self._floors
+
+    def floor_s(self, weights: Weights, limits: Values) -> Values:
+        """Seconds (n) that such a sum takes at least in layouts of at most `limits` (n) bytes."""
+        if not any(weights):
+            return np.zeros(len(limits))
+        own = _reduced(weights)
+        if own not in self._floors:
+            self._floors[own] = self._tracked(own)
+        return self._floors[own].at(limits) * (max(weights) // max(own))
+
+    def picks(self, limits: Values, weights: Weights) -> npt.NDArray[np.intp]:
+        """For each limit (n) of bytes the layout within it with the least sum; -1 where there is none."""
+        seconds = self.prices[:, :3] @ np.array(weights, dtype=np.float64)
         fits = self.prices[None, :, 3] <= limits[:, None]
         best = np.where(fits, seconds[None], np.inf)
         return np.where(fits.any(axis=1), best.argmin(axis=1), -1)
+
+    def _tracked(self, weights: Weights) -> Floor:
+        """The floor of a sum; the layouts that are found on the way are taken over."""
+        forwards, backwards, ends = weights
+        setting = self.pieces.setting
+        turns = replace(
+            setting.turns(self.stage, self.first, self.end),
+            microbatches=backwards, more_forwards=forwards - backwards, steps=ends,
+        )  # fmt: skip
+        laid = setting.laid(self.first, self.end, turns)
+        found = self.pieces.track(laid.chains[0])
+        # All sums have the same choices.
+        fresh = [
+            (solution, laid.layout(solution, case))
+            for case, solution in found.solutions
+            if solution not in self._known
+        ]
+        self._known |= {solution for solution, _ in fresh}
+        self.layouts += [layout for _, layout in fresh]
+        prices = [setting.price(self.stage, self.first, self.end, layout) for _, layout in fresh]
+        rows = [[p.forward_s, p.backward_s, p.end_s, p.memory_bytes] for p in prices]
+        self.prices = np.concatenate([self.prices, np.array(rows).reshape(-1, 4)])
+        return Floor.of(found)
+
+
+def _reduced(weights: Weights) -> Weights:
+    """The least sum that these are a multiple of."""
+    forwards, backwards, ends = weights
+    shared = gcd(*weights) or 1
+    return forwards // shared, backwards // shared, ends // shared
 
 
 @dataclass(eq=False)
@@ -91,11 +137,11 @@ class Pieces:
     _open: dict[tuple[int, tuple[int, ...]], Floor] = field(default_factory=dict)
 
     def piece(self, stage: int, first: int, end: int) -> Piece:
-        """A stage, tracked."""
+        """A stage; those that are alike are one."""
         blocks = self.setting.blocks
         key = (stage, blocks[first:end], first > 0, blocks[end] if end < len(blocks) else None)
         if key not in self._pieces:
-            self._pieces[key] = self._piece(stage, first, end)
+            self._pieces[key] = Piece(self, stage, first, end)
         return self._pieces[key]
 
     def open_floor(self, stage: int, first: int, end: int) -> Floor:
@@ -104,13 +150,13 @@ class Pieces:
         key = (stage, self.setting.blocks[first:end])
         if key not in self._open:
             laid = self.setting.opened(first, end, self.setting.turns(stage, first, end))
-            self._open[key] = Floor.of(self._track(laid.chains[0]))
+            self._open[key] = Floor.of(self.track(laid.chains[0]))
         return self._open[key]
 
     def least_passes_s(self, place: int) -> float:
         """Seconds that a micro-batch's passes through a block take at least, whatever its neighbours do."""
         laid = self.setting.opened(place, place + 1, Turns(microbatches=1, steps=0))
-        return float(Floor.of(self._track(laid.chains[0])).seconds.min())
+        return float(Floor.of(self.track(laid.chains[0])).seconds.min())
 
     def open_floors(self, stage: int, first: int, end: int) -> list[Floor]:
         """The open floors known so far that hold for a stage."""
@@ -119,26 +165,8 @@ class Pieces:
             floor for (number, blocks), floor in self._open.items() if number == stage and _has(own, blocks)
         ]
 
-    def _piece(self, stage: int, first: int, end: int) -> Piece:
-        turns = self.setting.turns(stage, first, end)
-        layouts: list[GraphLayout] = []
-        floors: list[Floor] = []
-        for each in (turns, replace(turns, microbatches=1, steps=0), replace(turns, microbatches=1)):
-            laid = self.setting.laid(first, end, each)
-            found = self._track(laid.chains[0])
-            layouts += [laid.layout(solution, case) for case, solution in found.solutions]
-            floors.append(Floor.of(found))
-        prices = [self.setting.price(stage, first, end, layout) for layout in layouts]
-        return Piece(
-            layouts=tuple(layouts),
-            prices=np.array([[p.forward_s, p.backward_s, p.end_s, p.memory_bytes] for p in prices]),
-            microbatches=turns.microbatches,
-            whole=floors[0],
-            passes=floors[1],
-            once=floors[2],
-        )
-
-    def _track(self, chain: Chain) -> Tracked:
+    def track(self, chain: Chain) -> Tracked:
+        """The frontier of a chain, as closely as stages are tracked."""
         found = tracked([chain], epsilon=self.epsilon, most_labels=self.most_labels)
         self.labels += sum(effort.labels for effort in found.efforts)
         self.weights += sum(effort.weights for effort in found.efforts)

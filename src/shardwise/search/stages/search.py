@@ -13,9 +13,9 @@ import numpy.typing as npt
 
 from shardwise.errors import ConfigError
 from shardwise.frontier import reduce
-from shardwise.graph import GraphLayout
-from shardwise.search.stages.floors import CrudeFloors, fine_floor
-from shardwise.search.stages.pieces import Piece, Pieces
+from shardwise.search.stages.floors import CrudeFloors
+from shardwise.search.stages.partition import ROUNDING, Partition, Staged
+from shardwise.search.stages.pieces import Pieces
 from shardwise.search.stages.setting import Cuts, Setting
 
 Values = npt.NDArray[np.float64]
@@ -23,25 +23,11 @@ Values = npt.NDArray[np.float64]
 MOST_PARTITIONS = 50_000
 """Ways to cut a graph that are held in order."""
 
+MOST_PATHS = 16
+"""Paths through a schedule that are counted for one partition."""
+
 PIECE_SHARE = 0.5
 """Of an epsilon, the part for stages; the rest is for what bounds of whole pipelines leave."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Staged:
-    """A pipeline that was evaluated: seconds, bytes on the rank with most, and where its layouts are."""
-
-    setting: Setting
-    cuts: Cuts
-    pieces: tuple[Piece, ...]
-    picks: tuple[int, ...]
-    time_s: float
-    memory_bytes: float
-
-    @property
-    def layouts(self) -> tuple[GraphLayout, ...]:
-        """The layout of each stage."""
-        return tuple(piece.layouts[pick] for piece, pick in zip(self.pieces, self.picks, strict=True))
 
 
 @dataclass(slots=True, eq=False)
@@ -73,16 +59,33 @@ def staged(
     found = StagedFound(epsilon=epsilon)
     every = [Pieces(setting, epsilon * PIECE_SHARE, most_labels) for setting in settings]
     floors: list[tuple[Values, Values]] = []
-    for pieces in every:
-        crude = CrudeFloors(pieces)
-        for cuts in _in_order(crude):
-            found.partitions += 1
-            if not _is_matched(found, crude, cuts):
-                found.add(_evaluated(pieces, cuts))
+    crudes = [CrudeFloors(pieces) for pieces in every]
+    waiting = [(crude, cuts) for crude in crudes for cuts in _in_order(crude)]
+    found.partitions = len(waiting)
+    while waiting:
+        cut: list[tuple[float, CrudeFloors, Cuts]] = []
+        for crude, cuts in waiting:
+            if _is_matched(found, crude, cuts):
+                cut.append((found.epsilon, crude, cuts))
+            else:
+                floors.append(_settled(found, Partition.of(crude.pieces, cuts), epsilon))
                 found.evaluated += 1
-                floors.append(fine_floor(pieces, cuts))
                 found.epsilon = max(epsilon, *(_left(found, *floor) for floor in floors))
+        # What was cut while less was known is held against what is known now.
+        waiting = [(crude, cuts) for used, crude, cuts in cut if used > found.epsilon]
     return found, every
+
+
+def _settled(found: StagedFound, partition: Partition, epsilon: float) -> tuple[Values, Values]:
+    """The floor of a partition whose pipelines are found: path by path, until these match it."""
+    for _ in range(MOST_PATHS):
+        floor = partition.floor()
+        found.add(partition.evaluate())
+        seconds, nbytes = floor
+        apart = _apart(found, seconds, nbytes)
+        if not len(apart) or apart.max() <= epsilon or not partition.next_path(nbytes[apart.argmax()]):
+            break
+    return floor
 
 
 def _in_order(crude: CrudeFloors) -> list[Cuts]:
@@ -103,7 +106,7 @@ def _is_matched(found: StagedFound, crude: CrudeFloors, cuts: Cuts) -> bool:
     tracked amid others, one after the other."""
     if not found.points:
         return False
-    figures, factor = found.figures, 1.0 + found.epsilon
+    figures, factor = found.figures, 1.0 + max(found.epsilon, ROUNDING)
     # Between two points' bytes the slower one is the fastest that there is.
     rising = figures[np.argsort(figures[:, 1])]
     limits = np.append(rising[:, 1] / factor, np.inf)
@@ -123,32 +126,14 @@ def _is_matched(found: StagedFound, crude: CrudeFloors, cuts: Cuts) -> bool:
     return False
 
 
-def _evaluated(pieces: Pieces, cuts: Cuts) -> list[Staged]:
-    """Pipelines of a partition: within any limit of bytes the layouts of its stages that are soonest done, by
-    the schedule's evaluator."""
-    setting = pieces.setting
-    spans = setting.spans(cuts)
-    own = tuple(pieces.piece(stage, first, end) for stage, (first, end) in enumerate(spans))
-    limits = np.unique(np.concatenate([piece.prices[:, 3] for piece in own]))
-    rows = [
-        np.column_stack([piece.picks(limits, count) for piece in own])
-        for count in (float(setting.microbatches), 1.0)
-    ]
-    picks = np.unique(np.concatenate(rows), axis=0)
-    picks = picks[(picks >= 0).all(axis=1)]
-    prices = np.stack([piece.prices[picks[:, stage]] for stage, piece in enumerate(own)], axis=1)
-    time_s = setting.step_s(cuts, prices[..., 0], prices[..., 1], prices[..., 2])
-    nbytes = prices[..., 3].max(axis=1)
-    return [
-        Staged(setting, cuts, own, tuple(pick), float(time), float(taken))
-        for pick, time, taken in zip(picks.tolist(), time_s, nbytes, strict=True)
-    ]
-
-
 def _left(found: StagedFound, seconds: Values, nbytes: Values) -> float:
     """The least epsilon with which points match all above a staircase."""
-    if not len(seconds):
-        return 0.0
+    return float(_apart(found, seconds, nbytes).max(initial=0.0))
+
+
+def _apart(found: StagedFound, seconds: Values, nbytes: Values) -> Values:
+    """The same for each step (n) of the staircase."""
     figures = found.figures
     ratios = np.maximum(figures[None, :, 0] / seconds[:, None], figures[None, :, 1] / nbytes[:, None])
-    return float(max(ratios.min(axis=1).max() - 1.0, 0.0))
+    left = ratios.min(axis=1) - 1.0
+    return np.where(left > ROUNDING, left, 0.0)

@@ -91,7 +91,10 @@ class Setting:
     def step_s(self, cuts: Cuts, forward_s: Values, backward_s: Values, end_s: Values) -> Values:
         """Seconds (n) of the step by the schedule's evaluator: of pipelines whose stages take so long (n,
         stages) for each pass of a micro-batch, and at the end of the step."""
-        hops_s = self.hops_s(cuts)
+        return self.makespan_s(forward_s, backward_s, end_s, self.hops_s(cuts))
+
+    def makespan_s(self, forward_s: Values, backward_s: Values, end_s: Values, hops_s: Values) -> Values:
+        """The same with so many seconds of a message across each cut, one for all or (n, stages - 1)."""
         durations = Durations.of(
             stages=self.stages, batch=len(forward_s), forward_s=forward_s, backward_s=backward_s,
             reduce_s=end_s, hop_forward_s=hops_s, hop_backward_s=hops_s,
