@@ -3,8 +3,8 @@
 `python -m benchmarks.emulated [CLUSTER ...] [--repeats N] [--base FILE] [--out FILE]` calibrates one device
 at the share of a core that all devices get (FILE keeps it for the next time), then for each cluster its
 links; prices the plans below, runs them in turns in one group of processes, and holds their medians against
-the predictions. It fails where a goal is missed or a part is not there, and never skips. Nothing else may
-run meanwhile.
+the predictions. Where the network changes, each plan is priced and measured before and after. It fails where
+a goal is missed or a part is not there, and never skips. Nothing else may run meanwhile.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from typing import Any
 
 from shardwise import search
 from shardwise.accuracy import kendall_tau
-from shardwise.cluster import load_cluster
+from shardwise.cluster import link_graph, load_cluster
 from shardwise.model import model_from_config
 from shardwise.plan import write_plan
 from shardwise.strategy import Job, complete, parse_fields, read_calibration
@@ -35,25 +35,36 @@ SHARE = 0.4
 
 REPEATS = 10
 MODEL = {"layers": 4, "hidden": 256, "ffn": 1024, "heads": 4, "vocab": 512, "seq_len": 256}
-BATCH = 16
+BATCH = 8
+
+EPOCH_S = 180.0
+"""How long a changing network keeps a bandwidth."""
 
 FOUR = (
-    "dp=4,micro_batch_size=4",
+    "dp=4,micro_batch_size=2",
+    "dp=4,micro_batch_size=1,zero_stage=1",
     "pp=4,micro_batch_size=2",
     "pp=4,micro_batch_size=1",
-    "pp=2,dp=2,micro_batch_size=2",
-    "pp=2,dp=2,micro_batch_size=4,schedule=gpipe",
+    "pp=2,dp=2,micro_batch_size=1",
+    "pp=2,dp=2,micro_batch_size=2,schedule=gpipe",
+    "pp=2,dp=2,micro_batch_size=1,recompute=full",
     "tp=2,dp=2,micro_batch_size=4,sequence_parallel=false",
 )
 PAIRS = (*FOUR, "tp=2,pp=2,micro_batch_size=4,sequence_parallel=false")
 TWO = (
-    "dp=2,micro_batch_size=4",
-    "dp=2,micro_batch_size=8,recompute=full",
-    "tp=2,micro_batch_size=8",
-    "tp=2,micro_batch_size=8,sequence_parallel=false",
-    "pp=2,micro_batch_size=4",
+    "dp=2,micro_batch_size=2",
+    "dp=2,micro_batch_size=4,recompute=full",
+    "dp=2,micro_batch_size=4,zero_stage=1",
+    "tp=2,micro_batch_size=4",
+    "tp=2,micro_batch_size=4,sequence_parallel=false",
     "pp=2,micro_batch_size=2",
     "pp=2,micro_batch_size=1",
+)
+CHANGING = (
+    "dp=2,micro_batch_size=4",
+    "dp=2,micro_batch_size=4,zero_stage=1",
+    "pp=2,micro_batch_size=1",
+    "pp=2,micro_batch_size=2,recompute=full",
 )
 
 GOALS = {"mean_accuracy": 0.94, "worst_accuracy": 0.85, "regret": 0.03, "kendall_tau": 0.85}
@@ -62,10 +73,17 @@ GOALS = {"mean_accuracy": 0.94, "worst_accuracy": 0.85, "regret": 0.03, "kendall
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A cluster file and the plans that run on it."""
+    """What a cluster's file says and the plans that run on it; `then` is what the file says from EPOCH_S on,
+    where the network changes while they run."""
 
-    nodes: str
+    cluster: str
     plans: tuple[str, ...]
+    then: str | None = None
+
+    @property
+    def clusters(self) -> tuple[str, ...]:
+        """What the file says, one epoch after another."""
+        return (self.cluster,) if self.then is None else (self.cluster, self.then)
 
 
 def _host(rate: str, *, count: int = 1, devices: int = 1, speed: float = 1.0) -> str:
@@ -73,12 +91,21 @@ def _host(rate: str, *, count: int = 1, devices: int = 1, speed: float = 1.0) ->
     return f"- {{device: cpu, count: {count}, devices: {devices}, speed: {speed}, {card}}}\n"
 
 
+SITES = """tiers:
+- {name: host, span: node, bandwidth: 3GB/s, latency: 20us}
+- {name: site, span: 2, latency: 100us}
+- {name: between sites, latency: 100us, oversubscription: 2}
+"""
+
+
 SETTINGS: Mapping[str, Setting] = {
     "uniform": Setting(_host("200Mb/s", count=4), FOUR),
     "two hosts": Setting(_host("200Mb/s", count=2), TWO),
-    "slow network": Setting(_host("50Mb/s", count=2, devices=2), PAIRS),
-    "mixed shares": Setting(_host("200Mb/s") + _host("200Mb/s", speed=0.75), TWO),
+    "slow network": Setting(_host("100Mb/s", count=2), TWO),
+    "two sites": Setting(_host("200Mb/s", count=4) + SITES, FOUR),
     "fast pairs": Setting(_host("100Mb/s", count=2, devices=2), PAIRS),
+    "mixed shares": Setting(_host("200Mb/s") + _host("200Mb/s", speed=0.75), TWO),
+    "changing": Setting(_host("200Mb/s", count=2), CHANGING, then=_host("100Mb/s", count=2)),
 }
 
 
@@ -107,31 +134,55 @@ def missed(figures: Mapping[str, float]) -> Iterator[str]:
 
 
 def measure(name: str, setting: Setting, base: Path, folder: Path, repeats: int) -> list[dict[str, Any]]:
-    """Calibrate the links of a cluster, price its plans and run them: a row for each."""
-    cluster, calibration, steps = folder / "cluster.yaml", folder / "links.yaml", folder / "steps.json"
-    cluster.write_text(f"name: {name}\nnodes:\n{setting.nodes}")
-    _emulate(cluster, "-m", "shardwise", "calibrate", "--from", base, "--links", "--cluster", cluster,
+    """Calibrate the links of a cluster, price its plans and run them: a row for each, and for each epoch."""
+    calibration, steps = folder / "links.yaml", folder / "steps.json"
+    files = [folder / f"cluster-{epoch}.yaml" for epoch in range(len(setting.clusters))]
+    for file, said in zip(files, setting.clusters, strict=True):
+        file.write_text(f"name: {name}\nnodes:\n{said}")
+    _emulate(files[0], "-m", "shardwise", "calibrate", "--from", base, "--links", "--cluster", files[0],
              "--out", calibration)  # fmt: skip
-    paths, predicted = [], []
-    for number, text in enumerate(setting.plans):
-        paths.append(str(folder / f"plan-{number}.yaml"))
-        predicted.append(_save_plan(text, str(cluster), str(calibration), paths[-1]))
-    _emulate(cluster, "-m", "benchmarks.emulated_steps", steps, repeats, *paths)
+    paths = [folder / f"plan-{number}.yaml" for number in range(len(setting.plans))]
+    predicted = [
+        [_save_plan(text, file, calibration, path) for text, path in zip(setting.plans, paths, strict=True)]
+        for file in reversed(files)  # the first epoch last: its plans are the ones that stay
+    ]
+    options: list[object] = []
+    if setting.then is not None:
+        events = folder / "events.jsonl"
+        events.write_text(events_between(*files))
+        options = ["--events", events]
+    _emulate(files[0], "-m", "benchmarks.emulated_steps", steps, repeats, EPOCH_S, len(files), *paths,
+             options=options)  # fmt: skip
     rows = []
-    for text, time_s, measured in zip(setting.plans, predicted, json.loads(steps.read_text()), strict=True):
-        rows.append({"cluster": name, "plan": text, "predicted_s": time_s, **measured})
+    for epoch, (times_s, found) in enumerate(
+        zip(reversed(predicted), json.loads(steps.read_text()), strict=True)
+    ):
+        for text, time_s, measured in zip(setting.plans, times_s, found, strict=True):
+            rows.append({"cluster": name, "epoch": epoch, "plan": text, "predicted_s": time_s, **measured})
     return rows
 
 
-def _emulate(cluster: Path | str, *words: object) -> None:
-    command = [sys.executable, "-m", "shardwise", "emulate", "--cpu-share", str(SHARE), str(cluster), "--"]
-    subprocess.run([*command, sys.executable, *map(str, words)], check=True, stdout=subprocess.DEVNULL)
+def events_between(before: Path, after: Path) -> str:
+    """The trace in which links of one cluster's file get the bandwidths of another's after an epoch."""
+    start, end = (load_cluster(str(file)) for file in (before, after))
+    lines: list[dict[str, object]] = [{"schema": "shardwise.events", "version": 1, "nodes": len(start.nodes)}]
+    for old, new in zip(link_graph(start), link_graph(end), strict=True):
+        if new.capacity != old.capacity:
+            rate = new.capacity.at(0.0)
+            lines.append({"time_s": EPOCH_S, "kind": "link", "link": old.name, "bytes_per_s": rate})
+    return "".join(json.dumps(line) + "\n" for line in lines)
 
 
-def _save_plan(text: str, cluster_file: str, calibration_file: str, path: str) -> float:
+def _emulate(cluster: Path | str, *words: object, options: Sequence[object] = ()) -> None:
+    command = [sys.executable, "-m", "shardwise", "emulate", "--cpu-share", str(SHARE), *map(str, options)]
+    command += [str(cluster), "--", sys.executable, *map(str, words)]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+
+
+def _save_plan(text: str, cluster_file: Path, calibration_file: Path, path: Path) -> float:
     """Write the plan of a strategy, priced by the calibration; its predicted seconds."""
-    calibration = read_calibration(calibration_file)
-    cluster = load_cluster(cluster_file, measured=calibration.devices)
+    calibration = read_calibration(str(calibration_file))
+    cluster = load_cluster(str(cluster_file), measured=calibration.devices)
     model = model_from_config(MODEL, name="accuracy")
     job = Job(seq_len=MODEL["seq_len"], global_batch_size=BATCH, dtype="fp32")
     if calibration.profile is not None:
@@ -141,7 +192,7 @@ def _save_plan(text: str, cluster_file: str, calibration_file: str, path: str) -
         global_batch_size=BATCH,
     )  # fmt: skip
     plan = search.plan_of_strategy(model, cluster, job, strategy)
-    write_plan(path, plan)
+    write_plan(str(path), plan)
     return plan.best.step_time_s
 
 
@@ -163,8 +214,11 @@ def main() -> int:
             own.mkdir()
             of = measure(name, SETTINGS[name], base, own, asked.repeats)
             rows += of
-            clusters[name] = judged(of)
-            _tell(name, of, clusters[name])
+            for epoch in range(len(SETTINGS[name].clusters)):
+                part = [row for row in of if row["epoch"] == epoch]
+                called = name if epoch == 0 else f"{name}, then"
+                clusters[called] = judged(part)
+                _tell(called, part, clusters[called])
     overall = judged_together(rows, clusters)
     print("all           " + ", ".join(f"{key} {value:.3f}" for key, value in overall.items()))
     if asked.out is not None:

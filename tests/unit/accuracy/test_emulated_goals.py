@@ -5,12 +5,27 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from benchmarks.emulated import BATCH, GOALS, MODEL, SETTINGS, accuracy_of, judged, missed
+from benchmarks.emulated import (
+    BATCH,
+    EPOCH_S,
+    GOALS,
+    MODEL,
+    SETTINGS,
+    SHARE,
+    accuracy_of,
+    events_between,
+    judged,
+    missed,
+)
 
 from shardwise import search
-from shardwise.cluster import load_cluster
+from shardwise.cluster import link_graph, load_cluster, load_events
+from shardwise.emulate.changes import changes_of
 from shardwise.model import model_from_config
 from shardwise.strategy import Job, complete, parse_fields
+
+CORES = 2
+"""Of the machine that the settings are made for."""
 
 
 def rows(*pairs: tuple[float, float]) -> list[dict[str, float]]:
@@ -40,14 +55,37 @@ def test_every_goal_can_be_missed() -> None:
 @pytest.mark.parametrize("name", SETTINGS)
 def test_the_plans_of_a_setting_are_legal_on_its_cluster(name: str, tmp_path: Path) -> None:
     setting = SETTINGS[name]
-    (tmp_path / "c.yaml").write_text(f"name: {name}\nnodes:\n{setting.nodes}")
-    cluster = load_cluster(str(tmp_path / "c.yaml"))
     model = model_from_config(MODEL, name="accuracy")
     job = Job(seq_len=MODEL["seq_len"], global_batch_size=BATCH, dtype="fp32")
-    assert len(setting.plans) == len(set(setting.plans)) >= 6
-    for text in setting.plans:
-        strategy = complete(
-            parse_fields(text), devices=cluster.devices, layers=model.layers, experts=None,
-            global_batch_size=BATCH,
-        )  # fmt: skip
-        assert search.evaluate(model, cluster, job, strategy).step_time_s > 0.0, text
+    assert len(setting.plans) == len(set(setting.plans)) >= 4
+    for said in setting.clusters:
+        (tmp_path / "c.yaml").write_text(f"name: {name}\nnodes:\n{said}")
+        cluster = load_cluster(str(tmp_path / "c.yaml"))
+        assert SHARE * sum(node.speed * node.devices for node in cluster.nodes) <= 0.8 * CORES
+        assert all(link.capacity.at(0.0) <= 25e6 for link in link_graph(cluster) if link.name[0] in "ns")
+        for text in setting.plans:
+            strategy = complete(
+                parse_fields(text), devices=cluster.devices, layers=model.layers, experts=None,
+                global_batch_size=BATCH,
+            )  # fmt: skip
+            assert search.evaluate(model, cluster, job, strategy).step_time_s > 0.0, text
+
+
+def test_there_are_as_many_as_are_asked_for() -> None:
+    assert len(SETTINGS) >= 5
+    assert sum(len(setting.plans) * len(setting.clusters) for setting in SETTINGS.values()) >= 40
+
+
+def test_a_network_changes_after_an_epoch(tmp_path: Path) -> None:
+    changing = [setting for setting in SETTINGS.values() if setting.then is not None]
+    assert changing
+    for setting in changing:
+        files = [tmp_path / "before.yaml", tmp_path / "after.yaml"]
+        for file, said in zip(files, setting.clusters, strict=True):
+            file.write_text(f"name: changing\nnodes:\n{said}")
+        (tmp_path / "events.jsonl").write_text(events_between(*files))
+        trace, _ = load_events(str(tmp_path / "events.jsonl"))
+        after = {link.name: link.capacity.at(0.0) for link in link_graph(load_cluster(str(files[1])))}
+        changes = changes_of(trace, load_cluster(str(files[0])))
+        assert len(changes) == 4  # each host's link, both ways
+        assert all(each.time_s == EPOCH_S and each.value == after[str(each.link)] for each in changes)
