@@ -163,11 +163,13 @@ def measure(name: str, setting: Setting, base: Path, folder: Path, repeats: int)
 
 
 def events_between(before: Path, after: Path) -> str:
-    """The trace in which links of one cluster's file get the bandwidths of another's after an epoch."""
+    """The trace in which network links of one cluster's file get the bandwidths of another's after an
+    epoch."""
     start, end = (load_cluster(str(file)) for file in (before, after))
     lines: list[dict[str, object]] = [{"schema": "shardwise.events", "version": 1, "nodes": len(start.nodes)}]
     for old, new in zip(link_graph(start), link_graph(end), strict=True):
-        if new.capacity != old.capacity:
+        is_network = {old.source[0], old.target[0]} <= {"n", "s"}
+        if is_network and new.capacity != old.capacity:
             rate = new.capacity.at(0.0)
             lines.append({"time_s": EPOCH_S, "kind": "link", "link": old.name, "bytes_per_s": rate})
     return "".join(json.dumps(line) + "\n" for line in lines)

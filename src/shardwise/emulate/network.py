@@ -16,8 +16,8 @@ from shardwise.emulate.system import run, try_all
 from shardwise.errors import ConfigError
 
 _NAME = re.compile(r"sw(\d+)-\w+")
-_BURST_BYTES = 65_536
-_BURST_S = 0.004
+_BURST_BYTES = 32_768
+_BURST_S = 0.001
 """What a bucket holds: at high rates as much as passes between two looks of the kernel's clock."""
 
 
