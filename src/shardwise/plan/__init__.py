@@ -39,6 +39,14 @@ from shardwise.plan.record import (
 )
 from shardwise.plan.store import Files, SystemFiles, check_writable, write_file
 from shardwise.plan.uneven import UnevenAnswer, UnevenResult
+from shardwise.plan.uneven_plan import (
+    UNEVEN_PLAN_SCHEMA,
+    UnevenFile,
+    is_uneven_plan,
+    read_uneven_plan,
+    uneven_plan_document,
+    write_uneven_plan,
+)
 
 __all__ = [
     "GOODPUT_FROM_DEVICES",
@@ -47,6 +55,7 @@ __all__ = [
     "PROVEN_GAP",
     "SCHEMA",
     "TRACE_POLICIES",
+    "UNEVEN_PLAN_SCHEMA",
     "VERSION",
     "Answer",
     "Certificate",
@@ -69,6 +78,7 @@ __all__ = [
     "Stage",
     "SystemFiles",
     "UnevenAnswer",
+    "UnevenFile",
     "UnevenResult",
     "Value",
     "certificate_document",
@@ -78,15 +88,19 @@ __all__ = [
     "goodput_of",
     "graph_plan_document",
     "is_graph_plan",
+    "is_uneven_plan",
     "layout_document",
     "plan_document",
     "plan_of",
     "read_graph_plan",
     "read_plan",
+    "read_uneven_plan",
     "result_document",
+    "uneven_plan_document",
     "usd_per_billion_tokens",
     "usd_per_step",
     "write_file",
     "write_graph_plan",
     "write_plan",
+    "write_uneven_plan",
 ]

@@ -75,13 +75,13 @@ def _plan(fields: Fields, path: str) -> Plan:
         fields.any(name)
     plan = Plan(
         objective=fields.choice("objective", OBJECTIVES),
-        model=_model(fields.mapping("model")),
-        job=_job(fields.mapping("job")),
+        model=read_model(fields.mapping("model")),
+        job=read_job(fields.mapping("job")),
         best=_result(fields.mapping("best")),
         runners_up=tuple(_runner_up(item) for item in fields.mappings("runners_up")),
-        certificate=_certificate(fields.mapping("certificate")),
+        certificate=read_certificate(fields.mapping("certificate")),
         schedule=_schedule(fields.mapping("schedule")),
-        cluster=_cluster(fields, path),
+        cluster=read_cluster(fields, path),
         for_trace=read_for_trace(fields.mapping("for_trace")) if "for_trace" in fields.names else None,
     )
     fields.finish()
@@ -89,7 +89,7 @@ def _plan(fields: Fields, path: str) -> Plan:
     return plan
 
 
-def _model(fields: Fields) -> Model:
+def read_model(fields: Fields) -> Model:
     config, name = fields.any("config"), fields.text("name")
     if not isinstance(config, Mapping):
         raise fields.error(
@@ -108,7 +108,7 @@ def _model(fields: Fields) -> Model:
     return model
 
 
-def _cluster(fields: Fields, path: str) -> Cluster:
+def read_cluster(fields: Fields, path: str) -> Cluster:
     record = fields.any("cluster")
     if not isinstance(record, Mapping):
         raise fields.error("cluster", "is not a mapping", found=shown(record), allowed="a cluster record")
@@ -118,7 +118,7 @@ def _cluster(fields: Fields, path: str) -> Cluster:
         raise error.within(file=path, key="cluster") from None
 
 
-def _job(fields: Fields) -> Job:
+def read_job(fields: Fields) -> Job:
     optimizer: Any = fields.choice("optimizer", get_args(Optimizer))
     job = Job(
         seq_len=fields.integer("seq_len", low=1, high=1e9),
@@ -174,15 +174,15 @@ def _result(fields: Fields) -> Result:
         raise fields.error("band_s", "is not a pair of numbers", found=shown(band), allowed="[low, high]")
     result = Result(
         strategy=_strategy(fields.mapping("strategy")),
-        layout=_layout(fields.mapping("layout")),
+        layout=read_layout(fields.mapping("layout")),
         step_time_s=fields.number("step_time_s"),
         band_s=(float(str(band[0])), float(str(band[1]))),
         tokens_per_s_per_device=fields.number("tokens_per_s_per_device"),
         mfu=fields.number("mfu"),
         mfu_full_attention=fields.number("mfu_full_attention"),
-        peak_memory=_peak_memory(fields.mapping("peak_memory_bytes")),
-        breakdown=_parts(fields.mapping("breakdown")),
-        memory=_parts(memory, but=("tightest_rank",)),
+        peak_memory=read_peak_memory(fields.mapping("peak_memory_bytes")),
+        breakdown=read_parts(fields.mapping("breakdown")),
+        memory=read_parts(memory, but=("tightest_rank",)),
         tightest_rank=tightest_rank,
         evaluator=fields.text("evaluator"),
     )
@@ -190,12 +190,12 @@ def _result(fields: Fields) -> Result:
     return result
 
 
-def _parts(fields: Fields, but: tuple[str, ...] = ()) -> dict[str, float]:
+def read_parts(fields: Fields, but: tuple[str, ...] = ()) -> dict[str, float]:
     """Named numbers; the names are the cost model's."""
     return {name: fields.number(name, low=-1e30) for name in fields.names if name not in but}
 
 
-def _peak_memory(fields: Fields) -> PeakMemory:
+def read_peak_memory(fields: Fields) -> PeakMemory:
     peak = PeakMemory(
         allocated=fields.number("allocated"),
         reserved=fields.number("reserved"),
@@ -206,7 +206,7 @@ def _peak_memory(fields: Fields) -> PeakMemory:
     return peak
 
 
-def _layout(fields: Fields) -> Layout:
+def read_layout(fields: Fields) -> Layout:
     pipelines = []
     for pipeline in fields.mappings("pipelines", low=1):
         pipelines.append(
@@ -252,7 +252,7 @@ def _runner_up(fields: Fields) -> RunnerUp:
     return runner_up
 
 
-def _certificate(fields: Fields) -> Certificate:
+def read_certificate(fields: Fields) -> Certificate:
     rejected = fields.mapping("rejected")
     fixed, axes = fields.mapping("fixed", default={}), fields.mapping("axes", default={})
     certificate = Certificate(

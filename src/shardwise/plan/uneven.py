@@ -15,6 +15,8 @@ class UnevenResult:
 
     Of each pipeline of `layout`: its `microbatches`, seconds of its step, and what each stage recomputes.
     `breakdown` (seconds, of the slowest pipeline) sums to the step time. `idle_devices` are left unused.
+    It is priced as one of the `pools` of these names; where it `is_alike`, all pipelines have the same
+    stages, whose replicas meet on the tiers of their own pool.
     """
 
     layout: Layout
@@ -31,6 +33,8 @@ class UnevenResult:
     breakdown: Mapping[str, float]
     tightest_rank: int
     idle_devices: int
+    pools: tuple[str, ...]
+    is_alike: bool
     evaluator: str
 
 

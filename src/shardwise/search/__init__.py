@@ -37,11 +37,13 @@ from shardwise.search.tracking import Tracked, tracked
 from shardwise.search.tree import LedgerBlock
 from shardwise.search.uneven import (
     Limits,
+    PricedAgain,
     UnevenOutcome,
     UnevenPipeline,
     UnevenPlan,
     UnevenSpace,
     plan_pools,
+    priced_again,
     proportional_split,
     search_uneven,
 )
@@ -70,6 +72,7 @@ __all__ = [
     "PipelineFigures",
     "PipelinePrice",
     "Point",
+    "PricedAgain",
     "Progress",
     "Question",
     "Reference",
@@ -105,6 +108,7 @@ __all__ = [
     "plan_pools",
     "points_of",
     "price_of_stages",
+    "priced_again",
     "proportional_split",
     "question_of",
     "read_space",

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import jsonschema
 import pytest
+
+from shardwise.plan import Layout, Pipeline, read_uneven_plan, write_uneven_plan
 
 SCHEMA = Path(__file__).parents[3] / "docs" / "schemas" / "plan-answer.json"
 QUESTION = (
@@ -89,8 +92,64 @@ def test_a_uniform_answer_says_why(run: Any, more: tuple[str, ...], why: str) ->
     assert document["best"]["uniform_step_time_s"] == document["best"]["step_time_s"]
 
 
-def test_a_plan_file_holds_the_best_uniform_strategy_and_says_so(run: Any, tmp_path: Path) -> None:
-    ran = run(*QUESTION, "--save", str(tmp_path / "plan.yaml"))
-    assert ran.code == 0 and "a plan file holds uniform strategies" in ran.err
-    assert "strategy" in ran.out
-    assert run("check", str(tmp_path / "plan.yaml")).code == 0
+@pytest.mark.parametrize("question", [QUESTION, PIPED])
+def test_a_saved_uneven_plan_is_priced_again_alike(
+    run: Any, tmp_path: Path, question: tuple[str, ...]
+) -> None:
+    path = str(tmp_path / "plan.yaml")
+    saved = run(*question, "--save", path)
+    assert saved.code == 0 and f"wrote {path} (sha256:" in saved.err and "uneven" in saved.out
+    checked = run("check", path, "--json")
+    verdict = json.loads(checked.out)
+    assert checked.code == 0 and verdict["ok"]
+    found = {check["name"]: check for check in verdict["checks"]}
+    assert {"hash", "layout", "step time", "device bytes", "fits", "certificate"} <= set(found)
+    assert [name for name, check in found.items() if not check["ok"]] == ["optimal"]
+    assert found["optimal"]["is_open"]
+
+
+@pytest.mark.parametrize(
+    ("change", "wrong"),
+    [
+        (lambda best: replace(best, step_time_s=0.9 * best.step_time_s), "step time"),
+        (
+            lambda best: replace(best, microbatches=(best.microbatches[0] + 1, *best.microbatches[1:])),
+            "layout",
+        ),
+        (lambda best: replace(best, idle_devices=1), "layout"),
+        (
+            lambda best: replace(
+                best, peak_memory=replace(best.peak_memory, device=0.5 * best.peak_memory.device)
+            ),
+            "device bytes",
+        ),
+        (lambda best: replace(best, pipeline_s=(0.5, *best.pipeline_s[1:])), "pipeline 0"),
+        (lambda best: replace(best, layout=moved(best.layout)), "layout"),
+    ],
+)
+def test_a_plan_that_says_what_is_not_is_found_out(run: Any, tmp_path: Path, change: Any, wrong: str) -> None:
+    path = str(tmp_path / "plan.yaml")
+    assert run(*QUESTION, "--save", path).code == 0
+    plan = read_uneven_plan(path)
+    write_uneven_plan(path, replace(plan, best=change(plan.best)))
+    checked = run("check", path, "--json")
+    assert checked.code == 4
+    verdicts = {check["name"]: check["ok"] for check in json.loads(checked.out)["checks"]}
+    assert not verdicts[wrong]
+
+
+def moved(layout: Layout) -> Layout:
+    """The layout with the first stage on ranks of another stage."""
+    first, *others = layout.pipelines
+    stage = replace(first.stages[0], ranks=others[-1].stages[0].ranks)
+    return Layout(pipelines=(Pipeline(stages=(stage, *first.stages[1:])), *others))
+
+
+def test_an_altered_file_is_refused_and_other_commands_say_what_it_is(run: Any, tmp_path: Path) -> None:
+    path = tmp_path / "plan.yaml"
+    assert run(*QUESTION, "--save", str(path)).code == 0
+    other = run("simulate", str(path))
+    assert other.code == 2 and "shardwise.uneven-plan" in other.err
+    path.write_text(path.read_text().replace("micro_batch_size: ", "micro_batch_size: 1", 1))
+    altered = run("check", str(path))
+    assert altered.code == 2 and "the file was changed" in altered.err

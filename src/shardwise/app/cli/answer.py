@@ -21,9 +21,11 @@ from shardwise.plan import (
     Reliability,
     Result,
     UnevenAnswer,
+    UnevenFile,
     goodput_of,
     plan_of,
     write_plan,
+    write_uneven_plan,
 )
 from shardwise.schedule import MAX_ACTIONS, Schedule, generate
 from shardwise.strategy import Job, Strategy, complete, parse_fields
@@ -78,10 +80,10 @@ def planned(
     with progress() as show:
         if target is not None:
             answer = search.plan_for(target, question, planner, progress=show)
-        elif by_pools and save is None:
+        elif by_pools:
             found = search.plan_pools(question, progress=show)
             if isinstance(found, UnevenAnswer):
-                return _uneven_output(found, request, is_json=is_json)
+                return _uneven_output(found, request, save=save, is_json=is_json)
             answer = found
         else:
             answer = planner(question, progress=show)
@@ -89,9 +91,19 @@ def planned(
     return _plan_output(answer, used, request, wanted, save=save, is_json=is_json, reliability=reliability)
 
 
-def _uneven_output(answer: UnevenAnswer, request: Request, *, is_json: bool) -> Output:
-    """The card or document of an uneven plan."""
+def _uneven_output(answer: UnevenAnswer, request: Request, *, save: str | None, is_json: bool) -> Output:
+    """The card or document of an uneven plan; the plan file too."""
     talk, code = _ended(answer.is_interrupted)
+    if save is not None:
+        plan = UnevenFile(
+            model=request.model,
+            cluster=request.cluster,
+            job=request.job,
+            best=answer.best,
+            certificate=answer.certificate,
+            mixed=answer.mixed,
+        )
+        talk.append(f"wrote {save} ({write_uneven_plan(save, plan)})")
     if is_json:
         return Output(document=documents.uneven_answer(answer, request), talk=talk, code=code)
     command = " ".join(("shardwise plan", *question_words(request.options)))
@@ -100,7 +112,7 @@ def _uneven_output(answer: UnevenAnswer, request: Request, *, is_json: bool) -> 
         model=request.model,
         cluster=request.cluster,
         job=request.job,
-        next_commands=(f"{command} --json", f"{command} --save plan.yaml   (the best uniform strategy)"),
+        next_commands=((f"{command} --save plan.yaml",) if save is None else (f"shardwise check {save}",)),
     )
     return Output(lines=lines, talk=talk, code=code)
 
@@ -128,10 +140,6 @@ def _plan_output(
     in_the_way = not_run(answer.best.strategy, used)
     if in_the_way:
         talk.append(f"shardwise: `shardwise train` does not run this plan: {'; '.join(in_the_way)}")
-    if save is not None and answer.mixed is not None:
-        talk.append(
-            "shardwise: a plan file holds uniform strategies; without --save, uneven ones are planned"
-        )
     if save is not None or is_json:
         plan = plan_of(
             answer,

@@ -6,8 +6,9 @@ from dataclasses import asdict
 
 from shardwise.app.cli.graph_checking import check_graph_file
 from shardwise.app.cli.output import Line, Output
+from shardwise.app.cli.uneven_checking import check_uneven_file
 from shardwise.check import PROOF_BUDGET_S, Check, Verdict, check_file
-from shardwise.plan import is_graph_plan
+from shardwise.plan import is_graph_plan, is_uneven_plan
 
 VERSION = 1
 DISAGREES = 4
@@ -19,13 +20,21 @@ _SHOWN = 180
 
 def checked(path: str, *, is_json: bool, proof_budget_s: float = PROOF_BUDGET_S) -> Output:
     """The verdict on the plan file at `path`. ConfigError for a file that is no plan or was altered."""
-    is_of_graph = is_graph_plan(path)
-    verdict = check_graph_file(path) if is_of_graph else check_file(path, proof_budget_s=proof_budget_s)
+    verdict = _verdict(path, proof_budget_s)
     code = 0 if verdict.ok else DISAGREES
     if is_json:
         return Output(document=_document(verdict), talk=_talk(verdict), code=code)
     width = max(len(check.name) for check in verdict.checks)
     return Output(lines=[_line(check, width) for check in verdict.checks], talk=_talk(verdict), code=code)
+
+
+def _verdict(path: str, proof_budget_s: float) -> Verdict:
+    """By what the file says that it is."""
+    if is_graph_plan(path):
+        return check_graph_file(path)
+    if is_uneven_plan(path):
+        return check_uneven_file(path)
+    return check_file(path, proof_budget_s=proof_budget_s)
 
 
 def _line(check: Check, width: int) -> Line:

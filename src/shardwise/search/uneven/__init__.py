@@ -1,5 +1,6 @@
 """Uneven plans of mixed clusters: pipelines whose stages, layers and shares suit the devices they lie on."""
 
+from shardwise.search.uneven.again import PricedAgain, priced_again
 from shardwise.search.uneven.answer import plan_pools
 from shardwise.search.uneven.drive import UnevenOutcome, UnevenPipeline, UnevenPlan, search_uneven
 from shardwise.search.uneven.proportional import proportional_split
@@ -8,11 +9,13 @@ from shardwise.search.uneven.space import Block, Limits, UnevenSpace
 __all__ = [
     "Block",
     "Limits",
+    "PricedAgain",
     "UnevenOutcome",
     "UnevenPipeline",
     "UnevenPlan",
     "UnevenSpace",
     "plan_pools",
+    "priced_again",
     "proportional_split",
     "search_uneven",
 ]

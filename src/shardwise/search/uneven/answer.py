@@ -174,6 +174,8 @@ def result_of_uneven(space: UnevenSpace, plan: UnevenPlan) -> UnevenResult:
         breakdown=_breakdown(options, plan),
         tightest_rank=ranks[tightest].start,
         idle_devices=cluster.devices - used,
+        pools=tuple(space.pools[pool].name for pool in plan.block.pools),
+        is_alike=plan.block.is_alike,
         evaluator=EVALUATOR,
     )
 
