@@ -88,8 +88,8 @@ CASES = {
         beside=NORM,
     ),
     # Eight microbatches of a row: two sums in each layer's forward and two in its backward, one behind the
-    # embedding and one in the backward of the head (one more each is charged). The loss on divided logits
-    # has a maximum, a sum and the target's logit of 32 tokens.
+    # embedding and one in the backward of the head. The loss on divided logits has a maximum, a sum and the
+    # target's logit of 32 tokens.
     "tensor ranks": Case(
         "tp=2,sequence_parallel=false",
         obeyed={("all_reduce", 4_096): 8 * (4 * 4 + 2)},

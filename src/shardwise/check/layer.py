@@ -33,11 +33,11 @@ Beside them a block has `largest_bytes`, `logits_bytes` and `replicated`, which 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockShape:
-    """What a block is made of."""
+    """What a block is made of; by phase, how often tensor ranks join their results."""
 
     operators: tuple[Operator, ...]
     experts: Experts | None
-    tensor_syncs: int
+    tensor_syncs: Mapping[str, int]
     is_layer: bool
 
 
@@ -45,15 +45,24 @@ def block_shapes(model: Model) -> tuple[BlockShape, ...]:
     """The kinds of layers, then the embedding, then the head."""
     kinds = [
         BlockShape(
-            operators=kind.operators, experts=kind.experts, tensor_syncs=kind.tensor_syncs, is_layer=True
+            operators=kind.operators,
+            experts=kind.experts,
+            tensor_syncs={"forward": kind.tensor_syncs, "input": kind.tensor_syncs},
+            is_layer=True,
         )
         for kind in model.kinds
     ]
-    embedding = BlockShape(operators=model.embedding, experts=None, tensor_syncs=1, is_layer=False)
+    embedding = BlockShape(
+        operators=model.embedding,
+        experts=None,
+        tensor_syncs={"forward": 1, "input": 0},
+        is_layer=False,
+    )
+    of_head = model.head_tensor_syncs
     head = BlockShape(
         operators=model.head,
         experts=model.head_experts,
-        tensor_syncs=model.head_tensor_syncs + 1,
+        tensor_syncs={"forward": of_head, "input": of_head + 1},
         is_layer=False,
     )
     return (*kinds, embedding, head)
@@ -142,7 +151,7 @@ def _communication(
     """Exposed seconds by kind (tensor, context, expert) and phase (forward, input)."""
     exposed_s = place.figures.exposed_s
     is_ring = place.rows.cp_kind == "ring"
-    sync_s = shape.tensor_syncs * _sync_s(place, fabric, groups)
+    sync_s = _sync_s(place, fabric, groups)
     routing_s = _routing_s(place, fabric, groups, shape)
     profile = place.figures.profile
     overlap = np.where(is_ring, profile.context_overlap, 0.0)
@@ -153,7 +162,7 @@ def _communication(
         beside, share = parts["matmul", phase], profile.tensor_overlap
         if phase == "input":
             beside, share = beside + parts["matmul", "weight"], share + profile.tensor_backward_overlap
-        found["tensor", phase] = exposed_s(sync_s, beside, share)
+        found["tensor", phase] = exposed_s(shape.tensor_syncs[phase] * sync_s, beside, share)
         found["context", phase] = exposed_s(context_s, parts["attention", phase], overlap)
         found["expert", phase] = exposed_s(routing_s, parts["matmul", phase], profile.expert_overlap)
     return found

@@ -167,13 +167,16 @@ def grid_cost(problem: Problem, table: Any, works: Sequence[BlockCost] | None = 
     tiers = range(len(problem.tiers))
     moved_s = [fabric.neighbour_s(hop_bytes, np.full(hop_bytes.shape, tier)) + joined_s for tier in tiers]
     sent_s = np.where(table.pp > 1, moved_s, 0.0)
+    # Joined are what the embedding looked up, on the way on, and the gradients of the head's input, back.
     *of_kinds, of_embedding, of_head = block_works(problem, table) if works is None else works
     kinds = tuple(
-        block_cost(problem, table, groups, fabric, kind.operators, kind.experts, kind.tensor_syncs, work)
+        block_cost(
+            problem, table, groups, fabric, kind.operators, kind.experts, 2 * (kind.tensor_syncs,), work
+        )
         for kind, work in zip(model.kinds, of_kinds, strict=True)
     )
-    embedding = block_cost(problem, table, groups, fabric, model.embedding, None, 1, of_embedding)
-    head_syncs = model.head_tensor_syncs + 1
+    embedding = block_cost(problem, table, groups, fabric, model.embedding, None, (1, 0), of_embedding)
+    head_syncs = (model.head_tensor_syncs, model.head_tensor_syncs + 1)
     head = block_cost(problem, table, groups, fabric, model.head, model.head_experts, head_syncs, of_head)
     # The gradients of a layer's weights are whole, in the dtype of the weights, before they are added up.
     weight_gradients = _most(kinds, "dense_weights") * problem.recipe.weight_bytes
@@ -247,20 +250,20 @@ def block_cost(
     fabric: Fabric,
     operators: Sequence[Operator],
     experts: Experts | None,
-    tensor_syncs: int,
+    tensor_syncs: tuple[int, int],
     work: BlockCost | None = None,
 ) -> BlockCost:
-    """The sum over `operators`, with the collectives that join their partial results; `work` is the sum
-    without them, where it is known already."""
+    """The sum over `operators`, with the collectives that join their partial results, `tensor_syncs` of them
+    forward and backward over tensor ranks; `work` is the sum without them, where it is known already."""
     work = _work_of(problem, table, operators, experts) if work is None else work
-    tensor_s = tensor_syncs * _tensor_sync_s(problem, table, groups, fabric)
+    sync_s = _tensor_sync_s(problem, table, groups, fabric)
     forward, backward = (
         _communication(
-            problem, table, groups, fabric, operators, experts, tensor_s, beside, weights_s, is_backward
+            problem, table, groups, fabric, operators, experts, syncs * sync_s, beside, weights_s, is_backward
         )
-        for beside, weights_s, is_backward in (
-            (work.forward, 0.0, False),
-            (work.backward_input, work.backward_weight.matmul_s, True),
+        for syncs, beside, weights_s, is_backward in (
+            (tensor_syncs[0], work.forward, 0.0, False),
+            (tensor_syncs[1], work.backward_input, work.backward_weight.matmul_s, True),
         )
     )
     passes = (work.forward + forward, work.backward_input + backward, work.backward_weight)

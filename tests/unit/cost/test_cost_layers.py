@@ -30,7 +30,7 @@ from shardwise.operators import Attention, Extent, GroupedMatmul, Matmul, Pointw
 def priced(p: Problem, text: str, layer: Layer) -> BlockCost:
     rows = table(p, text)
     fabric, groups = fabric_of(p), groups_of(p, rows)
-    return block_cost(p, rows, groups, fabric, layer.operators, layer.experts, layer.tensor_syncs)
+    return block_cost(p, rows, groups, fabric, layer.operators, layer.experts, 2 * (layer.tensor_syncs,))
 
 
 def close(found: Any, expected: float) -> None:
@@ -411,10 +411,15 @@ def test_a_grid_prices_every_kind_and_both_ends() -> None:
 def test_ends_join_their_vocabulary() -> None:
     p = problem()
     grid = grid_cost(p, table(p, "tp=2"))
-    close(grid.embedding.forward.tensor_s, 1.0)  # one region of 100 B
-    close(grid.head.forward.tensor_s, 1.0)
+    # One region of 100 B: what was looked up, forward; the gradients of the head's input, backward.
+    close(grid.embedding.forward.tensor_s, 1.0)
+    close(grid.embedding.backward_input.tensor_s, 0.0)
+    close(grid.head.forward.tensor_s, 0.0)
+    close(grid.head.backward_input.tensor_s, 1.0)
     deeper = problem(brick_model(head_tensor_syncs=2))
-    close(grid_cost(deeper, table(deeper, "tp=2")).head.forward.tensor_s, 3.0)
+    head = grid_cost(deeper, table(deeper, "tp=2")).head
+    close(head.forward.tensor_s, 2.0)
+    close(head.backward_input.tensor_s, 3.0)
 
 
 @pytest.mark.parametrize(
