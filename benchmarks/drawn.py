@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -9,6 +11,9 @@ from shardwise.cost import Problem, peaks_of
 from shardwise.search.evaluate import step_times_s
 from shardwise.search.space import Space
 from shardwise.strategy import RULES, StrategyTable, first_broken, largest_stage
+
+BELOW = 1.0 - 1e-12
+"""What is less by rounding is not less."""
 
 
 def drawn(
@@ -53,12 +58,16 @@ def _completed(space: Space, grid: StrategyTable, rng: np.random.Generator) -> S
     )  # fmt: skip
 
 
-def better_than(
-    problem: Problem, table: StrategyTable, best_s: float
-) -> tuple[int, int, NDArray[np.float64]]:
-    """How many rows are legal, how many of these fit, and the times of those that take less than `best_s`."""
-    legal, times_s, _ = priced(problem, table)
-    return legal, len(times_s), times_s[times_s < best_s * (1.0 - 1e-12)]
+def beyond(
+    problem: Problem, table: StrategyTable, points: Sequence[tuple[float, float]]
+) -> tuple[int, int, int]:
+    """How many rows are legal, how many of these fit, and how many of them no point (seconds, device bytes)
+    matches in both."""
+    legal, times_s, device_bytes = priced(problem, table)
+    is_matched = np.zeros(len(times_s), dtype=bool)
+    for point_s, point_bytes in points:
+        is_matched |= (times_s >= point_s * BELOW) & (device_bytes >= point_bytes * BELOW)
+    return legal, len(times_s), int((~is_matched).sum())
 
 
 def priced(problem: Problem, table: StrategyTable) -> tuple[int, NDArray[np.float64], NDArray[np.float64]]:

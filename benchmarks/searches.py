@@ -5,16 +5,18 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from benchmarks.drawn import better_than, drawn
+from benchmarks.drawn import beyond, drawn
 
+from shardwise.check import count_space
 from shardwise.cluster import load_cluster
 from shardwise.cost import Problem
 from shardwise.model import load_model
 from shardwise.search import Question, default_job
-from shardwise.search.drive import Outcome, Search
+from shardwise.search.drive import Search
 from shardwise.search.goals import Fastest, Goal, Tradeoff
 from shardwise.search.space import Space
 from shardwise.strategy import StrategyTable
@@ -82,6 +84,7 @@ def figures(name: str, workers: int = 1) -> dict[str, float]:
     outcome = Search(problem, space, goal, workers=workers).run()
     found = {
         "candidates": float(outcome.enumerated),
+        "counted_apart": float(abs(outcome.enumerated - counted(question))),
         "rejected": float(sum(outcome.ledger.rejected.values())),
         "cut_by_bound": float(outcome.ledger.cut),
         "simulated": float(outcome.ledger.simulated),
@@ -93,21 +96,40 @@ def figures(name: str, workers: int = 1) -> dict[str, float]:
         found["reported_calculon_cpu_s_over_search_cpu_s"] = CALCULON_CPU_S[name] / outcome.search_cpu_s
     if outcome.found:
         found["step_time_s"] = outcome.found[0].time_s
-        found |= _drawn_figures(problem, space, outcome)
+        # Of a frontier memory counts too; else nothing takes less of it than none.
+        weighs = float(job.is_frontier)
+        points = [(each.time_s, weighs * each.device_bytes) for each in outcome.found]
+        found |= _drawn_figures(problem, space, outcome.found[0].table, points)
     return found
 
 
-def _drawn_figures(problem: Problem, space: Space, outcome: Outcome) -> dict[str, float]:
-    """What became of candidates drawn at random: none may be legal, fit and be better."""
-    rng, best = np.random.default_rng(0), outcome.found[0]
-    half = DRAWN // 2
-    table = StrategyTable.joined([drawn(space, half, rng), drawn(space, half, rng, best.table)])
-    legal, fitting, better = better_than(problem, table, best.time_s)
+def counted(question: Question) -> int:
+    """Candidates of the question's space, by the checker's own program."""
+    experts = question.model.experts
+    return count_space(
+        model_layers=question.model.layers,
+        experts=None if experts is None else experts.experts,
+        devices=question.cluster.devices,
+        global_batch_size=question.job.global_batch_size,
+        space=question.space,
+        fixed=question.fixed,
+        axes=question.axes,
+    ).count
+
+
+def _drawn_figures(
+    problem: Problem, space: Space, near: StrategyTable, points: Sequence[tuple[float, float]]
+) -> dict[str, float]:
+    """What became of candidates drawn at random, half of the whole space, half beside what was found: none
+    may be legal, fit and be better than every point (seconds, device bytes) in one of the two."""
+    rng, half = np.random.default_rng(0), DRAWN // 2
+    table = StrategyTable.joined([drawn(space, half, rng), drawn(space, half, rng, near)])
+    legal, fitting, better = beyond(problem, table, points)
     return {
         "drawn": float(len(table)),
         "drawn_legal": float(legal),
         "drawn_fitting": float(fitting),
-        "drawn_better": float(len(better)),
+        "drawn_better": float(better),
     }
 
 

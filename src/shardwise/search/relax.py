@@ -10,6 +10,7 @@ from shardwise.cost import Problem, peaks_of
 from shardwise.errors import Infeasible, InternalError
 from shardwise.plan import Result
 from shardwise.search.drive import Outcome
+from shardwise.search.emptiness import why_empty
 from shardwise.search.explain import result_of
 from shardwise.search.goals import Fastest, Goal, Smallest
 from shardwise.search.question import Question, shortest_text
@@ -41,7 +42,7 @@ def infeasible(question: Question, problem: Problem, outcome: Outcome, search: S
 def _binding(question: Question, problem: Problem, outcome: Outcome, search: Searching) -> str:
     rejected = outcome.ledger.rejected
     if not rejected:
-        return "the space is empty: no candidate has the fixed values"
+        return why_empty(question)
     if MEMORY not in rejected and HOST_MEMORY not in rejected:
         most = max(rejected, key=lambda code: rejected[code])
         texts = {rule.code: rule.text for rule in RULES}

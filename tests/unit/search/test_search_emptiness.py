@@ -1,0 +1,88 @@
+"""Why a space is empty: the fewest values that exclude each other, what is demanded, what there is."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from shardwise.check import count_space
+from shardwise.cluster import load_cluster
+from shardwise.errors import Infeasible
+from shardwise.model import load_model
+from shardwise.search import Question, default_job, plan
+from shardwise.search.emptiness import why_empty
+
+
+def question(model: str = "llama-3.1-8b", **options: Any) -> Question:
+    named, cluster = load_model(model), load_cluster("8xH100-SXM")
+    job = default_job(named, cluster, seq_len=4096, global_batch_size=64)
+    return Question(model=named, cluster=cluster, job=job, **options)
+
+
+@pytest.mark.parametrize(
+    ("fixed", "said"),
+    [
+        ({"tp": 3}, "has tp=3 (tp * cp * pp * dp is the 8 devices); tp may be 1, 2, 4, 8"),
+        ({"tp": 16, "dp": 1}, "has tp=16 (tp * cp * pp * dp is the 8 devices); tp may be 1, 2, 4, 8"),
+        ({"tp": 4, "dp": 4}, "has tp=4,dp=4 (tp * cp * pp * dp is the 8 devices); tp may be 1, 2 beside"),
+        ({"ep": 2}, "has ep=2 (llama-3.1-8b has no experts: ep and etp are 1); ep may be 1"),
+        ({"micro_batch_size": 3}, "has micro_batch_size=3 (micro_batch_size divides the 64 sequences"),
+        ({"pp": 1, "schedule": "zb_v"}, "has pp=1,schedule=zb_v (pp=1 has 1f1b alone"),
+        ({"recompute": "none", "recompute_layers": 3}, "recompute_layers is 1 to the most layers of a stage"),
+        ({"first_stage_layers": 40}, "has first_stage_layers=40 (of 32 layers the first and the last stage"),
+        ({"cp": 1, "cp_kind": "all_to_all"}, "cp_kind is ring where cp is 1"),
+        ({"tp": 1, "sequence_parallel": True}, "has tp=1,sequence_parallel=true (sequence_parallel is false"),
+        ({"grad_shard": 2, "param_shard": 4}, "has grad_shard=2,param_shard=4 (param_shard divides"),
+        ({"optim_shard": 3, "tp": 2}, "has optim_shard=3 (param_shard divides grad_shard"),
+    ],
+)  # fmt: skip
+def test_what_excludes_each_other_is_named_with_what_is_demanded(fixed: dict[str, Any], said: str) -> None:
+    assert said in why_empty(question(fixed=fixed))
+
+
+def test_whoever_asks_is_told_so() -> None:
+    with pytest.raises(Infeasible, match=r"no candidate has tp=3 \(tp \* cp \* pp \* dp is the 8 devices\)"):
+        plan(question(fixed={"tp": 3}))
+
+
+@pytest.mark.parametrize(
+    ("fixed", "said"),
+    [
+        ({"schedule": "zb_h1"}, "has schedule=zb_h1 (pp=1 has 1f1b alone"),
+        ({"cp": 2}, "has cp=2 (cp_kind is ring where cp is 1; in core cp is 1); cp may be 1"),
+        ({"offload": "both"}, "has offload=both (in core nothing is offloaded)"),
+    ],
+)
+def test_what_core_lacks_is_said(fixed: dict[str, Any], said: str) -> None:
+    assert said in why_empty(question(space="core", fixed=fixed))
+    assert count(question(fixed=fixed)) > 0
+
+
+def count(asked: Question) -> int:
+    """Candidates of a question, by the program that counts for `check`."""
+    return count_space(
+        model_layers=asked.model.layers,
+        experts=None,
+        devices=asked.cluster.devices,
+        global_batch_size=asked.job.global_batch_size,
+        space=asked.space,
+        fixed=asked.fixed,
+        axes=asked.axes,
+    ).count
+
+
+def test_a_list_of_values_is_named_as_such() -> None:
+    said = why_empty(question(axes={"tp": (3, 5)}, fixed={"recompute": "none"}))
+    assert "has tp in [3, 5] (tp * cp * pp * dp is the 8 devices); tp may be 1, 2, 4, 8" in said
+
+
+def test_what_is_named_is_as_little_as_leaves_nothing() -> None:
+    """Without any one of the named values there are candidates; the values offered instead have some."""
+    asked = question(fixed={"recompute": "full", "tp": 4, "offload": "none", "pp": 4, "vpp": 1})
+    assert "no candidate has tp=4,pp=4 (" in why_empty(asked)
+    assert "; tp may be 1, 2 beside the other" in why_empty(asked)
+    for name in ("tp", "pp"):
+        fixed = {key: value for key, value in asked.fixed.items() if key != name}
+        assert count(replace(asked, fixed=fixed)) > 0
