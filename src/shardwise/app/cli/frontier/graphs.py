@@ -143,12 +143,13 @@ class GraphSubject:
     def title(self, point: GraphPoint) -> str:
         again = sum(block.mode == "recomputed" for block in point.layout.blocks)
         told = f"{again} of {len(point.layout.blocks)} recomputed" if again else "nothing recomputed"
-        return told if self._curves.meshes.text == "tiers" else f"{_mesh_name(point)}, {told}"
+        return told if self._curves.meshes.text == "tiers" else f"{mesh_name(point)}, {told}"
 
     def details(self, point: GraphPoint) -> Sequence[str]:
-        return [f"mesh {_mesh_name(point)}", *self._blocks(point)]
+        is_told = self._curves.meshes.text != "tiers"  # in the title
+        return self.blocks(point) if is_told else [f"mesh {mesh_name(point)}", *self.blocks(point)]
 
-    def _blocks(self, point: GraphPoint) -> Sequence[str]:
+    def blocks(self, point: GraphPoint) -> Sequence[str]:
         """How each block is laid, runs of like ones in one line."""
         told = [f"{block.name}: {_block_text(block)}" for block in point.layout.blocks]
         runs = [(text, len(list(alike))) for text, alike in groupby(told)]
@@ -159,7 +160,7 @@ class GraphSubject:
 
     def difference(self, point: GraphPoint, other: GraphPoint) -> str:
         if point.layout.ranks != other.layout.ranks:
-            return f"mesh {_mesh_name(point)}"
+            return f"mesh {mesh_name(point)}"
         pairs = list(zip(point.layout.blocks, other.layout.blocks, strict=True))
         rules = sum(a.rules != b.rules for a, b in pairs)
         stored = sum(a.stored != b.stored for a, b in pairs)
@@ -242,7 +243,7 @@ class GraphSubject:
         )
 
 
-def _mesh_name(point: GraphPoint) -> str:
+def mesh_name(point: GraphPoint) -> str:
     return "x".join(map(str, point.layout.ranks))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from shardwise.app.cli import words
-from shardwise.app.cli.frontier.graphs import GraphPoint, GraphRequest, GraphSubject
+from shardwise.app.cli.frontier.graphs import GraphPoint, GraphRequest, GraphSubject, mesh_name
 from shardwise.app.cli.output import Line, row
 from shardwise.app.cli.request import count
 from shardwise.errors import ConfigError, InternalError
@@ -67,7 +67,8 @@ class StagedSubject(GraphSubject):
         return [
             f"{layout.microbatches:,} micro-batches by {layout.schedule}",
             f"{again} of {len(layout.blocks)} blocks recomputed",
-            *super().details(point),
+            f"mesh {mesh_name(point)} for each stage",
+            *self.blocks(point),
         ]
 
     def difference(self, point: GraphPoint, other: GraphPoint) -> str:
