@@ -5,7 +5,7 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check --no-input
 WORKERS ?= auto
 
-.PHONY: plan test bench accuracy clean
+.PHONY: plan test bench accuracy demo clean
 .DELETE_ON_ERROR:
 
 plan: .venv/installed
@@ -23,6 +23,10 @@ bench: .venv/installed
 # Emulates clusters on this machine: needs root and Linux; fails where it cannot, or where a goal is missed.
 accuracy: .venv/installed-for-tests
 	@$(BIN)/python -m benchmarks.emulated
+
+# Changes plans while an emulated network changes: needs root and Linux; fails where a claim does not hold.
+demo: .venv/installed-for-tests
+	@$(BIN)/python -m benchmarks.demo
 
 clean:
 	rm -rf .venv build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,0 +1,147 @@
+"""A run that changes plans while its network changes, against one that does not (`make demo`): root, Linux
+and PyTorch.
+
+Two emulated hosts train the same model three times with the same seed: undisturbed (on processes of this
+machine, nothing emulated), and twice on links that lose most of their bandwidth on the way, once under the
+first plan all the way (static) and once with `--adaptive`. It prints both trajectories and every decision,
+and fails where a claim does not hold. Nothing else should run meanwhile.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+STEPS = 34
+FAST_BYTES_PER_S, SLOW_BYTES_PER_S = 80e6, 6.4e6
+DROP_S = 12.0
+"""After the start of the processes, which take a third of it to load PyTorch where nothing else runs."""
+
+MODEL = {"layers": 4, "hidden": 256, "ffn": 1024, "heads": 4, "vocab": 512, "seq_len": 128}
+BATCH = 16
+START = "dp=2,zero_stage=1"
+"""What the first plan is the best of: divided states, so that some have to move."""
+
+TOLERANCE = 1e-4
+"""Relative, of every loss: plans add up in another order, and differences grow from step to step."""
+
+Log = Sequence[Mapping[str, Any]]
+"""The lines of `train --log`."""
+
+
+def seconds_of(log: Log) -> float:
+    """Seconds of all steps, and of what lay between them: measuring, deciding and moving."""
+    changes = [line["change"] for line in log if line.get("change")]
+    between = sum(change["measured_s"] + change["moved_s"] for change in changes)
+    return float(sum(line["step_time_s"] for line in log) + between)
+
+
+def moves_of(log: Log) -> list[Mapping[str, Any]]:
+    """The changes of plan."""
+    return [line["change"] for line in log if line.get("change") and line["change"]["moved_s"] > 0.0]
+
+
+def largest_difference(one: Log, other: Log) -> float:
+    """Between losses of the same step, relative; infinite where the steps are not the same."""
+    if [line["step"] for line in one] != [line["step"] for line in other]:
+        return float("inf")
+    return max(abs(float(a["loss"]) / float(b["loss"]) - 1.0) for a, b in zip(one, other, strict=True))
+
+
+def missed(quiet: Log, static: Log, adaptive: Log, *, steps: int) -> Iterator[str]:
+    """The claims that do not hold."""
+    for name, log in (("undisturbed", quiet), ("static", static), ("adaptive", adaptive)):
+        if [line["step"] for line in log] != list(range(1, steps + 1)):
+            yield f"the {name} run did not take every step once"
+        elif len({line["tokens"] / line["step"] for line in log}) != 1:
+            yield f"the {name} run left samples out, or took some twice"
+    moves = moves_of(adaptive)
+    if not moves:
+        yield "the adaptive run did not change plans"
+    elif not any(move["moved_bytes"] > 0 for move in moves):
+        yield "no state moved between hosts"
+    for name, log in (("static", static), ("adaptive", adaptive)):
+        off = largest_difference(log, quiet)
+        if not off <= TOLERANCE:
+            yield f"losses of the {name} run are off by {off:.1e}, allowed {TOLERANCE:g}"
+    if not seconds_of(adaptive) < seconds_of(static):
+        yield f"the adaptive run took {seconds_of(adaptive):.1f} s, the static one {seconds_of(static):.1f} s"
+
+
+def main() -> int:
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        cluster, model, trace, plan = (
+            folder / part for part in ("cluster.yaml", "model.yaml", "trace.jsonl", "p.yaml")
+        )
+        card = f"nics: {{count: 1, bandwidth: {8e-6 * FAST_BYTES_PER_S:g}Mb/s}}"
+        cluster.write_text(f"name: two hosts\nnodes:\n- {{device: cpu, count: 2, devices: 1, {card}}}\n")
+        model.write_text("".join(f"{key}: {value}\n" for key, value in MODEL.items()))
+        trace.write_text("\n".join(_trace()) + "\n")
+        _run("emulate", cluster, "--", "true")  # says at once what this machine lacks
+        _run("plan", model, "--cluster", cluster, "--seq-len", MODEL["seq_len"], "--global-batch-size", BATCH,
+             "--dtype", "fp32", "--fix", START, "--save", plan)  # fmt: skip
+        training = ("train", plan, "--steps", STEPS, "--log")
+        emulated = ("emulate", cluster, "--events", trace, "--", sys.executable, "-m", "shardwise")
+        logs = {}
+        for run, words in (
+            ("undisturbed", training),
+            ("static", (*emulated, *training)),
+            ("adaptive", (*emulated, *training)),
+        ):
+            more = ("--adaptive",) if run == "adaptive" else ()
+            start_s = time.perf_counter()
+            _run(*words, folder / run, *more)
+            print(f"{run}: {time.perf_counter() - start_s:.0f} s with its start", flush=True)
+            logs[run] = [json.loads(line) for line in (folder / run).read_text().splitlines()]
+    _tell(logs)
+    failures = list(missed(logs["undisturbed"], logs["static"], logs["adaptive"], steps=STEPS))
+    for line in failures:
+        print(f"missed: {line}", file=sys.stderr)
+    return 1 if failures else 0
+
+
+def _trace() -> Iterator[str]:
+    """All links of both hosts drop at once."""
+    yield json.dumps({"schema": "shardwise.events", "version": 1, "nodes": 2, "source": "make demo"})
+    for link in ("n0>s0g0", "s0g0>n0", "n1>s0g0", "s0g0>n1"):
+        event = {"time_s": DROP_S, "kind": "link", "link": link, "bytes_per_s": SLOW_BYTES_PER_S}
+        yield json.dumps(event)
+
+
+def _run(*words: object) -> None:
+    command = [sys.executable, "-m", "shardwise", *map(str, words)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        print(done.stderr, file=sys.stderr, end="")
+        raise SystemExit(done.returncode)
+
+
+def _tell(logs: Mapping[str, Log]) -> None:
+    quiet, static, adaptive = logs["undisturbed"], logs["static"], logs["adaptive"]
+    print("step   loss: undisturbed    static  adaptive   seconds: static  adaptive  adaptive strategy")
+    for one, two, three in zip(quiet, static, adaptive, strict=False):
+        print(
+            f"{one['step']:4}   {one['loss']:17.4f} {two['loss']:9.4f} {three['loss']:9.4f}"
+            f"   {two['step_time_s']:15.2f} {three['step_time_s']:9.2f}  {three['strategy']}"
+        )
+        if three["change"]:
+            change, advice = three["change"], three["change"]["advice"]
+            slowest = min(change["rates"].values())
+            print(
+                f"       {change['reason']}: links carry {slowest / 1e6:.1f} MB/s, {advice['decision']};"
+                f" measured in {change['measured_s']:.2f} s, moved {change['moved_bytes'] / 1e6:.1f} MB"
+                f" in {change['moved_s']:.2f} s"
+            )
+    for name, log in (("static", static), ("adaptive", adaptive)):
+        print(f"{name}: {seconds_of(log):.1f} s, losses off by {largest_difference(log, quiet):.1e} at most")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
