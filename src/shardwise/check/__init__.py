@@ -1,6 +1,7 @@
 """The independent checker: counts and judges by code of its own, from records alone."""
 
 from shardwise.check.count import SpaceCount, count_space
+from shardwise.check.count_pipelines import PipelineCount, PoolSize, count_pipelines
 from shardwise.check.finding import Check, number_check, parts_check, value_check
 from shardwise.check.optimal import PROOF_BUDGET_S
 from shardwise.check.verdict import Verdict, check_file
@@ -8,9 +9,12 @@ from shardwise.check.verdict import Verdict, check_file
 __all__ = [
     "PROOF_BUDGET_S",
     "Check",
+    "PipelineCount",
+    "PoolSize",
     "SpaceCount",
     "Verdict",
     "check_file",
+    "count_pipelines",
     "count_space",
     "number_check",
     "parts_check",

@@ -153,3 +153,26 @@ def test_an_altered_file_is_refused_and_other_commands_say_what_it_is(run: Any, 
     path.write_text(path.read_text().replace("micro_batch_size: ", "micro_batch_size: 1", 1))
     altered = run("check", str(path))
     assert altered.code == 2 and "the file was changed" in altered.err
+
+
+SPACE = (
+    "space", "gpt2", "--cluster", "1x2xA100-40G+1x2xV100-16G", "--seq-len", "512", "--global-batch-size", "8",
+)  # fmt: skip
+
+
+def test_space_counts_the_pipelines_of_uneven_plans(run: Any) -> None:
+    document = json.loads(run(*SPACE, "--json").out)
+    schema = json.loads((SCHEMA.parent / "space.json").read_text())
+    jsonschema.Draft202012Validator(schema).validate(document)
+    uneven = document["uneven"]
+    assert uneven["axes"]["tp on A100-40G"] == ["1", "2"] and uneven["pipelines"] > 1000
+    assert f"{uneven['pipelines']:,}" in run(*SPACE).out
+    alone = json.loads(run("space", "gpt2", "--cluster", "1x2xV100-16G", *SPACE[4:], "--json").out)
+    assert alone["uneven"] is None
+    assert json.loads(run(*SPACE, "--fix", "pp=1", "--json").out)["uneven"] is None
+
+
+def test_other_objectives_say_that_only_uniform_strategies_are_looked_for(run: Any) -> None:
+    ran = run("plan", *SPACE[1:], "--objective", "memory")
+    assert ran.code == 0 and "uneven plans are looked for by time alone" in ran.err
+    assert "looked for by time alone" not in run("plan", *SPACE[1:]).err

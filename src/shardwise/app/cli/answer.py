@@ -10,7 +10,7 @@ from shardwise import search
 from shardwise.app.cli import card, documents, tables
 from shardwise.app.cli.output import INTERRUPTED, Output, progress
 from shardwise.app.cli.request import JobOptions, Request, Wanted, load_request, writable
-from shardwise.app.cli.spaces import counted_space, require_candidates, space_choice
+from shardwise.app.cli.spaces import counted_space, counted_uneven, require_candidates, space_choice
 from shardwise.app.cli.targets import not_run, wanted_target
 from shardwise.app.cli.uneven_card import uneven_card
 from shardwise.errors import ConfigError
@@ -140,6 +140,11 @@ def _plan_output(
     in_the_way = not_run(answer.best.strategy, used)
     if in_the_way:
         talk.append(f"shardwise: `shardwise train` does not run this plan: {'; '.join(in_the_way)}")
+    if wanted.objective != "time" and search.is_mixed(request.cluster):
+        talk.append(
+            f"shardwise: uneven plans are looked for by time alone; for {wanted.objective} only uniform"
+            " strategies are"
+        )
     if save is not None or is_json:
         plan = plan_of(
             answer,
@@ -195,8 +200,9 @@ def counted(options: JobOptions, *, space: str, fix: str, is_json: bool) -> Outp
     request = load_request(options)
     require_candidates(chosen, fixed, request)
     size = counted_space(chosen.base, fixed, chosen.axes, request)
+    uneven = counted_uneven(chosen, fixed, request)
     if is_json:
-        return Output(document=documents.space(chosen.base, size, request))
+        return Output(document=documents.space(chosen.base, size, request, uneven))
     lines = tables.space(
         chosen.base if chosen.file is None else f"{chosen.base}, as in {chosen.file}",
         size,
@@ -204,6 +210,7 @@ def counted(options: JobOptions, *, space: str, fix: str, is_json: bool) -> Outp
         devices=request.cluster.devices,
         batch=request.job.global_batch_size,
     )
+    lines += [] if uneven is None else tables.pipelines(uneven)
     return Output(lines=lines)
 
 

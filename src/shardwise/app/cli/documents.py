@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 
 from shardwise.app.cli.request import Request
-from shardwise.check import SpaceCount
+from shardwise.check import PipelineCount, SpaceCount
 from shardwise.cluster import Cluster
 from shardwise.model import Model, active_parameters, parameters
 from shardwise.plan import (
@@ -182,8 +182,9 @@ def _explained(plan: Plan, kind: str) -> dict[str, object]:
     }
 
 
-def space(name: str, size: SpaceCount, request: Request) -> dict[str, object]:
-    """`space --json`: every axis with its values as text."""
+def space(name: str, size: SpaceCount, request: Request, uneven: PipelineCount | None) -> dict[str, object]:
+    """`space --json`: every axis with its values as text; `uneven` has those of uneven plans, where `plan`
+    looks for some."""
     return {
         "schema": "shardwise.space",
         "version": VERSION,
@@ -191,6 +192,12 @@ def space(name: str, size: SpaceCount, request: Request) -> dict[str, object]:
         "space": name,
         "count": size.count,
         "axes": {axis: list(values) for axis, values in size.axes.items()},
+        "uneven": None
+        if uneven is None
+        else {
+            "pipelines": uneven.count,
+            "axes": {axis: list(values) for axis, values in uneven.axes.items()},
+        },
     }
 
 

@@ -8,7 +8,9 @@ from collections.abc import Mapping
 
 from shardwise import search
 from shardwise.app.cli.request import Request
-from shardwise.check import SpaceCount, count_space
+from shardwise.check import PipelineCount, PoolSize, SpaceCount, count_pipelines, count_space
+from shardwise.cluster import pools_of
+from shardwise.cost import limits_of
 from shardwise.errors import ConfigError
 from shardwise.inputs import nearest, shown
 from shardwise.plan import Value
@@ -64,4 +66,24 @@ def counted_space(base: str, fixed: Fixed, axes: Axes, request: Request) -> Spac
         space=base,
         fixed=fixed,
         axes=axes,
+    )
+
+
+def counted_uneven(chosen: search.SpaceChoice, fixed: Fixed, request: Request) -> PipelineCount | None:
+    """The pipelines of uneven plans, by the checker's count; None where `plan` looks for none."""
+    model, job = request.model, request.job
+    is_narrowed = bool(chosen.base != "default" or chosen.axes or fixed)
+    is_plain = model.experts is None and len(model.kinds) == 1
+    if is_narrowed or not is_plain or not search.is_mixed(request.cluster):
+        return None
+    limits = limits_of(model, job)
+    return count_pipelines(
+        layers=model.layers,
+        pools=[
+            PoolSize(name=pool.name, devices=pool.devices, node_devices=pool.node.devices)
+            for pool in pools_of(request.cluster)
+        ],
+        splits=(limits.heads, limits.ffn_splits, limits.seq_len),
+        kv_heads=limits.kv_heads,
+        global_batch_size=job.global_batch_size,
     )

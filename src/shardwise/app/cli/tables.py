@@ -14,7 +14,7 @@ from shardwise.model import Model, active_parameters, catalogue, model_from_conf
 from shardwise.units import format_count, format_rate
 
 if TYPE_CHECKING:
-    from shardwise.check import SpaceCount  # its rooms are not needed for lists
+    from shardwise.check import PipelineCount, SpaceCount  # its rooms are not needed for lists
 
 VERSION = 1
 
@@ -123,6 +123,17 @@ def space(name: str, size: SpaceCount, *, model: str, devices: int, batch: int) 
         lines.append(((f"{'':<22}{size.notes[axis]}", "dim"),))
     lines += [(), (("candidates, counted exactly  ", "label"), (f"{size.count:,}", "value"))]
     return lines
+
+
+def pipelines(size: PipelineCount) -> list[Line]:
+    """Every axis of uneven plans with its values, and the count of their pipelines."""
+    lines: list[Line] = [(), (("uneven plans, which `plan` compares (docs/mixed.md)", "title"),), ()]
+    for axis, values in size.axes.items():
+        for index, text in enumerate(textwrap.wrap(" ".join(values), WIDTH - 22)):
+            lines.append(((f"{axis if index == 0 else '':<22}", "label"), (text, "")))
+    counted = (("pipelines, counted exactly  ", "label"), (f"{size.count:,}", "value"))
+    told = "a plan is a set of them that share the batch; sets are not counted"
+    return [*lines, (), counted, ((told, "dim"),)]
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]], *, left: int) -> list[Line]:

@@ -50,10 +50,10 @@ def _plan(result: UnevenResult, job: Job) -> Iterator[Line]:
     for index, (number, share, drawn) in enumerate(groups[:PIPELINES]):
         head = f"{number} × {words.counted(share, 'microbatch').replace('microbatchs', 'microbatches')}"
         part = words.percent(number * share / total)
-        lines = words.wrapped(drawn, " → ", WIDTH - LABEL - 2)
+        lines = words.wrapped(drawn, " → ", WIDTH - LABEL - 4)
         yield row("layout" if index == 0 else "", (head, "value"), (f"   {part} of the batch", "dim"))
-        for line in lines:
-            yield row("", (f"  {line}", ""))
+        for at, line in enumerate(lines):
+            yield row("", (f"  {'→ ' if at else ''}{line}", ""))
     if len(groups) > PIPELINES:
         yield row("", (f"{len(groups) - PIPELINES} more kinds of pipelines", "dim"))
 
@@ -105,6 +105,8 @@ def _compared(answer: UnevenAnswer, cluster: Cluster) -> Iterator[Line]:
         names = f", all of {', '.join(mixed.idle)}" if mixed.idle else ""
         text = f"{answer.best.idle_devices} of {cluster.devices} devices left idle{names}"
         yield row("", (f"{text}: using them is not faster", "warn"))
+    else:
+        yield row("", (f"all {cluster.devices} devices work", "dim"))
 
 
 def _proof(answer: UnevenAnswer) -> Iterator[Line]:
