@@ -71,7 +71,7 @@ def run_of(job: GraphJob, graph: OpGraph, steps: int) -> Run:
 
 def single_process(plan: GraphPlan, *, seed: int, steps: int) -> Run:
     own = alone(plan.graph, optimizer=plan.job.optimizer)
-    job = laid_job(graph_module(plan.graph, seed=seed), own, lr=LR, max_norm=MAX_NORM)
+    job = laid_job(graph_module(plan.graph, seed=seed), own, None, lr=LR, max_norm=MAX_NORM)
     return run_of(job, plan.graph, steps)
 
 
@@ -89,18 +89,18 @@ def _difference(plan: GraphPlan, expected: Run, seed: int, broken: str | None) -
         job = parallelize(module, plan, lr=LR, max_norm=MAX_NORM)
         run = run_of(job, plan.graph, len(expected.losses))
     return max(
-        _relative(torch.tensor(run.losses), torch.tensor(expected.losses)),
-        _relative(torch.tensor(run.norms), torch.tensor(expected.norms)),
-        _largest(run.gradients, expected.gradients),
-        _largest(run.parameters, expected.parameters) / 10,  # AdamW divides gradients near zero by themselves
+        relative(torch.tensor(run.losses), torch.tensor(expected.losses)),
+        relative(torch.tensor(run.norms), torch.tensor(expected.norms)),
+        largest(run.gradients, expected.gradients),
+        largest(run.parameters, expected.parameters) / 10,  # AdamW divides gradients near zero by themselves
     )
 
 
-def _relative(found: Tensor, expected: Tensor) -> float:
+def relative(found: Tensor, expected: Tensor) -> float:
     return float(((found - expected).abs() / expected.abs().clamp(min=1e-6)).nan_to_num(nan=torch.inf).max())
 
 
-def _largest(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> float:
+def largest(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> float:
     floor = 1e-3 * max(float(each.abs().max()) for each in expected.values())
     return max(
         float((found[name] - right).abs().max().nan_to_num(nan=torch.inf))

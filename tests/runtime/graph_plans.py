@@ -14,6 +14,7 @@ from shardwise.cost.layouts.chain import layout_chain
 from shardwise.graph import GraphLayout, OpGraph, OpNode, Rule, allows, rules_of
 from shardwise.graph.customary.together import laid_by
 from shardwise.plan import GraphJob, GraphPlan
+from shardwise.search import GraphCurves
 from shardwise.strategy import PROFILES, Optimizer
 
 Wanted = Callable[[OpNode], Sequence[str]]
@@ -73,3 +74,11 @@ def drawn(graph: OpGraph, ranks: Sequence[int], seeds: Sequence[int]) -> Iterato
         chain = laid.chains[int(random.integers(len(laid.chains)))]
         place = laid.chains.index(chain)
         yield plan_with(graph, ranks, laid.layout(random_solution(random, chain), place))
+
+
+def on_frontier(graph: OpGraph, devices: int, count: int) -> list[GraphPlan]:
+    """Plans of so many points of the frontier on processes of this machine, its ends among them."""
+    cluster = load_cluster(f"1x{devices}xcpu")
+    curve = GraphCurves(graph, cluster, Training(dtype="fp32"), 0.05).curve(devices, epsilon=0.01)
+    places = sorted({round(at * (len(curve.points) - 1) / max(count - 1, 1)) for at in range(count)})
+    return [plan_with(graph, curve.meshes[0].ranks, curve.points[place].layout) for place in places]

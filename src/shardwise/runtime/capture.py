@@ -57,14 +57,8 @@ def capture(path: str, name: str, *, batch: int | None = None) -> OpGraph:
     function = user_function(path, name)
     traces, sizes = _traces(function, file, batch)
     trace = traces.pop("")
-    dims = dims_by_value(trace, traces, file)
-    builder = Builder(file=file)
-    builder.views = {value: view_of(value, found[0], is_data=True) for value, found in dims.items()}
-    for value, (own, _) in trace.parameters.items():
-        builder.views[value] = view_of(own, dims[value][0], is_parameter=True)
-    for call in trace.trained:
-        builder.views[call.name] = _made(builder, call, dims[call.name])
-    nodes = needed(builder.nodes, _loss(builder, trace))
+    builder = built(trace, traces, file)
+    nodes = needed(builder.nodes, loss_of(builder, trace))
     read = {operand.source for node in nodes for operand in node.inputs}
     inputs = {value: shape for value, shape in builder.inputs.items() if value in read}
     blocks = blocks_of(nodes, inputs)
@@ -114,6 +108,18 @@ def _traces(
     return traces, sizes
 
 
+def built(trace: Trace, doubled: Mapping[str, Trace], file: str) -> Builder:
+    """The operators of a trace, where `doubled` are traces at twice the batch or the sequence length."""
+    dims = dims_by_value(trace, doubled, file)
+    builder = Builder(file=file)
+    builder.views = {value: view_of(value, found[0], is_data=True) for value, found in dims.items()}
+    for value, (own, _) in trace.parameters.items():
+        builder.views[value] = view_of(own, dims[value][0], is_parameter=True)
+    for call in trace.trained:
+        builder.views[call.name] = _made(builder, call, dims[call.name])
+    return builder
+
+
 def _made(builder: Builder, call: Call, results: tuple[Dims, ...]) -> Made:
     """What a call makes: one of several results, or what the handler of its operator says."""
     name = call.target.split(".")[1].rstrip("_") if call.target.startswith("aten.") else call.target
@@ -134,7 +140,7 @@ def _made(builder: Builder, call: Call, results: tuple[Dims, ...]) -> Made:
     return HANDLERS[name](builder, call, results[0])
 
 
-def _loss(builder: Builder, trace: Trace) -> str:
+def loss_of(builder: Builder, trace: Trace) -> str:
     """The operator that makes the one result that is a number; others (logits) are left out."""
     found = [view for name in trace.results if isinstance(view := builder.views.get(name), View)]
     losses = [view for view in found if not view.is_data and all(dim.is_unit for dim in view.dims)]

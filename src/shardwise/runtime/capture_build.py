@@ -84,7 +84,7 @@ class Space:
 
 @dataclass(slots=True)
 class Builder:
-    """The operators found so far, and what each name in the trace stands for."""
+    """The operators found so far, the calls that made them, and what each name in the trace stands for."""
 
     file: str
     views: dict[str, View | tuple[View | None, ...]] = field(default_factory=dict)
@@ -92,6 +92,7 @@ class Builder:
     inputs: dict[str, tuple[int, ...]] = field(default_factory=dict)
     growth: dict[str, Growth] = field(default_factory=dict)
     taken: set[str] = field(default_factory=set)
+    calls: dict[str, Call] = field(default_factory=dict)
 
     def emit(
         self,
@@ -131,6 +132,7 @@ class Builder:
             problem = f"makes an operator that cannot be: {error.message}"
             raise self.refused(call, problem, error.allowed or "another way") from None
         self.nodes.append(node)
+        self.calls[node.name] = call
         grown = {dim: found.growth for dim, found in space.dims.items() if found.growth != CONSTANT}
         self.growth.update(grown)
         return view_of(node.name, dims)

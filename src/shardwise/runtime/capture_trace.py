@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
 
 from shardwise.errors import ConfigError
@@ -92,13 +93,26 @@ def _joins(call: Call, names: set[str]) -> bool:
 
 def trace_of(module: torch.nn.Module, inputs: tuple[Any, ...], named: Mapping[str, Any], file: str) -> Trace:
     """What `module` does with `inputs`, all on the meta device; ConfigError where it cannot be exported."""
+    with torch.device("meta"):
+        program = exported(module, inputs, named, file)
+    return trace_of_program(program, module, file)
+
+
+def exported(
+    module: torch.nn.Module, inputs: tuple[Any, ...], named: Mapping[str, Any], file: str
+) -> ExportedProgram:
+    """`module` as PyTorch exports it; ConfigError where it cannot."""
     try:
         # What the module prints belongs on stderr; what PyTorch prints there of its failures does not.
-        with warnings.catch_warnings(), torch.device("meta"), _quiet():
+        with warnings.catch_warnings(), _quiet():
             warnings.simplefilter("ignore")
-            program = torch.export.export(module, inputs, dict(named), strict=False)
+            return torch.export.export(module, inputs, dict(named), strict=False)
     except Exception as error:
         raise _not_exported(error, file) from error
+
+
+def trace_of_program(program: ExportedProgram, module: torch.nn.Module, file: str) -> Trace:
+    """An exported module as plain records."""
     owners = _owners(module)
     data: dict[str, Shape] = {}
     parameters: dict[str, tuple[str, Shape]] = {}

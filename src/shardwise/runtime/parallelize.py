@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from typing import overload
+from collections.abc import Sequence
+from typing import Any, overload
 
 from torch import distributed, nn
 
@@ -22,24 +23,40 @@ def parallelize(module: nn.Module, plan: Plan, *, lr: float = ..., max_norm: flo
 
 @overload
 def parallelize(
-    module: nn.Module, plan: GraphPlan, *, lr: float = ..., max_norm: float = ...
+    module: nn.Module,
+    plan: GraphPlan,
+    inputs: Sequence[Any] | None = ...,
+    *,
+    lr: float = ...,
+    max_norm: float = ...,
 ) -> GraphJob: ...
 
 
 @overload
 def parallelize(
-    module: nn.Module, plan: PlanFile, *, lr: float = ..., max_norm: float = ...
+    module: nn.Module,
+    plan: PlanFile,
+    inputs: Sequence[Any] | None = ...,
+    *,
+    lr: float = ...,
+    max_norm: float = ...,
 ) -> Job | GraphJob: ...
 
 
 def parallelize(
-    module: nn.Module, plan: Plan | GraphPlan | PlanFile, *, lr: float = 1e-3, max_norm: float = 1.0
+    module: nn.Module,
+    plan: Plan | GraphPlan | PlanFile,
+    inputs: Sequence[Any] | None = None,
+    *,
+    lr: float = 1e-3,
+    max_norm: float = 1.0,
 ) -> Job | GraphJob:
     """`module` divided as `plan` (or the plan file at this path) says, over the running processes.
 
     Call it on every rank of a process group with as many ranks as the plan has devices; where torchrun
     started the process and there is no group yet, one is made. `module` is the whole model, alike on every
-    rank: a `reference_module`, or for the plan of an operator graph a `graph_module`. Raises ConfigError
+    rank: a `reference_module`; for the plan of an operator graph the module that the graph was captured from,
+    and `inputs` that its forward is called with, of the whole batch, or a `graph_module`. Raises ConfigError
     where the plan cannot be run here.
     """
     if not isinstance(plan, Plan | GraphPlan):
@@ -48,7 +65,7 @@ def parallelize(
     if isinstance(plan, GraphPlan):
         check_graph_runnable(plan)
         _check_processes(plan.mesh.devices)
-        return laid_job(module, plan, lr=lr, max_norm=max_norm)
+        return laid_job(module, plan, inputs, lr=lr, max_norm=max_norm)
     check_runnable(plan)
     whole = checked_stage(module, plan)
     strategy = plan.best.strategy

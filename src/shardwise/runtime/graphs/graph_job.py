@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from math import prod
+from typing import Any
 
-import torch
 from torch import Tensor, distributed, nn
 from torch.profiler import record_function
 
@@ -12,6 +13,7 @@ from shardwise.errors import ConfigError
 from shardwise.graph import OpGraph
 from shardwise.plan import GraphPlan
 from shardwise.runtime.graphs.bring import moved
+from shardwise.runtime.graphs.captured import captured
 from shardwise.runtime.graphs.grid import Grid
 from shardwise.runtime.graphs.interpreter import Interpreter, seed_gradient
 from shardwise.runtime.graphs.kernels import KERNELS
@@ -27,7 +29,7 @@ class GraphJob:
     """A graph, its parameters and its optimizer, laid out over the ranks of the running processes.
 
     `values` are the whole parameters by their names in the graph, the same on every rank; `matrices` those
-    whose weights decay.
+    whose weights decay. `data` makes the inputs of the graph of a batch.
     """
 
     def __init__(
@@ -38,25 +40,27 @@ class GraphJob:
         *,
         matrices: frozenset[str],
         settings: Mapping[int, Settings],
+        data: Callable[[Any], Mapping[str, Tensor]],
         lr: float,
         max_norm: float,
     ) -> None:
-        self.plan, self.grid, self._max_norm = plan, grid, max_norm
+        self.plan, self.grid, self._max_norm, self._data = plan, grid, max_norm, data
         program = program_of(plan.graph, plan.layout, grid, settings)
         self.store: dict[str, Held] = held_parameters(grid, program.parameters, values)
         self._interpreter = Interpreter(program, grid, self.store)
         owned = [(held.owned, held.name in matrices) for held in self.store.values()]
         self.optimizer = optimizer_of_parameters(plan.job.optimizer, owned, lr=lr)
 
-    def step(self, batch: Mapping[str, Tensor]) -> StepResult:
-        """One optimizer step on `batch`: the graph's inputs by name, whole and the same on every rank."""
+    def step(self, batch: Any) -> StepResult:
+        """One optimizer step on `batch`, whole and the same on every rank: what the module's forward is
+        called with, or for a `graph_module` the graph's inputs by name."""
         result = self.backward(batch)
         self.update()
         return result
 
-    def backward(self, batch: Mapping[str, Tensor]) -> StepResult:
+    def backward(self, batch: Any) -> StepResult:
         """The part of `step` before the optimizer: loss, and clipped gradients in the parameters."""
-        loss, lie = self._interpreter.loss(self._checked(batch))
+        loss, lie = self._interpreter.loss(self._checked(self._data(batch)))
         loss.backward(seed_gradient(self.grid, lie).to(loss.dtype))
         for held in self.store.values():
             held.settle()
@@ -90,7 +94,7 @@ class GraphJob:
     def _checked(self, batch: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         for name, shape in self.plan.graph.inputs.items():
             found = batch.get(name)
-            if found is None or found.numel() != torch.Size(shape).numel():
+            if found is None or found.numel() != prod(shape):
                 raise ConfigError(
                     "is not of the plan's shape", key=f"batch.{name}",
                     found="nothing" if found is None else str(tuple(found.shape)), allowed=str(tuple(shape)),
@@ -98,14 +102,13 @@ class GraphJob:
         return batch
 
 
-def laid_job(module: nn.Module, plan: GraphPlan, *, lr: float, max_norm: float) -> GraphJob:
+def laid_job(
+    module: nn.Module, plan: GraphPlan, inputs: Sequence[Any] | None, *, lr: float, max_norm: float
+) -> GraphJob:
     """`module`, the whole of the plan's graph, laid out over the running processes, of which there are as
-    many as the plan has devices."""
+    many as the plan has devices. `inputs` are what its forward is called with, of the whole batch."""
     if not isinstance(module, GraphModule):
-        raise ConfigError(
-            "is not the module of a graph", key="module", found=type(module).__name__,
-            allowed="graph_module(plan.graph)",
-        )  # fmt: skip
+        return _captured_job(module, plan, inputs, lr=lr, max_norm=max_norm)
     if module.graph != plan.graph:
         raise ConfigError(
             "is not the plan's graph", key="module", found=module.graph.name, allowed=plan.graph.name
@@ -118,9 +121,26 @@ def laid_job(module: nn.Module, plan: GraphPlan, *, lr: float, max_norm: float) 
         {name: parameter.detach() for name, parameter in module.named_parameters()},
         matrices=frozenset(name for name, (op, slot) in readers.items() if is_weight(op, slot)),
         settings={},
+        data=lambda batch: batch,
         lr=lr,
         max_norm=max_norm,
     )
+
+
+def _captured_job(
+    module: nn.Module, plan: GraphPlan, inputs: Sequence[Any] | None, *, lr: float, max_norm: float
+) -> GraphJob:
+    if inputs is None:
+        raise ConfigError(
+            "is needed to see what the module computes", key="inputs", found="nothing",
+            allowed="what its forward is called with, of the whole batch",
+        )  # fmt: skip
+    check_kinds(plan.graph)
+    own = captured(module, inputs, plan.graph)
+    return GraphJob(
+        plan, Grid(plan.mesh.ranks), own.values, matrices=own.matrices, settings=own.settings, data=own.data,
+        lr=lr, max_norm=max_norm,
+    )  # fmt: skip
 
 
 def check_kinds(graph: OpGraph) -> None:

@@ -25,7 +25,7 @@ def attention(work: Work, inputs: Sequence[Tensor], parameters: Sequence[Tensor]
     key = _spread(work, inputs[1], keys, rows, (to, width))
     value = _spread(work, inputs[2], values, rows, (to, value_width))
     added = [
-        aligned(tensor, dims, (*rows, at, to))
+        aligned(tensor if tensor.dtype == torch.bool else tensor.to(query.dtype), dims, (*rows, at, to))
         for tensor, dims in zip(
             (*inputs[3:], *parameters),
             (*(operand.dims for operand in op.inputs[3:]), *(own.dims for own in op.parameters)),
@@ -90,11 +90,19 @@ def _fused(
     is_causal = is_causal and not added and not work.is_divided(at)
     mask = None if is_causal else _visible(work, at, to)
     if added:
-        mask = _added(added, mask).expand(*lead, -1, -1).reshape(-1, 1, query.shape[-2], key.shape[-2])
+        own = [_as_number(each, query.dtype) for each in added]
+        mask = _added(own, mask).expand(*lead, -1, -1).reshape(-1, 1, query.shape[-2], key.shape[-2])
     result = functional.scaled_dot_product_attention(
         flat[0], flat[1], flat[2], attn_mask=mask, is_causal=is_causal, scale=_scale(work, query)
     )
     return result.reshape(*lead, *result.shape[-2:])
+
+
+def _as_number(mask: Tensor, dtype: torch.dtype) -> Tensor:
+    """What is added to scores, where a mask says which keys are met."""
+    if mask.dtype != torch.bool:
+        return mask
+    return torch.zeros((), dtype=dtype).masked_fill(~mask, float("-inf"))
 
 
 def _added(added: Sequence[Tensor], visible: Tensor | None) -> Tensor:
@@ -107,11 +115,12 @@ def _of_parts(
 ) -> Tensor:
     """A partial sum of values, once ranks agree on the maximum and the sum of each row of scores."""
     scores = (query * _scale(work, query)) @ key.transpose(-1, -2)
+    lowest = torch.finfo(scores.dtype).min
     for each in added:
-        scores = scores + each
+        scores = scores.masked_fill(~each, lowest) if each.dtype == torch.bool else scores + each
     visible = _visible(work, at, to)
     if visible is not None:
-        scores = scores.masked_fill(~visible, torch.finfo(scores.dtype).min)
+        scores = scores.masked_fill(~visible, lowest)
     less = scores - work.largest(scores.amax(-1, keepdim=True), (to,))
     total = work.summed(less.exp().sum(-1, keepdim=True), (to,), gradients="summed")
     return (less.exp() / total) @ value

@@ -85,7 +85,7 @@ def _constant_once(
     zeros = [torch.zeros_like(each) if at in partial else each for at, each in enumerate(operands)]
     with torch.no_grad():
         constant = function(*zeros)
-    return result - constant
+    return torch.where(constant.isinf(), torch.zeros_like(result), result - constant)
 
 
 def reduce(work: Work, inputs: Sequence[Tensor], parameters: Sequence[Tensor]) -> Tensor:

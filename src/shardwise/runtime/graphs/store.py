@@ -156,8 +156,8 @@ def held_parameters(
 
 def square_sum(parameters: Iterable[Held]) -> Tensor:
     """This rank's share of the sum of the squares of all gradients: over all ranks, shares add up to it."""
-    total = torch.zeros(())
+    total = torch.zeros((), dtype=torch.float64)
     for held in parameters:
         if held.owned.grad is not None:
-            total += held.owned.grad.float().square().sum() / held.copies
+            total += held.owned.grad.square().sum(dtype=torch.float64) / held.copies
     return total

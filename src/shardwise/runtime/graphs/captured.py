@@ -1,0 +1,198 @@
+"""A user's module beside the graph that was captured from it: what each operator computes exactly, where its
+parameters are, and how the data that it reads are made."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind
+
+from shardwise.errors import ConfigError
+from shardwise.graph import OpGraph, OpNode
+from shardwise.runtime.capture import built, loss_of
+from shardwise.runtime.capture_blocks import needed
+from shardwise.runtime.capture_trace import exported, trace_of_program
+from shardwise.runtime.graphs.exact import settings_of
+from shardwise.runtime.graphs.module import first_readers
+from shardwise.runtime.graphs.program import Settings, operators_of, repeated
+
+MODULE = "module"
+"""How a module is called in messages: it has no file of its own."""
+
+
+@dataclass(frozen=True)
+class Captured:
+    """A module as the graph of a plan has it: `settings` of operators by their number, `values` of parameters
+    by their names in the graph, `matrices` those that are matrices in the module, and `data` from what the
+    module's forward is called with to the inputs of the graph."""
+
+    settings: Mapping[int, Settings]
+    values: Mapping[str, Tensor]
+    matrices: frozenset[str]
+    data: Callable[[Any], Mapping[str, Tensor]]
+
+
+def captured(module: nn.Module, inputs: Sequence[Any], graph: OpGraph) -> Captured:
+    """`module`, called with `inputs` of the whole batch, as `graph` has it. ConfigError where it is another
+    network than the graph, or does what graphs tell for its cost alone."""
+    inputs = tuple(inputs)
+    program = exported(module, inputs, {}, MODULE)
+    trace = trace_of_program(program, module, MODULE)
+    more = tuple(_doubled(value, graph.batch) for value in inputs)
+    doubled = trace_of_program(exported(module, more, {}, MODULE), module, MODULE)
+    builder = built(trace, {"batch": doubled}, MODULE)
+    found = needed(builder.nodes, loss_of(builder, trace))
+    names = _same(operators_of(graph), found, _parameter_names(graph))
+    data = _Data(program, names, graph.inputs)
+    settings = {
+        number: settings_of(builder, node, builder.calls[node.name], _targets(program))
+        for number, node in enumerate(found)
+    }
+    data.check_states(builder, found, inputs)
+    own = dict(module.named_parameters())
+    values, matrices = {}, set()
+    for name, (op, slot) in first_readers(graph).items():
+        value = part_of_parameter(own, name)
+        values[name] = value.detach().reshape(op.shape(op.parameters[slot].dims))
+        if own[name.partition("[")[0]].dim() > 1:
+            matrices.add(name)
+    return Captured(settings, values, frozenset(matrices), data)
+
+
+def _doubled(value: Any, batch: int) -> Any:
+    """The same with twice as many samples, where its first dim is the batch."""
+    is_batch = isinstance(value, Tensor) and value.dim() > 0 and value.shape[0] == batch
+    return torch.cat((value, value)) if is_batch else value
+
+
+def _parameter_names(graph: OpGraph) -> list[tuple[str, ...]]:
+    return [
+        tuple(repeated(parameter.name, count, block.repeat) for parameter in op.parameters)
+        for block in graph.blocks
+        for count in range(block.repeat)
+        for op in block.operators
+    ]
+
+
+def _same(
+    plan: Sequence[OpNode], found: Sequence[OpNode], names: Sequence[tuple[str, ...]]
+) -> dict[str, str]:
+    """The names of data in the plan's graph with those in the module. ConfigError where operators differ."""
+    data: dict[str, str] = {}
+    if len(plan) != len(found):
+        raise _another(f"{len(found)} operators", f"{len(plan)}")
+    made = {node.name for node in found}
+    for op, node, parameters in zip(plan, found, names, strict=True):
+        ours = (node.kind, [node.shape(dims) for dims in node.tensors], _plain(node))
+        theirs = (op.kind, [op.shape(dims) for dims in op.tensors], _plain(op))
+        if ours != theirs or tuple(each.name for each in node.parameters) != parameters:
+            raise _another(f"{node.name}: {_told(node)}", f"{op.name}: {_told(op)}")
+        for operand, read in zip(op.inputs, node.inputs, strict=True):
+            if read.source not in made:
+                data[operand.source] = read.source
+    return data
+
+
+def _plain(op: OpNode) -> dict[str, Any]:
+    """The attributes that do not name dims."""
+    dims = ("over", "time", "heads", "kv_heads", "channel")
+    return {name: value for name, value in op.attributes.items() if name not in dims}
+
+
+def _told(op: OpNode) -> str:
+    shapes = " ".join(str(list(op.shape(dims))) for dims in op.tensors)
+    return f"{op.kind} {shapes}"
+
+
+def _another(found: str, allowed: str) -> ConfigError:
+    return ConfigError("is not the plan's network", key=MODULE, found=found, allowed=allowed)
+
+
+def part_of_parameter(parameters: Mapping[str, Tensor], name: str) -> Tensor:
+    """A parameter by its name in a graph: `in_proj.weight[0:64]` are rows of one."""
+    own, _, rows = name.partition("[")
+    value = parameters[own]
+    for dim, text in enumerate(rows.rstrip("]").split(",") if rows else ()):
+        first, _, stop = text.strip().partition(":")
+        if first and stop:
+            value = value.narrow(dim, int(first), int(stop) - int(first))
+    return value
+
+
+def _targets(program: ExportedProgram) -> Mapping[str, Any]:
+    return {node.name: node.target for node in program.graph.nodes if node.op == "call_function"}
+
+
+class _Data:
+    """What a graph reads, made from what the module is called with: its inputs, buffers, and what it computes
+    of them before any parameter comes in."""
+
+    def __init__(
+        self, program: ExportedProgram, names: Mapping[str, str], shapes: Mapping[str, tuple[int, ...]]
+    ) -> None:
+        self.program, self.names, self.shapes = program, names, shapes
+        self.nodes = {node.name: node for node in program.graph.nodes}
+        self.kept: dict[str, Any] = {}
+        for spec in program.graph_signature.input_specs:
+            if spec.kind in (InputKind.BUFFER, InputKind.CONSTANT_TENSOR) and spec.target is not None:
+                stores = (program.state_dict, program.constants)
+                self.kept[spec.arg.name] = next(each[spec.target] for each in stores if spec.target in each)
+
+    def __call__(self, batch: Any) -> Mapping[str, Tensor]:
+        given = tuple(batch) if isinstance(batch, list | tuple) else (batch,)
+        users = self.program.graph_signature.user_inputs
+        tensors = [value for value in given if isinstance(value, Tensor)]
+        if len(tensors) != len(users):
+            raise ConfigError(
+                "is not what the module is called with", key="batch", found=f"{len(tensors)} tensors",
+                allowed=f"{len(users)}",
+            )  # fmt: skip
+        made = {**self.kept, **dict(zip(map(str, users), tensors, strict=True))}
+        with torch.no_grad():
+            return {name: self._data(name, own, made) for name, own in self.names.items()}
+
+    def _data(self, name: str, own: str, made: dict[str, Any]) -> Tensor:
+        own = own if own in self.nodes else own.removesuffix("_spelled")
+        # What is not in the module is the one row of a parameter that is repeated.
+        result: Tensor = self._value(own, made) if own in self.nodes else torch.zeros(self.shapes[name])
+        return result
+
+    def _value(self, name: str, made: dict[str, Any]) -> Any:
+        if name not in made:
+            made[name] = self._computed(name, made)
+        return made[name]
+
+    def _computed(self, name: str, made: dict[str, Any]) -> Any:
+        node = self.nodes[name]
+        arguments = [self._argument(value, made) for value in node.args]
+        return node.target(
+            *arguments, **{key: self._argument(value, made) for key, value in node.kwargs.items()}
+        )
+
+    def _argument(self, value: Any, made: dict[str, Any]) -> Any:
+        if isinstance(value, torch.fx.Node):
+            return self._value(value.name, made)
+        if isinstance(value, list | tuple):
+            return type(value)(self._argument(item, made) for item in value)
+        return value
+
+    def check_states(self, builder: Any, found: Sequence[OpNode], inputs: tuple[Any, ...]) -> None:
+        """ConfigError where a recurrent layer does not begin with zeros."""
+        made: dict[str, Any] = {}
+        users = map(str, self.program.graph_signature.user_inputs)
+        made.update(self.kept)
+        made.update(zip(users, (value for value in inputs if isinstance(value, Tensor)), strict=True))
+        for node in found:
+            if node.kind in ("lstm", "gru"):
+                call = self.nodes[builder.calls[node.name].name]
+                states = call.args[1] if isinstance(call.args[1], list | tuple) else [call.args[1]]
+                for state in states:
+                    if self._value(state.name, made).count_nonzero():
+                        raise ConfigError(
+                            f"{node.name} begins with a state", key=MODULE, found="numbers", allowed="zeros"
+                        )

@@ -1,0 +1,93 @@
+"""Holds captured modules under graph plans against the same modules on one process, in plain PyTorch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from tests.runtime.graph_equality import LR, MAX_NORM, Run, largest, relative
+from tests.runtime.graph_modules import data_of, module_of
+from torch import nn
+
+from shardwise.plan import GraphPlan
+from shardwise.runtime import Report
+from shardwise.runtime.graphs import GraphJob
+from shardwise.runtime.graphs.captured import captured, part_of_parameter
+from shardwise.runtime.graphs.grid import Grid
+
+
+def plain_run(name: str, *, seed: int, steps: int) -> Run:
+    """Losses, norms, clipped gradients of the first step and parameters of the module by itself."""
+    module = module_of(name, seed)
+    groups = [
+        {"params": [each for each in module.parameters() if each.dim() > 1], "weight_decay": 0.1},
+        {"params": [each for each in module.parameters() if each.dim() <= 1], "weight_decay": 0.0},
+    ]
+    optimizer = torch.optim.AdamW(groups, lr=LR, betas=(0.9, 0.95))
+    losses, norms, gradients = [], [], {}
+    for step in range(steps):
+        optimizer.zero_grad()
+        result = module(*data_of(name, step))
+        loss = result[0] if isinstance(result, tuple) else result
+        loss.backward()
+        norms.append(_clipped(module))
+        if step == 0:
+            gradients = {key: _gradient(each) for key, each in module.named_parameters()}
+        optimizer.step()
+        losses.append(loss.item())
+    parameters = {key: each.detach().clone() for key, each in module.named_parameters()}
+    return Run(tuple(losses), tuple(norms), gradients, parameters)
+
+
+def _clipped(module: nn.Module) -> float:
+    """The norm of the gradient, which is made no longer than MAX_NORM."""
+    gradients = [each.grad for each in module.parameters() if each.grad is not None]
+    norm = float(torch.stack([each.square().sum() for each in gradients]).sum().sqrt())
+    for each in gradients:
+        each.mul_(min(1.0, MAX_NORM / norm))
+    return norm
+
+
+def _gradient(parameter: nn.Parameter) -> torch.Tensor:
+    return torch.zeros_like(parameter) if parameter.grad is None else parameter.grad.clone()
+
+
+def captured_differences(
+    report: Report, name: str, plans: Sequence[GraphPlan], expected: Run, seed: int
+) -> list[float]:
+    """On every rank: how far the module is from `expected` under each plan, all for as many ranks."""
+    own = captured(module_of(name, seed), data_of(name, 0), plans[0].graph)
+    found = []
+    for plan in plans:
+        job = GraphJob(
+            plan, Grid(plan.mesh.ranks), own.values, matrices=own.matrices, settings=own.settings,
+            data=own.data, lr=LR, max_norm=MAX_NORM,
+        )  # fmt: skip
+        found.append(captured_difference(job, name, expected))
+    return found
+
+
+def captured_difference(job: GraphJob, name: str, expected: Run) -> float:
+    losses, norms = [], []
+    gradient = 0.0
+    for step in range(len(expected.losses)):
+        result = job.backward(data_of(name, step))
+        if step == 0:
+            found = job.gradients()
+            right = {
+                key: part_of_parameter(expected.gradients, key).reshape(each.shape)
+                for key, each in found.items()
+            }
+            gradient = largest(found, right)
+        job.update()
+        losses.append(result.loss)
+        norms.append(result.gradient_norm)
+    return max(
+        relative(*map(_row, (losses, expected.losses))),
+        relative(*map(_row, (norms, expected.norms))),
+        gradient,
+    )
+
+
+def _row(values: Sequence[float]) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.float64)

@@ -1,0 +1,84 @@
+"""The modules of `captured.py` without dropout, and with data that they can be trained on."""
+
+from __future__ import annotations
+
+import torch
+from tests.runtime import captured
+from torch import Tensor, nn
+
+CLASSES = 3
+"""Below the number of classes and words of every module."""
+
+
+def _without_dropout(built: captured.Built) -> captured.Built:
+    for module in built[0].modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+    return built
+
+
+def vgg(batch: int = 4) -> captured.Built:
+    return _without_dropout(captured.vgg(batch))
+
+
+def resnet(batch: int = 4) -> captured.Built:
+    return captured.resnet(batch)
+
+
+def lstm(batch: int = 4, seq_len: int = 6) -> captured.Built:
+    return captured.lstm(batch, seq_len)
+
+
+def gru(batch: int = 4, seq_len: int = 6) -> captured.Built:
+    return captured.gru(batch, seq_len)
+
+
+def transformer(batch: int = 4, seq_len: int = 8) -> captured.Built:
+    return _without_dropout(captured.transformer(batch, seq_len))
+
+
+def llama(batch: int = 2, seq_len: int = 16) -> captured.Built:
+    return captured.llama(batch, seq_len)
+
+
+def uneven() -> captured.Built:
+    return captured.uneven()
+
+
+def again() -> captured.Built:
+    return captured.again()
+
+
+def towers() -> captured.Built:
+    return captured.towers()
+
+
+def vision(batch: int = 4) -> captured.Built:
+    return captured.vision(batch)
+
+
+def digits(batch: int = 4) -> captured.Built:
+    return _without_dropout(captured.digits(batch))
+
+
+MODULES = {
+    each.__name__: each
+    for each in (vgg, resnet, lstm, gru, transformer, llama, uneven, again, towers, vision, digits)
+}
+
+
+def module_of(name: str, seed: int) -> nn.Module:
+    """The module with parameters of the seed, in fp64."""
+    torch.manual_seed(seed)
+    return MODULES[name]()[0].double()
+
+
+def data_of(name: str, step: int) -> tuple[Tensor, ...]:
+    """What its forward is called with in a step."""
+    random = torch.Generator().manual_seed(100 + step)
+    return tuple(
+        torch.randn(like.shape, generator=random, dtype=torch.float64)
+        if like.is_floating_point()
+        else torch.randint(CLASSES, like.shape, generator=random)
+        for like in MODULES[name]()[1]
+    )

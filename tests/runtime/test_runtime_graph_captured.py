@@ -1,0 +1,93 @@
+"""Captured modules under graph plans: losses, norms and gradients are those of the modules by themselves."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+from tests.runtime import graph_modules
+from tests.runtime.captured_equality import captured_differences, plain_run
+from tests.runtime.graph_equality import Run
+from tests.runtime.graph_modules import MODULES, data_of, module_of
+from tests.runtime.graph_plans import drawn, on_frontier
+from torch import Tensor, nn
+
+from shardwise.errors import ConfigError
+from shardwise.graph import OpGraph
+from shardwise.plan import GraphPlan
+from shardwise.runtime import Team, capture
+from shardwise.runtime.graphs.captured import captured
+
+pytestmark = pytest.mark.xdist_group("runtime")
+
+TOLERANCE = 1e-9
+"""Relative, in fp64, so that what is left is sums in another order: in fp32 it is up to 4e-5."""
+
+STEPS = 3
+
+FEW = ("vgg", "lstm", "transformer", "vision", "again")
+"""Those that are run without `--full`."""
+
+
+@cache
+def graph_of(name: str) -> OpGraph:
+    return capture(graph_modules.__file__, name)
+
+
+@cache
+def expected(name: str) -> Run:
+    return plain_run(name, seed=1, steps=STEPS)
+
+
+def worst(team: Team, name: str, plans: list[GraphPlan]) -> float:
+    devices = plans[0].mesh.devices
+    return max(max(of) for of in team.run(devices, captured_differences, name, plans, expected(name), 1))
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_modules_train_under_any_layout(team: Team, name: str, full: bool) -> None:
+    if name in FEW or full:
+        plans = list(drawn(graph_of(name), (2,), range(8 if full else 3)))
+        assert worst(team, name, plans) < TOLERANCE
+    assert graph_of(name).operators > 3
+
+
+@pytest.mark.parametrize("name", ["vgg", "lstm", "transformer"])
+def test_modules_train_on_four_processes(team: Team, name: str, full: bool) -> None:
+    plans = list(drawn(graph_of(name), (2, 2), range(8 if full else 2)))
+    assert worst(team, name, plans) < TOLERANCE
+
+
+@pytest.mark.parametrize("name", ["vgg", "lstm", "transformer"])
+def test_points_of_the_frontier_train(team: Team, name: str) -> None:
+    plans = on_frontier(graph_of(name), 2, 3)
+    assert worst(team, name, plans) < TOLERANCE
+
+
+def test_another_module_is_refused() -> None:
+    with pytest.raises(ConfigError, match="is not the plan's network"):
+        captured(module_of("lstm", 1), data_of("lstm", 0), graph_of("gru"))
+
+
+class Rolled(nn.Module):
+    """A state that a graph says nothing of."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.scale(x).std(0).sum()
+
+
+def test_what_graphs_have_for_its_cost_alone_is_refused_by_its_line(tmp_path: Path) -> None:
+    file = tmp_path / "rolled.py"
+    file.write_text(
+        "import torch\nfrom tests.runtime.test_runtime_graph_captured import Rolled\n"
+        "def build(batch: int = 4):\n    return Rolled(), (torch.zeros(batch, 4),)\n"
+    )
+    graph = capture(str(file), "build")
+    with pytest.raises(ConfigError, match="is captured for its cost alone"):
+        captured(Rolled(), (torch.zeros(4, 4),), graph)
