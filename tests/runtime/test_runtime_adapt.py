@@ -4,12 +4,15 @@ bytes that go between nodes are those that `replan` charges."""
 from __future__ import annotations
 
 import json
+import os
+import signal
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 from tests.runtime.plans import make_plan
+from torch import distributed
 
 from shardwise import search
 from shardwise.app.cli.adapting import advisor_for, link_rates, rounds
@@ -19,7 +22,17 @@ from shardwise.measure import message_rates
 from shardwise.model import model_from_config
 from shardwise.plan import Plan, write_plan
 from shardwise.replan import Costs, Present
-from shardwise.runtime import Advice, Change, Report, StepRecord, Team, TrainOptions, train
+from shardwise.runtime import (
+    Advice,
+    Change,
+    RankLost,
+    Report,
+    StepRecord,
+    Team,
+    TrainOptions,
+    resumed_options,
+    train,
+)
 from shardwise.runtime.watch import DEPARTURE, RECENT, Watch
 from shardwise.strategy import Job, Strategy, complete, target_of
 
@@ -78,6 +91,33 @@ def test_a_run_that_moves_twice_ends_like_one_that_stays(
         changes = [record.change for record in records[:2]]
         assert all(isinstance(change, Change) and change.moved_bytes > 0 for change in changes)
         assert records[-1].change is None  # there is nothing left to move for
+
+
+@dataclass(slots=True)
+class Killed(Scripted):
+    """Rank 1 is killed when links are measured for the third time."""
+
+    measured: int = 0
+
+    def measure(self) -> Mapping[str, float]:
+        self.measured += 1
+        if self.measured == 3 and distributed.get_rank() == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return {"n0>s0g0": 1e6}
+
+
+def test_a_run_that_dies_behind_a_move_goes_on_from_its_checkpoint(team: Team, tmp_path: Path) -> None:
+    """It moves after step 1, saves after step 2 under the second plan and dies after step 3: no loss of the
+    run that goes on, under the first plan again, differs from the undisturbed run's."""
+    cluster = load_cluster("2x1xcpu")
+    first, second = (on(cluster, make_plan(text)) for text in ("dp=2,zero_stage=1", "pp=2,schedule=1f1b"))
+    options = TrainOptions(steps=5, checkpoint=str(tmp_path), checkpoint_every=2)
+    quiet = team.run(2, trained, first, replace(options, checkpoint=None))[0]
+    with pytest.raises(RankLost, match="rank 1 was ended by signal 9"):
+        team.run(2, trained, first, replace(options, advisor=Killed([second.best.strategy])))
+    resumed = team.run(2, trained, first, resumed_options(options, first))[0]
+    assert [record.step for record in resumed] == [3, 4, 5]
+    assert [r.loss for r in resumed] == pytest.approx([r.loss for r in quiet[2:]], rel=2e-5)
 
 
 def priced(before: Plan, after: Plan) -> float:
