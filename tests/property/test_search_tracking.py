@@ -18,7 +18,20 @@ from tests.property.tracking_instances import (
 
 from shardwise.frontier import Chain, Factor, frontier_of, reduce
 from shardwise.search import tracked
-from shardwise.search.tracking import bins, bounds, eliminate, grid, labels, links, peaks, prune, state, walk
+from shardwise.search.tracking import (
+    bins,
+    bounds,
+    draw,
+    eliminate,
+    grid,
+    labels,
+    lines,
+    links,
+    peaks,
+    prune,
+    state,
+    walk,
+)
 from shardwise.search.tracking.simplify import without
 from shardwise.search.tracking.solution import Solution
 from shardwise.search.tracking.steps import Order, order_of
@@ -78,8 +91,10 @@ def test_all_ways_find_what_enumeration_finds(first_seed: int, seeds: int) -> No
     assert solvable > seeds // 2
 
 
+@pytest.mark.parametrize("many", [0, eliminate.MANY])
 @pytest.mark.parametrize("epsilon", [0.1, 0.4])
-def test_an_epsilon_is_all_that_is_lost(epsilon: float) -> None:
+def test_an_epsilon_is_all_that_is_lost(monkeypatch: pytest.MonkeyPatch, epsilon: float, many: int) -> None:
+    monkeypatch.setattr(eliminate, "MANY", many)
     dropped = 0
     for seed in range(150):
         chain = chain_of(seed)
@@ -121,10 +136,14 @@ def test_a_loss_that_is_spent_twice_is_noticed(monkeypatch: pytest.MonkeyPatch) 
     """Grids of a hundred times what may be lost leave points out that nothing matches."""
     for share in ("LINKS_SHARE", "RUNS_SHARE", "WALK_SHARE"):
         monkeypatch.setattr(bounds, share, 100.0 * getattr(bounds, share))
-    epsilon = 0.05
+    assert not epsilon_holds(0.05)
+
+
+def epsilon_holds(epsilon: float) -> bool:
+    """Whether every point of long chains is matched up to the epsilon."""
     chains = [long_chain(seed) for seed in LONG]
     expected = [by_labels(chain, walk.merged)[0] for chain in chains]
-    assert not all(
+    return all(
         matches(tracked([chain], epsilon=epsilon).points, points, epsilon)
         for chain, points in zip(chains, expected, strict=True)
     )
@@ -132,10 +151,10 @@ def test_a_loss_that_is_spent_twice_is_noticed(monkeypatch: pytest.MonkeyPatch) 
 
 def test_bins_keep_what_no_other_row_dominates() -> None:
     random = np.random.default_rng(0)
-    for columns in (2, 3):
+    for columns, steps_each in ((2, 60), (3, 60), (4, 12)):
         for count in (bins.FEW, 3 * bins.FEW):
             cells = random.integers(0, 7, count)
-            steps = random.integers(0, 60, (count, columns)).astype(np.float64)
+            steps = random.integers(0, steps_each, (count, columns)).astype(np.float64)
             kept = bins.in_bins(cells, list(steps.T))
             assert len(kept) < count / 2
             best = reduce(steps[kept], cells=cells[kept])
@@ -210,6 +229,8 @@ def without_exposed(chain: Chain) -> Chain:
     return without(chain, 1)
 
 
+WEIGHTED = lines.weighted
+
 OUTSIDE, WITHIN, AROUND = eliminate._outside, bounds.Bounds._within, peaks.Peaks.around
 
 
@@ -235,6 +256,28 @@ def test_a_broken_rule_is_noticed(
 ) -> None:
     monkeypatch.setattr(module, name, broken)
     assert not agrees(range(60))
+
+
+@pytest.mark.parametrize("lowered", [1.0, 0.8])
+def test_choices_that_lead_below_no_corner_are_left_out_and_no_others(
+    monkeypatch: pytest.MonkeyPatch, lowered: float
+) -> None:
+    """From the first lines on; corners that are taken for a fifth lower leave out too many."""
+    monkeypatch.setattr(draw, "NARROWED_AT", 0)
+    monkeypatch.setattr(state, "weighted", lambda weights, corners: lowered * WEIGHTED(weights, corners))
+    assert agrees(range(60)) == (lowered == 1.0)
+
+
+def test_the_hull_is_what_weighted_sums_find() -> None:
+    random = np.random.default_rng(3)
+    for count in (1, 2, 3, 40):
+        points = frontier_of(random.uniform(1.0, 2.0, (count, 2))).points
+        hull = draw._hull(points)
+        least = {int((points @ [1.0, slope]).argmin()) for slope in np.geomspace(1e-4, 1e4, 20_000)}
+        assert least <= set(hull)
+        chosen = points[hull]
+        rise = np.diff(chosen[:, 0]) / -np.diff(chosen[:, 1])
+        assert (np.diff(rise) > 0.0).all()
 
 
 def test_large_tables_are_joined_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from tests.property.tracking_instances import long_chain
+from tests.property.tracking_instances import chain_of, long_chain
 
-from shardwise.search.tracking import bounds, grid
-from shardwise.search.tracking.chained import Weighing, solutions, weighed
+from shardwise.search.tracking import bounds, eliminate, grid
+from shardwise.search.tracking.chained import Weighing, bordered, solutions, weighed
 from shardwise.search.tracking.links import link_labels
 from shardwise.search.tracking.state import orders_of
 
@@ -81,3 +81,51 @@ def excesses(seed: int) -> tuple[float, float]:
 def test_excesses_of_a_solution_are_no_more_than_its_own(seed: int) -> None:
     excess, beyond = excesses(seed)
     assert -1e-9 <= excess <= beyond + 1e-9
+
+
+def lost_in_a_part(seed: int) -> tuple[int, bool]:
+    """How many labels elimination left out of a random part, and whether each is matched by one that costs no
+    more than its excess allows."""
+    chain = chain_of(seed, operators=10, layouts=6)
+    orders = orders_of(chain)
+    left_out, is_matched = 0, True
+    weights = np.array([[1.0, 0.0, 0.5, 0.0, 0.0]])
+    whole = weighed(chain, orders, Weighing.without_peaks(chain, weights))
+    if not np.isfinite(whole.least).all():
+        return 0, True
+    for place, link in enumerate(chain):
+        for mode, (_, part) in enumerate(link.modes):
+            scalars = whole.scalars[place][mode]
+            scalars.spread(np.zeros((*scalars.last.shape[:-1], 1)))
+            least = bordered(part, scalars.last)[..., 0]
+            potential = np.where(np.isfinite(least), -least, 0.0).reshape(-1)
+            own = grid.Grid(0.1 * BASE, 5.0 * RATE, weights[0, [0, 1, 2, 4]], potential)
+            exact = eliminate.eliminated(part, orders[place][mode])
+            lossy = eliminate.eliminated(part, orders[place][mode], eliminate.Limits(scalars, 1e9, own))
+            left_out += len(exact) - len(lossy)
+            sizes = least.shape
+            at = exact.coordinates()
+            entry = at[part.entry] if part.entry is not None else 0
+            leaving = at[part.exit] if part.exit is not None else 0
+            cells = np.zeros(len(exact), dtype=np.intp) + entry * sizes[1] + leaving
+            excess = np.maximum(exact.points @ weights[0] + potential[cells], 0.0)
+            loss = own.base + own.rate * excess[:, None]
+            may_cost = exact.points + np.column_stack([loss[:, :3], loss[:, 3] / 2.0, loss[:, 3] / 2.0])
+            is_alike = lossy.cells[:, None] == exact.cells[None]
+            is_below = (lossy.points[:, None] <= may_cost[None] + 1e-9).all(axis=2)
+            is_matched = is_matched and bool((is_alike & is_below).any(axis=0).all())
+    return left_out, is_matched
+
+
+def test_elimination_within_a_part_loses_what_it_may_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(eliminate, "MANY", 0)
+    found = [lost_in_a_part(seed) for seed in range(30)]
+    assert sum(left_out for left_out, _ in found) > 150
+    assert all(is_matched for _, is_matched in found)
+
+
+def test_steps_that_may_each_lose_the_whole_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(eliminate, "MANY", 0)
+    unfolded = eliminate._unfolded
+    monkeypatch.setattr(eliminate, "_unfolded", lambda loss: eliminate.LOSSY_STEPS * unfolded(loss))
+    assert not all(lost_in_a_part(seed)[1] for seed in range(30))

@@ -13,8 +13,11 @@ Steps = npt.NDArray[np.float64]
 FEW = 4096
 """Rows for which sorting is no dearer."""
 
-MOST_BINS = 1 << 23
+MOST_BINS = 1 << 24
 """Bins held at a time."""
+
+MOST_BINS_EACH = 64
+"""Bins for each row, beyond which sorting is no dearer."""
 
 WIDEST = 1 << 22
 """Steps from the least to the largest of one column."""
@@ -25,15 +28,16 @@ def in_bins(cells: Indices, steps: list[Steps]) -> Indices:
 
     `steps` are columns of whole numbers. Rows fall into bins by cell and by all columns but the first; the
     least of the first column is kept per bin and carried on to all bins that are no less in each column.
-    Where that would take too much room, or there are more than three columns, all rows.
+    Where that would take too much room, or there are more than four columns, all rows.
     """
     every = np.arange(len(cells), dtype=np.intp)
-    if len(cells) < FEW or not 1 < len(steps) <= 3:
+    if len(cells) < FEW or not 1 < len(steps) <= 4:
         return every
     classes = [_classes(column) for column in (cells, *steps[1:])]
     found = [each for each in classes if each is not None]
     sizes = tuple(size for _, size in found)
-    if len(found) < len(classes) or np.prod(sizes, dtype=np.float64) > MOST_BINS:
+    most = min(MOST_BINS, MOST_BINS_EACH * len(cells))
+    if len(found) < len(classes) or np.prod(sizes, dtype=np.float64) > most:
         return every
     at = np.ravel_multi_index(tuple(own for own, _ in found), sizes)
     least = np.full(int(np.prod(sizes)), np.inf)

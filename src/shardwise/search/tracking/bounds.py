@@ -14,11 +14,12 @@ from shardwise.search.tracking.peaks import Peaks
 
 Values = npt.NDArray[np.float64]
 
-LINKS_SHARE, RUNS_SHARE, WALK_SHARE = 0.1, 0.1, 0.4
-"""Of what may be lost along a chain, the parts of its links, of runs of like links, and of the walk."""
+PARTS_SHARE, LINKS_SHARE, RUNS_SHARE, WALK_SHARE = 0.05, 0.05, 0.05, 0.3
+"""Of what may be lost along a chain, the parts of elimination within its links, of the links, of runs of like
+links, and of the walk."""
 
-LINKS_EXCESS_SHARE, RUNS_EXCESS_SHARE = 0.2, 0.2
-"""The parts that links and runs lose in proportion to their excess."""
+PARTS_EXCESS_SHARE, LINKS_EXCESS_SHARE, RUNS_EXCESS_SHARE = 0.25, 0.15, 0.15
+"""The parts that elimination, links and runs lose in proportion to their excess."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -56,6 +57,13 @@ class Bounds:
         spans = [range(at, at + 1) for at in self.span(place)]
         share = LINKS_SHARE / self.occurrences
         return self._grid(share, LINKS_EXCESS_SHARE, spans, self.weights_in(spans[0]))
+
+    def in_part(self, place: int) -> Grid | None:
+        """What the labels of a mode of a link may lose while its variables are eliminated."""
+        spans = [range(at, at + 1) for at in self.span(place)]
+        return self._grid(
+            PARTS_SHARE / self.occurrences, PARTS_EXCESS_SHARE, spans, self.weights_in(spans[0])
+        )
 
     def in_run(self, starts: range, length: int, part: float) -> tuple[Within, Grid | None]:
         """What may matter of runs of so many links that start at any of these occurrences, and what they may

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -13,17 +14,26 @@ from shardwise.search.tracking.state import State
 
 Values = npt.NDArray[np.float64]
 
+SLOPES_AT_ONCE = 16
+"""Slopes that one round draws lines of; what they find tells the next."""
+
 WEIGHTS_AT_ONCE = 16
 """Weights that one pass over a chain answers."""
 
 ROUNDS = 24
 """Rounds of lines; each draws them between neighbours that are still open."""
 
+NARROWED_AT = 2
+"""Rounds after which choices that lead nowhere are left out: each is cheaper then."""
+
 SHARES = 3
 """Times that the share of hidden_s is sought between all and none."""
 
 STEPS = 8
 """Steps towards where the peak is best weighed, for the line of memory alone; and half of it for others."""
+
+TIGHT = 0.25
+"""Of what may be lost, how far a line may be below the solution on it and is high enough."""
 
 TILT = 1e-7
 """Weight of the other objective where one alone is asked for, so that of equal solutions the better is
@@ -37,6 +47,7 @@ def draw_ends(state: State) -> tuple[float, float]:
     own = _ask(state, ends, np.ones(2), nowhere)
     if state.is_exhausted:
         return 0.0, 0.0
+    _share(state, _drawn(state, [_Asked(0.0, 1.0, nowhere[0])]))
     memory = _raised(state, [_Asked(1.0, 1.0, nowhere[0])], STEPS, time_weight=0.0)
     peaks = memory[0].asked.peaks if memory else nowhere[0]
     (fast_s, fast_bytes), (slow_s, slow_bytes) = state.found.points[0], state.found.points[-1]
@@ -50,11 +61,15 @@ def draw_ends(state: State) -> tuple[float, float]:
 def draw_between(state: State) -> None:
     """Lines between neighbours that are still open, until none of them tells anything new."""
     tried: set[float] = set()
-    for _ in range(ROUNDS):
+    for place in range(ROUNDS):
         fresh = [slope for slope in dict.fromkeys(_between(state)) if slope not in tried]
-        if not fresh or state.is_exhausted:
+        if not fresh:
             break
-        slopes = _spread(fresh, 4 * WEIGHTS_AT_ONCE)
+        if place == NARROWED_AT:
+            state.narrow()
+        if state.is_exhausted:
+            break
+        slopes = _spread(fresh, SLOPES_AT_ONCE)
         tried |= set(slopes)
         _draw(state, slopes)
 
@@ -72,15 +87,29 @@ def _ask(state: State, weights: Values, shares: Values, peaks: Values) -> Weighe
 
 
 def _between(state: State) -> list[float]:
-    """Memory's weight along the line through neighbours between which a corner is open; by time."""
+    """Memory's weight along the edges of what is found, seen from below, beyond which a corner is open; by
+    time."""
     points = state.found.points
-    opened = is_open(state.lines, state.found.corners(state.matched))
-    slopes = []
-    for place in np.flatnonzero(opened[1:-1]).tolist():
-        (fast_s, large), (slow_s, small) = points[place], points[place + 1]
-        # Rounded, since all neighbours along one edge have one slope.
-        slopes.append(float(f"{(slow_s - fast_s) / (large - small):.8g}"))
-    return slopes
+    opened = is_open(state.lines, state.found.corners(state.matched))[1:-1]
+    edges = pairwise(_hull(points))
+    # Rounded, so that one that was tried is known again.
+    return [
+        float(f"{(points[b, 0] - points[a, 0]) / (points[a, 1] - points[b, 1]):.8g}")
+        for a, b in edges if opened[a:b].any()
+    ]  # fmt: skip
+
+
+def _hull(points: Values) -> list[int]:
+    """The points (n, 2), by time, that a weighted sum can have as its least."""
+    kept: list[int] = []
+    for row, (time_s, memory_bytes) in enumerate(points.tolist()):
+        while len(kept) > 1:
+            (fast_s, large), (slow_s, small) = points[kept[-2]], points[kept[-1]]
+            if (slow_s - fast_s) * (large - memory_bytes) < (time_s - fast_s) * (large - small):
+                break
+            kept.pop()
+        kept.append(row)
+    return kept
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,12 +124,14 @@ class _Asked:
 @dataclass(frozen=True, slots=True)
 class _Drawn:
     """A line as it was asked for, its least sum, and of the solution on it how much more hidden_s than
-    exposed_s it has and the link of its largest peak."""
+    exposed_s it has, the link of its largest peak, and how much more that peak
+    weighs than the line has it."""
 
     asked: _Asked
     least: float
     excess_s: float
     peak_link: int
+    beyond: float
 
 
 def _draw(state: State, slopes: list[float]) -> None:
@@ -110,7 +141,12 @@ def _draw(state: State, slopes: list[float]) -> None:
     That share is all where hidden_s is the larger time of the solution on the line, none where exposed_s is;
     else it lies between, where solutions of more hidden_s and of more exposed_s have the same sum.
     """
-    whole = _raised(state, [_Asked(slope, 1.0, _peaks_near(state, slope)) for slope in slopes], STEPS // 2)
+    asked = [_Asked(slope, 1.0, _peaks_near(state, slope)) for slope in slopes]
+    _share(state, _raised(state, asked, STEPS // 2))
+
+
+def _share(state: State, whole: list[_Drawn]) -> None:
+    """The same lines with other shares of hidden_s, where all makes less of them."""
     unsettled = [line for line in whole if line.excess_s < 0.0]
     none = _drawn(state, [replace(line.asked, share=0.0) for line in unsettled])
     between = [(low, high) for high, low in zip(unsettled, none, strict=False) if low.excess_s > 0.0]
@@ -125,13 +161,21 @@ def _draw(state: State, slopes: list[float]) -> None:
 def _raised(state: State, asked: list[_Asked], steps: int, time_weight: float = 1.0) -> list[_Drawn]:
     """Of each line the highest that steps of the peak's weight come to, each towards where the peak of the
     solution on the line is (Frank and Wolfe's, on the mean of which the largest is no less)."""
-    best = now = _drawn(state, asked, time_weight)
+    now = _drawn(state, asked, time_weight)
+    best = dict(enumerate(now))
     for step in range(steps):
-        now = _drawn(
-            state, [_stepped(state, line, 1.0 / (step + 1.0 + time_weight)) for line in now], time_weight
-        )
-        best = [max(pair, key=lambda line: line.least) for pair in zip(best, now, strict=False)]
-    return best
+        loose = [place for place in best if not _is_tight(state, best[place])]
+        part = 1.0 / (step + 1.0 + time_weight)
+        fresh = _drawn(state, [_stepped(state, now[place], part) for place in loose], time_weight)
+        for place, line in zip(loose, fresh, strict=False):
+            now[place] = line
+            best[place] = max(best[place], line, key=lambda line: line.least)
+    return list(best.values())
+
+
+def _is_tight(state: State, line: _Drawn) -> bool:
+    """Whether a line is as high as the solution on it, as closely as solutions are matched."""
+    return line.beyond <= TIGHT * state.matched * line.least
 
 
 def _stepped(state: State, line: _Drawn, part: float) -> _Asked:
@@ -163,8 +207,16 @@ def _drawn(state: State, asked: list[_Asked], time_weight: float = 1.0) -> list[
         for each, least, solution in zip(some, answer.least, solutions(answer), strict=True):
             original = state.narrowed.original(solution)
             costs, peaks = state.costs(original), state.peaks_of(original)
-            found.append(_Drawn(each, float(least), float(costs[0] - costs[1]), int(peaks.argmax())))
+            excess_s, beyond = float(costs[0] - costs[1]), _beyond(state, each, costs, peaks)
+            found.append(_Drawn(each, float(least), excess_s, int(peaks.argmax()), beyond))
     return found
+
+
+def _beyond(state: State, asked: _Asked, costs: Values, peaks: Values) -> float:
+    """How much more the peak of a solution weighs than a line makes of it."""
+    repeats = np.array([link.repeat for link in state.given], dtype=np.float64)
+    parts = asked.peaks * repeats
+    return asked.slope * float(costs[3] - parts @ peaks)
 
 
 def _meeting(low: _Drawn, high: _Drawn) -> float:

@@ -7,18 +7,25 @@ from dataclasses import dataclass
 import numpy as np
 
 from shardwise.frontier import COLUMNS, Part
+from shardwise.search.tracking.chained import unbordered
+from shardwise.search.tracking.grid import Grid
 from shardwise.search.tracking.labels import Labels, Values, Within, joined, labels_of
 from shardwise.search.tracking.scalars import Scalars
 from shardwise.search.tracking.steps import Order, Step
+
+LOSSY_STEPS, MANY = 4, 65536
+"""How many steps of a part may lose, and from how many labels on they do."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Limits:
     """How far the labels of a part reach: `scalars` under one weight, after `spread`, and the weighted sum of
-    the whole that is still wanted."""
+    the whole that is still wanted. `grid` is what they may lose in all, in folded columns, its potential that
+    of the last table; None where nothing."""
 
     scalars: Scalars
     limit: float
+    grid: Grid | None = None
 
 
 def eliminated(part: Part, order: Order, limits: Limits | None = None) -> Labels:
@@ -26,10 +33,13 @@ def eliminated(part: Part, order: Order, limits: Limits | None = None) -> Labels
     soon as they arise."""
     factors_in = {place: frozenset([place]) for place in range(len(part.factors))}
     tables = {place: labels_of(factor.variables, factor.costs) for place, factor in enumerate(part.factors)}
+    losing = None
+    if limits is not None and limits.grid is not None:
+        losing = _Losing.of(part, limits.scalars, limits.grid)
     for step in order.steps:
         factors_in[step.output] = frozenset().union(*(factors_in[table] for table in step.inputs))
         inputs = [(tables.pop(table), factors_in[table]) for table in step.inputs]
-        tables[step.output] = _done(step, inputs, limits)
+        tables[step.output] = _done(step, inputs, limits, losing)
     found = tables[order.last]
     for end in (part.entry, part.exit):
         if end is not None and end not in found.variables:  # nothing there costs anything
@@ -37,7 +47,44 @@ def eliminated(part: Part, order: Order, limits: Limits | None = None) -> Labels
     return found
 
 
-def _done(step: Step, inputs: list[tuple[Labels, frozenset[int]]], limits: Limits | None) -> Labels:
+@dataclass(slots=True, eq=False)
+class _Losing:
+    """What the steps of a part may lose: each of the first so many that come to many labels an equal part.
+
+    The excess of a label in a table is the least that any label of the part has which is made of it, so that
+    parts in proportion to it add up to no more than the whole in proportion to that.
+    """
+
+    scalars: Scalars
+    grid: Grid
+    beyond: dict[int, Values]
+    left: int = LOSSY_STEPS
+
+    @staticmethod
+    def of(part: Part, scalars: Scalars, grid: Grid) -> _Losing:
+        """Of a part, under the weights of its scalars."""
+        potential = grid.potential
+        entry = 1 if part.entry is None else part.sizes[part.entry]
+        beyond = scalars.beyond(unbordered(part, potential.reshape((entry, -1, 1))))
+        return _Losing(scalars, grid, beyond)
+
+    def grid_of(self, step: Step, weights: Values) -> Grid:
+        """Of the labels of a step's table, whose columns weigh this much."""
+        self.left -= 1
+        axes = self.scalars.axes[step.output]
+        beyond = self.beyond[step.output][..., 0].transpose(np.argsort(axes))
+        return Grid(_unfolded(self.grid.base), _unfolded(self.grid.rate), weights, beyond.reshape(-1))
+
+
+def _unfolded(loss: Values) -> Values:
+    """A step's part of what may be lost, in the columns before they are folded: a peak is what is made again
+    and a temporary beside it, half and half."""
+    return np.asarray([*loss[:3], loss[3] / 2.0, loss[3] / 2.0]) / LOSSY_STEPS
+
+
+def _done(
+    step: Step, inputs: list[tuple[Labels, frozenset[int]]], limits: Limits | None, losing: _Losing | None
+) -> Labels:
     """The table that a step makes, of tables and the factors in each; small tables are joined first."""
     waiting = sorted(inputs, key=lambda each: (len(each[0]), each[0].variables))
     nothing = (labels_of((), np.zeros((len(COLUMNS),))), frozenset[int]())
@@ -53,7 +100,10 @@ def _done(step: Step, inputs: list[tuple[Labels, frozenset[int]]], limits: Limit
         _weights(limits, a[1]), _weights(limits, b[1]), _weights(limits, a[1] | b[1]),
         _outside(limits.scalars, step), limits.limit,
     )  # fmt: skip
-    return joined(a[0], b[0], without=step.variable, within=within)
+    if losing is None or not losing.left or len(a[0]) * len(b[0]) < MANY:
+        return joined(a[0], b[0], without=step.variable, within=within)
+    grid = losing.grid_of(step, within.weights)
+    return joined(a[0], b[0], without=step.variable, within=within, grid=grid)
 
 
 def _weights(limits: Limits, factors: frozenset[int]) -> Values:

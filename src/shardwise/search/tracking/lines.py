@@ -29,12 +29,32 @@ class Lines:
     peaks: list[Values] = field(default_factory=list)
 
     def add(self, weights: Values, shares: Values, peaks: Values, least: Values) -> None:
-        """Lines as they are drawn: what no solution at all is below."""
-        self.weights = np.concatenate([self.weights, weights])
-        self.shares = np.concatenate([self.shares, shares])
-        self.least = np.concatenate([self.least, least])
-        self.drawn = np.concatenate([self.drawn, least])
-        self.peaks += list(peaks)
+        """Lines as they are drawn: what no solution at all is below. Of like weights the highest stays."""
+        for own, share, parts, value in zip(weights, shares, peaks, least.tolist(), strict=True):
+            alike = np.flatnonzero((self.weights == own).all(axis=1))
+            if not len(alike):
+                self.weights = np.concatenate([self.weights, own[None]])
+                self.shares = np.append(self.shares, share)
+                self.least = np.append(self.least, value)
+                self.drawn = np.append(self.drawn, value)
+                self.peaks.append(parts)
+            elif value > self.drawn[alike[0]]:
+                line = int(alike[0])
+                self.shares[line], self.drawn[line], self.peaks[line] = share, value, parts
+                self.least[line] = max(float(self.least[line]), value)
+
+    def closest(self, corners: Values, count: int) -> npt.NDArray[np.intp]:
+        """The lines of both objectives that are closest to corners (n, 2), at most so many of them, evenly
+        spread over their slopes."""
+        both = np.flatnonzero(self.weights.all(axis=1))
+        if not len(corners) or not len(both):
+            return both[:0]
+        finite = corners[np.isfinite(corners).all(axis=1)]
+        beyond = weighted(self.weights[both], finite) / self.least[both]
+        near = both[np.unique(beyond.argmin(axis=1))] if len(finite) else both
+        by_slope = near[np.argsort(self.weights[near, 1] / self.weights[near, 0], kind="stable")]
+        picked = np.linspace(0, len(near) - 1, min(count, len(near))).astype(np.intp)
+        return np.asarray(by_slope[picked])
 
     def advance(self, line: int, limit: float) -> None:
         """All solutions below `limit` are matched now."""

@@ -68,7 +68,9 @@ def link_labels(
                 [weighed.ahead[at][:, None] + weighed.behind[at + 1][None] for at in bounds.span(place)]
             )
             scalars.spread(unbordered(part, beyond))
-            found = eliminated(part, orders[place][mode], Limits(scalars, bounds.limit))
+            found = eliminated(
+                part, orders[place][mode], Limits(scalars, bounds.limit, bounds.in_part(place))
+            )
         tables.append(found)
         at = found.coordinates()
         entry = at[part.entry] if part.entry is not None else 0

@@ -13,7 +13,7 @@ from shardwise.search.tracking.found import representatives
 from shardwise.search.tracking.links import beside_peaks, link_labels
 from shardwise.search.tracking.prune import Narrowed, narrowed
 from shardwise.search.tracking.simplify import simplified, without
-from shardwise.search.tracking.state import State, decided_share, orders_of
+from shardwise.search.tracking.state import State, decided_share
 from shardwise.search.tracking.walk import Walked, walked
 
 Values = npt.NDArray[np.float64]
@@ -33,6 +33,7 @@ class Losses:
 
     labels: Values
     points: float
+    relative: float
 
     @staticmethod
     def of(labels: float, points: float, least_s: float, least_bytes: float) -> Losses:
@@ -40,10 +41,7 @@ class Losses:
         memory."""
         peak_share = 1.0 - HELD_SHARE
         least = np.array([least_s, least_s, HELD_SHARE * least_bytes, peak_share * least_bytes])
-        return Losses(labels * least, points)
-
-
-NOTHING_LOST = Losses(np.zeros(4), 0.0)
+        return Losses(labels * least, points, labels)
 
 
 def look(state: State, line: int, limit: float, losses: Losses) -> None:
@@ -61,11 +59,12 @@ def look(state: State, line: int, limit: float, losses: Losses) -> None:
         column = int(np.flatnonzero(state.lines.weights[line])[0])
         others = (2, 3, 4) if column == 0 else (0, 1)
         alone = replace(state.narrowed, chain=without(state.narrowed.chain, *others))
-        end = _near(state, alone, line, limit, NOTHING_LOST)
+        end = _near(state, alone, line, limit, losses)
         if end is not None:
             near, labels = end
             state.take([near.original(solution) for solution in labels.solutions()])
-            least = float(labels.points[:, column].min())
+            lost = losses.labels[:2].max() if column == 0 else losses.labels[2:].sum()
+            least = float(labels.points[:, column].min() - lost)
             limit = min(limit, float(state.lines.weights[line, column]) * least)
     state.lines.advance(line, limit)
 
@@ -84,12 +83,15 @@ def _near(
     near = narrowed(start, state.weighed(start, weights, shares, peaks), np.array([[reach]]))
     if not all(link.modes for link in near.chain):
         return None
+    if weights[0].all():
+        losses = _own(state, near, peaks, losses)
+    reach = limit + float(weights[0] @ [losses.labels[:2].max(), losses.labels[2:].sum()])
     near = replace(near, chain=simplified(near.chain))
     near = _in_one_time(state, near, weights[0], peaks, reach)
     answer = state.weighed(near, weights, shares, peaks)
     bounds = Bounds(answer, reach, losses.labels)
     links = [
-        link_labels(near.chain, orders_of(near.chain), place, bounds) for place in range(len(near.chain))
+        link_labels(near.chain, state.orders_in(near), place, bounds) for place in range(len(near.chain))
     ]
     if not all(len(link.table) for link in links):
         return None
@@ -97,6 +99,13 @@ def _near(
     end = walked(near.chain, links, bounds)
     state.labels += sum(len(link.table) for link in links) + len(end.end)
     return (near, end) if len(end.points) else None
+
+
+def _own(state: State, near: Narrowed, peaks: Values, losses: Losses) -> Losses:
+    """The losses where no solution takes less than what is left of a chain does at least."""
+    weights = np.array([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]])
+    least = state.weighed(near, weights, np.array([1.0, 0.0, 1.0]), np.repeat(peaks, 3, axis=0)).least
+    return Losses.of(losses.relative, losses.points, float(least[:2].max()), float(least[2]))
 
 
 def _wanted(state: State, points: Values, loss: float) -> Indices:

@@ -78,10 +78,14 @@ class Scalars:
 
     def spread(self, outside: Sums) -> None:
         """Fill `outside`: for each table, the least sum of all that is not in it, given `outside` of the last
-        table; infinite where the table itself is."""
-        self.outside[self.order.last] = outside
+        table."""
+        self.outside = self.beyond(outside)
+
+    def beyond(self, outside: Sums) -> dict[int, Sums]:
+        """For each table, the least sum of all that is not in it, given that of the last table."""
+        found = {self.order.last: outside}
         for step in reversed(self.order.steps):
-            beyond = self.outside[step.output]
+            beyond = found[step.output]
             if step.variable is not None:
                 beyond = beyond[..., None, :]
             onto = self._joint_axes(step)
@@ -93,7 +97,8 @@ class Scalars:
                 shape = (*(self.part.sizes[variable] for variable in onto), rest.shape[-1])
                 least = np.broadcast_to(rest, shape).min(axis=away) if away else np.broadcast_to(rest, shape)
                 left = tuple(variable for variable in onto if variable in own)
-                self.outside[table] = least.transpose((*(left.index(v) for v in own), len(own)))
+                found[table] = least.transpose((*(left.index(v) for v in own), len(own)))
+        return found
 
     def through(self, variable: int) -> Sums:
         """A total that no solution with a choice of the variable is below, (choices, weights); after

@@ -10,8 +10,8 @@ import numpy.typing as npt
 from shardwise.frontier import Chain, Factor, Part
 from shardwise.search.tracking.chained import Weighed, Weighing, weighed
 from shardwise.search.tracking.found import Found
-from shardwise.search.tracking.lines import Lines, is_open
-from shardwise.search.tracking.prune import Narrowed
+from shardwise.search.tracking.lines import Lines, is_open, weighted
+from shardwise.search.tracking.prune import Narrowed, narrowed
 from shardwise.search.tracking.simplify import simplified
 from shardwise.search.tracking.solution import (
     Choice,
@@ -28,13 +28,18 @@ from shardwise.search.tracking.steps import Order, order_of
 Values = npt.NDArray[np.float64]
 
 
+NARROWING = 5
+"""Lines that tell which choices may matter."""
+
+
 @dataclass(slots=True, eq=False)
 class State:
     """A chain, number `case` of a question; lines that bound it, the solutions `found` for all cases, and up
     to which factor 1 + `matched` one of these stands for another.
 
-    `narrowed` is the chain without columns that decide nothing. `peak_factors` is where the largest
-    temporary is weighed: a factor of each mode of each link. `asked` and `labels` count the effort.
+    `narrowed` is the chain without columns that decide nothing and choices that lead nowhere. `peak_factors`
+    is where the largest temporary is weighed: a factor of each mode of each link; `orders` how each is
+    eliminated. `asked` and `labels` count the effort.
     """
 
     case: int
@@ -43,6 +48,7 @@ class State:
     matched: float
     narrowed: Narrowed
     peak_factors: list[tuple[int | None, ...]]
+    orders: list[list[Order]]
     lines: Lines = field(default_factory=Lines)
     is_exhausted: bool = False
     asked: int = 0
@@ -54,12 +60,27 @@ class State:
         """Nothing known yet."""
         narrowed = Narrowed.of(simplified(chain))
         factors = [tuple(_peak_factor(part) for _, part in link.modes) for link in narrowed.chain]
-        return State(case, chain, found, matched, narrowed, factors)
+        return State(case, chain, found, matched, narrowed, factors, orders_of(chain))
 
     def open_corners(self) -> Values:
         """Corners below which there may be solutions that no found one matches."""
         corners = self.found.corners(self.matched)
         return corners[is_open(self.lines, corners)]
+
+    def narrow(self) -> None:
+        """Leave out the choices that lead below no open corner.
+
+        No solution that has one of them is missed: what is found matches it. Lines drawn from now on are
+        below all others.
+        """
+        corners = self.open_corners()
+        lines = self.lines.closest(corners, NARROWING)
+        weights = self.lines.weights[lines]
+        answer = self.weighed(
+            self.narrowed, weights, self.lines.shares[lines], np.array(self.lines.peaks)[lines]
+        )
+        self.narrowed = narrowed(self.narrowed, answer, weighted(weights, corners))
+        self.is_exhausted = not all(link.modes for link in self.narrowed.chain)
 
     def take(self, fresh: list[Solution]) -> None:
         """Add solutions of the given chain to what is found."""
@@ -98,7 +119,11 @@ class State:
             tuple(own[mode] for mode in modes)
             for own, modes in zip(self.peak_factors, narrowed.modes, strict=True)
         )
-        return weighed(narrowed.chain, orders_of(narrowed.chain), Weighing(columns, peaks.T, factors))
+        return weighed(narrowed.chain, self.orders_in(narrowed), Weighing(columns, peaks.T, factors))
+
+    def orders_in(self, narrowed: Narrowed) -> list[list[Order]]:
+        """The order of elimination of each mode that is left of each link."""
+        return [[own[mode] for mode in modes] for own, modes in zip(self.orders, narrowed.modes, strict=True)]
 
     def peaks_of(self, solution: Solution) -> Values:
         """The mean of the peaks that a solution has in the occurrences of each link."""

@@ -114,7 +114,8 @@ def _settle_ends(state: State, losses: Losses) -> None:
 
 
 def _settle(state: State, losses: Losses, most_labels: float) -> None:
-    """Look further and further beyond the lines that are closest to what is open, until nothing is."""
+    """Look further and further beyond the lines that have least to see below what is open,
+    until nothing is."""
     reach: dict[int, float] = {}
     usual = 0.0  # how far looks had to go, relative, before the next line was closer
     while not state.is_exhausted and state.labels < most_labels:
@@ -122,21 +123,31 @@ def _settle(state: State, losses: Losses, most_labels: float) -> None:
         corners = corners[np.isfinite(corners).all(axis=1)]  # the ends are settled, or never will be
         if not len(corners):
             return
-        # From where a line was drawn, wherever looks at it have come: all on the way is seen again.
-        beyond = weighted(state.lines.weights, corners) - state.lines.drawn
-        relative = beyond / np.maximum(state.lines.drawn, 1e-300)
-        relative[:, ~state.lines.weights.all(axis=1)] = np.inf
-        nearest = relative.argmin(axis=1)
-        # The line that has least to look at comes first.
-        line = int(nearest[relative.min(axis=1).argmin()])
-        wanted = float(beyond[nearest == line, line].max())
+        line, wanted = _next(state, corners)
         least = float(state.lines.drawn[line])
         if line not in reach:
             reach[line] = max(state.matched * FIRST_REACH, usual) * least or FIRST_PART * wanted
-        labels, beyond_s = state.labels, min(reach[line], MARGIN * wanted)
-        look(state, line, least + beyond_s, losses)
-        usual = max(usual, beyond_s / least) if least > 0.0 else usual
+        labels, beyond = state.labels, min(reach[line], MARGIN * wanted)
+        look(state, line, least + beyond, losses)
+        usual = max(usual, beyond / least) if least > 0.0 else usual
         reach[line] *= FAR if state.labels - labels < FEW_LABELS else FURTHER
+
+
+def _next(state: State, corners: Values) -> tuple[int, float]:
+    """The line to look at next, and how far beyond where it was drawn the corners are that are closest to it:
+    of all the one that has least to see.
+
+    What a look sees grows with how much more time, and how much more memory, a solution may take than the
+    least, relative to what it takes: their product is the square of what is compared here.
+    """
+    # From where a line was drawn, wherever looks at it have come: all on the way is seen again.
+    beyond = weighted(state.lines.weights, corners) - state.lines.drawn
+    parts = np.sqrt((state.lines.weights[None] * corners[:, None]).prod(axis=2))
+    relative = np.full(beyond.shape, np.inf)
+    np.divide(beyond, parts, out=relative, where=parts > 0.0)
+    nearest = relative.argmin(axis=1)
+    line = int(nearest[relative.min(axis=1).argmin()])
+    return line, float(beyond[nearest == line, line].max())
 
 
 def _proven(states: list[State], epsilon: float) -> float:
