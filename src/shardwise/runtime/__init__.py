@@ -14,7 +14,8 @@ from shardwise.runtime.capability import check_graph_runnable, check_runnable
 from shardwise.runtime.capture import capture
 from shardwise.runtime.checkpoint import export
 from shardwise.runtime.data import Samples, Synthetic, TokenFile
-from shardwise.runtime.graphs import GraphJob, GraphModule, graph_module
+from shardwise.runtime.graph_train import GraphStep, train_graph
+from shardwise.runtime.graphs import GraphJob, GraphModule, check_told, graph_module
 from shardwise.runtime.hugging_face import check_named
 from shardwise.runtime.initial import initialise
 from shardwise.runtime.job import Job
@@ -33,6 +34,7 @@ __all__ = [
     "Change",
     "GraphJob",
     "GraphModule",
+    "GraphStep",
     "Job",
     "RankLost",
     "Report",
@@ -48,6 +50,7 @@ __all__ = [
     "check_graph_runnable",
     "check_named",
     "check_runnable",
+    "check_told",
     "export",
     "graph_module",
     "initialise",
@@ -59,4 +62,5 @@ __all__ = [
     "samples_of",
     "save_weights",
     "train",
+    "train_graph",
 ]

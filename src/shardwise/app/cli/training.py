@@ -17,7 +17,7 @@ from shardwise.app.cli.output import Output, progress, row, talk
 from shardwise.app.cli.request import writable
 from shardwise.errors import ConfigError
 from shardwise.inputs import printable
-from shardwise.plan import Plan, read_plan
+from shardwise.plan import Plan, is_graph_plan, read_plan
 from shardwise.search import shortest_text
 from shardwise.sim import Span, Trace, write_trace
 from shardwise.units import format_bytes, format_rate
@@ -113,6 +113,14 @@ def trained(
     for option, written in (("--log", log), ("--trace", trace)):
         if written is not None:
             writable(option, written, inputs=(path, data))
+    if is_graph_plan(path):
+        from shardwise.app.cli.graph_training import trained_graph
+
+        asked = {
+            "--data": data if data != "synthetic" else None, "--trace": trace, "--checkpoint": checkpoint,
+            "--resume": resume, "--weights": weights, "--export": export, "--adaptive": adaptive,
+        }  # fmt: skip
+        return trained_graph(path, steps=steps, lr=lr, seed=seed, log=log, refused=asked)
     plan = read_plan(path)
     from shardwise.runtime import (
         RankLost,
@@ -193,7 +201,7 @@ def _showing(run: _Run, log: str | None) -> Iterator[Callable[[StepRecord], None
     """Takes records: into the log as they come, and on stderr (a terminal has one line that is renewed, all
     else gets ten lines in all)."""
     with contextlib.ExitStack() as stack:
-        file = stack.enter_context(_opened(log)) if log is not None else None
+        file = stack.enter_context(opened(log)) if log is not None else None
         show = stack.enter_context(progress())
 
         def report(record: StepRecord) -> None:
@@ -211,7 +219,8 @@ def _showing(run: _Run, log: str | None) -> Iterator[Callable[[StepRecord], None
         yield report
 
 
-def _opened(path: str) -> contextlib.AbstractContextManager[Any]:
+def opened(path: str) -> contextlib.AbstractContextManager[Any]:
+    """The file at `path`, to be written from its beginning."""
     try:
         return open(path, "w", encoding="utf-8")
     except OSError as error:

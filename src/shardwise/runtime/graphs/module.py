@@ -7,7 +7,9 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
+from shardwise.errors import ConfigError
 from shardwise.graph import OpGraph, OpNode
+from shardwise.runtime.graphs.kernels_pointwise import ELEMENT_FUNCTIONS
 from shardwise.runtime.graphs.program import repeated
 from shardwise.runtime.initial import generator_of
 
@@ -41,6 +43,20 @@ def graph_module(graph: OpGraph, *, seed: int = 0) -> GraphModule:
         if name not in values:
             values[name] = _initial(name, op, slot, seed)
     return GraphModule(graph, values)
+
+
+def check_told(graph: OpGraph) -> None:
+    """ConfigError by the name of the first operator of which `graph` does not say what it computes: it takes
+    the module that the graph was captured from."""
+    for block in graph.blocks:
+        for op in block.operators:
+            function = str(op.attributes.get("function", ""))
+            if op.kind == "elementwise" and function not in ELEMENT_FUNCTIONS:
+                raise ConfigError(
+                    f"of operator {op.name} does not say what is computed",
+                    key=f"graph.{block.name}.attributes.function", found=function,
+                    allowed=f"{', '.join(ELEMENT_FUNCTIONS)}; or the module, given to shardwise.parallelize",
+                )  # fmt: skip
 
 
 def first_readers(graph: OpGraph) -> dict[str, tuple[OpNode, int]]:

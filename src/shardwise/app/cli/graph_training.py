@@ -1,0 +1,122 @@
+"""What `train` does with the plan of an operator graph."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from statistics import median
+from typing import TYPE_CHECKING
+
+from shardwise.app.cli import words
+from shardwise.app.cli.output import Output, progress, row, talk
+from shardwise.app.cli.training import FAILED, TORCHRUN_VARIABLE, opened
+from shardwise.errors import ConfigError
+from shardwise.plan import GraphPlan, read_graph_plan
+
+if TYPE_CHECKING:
+    from shardwise.runtime import GraphStep
+
+
+@dataclass(slots=True)
+class _GraphRun:
+    """The records of a run so far."""
+
+    plan: GraphPlan
+    steps: int
+    records: list[GraphStep] = field(default_factory=list)
+
+    def line(self) -> str:
+        """How the last step went, in one line."""
+        last = self.records[-1]
+        rate = self.plan.graph.batch / last.step_time_s
+        return (
+            f"step {last.step:,}/{self.steps:,} · loss {last.loss:.4f} · {rate:,.1f} samples/s"
+            f" · {words.seconds(last.step_time_s)}, predicted {words.seconds(self.plan.step_time_s)}"
+        )
+
+    def log_line(self) -> str:
+        """The last step as a line of JSON (docs/formats.md)."""
+        last = self.records[-1]
+        document = {
+            "step": last.step,
+            "loss": last.loss,
+            "gradient_norm": last.gradient_norm,
+            "step_time_s": last.step_time_s,
+            "predicted_s": self.plan.step_time_s,
+            "samples": last.samples,
+        }
+        return json.dumps(document) + "\n"
+
+
+def trained_graph(
+    path: str, *, steps: int, lr: float, seed: int, log: str | None, refused: Mapping[str, object]
+) -> Output:
+    """Train the graph of the plan file at `path` on processes of this machine, on samples of its own.
+
+    `refused` are the options that plans of strategies alone have, with what was asked for. ConfigError where
+    one of them was, or the plan cannot be run here; exit code 1 where a rank is lost.
+    """
+    for option, asked in refused.items():
+        if asked:
+            raise ConfigError(
+                "is not there for the plan of an operator graph", key=option, found=str(asked),
+                allowed="train without it",
+            )  # fmt: skip
+    if TORCHRUN_VARIABLE in os.environ:
+        raise ConfigError(
+            "is not there for the plan of an operator graph", key="torchrun",
+            allowed="train, which starts the processes, or shardwise.parallelize in a program",
+        )  # fmt: skip
+    plan = read_graph_plan(path)
+    from shardwise.runtime import RankLost, Team, check_graph_runnable, check_told, train_graph
+
+    check_graph_runnable(plan)
+    check_told(plan.graph)
+    run = _GraphRun(plan=plan, steps=steps)
+    devices = plan.mesh.devices
+    try:
+        with _showing(run, log) as report, Team(devices) as team:
+            team.run(devices, train_graph, plan, steps, lr, seed, report=report)
+    except RankLost as error:
+        after = f"after step {run.records[-1].step}" if run.records else "before the first step"
+        return Output(talk=[f"shardwise: error: {error} {after}; the other ranks were ended"], code=FAILED)
+    return _summary(run)
+
+
+@contextlib.contextmanager
+def _showing(run: _GraphRun, log: str | None) -> Iterator[Callable[[GraphStep], None]]:
+    """Takes records: into the log as they come, and on stderr (a terminal has one line that is renewed, all
+    else gets ten lines in all)."""
+    with contextlib.ExitStack() as stack:
+        file = stack.enter_context(opened(log)) if log is not None else None
+        show = stack.enter_context(progress())
+
+        def report(record: GraphStep) -> None:
+            run.records.append(record)
+            if file is not None:
+                file.write(run.log_line())
+                file.flush()
+            if show is not None:
+                show(run.line())
+            elif record.step % max(1, run.steps // 10) == 0:
+                talk([run.line()])
+
+        yield report
+
+
+def _summary(run: _GraphRun) -> Output:
+    plan, records = run.plan, run.records
+    first, last = records[0], records[-1]
+    typical_s = median(record.step_time_s for record in records[len(records) // 4 :])
+    return Output(
+        lines=[
+            row("trained", (f"graph:{plan.graph.name} on {plan.cluster.name}", "value"),
+                (f"   {words.counted(last.step, 'step')} of {plan.graph.batch:,} samples", "")),
+            row("loss", (f"{first.loss:.4f} to {last.loss:.4f}", "value")),
+            row("step time", (words.seconds(typical_s), "time"),
+                (f" measured (median), {words.seconds(plan.step_time_s)} predicted", "")),
+        ]
+    )  # fmt: skip
