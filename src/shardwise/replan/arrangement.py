@@ -14,16 +14,32 @@ from shardwise.strategy import Strategy, StrategyTable, axis_strides
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
+
+
+GONE = ""
+"""In a slot: no node."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arrangement:
     """A strategy on nodes. Node `slots[k]` holds ranks k * devices per node and on; the dp-th pipeline does
-    `microbatches[dp]` of the step's microbatches."""
+    `microbatches[dp]` of the step's microbatches. Where a slot is `GONE`, the microbatches of its stages are
+    re-routed to their peers in other pipelines."""
 
     strategy: Strategy
     slots: tuple[str, ...]
     microbatches: tuple[int, ...]
+
+    @property
+    def is_rerouted(self) -> bool:
+        """Whether nodes are missing and others do their work."""
+        return GONE in self.slots
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """The nodes that it runs on."""
+        return tuple(name for name in self.slots if name != GONE)
 
     @property
     def shape(self) -> Strategy:

@@ -12,6 +12,7 @@ from shardwise.errors import Infeasible, InternalError
 from shardwise.replan.arrangement import Arrangement
 from shardwise.replan.choices import all_choices
 from shardwise.replan.prices import Prices
+from shardwise.replan.rerouting import without_gone
 from shardwise.replan.shapes import Shapes, sizes_below
 from shardwise.replan.situation import Situation
 from shardwise.replan.steps import Steps
@@ -38,7 +39,8 @@ class Decision:
     `keep_step_s` is the step time of going on as it is, None where that cannot run; `gain_s_per_step` is the
     difference, None then. Training is ahead of keeping from `pays_after_s` on (None: never), and makes
     `steps` over the horizon, keeping `keep_steps`. `considered` counts the arrangements that were weighed,
-    `alternatives` are the fastest of them, one of each shape.
+    `alternatives` are the fastest of them, one of each shape; `rerouted` is what patching by re-routing the
+    microbatches of nodes that are gone to their peers would bring, None where that cannot be.
     """
 
     decision: str
@@ -49,6 +51,7 @@ class Decision:
     horizon_s: float
     considered: int
     alternatives: tuple[Arrangement, ...] = ()
+    rerouted: Decision | None = None
 
     @property
     def gain_s_per_step(self) -> float | None:
@@ -105,6 +108,7 @@ class Planner:
         least. Raises Infeasible where nothing can run."""
         weighing = self._weighing(running, situation, horizon_s, saved)
         if running is not None:
+            weighing.weigh_rerouted(running)
             weighing.weigh([running.shape])
         for sizes in (sizes_below, _every_size):
             for shapes in self._shapes_of(situation, sizes):
@@ -124,6 +128,7 @@ class Planner:
         """What is best without looking for other shapes: keep, or patch. Raises Infeasible where neither
         runs."""
         weighing = self._weighing(running, situation, horizon_s, saved)
+        weighing.weigh_rerouted(running)
         weighing.weigh([running.shape])
         if weighing.best is None:
             raise Infeasible("the plan's shape fits on no nodes that are left", reasons={})
@@ -170,6 +175,7 @@ class _Weighing:
         self._considered = 0
         self._fastest: dict[Strategy, tuple[float, Arrangement]] = {}
         self.best: Decision | None = None
+        self._rerouted: Decision | None = None
         if running is not None and self._keep_s is not None:
             self.best = self._decision(KEEP, running, self._keep_s, NOTHING)
         else:
@@ -193,13 +199,28 @@ class _Weighing:
                 if self.best is None or found.steps > self.best.steps * (1.0 + ENOUGH):
                     self.best = found
 
+    def weigh_rerouted(self, running: Arrangement) -> None:
+        """Weighs to go on without the nodes that are gone, their microbatches re-routed to peers."""
+        arrangement = without_gone(running, self._situation, self._steps.prices)
+        if arrangement is None:
+            return
+        self._considered += 1
+        step_s = self._steps.step_s(arrangement, self._situation)
+        if step_s is not None:
+            change = self._transitions.between(running, arrangement, self._situation, self._saved)
+            self._rerouted = self._decision(PATCH, arrangement, step_s, change)
+            if self.best is None or self._rerouted.steps > self.best.steps * (1.0 + ENOUGH):
+                self.best = self._rerouted
+
     def decision(self) -> Decision:
         """The best, with what was weighed."""
         if self.best is None:
             raise InternalError("a decision needs something that runs")
         ordered = sorted(self._fastest.values(), key=lambda one: one[0])
         alternatives = tuple(arrangement for _, arrangement in ordered[:ALTERNATIVES])
-        return replace(self.best, considered=self._considered, alternatives=alternatives)
+        return replace(
+            self.best, considered=self._considered, alternatives=alternatives, rerouted=self._rerouted
+        )
 
     def _is_worth(self, shape: Strategy, least_s: float) -> bool:
         left_s = self._horizon_s - self._transitions.least_s(is_patch=shape == self._shape)

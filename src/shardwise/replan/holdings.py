@@ -16,7 +16,7 @@ import numpy as np
 
 from shardwise.model import Model
 from shardwise.operators import Operator
-from shardwise.replan.arrangement import Arrangement, rank_grid
+from shardwise.replan.arrangement import GONE, Arrangement, at_width, rank_grid
 from shardwise.schedule import stage_ranks
 from shardwise.strategy import Strategy, layer_counts
 
@@ -58,13 +58,17 @@ def holdings_of(arrangement: Arrangement, layers: int, devices_per_node: int) ->
     slots = rank_grid(strategy) // devices_per_node
     units = _units(strategy, layers)
     places = stage_ranks(strategy.schedule, strategy.pp, strategy.vpp)
+    # Replicas of a stage that is gone hold nothing; what is sharded is so over those that are left.
+    gone = np.array([name == GONE for name in arrangement.slots])
+    on = [slots[:, place][~gone[slots[:, place]].any(axis=(1, 2))] for place in places]
+    widths = [at_width(strategy, len(replicas)) for replicas in on]
     return Holdings(
         weights=tuple(
-            _pieces(strategy, slots[:, places[stage]], unit, strategy.param_shard, arrangement.slots)
+            _pieces(strategy, on[stage], unit, widths[stage].param_shard, arrangement.slots)
             for stage, unit in enumerate(units)
         ),
         states=tuple(
-            _pieces(strategy, slots[:, places[stage]], unit, strategy.optim_shard, arrangement.slots)
+            _pieces(strategy, on[stage], unit, widths[stage].optim_shard, arrangement.slots)
             for stage, unit in enumerate(units)
         ),
     )

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from shardwise.cluster import Cluster, NodeState, Pool, alike_cluster, pools_of
-from shardwise.cost import bind
+from shardwise.cost import Problem, bind, hop_s, kinds_of
 from shardwise.model import Model
 from shardwise.replan.arrangement import microbatch_unit
-from shardwise.search import PipelineFigures, pipeline_figures
+from shardwise.search import PipelineFigures, microbatches_more, pipeline_figures
 from shardwise.strategy import RULES, Job, Strategy, StrategyTable, first_broken
 
 
@@ -34,6 +34,16 @@ class Prices:
         whole, rest = divmod(self.job.global_batch_size, strategy.micro_batch_size)
         return 0 if rest else whole
 
+    def across_s(self, strategy: Strategy, state: NodeState) -> float:
+        """Seconds in which a microbatch goes from one pipeline to another between stages, over the outermost
+        tier of nodes in this state."""
+        kinds = kinds_of(self._problem(strategy, state), [(strategy.tp, 1)], strategy.micro_batch_size)
+        return float(hop_s(kinds)[0])
+
+    def room(self, strategy: Strategy, state: NodeState) -> tuple[int, ...]:
+        """How many more microbatches each stage can hold than its schedule has in flight."""
+        return microbatches_more(self._problem(strategy, state), strategy)
+
     def figures(self, strategy: Strategy, state: NodeState) -> PipelineFigures | None:
         """The figures of a pipeline of the strategy where all of its nodes are in this state; None where it
         is illegal or does not fit."""
@@ -41,16 +51,21 @@ class Prices:
         ranks = strategy.tp * strategy.cp * strategy.pp * strategy.dp
         key = strategy, ranks, state
         if key not in self._known:
-            self._known[key] = None if ranks % per_node else self._priced(strategy, ranks // per_node, state)
+            self._known[key] = None if ranks % per_node else self._priced(strategy, state)
         return self._known[key]
 
-    def _priced(self, strategy: Strategy, nodes: int, state: NodeState) -> PipelineFigures | None:
+    def _problem(self, strategy: Strategy, state: NodeState) -> Problem:
+        """As many microbatches as its busiest pipeline has, in all of them: durations do not depend on it."""
+        nodes = strategy.tp * strategy.cp * strategy.pp * strategy.dp
+        nodes //= self.pools[state.pool].node.devices
         unit, least = microbatch_unit(strategy)
         each = -(-self.microbatches(strategy) // strategy.dp)
         each = max(-(-each // unit) * unit, least)
-        # As many microbatches as its busiest pipeline has, in all of them: durations do not depend on it.
         job = replace(self.job, global_batch_size=strategy.dp * strategy.micro_batch_size * each)
-        problem = bind(self.model, alike_cluster(self.cluster, self.pools[state.pool], nodes, state), job)
+        return bind(self.model, alike_cluster(self.cluster, self.pools[state.pool], nodes, state), job)
+
+    def _priced(self, strategy: Strategy, state: NodeState) -> PipelineFigures | None:
+        problem = self._problem(strategy, state)
         table = StrategyTable.of([strategy])
         if int(first_broken(table, problem.limits, RULES)[0]) >= 0:
             return None

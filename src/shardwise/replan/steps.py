@@ -7,18 +7,19 @@ by max-plus.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
 
 from shardwise.cluster import NodeState
-from shardwise.replan.arrangement import Arrangement, Floats, Ints, cells, microbatch_unit
+from shardwise.replan.arrangement import Arrangement, Ints, cells, microbatch_unit
+from shardwise.replan.pipelines import drained_s, worst_durations
 from shardwise.replan.prices import Prices
+from shardwise.replan.rerouting import Rerouting
 from shardwise.replan.shares import even_shares, fastest_shares
 from shardwise.replan.situation import Runs, Situation
-from shardwise.schedule import stage_ranks
-from shardwise.sim import Durations, makespan_s
+from shardwise.sim import Durations
 from shardwise.strategy import Strategy
 
 PROBE = 4
@@ -42,9 +43,12 @@ class Steps:
         self.prices = prices
         self._times: dict[tuple[Strategy, Runs, tuple[int, ...]], float | None] = {}
         self._shares: dict[tuple[Strategy, Runs], tuple[int, ...] | None] = {}
+        self._rerouting = Rerouting(prices)
 
     def step_s(self, arrangement: Arrangement, situation: Situation) -> float | None:
         """Seconds per step; None where a node is gone, or the arrangement does not fit any more."""
+        if arrangement.is_rerouted:
+            return self._rerouting.step_s(arrangement, situation)
         states = self._states(arrangement.slots, situation)
         if states is None:
             return None
@@ -94,7 +98,7 @@ class Steps:
         if kinds is None:
             return None
         pairs = np.unique(np.stack([kinds.kind_of, np.array(microbatches, dtype=np.int64)]), axis=1)
-        return float(_drained_s(strategy, kinds.durations, pairs[0], pairs[1]).max()) + kinds.end_s
+        return float(drained_s(strategy, kinds.durations, pairs[0], pairs[1]).max()) + kinds.end_s
 
     def _balanced(self, strategy: Strategy, states: Runs) -> tuple[int, ...] | None:
         total = self.prices.microbatches(strategy)
@@ -108,7 +112,7 @@ class Steps:
         lower = max(least, strategy.pp * unit)
         upper = lower + PROBE * strategy.pp * unit
         low_s, high_s = (
-            _drained_s(strategy, kinds.durations, every, np.full(len(every), count))
+            drained_s(strategy, kinds.durations, every, np.full(len(every), count))
             for count in (lower, upper)
         )
         each_s = (high_s - low_s) / (upper - lower)
@@ -133,53 +137,7 @@ class Steps:
         rows, kind_of = np.unique(laid.reshape(strategy.dp, -1), axis=0, return_inverse=True)
         rows = rows.reshape(-1, *laid.shape[1:])
         return _Kinds(
-            durations=_worst(strategy, [one.durations for one in known], rows),
+            durations=worst_durations(strategy, [one.durations for one in known], rows),
             kind_of=kind_of.reshape(-1),
             end_s=max(one.end_s for one in known),
         )
-
-
-def _worst(strategy: Strategy, durations: Sequence[Durations], rows: Ints) -> Durations:
-    """Durations of pipelines whose cells lie on nodes of these kinds (places in `durations`), rows of shape
-    (pipelines, pp, slots)."""
-    on_stage = rows[:, list(stage_ranks(strategy.schedule, strategy.pp, strategy.vpp)), :]
-    stages = np.arange(on_stage.shape[1])
-
-    def slowest(name: str) -> Floats:
-        values = np.concatenate([getattr(one, name) for one in durations])
-        picked: Floats = values[on_stage, stages[None, :, None]].max(axis=2)
-        return picked
-
-    def hops(name: str) -> Floats:
-        values = np.concatenate([getattr(one, name) for one in durations])
-        ends = np.concatenate([on_stage[:, :-1], on_stage[:, 1:]], axis=2)
-        picked: Floats = values[ends, stages[None, :-1, None]].max(axis=2)
-        return picked
-
-    def joined(name: str) -> Floats:
-        values = np.concatenate([getattr(one, name) for one in durations]).max(axis=0)
-        return np.broadcast_to(values, (len(rows), len(values)))
-
-    return Durations.of(
-        stages=len(stages),
-        batch=len(rows),
-        forward_s=slowest("forward_s"),
-        backward_s=slowest("backward_s"),
-        backward_input_s=slowest("backward_input_s"),
-        backward_weight_s=slowest("backward_weight_s"),
-        gather_s=joined("gather_s"),
-        reduce_s=joined("reduce_s"),
-        hop_forward_s=hops("hop_forward_s"),
-        hop_backward_s=hops("hop_backward_s"),
-    )
-
-
-def _drained_s(strategy: Strategy, durations: Durations, kinds: Ints, microbatches: Ints) -> Floats:
-    """Seconds of pipelines of these kinds with so many microbatches."""
-    return makespan_s(
-        strategy.schedule,
-        pp=strategy.pp,
-        microbatches=microbatches,
-        vpp=strategy.vpp,
-        durations=durations.rows(kinds),
-    )

@@ -102,7 +102,7 @@ class Transitions:
     def _holdings_of(self, arrangement: Arrangement) -> Holdings:
         key = arrangement.strategy, arrangement.slots
         if key not in self._holdings:
-            devices = self._prices.devices_of(arrangement.slots[0])
+            devices = self._prices.devices_of(arrangement.nodes[0])
             self._holdings[key] = self._held(arrangement, self._prices.model.layers, devices)
         return self._holdings[key]
 

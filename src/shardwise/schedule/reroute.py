@@ -2,7 +2,7 @@
 pipelines (ReCycle, Gandhi et al. 2024, arXiv 2405.14009).
 
 Rank (pipeline, stage) does its own microbatches and, at its stage only, those that are handed to it; at the
-next stage they are back in their own pipeline. No rank holds more microbatches in flight than before. The
+next stage they are back in their own pipeline. No rank holds more microbatches in flight than it may. The
 order is found by running greedily: a backward where one is ready, else a forward where one more may be held,
 else a weight gradient that was put off; so that what was handed over goes into bubbles.
 """

@@ -14,6 +14,7 @@ from shardwise.search.drive import Outcome, Progress, Search
 from shardwise.search.evaluate import (
     PipelineFigures,
     StepFigures,
+    microbatches_more,
     pipeline_figures,
     step_figures,
     step_figures_of_alike,
@@ -100,6 +101,7 @@ __all__ = [
     "evaluate",
     "explained",
     "is_mixed",
+    "microbatches_more",
     "pipeline_figures",
     "plan",
     "plan_for",

@@ -200,6 +200,18 @@ def pipeline_figures(problem: Problem, table: StrategyTable) -> list[PipelineFig
     ]
 
 
+def microbatches_more(problem: Problem, strategy: Strategy) -> tuple[int, ...]:
+    """How many more microbatches than its schedule has in flight each stage of a strategy could hold in the
+    memory that is left there; none of a strategy that puts activations off to the host."""
+    table = StrategyTable.of([strategy])
+    price = price_everywhere(problem, table)
+    if strategy.offload in ("activations", "both"):
+        return (0,) * strategy.pp * strategy.vpp
+    left = problem.usable_bytes - rank_bytes(problem, table, price).device[:, 0]
+    each = price.keeping.stage_bytes[:, 0] * (1.0 + problem.efficiency.fragmentation_ratio)
+    return tuple(int(number) for number in np.maximum(left // each, 0.0))
+
+
 def stage_activation_bytes(problem: Problem, strategy: Strategy) -> tuple[float, ...]:
     """Bytes that one microbatch of a strategy keeps on each stage; on the host where activations are
     offloaded."""

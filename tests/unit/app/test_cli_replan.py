@@ -55,6 +55,21 @@ def test_a_patch_costs_what_is_said_of_it(run: Any, saved: str) -> None:
     assert dear["transition"]["seconds"] == pytest.approx(3600.0 + dear["transition"]["moving_s"] + lost_s)
 
 
+def test_rerouting_is_a_named_choice(run: Any, tmp_path: Path) -> None:
+    path = str(tmp_path / "plan.yaml")
+    fix = "tp=1,pp=2,schedule=1f1b,zero_stage=0,micro_batch_size=1"
+    argv = ("plan", "opt-350m", "--cluster", CLUSTER, "--seq-len", "512", "--global-batch-size", "32")
+    assert run(*argv, "--top", "0", "--fix", fix, "--save", path).code == 0
+    ask = ("replan", path, "--cluster", CLUSTER, "--events", "lost n1")
+    document = json.loads(run(*ask, "--json").out)
+    jsonschema.Draft202012Validator(json.loads(SCHEMA.read_text())).validate(document)
+    assert document["rerouted"]["step_time_s"] > 0.0 and document["rerouted"]["transition_s"] == 10.0
+    assert document["steps"] > document["rerouted"]["steps"] and not document["plan"]["is_rerouted"]
+    card = run(*ask)
+    assert card.code == 0 and "re-routed" in card.out and "a step instead" in card.out
+    assert json.loads(run(*ask[:-1], "slow n1 0.5", "--json").out)["rerouted"] is None
+
+
 def test_a_node_behind_a_dead_link_is_named(run: Any, saved: str) -> None:
     ran = run("replan", saved, "--cluster", CLUSTER, "--events", "link n1>s1g0 0B/s", "--json")
     assert ran.code == 0 and "unreachable: n1" in ran.err

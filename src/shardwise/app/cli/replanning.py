@@ -89,9 +89,10 @@ def arrangement_document(arrangement: Arrangement, cluster: Cluster, step_s: flo
     """`plan` of the answers: the strategy, the node in each place, the microbatches of each pipeline."""
     return {
         "strategy": asdict(arrangement.strategy),
-        "nodes": list(arrangement.slots),
+        "nodes": [name or None for name in arrangement.slots],
         "microbatches": list(arrangement.microbatches),
-        "idle_nodes": len(cluster.nodes) - len(arrangement.slots),
+        "is_rerouted": arrangement.is_rerouted,
+        "idle_nodes": len(cluster.nodes) - len(arrangement.nodes),
         "step_time_s": step_s,
     }
 
@@ -117,6 +118,15 @@ def document_of(decision: Decision, cluster: Cluster) -> dict[str, object]:
         "steps": decision.steps,
         "keep_steps": decision.keep_steps,
         "considered": decision.considered,
+        "rerouted": None if decision.rerouted is None else _rerouted_document(decision.rerouted),
+    }
+
+
+def _rerouted_document(rerouted: Decision) -> dict[str, object]:
+    return {
+        "step_time_s": rerouted.step_s,
+        "transition_s": rerouted.transition.seconds,
+        "steps": rerouted.steps,
     }
 
 
@@ -127,11 +137,23 @@ def _card(decision: Decision, plan: Plan, cluster: Cluster) -> list[Line]:
     shares = sorted(set(arrangement.microbatches))
     few = f"{shares[0]:,}" if len(shares) == 1 else f"{shares[0]:,} to {shares[-1]:,}"
     lines.append(row("", (f"micro-batch {strategy.micro_batch_size} × {few} · {strategy.schedule}", "")))
-    idle = len(cluster.nodes) - len(arrangement.slots)
-    nodes = f"{len(arrangement.slots):,} of {len(cluster.nodes):,} nodes"
+    if arrangement.is_rerouted:
+        text = "microbatches of nodes that are gone go to their peers in other pipelines"
+        lines.append(row("re-routed", (text, "")))
+    idle = len(cluster.nodes) - len(arrangement.nodes)
+    nodes = f"{len(arrangement.nodes):,} of {len(cluster.nodes):,} nodes"
     lines.append(row("nodes", (nodes, ""), (f"   {idle:,} idle or gone" if idle else "", "dim")))
     kept = "cannot run" if decision.keep_step_s is None else f"{format_seconds(decision.keep_step_s)} kept"
     lines.append(row("step time", (format_seconds(decision.step_s), "time"), (f"   {kept}", "dim")))
+    if decision.rerouted is not None and not arrangement.is_rerouted:
+        steps = f"   {decision.rerouted.steps:,.0f} steps in {format_seconds(decision.horizon_s)}"
+        lines.append(
+            row(
+                "re-routed",
+                (f"{format_seconds(decision.rerouted.step_s)} a step instead", ""),
+                (steps, "dim"),
+            )
+        )
     if decision.decision == "keep":
         return lines
     change = decision.transition
