@@ -165,14 +165,14 @@ def test_bins_keep_what_no_other_row_dominates() -> None:
 
 
 def test_a_search_that_would_take_too_long_tells_what_it_proved(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(labels, "MOST_PAIRS", 60)
+    monkeypatch.setattr(labels, "MOST_PAIRS", 40)
     stopped = 0
     for seed in LONG:
         chain = long_chain(seed)
         found = tracked([chain], epsilon=0.001)
         monkeypatch.setattr(labels, "MOST_PAIRS", 10**9)
         expected = by_labels(chain, walk.merged)[0]
-        monkeypatch.setattr(labels, "MOST_PAIRS", 60)
+        monkeypatch.setattr(labels, "MOST_PAIRS", 40)
         assert matches(found.points, expected, found.epsilon), seed
         stopped += found.epsilon > 0.001
     assert stopped > 2

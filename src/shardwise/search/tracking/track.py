@@ -73,8 +73,8 @@ def tracked(chains: Sequence[Chain], *, epsilon: float = 0.0, most_labels: float
 
     Several chains are the cases of one question: what conditioning on a choice makes of a chain that no rule
     reduces, or meshes to choose from. What one case found is held against the next. Once looks have kept
-    `most_labels` for a chain, or one would have to go through too many, what is proven so far is the answer:
-    the same on any machine.
+    `most_labels` for a chain, or all that are left would go through too many, what is proven so far is the
+    answer: the same on any machine.
 
     How the epsilon is shared: `ANSWER_SHARE` of it for leaving out points of the answer that others match,
     the rest for tracking. There each solution is matched in one of two ways, which do not add up: a solution
@@ -93,8 +93,7 @@ def tracked(chains: Sequence[Chain], *, epsilon: float = 0.0, most_labels: float
         with suppress(TooManyLabels):
             _settle_ends(state, losses)
         draw_between(state)
-        with suppress(TooManyLabels):
-            _settle(state, losses, most_labels)
+        _settle(state, losses, most_labels)
         states.append(state)
     answer = found.thinned(epsilon * ANSWER_SHARE)
     efforts = tuple(Effort(state.asked, _choices(state.given), state.labels) for state in states)
@@ -115,27 +114,32 @@ def _settle_ends(state: State, losses: Losses) -> None:
 
 def _settle(state: State, losses: Losses, most_labels: float) -> None:
     """Look further and further beyond the lines that have least to see below what is open,
-    until nothing is."""
+    until nothing is, or no line is left at which a look is not too much."""
     reach: dict[int, float] = {}
     usual = 0.0  # how far looks had to go, relative, before the next line was closer
+    too_much: set[int] = set()
     while not state.is_exhausted and state.labels < most_labels:
         corners = state.open_corners()
         corners = corners[np.isfinite(corners).all(axis=1)]  # the ends are settled, or never will be
-        if not len(corners):
+        line, wanted = _next(state, corners, too_much)
+        if line is None:
             return
-        line, wanted = _next(state, corners)
         least = float(state.lines.drawn[line])
         if line not in reach:
             reach[line] = max(state.matched * FIRST_REACH, usual) * least or FIRST_PART * wanted
         labels, beyond = state.labels, min(reach[line], MARGIN * wanted)
-        look(state, line, least + beyond, losses)
+        try:
+            look(state, line, least + beyond, losses)
+        except TooManyLabels:
+            too_much.add(line)
+            continue
         usual = max(usual, beyond / least) if least > 0.0 else usual
         reach[line] *= FAR if state.labels - labels < FEW_LABELS else FURTHER
 
 
-def _next(state: State, corners: Values) -> tuple[int, float]:
+def _next(state: State, corners: Values, without: set[int]) -> tuple[int | None, float]:
     """The line to look at next, and how far beyond where it was drawn the corners are that are closest to it:
-    of all the one that has least to see.
+    of all but some the one that has least to see. None where there is none, or no corner.
 
     What a look sees grows with how much more time, and how much more memory, a solution may take than the
     least, relative to what it takes: their product is the square of what is compared here.
@@ -145,8 +149,12 @@ def _next(state: State, corners: Values) -> tuple[int, float]:
     parts = np.sqrt((state.lines.weights[None] * corners[:, None]).prod(axis=2))
     relative = np.full(beyond.shape, np.inf)
     np.divide(beyond, parts, out=relative, where=parts > 0.0)
+    relative[:, list(without)] = np.inf
     nearest = relative.argmin(axis=1)
-    line = int(nearest[relative.min(axis=1).argmin()])
+    least = relative.min(axis=1)
+    if not np.isfinite(least).any():
+        return None, 0.0
+    line = int(nearest[least.argmin()])
     return line, float(beyond[nearest == line, line].max())
 
 
