@@ -4,14 +4,27 @@ from __future__ import annotations
 
 import inspect
 import time
+from collections.abc import Iterator
 
 import pytest
+import torch
+from torch import distributed
+from torch.distributed import init_device_mesh
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining._backward import stage_backward
 from torch.distributed.pipelining.schedules import _Action, _PipelineScheduleRuntime
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+from torch.distributed.tensor._redistribute import _gen_transform_infos
 from torch.profiler import ProfilerActivity, profile, record_function
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from shardwise.runtime.private import profiled_events
+from shardwise.runtime.private import (
+    chunk_of,
+    destroy_groups,
+    forget_meshes,
+    process_groups,
+    profiled_events,
+)
 from shardwise.schedule import NAMES, generate, lower, to_text
 
 pytestmark = pytest.mark.xdist_group("runtime")
@@ -54,3 +67,42 @@ def test_the_stage_asks_before_each_backward() -> None:
         "output_grads",
         "input_values",
     ]
+
+
+@pytest.fixture
+def third_of_four() -> Iterator[None]:
+    """This process as rank 2 of four that only it pretends to be in."""
+    distributed.init_process_group("fake", store=FakeStore(), rank=2, world_size=4)
+    try:
+        yield
+    finally:
+        distributed.destroy_process_group()
+
+
+@pytest.mark.usefixtures("third_of_four")
+def test_a_part_of_a_tensor_is_told_by_where_it_starts() -> None:
+    # 10 rows in four parts: 3, 3, 3 and 1; the third starts at row 6.
+    mesh = init_device_mesh("cpu", (4,))
+    divided = DTensor.from_local(
+        torch.zeros(3, 5), mesh, [Shard(0)], shape=torch.Size((10, 5)), stride=(5, 1)
+    )
+    assert chunk_of(divided) == ((6, 0), (3, 5))
+    assert chunk_of(torch.zeros(2, 3)) == ((0, 0), (2, 3))
+
+
+@pytest.mark.usefixtures("third_of_four")
+def test_groups_are_those_that_were_made_until_they_end() -> None:
+    before = process_groups()
+    group = distributed.new_group([0, 2])
+    assert process_groups() - before == {group}
+    destroy_groups([group])
+    assert process_groups() == before
+
+
+@pytest.mark.usefixtures("third_of_four")
+def test_meshes_are_forgotten() -> None:
+    mesh = init_device_mesh("cpu", (4,))
+    distribute_tensor(torch.ones(4, 4), mesh, [Shard(0)]).redistribute(mesh, [Shard(1)])
+    assert _gen_transform_infos.cache_info().currsize > 0
+    forget_meshes()
+    assert _gen_transform_infos.cache_info().currsize == 0
