@@ -339,7 +339,7 @@ OPTIONS = {
     "plan": "--cluster --seq-len --global-batch-size --objective --frontier --allow-idle --inter-node "
     "--calibration --dtype --optimizer --space --fix --target --memory-margin --expert-imbalance --top "
     "--exhaustive --workers --budget --save --mtbf --checkpoint-interval --checkpoint-stall --restart "
-    "--jitter --json",
+    "--jitter --events --policy --json",
     "evaluate": f"--cluster --seq-len --global-batch-size --strategy {QUESTION_OPTIONS} --json",
     "frontier": "--cluster --global-batch-size --seq-len --mode --memory-limit --devices --stages "
     "--microbatches --meshes --objectives --epsilon --inter-node --dtype --optimizer --space --fix "
