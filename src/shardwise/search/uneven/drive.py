@@ -16,8 +16,8 @@ from shardwise.search.uneven.partitions import pipeline_s
 from shardwise.search.uneven.proving import FOREVER_S, Laid, Search, Shape
 from shardwise.search.uneven.space import Block, UnevenSpace
 
-ALMOST = 1.0 - 1e-12
-"""A plan is better where it takes less than this share of the time."""
+ALMOST = 1.0 - 5e-13
+"""A plan is better where it takes less than this share of the time: closer than what counts as proven."""
 
 NEAR = 1e-6
 """How near the bound of a block is to the time of its best plan when only that plan may be left between."""
