@@ -67,7 +67,8 @@ def whole_form(axes: int) -> Form:
 
 def part(start: int, stop: int, count: int, index: int, unit: int) -> tuple[int, int]:
     """The part with number `index` of `count` parts of a run of elements, in whole units, the first parts one
-    unit longer where they do not go evenly."""
+    unit longer where they do not go evenly; element by element where another axis has cut units apart."""
+    unit = unit if (stop - start) % unit == 0 else 1
     each, longer = divmod((stop - start) // unit, count)
     first = start + (each * index + min(index, longer)) * unit
     return first, first + (each + (index < longer)) * unit
