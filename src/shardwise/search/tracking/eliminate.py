@@ -9,12 +9,12 @@ import numpy as np
 from shardwise.frontier import COLUMNS, Part
 from shardwise.search.tracking.chained import unbordered
 from shardwise.search.tracking.grid import Grid
-from shardwise.search.tracking.labels import Labels, Values, Within, joined, labels_of
+from shardwise.search.tracking.labels import Labels, Values, Within, joined, labels_of, pairs_of
 from shardwise.search.tracking.scalars import Scalars
 from shardwise.search.tracking.steps import Order, Step
 
-LOSSY_STEPS, MANY = 4, 65536
-"""How many steps of a part may lose, and from how many labels on they do."""
+LOSSY_STEPS, MANY = 4, 32768
+"""How many steps of a part may lose, and from how many pairs of labels on they do."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -49,7 +49,7 @@ def eliminated(part: Part, order: Order, limits: Limits | None = None) -> Labels
 
 @dataclass(slots=True, eq=False)
 class _Losing:
-    """What the steps of a part may lose: each of the first so many that come to many labels an equal part.
+    """What the steps of a part may lose: each of the first so many that come to many pairs an equal part.
 
     The excess of a label in a table is the least that any label of the part has which is made of it, so that
     parts in proportion to it add up to no more than the whole in proportion to that.
@@ -100,10 +100,14 @@ def _done(
         _weights(limits, a[1]), _weights(limits, b[1]), _weights(limits, a[1] | b[1]),
         _outside(limits.scalars, step), limits.limit,
     )  # fmt: skip
-    if losing is None or not losing.left or len(a[0]) * len(b[0]) < MANY:
+    if losing is None or not losing.left or not _are_many(a[0], b[0], step.variable, within):
         return joined(a[0], b[0], without=step.variable, within=within)
     grid = losing.grid_of(step, within.weights)
     return joined(a[0], b[0], without=step.variable, within=within, grid=grid)
+
+
+def _are_many(a: Labels, b: Labels, without: int | None, within: Within) -> bool:
+    return len(a) * len(b) >= MANY and pairs_of(a, b, without=without, within=within) >= MANY
 
 
 def _weights(limits: Limits, factors: frozenset[int]) -> Values:

@@ -83,6 +83,19 @@ def labels_of(variables: tuple[int, ...], costs: Costs) -> Labels:
     return Labels(variables, sizes, cells, points[cells])
 
 
+def pairs_of(a: Labels, b: Labels, *, without: int | None, within: Within) -> int:
+    """How many pairs of labels a join looks at."""
+    left, sizes = _left(a, b, without)
+    return int(_Pairs.of(a, b, left, sizes, within).counts.sum())
+
+
+def _left(a: Labels, b: Labels, without: int | None) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The variables that a join leaves, and how many choices each has."""
+    left = tuple(v for v in sorted({*a.variables, *b.variables}) if v != without)
+    size_of = dict(zip((*a.variables, *b.variables), (*a.sizes, *b.sizes), strict=True))
+    return left, tuple(size_of[variable] for variable in left)
+
+
 def joined(
     a: Labels,
     b: Labels,
@@ -97,9 +110,7 @@ def joined(
     before anything is compared. With a `grid`, labels that others match up to a step of it are left out too.
     TooManyLabels where there are more than a search should go through.
     """
-    left = tuple(v for v in sorted({*a.variables, *b.variables}) if v != without)
-    size_of = dict(zip((*a.variables, *b.variables), (*a.sizes, *b.sizes), strict=True))
-    sizes = tuple(size_of[variable] for variable in left)
+    left, sizes = _left(a, b, without)
     pairs = _Pairs.of(a, b, left, sizes, within)
     joint = _Joint.of(a, b, left, sizes, within, grid)
     if pairs.counts.sum() > MOST_PAIRS:
