@@ -9,6 +9,7 @@ from shardwise.sim.over_time import links_over_time, speeds_over_time
 from shardwise.sim.pipeline import Transfers, activation_bytes, task_graph
 from shardwise.sim.read_trace import read_trace
 from shardwise.sim.rerouted import rerouted_s
+from shardwise.sim.ring_order import RingOrder, ring_order
 from shardwise.sim.spans import Arrow, Counter, Span, Trace, trace_of
 from shardwise.sim.steady import compiled_schedule, makespan_s
 from shardwise.sim.task_graph import (
@@ -32,6 +33,7 @@ __all__ = [
     "Counter",
     "Durations",
     "Link",
+    "RingOrder",
     "Span",
     "Speed",
     "TaskGraph",
@@ -48,6 +50,7 @@ __all__ = [
     "max_min_rates",
     "read_trace",
     "rerouted_s",
+    "ring_order",
     "simulate",
     "speeds_over_time",
     "task_graph",

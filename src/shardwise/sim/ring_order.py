@@ -1,0 +1,173 @@
+"""In which order a ring goes through nodes between which links differ.
+
+A ring passes on as fast as its slowest hop lets it, so that is made as fast as can be; of such orders the
+one is taken whose hops take least in all. Nodes that are alike are one class and follow each other. Up to
+`EXACT` classes dynamic programming over sets of classes finds the best (Held and Karp 1962); beyond, an order
+is found by insertion and exchanges, and what no order can beat is told by the *assignment bound*: hops no
+slower than it lead from every class to another, to each from one, and from each class to all others.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardwise.errors import InternalError
+
+Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
+
+EXACT: Final = 12
+"""Classes up to which the order is the best there is."""
+
+
+@dataclass(frozen=True, slots=True)
+class RingOrder:
+    """The classes in the order of the ring, which begins at class 0; seconds of its slowest hop and of all of
+    them, and `bound_s`: no ring has a slowest hop that is faster."""
+
+    order: tuple[int, ...]
+    slowest_s: float
+    total_s: float
+    bound_s: float
+
+    @property
+    def is_best(self) -> bool:
+        """Whether it is proven that no order has a faster slowest hop."""
+        return self.slowest_s <= self.bound_s
+
+
+def ring_order(hop_s: Any) -> RingOrder:
+    """The order for hops of `hop_s[i, j]` seconds from class i to class j (infinite where there is no way;
+    the diagonal is not read)."""
+    hops: Floats = np.array(hop_s, dtype=np.float64)
+    if hops.ndim != 2 or hops.shape[0] != hops.shape[1] or not len(hops):
+        raise InternalError(f"hops between classes have shape (classes, classes), not {hops.shape}")
+    np.fill_diagonal(hops, np.inf)
+    if np.isnan(hops).any() or (hops < 0.0).any():
+        raise InternalError("a hop takes no less than nothing")
+    if len(hops) == 1:
+        return RingOrder((0,), 0.0, 0.0, 0.0)
+    if len(hops) <= EXACT:
+        bound_s = _least(hops, np.maximum)[0]
+        within = np.where(hops <= bound_s, hops, np.inf)
+        order = _least(within, np.add)[1]
+    else:
+        bound_s, order = _assignment_bound_s(hops), _improved(hops, _inserted(hops))
+    along = hops[order, [*order[1:], order[0]]]
+    return RingOrder(tuple(order), float(along.max()), float(along.sum()), bound_s)
+
+
+def _least(hops: Floats, joined: Any) -> tuple[float, list[int]]:
+    """The least that a ring's hops are together, where `joined` puts two of them together, and its order.
+
+    `best[visited, last]`: the least way from class 0 through the visited ones (bits of the others) to `last`.
+    """
+    others = len(hops) - 1
+    best: Floats = np.full((1 << others, others), np.inf)
+    for last in range(others):
+        best[1 << last, last] = hops[0, last + 1]
+    inner = hops[1:, 1:]
+    before = np.zeros(best.shape, dtype=np.int64)
+    for visited in range(1, 1 << others):
+        for last in range(others):
+            rest = visited & ~(1 << last)
+            if visited >> last & 1 and rest:
+                ways = joined(best[rest], inner[:, last])
+                before[visited, last] = way = int(ways.argmin())
+                best[visited, last] = ways[way]
+    every = (1 << others) - 1
+    closed = joined(best[every], hops[1:, 0])
+    last = int(closed.argmin())
+    if np.isinf(closed[last]):
+        return float("inf"), list(range(len(hops)))
+    order, visited = [last + 1], every
+    while visited & (visited - 1):
+        visited, last = visited & ~(1 << last), int(before[visited, last])
+        order.append(last + 1)
+    return float(closed.min()), [0, *order[::-1]]
+
+
+def _assignment_bound_s(hops: Floats) -> float:
+    """The least hop time within which every class has a next one of its own and each is reached from all."""
+    times = np.unique(hops[np.isfinite(hops)])
+    low, high = 0, len(times)
+    while low < high:
+        middle = (low + high) // 2
+        if _may_be_ring(hops <= times[middle]):
+            high = middle
+        else:
+            low = middle + 1
+    return float(times[low]) if low < len(times) else float("inf")
+
+
+def _may_be_ring(ways: Bools) -> bool:
+    return _are_connected(ways) and _are_connected(ways.T) and _have_own_next(ways)
+
+
+def _are_connected(ways: Bools) -> bool:
+    """Whether all are reached from class 0."""
+    reached: Bools = np.zeros(len(ways), dtype=np.bool_)
+    reached[0] = True
+    for _ in range(len(ways)):
+        reached = reached | ways[reached].any(axis=0)
+    return bool(reached.all())
+
+
+def _have_own_next(ways: Bools) -> bool:
+    """Whether every class can be given a next one, no two the same (augmenting paths)."""
+    previous = [-1] * len(ways)
+
+    def is_given(one: int, tried: set[int]) -> bool:
+        for other in np.flatnonzero(ways[one]).tolist():
+            if other not in tried:
+                tried.add(other)
+                if previous[other] < 0 or is_given(previous[other], tried):
+                    previous[other] = one
+                    return True
+        return False
+
+    return all(is_given(one, set()) for one in range(len(ways)))
+
+
+def _cost(hops: Floats, order: list[int]) -> tuple[float, float]:
+    along = hops[order, [*order[1:], order[0]]]
+    return float(along.max()), float(along.sum())
+
+
+def _inserted(hops: Floats) -> list[int]:
+    """Classes one by one where they make the ring least slow."""
+    order = [0]
+    for one in range(1, len(hops)):
+        places = [[*order[:at], one, *order[at:]] for at in range(1, len(order) + 1)]
+        order = min(places, key=lambda place: _cost(hops, place))
+    return order
+
+
+def _improved(hops: Floats, order: list[int]) -> list[int]:
+    """Runs of classes are turned around, and single classes put elsewhere, while that helps."""
+    cost, is_better = _cost(hops, order), True
+    while is_better:
+        is_better = False
+        for found in _changed(order):
+            if (new := _cost(hops, found)) < cost:
+                order, cost, is_better = found, new, True
+                break
+    return order
+
+
+def _changed(order: list[int]) -> list[list[int]]:
+    size = len(order)
+    turned = [
+        [*order[:first], *reversed(order[first:last]), *order[last:]]
+        for first in range(1, size)
+        for last in range(first + 2, size + 1)
+    ]
+    moved = []
+    for at in range(1, size):
+        rest = [*order[:at], *order[at + 1 :]]
+        moved += [[*rest[:to], order[at], *rest[to:]] for to in range(1, size) if to != at]
+    return [*turned, *moved]
