@@ -10,6 +10,9 @@ from tests.property.spmd import Array
 
 Function = Callable[..., Array]
 
+NUMBERS: Mapping[str, float] = {"scale": 0.7, "shift": 0.3, "masked_fill": 0.4, "power": 3}
+"""Of the functions that have a number."""
+
 
 def _sigmoid(x: Array) -> Array:
     return np.asarray(1 / (1 + np.exp(-x)))
@@ -43,7 +46,12 @@ ELEMENT_FUNCTIONS: Mapping[str, tuple[Function, tuple[Function, ...]]] = {
     "subtract": (lambda x, y: x - y, (_one, lambda x, y: -_one(x))),
     "identity": (lambda x: x, (_one,)),
     "negate": (lambda x: -x, (lambda x: -_one(x),)),
-    "scale": (lambda x: 0.7 * x, (lambda x: 0.7 * _one(x),)),
+    "scale": (lambda x: NUMBERS["scale"] * x, (lambda x: NUMBERS["scale"] * _one(x),)),
+    "shift": (lambda x: x + NUMBERS["shift"], (_one,)),
+    "masked_fill": (
+        lambda x, m: np.where(m > 0, NUMBERS["masked_fill"], x),
+        (lambda x, m: 1.0 * (m <= 0), lambda x, m: 0 * m * x),
+    ),
     "multiply": (lambda x, y: x * y, (lambda x, y: y, lambda x, y: x)),
     "divide": (lambda x, y: x / y, (lambda x, y: 1 / y, lambda x, y: -x / y**2)),
     "silu_multiply": (
@@ -67,7 +75,7 @@ ELEMENT_FUNCTIONS: Mapping[str, tuple[Function, tuple[Function, ...]]] = {
     "silu": (lambda x: x * _sigmoid(x), (_silu_slope,)),
     "log": (lambda x: np.log(np.abs(x)), (lambda x: 1 / x,)),
     "square": (lambda x: x * x, (lambda x: 2 * x,)),
-    "power": (lambda x: x**3, (lambda x: 3 * x**2,)),
+    "power": (lambda x: x ** NUMBERS["power"], (lambda x: NUMBERS["power"] * x ** (NUMBERS["power"] - 1),)),
     "softplus": (lambda x: np.log1p(np.exp(x)), (_sigmoid,)),
     "clamp": (lambda x: np.clip(x, -0.5, 0.5), (lambda x: 1.0 * (np.abs(x) < 0.5),)),
     "nonlinear": (

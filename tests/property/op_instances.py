@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
-from tests.property.op_functions import ELEMENT_FUNCTIONS
+from tests.property.op_functions import ELEMENT_FUNCTIONS, NUMBERS
 from tests.unit.graph.operators import operator
 
 from shardwise.graph import OpNode
@@ -140,9 +141,16 @@ def _elementwise(sizes: dict[str, int]) -> dict[str, OpNode]:
     """Every function, of operands with different dims."""
     operands = ("b n", "b n, n", "n, b n, b n")
     return {
-        name: operator("elementwise", f"{operands[len(slopes) - 1]} -> b n", sizes, function=name)
+        name: _with_number(
+            operator("elementwise", f"{operands[len(slopes) - 1]} -> b n", sizes, function=name)
+        )
         for name, (_, slopes) in ELEMENT_FUNCTIONS.items()
     }
+
+
+def _with_number(op: OpNode) -> OpNode:
+    name = str(op.attributes["function"])
+    return replace(op, attributes={**op.attributes, "number": NUMBERS[name]}) if name in NUMBERS else op
 
 
 EVEN_INSTANCES: Mapping[str, OpNode] = {**_common(EVEN), **_spatial(), **_elementwise(EVEN)}

@@ -49,7 +49,8 @@ def tensors_of(op: OpNode, seed: int) -> list[Array]:
 
 def without_gradient(op: OpNode) -> int | None:
     """The operand that has none: an index, a condition."""
-    return 0 if op.attributes.get("function") == "where" else INTEGERS.get(op.kind)
+    masks = {"where": 0, "masked_fill": 1}
+    return masks.get(str(op.attributes.get("function")), INTEGERS.get(op.kind))
 
 
 def operands_of(op: OpNode) -> list[tuple[str, ...]]:

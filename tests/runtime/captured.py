@@ -323,3 +323,23 @@ class Digits(nn.Module):
 
 def digits(batch: int = 4) -> Built:
     return Digits(), (torch.zeros(batch, 1, 8, 8), torch.zeros(batch, dtype=torch.long))
+
+
+class Numbers(nn.Module):
+    """Functions of a tensor and a number, some of them linear, and one number that follows the batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(8, 6)
+        self.head = nn.Linear(6, 8)
+
+    def forward(self, x: Tensor, target: Tensor) -> Tensor:
+        y = 2 - (self.first(x) * 3 + 1.5) / 4
+        y = torch.add(y, 2, alpha=0.5).sub(7).masked_fill(x[:, :6] > 0, 0.25)
+        y = torch.where(x[:, 2:] > 0, y, 3.0) ** 3 / x.shape[0]
+        y = torch.div(y, 0.5, rounding_mode="floor") + y.masked_fill(x[:, :6] > 1, float("-inf")).exp()
+        return F.mse_loss(self.head(y), target)
+
+
+def numbers(batch: int = 4) -> Built:
+    return Numbers(), (torch.zeros(batch, 8), torch.zeros(batch, 8))

@@ -31,11 +31,9 @@ Outcome = tuple[Array, list[Array | None]]
 
 
 FUNCTIONS: Mapping[str, Callable[..., Tensor]] = {
-    "scale": lambda x: 0.7 * x,
     "sqrt": lambda x: x.abs().sqrt(),
     "rsqrt": lambda x: x.abs().rsqrt(),
     "log": lambda x: x.abs().log(),
-    "power": lambda x: x**3,
     "clamp": lambda x: x.clamp(-0.5, 0.5),
     "nonlinear": lambda x, y: x.tanh() * y.tanh(),
 }

@@ -61,9 +61,13 @@ def digits(batch: int = 4) -> captured.Built:
     return _without_dropout(captured.digits(batch))
 
 
+def numbers(batch: int = 4) -> captured.Built:
+    return captured.numbers(batch)
+
+
 MODULES = {
     each.__name__: each
-    for each in (vgg, resnet, lstm, gru, transformer, llama, uneven, again, towers, vision, digits)
+    for each in (vgg, resnet, lstm, gru, transformer, llama, uneven, again, towers, vision, digits, numbers)
 }
 
 

@@ -12,12 +12,14 @@ from tests.runtime import captured
 from torch.utils.flop_counter import FlopCounterMode
 
 from shardwise.graph import (
+    PARTIAL,
     OpGraph,
     forward_flop,
     graph_text,
     load_graph,
     parameter_count,
     parse_graph,
+    rules_of,
     scaled,
     step_flop,
 )
@@ -27,6 +29,7 @@ from shardwise.runtime import capture
 FILE = captured.__file__
 NAMES = (
     "vgg", "resnet", "lstm", "gru", "transformer", "llama", "uneven", "again", "towers", "vision", "digits",
+    "numbers",
 )  # fmt: skip
 
 
@@ -167,3 +170,39 @@ def test_models_of_hugging_face_are_captured_as_they_are(name: str, layers: str)
     assert parameter_count(graph) == sum(used.values())
     assert [(block.name, block.repeat) for block in graph.blocks if block.repeat > 1] == [(layers, 3)]
     assert scaled(graph, 6) == capture(published.__file__, name, batch=6)
+
+
+NUMBERS = {
+    "mul": ("scale", 3.0), "add": ("shift", 1.5), "div": ("scale", 0.25), "rsub": ("shift", None),
+    "add_1": ("shift", 1.0), "sub": ("shift", -7.0), "masked_fill": ("masked_fill", 0.25),
+    "where": ("nonlinear", None), "pow_1": ("power", 3.0), "div_1": ("scale", None),
+    "div_2": ("nonlinear", None), "masked_fill_1": ("masked_fill", None), "exp": ("exp", None),
+}  # fmt: skip
+"""What becomes of functions of a tensor and a number: neither a number that is not finite nor one that
+follows the batch is told."""
+
+
+def test_a_number_is_told_and_only_products_with_one_take_partial_sums(
+    graph_of: Callable[[str], OpGraph],
+) -> None:
+    own = {node.name: node for block in graph_of("numbers").blocks for node in block.operators}
+    found = {name: (own[name].attributes["function"], own[name].attributes.get("number")) for name in NUMBERS}
+    assert found == NUMBERS
+    linear = {name for name in NUMBERS if any(PARTIAL in rule.inputs for rule in rules_of(own[name]))}
+    assert linear == {"mul", "div", "div_1"}
+
+
+def test_roots_and_logarithms_of_sums_take_no_partial_sums(tmp_path: Path) -> None:
+    file = tmp_path / "norms.py"
+    file.write_text(
+        "import torch\nfrom torch import nn\n\n\nclass Norms(nn.Module):\n"
+        "    def __init__(self):\n        super().__init__()\n        self.own = nn.Linear(4, 4)\n\n"
+        "    def forward(self, x):\n        y = self.own(x)\n"
+        "        return (y.norm(dim=1) + y.std(1) + y.var(1) + torch.logsumexp(y, 1)).sum()\n\n\n"
+        "def build(batch: int = 4):\n    return Norms(), (torch.zeros(batch, 4),)\n"
+    )
+    own = [node for block in capture(str(file), "build").blocks for node in block.operators]
+    sums = {node.name for node in own if node.kind == "reduce" and node.output}
+    readers = [node for node in own for operand in node.inputs if operand.source in sums]
+    assert len(sums) == len(readers) == 4
+    assert not any(PARTIAL in rule.inputs for node in readers for rule in rules_of(node))

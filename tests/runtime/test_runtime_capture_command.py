@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import subprocess
 import sys
 from pathlib import Path
@@ -128,3 +129,27 @@ def test_without_pytorch_the_command_says_what_to_install(tmp_path: Path) -> Non
     assert ran.returncode == 2
     assert ran.stderr.startswith("shardwise: error: torch: is not installed")
     assert "pip install 'shardwise[torch]'" in ran.stderr
+
+
+def test_what_pytorch_logs_of_a_failure_is_not_shown(tmp_path: Path) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text(
+        "import torch\n\n\ndef build(batch=2):\n    return torch.nn.Linear(3, 3), (torch.zeros(batch, 4),)\n"
+    )
+    told: list[logging.LogRecord] = []
+
+    class Told(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            told.append(record)
+
+    handler = Told()
+    logger = logging.getLogger("torch")
+    logger.addHandler(handler)
+    try:
+        with pytest.raises(ConfigError, match="stops the capture"):
+            capture(str(path), "build")
+        assert told == []
+        logger.warning("later")
+        assert len(told) == 1
+    finally:
+        logger.removeHandler(handler)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from tests.runtime.graph_equality import Run
 from tests.runtime.graph_modules import MODULES, data_of, module_of
 from tests.runtime.graph_plans import drawn, on_frontier
 from torch import Tensor, nn
+from torch.nn import functional
 
 from shardwise.errors import ConfigError
 from shardwise.graph import OpGraph
@@ -27,7 +29,7 @@ TOLERANCE = 1e-9
 
 STEPS = 3
 
-FEW = ("vgg", "lstm", "transformer", "vision", "again")
+FEW = ("vgg", "lstm", "transformer", "vision", "again", "numbers")
 """Those that are run without `--full`."""
 
 
@@ -91,3 +93,67 @@ def test_what_graphs_have_for_its_cost_alone_is_refused_by_its_line(tmp_path: Pa
     graph = capture(str(file), "build")
     with pytest.raises(ConfigError, match="is captured for its cost alone"):
         captured(Rolled(), (torch.zeros(4, 4),), graph)
+
+
+class Words(nn.Module):
+    """Called with a dict within a dict, by name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(5, 4)
+        self.head = nn.Linear(4, 5)
+
+    def forward(self, scale: Tensor, batch: dict[str, Tensor]) -> Tensor:
+        logits = self.head(self.table(batch["words"])) * scale
+        return functional.cross_entropy(logits, batch["labels"])
+
+
+def test_a_module_is_called_with_dicts_in_any_order(tmp_path: Path) -> None:
+    (tmp_path / "words.py").write_text(
+        "import torch\nfrom tests.runtime.test_runtime_graph_captured import Words\n"
+        "def build():\n    ids = torch.zeros(4, dtype=torch.long)\n"
+        "    return Words(), {'batch': {'words': ids, 'labels': ids}, 'scale': torch.zeros(4, 5)}\n"
+    )
+    graph = capture(str(tmp_path / "words.py"), "build")
+    assert graph.batch == 4
+    words, labels, scale = torch.tensor([1, 2, 3, 4]), torch.tensor([0, 1, 2, 3]), torch.rand(4, 5)
+    own = captured(Words(), {"batch": {"words": words, "labels": labels}, "scale": scale}, graph)
+    found = own.data({"scale": scale, "batch": {"labels": labels, "words": words}})
+    readers = {operand.source: op for b in graph.blocks for op in b.operators for operand in op.inputs}
+    for name, value in found.items():
+        right = {"embedding": words, "elementwise": scale, "cross_entropy": labels}[readers[name].kind]
+        assert torch.equal(value, right)
+    with pytest.raises(ConfigError, match="is not what the module is called with"):
+        own.data({"scale": scale, "batch": {"words": words}})
+
+
+class Rounded(torch.autograd.Function):
+    """A step whose gradient is that of a line."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.relu()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        return gradients[0]
+
+
+class StraightThrough(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.own = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return Rounded.apply(self.own(x)).sum()
+
+
+def test_a_backward_pass_of_its_own_is_refused(tmp_path: Path) -> None:
+    """A graph differentiates what the forward pass does, which is another thing."""
+    (tmp_path / "through.py").write_text(
+        "import torch\nfrom tests.runtime.test_runtime_graph_captured import StraightThrough\n"
+        "def build(batch: int = 4):\n    return StraightThrough(), (torch.zeros(batch, 4),)\n"
+    )
+    graph = capture(str(tmp_path / "through.py"), "build")
+    with pytest.raises(ConfigError, match="Rounded"):
+        captured(StraightThrough(), (torch.zeros(4, 4),), graph)

@@ -1,10 +1,18 @@
-"""Parts of a dim: every element is in one of them, whatever stays together."""
+"""Parts of a dim have every element once, whatever stays together; steps are those that are priced."""
 
 from __future__ import annotations
 
 from itertools import pairwise, product
 
-from shardwise.runtime.graphs.forms import part
+import pytest
+
+from shardwise.cluster import load_cluster, mesh_of
+from shardwise.cost.fabric import fabric_of
+from shardwise.cost.layouts.conversions import conversions_of
+from shardwise.cost.problem import machine_of
+from shardwise.runtime.graphs.forms import part, value_form
+from shardwise.runtime.graphs.moves import moves_of
+from shardwise.strategy import PROFILES
 
 
 def test_parts_have_each_element_once() -> None:
@@ -19,3 +27,18 @@ def test_units_stay_together_where_no_other_axis_cut_them_apart() -> None:
     # 48, a unit and a half, two parts are 24 each.
     assert [part(0, 96, 2, index, 32) for index in (0, 1)] == [(0, 64), (64, 96)]
     assert [part(48, 96, 2, index, 32) for index in (0, 1)] == [(48, 72), (72, 96)]
+
+
+ALONE = {"cut", "pad", "first_only"}
+"""What a rank does without a word with others."""
+
+
+@pytest.mark.parametrize("ranks", [(4,), (2, 4), (2, 2, 2)])
+def test_steps_with_others_are_those_that_cost_something(ranks: tuple[int, ...]) -> None:
+    cluster = load_cluster("8x8xH100-SXM")
+    machine = machine_of(cluster, "bf16", "adamw", PROFILES["megatron-2024"])
+    table = conversions_of(fabric_of(machine), mesh_of(cluster, ranks), (8, 16), 2.0)
+    forms = [value_form(form) for form in table.forms.named]
+    for (i, start), (j, end) in product(enumerate(forms), repeat=2):
+        is_alone = {move.kind for move in moves_of((8, 16), ranks, start, end)} <= ALONE
+        assert (table.seconds[i, j] == 0.0) == is_alone, (start, end)

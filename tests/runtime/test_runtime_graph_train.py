@@ -52,12 +52,13 @@ def test_options_of_other_plans_are_refused(
 def test_functions_that_a_graph_does_not_tell_are_refused() -> None:
     check_told(MLP)
     with pytest.raises(ConfigError, match="of operator relu does not say what is computed"):
-        check_told(_with_function(MLP, "scale"))
+        check_told(_with_function(MLP, function="scale"))
+    check_told(_with_function(MLP, function="scale", number=0.5))
 
 
-def _with_function(graph: OpGraph, function: str) -> OpGraph:
+def _with_function(graph: OpGraph, **attributes: str | float) -> OpGraph:
     def changed(op: OpNode) -> OpNode:
-        return replace(op, attributes={"function": function}) if op.kind == "elementwise" else op
+        return replace(op, attributes=attributes) if op.kind == "elementwise" else op
 
     blocks = (replace(block, operators=tuple(map(changed, block.operators))) for block in graph.blocks)
     return replace(graph, blocks=tuple(blocks))

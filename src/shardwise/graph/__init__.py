@@ -7,7 +7,7 @@ from shardwise.graph.kinds import KINDS, Attribute, Kind
 from shardwise.graph.layout import allows, divided_dims, local_sizes
 from shardwise.graph.load import GRAPH_PREFIX, graph_names, load_graph, shipped_graphs
 from shardwise.graph.named import BlockLayout, GraphLayout, Mode
-from shardwise.graph.operator import check_op, has_order, kept_of, rules_of, work_of
+from shardwise.graph.operator import check_op, kept_of, rules_of, work_of
 from shardwise.graph.placement import (
     PARTIAL,
     STATES_SPLIT,
@@ -61,7 +61,6 @@ __all__ = [
     "forward_flop",
     "graph_names",
     "graph_text",
-    "has_order",
     "kept_of",
     "layout_from_record",
     "layout_record",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import combinations
+from math import isfinite
 
 from shardwise.errors import ConfigError
 from shardwise.graph.dividing import operands_of, replicated_rules
@@ -26,13 +26,6 @@ def rules_of(op: OpNode) -> tuple[Rule, ...]:
         for rule in rules
         if rule.split is None or (rule.units > 1 and divided_dims(op, rule).isdisjoint(op.whole))
     )
-
-
-def has_order(op: OpNode) -> bool:
-    """Whether the order of mesh axes decides which rules of `op` go together: two of them divide one dim in
-    units of unequal size."""
-    divided = [(rule, divided_dims(op, rule)) for rule in rules_of(op)]
-    return any(a.units != b.units for (a, own), (b, other) in combinations(divided, 2) if own & other)
 
 
 def work_of(op: OpNode) -> tuple[Work, ...]:
@@ -119,6 +112,9 @@ def _wrong_value(op: OpNode, attribute: Attribute, value: object) -> str:
     elif attribute.type == "integer":
         fits = isinstance(value, int) and not isinstance(value, bool) and value >= attribute.low
         allowed = f"a whole number from {attribute.low}"
+    elif attribute.type == "number":
+        fits = isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value)
+        allowed = "a finite number"
     elif attribute.type == "text":
         fits, allowed = value in attribute.choices, ", ".join(attribute.choices)
     else:

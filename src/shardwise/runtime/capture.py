@@ -27,7 +27,7 @@ from shardwise.runtime.capture_losses import LOSSES
 from shardwise.runtime.capture_norms import NORMS
 from shardwise.runtime.capture_pointwise import POINTWISE, largest
 from shardwise.runtime.capture_products import PRODUCTS, recurrent
-from shardwise.runtime.capture_sizes import Dims, dims_by_value
+from shardwise.runtime.capture_sizes import Dims, dims_by_value, varying_numbers
 from shardwise.runtime.capture_trace import Call, Trace, trace_of
 from shardwise.runtime.capture_views import LOST, TUPLES, VIEWS, Handler, Made, Results
 
@@ -111,7 +111,7 @@ def _traces(
 def built(trace: Trace, doubled: Mapping[str, Trace], file: str) -> Builder:
     """The operators of a trace, where `doubled` are traces at twice the batch or the sequence length."""
     dims = dims_by_value(trace, doubled, file)
-    builder = Builder(file=file)
+    builder = Builder(file=file, varying=varying_numbers(trace, doubled))
     builder.views = {value: view_of(value, found[0], is_data=True) for value, found in dims.items()}
     for value, (own, _) in trace.parameters.items():
         builder.views[value] = view_of(own, dims[value][0], is_parameter=True)

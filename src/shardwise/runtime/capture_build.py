@@ -84,7 +84,10 @@ class Space:
 
 @dataclass(slots=True)
 class Builder:
-    """The operators found so far, the calls that made them, and what each name in the trace stands for."""
+    """The operators found so far, the calls that made them, and what each name in the trace stands for.
+
+    `varying` are the calls whose numbers follow the batch or the sequence length.
+    """
 
     file: str
     views: dict[str, View | tuple[View | None, ...]] = field(default_factory=dict)
@@ -93,6 +96,7 @@ class Builder:
     growth: dict[str, Growth] = field(default_factory=dict)
     taken: set[str] = field(default_factory=set)
     calls: dict[str, Call] = field(default_factory=dict)
+    varying: frozenset[str] = frozenset()
 
     def emit(
         self,

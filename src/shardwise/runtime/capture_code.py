@@ -8,7 +8,7 @@ import inspect
 import os
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,8 +18,8 @@ from shardwise.errors import ConfigError
 from shardwise.inputs import nearest, printable
 
 RETURNS = (
-    "(module, inputs): a torch.nn.Module whose forward returns the loss, and the tuple of tensors that it is "
-    "called with"
+    "(module, inputs): a torch.nn.Module whose forward returns the loss, and the tuple of what it is called "
+    "with, or a dict of it by name"
 )
 DEFAULT_BATCH = 8
 """Samples where neither the command nor the function says how many."""
@@ -69,8 +69,8 @@ def example_of(function: Callable[..., Any], file: str, arguments: Mapping[str, 
         found = type(returned).__name__
         key = f"{function.__name__}()"
         raise ConfigError("returns another thing", file=file, key=key, found=found, allowed=RETURNS)
-    inputs = returned[1] if isinstance(returned[1], list | tuple) else (returned[1],)
-    named = returned[2] if len(returned) == 3 else {}
+    inputs, named = called_with(returned[1])
+    named = {**named, **(returned[2] if len(returned) == 3 else {})}
     for name, value in (*returned[0].named_parameters(), *returned[0].named_buffers()):
         if value.device.type != "meta":
             raise ConfigError(
@@ -80,7 +80,41 @@ def example_of(function: Callable[..., Any], file: str, arguments: Mapping[str, 
                 found=f"{name} on {value.device}",
                 allowed="no device= and no .to(...) in the module",
             )
-    return Example(returned[0], tuple(map(_on_meta, inputs)), {k: _on_meta(v) for k, v in named.items()})
+    return Example(returned[0], mapped(_on_meta, inputs), mapped(_on_meta, named))
+
+
+def called_with(inputs: Any) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
+    """What a forward is called with by place and by name: a dict is by name, all else by place."""
+    if isinstance(inputs, Mapping):
+        return (), inputs
+    return (tuple(inputs) if isinstance(inputs, list | tuple) else (inputs,)), {}
+
+
+def mapped(change: Callable[[Any], Any], value: Any) -> Any:
+    """`value` with `change` made of everything within its tuples, lists and dicts."""
+    if isinstance(value, Mapping):
+        return {name: mapped(change, item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        items = [mapped(change, item) for item in value]
+        is_named = isinstance(value, tuple) and hasattr(value, "_fields")
+        return type(value)(*items) if is_named else type(value)(items)
+    return change(value)
+
+
+Place = tuple[Any, ...]
+"""Where a tensor is within tuples, lists and dicts: keys and numbers, the outermost first."""
+
+
+def tensors_in(value: Any) -> dict[Place, torch.Tensor]:
+    """All tensors within tuples, lists and dicts, by their places, in order."""
+    if isinstance(value, torch.Tensor):
+        return {(): value}
+    items: Iterable[tuple[Any, Any]] = ()
+    if isinstance(value, Mapping):
+        items = value.items()
+    elif isinstance(value, list | tuple):
+        items = enumerate(value)
+    return {(key, *place): tensor for key, item in items for place, tensor in tensors_in(item).items()}
 
 
 def takes(function: Callable[..., Any], name: str) -> tuple[bool, int | None]:
@@ -98,15 +132,13 @@ def with_batch(example: Example, before: int, after: int) -> Example:
             return torch.empty((after, *value.shape[1:]), dtype=value.dtype, device="meta")
         return value
 
-    return Example(
-        example.module, tuple(map(grown, example.inputs)), {k: grown(v) for k, v in example.named.items()}
-    )
+    return Example(example.module, mapped(grown, example.inputs), mapped(grown, example.named))
 
 
 def batch_of(example: Example, file: str) -> int:
     """The first dim of the first input."""
-    for value in (*example.inputs, *example.named.values()):
-        if isinstance(value, torch.Tensor) and value.dim():
+    for value in tensors_in((example.inputs, example.named)).values():
+        if value.dim():
             return int(value.shape[0])
     raise ConfigError("returns no tensor with a dim as input", file=file, allowed=RETURNS)
 

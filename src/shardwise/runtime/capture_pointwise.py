@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from math import isfinite
 
 from shardwise.runtime.capture_build import Builder, Setting, Space, View, made_names, view_of
 from shardwise.runtime.capture_sizes import Dims
@@ -15,9 +16,9 @@ FUNCTIONS: Mapping[str, str] = {
     "sigmoid": "sigmoid", "tanh": "tanh", "exp": "exp", "sqrt": "sqrt", "rsqrt": "rsqrt", "gelu": "gelu",
     "silu": "silu", "log": "log", "square": "square", "softplus": "softplus", "clamp": "clamp",
     "clamp_min": "clamp", "clamp_max": "clamp", "maximum": "maximum", "minimum": "minimum", "where": "where",
-    "masked_fill": "multiply", "hardtanh": "clamp", "relu6": "clamp",
+    "masked_fill": "masked_fill", "hardtanh": "clamp", "relu6": "clamp",
 }  # fmt: skip
-"""Kinds of functions by the name of the operator; `masked_fill` reads what it fills and a mask."""
+"""Kinds of functions by the name of the operator."""
 
 NONLINEAR = (
     "leaky_relu", "elu", "selu", "celu", "mish", "hardswish", "hardsigmoid", "logsigmoid", "log_sigmoid",
@@ -27,17 +28,29 @@ NONLINEAR = (
 """Functions that count as any other."""
 
 BY_A_NUMBER: Mapping[str, str] = {
-    "add": "scale",
-    "sub": "scale",
+    "add": "shift",
+    "sub": "shift",
     "mul": "scale",
     "div": "scale",
-    "rsub": "scale",
+    "rsub": "shift",
 }
 """What functions of a tensor and a number are."""
 
+OPERANDS: Mapping[str, int] = {"masked_fill": 2, "where": 3}
+"""Tensors that functions take; with a tensor where they have a number, or a number where they have a tensor,
+they count as any other."""
 
-def broadcast(builder: Builder, call: Call, function: str, views: Sequence[View], dims: Dims) -> View:
-    """A function of elements: operands lie at the end of the output's dims."""
+
+def broadcast(
+    builder: Builder,
+    call: Call,
+    function: str,
+    views: Sequence[View],
+    dims: Dims,
+    *,
+    number: float | None = None,
+) -> View:
+    """A function of elements (with a `number` of its own): operands lie at the end of the output's dims."""
     space = Space()
     output = space.names(dims)
     operands = []
@@ -45,7 +58,10 @@ def broadcast(builder: Builder, call: Call, function: str, views: Sequence[View]
         own = output[len(output) - len(view.dims) :]
         seen = tuple(None if dim.is_unit else name for dim, name in zip(view.dims, own, strict=True))
         operands.append((view, made_names(view, seen)))
-    return builder.emit(call, "elementwise", space, operands, output, dims, attributes={"function": function})
+    attributes: dict[str, Setting] = {"function": function}
+    if number is not None:
+        attributes["number"] = number
+    return builder.emit(call, "elementwise", space, operands, output, dims, attributes=attributes)
 
 
 def _elementwise(builder: Builder, call: Call, dims: Dims) -> Made:
@@ -61,12 +77,28 @@ def _elementwise(builder: Builder, call: Call, dims: Dims) -> Made:
         function = BY_A_NUMBER.get(name, function)
     if len(views) == 2 and views[0] == views[1] and function == "multiply":
         function, views = "square", views[:1]
-    return broadcast(builder, call, function, views, dims)
+    if call.named.get("rounding_mode") or len(views) != OPERANDS.get(function, len(views)):
+        function = "nonlinear"
+    return broadcast(builder, call, function, views, dims, number=_number(builder, call, name, function))
+
+
+def _number(builder: Builder, call: Call, name: str, function: str) -> float | None:
+    """The number of a function that has one, where it is the same at every size and can be written."""
+    value = argument(call, 2 if function == "masked_fill" else 1, "value", None)
+    is_number = isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value)
+    if function not in ("scale", "shift", "masked_fill", "power") or not is_number or name == "rsub":
+        return None
+    if call.name in builder.varying:
+        return None
+    if function == "shift":
+        return float(value) * float(call.named.get("alpha", 1)) * (-1.0 if name == "sub" else 1.0)
+    return 1.0 / float(value) if name == "div" and value else float(value)
 
 
 def _power(builder: Builder, call: Call, dims: Dims) -> Made:
     function = "square" if argument(call, 1, "exponent") == 2 else "power"
-    return broadcast(builder, call, function, [tensor(builder, call, 0)], dims)
+    number = _number(builder, call, "pow", function)
+    return broadcast(builder, call, function, [tensor(builder, call, 0)], dims, number=number)
 
 
 def _dropout(builder: Builder, call: Call, dims: Dims) -> Made:
@@ -90,8 +122,9 @@ def _stack(builder: Builder, call: Call, dims: Dims) -> Made:
     return broadcast(builder, call, "nonlinear", views, dims)
 
 
-def _reduction(function: str, *, dim_at: int = 1, of: str = "") -> Handler:
-    """A number of the elements along some dims (all where none is said), first each made another by `of`."""
+def _reduction(function: str, *, dim_at: int = 1, of: str = "", then: str = "") -> Handler:
+    """A number of the elements along some dims (all where none is said), first each made another by `of`, and
+    `then` what is made of them."""
 
     def handler(builder: Builder, call: Call, dims: Dims) -> Made:
         view = tensor(builder, call, 0)
@@ -99,7 +132,9 @@ def _reduction(function: str, *, dim_at: int = 1, of: str = "") -> Handler:
         over = [found] if isinstance(found, int) else found or list(range(len(view.dims)))
         if of:
             view = broadcast(builder, replace(call, name=f"{call.name}_{of}"), of, [view], view.dims)
-        return reduced(builder, call, view, function, {at % len(view.dims) for at in over}, dims)
+        made = reduced(builder, call, view, function, {at % len(view.dims) for at in over}, dims)
+        own = replace(call, name=f"{call.name}_{then}")
+        return broadcast(builder, own, then, [made], dims) if then else made
 
     return handler
 
@@ -194,9 +229,10 @@ POINTWISE: Mapping[str, Handler] = {
     "mean": _reduction("mean"),
     "amax": _reduction("maximum"),
     "amin": _reduction("minimum"),
-    "linalg_vector_norm": _reduction("sum", dim_at=2, of="square"),
-    **dict.fromkeys(("std", "var"), _reduction("mean", of="square")),
-    "logsumexp": _reduction("sum", of="exp"),
+    "linalg_vector_norm": _reduction("sum", dim_at=2, of="square", then="sqrt"),
+    "std": _reduction("mean", of="square", then="sqrt"),
+    "var": _reduction("mean", of="square", then="nonlinear"),
+    "logsumexp": _reduction("sum", of="exp", then="log"),
     "glu": _gated,
     **{f"max_pool{n}d": _pool("maximum") for n in (1, 2, 3)},
     **{f"avg_pool{n}d": _pool("average") for n in (1, 2, 3)},

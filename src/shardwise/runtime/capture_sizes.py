@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from shardwise.errors import ConfigError
 from shardwise.graph import Growth
-from shardwise.runtime.capture_trace import Shape, Trace, refs_of
+from shardwise.runtime.capture_trace import Call, Shape, Trace, refs_of
 
 CONSTANT = Growth()
 
@@ -42,6 +42,21 @@ def dims_by_value(trace: Trace, doubled: Mapping[str, Trace], file: str) -> dict
             for part, shape in enumerate(value.shapes)
         )
     return found
+
+
+def varying_numbers(trace: Trace, doubled: Mapping[str, Trace]) -> frozenset[str]:
+    """The calls of `trace` that are called with other numbers where the batch or the sequence is doubled."""
+    return frozenset(
+        one.name
+        for other in doubled.values()
+        for one, two in zip(trace.trained, other.trained, strict=True)
+        if _numbers(one) != _numbers(two)
+    )
+
+
+def _numbers(call: Call) -> list[float]:
+    values = (*call.arguments, *call.named.values())
+    return [value for value in values if isinstance(value, int | float)]
 
 
 @dataclass(frozen=True, slots=True)

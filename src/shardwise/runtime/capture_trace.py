@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import logging
 import os
 import re
 import sys
@@ -138,8 +139,14 @@ def trace_of_program(program: ExportedProgram, module: torch.nn.Module, file: st
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    with contextlib.redirect_stdout(sys.stderr), contextlib.redirect_stderr(io.StringIO()):
-        yield
+    """Without what PyTorch prints and logs, beside what it raises."""
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        with contextlib.redirect_stdout(sys.stderr), contextlib.redirect_stderr(io.StringIO()):
+            yield
+    finally:
+        logging.disable(before)
 
 
 def _owners(module: torch.nn.Module) -> dict[str, str]:

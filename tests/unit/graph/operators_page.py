@@ -99,6 +99,7 @@ def _section(op: OpNode) -> Iterator[str]:
 def _attribute_row(attribute: Attribute) -> str:
     values = {
         "integer": f"whole number from {attribute.low}",
+        "number": "any number",
         "flag": "true or false",
         "text": ", ".join(f"`{choice}`" for choice in attribute.choices),
         "dims": "names of dims",

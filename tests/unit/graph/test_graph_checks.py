@@ -58,6 +58,14 @@ WRONG: dict[str, tuple[OpNode, str]] = {
         operator("attention", "b s h d, b t g d, b t g e -> b s h e", SIZES),
         "one dim for queries",
     ),
+    "a number of no use": (
+        operator("elementwise", "b s -> b s", SIZES, function="relu", number=2.0),
+        "a number, which relu does not take",
+    ),
+    "no number": (
+        operator("elementwise", "b s -> b s", SIZES, function="scale", number=float("nan")),
+        "cannot have it",
+    ),
     "elements lost": (operator("reshape", "b s -> b n", SIZES), "as many elements"),
     "other dims": (operator("transpose", "b s -> s n", SIZES), "another order"),
     "parts that do not add up": (operator("concat", "b d, b e -> b n", SIZES), "differ in one dim"),

@@ -76,6 +76,21 @@ CASES: dict[str, Case] = {
     "subtract": _elementwise("subtract", "b n, b n -> b n", aten.sub.Tensor),
     "multiply": _elementwise("multiply", "b n, n -> b n", aten.mul.Tensor),
     "divide": _elementwise("divide", "b n, n -> b n", aten.div.Tensor),
+    "a number added": _elementwise("shift", "b n -> b n", aten.add.Scalar, arguments=lambda t: (t[0], 2.0)),
+    "a number less": _elementwise("shift", "b n -> b n", aten.sub.Tensor, arguments=lambda t: (t[0], 2.0)),
+    "less than a number": _elementwise(
+        "shift", "b n -> b n", aten.rsub.Scalar, arguments=lambda t: (t[0], 2.0)
+    ),
+    "times a number": _elementwise("scale", "b n -> b n", aten.mul.Tensor, arguments=lambda t: (t[0], 2.0)),
+    "power": _elementwise("power", "b n -> b n", aten.pow.Tensor_Scalar, arguments=lambda t: (t[0], 3.0)),
+    "clamp": _elementwise("clamp", "b n -> b n", aten.clamp.default, arguments=lambda t: (t[0], 0.0, 1.0)),
+    "masked fill": _elementwise(
+        "masked_fill",
+        "b n, b n -> b n",
+        aten.masked_fill.Scalar,
+        arguments=lambda t: (t[1], t[0], 2.0),
+        dtypes=(torch.bool,),
+    ),
     "maximum": _elementwise("maximum", "b n, b n -> b n", aten.maximum.default),
     "negate": _elementwise("negate", "b n -> b n", aten.neg.default),
     "identity": _elementwise("identity", "b n -> b n", aten._to_copy.default),

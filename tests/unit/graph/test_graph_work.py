@@ -84,6 +84,15 @@ CASES = {
     "sum": Counted(
         operator("elementwise", "b n, b n -> b n", SIZES, function="add"), forward_bytes=2 * 3 * 128
     ),
+    "a number more": Counted(
+        operator("elementwise", "b n -> b n", SIZES, function="shift"), forward_bytes=2 * 2 * 128
+    ),
+    # Its gradient is multiplied too.
+    "times a number": Counted(
+        operator("elementwise", "b n -> b n", SIZES, function="scale"),
+        forward_bytes=2 * 2 * 128,
+        backward_bytes=2 * 2 * 128,
+    ),
     # Reads 128 + 64, writes 128; backward reads 128 and writes the 64 of what was broadcast.
     "sum with a vector": Counted(
         operator("elementwise", "b n, n -> b n", SIZES, function="add"),

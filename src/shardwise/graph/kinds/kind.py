@@ -15,10 +15,11 @@ from shardwise.inputs import shown
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attribute:
-    """A setting that a kind reads. A `dims` is the names of dims with spaces between them."""
+    """A setting that a kind reads. A `dims` is the names of dims with spaces between them, a `number` any
+    finite one."""
 
     name: str
-    type: Literal["integer", "flag", "text", "dims"]
+    type: Literal["integer", "number", "flag", "text", "dims"]
     meaning: str
     choices: tuple[str, ...] = ()
     low: int = 0

@@ -17,7 +17,8 @@ MOST_OPERANDS = 8
 @dataclass(frozen=True, slots=True)
 class Function:
     """A function of elements: how many operands it takes, in which groups of them it is linear (None: in all
-    of them together), which operands its backward reads again, whether its output, and whether a mask."""
+    of them together), which operands its backward reads again, whether its output, and whether a mask;
+    whether its gradient is handed on as it is, and whether a `number` belongs to it."""
 
     least: int
     most: int
@@ -25,19 +26,23 @@ class Function:
     keeps: tuple[int, ...] = ()
     keeps_output: bool = False
     keeps_mask: bool = False
+    hands_on: bool = False
+    has_number: bool = False
 
 
-_SUM = Function(1, MOST_OPERANDS, linear=None)
+_SUM = Function(1, MOST_OPERANDS, linear=None, hands_on=True)
 _LINEAR = Function(1, 1, linear=None)
 _OF_INPUT = Function(1, 1, keeps=(0,))
 _OF_OUTPUT = Function(1, 1, keeps_output=True)
 
 FUNCTIONS: Mapping[str, Function] = {
     "add": _SUM,
-    "subtract": Function(2, 2, linear=None),
-    "identity": _LINEAR,
+    "subtract": Function(2, 2, linear=None, hands_on=True),
+    "identity": Function(1, 1, linear=None, hands_on=True),
     "negate": _LINEAR,
-    "scale": _LINEAR,
+    "scale": Function(1, 1, linear=None, has_number=True),
+    "shift": Function(1, 1, hands_on=True, has_number=True),
+    "masked_fill": Function(2, 2, keeps=(1,), has_number=True),
     "dropout": Function(1, 1, linear=None, keeps_mask=True),
     "multiply": Function(2, 2, linear=((0,), (1,)), keeps=(0, 1)),
     "divide": Function(2, 2, linear=((0,),), keeps=(0, 1)),
@@ -56,12 +61,13 @@ FUNCTIONS: Mapping[str, Function] = {
     "silu": _OF_INPUT,
     "log": _OF_INPUT,
     "square": _OF_INPUT,
-    "power": _OF_INPUT,
+    "power": Function(1, 1, keeps=(0,), has_number=True),
     "softplus": _OF_INPUT,
     "clamp": _OF_INPUT,
     "nonlinear": Function(1, MOST_OPERANDS, keeps=tuple(range(MOST_OPERANDS))),
 }
-"""By name; `nonlinear` stands for any other."""
+"""By name; `nonlinear` stands for any other. A `shift` adds a number to its operand, or takes its operand
+from one: not linear, as a number added on every rank would be added as often as there are ranks."""
 
 
 def _function(op: OpNode) -> Function:
@@ -80,6 +86,15 @@ def _check_elementwise(op: OpNode) -> None:
             key="inputs",
             found=str(len(operands)),
             allowed=counts,
+        )
+    if "number" in op.attributes and not function.has_number:
+        numbered = ", ".join(name for name, each in FUNCTIONS.items() if each.has_number)
+        raise refuse(
+            op,
+            f"has a number, which {text_of(op, 'function', '')} does not take",
+            key="attributes.number",
+            found=str(op.attributes["number"]),
+            allowed=f"no number, or one of {numbered}",
         )
     check_broadcast(op)
 
@@ -112,7 +127,7 @@ def _elementwise_work(op: OpNode) -> tuple[Work, ...]:
     function, operands = _function(op), operands_of(op)
     if text_of(op, "function", "") == "identity" and operands[0] == op.output:
         return ()
-    if function.linear is None and not function.keeps_mask:
+    if function.hands_on:
         summed = [operand for operand in operands if set(operand) != set(op.output)]
         backward = 1.0 if summed else 0.0
         moved = [Moved(operand, 1.0, float(operand in summed)) for operand in operands]
@@ -145,6 +160,11 @@ ELEMENTWISE = Kind(
             meaning="which function; `nonlinear` is any that is not listed",
             choices=tuple(FUNCTIONS),
             required=True,
+        ),
+        Attribute(
+            name="number",
+            type="number",
+            meaning="what `scale` multiplies by, `shift` adds, `power` raises to, `masked_fill` fills in",
         ),
     ),
     check=_check_elementwise,

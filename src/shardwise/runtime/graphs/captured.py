@@ -4,11 +4,13 @@ parameters are, and how the data that it reads are made."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import BackwardCFunction
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 
@@ -16,6 +18,7 @@ from shardwise.errors import ConfigError
 from shardwise.graph import OpGraph, OpNode
 from shardwise.runtime.capture import built, loss_of
 from shardwise.runtime.capture_blocks import needed
+from shardwise.runtime.capture_code import Place, called_with, mapped, tensors_in
 from shardwise.runtime.capture_trace import exported, trace_of_program
 from shardwise.runtime.graphs.exact import settings_of
 from shardwise.runtime.graphs.module import first_readers
@@ -37,18 +40,18 @@ class Captured:
     data: Callable[[Any], Mapping[str, Tensor]]
 
 
-def captured(module: nn.Module, inputs: Sequence[Any], graph: OpGraph) -> Captured:
-    """`module`, called with `inputs` of the whole batch, as `graph` has it. ConfigError where it is another
-    network than the graph, or does what graphs tell for its cost alone."""
-    inputs = tuple(inputs)
-    program = exported(module, inputs, {}, MODULE)
+def captured(module: nn.Module, inputs: Any, graph: OpGraph) -> Captured:
+    """`module`, called with `inputs` of the whole batch (by place, or a dict by name), as `graph` has it.
+    ConfigError where it is another network than the graph, or does what graphs tell for its cost alone."""
+    check_derivatives(module, inputs)
+    program = _exported(module, inputs)
     trace = trace_of_program(program, module, MODULE)
-    more = tuple(_doubled(value, graph.batch) for value in inputs)
-    doubled = trace_of_program(exported(module, more, {}, MODULE), module, MODULE)
+    more = mapped(lambda value: _doubled(value, graph.batch), inputs)
+    doubled = trace_of_program(_exported(module, more), module, MODULE)
     builder = built(trace, {"batch": doubled}, MODULE)
     found = needed(builder.nodes, loss_of(builder, trace))
     names = _same(operators_of(graph), found, _parameter_names(graph))
-    data = _Data(program, names, graph.inputs)
+    data = _Data(program, names, graph.inputs, tuple(tensors_in(called_with(inputs))))
     settings = {
         number: settings_of(builder, node, builder.calls[node.name], _targets(program))
         for number, node in enumerate(found)
@@ -62,6 +65,36 @@ def captured(module: nn.Module, inputs: Sequence[Any], graph: OpGraph) -> Captur
         if own[name.partition("[")[0]].dim() > 1:
             matrices.add(name)
     return Captured(settings, values, frozenset(matrices), data)
+
+
+def _exported(module: nn.Module, inputs: Any) -> ExportedProgram:
+    placed, named = called_with(inputs)
+    return exported(module, placed, named, MODULE)
+
+
+def check_derivatives(module: nn.Module, inputs: Any) -> None:
+    """ConfigError where a function of the module's has a backward pass of its own, which graphs do not have:
+    they differentiate what its forward pass does."""
+    placed, named = mapped(_on_meta, called_with(inputs))
+    with torch.device("meta"):
+        results = deepcopy(module).to("meta")(*placed, **named)
+    waiting = [each.grad_fn for each in tensors_in(results).values()]
+    seen: set[Any] = set()
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        waiting += [following for following, _ in node.next_functions]
+        if isinstance(node, BackwardCFunction):
+            raise ConfigError(
+                "has a backward pass of its own, which graphs do not have", key=MODULE,
+                found=node.name().removesuffix("Backward"), allowed="functions that PyTorch differentiates",
+            )  # fmt: skip
+
+
+def _on_meta(value: Any) -> Any:
+    return value.to("meta") if isinstance(value, Tensor) else value
 
 
 def _doubled(value: Any, batch: int) -> Any:
@@ -99,8 +132,8 @@ def _same(
 
 
 def _plain(op: OpNode) -> dict[str, Any]:
-    """The attributes that do not name dims."""
-    dims = ("over", "time", "heads", "kv_heads", "channel")
+    """The attributes that do not name dims; numbers are the module's to say."""
+    dims = ("over", "time", "heads", "kv_heads", "channel", "number")
     return {name: value for name, value in op.attributes.items() if name not in dims}
 
 
@@ -129,13 +162,17 @@ def _targets(program: ExportedProgram) -> Mapping[str, Any]:
 
 
 class _Data:
-    """What a graph reads, made from what the module is called with: its inputs, buffers, and what it computes
-    of them before any parameter comes in."""
+    """What a graph reads, made from what the module is called with (tensors at `places`): its inputs,
+    buffers, and what it computes of them before any parameter comes in."""
 
     def __init__(
-        self, program: ExportedProgram, names: Mapping[str, str], shapes: Mapping[str, tuple[int, ...]]
+        self,
+        program: ExportedProgram,
+        names: Mapping[str, str],
+        shapes: Mapping[str, tuple[int, ...]],
+        places: Sequence[Place],
     ) -> None:
-        self.program, self.names, self.shapes = program, names, shapes
+        self.program, self.names, self.shapes, self.places = program, names, shapes, places
         self.nodes = {node.name: node for node in program.graph.nodes}
         self.kept: dict[str, Any] = {}
         for spec in program.graph_signature.input_specs:
@@ -144,17 +181,20 @@ class _Data:
                 self.kept[spec.arg.name] = next(each[spec.target] for each in stores if spec.target in each)
 
     def __call__(self, batch: Any) -> Mapping[str, Tensor]:
-        given = tuple(batch) if isinstance(batch, list | tuple) else (batch,)
-        users = self.program.graph_signature.user_inputs
-        tensors = [value for value in given if isinstance(value, Tensor)]
-        if len(tensors) != len(users):
-            raise ConfigError(
-                "is not what the module is called with", key="batch", found=f"{len(tensors)} tensors",
-                allowed=f"{len(users)}",
-            )  # fmt: skip
-        made = {**self.kept, **dict(zip(map(str, users), tensors, strict=True))}
+        made = {**self.kept, **self.given(batch)}
         with torch.no_grad():
             return {name: self._data(name, own, made) for name, own in self.names.items()}
+
+    def given(self, batch: Any) -> dict[str, Tensor]:
+        """What the module is called with, by the names of the export."""
+        tensors = tensors_in(called_with(batch))
+        if set(tensors) != set(self.places):
+            raise ConfigError(
+                "is not what the module is called with", key="batch", found=f"{len(tensors)} tensors",
+                allowed=f"{len(self.places)}, as the module was captured with",
+            )  # fmt: skip
+        users = map(str, self.program.graph_signature.user_inputs)
+        return dict(zip(users, (tensors[place] for place in self.places), strict=True))
 
     def _data(self, name: str, own: str, made: dict[str, Any]) -> Tensor:
         own = own if own in self.nodes else own.removesuffix("_spelled")
@@ -181,12 +221,9 @@ class _Data:
             return type(value)(self._argument(item, made) for item in value)
         return value
 
-    def check_states(self, builder: Any, found: Sequence[OpNode], inputs: tuple[Any, ...]) -> None:
+    def check_states(self, builder: Any, found: Sequence[OpNode], inputs: Any) -> None:
         """ConfigError where a recurrent layer does not begin with zeros."""
-        made: dict[str, Any] = {}
-        users = map(str, self.program.graph_signature.user_inputs)
-        made.update(self.kept)
-        made.update(zip(users, (value for value in inputs if isinstance(value, Tensor)), strict=True))
+        made: dict[str, Any] = {**self.kept, **self.given(inputs)}
         for node in found:
             if node.kind in ("lstm", "gru"):
                 call = self.nodes[builder.calls[node.name].name]

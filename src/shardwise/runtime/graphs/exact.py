@@ -34,9 +34,6 @@ EACH: Mapping[str, Callable[..., Tensor]] = {
 }
 """Losses that graphs have as a function of elements and a mean."""
 
-ADDS = ("add", "sub", "rsub", "masked_fill")
-"""Operators that with a number are no product alone."""
-
 MEAN = 1
 """PyTorch's number for losses that are a mean."""
 
@@ -127,9 +124,7 @@ def _element_settings(
         return {"function": lambda x, y: EACH[name](x, y, *numbers)}
     if name == "glu":
         return {"function": lambda x, y: x * y.sigmoid()}
-    function = _called(builder, node, call, targets[call.name])
-    numbers = [value for value in call.arguments[1:] if isinstance(value, int | float)]
-    return {"function": function, **({"constant": True} if name in ADDS and any(numbers) else {})}
+    return {"function": _called(builder, node, call, targets[call.name])}
 
 
 def _with(loss: Callable[..., Tensor], x: Tensor, y: Tensor, extra: float) -> Tensor:

@@ -103,7 +103,12 @@ class GraphJob:
 
 
 def laid_job(
-    module: nn.Module, plan: GraphPlan, inputs: Sequence[Any] | None, *, lr: float, max_norm: float
+    module: nn.Module,
+    plan: GraphPlan,
+    inputs: Sequence[Any] | Mapping[str, Any] | None,
+    *,
+    lr: float,
+    max_norm: float,
 ) -> GraphJob:
     """`module`, the whole of the plan's graph, laid out over the running processes, of which there are as
     many as the plan has devices. `inputs` are what its forward is called with, of the whole batch."""
@@ -128,7 +133,12 @@ def laid_job(
 
 
 def _captured_job(
-    module: nn.Module, plan: GraphPlan, inputs: Sequence[Any] | None, *, lr: float, max_norm: float
+    module: nn.Module,
+    plan: GraphPlan,
+    inputs: Sequence[Any] | Mapping[str, Any] | None,
+    *,
+    lr: float,
+    max_norm: float,
 ) -> GraphJob:
     if inputs is None:
         raise ConfigError(

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from shardwise.errors import ConfigError
-from shardwise.graph import PARTIAL
+from shardwise.graph import OpNode
 from shardwise.runtime.graphs.work import Kernel, Work, aligned, arranged, without
 
 ELEMENT_FUNCTIONS: Mapping[str, Callable[..., Tensor]] = {
@@ -36,20 +37,32 @@ ELEMENT_FUNCTIONS: Mapping[str, Callable[..., Tensor]] = {
     "square": torch.square,
     "softplus": functional.softplus,
 }
-"""Those of which the name says all; others are told by the module that the graph was captured from."""
+"""Those of which the name says all."""
+
+FUNCTIONS_OF_A_NUMBER: Mapping[str, Callable[..., Tensor]] = {
+    "scale": lambda number, x: number * x,
+    "shift": lambda number, x: x + number,
+    "power": lambda number, x: x**number,
+    "masked_fill": lambda number, x, mask: x.masked_fill(mask > 0, number),
+}
+"""Those of which the name and the operator's `number` say all."""
 
 
-def element_function(work: Work) -> Callable[..., Tensor]:
-    """The function of an elementwise operator. ConfigError where the graph does not tell it."""
-    name = str(work.op.attributes["function"])
-    own: Callable[..., Tensor] | None = work.settings.get("function", ELEMENT_FUNCTIONS.get(name))
-    if own is None:
+def function_told(op: OpNode) -> Callable[..., Tensor]:
+    """The function of an elementwise operator by its graph. ConfigError where only the module that the graph
+    was captured from can tell it."""
+    name = str(op.attributes["function"])
+    if name in FUNCTIONS_OF_A_NUMBER and "number" in op.attributes:
+        return partial(FUNCTIONS_OF_A_NUMBER[name], float(op.attributes["number"]))
+    if name not in ELEMENT_FUNCTIONS:
         raise ConfigError(
-            f"of operator {work.op.name} does not say what is computed",
-            key="attributes.function", found=name,
-            allowed=f"{', '.join(ELEMENT_FUNCTIONS)}; or a graph captured from a module",
-        )  # fmt: skip
-    return own
+            f"of operator {op.name} does not say what is computed",
+            key="attributes.function",
+            found=f"{name} without a number" if name in FUNCTIONS_OF_A_NUMBER else name,
+            allowed=f"{', '.join(ELEMENT_FUNCTIONS)}; {', '.join(FUNCTIONS_OF_A_NUMBER)} with a `number`; "
+            "or the module that the graph was captured from",
+        )
+    return ELEMENT_FUNCTIONS[name]
 
 
 def elementwise(work: Work, inputs: Sequence[Tensor], parameters: Sequence[Tensor]) -> Tensor:
@@ -58,34 +71,8 @@ def elementwise(work: Work, inputs: Sequence[Tensor], parameters: Sequence[Tenso
     operands = [
         aligned(tensor, own, op.output) for tensor, own in zip((*inputs, *parameters), dims, strict=True)
     ]
-    function = element_function(work)
-    result = function(*operands)
-    if partial := _partial_operands(work):
-        result = _constant_once(work, function, operands, partial, result)
-    return result.expand([work.length(dim) for dim in op.output])
-
-
-def _partial_operands(work: Work) -> set[int]:
-    """Operands that are partial sums on a rank that is not the first of them."""
-    if "constant" not in work.settings:
-        return set()
-    return {
-        slot
-        for axis, rule in enumerate(work.rules)
-        if work.grid.here[axis] > 0
-        for slot, placement in enumerate((*rule.inputs, *rule.parameters))
-        if placement == PARTIAL
-    }
-
-
-def _constant_once(
-    work: Work, function: Callable[..., Tensor], operands: Sequence[Tensor], partial: set[int], result: Tensor
-) -> Tensor:
-    """Of a function that is a product and a constant, the constant belongs to the first rank's sum alone."""
-    zeros = [torch.zeros_like(each) if at in partial else each for at, each in enumerate(operands)]
-    with torch.no_grad():
-        constant = function(*zeros)
-    return torch.where(constant.isinf(), torch.zeros_like(result), result - constant)
+    function = work.settings.get("function") or function_told(op)
+    return function(*operands).expand([work.length(dim) for dim in op.output])
 
 
 def reduce(work: Work, inputs: Sequence[Tensor], parameters: Sequence[Tensor]) -> Tensor:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from shardwise.errors import ConfigError
 from shardwise.graph import OpGraph, OpNode
-from shardwise.runtime.graphs.kernels_pointwise import ELEMENT_FUNCTIONS
+from shardwise.runtime.graphs.kernels_pointwise import function_told
 from shardwise.runtime.graphs.program import repeated
 from shardwise.runtime.initial import generator_of
 
@@ -50,13 +50,11 @@ def check_told(graph: OpGraph) -> None:
     the module that the graph was captured from."""
     for block in graph.blocks:
         for op in block.operators:
-            function = str(op.attributes.get("function", ""))
-            if op.kind == "elementwise" and function not in ELEMENT_FUNCTIONS:
-                raise ConfigError(
-                    f"of operator {op.name} does not say what is computed",
-                    key=f"graph.{block.name}.attributes.function", found=function,
-                    allowed=f"{', '.join(ELEMENT_FUNCTIONS)}; or the module, given to shardwise.parallelize",
-                )  # fmt: skip
+            if op.kind == "elementwise":
+                try:
+                    function_told(op)
+                except ConfigError as error:
+                    raise error.within(key=f"graph.{block.name}") from None
 
 
 def first_readers(graph: OpGraph) -> dict[str, tuple[OpNode, int]]:
