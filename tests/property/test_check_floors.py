@@ -26,7 +26,7 @@ from shardwise.check.cells import Cells, Pipeline
 from shardwise.check.price import Evaluation, evaluate
 from shardwise.check.rows import rows_of
 from shardwise.check.schedules import table_of
-from shardwise.check.time_floor import time_floor
+from shardwise.check.time_floor import time_floor, work_floor
 from shardwise.check.turns import empty_family, turns_of
 from shardwise.cost import Problem, bind
 from shardwise.search.evaluate import step_times_s
@@ -126,6 +126,28 @@ def test_floors_are_floors(case: Case, level: str, full: bool) -> None:
         for box_cells in (cells, widened(pipeline, cells, rng), widened(pipeline, cells, rng)):
             for ratio in ratios(pipeline, opened(box_cells, level), level, found):
                 assert ratio.max() <= 1 + ROUNDING
+
+
+def worst_of_work(parts: Sequence[tuple[Pipeline, Cells, Evaluation]]) -> float:
+    """The largest ratio of what all of a model's work takes, shared evenly, to the seconds of a step."""
+    return max(
+        float((work_floor(pipeline)[cells.grid] / found.step_time_s).max())
+        for pipeline, cells, found in parts
+    )
+
+
+def test_work_shared_evenly_is_a_floor_under_any_schedule(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And near enough to what is evaluated that a single block counted twice would show."""
+    parts = [part for case in CASES for part in evaluated(case, ROWS // 4)[0]]
+    assert 0.8 < worst_of_work(parts) <= 1 + ROUNDING
+    whole_model = Pipeline.whole_model
+
+    def broken(pipeline: Pipeline, of_blocks: Floats) -> Floats:
+        doubled: Floats = whole_model(pipeline, of_blocks) + of_blocks.max(axis=0)
+        return doubled
+
+    monkeypatch.setattr(Pipeline, "whole_model", broken)
+    assert worst_of_work(parts) > 1.001
 
 
 def test_what_may_be_moved_takes_no_device_memory() -> None:

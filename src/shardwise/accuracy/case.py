@@ -10,8 +10,13 @@ from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from shardwise.accuracy.devices import device_named
-from shardwise.accuracy.known import dtype_named, inter_node_bytes_per_s, profile_named
+from shardwise.accuracy.devices import counted_devices, device_named
+from shardwise.accuracy.known import (
+    dtype_named,
+    inter_node_bytes_per_s,
+    profile_named,
+    slowest_nodes_bytes_per_s,
+)
 from shardwise.accuracy.layouts import layouts_of
 from shardwise.accuracy.rows import Fault, Row
 from shardwise.accuracy.sizes import SIZES, model_of
@@ -31,16 +36,27 @@ IMBALANCE: Final = 1.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Mixed:
+    """A run on unequal devices: for each kind the problem in which all nodes are of it, and of every node, in
+    the order of ranks, which kind it is."""
+
+    problems: tuple[Problem, ...]
+    nodes: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
     """A row made ready: its problem, the strategies that it may have run, and what was assumed.
 
-    Rows that share model, cluster, job and software share one problem.
+    Rows that share model, cluster, job and software share one problem. Of a run on unequal devices it is that
+    of the first kind alone, and `mixed` has all of them.
     """
 
     row: Row
     problem: Problem
     strategies: StrategyTable
     assumed: tuple[str, ...]
+    mixed: Mixed | None = None
 
 
 Assumed = tuple[str, ...]
@@ -56,6 +72,9 @@ class Cases:
         """The case of a row. ConfigError, the reason to skip it, where it names something unknown, is not
         modelled, or contradicts itself."""
         _refuse(row)
+        kinds = counted_devices(row.gpu)
+        if kinds:
+            return self._on_unequal(row, kinds)
         profile, of_profile = _profile(row)
         device, of_device = self._once(("device", row.gpu), lambda: device_named(row.gpu))
         sizes = tuple(getattr(row, name) for name in SIZES)
@@ -67,6 +86,27 @@ class Cases:
         strategies, of_strategy = layouts_of(row, problem)
         assumed = (*of_profile, *of_device, *of_model, *of_cluster, *of_job, *of_strategy)
         return Case(row=row, problem=problem, strategies=strategies, assumed=assumed)
+
+    def _on_unequal(self, row: Row, kinds: tuple[tuple[str, int], ...]) -> Case:
+        """The case of a row with several kinds of devices: nodes in the order in which the row names their
+        kinds, all that leaves a node at the pace of the worst connected."""
+        nodes = _nodes_of(row, kinds)
+        slowest = slowest_nodes_bytes_per_s(row.interconnect)
+        told = row.interconnect if slowest is None else f"{slowest * 8e-9:.6f} Gb/s inter-node"
+        cases = [self.of(replace(row, gpu=name, interconnect=told)) for name, _ in kinds]
+        problems = tuple(case.problem for case in cases)
+        if len({problem.job.dtype for problem in problems}) > 1:
+            raise ConfigError("is not given, and its devices have none in common", key="dtype")
+        assumed = list(dict.fromkeys(text for case in cases for text in case.assumed))
+        if slowest is not None:
+            assumed.append("network: every node as the worst connected, since gradients join all")
+        return Case(
+            row=row,
+            problem=problems[0],
+            strategies=cases[0].strategies,
+            assumed=(*assumed, "ranks fill the nodes in the order of gpu"),
+            mixed=Mixed(problems=problems, nodes=nodes),
+        )
 
     def _once(self, key: Hashable, make: Callable[[], Any]) -> Any:
         """What `make` gives, or the ConfigError that it raises, the same for the same key."""
@@ -115,6 +155,18 @@ def _refuse(row: Row) -> None:
         raise ConfigError(
             "is too many devices", key="gpus", found=str(row.gpus), allowed=f"at most {MAX_DEVICES}"
         )
+
+
+def _nodes_of(row: Row, kinds: tuple[tuple[str, int], ...]) -> tuple[int, ...]:
+    """The kind of every node. ConfigError where the kinds do not fill whole nodes, or not all devices."""
+    counts = [count for _, count in kinds]
+    each = row.gpus_per_node
+    if each is None or sum(counts) != row.gpus or any(count % each or not count for count in counts):
+        raise ConfigError(
+            "do not fill nodes", key="gpus",
+            found=f"{' + '.join(map(str, counts))} of {row.gpus}, {each or 'not given'} per node",
+        )  # fmt: skip
+    return tuple(kind for kind, count in enumerate(counts) for _ in range(count // each))
 
 
 def _profile(row: Row) -> tuple[Profile, Assumed]:

@@ -34,6 +34,7 @@ REPORTED_GIB: Final = 0.985
 
 _MEMORY = re.compile(r"(?<![a-z0-9.])(\d{2,3})\s*gi?b?(?![a-z0-9])", re.IGNORECASE)
 _POWER = re.compile(r"(?<![a-z0-9.])(\d{2,4})\s*w(?:atts?)?(?![a-z0-9])", re.IGNORECASE)
+_COUNTED = re.compile(r"([^()+]{1,80})\((\d{1,7})\)")
 _WITHIN = re.compile(r"\(([^()]*)\)")
 
 
@@ -64,6 +65,15 @@ def device_named(text: str) -> tuple[Device, tuple[str, ...]]:
     return device, tuple(assumed)
 
 
+def counted_devices(text: str) -> tuple[tuple[str, int], ...]:
+    """The kinds of devices of `V100(12)+T4(4)`, each with how many there are, in their order; empty where the
+    text has another form."""
+    parts = [_COUNTED.fullmatch(part.strip()) for part in text.split("+")]
+    if len(parts) < 2 or not all(parts):
+        return ()
+    return tuple((part.group(1).strip(), int(part.group(2))) for part in parts if part is not None)
+
+
 def _device(rest: str, text: str) -> tuple[Device, list[str]]:
     plain = _WITHIN.sub(" ", rest).strip()
     parts = _parts()
@@ -71,7 +81,10 @@ def _device(rest: str, text: str) -> tuple[Device, list[str]]:
         found = [part for part in parts if part.pattern.search(spelling)]
         if len({part.pattern for part in found}) > 1:
             raise ConfigError(
-                "names several kinds of devices (unequal devices come later)", key="gpu", found=shown(text)
+                "names several kinds of devices",
+                key="gpu",
+                found=shown(text),
+                allowed="one, or how many of each, as in V100(12)+T4(4)",
             )
         exact = _exact(spelling)
         if exact is not None:

@@ -104,12 +104,24 @@ _RATE = re.compile(r"(?:(\d{1,4})\s*x\s*)?(\d{1,6}(?:\.\d{1,6})?)\s*(Gb/s|Gbps|G
 _BETWEEN = re.compile(r"inter|infiniband|roce|ethernet|efa|network", re.IGNORECASE)
 
 
+_OF_NODES = re.compile(_RATE.pattern + r"\s*\([^()]*\bnodes?\)", re.IGNORECASE)
+
+
 def inter_node_bytes_per_s(text: str) -> float | None:
     """Bytes per second and node between nodes that a text such as `NVLink; 8x200 Gb/s InfiniBand` states;
     None where it states none."""
     for clause in re.split(r"[;,]", text):
         match = _RATE.search(clause) if _BETWEEN.search(clause) else None
         if match:
-            cards = int(match.group(1) or 1)
-            return cards * parse_quantity(f"{match.group(2)}{match.group(3)}", "B/s")
+            return _bytes_per_s(match)
     return None
+
+
+def slowest_nodes_bytes_per_s(text: str) -> float | None:
+    """Bytes per second of the worst connected nodes of a text such as `10 Gb/s (V100 nodes), 50 Gb/s (T4
+    node)`; None where it states none so."""
+    return min((_bytes_per_s(match) for match in _OF_NODES.finditer(text)), default=None)
+
+
+def _bytes_per_s(match: re.Match[str]) -> float:
+    return int(match.group(1) or 1) * parse_quantity(f"{match.group(2)}{match.group(3)}", "B/s")

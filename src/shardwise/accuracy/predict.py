@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from shardwise.accuracy.case import Case
+from shardwise.accuracy.case import Case, Mixed
 from shardwise.cost import Problem
-from shardwise.search import StepFigures, step_figures_of_alike
+from shardwise.search import StepFigures, step_figures_of_alike, step_figures_over
 from shardwise.strategy import Strategy, StrategyTable
 
 
@@ -29,10 +29,13 @@ class Prediction:
 def predictions_of(cases: Sequence[Case]) -> list[Prediction]:
     """The predictions of all cases, in their order; what cases have in common is priced once."""
     alike: dict[Hashable, dict[int, list[int]]] = {}
+    found: dict[int, Prediction] = {}
     for index, case in enumerate(cases):
+        if case.mixed is not None:
+            found[index] = _on_unequal(case, case.mixed)
+            continue
         problems = alike.setdefault(_work_key(case.problem), {})
         problems.setdefault(id(case.problem), []).append(index)
-    found: dict[int, Prediction] = {}
     for problems in alike.values():
         groups = [[cases[index] for index in members] for members in problems.values()]
         for members, predictions in zip(problems.values(), _priced_together(groups), strict=True):
@@ -73,6 +76,13 @@ def _predictions(group: Sequence[Case], table: StrategyTable, figures: StepFigur
         )
         for case, end in zip(group, ends.tolist(), strict=True)
     ]
+
+
+def _on_unequal(case: Case, mixed: Mixed) -> Prediction:
+    table = case.strategies
+    figures = step_figures_over(mixed.problems, table, mixed.nodes)
+    least = min(mixed.problems, key=lambda problem: problem.usable_bytes)
+    return _prediction(case, figures, chosen_row(least, figures, slice(0, len(table))), table)
 
 
 def chosen_row(problem: Problem, figures: StepFigures, rows: slice) -> int:

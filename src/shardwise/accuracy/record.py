@@ -38,6 +38,13 @@ def fit_rows(rows: Sequence[Row], *, rounds: int = 2, steps: int = 10) -> Fitted
     cases, faults = cases_of(rows)
     used, times_s = [], []
     for case in cases:
+        if case.mixed is not None:
+            faults.append(
+                Fault(
+                    line=case.row.line, id=case.row.id, reason="is of unequal devices, which are not fitted"
+                )
+            )
+            continue
         try:
             measured = measured_of(case.row, case.problem)
         except ConfigError as error:

@@ -110,6 +110,13 @@ class Pipeline:
         each = np.arange(len(self.figures.model.kinds))[:, None] == pattern[None, :]
         return np.pad(each.cumsum(axis=1), ((0, 0), (1, 0)))
 
+    def whole_model(self, of_blocks: Column) -> Column:
+        """The sum over all blocks of the model: [block, ...] to [...]."""
+        found: Column = of_blocks[EMBEDDING] + of_blocks[HEAD]
+        for kind, numbers in enumerate(self.up_to):
+            found = found + numbers[-1] * of_blocks[kind]
+        return found
+
     @cached_property
     def windows(self) -> tuple[Column, ...]:
         """[kind, layers] each: mixes of kinds, of which one is cheapest among so many neighbouring layers."""
@@ -188,11 +195,7 @@ class Layers:
 
     def total(self, of_blocks: Column) -> Column:
         """The sum over the whole model: (cells,)."""
-        up_to = self.pipeline.up_to
-        found: Column = of_blocks[EMBEDDING] + of_blocks[HEAD]
-        for kind in range(len(up_to)):
-            found = found + up_to[kind][-1] * of_blocks[kind]
-        return found
+        return self.pipeline.whole_model(of_blocks)
 
 
 def layers_of(pipeline: Pipeline, box: Box) -> Layers:

@@ -17,6 +17,7 @@ class TierCost:
 
     Rings through more than one but not all of the `inside` devices below the tier reach the share `partial`.
     Groups of at least so many members of the tier have the share of `links` that stands beside the number.
+    A device that sends alone reaches `alone` times that.
     """
 
     latency_s: float
@@ -26,6 +27,7 @@ class TierCost:
     partial: float
     inside: int
     links: tuple[tuple[int, float], ...] = ()
+    alone: float = 1.0
 
     def pace(self, members: Column) -> Column:
         """Bytes per second that so many members reach over the links between them."""
@@ -53,6 +55,7 @@ def fabric_of(cluster: Cluster, efficiency: Efficiency) -> Fabric:
                 partial=curve.partial_fraction,
                 inside=inside,
                 links=tier.part_shares,
+                alone=tier.flow_bytes_per_s / tier.bytes_per_s,
             )
         )
         inside = tier.span
@@ -125,9 +128,13 @@ def all_to_all_s(fabric: Fabric, nbytes: Column, group: Sizes, copies: Column) -
     return crossed.latency_s + slowest + crossed.start_s
 
 
-def message_s(fabric: Fabric, nbytes: Column, tier: Column) -> Column:
-    """One message to a rank behind `tier`."""
+def message_s(fabric: Fabric, nbytes: Column, tier: Column, crowd: Column | int = 0) -> Column:
+    """One message to a rank behind `tier`, beside those of a `crowd` of neighbours (0: all devices send)."""
     latency = np.array([cost.latency_s for cost in fabric])[tier]
     start = np.array([cost.start_s for cost in fabric])[tier]
     speed = np.array([cost.pace(2) for cost in fabric])[tier]
-    return latency + start + nbytes / speed
+    alone = np.array([cost.alone for cost in fabric])[tier]
+    several = np.maximum(crowd, 1)
+    return (
+        latency + start + nbytes / np.where(np.equal(crowd, 0), speed, speed * np.maximum(1, alone / several))
+    )

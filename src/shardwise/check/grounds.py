@@ -27,6 +27,9 @@ from shardwise.strategy import CP_KINDS, FIELDS
 GRID_RULES: Mapping[str, Rule] = {**ATTENTION_RULES, **EXPERT_RULES, **BATCH_RULES}
 """The rules that need no schedule."""
 
+DEGREES_AT_A_TIME = 1 << 12
+"""Degrees and axis orders whose other choices are listed together: there are up to a hundred of each."""
+
 STACKED = (*AMOUNTS, "largest_bytes", "logits_bytes")
 
 PLAIN = {
@@ -80,8 +83,8 @@ def groups_at(groups: Groups, index: Column) -> Groups:
     return Groups(**{name: at(getattr(groups, name)) for name in Groups.__dataclass_fields__})
 
 
-def grids_of(figures: Figures, space: SpaceRows, pp: int) -> tuple[Rows, Column]:
-    """One row for all grids of this pp that cost the same, and how many they are."""
+def grids_of(figures: Figures, space: SpaceRows, pp: int) -> Iterator[tuple[Rows, Column]]:
+    """One row for all grids of this pp that cost the same, and how many they are; some at a time."""
     rows = _axes_of(space, pp)
     groups = groups_of(rows, figures.cluster)
     keys = [getattr(rows, name) for name in ("tp", "cp", "dp", "etp", "ep")]
@@ -89,7 +92,10 @@ def grids_of(figures: Figures, space: SpaceRows, pp: int) -> tuple[Rows, Column]
         value = getattr(groups, name)
         keys += list(value) if isinstance(value, tuple) else [value]
     first, of = distinct(keys)
-    return _with_choices(space, rows.take(first), np.bincount(of, minlength=len(first)))
+    alike = np.bincount(of, minlength=len(first))
+    for start in range(0, len(first), DEGREES_AT_A_TIME):
+        some = slice(start, start + DEGREES_AT_A_TIME)
+        yield _with_choices(space, rows.take(first[some]), alike[some])
 
 
 def _axes_of(space: SpaceRows, pp: int) -> Rows:

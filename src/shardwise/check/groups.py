@@ -18,7 +18,8 @@ class Groups:
     """The groups of every row.
 
     Neighbouring stages: of each tier but the last, a group begins every `hop_every` / `hop_steps` stages (in
-    lowest terms); 1 and 1 where no two neighbours are in one group.
+    lowest terms); 1 and 1 where no two neighbours are in one group. Over each tier `hop_crowd` devices of a
+    group of the one below hand over at once; 0 where none do, or so many that each has its share of all.
     """
 
     tensor: Sizes
@@ -30,6 +31,7 @@ class Groups:
     expert_replicas: Column
     hop_every: Sizes
     hop_steps: Sizes
+    hop_crowd: Sizes
 
 
 def groups_of(rows: Rows, cluster: Cluster) -> Groups:
@@ -57,6 +59,7 @@ def groups_of(rows: Rows, cluster: Cluster) -> Groups:
         expert_data=within_stage(rows.etp * rows.ep, replicas),
         expert_replicas=replicas,
         **_borders(spans, pp_stride, rows.pp),
+        hop_crowd=_crowds(cluster, pp_stride, rows.pp),
     )
 
 
@@ -70,6 +73,23 @@ def _borders(spans: list[int], stride: Column, pp: Column) -> dict[str, Sizes]:
         every.append(np.where(unit == 0, 1, border // np.maximum(unit, 1)))
         steps.append(np.where(unit == 0, 1, stride // np.maximum(unit, 1)))
     return {"hop_every": tuple(every), "hop_steps": tuple(steps)}
+
+
+def _crowds(cluster: Cluster, stride: Column, pp: Column) -> Sizes:
+    """`hop_crowd`: a stage's ranks are neighbours, so many of them as there are, or as a group has."""
+    found, below = [], 1
+    for tier in cluster.tiers:
+        crowd = np.minimum(stride, below)
+        leaves = (pp > 1) & ((below == 1) | (below % (pp * stride) != 0))
+        gains = tier.flow_bytes_per_s / tier.bytes_per_s > crowd
+        found.append(np.where(leaves & gains, crowd, 0))
+        below = tier.span
+    return tuple(found)
+
+
+def hop_crowd(groups: Groups, tier: Column) -> Column:
+    """How many devices next to each other hand over at once where `tier` lies between two stages."""
+    return np.choose(tier, groups.hop_crowd)
 
 
 def hop_tier(groups: Groups, first: int, second: int) -> Column:

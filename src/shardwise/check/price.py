@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from shardwise.check.collectives import Fabric, fabric_of, message_s, pass_s
 from shardwise.check.durations import StageTimes, stage_times
 from shardwise.check.figures import Figures
-from shardwise.check.groups import Groups, groups_of, hop_tier
+from shardwise.check.groups import Groups, groups_of, hop_crowd, hop_tier
 from shardwise.check.layer import AMOUNTS, PHASES, block_amounts, block_shapes
 from shardwise.check.memory import Memory, memory_of
 from shardwise.check.operators import Place
@@ -130,7 +130,8 @@ def rank_hops_s(figures: Figures, fabric: Fabric, groups: Groups, rows: Rows, pp
         return [0.0 * nbytes]
     joined = np.where(rows.sequence_parallel | (rows.tp == 1), 0.0, pass_s(fabric, nbytes, groups.tensor))
     pairs = [*((rank, rank + 1) for rank in range(pp - 1)), (0, pp - 1)]
-    return [message_s(fabric, nbytes / rows.tp, hop_tier(groups, *pair)) + joined for pair in pairs]
+    tiers = [hop_tier(groups, *pair) for pair in pairs]
+    return [message_s(fabric, nbytes / rows.tp, tier, hop_crowd(groups, tier)) + joined for tier in tiers]
 
 
 def hops_s(family: Family, of_ranks: Sequence[Column]) -> tuple[Column, ...]:

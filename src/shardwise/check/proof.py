@@ -47,14 +47,15 @@ from shardwise.check.rows import Column, Rows
 from shardwise.check.rules import SCHEDULE_RULES
 from shardwise.check.runners_up import KIND_FIELDS, Kind
 from shardwise.check.splits import FULL, Splits, splits_of
-from shardwise.check.time_floor import time_floor
+from shardwise.check.time_floor import time_floor, work_floor
 from shardwise.strategy import FIELDS, OFFLOADS, RECOMPUTES
 
 GRIDS_AT_A_TIME = 1 << 14
 """Grids of one depth that are priced together."""
 
-VALUES_AT_A_TIME = 1 << 18
-"""Stages times cells that are bounded together: the columns stay small enough for the caches."""
+VALUES_AT_A_TIME = 1 << 15
+"""Stages times cells that are bounded together: columns of 256 KiB stay in the caches, and the allocator
+keeps them instead of giving each back to the system."""
 
 MARGIN = 1e-13
 """What sums in another order may differ by, relative: a floor counts for so much less."""
@@ -94,13 +95,18 @@ class Prover:
         return self.cover
 
     def _run_pp(self, pp: int) -> None:
-        rows, alike = grids_of(self.figures, self.space, pp)
-        if not len(rows):
-            return
         splits = {
             stages: splits_of(self.space, stages)
             for stages in sorted({pp * vpp for _, vpp in self._schedules(pp)})
         }
+        for rows, alike in grids_of(self.figures, self.space, pp):
+            self._run_grids(rows, alike, splits)
+
+    def _run_grids(self, rows: Rows, alike: Column, splits: Mapping[int, Splits]) -> None:
+        """All candidates of some grids of one pp, so many `alike` each."""
+        if not len(rows):
+            return
+        pp = int(rows.pp[0])
         broken = breaks_grid_rule(self.figures, rows)
         below = alike * self._chains_below(rows) * self.space.offloads().count
         in_all = sum(count_of_splits(splits[pp * vpp]) for _, vpp in self._schedules(pp))
@@ -161,16 +167,19 @@ class Prover:
         broken = self._breaks_schedule_rule(pipeline)
         self.cover.illegal += int(below[broken].sum()) * count
         grid = np.flatnonzero(~broken & (below > 0))
-        cells = opened(pipeline, grid, below[grid])
         if not self._asks_for_time:
-            return cells
+            return opened(pipeline, grid, below[grid])
+        # What holds of every schedule goes first: it is one number for each grid, whatever the stages.
+        seconds = work_floor(pipeline)[grid]
+        grid = grid[self._not_bounded(seconds, below[grid] * count, self.lowest_s)]
+        cells = opened(pipeline, grid, below[grid])
         found = [cells.take(np.arange(0))]
         for part in parts(cells, VALUES_AT_A_TIME // pipeline.stages):
             if self.is_over():
                 raise OutOfTimeError
             seconds = time_floor(pipeline, part, is_paired=False, is_sharded=False)
             # Whole splits, whatever is recomputed.
-            found.append(part.take(self._not_bounded(part, seconds, part.weight * count, self.lowest_s)))
+            found.append(part.take(self._not_bounded(seconds, part.weight * count, self.lowest_s)))
         return joined_cells(found)
 
     def _breaks_schedule_rule(self, pipeline: Pipeline) -> Column:
@@ -238,7 +247,7 @@ class Prover:
             counts = part.weight * pipeline.splits.count(part.recompute, part.box)
             seconds = time_floor(pipeline, part, is_paired=is_paired, is_sharded=is_sharded)
             lowest_s = self._lowest_s(pipeline, part)
-            found.append(part.take(self._not_bounded(part, seconds, counts, lowest_s)))
+            found.append(part.take(self._not_bounded(seconds, counts, lowest_s)))
         return joined_cells(found)
 
     def _lowest_s(self, pipeline: Pipeline, cells: Cells) -> Column:
@@ -258,7 +267,7 @@ class Prover:
         """Whether there is a time to be beaten; else no floor of it is asked for."""
         return self.lowest_s < inf or bool(self.listed)
 
-    def _not_bounded(self, cells: Cells, seconds: Column, counts: Column, lowest_s: Column) -> Column:
+    def _not_bounded(self, seconds: Column, counts: Column, lowest_s: Column | float) -> Column:
         """Places of the cells whose least time is below the time to be beaten; the others are counted."""
         is_left = seconds * (1 - MARGIN) < lowest_s
         if not is_left.all():

@@ -11,7 +11,7 @@ import numpy as np
 from shardwise.check.collectives import Fabric, all_reduce_s, message_s
 from shardwise.check.durations import offloads_optimizer
 from shardwise.check.figures import Figures
-from shardwise.check.groups import Groups, hop_tier
+from shardwise.check.groups import Groups, hop_crowd, hop_tier
 from shardwise.check.layer import Amounts
 from shardwise.check.rows import Column, Family
 from shardwise.check.sharding import Shardings
@@ -71,7 +71,8 @@ def tied_s(
     found = np.where(family.rows.sequence_parallel, all_reduce_s(fabric, nbytes, groups.tensor), 0.0)
     if figures.model.tied_embeddings and family.ends_apart:
         nbytes = embedding["dense"] * figures.recipe.gradient_bytes
-        found = found + 2 * message_s(fabric, nbytes, hop_tier(groups, 0, family.pp - 1))
+        tier = hop_tier(groups, 0, family.pp - 1)
+        found = found + 2 * message_s(fabric, nbytes / 2, tier, hop_crowd(groups, tier))
     return found
 
 

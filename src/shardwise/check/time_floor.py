@@ -64,6 +64,18 @@ def time_floor(pipeline: Pipeline, cells: Cells, *, is_paired: bool, is_sharded:
     return _longest_path_s(pipeline, actions, ends, cells) + ends.step_s
 
 
+def work_floor(pipeline: Pipeline) -> Column:
+    """Seconds per step of each grid, at least, under any schedule, split or sharding: (grids,).
+
+    All layers forward and backward for every microbatch, shared by the ranks as evenly as can be.
+    """
+    ground = pipeline.ground
+    of_blocks = sum(ground.amounts[f"{phase}_s"] for phase in ("forward", "input", "weight"))
+    model_s = pipeline.whole_model(of_blocks)
+    seconds: Column = ground.microbatches * model_s / pipeline.pp
+    return seconds
+
+
 def _actions(pipeline: Pipeline, layers: Layers, cells: Cells, *, is_paired: bool) -> _Actions:
     host_s, share = pipeline.figures.profile.host_action_s, pipeline.figures.profile.pipeline_overlap
     sent_s = _sent_s(pipeline, cells)

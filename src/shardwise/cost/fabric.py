@@ -90,11 +90,12 @@ def alike_grids(problem: Problem, table: Any) -> tuple[Any, Any]:
     """Grids that cost the same: (representatives, which of them each row equals).
 
     Rows that differ in `axis_order` alone are alike where every group has the same sizes per tier and
-    neighbouring stages are behind the same tiers; the first of them represents them.
+    neighbouring stages are behind the same tiers, with as many sending at once; the first of them represents
+    them.
     """
     groups = groups_of(problem, table)
     sizes = [size for f in fields(Groups) if f.name != "stages" for size in getattr(groups, f.name)]
-    borders = (*groups.stages.borders, *groups.stages.strides)
+    borders = (*groups.stages.borders, *groups.stages.strides, *groups.stages.senders)
     names = ("tp", "cp", "cp_kind", "pp", "dp", "ep", "etp", "micro_batch_size", "sequence_parallel")
     columns = [np.broadcast_to(column, table.tp.shape) for column in (*sizes, *borders)]
     return distinct_rows([*(getattr(table, name) for name in names), *columns])
@@ -154,11 +155,18 @@ class Fabric:
         moved_s = comm.all_to_all_s(nbytes, sizes, self.alphas_s, self._linked_bytes_per_s(sizes), copies)
         return moved_s + self._startup_s(sizes)
 
-    def neighbour_s(self, nbytes: Any, tier: Any) -> Any:
-        """One message of `nbytes` to a rank behind tier `tier` (a column of indices)."""
+    def neighbour_s(self, nbytes: Any, tier: Any, senders: Any = 0) -> Any:
+        """One message of `nbytes` to a rank behind tier `tier` (a column of indices).
+
+        So many devices next to each other send at once and share what one alone would have (of a node the
+        network card next to them); they have no less than where all devices send, as they do for 0.
+        """
         alpha_s = _of_tier(self.alphas_s, tier) + _of_tier(self.startups_s, tier)
         pair = self._linked_bytes_per_s((2,) * len(self.alphas_s))
-        return comm.point_to_point_s(nbytes, alpha_s, _of_tier(pair, tier))
+        gains = [alone / all_ for alone, all_ in zip(self.flow_bytes_per_s, self.bytes_per_s, strict=True)]
+        few = np.asarray(senders) > 0
+        gain = np.where(few, np.maximum(_of_tier(gains, tier) / np.maximum(senders, 1), 1.0), 1.0)
+        return comm.point_to_point_s(nbytes, alpha_s, _of_tier(pair, tier) * gain)
 
     def _linked_bytes_per_s(self, sizes: Sizes) -> tuple[Any, ...]:
         """What groups of these sizes reach on each tier over the links that stay inside them."""

@@ -18,17 +18,19 @@ from shardwise.schedule import NAMES, in_flight
 @dataclass(frozen=True, slots=True, eq=False)
 class Handing:
     """`nbytes` are a rank's part of what each block reads, repetitions counted; `tiers` those that lie
-    between the like ranks of a stage and the next. Of a message the share `overlap` runs beside other work.
+    between the like ranks of a stage and the next, over which `senders` of a group below it send at once. Of
+    a message the share `overlap` runs beside other work.
     """
 
     fabric: Fabric
     nbytes: tuple[float, ...]
     tiers: tuple[int, ...]
+    senders: tuple[int, ...]
     overlap: float
 
     def sent_s(self, stage: int, block: int) -> float:
         """Seconds of a message from `stage` to the next one, which begins with `block`, or back."""
-        return float(self.fabric.neighbour_s(self.nbytes[block], self.tiers[stage]))
+        return float(self.fabric.neighbour_s(self.nbytes[block], self.tiers[stage], self.senders[stage]))
 
     def hop_s(self, stage: int, block: int) -> float:
         """Seconds of it during which both ranks may work."""
@@ -72,5 +74,6 @@ def handing_of(graph: OpGraph, cluster: Cluster, training: Training, mesh: Mesh,
             0.0 if shape is None else element_bytes * handed_elements(shape, mesh.ranks) for shape in shapes
         ),
         tiers=tuple(tiers),
+        senders=tuple(min(mesh.devices, 1 if tier == 0 else spans[tier - 1]) for tier in tiers),
         overlap=training.profile.pipeline_overlap,
     )

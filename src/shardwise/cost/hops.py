@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -18,18 +19,22 @@ class Neighbours:
     Per tier but the last, in lowest terms: counted in ranks from where a pipeline begins, groups of the tier
     begin at the multiples of `borders`, some pipeline's at each of them, and neighbours are `strides` apart.
     Where every hop leaves its group, both are 1.
+
+    Per tier: of a group of the tier below, `senders` devices next to each other send at each hop over it;
+    0 where none does or all might as well send: they have no more than their share.
     """
 
     pp: Any
     borders: tuple[Any, ...]
     strides: tuple[Any, ...]
+    senders: tuple[Any, ...]
 
     def taken(self, rows: Any) -> Neighbours:
         """The columns at these rows."""
-        borders, strides = (
-            tuple(each[rows] for each in per_tier) for per_tier in (self.borders, self.strides)
+        borders, strides, senders = (
+            tuple(each[rows] for each in per_tier) for per_tier in (self.borders, self.strides, self.senders)
         )
-        return Neighbours(self.pp[rows], borders, strides)
+        return Neighbours(self.pp[rows], borders, strides, senders)
 
     def tier(self, rank: Any) -> Any:
         """Index of the innermost tier that holds each rank of the pipeline and the one behind it, for the
@@ -49,6 +54,11 @@ class Neighbours:
         return index
 
     @property
+    def ends_senders(self) -> Any:
+        """How many send from the first rank to the last at once, `senders` of the tier between them."""
+        return np.choose(self.ends_tier, self.senders)
+
+    @property
     def leaving(self) -> list[Any]:
         """How many of the pp - 1 hops leave their group, per tier: all of them tier -1, none the last."""
         counts = [self.pp - 1]
@@ -62,13 +72,22 @@ class Neighbours:
 def neighbours_of(tiers: Sequence[Tier], pp: Any, stride: Any) -> Neighbours:
     """Neighbours of pipelines of `pp` ranks that lie `stride` ranks apart."""
     borders, strides = [], []
-    for tier in tiers[:-1]:
+    senders = [_senders(tiers[0], 1, stride, pp > 1)]
+    for tier, outer in pairwise(tiers):
         border = np.gcd(stride * pp, tier.span)
         common = np.gcd(border, stride)
         leaves = border < 2 * stride
         borders.append(np.where(leaves, 1, border // common))
         strides.append(np.where(leaves, 1, stride // common))
-    return Neighbours(pp, tuple(borders), tuple(strides))
+        senders.append(_senders(outer, tier.span, stride, border < stride * pp))
+    return Neighbours(pp, tuple(borders), tuple(strides), tuple(senders))
+
+
+def _senders(tier: Tier, inside: int, stride: Any, is_crossed: Any) -> Any:
+    """Of the `inside` devices of a group below the tier the last `stride` have their next stage elsewhere;
+    all of them are of one stage where stages fit the groups, of two at most where they do not."""
+    count = np.minimum(stride, inside)
+    return np.where(is_crossed & (count * tier.bytes_per_s < tier.flow_bytes_per_s), count, 0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -164,8 +164,10 @@ def grid_cost(problem: Problem, table: Any, works: Sequence[BlockCost] | None = 
     hop_bytes = whole_bytes / table.tp
     is_split_for_hop = (table.tp > 1) & (table.sequence_parallel == 0)
     joined_s = np.where(is_split_for_hop, fabric.pass_s(whole_bytes, groups.tensor), 0.0)
-    tiers = range(len(problem.tiers))
-    moved_s = [fabric.neighbour_s(hop_bytes, np.full(hop_bytes.shape, tier)) + joined_s for tier in tiers]
+    moved_s = [
+        fabric.neighbour_s(hop_bytes, np.full(hop_bytes.shape, tier), senders) + joined_s
+        for tier, senders in enumerate(groups.stages.senders)
+    ]
     sent_s = np.where(table.pp > 1, moved_s, 0.0)
     # Joined are what the embedding looked up, on the way on, and the gradients of the head's input, back.
     *of_kinds, of_embedding, of_head = block_works(problem, table) if works is None else works
@@ -227,10 +229,12 @@ def _all_compute_s(work: BlockCost) -> Any:
 
 
 def _tied_ends_s(problem: Problem, fabric: Fabric, groups: Groups, embedding: BlockCost) -> Any:
-    """Adding up the two gradients of a tied embedding: sent from one end to the other and back."""
+    """Adding up the two gradients of a tied embedding: an all-reduce of the two ends, in which both send one
+    half to the other and then the half that they have added up, at once in both directions."""
     tied_bytes = embedding.dense_weights * problem.recipe.gradient_bytes
     is_tied = 1.0 if problem.model.tied_embeddings else 0.0
-    return is_tied * 2.0 * fabric.neighbour_s(tied_bytes, groups.stages.ends_tier)
+    tier, senders = groups.stages.ends_tier, groups.stages.ends_senders
+    return is_tied * 2.0 * fabric.neighbour_s(tied_bytes / 2.0, tier, senders)
 
 
 def _replicated_s(

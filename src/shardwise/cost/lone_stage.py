@@ -97,12 +97,16 @@ def kinds_of(problem: Problem, kinds: Sequence[tuple[int, int]], micro_batch_siz
     return Kinds(problem, table.tp, table.dp, grid, fabric_of(problem), block_columns(grid))
 
 
-def hop_s(kinds: Kinds, tier: int = -1) -> Any:
+def hop_s(kinds: Kinds, tier: int = -1, senders: Any = 0) -> Any:
     """Seconds to hand one microbatch's hidden states to the next stage over a tier, all ranks sending their
-    parts at once; one per kind."""
+    parts at once; one per kind.
+
+    Of what the tier joins so many devices next to each other send at once, at most all of them; 0 for all.
+    """
     nbytes = kinds.grid.hop_bytes
     index = tier % len(kinds.problem.tiers)
-    return kinds.fabric.neighbour_s(nbytes, np.full(np.shape(nbytes), index))
+    inside = kinds.problem.tiers[index - 1].span if index else 1
+    return kinds.fabric.neighbour_s(nbytes, np.full(np.shape(nbytes), index), np.minimum(senders, inside))
 
 
 def stage_price(kinds: Kinds, shape: StageShape) -> StagePrice:
@@ -168,7 +172,7 @@ def _end_s(kinds: Kinds, shape: StageShape, owned: Any, tied: Any) -> Any:
     replicated = kinds.grid.kinds[0].replicated_weights * shape.layers * gradient_bytes
     replicated_s = np.where(kinds.tp > 1, fabric.all_reduce_s(replicated, kinds.grid.groups.tensor), 0.0)
     index = np.full(np.shape(tied), len(problem.tiers) - 1)
-    tied_s = np.where(tied > 0, 2.0 * fabric.neighbour_s(tied * gradient_bytes, index), 0.0)
+    tied_s = np.where(tied > 0, 2.0 * fabric.neighbour_s(tied * gradient_bytes / 2.0, index), 0.0)
     return norm_s + replicated_s + tied_s + device_update_s(problem, owned) + problem.profile.host_step_s
 
 

@@ -6,6 +6,7 @@ from shardwise.strategy.calibration import (
     Calibration,
     read_calibration,
 )
+from shardwise.strategy.cells import cells, rank_grid
 from shardwise.strategy.job import Job, Optimizer
 from shardwise.strategy.profile import (
     MEGATRON_2024,
@@ -102,6 +103,7 @@ __all__ = [
     "axis_strides",
     "brief_text",
     "canonical_orders",
+    "cells",
     "code_of",
     "complete",
     "even_ends",
@@ -114,6 +116,7 @@ __all__ = [
     "profile_from_record",
     "profile_numbers",
     "profile_of",
+    "rank_grid",
     "read_calibration",
     "shards_of",
     "stage_starts",

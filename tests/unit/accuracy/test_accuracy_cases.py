@@ -140,7 +140,9 @@ def test_where_nothing_fits_it_is_the_smallest() -> None:
         ({"framework": "my own"}, "framework: is not a known framework"),
         ({"framework": ""}, "framework: is not given"),
         ({"gpu": "Quantum9"}, "gpu: is not a known device"),
-        ({"gpu": "V100(12)+T4(4)"}, "unequal devices come later"),
+        ({"gpu": "V100(12)+T4(4)", "gpus_per_node": "8"}, "gpus: do not fill nodes"),
+        ({"gpu": "V100(8)+T4(4)", "gpus_per_node": "4"}, "gpus: do not fill nodes"),
+        ({"gpu": "V100 and T4"}, "gpu: names several kinds of devices"),
         ({"gpus": ""}, "gpus: is not given"),
         ({"gpus": "12"}, "gpus: do not fill nodes"),
         ({"gpus": "9999999"}, "gpus: is too many devices"),
@@ -267,3 +269,35 @@ def test_a_case_may_be_priced_on_another_problem() -> None:
     slower = replace(case.problem, matmul_flop_per_s=case.problem.matmul_flop_per_s / 2)
     assert predicted(case, slower).step_time_s > 1.2 * predicted(case).step_time_s
     assert predicted(case, case.problem).step_time_s == predicted(case).step_time_s
+
+
+UNEQUAL = {
+    "gpu": "V100(12)+T4(4)", "gpus_per_node": "4", "tp": "1", "pp": "4", "dp": "4", "dtype": "fp16",
+    "interconnect": "10 Gb/s (V100 nodes), 50 Gb/s (T4 node) inter; NVLink 170 Gb/s",
+    "layers": "24", "hidden": "1024", "heads": "16", "ffn": "4096", "micro_batch": "1",
+}  # fmt: skip
+
+
+def test_unequal_devices_are_priced_kind_by_kind() -> None:
+    """Three nodes of V100, then one of T4, all at the pace of the worst connected: no faster than V100 alone,
+    no slower than T4 alone."""
+    case = case_of(**UNEQUAL)
+    assert case.mixed is not None and case.mixed.nodes == (0, 0, 0, 1)
+    assert [kind.device.name for kind in case.mixed.problems] == ["V100-32G", "T4"]
+    for kind in case.mixed.problems:
+        assert kind.cluster.devices == 16
+        assert kind.cluster.tiers[-1].bytes_per_s == pytest.approx(10e9 / 8 / 4)
+    network = {"interconnect": "10 Gb/s inter-node"}
+    fast, slow = (predicted(case_of(**{**UNEQUAL, **network, "gpu": gpu})) for gpu in ("V100", "T4"))
+    assert fast.step_time_s < predicted(case).step_time_s < slow.step_time_s
+    # In the other order of nodes the first stage is the slow one.
+    turned = case_of(**{**UNEQUAL, "gpu": "T4(4)+V100(12)"})
+    assert turned.mixed is not None and turned.mixed.nodes == (0, 1, 1, 1)
+    assert fast.step_time_s < predicted(turned).step_time_s < slow.step_time_s
+
+
+def test_runs_on_unequal_devices_are_predicted_beside_others() -> None:
+    cases, faults = cases_of(rows_of({}, UNEQUAL, {}))
+    assert not faults
+    together = predictions_of(cases)
+    assert [one.step_time_s for one in together] == [predicted(case).step_time_s for case in cases]

@@ -49,6 +49,13 @@ def test_factors_by_hand() -> None:
     assert low == pytest.approx(math.exp(-0.1), rel=1e-2) and high == pytest.approx(math.exp(0.5), rel=1e-2)
 
 
+def test_runs_on_unequal_devices_are_not_fitted() -> None:
+    unequal = {"gpu": "V100(12)+T4(4)", "gpus_per_node": "4", "micro_batch": "1", "recompute": "none"}
+    small = {"hidden": "1024", "heads": "16", "ffn": "4096", "step_time_s": "2.5"}
+    with pytest.raises(ConfigError, match="too few runs to fit"):
+        fit_rows(rows_of(*[{**unequal, **small}] * (LEAST_RUNS + 1)))
+
+
 def test_files_hold_four_digits() -> None:
     numbers = numbers_by_hand(ampere__matmul_of_peak_fraction=0.123456, all__launch_s=7.96555e-06)
     assert DIGITS == 4

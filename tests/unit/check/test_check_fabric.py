@@ -17,7 +17,7 @@ from shardwise.check.collectives import (
     message_s,
     pass_s,
 )
-from shardwise.check.groups import groups_of, hop_tier, inner, outer, sizes
+from shardwise.check.groups import groups_of, hop_crowd, hop_tier, inner, outer, sizes
 from shardwise.check.rows import Column, distinct, rows_of, strides
 from shardwise.cluster import CollectiveCurve
 
@@ -85,6 +85,20 @@ def test_each_hop_is_behind_its_own_tier() -> None:
     assert int(hop_tier(groups, 0, 7)[0]) == 1
     threes = groups_of(rows_of([strategy(pp=3, dp=4, axis_order="pp-tp-cp-dp")]), cluster(3))
     assert [int(hop_tier(threes, rank, rank + 1)[0]) for rank in range(2)] == [1, 1]
+
+
+def test_how_many_hand_over_at_once() -> None:
+    """Two nodes of four behind a card of 80 B/s each. Stages of one, two and four ranks: so many of a node
+    send outside, of four it is all of them. Nobody does where pipelines lie inside; with a card for each it
+    is as if all did."""
+    plain = cluster(2)
+    on = replace(plain, tiers=(plain.tiers[0], replace(plain.tiers[1], flow_bytes_per_s=80.0)))
+    rows = rows_of([strategy(pp=8), strategy(pp=4, dp=2), strategy(pp=2, dp=4)])
+    groups = groups_of(rows, on)
+    assert [hop_crowd(groups, tier).tolist() for tier in (0, 1)] == [[0, 0, 0], [1, 2, 0]]
+    assert hop_crowd(groups_of(rows, plain), 1).tolist() == [0, 0, 0]
+    inside = rows_of([strategy(pp=4, dp=2, axis_order="pp-tp-cp-dp"), strategy(dp=8)])
+    assert hop_crowd(groups_of(inside, on), 1).tolist() == [0, 0]
 
 
 def test_rows_that_are_alike_are_one() -> None:
@@ -178,3 +192,7 @@ def test_an_all_to_all_sends_fewer_copies_outside() -> None:
 def test_a_message() -> None:
     # 1 + 0.5 + 0.8 inside, 2 + 0.25 + 4 outside.
     assert message_s(FABRIC, 80.0, np.array([0, 1])) == pytest.approx([2.3, 6.25])
+    # Alone three times as fast outside: 2 + 0.25 + 80 / 60; two at once 80 / 30, four 80 / 20 as all.
+    wide = (FABRIC[0], replace(FABRIC[1], alone=3.0))
+    found = message_s(wide, 80.0, np.array([1, 1, 1, 1]), np.array([1, 2, 4, 0]))
+    assert found == pytest.approx([2.25 + 4 / 3, 2.25 + 8 / 3, 6.25, 6.25])

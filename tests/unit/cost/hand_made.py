@@ -136,7 +136,7 @@ def cluster(
         latency_s=latency_s[0], in_switch_reduction=in_switch,
     )  # fmt: skip
     outer = Tier(
-        name="net", span=4 * nodes, bytes_per_s=bytes_per_s[1], flow_bytes_per_s=2 * bytes_per_s[1],
+        name="net", span=4 * nodes, bytes_per_s=bytes_per_s[1], flow_bytes_per_s=bytes_per_s[1],
         latency_s=latency_s[1], is_network=True,
     )  # fmt: skip
     return Cluster(

@@ -13,6 +13,8 @@ from shardwise.cost.problem import machine_of
 from shardwise.graph import PARTIAL, STATES_SPLIT, WHOLE, WHOLE_SUMMED, Placement, shard
 from shardwise.strategy import MEGATRON_2024
 
+Box = tuple[tuple[int, int], ...]
+
 CLUSTER = load_cluster("8x8xH100-SXM")
 FABRIC = fabric_of(machine_of(CLUSTER, "bf16", "adamw", MEGATRON_2024))
 SHAPE = (64, 128)
@@ -131,3 +133,54 @@ def test_forms_are_all_but_those_that_split_too_often() -> None:
     assert (S0, S0) not in forms.named
     assert forms.find(np.array([[S0, S0], [S1, R]])).tolist() == [-1, forms.named.index((S1, R))]
     assert forms.local_elements(np.array([S0, S1])) == 2 * 16
+
+
+SIZE = 48
+
+
+def nested(form: tuple[int, ...], ranks: tuple[int, ...], at: tuple[int, ...]) -> Box:
+    """First and last element of a rank's part of both dims: the outermost axis cuts first."""
+    box = [(0, SIZE), (0, SIZE)]
+    for placement, count, index in zip(form, ranks, at, strict=True):
+        if placement >= 0:
+            first, stop = box[placement]
+            each = (stop - first) // count
+            box[placement] = (first + index * each, first + (index + 1) * each)
+    return tuple(box)
+
+
+def has(one: Box, other: Box) -> bool:
+    return all(a <= c and d <= b for (a, b), (c, d) in zip(one, other, strict=True))
+
+
+def is_alone(ranks: tuple[int, ...], start: tuple[int, ...], end: tuple[int, ...]) -> bool:
+    """Whether every rank has the elements that it needs, and no partial sums are to be added up."""
+    if any(a == P and b != P for a, b in zip(start, end, strict=True)):
+        return False
+    every = product(*map(range, ranks))
+    return all(has(nested(start, ranks, at), nested(end, ranks, at)) for at in every)
+
+
+@pytest.mark.parametrize("ranks", [(4,), (2, 4), (8, 2), (2, 3), (2, 2, 2)])
+def test_nothing_is_free_but_what_each_rank_does_alone(ranks: tuple[int, ...]) -> None:
+    table = conversions_of(FABRIC, mesh_of(CLUSTER, ranks), (SIZE, SIZE), 2.0)
+    free = 0
+    for (i, start), (j, end) in product(enumerate(table.forms.named), repeat=2):
+        if any(b == P and a != P for a, b in zip(start, end, strict=True)):
+            continue  # with zeros around it a part is a partial sum: ranks need not have all of it
+        assert (table.seconds[i, j] == 0.0) == is_alone(ranks, start, end), (start, end)
+        free += table.seconds[i, j] == 0.0
+    assert 0 < free < len(table.forms) ** 2 / 2
+
+
+def test_parts_that_shift_are_exchanged() -> None:
+    # 8 ranks in a node hold an eighth each, in both of 2 nodes; then the nodes take half of the rows first:
+    # a rank needs a sixteenth, which some rank has nothing of.
+    shift_s = FABRIC.alphas_s[0] + NBYTES / 16 / FABRIC.bytes_per_s[0] + FABRIC.startups_s[0]
+    assert moved((R, S0), (S0, S0), (2, 8)) == pytest.approx(shift_s, rel=1e-12)
+    assert moved((S0, R), (S0, S0), (2, 8)) == 0.0
+    # Back, an all-gather over both nodes, to an eighth each, and the eighths shift.
+    back_s = FABRIC.alphas_s[0] + NBYTES / 8 / FABRIC.bytes_per_s[0] + FABRIC.startups_s[0]
+    expected = ring_s(NBYTES / 8, (1, 2)) + back_s
+    assert moved((S0, S0), (R, S0), (2, 8)) == pytest.approx(expected, rel=1e-12)
+    assert moved((S0, S0), (S0, R), (2, 8)) == pytest.approx(ring_s(NBYTES / 2, (8, 1)), rel=1e-12)

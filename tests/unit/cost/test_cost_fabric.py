@@ -205,6 +205,17 @@ def test_orders_that_put_groups_alike_are_one() -> None:
     assert len(alike_grids(one, table(one, *texts))[0]) == 1
 
 
+def test_orders_that_send_more_at_once_are_not_alike() -> None:
+    # Stages that lie across nodes of 4 in every way, one device of a node sending or three: the groups are
+    # alike, the hops are not, unless each device has a card of its own.
+    texts = [f"tp=4,pp=3,dp=3,axis_order={order}" for order in ("pp-dp-tp-cp", "dp-pp-tp-cp")]
+    on = cluster(9)
+    wide = replace(on, tiers=(on.tiers[0], replace(on.tiers[1], flow_bytes_per_s=80.0)))
+    for each, number in ((on, 1), (wide, 2)):
+        p = problem(on=each, batch=9)
+        assert len(alike_grids(p, table(p, *texts))[0]) == number
+
+
 def test_alike_orders_cost_the_same() -> None:
     p = problem(on=cluster(2))
     plain = "cp=2,dp=2,pp=2,zero_stage=3,axis_order="
@@ -233,7 +244,7 @@ def test_collectives_reach_a_fraction_of_the_links() -> None:
     assert fabric.alphas_s == (0.5, 2.0)
     assert fabric.startups_s == (0.2, 4.0)
     assert fabric.bytes_per_s == (50.0, 5.0)
-    assert fabric.flow_bytes_per_s == (50.0, 10.0)
+    assert fabric.flow_bytes_per_s == (50.0, 5.0)
     assert fabric.in_switch == (0.0, 0.0)
     assert fabric_of(slow_problem(in_switch=True)).in_switch == (1.0, 0.0)
 
@@ -312,7 +323,7 @@ def test_networks_that_join_more_nodes_are_crowded() -> None:
     for nodes in (2, 8, 32):
         fabric = fabric_of(problem(on=cluster(nodes, of=with_efficiency(**crowded))))
         assert fabric.bytes_per_s == pytest.approx((50.0, 5.0 / nodes**0.5), rel=1e-14)
-        assert fabric.flow_bytes_per_s == pytest.approx((50.0, 10.0 / nodes**0.5), rel=1e-14)
+        assert fabric.flow_bytes_per_s == pytest.approx((50.0, 5.0 / nodes**0.5), rel=1e-14)
     crowded["scale_up"] = replace(CURVES["scale_up"], crowding=1.0)
     on = replace(cluster(8, of=with_efficiency(**crowded)), tiers=tiers(4, 8, 32))
     assert fabric_of(problem(on=on)).bytes_per_s == pytest.approx((0.5 / 4, 0.5 / 2, 0.5 / 4), rel=1e-14)
@@ -366,3 +377,9 @@ def test_a_message_to_a_neighbour() -> None:
     fabric = fabric_of(slow_problem())
     # 0.5 + 0.2 + 100 / 50 and 2 + 4 + 100 / 5.
     np.testing.assert_allclose(fabric.neighbour_s(100.0, np.array([0, 1])), [2.7, 26.0], rtol=1e-14)
+    # With a card of 80 B/s per node, of which 20 are reached: 20, 10 and 6.7 B/s for one to three at once, 5
+    # for more and for all; nothing changes inside.
+    on = fabric_of(slow_problem())
+    wide = replace(on, flow_bytes_per_s=(50.0, 20.0))
+    found = wide.neighbour_s(100.0, np.array([0, 1, 1, 1, 1, 1]), np.array([1, 1, 2, 3, 6, 0]))
+    np.testing.assert_allclose(found, [2.7, 11.0, 16.0, 21.0, 26.0, 26.0], rtol=1e-14)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
 import pytest
-from tests.unit.cost.hand_made import brick_model, cluster, exposed, problem, times_of, with_software
+from tests.unit.cost.hand_made import brick_model, cluster, end_of, exposed, problem, times_of, with_software
 from tests.unit.cost.test_cost_fabric import tiers
 
+from shardwise.cluster import Cluster
 from shardwise.cost.hops import Hops, Neighbours, neighbours_of
 
 SETTINGS = [
@@ -63,6 +66,67 @@ def test_the_settings_tell_hops_apart() -> None:
         for spans, pp, stride in SETTINGS
     ]
     assert sum(len(tiers_of) > 1 for tiers_of in counted) > 5
+
+
+def counted_senders(spans: tuple[int, ...], pp: int, stride: int, tier: int) -> int:
+    """The most devices of one group below the tier that send over it at one hop; 0 where none does."""
+    inside = spans[tier - 1] if tier else 1
+    counts = [0]
+    for first in range(pp - 1):
+        ranks = [rank for rank in range(spans[-1] * pp * stride) if rank // stride % pp == first]
+        leaving = Counter(rank // inside for rank in ranks if rank // inside != (rank + stride) // inside)
+        counts += leaving.values()
+    return max(counts)
+
+
+@pytest.mark.parametrize(("spans", "pp", "stride"), SETTINGS)
+def test_senders_are_those_of_listed_ranks(spans: tuple[int, ...], pp: int, stride: int) -> None:
+    # Alone a device has more than any share, so that it matters how many send.
+    wide = tuple(replace(tier, flow_bytes_per_s=1e9) for tier in tiers(*spans))
+    found = neighbours_of(wide, np.array([pp]), np.array([stride])).senders
+    counted = [counted_senders(spans, pp, stride, tier) for tier in range(len(spans))]
+    # Where stages do not fit the groups, the last devices of a group are of two stages and are counted all.
+    fits = [max(inside, stride) % min(inside, stride) == 0 for inside in (1, *spans[:-1])]
+    for each, number, is_exact in zip(found, counted, fits, strict=True):
+        assert int(each[0]) == number if is_exact else int(each[0]) >= number
+
+
+def on_cards(alone: float) -> Cluster:
+    """Two nodes of four that share 80 B/s; a device has no more than `alone`."""
+    on = cluster(2)
+    return replace(on, tiers=(on.tiers[0], replace(on.tiers[1], flow_bytes_per_s=alone)))
+
+
+@pytest.mark.parametrize(
+    ("alone", "text", "seconds"),
+    [
+        # One card of 80 B/s: the last device of a node has all of it, two half each, four a quarter.
+        (80.0, "pp=8", 1.25),
+        (80.0, "pp=4,dp=2", 2.5),
+        (80.0, "pp=2,dp=4", 5.0),
+        (80.0, "pp=2,tp=4,sequence_parallel=true", 1.25),  # four quarters of the message
+        # Two cards of 40 B/s: two neighbours share the one next to them, which is what all four have.
+        (40.0, "pp=8", 2.5),
+        (40.0, "pp=4,dp=2", 5.0),
+        (40.0, "pp=2,dp=4", 5.0),
+        # A card for each.
+        (20.0, "pp=8", 5.0),
+    ],
+)
+def test_messages_share_the_card_with_those_that_send_at_once(
+    alone: float, text: str, seconds: float
+) -> None:
+    # 100 B over the network; inside a node 1 s, or less.
+    p = exposed(problem(brick_model((0,) * 8), on_cards(alone)))
+    assert times_of(p, text).hop_s.max() == pytest.approx(seconds)
+
+
+def test_tied_ends_share_the_card_too() -> None:
+    # Half of 200 weights of 4 B at once both ways, twice: by one device of a node alone 2 * 400 / 80, by four
+    # 2 * 400 / 20.
+    p = exposed(problem(brick_model((0,) * 8, tied=True), on_cards(80.0)))
+    assert end_of(p, "pp=8").tied_s[0] == pytest.approx(10.0)
+    assert end_of(p, "pp=2,dp=4").tied_s[0] == pytest.approx(40.0)
 
 
 def test_means_and_least_of_hops() -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from shardwise.cluster import Mesh
 from shardwise.cost.fabric import Fabric
@@ -44,7 +46,8 @@ def move_s(
 
     Axes that need the same collective do it as one group. Each collective moves what the rank with the
     largest parts has: a reduce-scatter, an all-to-all and an all-reduce what is there before them, an
-    all-gather what is there after it.
+    all-gather what is there after it. Parts that shift (`shifted_axes`) are exchanged besides: what is there
+    behind a slice, the more of before and after elsewhere, of which some rank has nothing yet.
     """
     start, end = np.broadcast_arrays(start, end)
     actions = actions_of(start, end)
@@ -61,11 +64,30 @@ def move_s(
         if not is_now.any():
             continue
         then = np.where(is_now, end, now)
+        before, after = (local_elements(shape, mesh.ranks, form) * element_bytes for form in (now, then))
         if action in prices:
-            before, after = (local_elements(shape, mesh.ranks, form) * element_bytes for form in (now, then))
             seconds = seconds + prices[action](before, after, group_sizes(mesh, is_now))
+        shifts = shifted_axes(now, then)
+        if shifts.any():
+            sizes = group_sizes(mesh, shifts)
+            nbytes = after if action == SLICE else np.maximum(before, after)
+            members = np.maximum(2, prod(sizes))
+            shift_s = fabric.all_to_all_s(nbytes * members / (members - 1.0), sizes)
+            seconds = seconds + np.where(shifts.any(axis=-1), shift_s, 0.0)
         now = then
     return seconds
+
+
+def shifted_axes(now: Integers, then: Integers) -> npt.NDArray[np.bool_]:
+    """The axes (..., axes) whose parts of a dim shift in a step, since an axis outside of them begins or ends
+    to split the same dim: the outer axis cuts a dim first, so that their parts are others then."""
+    stays = (now == then) & (now >= 0)
+    shifts = np.zeros(now.shape, dtype=bool)
+    for inner in range(now.shape[-1]):
+        for outer in range(inner):
+            meets = (now[..., outer] == now[..., inner]) != (then[..., outer] == now[..., inner])
+            shifts[..., inner] |= stays[..., inner] & meets
+    return shifts
 
 
 def group_sizes(mesh: Mesh, is_in: Any) -> tuple[Any, ...]:

@@ -160,12 +160,18 @@ class Rank:
 
         for kind in ("cut", "reduce-scatter", "all-to-all", "all-reduce", "all-gather", "pad"):
             group = axes(kind)
-            before = self.elements(shape, tuple(now)) * element_bytes
+            was = tuple(now)
+            before = self.elements(shape, was) * element_bytes
             for axis in group:
                 now[axis] = end[axis]
             after = self.elements(shape, tuple(now)) * element_bytes
             if not group:
                 continue
+            if later := _behind_others(was, tuple(now)):
+                apart = self.group(later)
+                members = prod(apart)
+                most = after if kind == "cut" else max(before, after)
+                seconds += self.all_to_all_s(most * members / (members - 1), apart)
             sizes = self.group(group)
             if kind == "reduce-scatter":
                 sums = self.machine.backend.does("reduce_scatter") == "all_reduce"
@@ -177,6 +183,18 @@ class Rank:
             elif kind == "all-gather":
                 seconds += self.ring_s(after, sizes)
         return seconds
+
+
+def _behind_others(was: tuple[Held, ...], now: tuple[Held, ...]) -> list[int]:
+    """The axes that have other parts of a dim than before, though they split it as before: an axis in front
+    of them splits it now, or does so no longer."""
+    found = []
+    for axis, dim in enumerate(was):
+        if isinstance(dim, int) and now[axis] == dim:
+            in_front = [(a == dim, b == dim) for a, b in zip(was[:axis], now[:axis], strict=True)]
+            if any(a != b for a, b in in_front):
+                found.append(axis)
+    return found
 
 
 def kind_of(start: Held, end: Held) -> str:
