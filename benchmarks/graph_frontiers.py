@@ -35,6 +35,21 @@ QUESTIONS = {
 """Graph, cluster, batch and sequence length of each."""
 
 
+def figures(name: str, epsilon: float = 0.001) -> dict[str, float]:
+    """The frontier of one: its points, the precision that is proven, labels and CPU seconds."""
+    graph, cluster_text, batch, seq_len = QUESTIONS[name]
+    cluster = load_cluster(cluster_text)
+    training = Training(dtype=best_dtype(cluster))
+    source = GraphCurves(scaled(load_graph(f"graph:{graph}"), batch, seq_len), cluster, training, 0.05)
+    curve = source.curve(cluster.devices, epsilon=epsilon)
+    return {
+        "points": float(len(curve.points)),
+        "proven": curve.epsilon,
+        "labels": float(sum(effort.labels for effort in curve.efforts)),
+        "search_cpu_s": curve.search_cpu_s,
+    }
+
+
 def main() -> None:
     """Print a line for each."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -43,14 +58,9 @@ def main() -> None:
     asked = parser.parse_args()
     print(f"{'question':<18}{'points':>8}{'proven':>10}{'labels':>10}{'CPU s':>9}")
     for name in asked.names or QUESTIONS:
-        graph, cluster_text, batch, seq_len = QUESTIONS[name]
-        cluster = load_cluster(cluster_text)
-        training = Training(dtype=best_dtype(cluster))
-        source = GraphCurves(scaled(load_graph(f"graph:{graph}"), batch, seq_len), cluster, training, 0.05)
-        curve = source.curve(cluster.devices, epsilon=asked.epsilon)
-        labels = sum(effort.labels for effort in curve.efforts)
-        told = f"{len(curve.points):>8}{curve.epsilon:>10.2%}{labels:>10,}{curve.search_cpu_s:>9.2f}"
-        print(f"{name:<18}{told}", flush=True)
+        found = figures(name, asked.epsilon)
+        told = f"{found['points']:>8,.0f}{found['proven']:>10.2%}{found['labels']:>10,.0f}"
+        print(f"{name:<18}{told}{found['search_cpu_s']:>9.2f}", flush=True)
 
 
 if __name__ == "__main__":

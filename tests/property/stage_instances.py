@@ -19,14 +19,17 @@ from shardwise.search.tracking.solution import Choice, Solution
 Values = npt.NDArray[np.float64]
 
 
-def cut_graph(seed: int, middles: int) -> OpGraph:
-    """A linear layer, `middles` runs of one or two more, and a last one with a loss, on random sizes."""
+def cut_graph(seed: int, middles: int, batch: int | None = None) -> OpGraph:
+    """A linear layer, `middles` runs of one or two more, and a last one with a loss, on random sizes (but a
+    `batch` that is given)."""
     random = np.random.default_rng(seed)
     sizes = {
         "b": int(random.choice([8, 16, 64])), "e": int(random.choice([64, 512, 2048])),
         "f": int(random.choice([256, 1024, 4096])),
     }  # fmt: skip
     sizes["g"] = sizes["f"]
+    if batch is not None:
+        sizes["b"] = batch
     first = [
         op("a", "linear", sizes, [("x", "be")], "bf", [("wa", "ef")]),
         op("relu", "elementwise", sizes, [("a", "bf")], "bf", function="relu"),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from itertools import permutations
 from typing import TypeVar
 
 import numpy as np
@@ -17,7 +16,7 @@ from shardwise.cluster import load_cluster, mesh_of, meshes_of
 from shardwise.cost import Training, layout_chain, price_layout
 from shardwise.errors import ConfigError
 from shardwise.frontier import reduce
-from shardwise.graph import Block, GraphLayout, OpGraph, check_graph
+from shardwise.graph import Block, GraphLayout, OpGraph
 from shardwise.search import GraphCurves, MeshChoice
 from shardwise.search.tracking.solution import measure
 
@@ -80,28 +79,25 @@ def test_a_mesh_left_out_is_noticed() -> None:
     assert sum(differs) >= 3
 
 
-@pytest.mark.parametrize("seed", range(12))
-def test_axes_in_another_order_cost_the_same(seed: int) -> None:
-    """A layout whose words are in the order of the axes, on any mesh of the same axes."""
+def test_axes_in_another_order_are_another_mesh() -> None:
+    """The same words, in the order of the axes: what a dim's parts shift where an outer axis begins to split
+    it depends on which axis is the outer one."""
+    apart = [price_in_other_order(seed) for seed in range(12)]
+    assert sum(abs(ratio - 1.0) > 1e-6 for ratio in apart) >= 3
+    assert sum(abs(ratio - 1.0) < 1e-9 for ratio in apart) >= 1
+
+
+def price_in_other_order(seed: int) -> float:
+    """The step time of a random layout with the words of two axes exchanged, over what it was before."""
     cluster = load_cluster(("1x8xV100-32G", "4x8xH100-SXM")[seed % 2])
-    shape = ((2, 4), (4, 2, 4))[seed % 2]
     training = Training(dtype=("fp16", "bf16")[seed % 2])
-    graph = random_graph(seed)
-    mesh = mesh_of(cluster, shape)
+    shape, order = (((2, 4), (1, 0)), ((4, 2, 4), (0, 2, 1)))[seed % 2]
+    graph, mesh = random_graph(seed), mesh_of(cluster, shape)
+    other = mesh_of(cluster, tuple(shape[axis] for axis in order))
     laid = layout_chain(graph, cluster, training, mesh)
-    chosen = random_solution(np.random.default_rng(seed), laid.chains[0])
-    layout = laid.layout(chosen)
-    price = price_layout(graph, cluster, training, mesh, layout)
-    alike = 0
-    for order in permutations(range(len(shape))):
-        other = mesh_of(cluster, tuple(shape[axis] for axis in order))
-        if [axis.sizes for axis in other.axes] != [mesh.axes[axis].sizes for axis in order]:
-            continue
-        turned = price_layout(graph, cluster, training, other, reordered(layout, order))
-        assert turned.time_s == pytest.approx(price.time_s, rel=1e-9)
-        assert turned.memory_bytes == pytest.approx(price.memory_bytes, rel=1e-9)
-        alike += 1
-    assert alike == 2
+    layout = laid.layout(random_solution(np.random.default_rng(seed), laid.chains[0]))
+    turned = price_layout(graph, cluster, training, other, reordered(layout, order))
+    return turned.time_s / price_layout(graph, cluster, training, mesh, layout).time_s
 
 
 def reordered(layout: GraphLayout, order: tuple[int, ...]) -> GraphLayout:
@@ -120,26 +116,9 @@ def reordered(layout: GraphLayout, order: tuple[int, ...]) -> GraphLayout:
     return replace(layout, ranks=tuple(layout.ranks[axis] for axis in order), blocks=blocks)
 
 
-def test_meshes_are_alike_unless_rules_have_an_order() -> None:
-    """A convolution by groups and by channels divides channels in 4 and in 64 units: 2x4 and 4x2 differ."""
+def test_no_order_of_axes_is_left_out_or_taken_twice() -> None:
     cluster = load_cluster("1x8xV100-32G")
-    names = {}
-    for groups in (1, 4):
-        sizes = {"b": 8, "c": 64, "h": 8, "w": 8, "o": 64, "y": 8, "x": 8, "k": 64 // groups, "i": 3, "j": 3}
-        weight = ("weight", "okij" if groups > 1 else "ocij")
-        layer = op("layer", "convolution", sizes, [("x", "bchw")], "boyx", [weight], groups=groups, padding=1)
-        graph = OpGraph(
-            name="layer",
-            inputs={"x": (8, 64, 8, 8)},
-            blocks=(Block(name="all", operators=(layer,)),),
-            batch=8,
-        )
-        check_graph(graph)
-        names[groups] = [mesh.name for mesh in MeshChoice("all").of(graph, cluster, 8)]
-        both = MeshChoice("2x4,4x2")
-        if groups > 1:
-            assert len(both.of(graph, cluster, 8)) == 2
-        else:
-            with pytest.raises(ConfigError, match="twice"):
-                both.of(graph, cluster, 8)
-    assert names == {1: ["8", "2x4", "2x2x2"], 4: ["8", "2x4", "4x2", "2x2x2"]}
+    assert [mesh.name for mesh in MeshChoice("all").of(cluster, 8)] == ["8", "2x4", "4x2", "2x2x2"]
+    assert [mesh.name for mesh in MeshChoice("4x2,2x4").of(cluster, 8)] == ["4x2", "2x4"]
+    with pytest.raises(ConfigError, match="twice"):
+        MeshChoice("2x4,2x4").of(cluster, 8)

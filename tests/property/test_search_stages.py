@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from tests.property.layout_instances import llama, random_graph
-from tests.property.stage_instances import every_pipeline, setting_of, solutions
+from tests.property.stage_instances import cut_graph, every_pipeline, setting_of, solutions
 from tests.property.test_layouts_one import random_solution
 
 from shardwise.cluster import load_cluster, mesh_of
@@ -48,6 +48,26 @@ def test_points_match_every_pipeline(seed: int) -> None:
         assert sum(price.nbytes.values()) == pytest.approx(price.memory_bytes)
         # What is found is among all.
         assert (every <= np.array(figures) * (1 + 1e-9)).all(axis=1).any()
+
+
+@pytest.mark.parametrize("seed", [0, 3])
+def test_several_meshes_are_the_union_of_each(seed: int) -> None:
+    """Meshes of a stage and numbers of micro-batches are settings of one question."""
+    base = setting_of(seed)
+    base = replace(base, graph=cut_graph(seed, 0, batch=8))
+    settings = [
+        replace(base, mesh=mesh_of(base.cluster, ranks), microbatches=microbatches)
+        for ranks, microbatches in (((4,), 2), ((2, 2), 2), ((4,), 4))
+    ]
+    together, _ = staged(settings, epsilon=0.0, most_labels=1e6)
+    alone = [found_in(setting) for setting in settings]
+    union = np.concatenate([found.figures for found in alone])
+    assert farthest(together, union) <= together.epsilon + 1e-9
+    figures = {tuple(row) for row in union.tolist()}
+    assert {tuple(row) for row in together.figures.tolist()} <= figures
+    assert together.partitions == sum(found.partitions for found in alone)
+    on = {(point.setting.mesh.ranks, point.setting.microbatches) for point in together.points}
+    assert on <= {(setting.mesh.ranks, setting.microbatches) for setting in settings}
 
 
 @pytest.mark.parametrize("twin", ["partitions", "paths"])

@@ -16,7 +16,7 @@ from tests.property.tracking_instances import (
     measure_of,
 )
 
-from shardwise.frontier import Chain, Factor, frontier_of, reduce
+from shardwise.frontier import Chain, Factor, Link, Part, frontier_of, reduce
 from shardwise.search import tracked
 from shardwise.search.tracking import (
     bins,
@@ -32,9 +32,10 @@ from shardwise.search.tracking import (
     state,
     walk,
 )
+from shardwise.search.tracking.scalars import Scalars
 from shardwise.search.tracking.simplify import without
 from shardwise.search.tracking.solution import Solution
-from shardwise.search.tracking.steps import Order, order_of
+from shardwise.search.tracking.steps import Order, Step, order_of
 
 LONG = (0, 2, 4, 17, 33, 39, 52, 67, 73, 83, 93, 99)
 """Seeds of long chains that have solutions and repeat a link at least four times."""
@@ -289,6 +290,48 @@ def test_the_order_of_elimination_takes_leaves_before_nodes_and_nodes_before_bra
     rules = {step.rule for seed in range(100) for link in chain_of(seed) for _, part in link.modes
              for step in order_of(part).steps}  # fmt: skip
     assert rules == {"edge", "leaf", "node", "branch"}
+
+
+def test_what_meets_many_is_taken_out_behind_them_where_nothing_is_chosen() -> None:
+    """On one device all tables are one number: a tensor with more readers than an array may have axes."""
+    costs = np.ones((1, 1, 5))
+    spokes = tuple(Factor((0, spoke), spoke * costs) for spoke in range(1, 81))
+    part = Part(tuple(map(str, range(81))), (1,) * 81, spokes)
+    assert max(len(step.variables) for step in order_of(part).steps) == 1
+    [point] = tracked([(Link("hub", (("kept", part),)),)]).points
+    assert point.tolist() == [81 * 40, 81 * 40 + 81 * 40 + 80]
+
+
+def test_tables_that_are_alike_are_worked_out_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Layers that all read one tensor: of each thing that they have in common there is one table; layers that
+    differ in one number share what lies before it."""
+    random = np.random.default_rng(3)
+    pair, other = random.random((2, 3, 3, 5))
+    sums: list[int] = []
+    least = Scalars._least
+
+    def counted(own: Scalars, step: Step) -> Any:
+        sums.append(step.output)
+        return least(own, step)
+
+    monkeypatch.setattr(Scalars, "_least", counted)
+
+    def many(changed: int) -> tuple[Scalars, int]:
+        factors = []
+        for layer in range(6):
+            own = other if layer < changed else pair
+            factors += [Factor((0, 2 * layer + 1), own), Factor((2 * layer + 1, 2 * layer + 2), pair)]
+        part = Part(tuple(map(str, range(13))), (3,) * 13, tuple(factors), exit=0)
+        sums.clear()
+        return Scalars.of(part, order_of(part), np.ones((2, 5))), len(sums)
+
+    (alike, few), (unlike, more) = many(0), many(3)
+    # Of 17 steps: the last of a layer, its first, and the sums of two to six layers.
+    assert (few, more) == (7, 8)
+    summed, others = pair[..., :4].sum(-1), other[..., :4].sum(-1)  # peaks count at one factor alone
+    layers = [(each + summed.min(1)).min(1) for each in (summed, others)]
+    assert alike.last[:, 0] == pytest.approx(6 * layers[0])
+    assert unlike.last[:, 0] == pytest.approx(3 * layers[0] + 3 * layers[1])
 
 
 def test_repetitions_are_solved_once_and_counted_each() -> None:

@@ -6,7 +6,10 @@ variable. The cost columns are `COLUMNS`: four that add and one of which the lar
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass
+from functools import cached_property
+from hashlib import blake2b
 
 import numpy as np
 import numpy.typing as npt
@@ -38,7 +41,7 @@ class Factor:
     costs: Costs
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Part:
     """Variables and the costs on them.
 
@@ -52,6 +55,14 @@ class Part:
     factors: tuple[Factor, ...]
     entry: int | None = None
     exit: int | None = None
+
+    @cached_property
+    def kinds(self) -> tuple[Hashable, ...]:
+        """What each factor is but for its variables: those of one kind have equal costs."""
+        return tuple(
+            (factor.costs.shape, blake2b(factor.costs.tobytes(), digest_size=16).digest())
+            for factor in self.factors
+        )
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -48,6 +48,7 @@ from shardwise.search.uneven import (
     proportional_split,
     search_uneven,
 )
+from shardwise.search.unlike import pipelines_s, step_figures_over, worst_durations
 from shardwise.search.whatif import CHANGES
 
 __all__ = [
@@ -103,6 +104,7 @@ __all__ = [
     "is_mixed",
     "microbatches_more",
     "pipeline_figures",
+    "pipelines_s",
     "plan",
     "plan_for",
     "plan_mixed",
@@ -122,9 +124,11 @@ __all__ = [
     "step_durations",
     "step_figures",
     "step_figures_of_alike",
+    "step_figures_over",
     "step_time_s",
     "step_times_s",
     "tracked",
     "what_if",
     "why_not",
+    "worst_durations",
 ]

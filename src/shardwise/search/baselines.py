@@ -44,23 +44,22 @@ def unions_of(pools: tuple[Pool, ...]) -> Iterator[tuple[Pool, ...]]:
 
 
 def baselines_of(question: Question, clock: Clock, progress: Progress | None = None) -> Baselines:
-    """The best uniform strategies of the question's space on the unions of pools of its cluster. After an
-    interrupt no further union is searched."""
+    """The best uniform strategies of the question's space on the unions of pools of its cluster, each of
+    which has to beat the ones before it. After an interrupt no further union is searched."""
     cluster = question.cluster
     best: Searched | None = None
     best_s, alone_s = float("inf"), float("inf")
     union, alone = pools_of(cluster), None
-    parts: list[Part] = []
-    for pools in unions_of(pools_of(cluster)):
+    parts: dict[tuple[Pool, ...], Part] = {}
+    for pools in _strongest_first(question):
         asked = replace(question, cluster=cluster_of_pools(cluster, pools))
         if clock.is_interrupted:
-            parts.append(_part(asked, None))
+            parts[pools] = _part(asked, None)
             continue
         goal = Fastest(1)
-        if len(pools) > 1:
-            goal.threshold_s = best_s
+        goal.threshold_s = alone_s if len(pools) == 1 else best_s
         outcome = search(asked, asked.problem(), goal, clock=clock, progress=progress)
-        parts.append(_part(asked, outcome))
+        parts[pools] = _part(asked, outcome)
         if not outcome.found:
             continue
         time_s = outcome.found[0].time_s
@@ -73,8 +72,20 @@ def baselines_of(question: Question, clock: Clock, progress: Progress | None = N
         union=union,
         fastest_alone_s=None if alone is None else alone_s,
         fastest_alone=alone,
-        parts=tuple(parts),
+        parts=tuple(parts[pools] for pools in unions_of(pools_of(cluster))),
     )
+
+
+def _strongest_first(question: Question) -> list[tuple[Pool, ...]]:
+    """The unions of pools, single ones first, and of these the one with the most arithmetic."""
+
+    def key(pools: tuple[Pool, ...]) -> tuple[int, float]:
+        if len(pools) > 1:
+            return len(pools), 0.0
+        own = replace(question, cluster=cluster_of_pools(question.cluster, pools)).problem()
+        return 1, -own.matmul_flop_per_s * pools[0].devices
+
+    return sorted(unions_of(pools_of(question.cluster)), key=key)
 
 
 def _part(asked: Question, outcome: Outcome | None) -> Part:
@@ -96,20 +107,33 @@ def plan_mixed(question: Question, *, progress: Progress | None = None, clock: C
     question.problem()
     clock = clock or Clock(question.budget_s)
     with clock.listening():
-        found = baselines_of(question, clock, progress)
-        searched = found.best
-        if searched is None:
-            return plan(question, progress=progress, clock=clock)
-        if not clock.is_interrupted:
-            asked = searched.question
-            again = search(asked, asked.problem(), Fastest(asked.top + 1), clock=clock, progress=progress)
-            searched = Searched(asked, again) if again.found else searched
-        answer = answered(searched, clock, progress)
-    idle = tuple(pool.name for pool in pools_of(question.cluster) if pool not in found.union)
-    figures = MixedFigures(
-        uniform_step_time_s=answer.best.step_time_s,
+        return answer_of(question, baselines_of(question, clock, progress), clock, progress)
+
+
+def answer_of(question: Question, found: Baselines, clock: Clock, progress: Progress | None) -> Answer:
+    """The best of the baselines as an answer, searched again for runners-up where there is time."""
+    searched = found.best
+    if searched is None:
+        return plan(question, progress=progress, clock=clock)
+    if not clock.is_interrupted:
+        asked = searched.question
+        again = search(asked, asked.problem(), Fastest(asked.top + 1), clock=clock, progress=progress)
+        searched = Searched(asked, again) if again.found else searched
+    answer = answered(searched, clock, progress)
+    figures = figures_of(question, found)
+    return replace(
+        answer,
+        mixed=replace(figures, uniform_step_time_s=answer.best.step_time_s),
+        parts=found.parts,
+    )
+
+
+def figures_of(question: Question, found: Baselines) -> MixedFigures:
+    """What other plans are held against."""
+    best = None if found.best is None else found.best.outcome.found[0].time_s
+    return MixedFigures(
+        uniform_step_time_s=best,
         fastest_class_step_time_s=found.fastest_alone_s,
         fastest_class=found.fastest_alone,
-        idle=idle,
+        idle=tuple(pool.name for pool in pools_of(question.cluster) if pool not in found.union),
     )
-    return replace(answer, mixed=figures, parts=found.parts)

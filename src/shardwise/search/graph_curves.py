@@ -72,7 +72,7 @@ class GraphCurves:
         cluster = part_of(self.cluster, devices)
         return [
             layout_chain(self.graph, cluster, self.training, mesh)
-            for mesh in self.meshes.of(self.graph, cluster, devices)
+            for mesh in self.meshes.of(cluster, devices)
         ]
 
     def layouts_per_operator(self, devices: int) -> Mapping[str, int]:

@@ -10,7 +10,8 @@ import multiprocessing
 import multiprocessing.connection
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from typing import Any, Generic, TypeVar
 
@@ -48,13 +49,14 @@ class Lanes(Generic[Task, Answer]):
         that."""
         methods = multiprocessing.get_all_start_methods()
         context: Any = multiprocessing.get_context("fork" if "fork" in methods else "spawn")
-        for _ in range(self._count):
-            ours, theirs = context.Pipe()
-            process = context.Process(target=_serve, args=(theirs, self._work), daemon=True)
-            process.start()
-            theirs.close()
-            self._processes.append(process)
-            self._pipes.append(ours)
+        with _without_interrupts():
+            for _ in range(self._count):
+                ours, theirs = context.Pipe()
+                process = context.Process(target=_serve, args=(theirs, self._work), daemon=True)
+                process.start()
+                theirs.close()
+                self._processes.append(process)
+                self._pipes.append(ours)
 
     def answers(self, tasks: Sequence[Task]) -> list[Answer]:
         """The answer to each task. Raises InternalError if a process dies, or what its work raised."""
@@ -99,6 +101,20 @@ class Lanes(Generic[Task, Answer]):
             f"a worker ended with exit code {process.exitcode} before its answer; nothing is proven. "
             "It may have run out of memory: try fewer --workers"
         )
+
+
+@contextmanager
+def _without_interrupts() -> Iterator[None]:
+    """An interrupt waits for the end of this: none is left between a start and its being noted. Processes
+    that start here do not take one for their own before they come to ignore it."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _serve(pipe: Connection, work: Callable[[Any], Any]) -> None:

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from shardwise.cluster import Cluster, Mesh, meshes_of, tier_mesh
 from shardwise.errors import ConfigError
-from shardwise.graph import OpGraph, has_order
 from shardwise.inputs import shown
 
 KEY = "--meshes"
@@ -20,13 +19,13 @@ class MeshChoice:
 
     text: str = "tiers"
 
-    def of(self, graph: OpGraph, cluster: Cluster, devices: int) -> tuple[Mesh, ...]:
-        """The meshes of the first `devices` devices of `cluster` for layouts of `graph`; of those that are
-        alike for it, one. ConfigError where there is no such mesh."""
+    def of(self, cluster: Cluster, devices: int) -> tuple[Mesh, ...]:
+        """The meshes of the first `devices` devices of `cluster`: the same axes in another order are another
+        one, since the order says which parts of a dim lie side by side. ConfigError where there is none."""
         tiers = tier_mesh(cluster, devices)
         if self.text == "tiers":
             return (tiers,)
-        every = _unlike(graph, (tiers, *meshes_of(cluster, devices)))
+        every = tuple({mesh.ranks: mesh for mesh in (tiers, *meshes_of(cluster, devices))}.values())
         if self.text == "all":
             return every
         named = [_named(cluster, devices, name) for name in self.text.split(",")]
@@ -38,19 +37,9 @@ class MeshChoice:
                     found=shown(name), allowed=allowed,
                 )  # fmt: skip
         wanted = tuple(mesh for mesh in named if mesh is not None)
-        if len(_unlike(graph, wanted)) < len(wanted):
+        if len({mesh.ranks for mesh in wanted}) < len(wanted):
             raise ConfigError("names a mesh twice", key=KEY, found=shown(self.text))
         return wanted
-
-
-def _unlike(graph: OpGraph, meshes: tuple[Mesh, ...]) -> tuple[Mesh, ...]:
-    """The first of each kind: meshes with the same axes in another order are alike, for each layout on one
-    has its like on the other; but not where rules of an operator go together in one order only."""
-    is_ordered = any(has_order(op) for block in graph.blocks for op in block.operators)
-    found: dict[object, Mesh] = {}
-    for mesh in meshes:
-        found.setdefault(mesh.ranks if is_ordered else mesh.members, mesh)
-    return tuple(found.values())
 
 
 def _named(cluster: Cluster, devices: int, name: str) -> Mesh | None:

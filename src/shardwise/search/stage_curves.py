@@ -78,7 +78,7 @@ class StagedCurves(GraphCurves):
         """Pipelines on so many devices, on each mesh one of each number of micro-batches. ConfigError where
         the batch has no such micro-batches."""
         cluster = part_of(self.cluster, devices)
-        meshes = self.meshes.of(self.graph, cluster, devices // self.stages)
+        meshes = self.meshes.of(cluster, devices // self.stages)
         return [
             setting_of(self.graph, cluster, self.training, self.stages, microbatches, mesh)
             for mesh in meshes

@@ -267,6 +267,26 @@ def test_stages_and_their_layouts_are_one_answer(run: Run, tmp_path: Path) -> No
     assert ran.code == 4 and "step time" in ran.err
 
 
+def test_stages_are_laid_out_on_any_of_their_meshes(run: Run, tmp_path: Path) -> None:
+    """Each point says its mesh, and is what a plan of it costs; none of those on one mesh alone is better."""
+    question = (
+        *("frontier", "graph:lstm-2x2048", "--cluster", "1x8xV100-32G", "--global-batch-size", "64"),
+        *("--stages", "2", "--microbatches", "2", "--epsilon", "0.05"),
+    )
+    ran = run(*question, "--meshes", "all", "--save", str(tmp_path), "--json")
+    document = json.loads(ran.out)
+    assert document["certificate"]["meshes"] == {"8": [[4], [2, 2]]}
+    points = [(point["time_s"], point["memory_bytes"]) for point in document["points"]]
+    left = 1.0 + document["certificate"]["epsilon"]
+    alone = answer(run, *question, "--meshes", "2x2")
+    assert {tuple(point["layout"]["mesh"]) for point in alone["points"]} == {(2, 2)}
+    for point in alone["points"]:
+        own = (point["time_s"], point["memory_bytes"])
+        assert any(a <= own[0] * left and b <= own[1] * left for a, b in points)
+    names = json.loads((tmp_path / "frontier.json").read_text())["plans"]
+    assert all(run("check", str(tmp_path / name)).code == 0 for name in names)
+
+
 def test_stages_that_cannot_be_are_refused(run: Run) -> None:
     question = STAGES[:-1]
     refused(run(*question, "3"), "--stages", "3", "as many devices")

@@ -6,6 +6,7 @@ from __future__ import annotations
 import multiprocessing
 import multiprocessing.process
 import os
+import signal
 import time
 from collections.abc import Callable
 from typing import Any
@@ -16,7 +17,18 @@ from tests.property.search_instances import Instance
 from shardwise.cluster import load_cluster
 from shardwise.errors import InternalError
 from shardwise.model import model_from_config
-from shardwise.search import Fastest, Goal, Outcome, Question, Search, Smallest, Tradeoff, division, drive
+from shardwise.search import (
+    Fastest,
+    Goal,
+    Outcome,
+    Question,
+    Search,
+    Smallest,
+    Tradeoff,
+    division,
+    drive,
+    lanes,
+)
 from shardwise.search.clock import Clock
 from shardwise.search.dive import Dive
 from shardwise.search.lanes import Lanes
@@ -118,6 +130,36 @@ def test_a_worker_that_dies_ends_the_search(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(Dive, "run", dying)
     with pytest.raises(InternalError, match=r"exit code 3 .*nothing is proven"):
         searched(CASES[0], Fastest(1), workers=2)
+    assert not children() - before
+
+
+def test_a_worker_that_has_just_started_is_not_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An interrupt from the keyboard reaches all processes at once, those too that do not yet ignore it."""
+    serve = lanes._serve
+
+    def interrupted(*arguments: Any) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        serve(*arguments)
+
+    monkeypatch.setattr(lanes, "_serve", interrupted)
+    with Lanes[int, int](2, abs) as found:
+        assert found.answers([-1, -2, -3]) == [1, 2, 3]
+
+
+def test_an_interrupt_while_workers_start_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    def starting(process: multiprocessing.process.BaseProcess) -> None:
+        signal.raise_signal(signal.SIGINT)
+        start(process)
+
+    start = multiprocessing.process.BaseProcess.start
+    monkeypatch.setattr(multiprocessing.process.BaseProcess, "start", starting)
+    before = children()
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt), Lanes[int, int](2, abs) as found:
+            found.answers([-1, -2])
+    finally:
+        signal.signal(signal.SIGINT, handler)
     assert not children() - before
 
 

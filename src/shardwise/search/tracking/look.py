@@ -13,7 +13,7 @@ from shardwise.search.tracking.found import representatives
 from shardwise.search.tracking.links import beside_peaks, link_labels
 from shardwise.search.tracking.prune import Narrowed, narrowed
 from shardwise.search.tracking.simplify import simplified, without
-from shardwise.search.tracking.state import State, decided_share
+from shardwise.search.tracking.state import State
 from shardwise.search.tracking.walk import Walked, walked
 
 Values = npt.NDArray[np.float64]
@@ -125,7 +125,7 @@ def _in_one_time(state: State, near: Narrowed, weights: Values, peaks: Values, r
     excess + k (sum - reach). The sum counts the larger time alone, as labels do afterwards: of a solution
     that is within reach by it but not by the smaller one nothing else would be known.
     """
-    if decided_share(near.chain) is not None:
+    if near.decided_share is not None:
         return near
     for larger, smaller in ((0, 1), (1, 0)):
         excess, line = np.zeros(5), np.zeros(5)

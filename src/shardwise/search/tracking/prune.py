@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +19,7 @@ Mask = npt.NDArray[np.bool_]
 Indices = npt.NDArray[np.intp]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Narrowed:
     """A chain with fewer choices, and which of the original each is: `modes[i]` the original numbers of link
     i's modes, `choices[i][m][v]` those of the choices of variable v."""
@@ -26,6 +27,15 @@ class Narrowed:
     chain: Chain
     modes: tuple[tuple[int, ...], ...]
     choices: tuple[tuple[tuple[Indices, ...], ...], ...]
+
+    @cached_property
+    def decided_share(self) -> float | None:
+        """The share of hidden_s in time where the other time is nothing whatever is chosen; else None."""
+        factors = [factor for link in self.chain for _, part in link.modes for factor in part.factors]
+        for column, share in ((1, 1.0), (0, 0.0)):
+            if not any(_is_some(factor, column) for factor in factors):
+                return share
+        return None
 
     @staticmethod
     def of(chain: Chain) -> Narrowed:
@@ -53,6 +63,11 @@ class Narrowed:
                 )
             found.append(memo[key])
         return tuple(found)
+
+
+def _is_some(factor: Factor, column: int) -> bool:
+    costs = factor.costs[..., column]
+    return bool((np.isfinite(costs) & (costs != 0.0)).any())
 
 
 def narrowed(before: Narrowed, found: Weighed, limits: npt.NDArray[np.float64]) -> Narrowed:

@@ -3,6 +3,7 @@ least."""
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 from functools import reduce as folded
 
@@ -31,19 +32,33 @@ class Scalars:
     @staticmethod
     def of(part: Part, order: Order, weights: npt.NDArray[np.float64], peaked: int | None = None) -> Scalars:
         """Of weights (J, 5): the last column, of the peak, counts at factor `peaked` only, since the largest
-        of several values is at least any one of them."""
-        tables: dict[int, Sums] = {}
-        axes: dict[int, tuple[int, ...]] = {}
+        of several values is at least any one of them.
+
+        A block may hold what is alike many times, such as layers that all read one tensor: a table that is
+        made like another one is the same numbers, which are worked out once.
+        """
+        scalars = Scalars(part, order, weights, peaked, {}, {})
+        unpeaked = weights.copy()
+        unpeaked[:, -1] = 0.0
+        like: dict[Hashable, int] = {}
+        made: dict[int, int] = {}  # of each table the first that is like it
         for place, factor in enumerate(part.factors):
-            own = weights.copy()
-            if place != peaked:
-                own[:, -1] = 0.0
-            tables[place] = _weighted(factor.costs, own)
-            axes[place] = factor.variables
-        scalars = Scalars(part, order, weights, peaked, tables, axes)
+            first = like.setdefault((part.kinds[place], place == peaked), place)
+            if first == place:
+                scalars.tables[place] = _weighted(factor.costs, weights if place == peaked else unpeaked)
+            made[place] = first
+            scalars.tables[place], scalars.axes[place] = scalars.tables[first], factor.variables
         for step in order.steps:
-            scalars.tables[step.output] = scalars._least(step)
-            scalars.axes[step.output] = step.variables
+            onto = scalars._joint_axes(step)
+            inputs = tuple(
+                (made[table], tuple(map(onto.index, scalars.axes[table]))) for table in step.inputs
+            )
+            sizes = tuple(part.sizes[variable] for variable in onto)
+            first = like.setdefault((step.variable is None, sizes, inputs), step.output)
+            if first == step.output:
+                scalars.tables[first] = scalars._least(step)
+            made[step.output] = first
+            scalars.tables[step.output], scalars.axes[step.output] = scalars.tables[first], step.variables
         return scalars
 
     @property

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from shardwise.frontier import Chain, Factor, Part
+from shardwise.frontier import Chain, Part
 from shardwise.search.tracking.chained import Weighed, Weighing, weighed
 from shardwise.search.tracking.found import Found
 from shardwise.search.tracking.lines import Lines, is_open, weighted
@@ -105,7 +105,7 @@ class State:
     def weighed(self, narrowed: Narrowed, weights: Values, shares: Values, peaks: Values) -> Weighed:
         """A chain of fewer choices under weights (J, 2) of time and memory; hidden_s has `shares` (J) of
         time's, the occurrences of links `peaks` (J, links) of the peak's."""
-        decided = decided_share(narrowed.chain)
+        decided = narrowed.decided_share
         shares = np.full(len(weights), decided) if decided is not None else shares
         columns = np.zeros((len(weights), 5))
         columns[:, 0] = weights[:, 0] * shares
@@ -137,20 +137,6 @@ class State:
 def orders_of(chain: Chain) -> list[list[Order]]:
     """The order of elimination of each mode of each link."""
     return [[order_of(part) for _, part in link.modes] for link in chain]
-
-
-def decided_share(chain: Chain) -> float | None:
-    """The share of hidden_s in time where the other time is nothing whatever is chosen; else None."""
-    factors = [factor for link in chain for _, part in link.modes for factor in part.factors]
-    for column, share in ((1, 1.0), (0, 0.0)):
-        if not any(_is_some(factor, column) for factor in factors):
-            return share
-    return None
-
-
-def _is_some(factor: Factor, column: int) -> bool:
-    costs = factor.costs[..., column]
-    return bool((np.isfinite(costs) & (costs != 0.0)).any())
 
 
 def _peak_factor(part: Part) -> int | None:

@@ -38,7 +38,7 @@ class Order:
 
 def order_of(part: Part) -> Order:
     """The order in which `part` is reduced to its entry and exit: always the variable whose elimination makes
-    the smallest table, of equal ones the first."""
+    the smallest table, of equal ones the first (where that is one number, of those that meet fewest)."""
     kept = {end for end in (part.entry, part.exit) if end is not None}
     tables = {place: factor.variables for place, factor in enumerate(part.factors)}
     steps: list[Step] = []
@@ -59,19 +59,31 @@ def order_of(part: Part) -> Order:
             if len(found) > 1:
                 add("edge", None, tuple(found), variables)
 
-    def met(variable: int) -> tuple[int, ...]:
-        others = {other for variables in tables.values() if variable in variables for other in variables}
-        return tuple(sorted(others - {variable}))
+    met: dict[int, set[int]] = {each: set() for each in range(len(part.sizes))}
+    for factor in part.factors:
+        for each in factor.variables:
+            met[each] |= set(factor.variables) - {each}
+
+    def size(variable: int) -> int:
+        return prod(part.sizes[other] for other in (*met[variable], variable))
+
+    def neighbours(variable: int) -> int:
+        """Where nothing is chosen tables have one number, and yet an axis for each of their variables."""
+        return len(met[variable]) if sizes[variable] == 1 else 0
 
     merge()
-    while free:
-        sizes = {each: prod(part.sizes[other] for other in (*met(each), each)) for each in sorted(free)}
-        variable = min(sizes, key=lambda each: (sizes[each], each))
-        around = met(variable)
+    sizes = {each: size(each) for each in sorted(free)}
+    while sizes:
+        variable = min(sizes, key=lambda each: (sizes[each], neighbours(each), each))
+        around = tuple(sorted(met[variable]))
         rule: Rule = "leaf" if len(around) < 2 else "node" if len(around) == 2 else "branch"
         inputs = tuple(table for table, variables in sorted(tables.items()) if variable in variables)
         add(rule, variable, inputs, around)
-        free.remove(variable)
+        del sizes[variable]
+        for other in around:  # they are in one table now
+            met[other] = (met[other] | met[variable]) - {other, variable}
+            if other in sizes:
+                sizes[other] = size(other)
         merge()
     if len(tables) > 1 or not tables or set(next(iter(tables.values()))) != kept:
         add("edge", None, tuple(sorted(tables)), tuple(sorted(kept)))

@@ -1,0 +1,78 @@
+"""Strategies on nodes that are not alike: alike ones are the plain price, each stage feels its own node."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+import pytest
+
+from shardwise.cluster import load_cluster
+from shardwise.cost import Problem, bind
+from shardwise.model import load_model
+from shardwise.search import default_job, step_figures, step_figures_over
+from shardwise.strategy import Strategy, StrategyTable, complete
+
+
+@cache
+def problem(device: str) -> Problem:
+    cluster = load_cluster(f"4x2x{device}", inter_node="10Gb/s")
+    model = load_model("opt-350m")
+    return bind(model, cluster, default_job(model, cluster, seq_len=512, global_batch_size=32, dtype="fp16"))
+
+
+def strategy(**fields: int | str) -> Strategy:
+    return complete(
+        {"micro_batch_size": 1, **fields}, devices=8, layers=24, experts=None, global_batch_size=32
+    )
+
+
+ALL = [
+    strategy(dp=8), strategy(dp=4, tp=2), strategy(pp=4, dp=2), strategy(pp=2, tp=2, dp=2), strategy(pp=8),
+    strategy(pp=4, dp=2, first_stage_layers=9, last_stage_layers=3), strategy(pp=4, tp=2, schedule="gpipe"),
+    strategy(pp=4, dp=2, vpp=2, schedule="interleaved_1f1b"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("device", ["T4", "V100-16G"])
+def test_alike_nodes_are_the_plain_price(device: str) -> None:
+    table, mine = StrategyTable.of(ALL), problem(device)
+    plain = step_figures(mine, table)
+    for problems, nodes in (([mine], (0, 0, 0, 0)), ([mine, mine], (0, 1, 1, 0))):
+        laid = step_figures_over(problems, table, nodes)
+        np.testing.assert_allclose(laid.step_time_s, plain.step_time_s, rtol=1e-11)
+        np.testing.assert_array_equal(laid.device_bytes, plain.device_bytes)
+
+
+def test_unequal_nodes_take_between_what_their_kinds_take() -> None:
+    """No less than if all were of the faster kind; and no more than if all were of the slower one, but that
+    gradients may be joined faster by that: it has a slower device, not a slower network."""
+    table, kinds = StrategyTable.of(ALL), [problem("V100-16G"), problem("T4")]
+    fast, slow = (step_figures(kind, table).step_time_s for kind in kinds)
+    assert (fast < slow).all()
+    for nodes in ((0, 0, 0, 1), (1, 0, 0, 0), (0, 1, 0, 1)):
+        laid = step_figures_over(kinds, table, nodes).step_time_s
+        assert (fast <= laid * (1 + 1e-12)).all()
+        alone = table.dp == 1
+        assert alone.sum() == 2 and (laid <= slow * (1 + 1e-12))[alone].all()
+        assert (laid[:3] > fast[:3]).all()
+
+
+def test_a_slow_node_wants_fewer_layers() -> None:
+    """The last of four stages lies on the slow node: layers that it gives to the first make the step shorter,
+    and on the first node longer."""
+    table = StrategyTable.of(
+        [strategy(pp=4, dp=2, first_stage_layers=first, last_stage_layers=12 - first) for first in (3, 6, 9)]
+    )
+    kinds = [problem("V100-16G"), problem("T4")]
+    behind = step_figures_over(kinds, table, (0, 0, 0, 1)).step_time_s
+    ahead = step_figures_over(kinds, table, (1, 0, 0, 0)).step_time_s
+    assert behind[0] > behind[1] > behind[2]
+    assert ahead[0] < ahead[1] < ahead[2]
+
+
+def test_memory_is_that_of_the_kind_with_least() -> None:
+    table, kinds = StrategyTable.of(ALL), [problem("V100-16G"), problem("T4")]
+    smallest = min(kinds, key=lambda kind: kind.usable_bytes)
+    laid = step_figures_over(kinds, table, (0, 1, 0, 0))
+    np.testing.assert_array_equal(laid.device_bytes, step_figures(smallest, table).device_bytes)
