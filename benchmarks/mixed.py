@@ -24,6 +24,7 @@ MIXED: dict[str, tuple[str, str, int, int]] = {
     "three_classes": ("llama-2-13b", "three-classes", 4096, 256),
     "two_sites_10g": ("llama-2-13b", "two-sites-10g", 4096, 256),
     "two_sites_1g": ("llama-2-13b", "two-sites-1g", 4096, 256),
+    "two_sites_1g_llama70b": ("llama-2-70b", "two-sites-1g", 4096, 256),
     "fast_slow_racks": ("llama-2-70b", "fast-slow-racks", 4096, 1024),
     "spot_mix": ("llama-2-7b", "spot-mix", 2048, 256),
     "slow_node": ("llama-2-13b", "slow-node", 4096, 1024),

@@ -17,7 +17,7 @@ from shardwise.search import UnevenSpace, search_uneven
 from shardwise.search.clock import Clock
 from shardwise.search.uneven import Block, bounds, estimate, grown, partitions
 from shardwise.search.uneven.block import search_of
-from shardwise.search.uneven.bounds import Relaxation
+from shardwise.search.uneven.bounds import Entries, Relaxation
 from shardwise.search.uneven.drive import _improve, _State
 from shardwise.search.uneven.estimate import figures_of
 from shardwise.search.uneven.options import Pricing
@@ -63,7 +63,8 @@ def test_no_layout_takes_less_than_its_bounds() -> None:
                 if time_s == float("inf"):
                     continue
                 within_s = time_s * (1 + 1e-9)
-                assert Relaxation(options, kinds, counts, [m]).bounds()[0] <= within_s, (seed, stages, m)
+                relaxation = Relaxation(Entries(options), [(kinds, counts)], [[m]])
+                assert relaxation.bounds()[0, 0] <= within_s, (seed, stages, m)
                 figures = figures_of(options, kinds, pools, layers)
                 assert estimate.least_s(figures, m)[0] <= within_s, (seed, stages, m)
                 reach = Reach(options, np.array([kinds]), np.array([counts]))

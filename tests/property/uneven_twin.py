@@ -148,6 +148,20 @@ def _parts(total: int, parts: int) -> Iterator[tuple[int, ...]]:
             yield (first, *rest)
 
 
+def _hops(options: Options, pools: list[int], kinds: list[int]) -> list[float]:
+    """Seconds from each stage to the next."""
+    found = []
+    for at, (pool, then) in enumerate(pairwise(pools)):
+        number, left = pools.count(pool), pools[at:].count(pool)
+        if pool == then:
+            found.append(float(options.hops[pool].near_s[kinds[at], number, left]))
+        else:
+            one = float(options.hops[pool].far_s[kinds[at], number, left])
+            number, left = pools.count(then), pools[at + 1 :].count(then)
+            found.append(max(one, float(options.hops[then].far_s[kinds[at + 1], number, left])))
+    return found
+
+
 def walked_s(options: Options, stages: tuple[Stage, ...], microbatches: int) -> float:
     """One pipeline's step under 1F1B, action by action."""
     p = len(stages)
@@ -160,7 +174,7 @@ def walked_s(options: Options, stages: tuple[Stage, ...], microbatches: int) -> 
     ]
     if any(figure["backward_s"] == float("inf") for figure in figures):
         return float("inf")
-    hops = [float(options.hop_s[a][b][j, k]) for (a, j, _), (b, k, _) in pairwise(stages)]
+    hops = _hops(options, [pool for pool, _, _ in stages], [kind for _, kind, _ in stages])
     orders = []
     for s in range(p):
         warm = min(p - 1 - s, microbatches)

@@ -64,8 +64,8 @@ def test_an_uneven_answer_is_whole(run: Any, question: tuple[str, ...]) -> None:
 
 def test_the_card_draws_pipelines_and_tells_the_gain(run: Any) -> None:
     out = run(*QUESTION).out
-    assert "uneven: 4 pipelines side by side" in out
-    assert "[1 V100-16G, 24 layers" in out and "[1 A100-40G, 24 layers" in out
+    assert "uneven: 2 pipelines side by side" in out
+    assert "[1 A100-40G, 23 layers] → [1 V100-16G, 1 layer]" in out
     assert "as fast as the best uniform strategy" in out and "as fast as A100-40G alone" in out
     assert "optimal among all uneven plans" in out
 

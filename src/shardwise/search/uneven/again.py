@@ -6,6 +6,7 @@ follow each other is read from the plan.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -57,7 +58,7 @@ def priced_again(model: Model, cluster: Cluster, job: Job, result: UnevenResult)
                 _figures(space, union, result, stage, way, (len(ways) - index, len(ways)))
                 for index, (stage, way) in enumerate(zip(pipeline.stages, ways, strict=True))
             ]
-            ends = [(names.index(stage.device_class), stage) for stage in pipeline.stages]
+            ends = _ends(space, pipeline)
             hops = [
                 _hop_s(space, union, result.micro_batch_size, one, other) for one, other in pairwise(ends)
             ]
@@ -110,6 +111,7 @@ def _faults(space: UnevenSpace, result: UnevenResult) -> Iterator[str]:
             yield f"pipeline {place} has {len(pipeline.stages)} stages, at most {space.most_stages}"
         for stage in pipeline.stages:
             yield from _faults_of_stage(space, result, stage, taken)
+        yield from _faults_of_groups(space, place, pipeline)
     used = space.cluster.devices - len(taken)
     if used != result.idle_devices:
         yield f"{used} devices are idle, not {result.idle_devices}"
@@ -143,6 +145,20 @@ def _faults_of_stage(
             return
         first += node.devices
     yield f"ranks {stage.ranks} are in no one node"
+
+
+def _faults_of_groups(space: UnevenSpace, place: int, pipeline: Pipeline) -> Iterator[str]:
+    """Where stages that are priced as in one node are not."""
+    names = {pool.name for pool in space.pools}
+    if any(stage.device_class not in names or _ranks(stage) is None for stage in pipeline.stages):
+        return
+    nodes: dict[tuple[int, int], set[int]] = defaultdict(set)
+    of = [node for node, one in enumerate(space.cluster.nodes) for _ in range(one.devices)]
+    for end in _ends(space, pipeline):
+        ranks = _ranks(end.stage) or range(0)
+        nodes[end.pool, end.group] |= {of[rank] for rank in ranks if rank < len(of)}
+    if any(len(found) > 1 for found in nodes.values()):
+        yield f"stages of pipeline {place} are priced as in one node and lie in several"
 
 
 def _are_alike(
@@ -188,16 +204,51 @@ def _figures(
     )
 
 
-def _hop_s(
-    space: UnevenSpace, union: tuple[int, ...], size: int, one: tuple[int, Stage], other: tuple[int, Stage]
-) -> float:
-    """Seconds between two stages: what the slower end needs, over the tiers of one pool or of all."""
-    over = (one[0],) if one[0] == other[0] else union
-    ends = [
-        kinds_of(space.problem(pool, over, False), [(stage.tp, stage.dp)], size)
-        for pool, stage in (one, other)
-    ]
-    return max(float(hop_s(kinds)[0]) for kinds in ends)
+@dataclass(frozen=True, slots=True)
+class _End:
+    """A stage as an end of hops: its pool, which node-filling group of the pipeline's stages there it is of,
+    and how many stages that has."""
+
+    pool: int
+    stage: Stage
+    group: int
+    together: int
+
+
+def _ends(space: UnevenSpace, pipeline: Pipeline) -> list[_End]:
+    """Stages in order. Those on one pool are grouped from the last on: a group has 1, 2, 4, ... stages, as
+    many as there still are and as divide a node."""
+    names = [pool.name for pool in space.pools]
+    pools = [names.index(stage.device_class) for stage in pipeline.stages]
+    found: dict[int, _End] = {}
+    for pool in set(pools):
+        mine = [index for index, one in enumerate(pools) if one == pool]
+        group = 0
+        while mine:
+            size = pipeline.stages[mine[0]].devices
+            fitting = [n for n in (1 << e for e in range(len(mine).bit_length())) if n <= len(mine)]
+            together = max(n for n in fitting if space.pools[pool].node.devices % (n * size) == 0)
+            for index in mine[-together:]:
+                found[index] = _End(pool, pipeline.stages[index], group, together)
+            mine, group = mine[:-together], group + 1
+    return [found[index] for index in range(len(pools))]
+
+
+def _hop_s(space: UnevenSpace, union: tuple[int, ...], size: int, one: _End, other: _End) -> float:
+    """Seconds between two stages: inside their node, or what the slower end needs to leave it, all groups of
+    its node sending at once."""
+    over = (one.pool,) if one.pool == other.pool else union
+    found = []
+    for end in (one, other):
+        problem = space.problem(end.pool, over, False)
+        kinds = kinds_of(problem, [(end.stage.tp, end.stage.dp)], size)
+        devices = space.pools[end.pool].node.devices
+        tier, senders = len(problem.tiers) - 1, devices // end.together
+        if one.pool == other.pool and one.group == other.group:
+            tier = max(i for i, inner in enumerate(problem.tiers) if inner.span <= devices)
+            senders = end.stage.devices
+        found.append(float(hop_s(kinds, tier, senders)[0]))
+    return max(found)
 
 
 def _walked_s(stages: Sequence[_Figures], hops: Sequence[float], microbatches: int) -> float:

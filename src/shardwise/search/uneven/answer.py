@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from shardwise.cost import Problem
-from shardwise.errors import Infeasible, InternalError
+from shardwise.errors import InternalError
 from shardwise.model import model_flop_per_token
 from shardwise.plan import (
     PROVEN_GAP,
@@ -23,12 +23,13 @@ from shardwise.plan import (
     UnevenAnswer,
     UnevenResult,
 )
-from shardwise.search.baselines import plan_mixed
+from shardwise.search.baselines import answer_of, baselines_of, figures_of, plan_mixed
 from shardwise.search.clock import Clock
 from shardwise.search.drive import Progress
 from shardwise.search.explain import band_of
 from shardwise.search.question import Question
-from shardwise.search.uneven.drive import UnevenOutcome, UnevenPlan, search_uneven
+from shardwise.search.uneven.drive import UnevenOutcome, UnevenPipeline, UnevenPlan, search_uneven
+from shardwise.search.uneven.hops import groups, most_together
 from shardwise.search.uneven.options import Options, Pricing
 from shardwise.search.uneven.space import UnevenSpace
 from shardwise.strategy import RECOMPUTES
@@ -70,28 +71,19 @@ def plan_pools(question: Question, *, progress: Progress | None = None) -> Answe
 
 
 def _of_pools(question: Question, clock: Clock, progress: Progress | None) -> Answer | UnevenAnswer:
+    question.problem()
     half = clock.beside(None if question.budget_s is None else question.budget_s / 2.0)
-    uniform: Answer | None = None
-    try:
-        uniform = plan_mixed(question, progress=progress, clock=half)
-    except Infeasible as error:
-        nothing = error
-    if uniform is not None and (uniform.is_interrupted or uniform.mixed is None):
-        return uniform
-    mixed = MixedFigures(
-        uniform_step_time_s=None, fastest_class_step_time_s=None, fastest_class=None, idle=()
-    )
-    mixed = mixed if uniform is None or uniform.mixed is None else uniform.mixed
+    found = baselines_of(question, half, progress)
+    if clock.is_interrupted:
+        return answer_of(question, found, clock, progress)
+    figures = figures_of(question, found)
     space = UnevenSpace(question.model, question.cluster, question.job)
-    beat_s = float("inf") if mixed.uniform_step_time_s is None else mixed.uniform_step_time_s
+    beat_s = float("inf") if figures.uniform_step_time_s is None else figures.uniform_step_time_s
     gap = 0.0 if question.cluster.devices <= EXACT_DEVICES else GAP
     outcome = search_uneven(space, clock=clock, beat_s=beat_s, gap=gap, progress=progress)
-    is_interrupted = clock.is_interrupted
     if outcome.plan is not None:
-        return replace(_answer(space, outcome, mixed), is_interrupted=is_interrupted)
-    if uniform is None:
-        raise KeyboardInterrupt if is_interrupted else nothing
-    return _told(replace(uniform, is_interrupted=is_interrupted), _why_uniform(outcome, beat_s))
+        return replace(_answer(space, outcome, figures), is_interrupted=clock.is_interrupted)
+    return _told(answer_of(question, found, clock, progress), _why_uniform(outcome, beat_s))
 
 
 def _told(answer: Answer, why: str) -> Answer:
@@ -197,8 +189,8 @@ def _sizes(options: Options, plan: UnevenPlan) -> dict[Place, int]:
 def _placed(
     space: UnevenSpace, options: Options, plan: UnevenPlan, sizes: Mapping[Place, int]
 ) -> dict[Place, range]:
-    """Ranks of every stage: the largest first, and those at the same place of their pipelines one after the
-    other, each in the first node of its pool with room for it."""
+    """Ranks of every stage: groups of stages (see `hops`), the largest first, and those at the same place of
+    their pipelines one after the other, each in the first node of its pool with room for it."""
     first, nodes = 0, defaultdict(list)
     for node in space.cluster.nodes:
         pool = next(
@@ -207,11 +199,34 @@ def _placed(
         nodes[pool].append([first, first + node.devices])
         first += node.devices
     found: dict[Place, range] = {}
-    for (place, index), size in sorted(sizes.items(), key=lambda item: (-item[1], item[0][1], item[0][0])):
-        pool = options.pools[plan.pipelines[place].stages[index][0]]
-        room = next(node for node in nodes[pool] if node[1] - node[0] >= size)
-        found[place, index] = range(room[0], room[0] + size)
-        room[0] += size
+    together = [
+        (place, group)
+        for place, pipeline in enumerate(plan.pipelines)
+        for group in _groups(space, options, pipeline, [sizes[place, i] for i in range(len(pipeline.stages))])
+    ]
+    devices = {(place, group): sum(sizes[place, i] for i in group) for place, group in together}
+    for place, group in sorted(together, key=lambda one: (-devices[one], one[1], one[0])):
+        pool = options.pools[plan.pipelines[place].stages[group[0]][0]]
+        room = next(node for node in nodes[pool] if node[1] - node[0] >= devices[place, group])
+        for index in group:
+            size = sizes[place, index]
+            found[place, index] = range(room[0], room[0] + size)
+            room[0] += size
+    return found
+
+
+def _groups(
+    space: UnevenSpace, options: Options, pipeline: UnevenPipeline, sizes: Sequence[int]
+) -> list[tuple[int, ...]]:
+    """Indices of the stages of a pipeline that lie in one node together, in order; `sizes` are theirs."""
+    found = []
+    for pool, of in enumerate(options.pools):
+        mine = [index for index, (on, _) in enumerate(pipeline.stages) if on == pool]
+        if mine:
+            most = most_together(space.pools[of].node.devices, sizes[mine[0]])
+            for size in groups(len(mine), most):
+                found.append(tuple(mine[-size:]))
+                mine = mine[:-size]
     return found
 
 

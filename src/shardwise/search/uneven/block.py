@@ -25,11 +25,17 @@ NEARLY = 1e-9
 """Of the microbatches that are wanted, for rounding."""
 
 
-def search_of(options: Options, block: Block, effort: int, wider: Search | None = None) -> Search:
+def search_of(
+    options: Options,
+    block: Block,
+    effort: int,
+    wider: Search | None = None,
+    pools_of_one: int | None = None,
+) -> Search:
     """The search of a block, with at most so many partial layouts of one pipeline; `wider` is that of a block
     with all of its numbers of pipelines and more."""
     kind = AlikeSearch if block.is_alike else MixedSearch
-    return kind(options, block.least, block.most, effort, wider)
+    return kind(options, block.least, block.most, effort, wider, pools_of_one)
 
 
 class MixedSearch(Search):

@@ -14,22 +14,26 @@ with k = ceil(m / q). The stages before it, each with its w and two hops, add to
 and one hop each, and its own reduction; or else its own gathering, reduction and end of the step alone. A
 suffix of a pipeline is told by how many stages of each pool it has (`counts`), the pool of its first, and its
 layers; the least over all of its layouts is a minimum over the first stage's layers. Every figure is
-minimised apart, so that the result never exceeds the bound of any one layout.
+minimised apart, so that the result never exceeds the bound of any one layout. All suffixes of several
+pipelines with equally many stages are bounded at once.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import reduce
+from functools import lru_cache
 from itertools import product
 from typing import Any
 
 import numpy as np
+from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
 from shardwise.search.uneven.options import Options
 
 Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
 Counts = tuple[int, ...]
 
 NEVER_S = 1e30
@@ -38,141 +42,257 @@ NEVER_S = 1e30
 TOGETHER = 200_000
 """Entries of tables that are made at a time: they stay within a cache."""
 
+FIGURES = ("forward_s", "backward_s", "gather_s", "reduce_s", "end_s")
+
+
+class Entries:
+    """The stages of a block by *entry*, which is a pool and a kind on it: finite `figures` of shape (FIGURES,
+    entries, places, ends, layers), and their hops (see `Hops`). `first` is a pool's first entry."""
+
+    def __init__(self, options: Options) -> None:
+        self.layers = options.layers
+        self.figures: Floats = np.minimum(
+            [np.concatenate([getattr(stages, name) for stages in options.stages]) for name in FIGURES],
+            NEVER_S,
+        )
+        sizes = [len(stages.kinds) for stages in options.stages]
+        self.first = np.cumsum([0, *sizes[:-1]])
+        self.near_s: Floats = np.concatenate([hops.near_s for hops in options.hops])
+        self.far_s: Floats = np.concatenate([hops.far_s for hops in options.hops])
+
 
 @dataclass(frozen=True, slots=True)
 class Suffixes:
-    """Least figures of suffixes with given counts, by the pool of their first stage: its loop, of shape
-    (layers + 1); and with one more axis of microbatches seconds from its first forward to its last backward
-    (`drained_s`) and to the end of the reductions of all (`reduced_s`), and from the start of the step to the
-    end of any stage by itself (`alone_s`). NEVER_S where there is none."""
+    """Least figures of suffixes: the loop, of shape (..., layers + 1); and with one more axis of microbatches
+    seconds from the first forward to the last backward (`drained_s`) and to the end of the reductions of all
+    (`reduced_s`), and from the start of the step to the end of any stage by itself (`alone_s`). NEVER_S
+    where there is none."""
 
     loop_s: Floats
     drained_s: Floats
     reduced_s: Floats
     alone_s: Floats
 
-    def least(self, other: Suffixes) -> Suffixes:
-        """The least of both."""
-        return Suffixes(
-            np.minimum(self.loop_s, other.loop_s),
-            np.minimum(self.drained_s, other.drained_s),
-            np.minimum(self.reduced_s, other.reduced_s),
-            np.minimum(self.alone_s, other.alone_s),
-        )
 
-    def after(self, hop_s: float) -> Suffixes:
-        """The same behind a hop."""
-        return Suffixes(
-            self.loop_s + 2.0 * hop_s, self.drained_s + 2.0 * hop_s, self.reduced_s + hop_s, self.alone_s
-        )
+@dataclass(frozen=True, slots=True)
+class _Level:
+    """Suffixes with equally many stages: their counts, the pool of each one's first, and by pool that may
+    follow the row of the rest among the suffixes with one stage less; -1 where none does. `rows` finds them
+    by their counts and pool."""
+
+    counts: Ints
+    pools: Ints
+    rests: Ints
+    rows: dict[tuple[Counts, int], int]
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """Suffixes of several pipelines, as `_Level` has those of one; and which pipeline each is of."""
+
+    counts: Ints
+    pools: Ints
+    rests: Ints
+    pipelines: Ints
+
+
+@lru_cache(maxsize=4096)
+def _levels(counts: Counts) -> tuple[_Level, ...]:
+    """Of pipelines with so many stages of each pool: all suffixes by their number of stages from 1, the last
+    level being whole pipelines."""
+    found: list[_Level] = []
+    rows: dict[tuple[Counts, int], int] = {}
+    for stages in range(1, sum(counts) + 1):
+        before, rows = rows, {}
+        every: list[Counts] = []
+        pools: list[int] = []
+        rests: list[list[int]] = []
+        for some in (one for one in product(*(range(c + 1) for c in counts)) if sum(one) == stages):
+            for pool in (pool for pool, count in enumerate(some) if count):
+                left = tuple(count - (place == pool) for place, count in enumerate(some))
+                rows[some, pool] = len(pools)
+                every.append(some)
+                pools.append(pool)
+                rests.append([before.get((left, then), -1) for then in range(len(counts))])
+        found.append(_Level(np.array(every), np.array(pools), np.array(rests), rows))
+    return tuple(found)
 
 
 class Relaxation:
-    """The bounds of all suffixes of pipelines of some kinds, with no more stages of any pool than `counts`,
-    at some numbers of microbatches."""
+    """The bounds of all suffixes of some pipelines, each of a `shape` of kinds and counts of stages by pool,
+    at some numbers of microbatches each, of shape (pipelines, numbers)."""
 
-    def __init__(self, options: Options, kinds: tuple[int, ...], counts: Counts, microbatches: Any) -> None:
-        self._options, self._kinds = options, kinds
+    def __init__(
+        self, entries: Entries, shapes: Sequence[tuple[tuple[int, ...], Counts]], microbatches: Any
+    ) -> None:
+        self._entries = entries
         self._m = np.asarray(microbatches, dtype=np.float64)
-        self._counts = counts
-        self.suffixes: dict[tuple[Counts, int], Suffixes] = {}
-        for some in sorted(product(*(range(count + 1) for count in counts)), key=sum):
-            if some != counts:
-                for pool, count in enumerate(some):
-                    if count:
-                        self.suffixes[some, pool] = self._suffix(pool, some)
+        self._of = np.array([kinds for kinds, _ in shapes], dtype=np.int64) + entries.first
+        self._counts = np.array([counts for _, counts in shapes], dtype=np.int64)
+        self._lattices = [_levels(counts) for _, counts in shapes]
+        self._begins: list[dict[int, int]] = []
+        self._suffixes: list[Suffixes] = []
+        self.runs = 0
+        """Suffixes that were bounded."""
+        self._bounds = np.full(self._m.shape, NEVER_S)
+        for stages in range(1, max(map(len, self._lattices)) + 1):
+            self._rise(stages)
 
     def bounds(self) -> Floats:
-        """Lower bounds of whole pipelines with all of the counts, by microbatches; infinity where there are
-        none."""
-        fronts = [self._front(pool) for pool, count in enumerate(self._counts) if count]
-        least: Floats = np.minimum.reduce(fronts)
-        return np.where(least < NEVER_S, least, np.inf)
-
-    def hop_s(self, pool: int, then: int) -> float:
-        """Seconds of a hop between stages on two pools."""
-        return float(self._options.hop_s[pool][then][self._kinds[pool], self._kinds[then]])
+        """Lower bounds of the pipelines, by microbatches; infinity where there are none."""
+        return np.where(self._bounds < NEVER_S, self._bounds, np.inf)
 
     def rest(self, counts: Counts, pool: int) -> Suffixes | None:
-        """What may follow a stage on `pool`, behind the hop to it; None where nothing does."""
-        left = tuple(count - (place == pool) for place, count in enumerate(counts))
-        after = [
-            self.suffixes[left, then].after(self.hop_s(pool, then))
-            for then, count in enumerate(left)
-            if count
+        """Of the only pipeline: what may follow a stage on `pool` that begins a suffix with these counts,
+        behind the hop to it; None where nothing does."""
+        stages = sum(counts)
+        if stages == 1:
+            return None
+        level = self._lattices[0][stages - 1]
+        row = level.rows[counts, pool]
+        rows = _Rows(level.counts[[row]], np.array([pool]), level.rests[[row]], np.array([0]))
+        found = self._rest(stages, rows)
+        return Suffixes(found.loop_s[0], found.drained_s[0], found.reduced_s[0], found.alone_s[0])
+
+    def _rise(self, stages: int) -> None:
+        """Suffixes with so many stages, and whole pipelines that have no more."""
+        tall = [place for place, levels in enumerate(self._lattices) if len(levels) > stages]
+        whole = [place for place, levels in enumerate(self._lattices) if len(levels) == stages]
+        if whole:
+            self._close(stages, whole)
+        if not tall:
+            return
+        rows = self._rows(stages, tall)
+        entries, m = self._of[rows.pipelines, rows.pools], self._m[rows.pipelines]
+        if stages > 1:
+            found = self._before(stages, entries, m, self._rest(stages, rows))
+        else:
+            found = self._last(entries, m)
+        sizes = [len(self._lattices[place][stages - 1].pools) for place in tall]
+        self._begins.append(dict(zip(tall, np.cumsum([0, *sizes[:-1]]).tolist(), strict=True)))
+        self._suffixes.append(found)
+        self.runs += len(entries)
+
+    def _rows(self, stages: int, pipelines: Sequence[int]) -> _Rows:
+        """All suffixes of these pipelines with so many stages, rests counted through."""
+        levels = [self._lattices[place][stages - 1] for place in pipelines]
+        begins = [self._begins[-1][place] if stages > 1 else 0 for place in pipelines]
+        rests = [
+            np.where(level.rests >= 0, level.rests + begin, -1)
+            for level, begin in zip(levels, begins, strict=True)
         ]
-        return reduce(Suffixes.least, after) if after else None
-
-    def _stage(self, pool: int, place: int, first: int) -> tuple[Floats, ...]:
-        """Forward, backward, gathering, reduction and end of the step by layers; finite, so that none of it
-        is nothing."""
-        stages = self._options.stages[pool]
-        names = ("forward_s", "backward_s", "gather_s", "reduce_s", "end_s")
-        every = [getattr(stages, name)[self._kinds[pool], place, first] for name in names]
-        return tuple(np.minimum(values, NEVER_S) for values in every)
-
-    def _suffix(self, pool: int, counts: Counts) -> Suffixes:
-        """The least over the layers of the first stage."""
-        place, rest = sum(counts), self.rest(counts, pool)
-        forward_s, back_s, gather_s, reduce_s, end_s = self._stage(pool, place, 0)
-        work_s = forward_s + back_s
-        if rest is None:
-            work, back = work_s[:, None], back_s[:, None]
-            own = stage_s(self._m, work, back, work, place)
-            around_s = gather_s + reduce_s + end_s
-            return Suffixes(work_s, own, own + reduce_s[:, None], own + around_s[:, None])
-        layers = self._options.layers
-        figures = (rest.loop_s[:, None], rest.drained_s, rest.reduced_s, rest.alone_s)
-        # Entry [n, l] of a suffix of l layers whose first stage has n: the rest of l - n, or never.
-        loops, drains, reduced, alones = (
-            np.concatenate([np.full_like(values, NEVER_S), values]) for values in figures
+        return _Rows(
+            np.concatenate([level.counts for level in levels]),
+            np.concatenate([level.pools for level in levels]),
+            np.concatenate(rests),
+            np.repeat(pipelines, [len(level.pools) for level in levels]),
         )
-        found = [np.full((layers + 1, 1), NEVER_S)]
-        found += [np.full((layers + 1, len(self._m)), NEVER_S) for _ in range(3)]
-        whole = np.arange(layers + 1)[None, :]
+
+    def _rest(self, stages: int, rows: _Rows) -> Suffixes:
+        """The least of what may follow first stages, behind the hops."""
+        before, rests = self._suffixes[stages - 2], rows.rests
+        hop_s = self._hops(rows)
+        found: list[Floats] = []
+        for values, hops in (
+            (before.loop_s, 2.0), (before.drained_s, 2.0), (before.reduced_s, 1.0), (before.alone_s, 0.0),
+        ):  # fmt: skip
+            after = np.where(rests >= 0, hops * hop_s, NEVER_S)
+            ends = after.reshape(*after.shape, *[1] * (values.ndim - 1))
+            found.append(np.minimum((values[rests] + ends).min(axis=1), NEVER_S))
+        return Suffixes(*found)
+
+    def _hops(self, rows: _Rows) -> Floats:
+        """Seconds from the first stage of each suffix to the next, by the pool of that."""
+        every = np.arange(len(rows.pools))
+        at = (self._of[rows.pipelines], self._counts[rows.pipelines], rows.counts)
+        far_s = self._entries.far_s[at]
+        found: Floats = np.maximum(far_s, far_s[every, rows.pools][:, None])
+        found[every, rows.pools] = self._entries.near_s[at][every, rows.pools]
+        return found
+
+    def _stage(self, entries: Ints, place: int, first: int) -> tuple[Floats, ...]:
+        """Forward, backward, gathering, reduction and end of the step by entry and layers."""
+        return tuple(self._entries.figures[:, entries, place, first])
+
+    def _last(self, entries: Ints, m: Floats) -> Suffixes:
+        """Suffixes of one stage."""
+        forward_s, back_s, gather_s, reduce_s, end_s = (
+            values[..., None] for values in self._stage(entries, 1, 0)
+        )
+        work_s = forward_s + back_s
+        own = stage_s(m[:, None, :], work_s, back_s, work_s, 1)
+        around_s = gather_s + reduce_s + end_s
+        figures = (work_s[..., 0], own, own + reduce_s, own + around_s)
+        return Suffixes(*(np.minimum(values, NEVER_S) for values in figures))
+
+    def _before(self, place: int, entries: Ints, m: Floats, rest: Suffixes) -> Suffixes:
+        """Suffixes that begin with a stage of these entries: the least over its layers."""
+        layers, rows = self._entries.layers, len(entries)
+        figures = self._stage(entries, place, 0)
+        finite = (figures[1] < NEVER_S).any(axis=0)
+        last = min(int(np.flatnonzero(finite).max(initial=0)), layers - place)
+        found = [np.full((rows, layers + 1, 1), NEVER_S)]
+        found += [np.full((rows, layers + 1, m.shape[1]), NEVER_S) for _ in range(3)]
+        # Entry [., n, l] is the rest of a suffix of l layers whose first stage has n: its l - n.
+        rests = [
+            _sloped(values)
+            for values in (rest.loop_s[..., None], rest.drained_s, rest.reduced_s, rest.alone_s)
+        ]
         size = max(TOGETHER // found[1].size, 1)
-        last = int(np.flatnonzero(work_s < NEVER_S).max(initial=0))
-        for start in range(1, min(layers, last + 1), size):
-            n = np.arange(start, min(start + size, layers, last + 1))
-            at = whole - n[:, None] + layers + 1
-            f, b, g, r, e = (
-                values[n][:, None, None] for values in (forward_s, back_s, gather_s, reduce_s, end_s)
-            )
-            loop = f + b + loops[at]
-            own = stage_s(self._m, f + b, b, loop, place)
+        for start in range(1, last + 1, size):
+            n = slice(start, min(start + size, last + 1))
+            f, b, g, r, e = (values[:, n, None, None] for values in figures)
+            loops, drains, reduced, alones = (values[:, n, place:layers] for values in rests)
+            loop = f + b + loops
+            own = stage_s(m[:, None, None, :], f + b, b, loop, place)
             taken = (
                 loop,
-                np.maximum(own, f + b + drains[at]),
-                np.maximum(own + r, f + reduced[at]),
-                np.maximum(own + g + r + e, alones[at]),
+                np.maximum(own, f + b + drains),
+                np.maximum(own + r, f + reduced),
+                np.maximum(own + (g + r + e), alones),
             )
             for least, values in zip(found, taken, strict=True):
-                np.minimum(least, values.min(axis=0), out=least)
+                some = least[:, place:layers]
+                np.minimum(some, values.min(axis=1), out=some)
         loop_s, drained_s, reduced_s, alone_s = (np.minimum(values, NEVER_S) for values in found)
-        return Suffixes(loop_s[:, 0], drained_s, reduced_s, alone_s)
+        return Suffixes(loop_s[..., 0], drained_s, reduced_s, alone_s)
 
-    def _front(self, pool: int) -> Floats:
-        """Whole pipelines that begin on `pool`."""
-        layers, place, rest = self._options.layers, sum(self._counts), self.rest(self._counts, pool)
-        n = np.arange(1, layers) if rest is not None else np.array([layers])
-        f, b, g, r, e = (values[n][:, None] for values in self._stage(pool, place, 1))
-        if rest is None:
-            least = stage_s(self._m, f + b, b, f + b, place) + r
+    def _close(self, stages: int, whole: Sequence[int]) -> None:
+        """Bounds of these pipelines, all of which have so many stages, over the pools that they begin on."""
+        rows, layers = self._rows(stages, whole), self._entries.layers
+        entries, m = self._of[rows.pipelines, rows.pools], self._m[rows.pipelines][:, None, :]
+        n = np.arange(1, layers) if stages > 1 else np.array([layers])
+        f, b, g, r, e = (values[:, n, None] for values in self._stage(entries, stages, 1))
+        if stages == 1:
+            least = stage_s(m, f + b, b, f + b, stages) + r
         else:
-            left = layers - n
-            own = stage_s(self._m, f + b, b, f + b + rest.loop_s[left, None], place)
-            least = np.maximum(own, f + b + rest.drained_s[left]) + r
-            least = np.maximum(least, f + rest.reduced_s[left])
-            least = np.maximum(least, rest.alone_s[left] - g - e)
-        bounds: Floats = (least + g + e).min(axis=0)
-        return bounds
+            rest, left = self._rest(stages, rows), layers - n
+            own = stage_s(m, f + b, b, f + b + rest.loop_s[:, left, None], stages)
+            least = np.maximum(own, f + b + rest.drained_s[:, left]) + r
+            least = np.maximum(least, f + rest.reduced_s[:, left])
+            least = np.maximum(least, rest.alone_s[:, left] - g - e)
+        np.minimum.at(self._bounds, rows.pipelines, (least + g + e).min(axis=1))
+        self.runs += len(whole)
+
+
+def _sloped(values: Floats) -> Floats:
+    """A view of `values`, of shape (rows, layers + 1, numbers), whose entry [., n, l] is [., l - n], or
+    NEVER_S where there is none."""
+    padded = np.concatenate([np.full_like(values, NEVER_S), values], axis=1)
+    rows, length, numbers = values.shape
+    row, step, number = padded.strides
+    return as_strided(
+        padded[:, length:], (rows, length, length, numbers), (row, -step, step, number), writeable=False
+    )
 
 
 def stage_s(microbatches: Any, work_s: Any, back_s: Any, loop_s: Any, place: Any) -> Any:
     """Seconds from the first forward of a stage to its last backward, at least: see above."""
     m = microbatches
     loops, beyond = np.ceil(m / place), np.maximum(m - place, 0.0)
+    again_s = np.where(beyond > 0.0, (beyond - 1.0) * work_s, -4.0 * NEVER_S)
+    behind_s = beyond * work_s + (np.minimum(m, place) - 1.0) * back_s
     least = loops * loop_s + (m - (loops - 1.0) * place - 1.0) * back_s
-    least = np.maximum(least, m * work_s)
-    least = np.maximum(least, loop_s + beyond * work_s + (np.minimum(m, place) - 1.0) * back_s)
-    return np.maximum(least, np.where(beyond > 0.0, 2.0 * loop_s + (beyond - 1.0) * work_s, 0.0))
+    least = np.maximum(least, loop_s + behind_s)
+    least = np.maximum(least, 2.0 * loop_s + again_s)
+    return np.maximum(least, m * work_s)

@@ -28,7 +28,7 @@ WORTH = 0.75
 HALVINGS = 12
 """Of the interval in which a block's bound lies, where layouts were given up."""
 
-THOROUGH, BRIEF = 1000, 8
+THOROUGH, BRIEF = 1000, 32
 """Layouts of one pipeline that are evaluated, where no gap is allowed, and where one is."""
 
 EAGER = 0.95
@@ -129,7 +129,8 @@ class _Drive:
     def run(self) -> UnevenOutcome:
         """Until no block is left that matters."""
         for block in self._space.blocks():
-            self._push(block, self._pricing.least_s(block, self._pricing.options(block)))
+            self._push(block, self._pricing.soon_s(block))
+        self._sketch()
         state = self._state
         while self._heap and not self._clock.is_over:
             if not self._is_left(self._heap[0][0]) or (self._gap > 0.0 and state.is_enough):
@@ -142,8 +143,7 @@ class _Drive:
             if not self._is_left(least_s):
                 self._close(block, least_s)
             elif search is None:
-                search = search_of(self._pricing.options(block), block, self._effort, wider)
-                self._push(block, search.bound_s(least_s, self._beat_s), search)
+                self._look(block, least_s, wider)
             elif block.most >= 2 * block.least:
                 self._divide(block, least_s, search)
             else:
@@ -172,6 +172,16 @@ class _Drive:
         state.searched += block.size * is_searched
         state.cut += block.size * (not is_searched)
 
+    def _look(self, block: Block, least_s: float, wider: Search | None) -> None:
+        """Bounds the block soon."""
+        options = self._pricing.options(block)
+        least_s = max(least_s, self._pricing.least_s(block, options))
+        if not self._is_left(least_s):
+            self._close(block, least_s)
+            return
+        search = search_of(options, block, self._effort, wider)
+        self._push(block, search.bound_s(least_s, self._beat_s), search)
+
     def _divide(self, block: Block, least_s: float, search: Search) -> None:
         """A wide range, unless bounds forbid all of it; before anything is found they rarely do."""
         state, bounded = self._state, search.bounded
@@ -180,9 +190,24 @@ class _Drive:
         if is_refuted:
             self._close(block, self._beat_s)
             return
-        for part in _doubling(block):
-            options = self._pricing.options(part)
-            self._push(part, max(least_s, self._pricing.least_s(part, options)), wider=search)
+        for part in _doublings(block):
+            self._push(part, least_s, wider=search)
+
+    def _sketch(self) -> None:
+        """Looks for plans whose pipelines lie on one pool each, which are few: a time to beat. Of many
+        pipelines first, which devices that hold the whole model are."""
+        blocks = [block for block in self._space.blocks() if not block.is_alike]
+        for least_s, _, block in sorted(
+            (self._pricing.soon_s(one), at, one) for at, one in enumerate(blocks)
+        ):
+            if not self._is_left(least_s) or self._clock.is_over:
+                break
+            whole = search_of(self._pricing.options(block), block, self._effort, pools_of_one=1)
+            for part in reversed(_doublings(block)):
+                if whole.is_refuted(self._beat_s):
+                    break
+                few = search_of(self._pricing.options(part), part, self._effort, whole, pools_of_one=1)
+                _search_block(self._pricing, part, few, least_s, self._state, self._gap, self._clock)
 
     def _search(self, block: Block, least_s: float, search: Search) -> None:
         """Looks for plans of the block; what is left of it is halved, or looked at again with more effort."""
@@ -215,9 +240,13 @@ class _Drive:
         )
 
 
-def _doubling(block: Block) -> list[Block]:
-    """A wide range of numbers of pipelines in two: fewer than twice the least, and the rest."""
-    return [replace(block, most=2 * block.least - 1), replace(block, least=2 * block.least)]
+def _doublings(block: Block) -> list[Block]:
+    """A wide range of numbers of pipelines in parts, none of which reaches to twice its least."""
+    found, least = [], block.least
+    while least <= block.most:
+        found.append(replace(block, least=least, most=min(2 * least - 1, block.most)))
+        least *= 2
+    return found
 
 
 def _search_block(

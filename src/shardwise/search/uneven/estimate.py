@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardwise.search.uneven.bounds import stage_s
+from shardwise.search.uneven.hops import hops_s
 from shardwise.search.uneven.options import Options
 
 Floats = NDArray[np.float64]
@@ -50,10 +51,7 @@ def figures_of(options: Options, kinds: tuple[int, ...], pools: Ints, layers: In
         at = (kind, places[mine], (places[mine] == stages).astype(np.int64), layers[mine])
         for name, values in found.items():
             values[mine] = getattr(options.stages[pool], name)[at]
-    hops = np.array(
-        [[options.hop_s[a][b][kinds[a], kinds[b]] for b in range(len(kinds))] for a in range(len(kinds))]
-    )
-    return Figures(**found, hop_s=hops[pools[:, :-1], pools[:, 1:]])
+    return Figures(**found, hop_s=hops_s(options.hops, kinds, pools))
 
 
 def least_s(figures: Figures, microbatches: int) -> Floats:

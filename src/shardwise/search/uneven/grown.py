@@ -9,7 +9,7 @@ from heapq import heappush
 import numpy as np
 from numpy.typing import NDArray
 
-from shardwise.search.uneven.bounds import NEVER_S, Counts, Relaxation, stage_s
+from shardwise.search.uneven.bounds import NEVER_S, Counts, Entries, Relaxation, stage_s
 from shardwise.search.uneven.options import Options
 
 Floats = NDArray[np.float64]
@@ -17,33 +17,38 @@ Ints = NDArray[np.int64]
 Placed = tuple[int, int]
 """A stage: its pool (place in the union) and its layers."""
 
+OF_STAGE = ("stage_through_s", "stage_begun_s", "stage_work_s", "stage_back_s", "stage_reduce_s")
+"""Of a stage: seconds of one microbatch through all before it and back, from the start of the step to its own
+first forward, of its work, of a backward, and of its reduction."""
+
 
 @dataclass(frozen=True, slots=True)
 class Node:
     """The first stages of a layout, and what is left to place. Seconds of one microbatch through them and
     back (`through_s`), of one on its way to the next (`arrival_s`); of the first stage's gathering
-    (`gather_s`) and reduction (`reduce_s`); until the first stage's last backward (`drained_s`) and the step
-    (`ended_s`) end as far as these stages tell; and of the longest end of the step of any (`end_s`)."""
+    (`gather_s`) and reduction (`reduce_s`); and of the longest end of the step of any (`end_s`). `begun` has
+    OF_STAGE of each: what it takes is told again with every stage behind it, as its loop becomes known."""
 
     stages: tuple[Placed, ...]
     counts: Counts
     layers: int
+    begun: tuple[tuple[float, ...], ...] = ()
     through_s: float = 0.0
     arrival_s: float = 0.0
     gather_s: float = 0.0
     reduce_s: float = 0.0
-    drained_s: float = 0.0
-    ended_s: float = 0.0
     end_s: float = 0.0
 
 
 class Tree:
     """Grows partial layouts of one pipeline by a stage, with bounds."""
 
-    def __init__(self, options: Options, kinds: tuple[int, ...], counts: Counts, microbatches: int) -> None:
+    def __init__(
+        self, options: Options, entries: Entries, kinds: tuple[int, ...], counts: Counts, microbatches: int
+    ) -> None:
         self._options, self._kinds, self._m = options, kinds, microbatches
-        self._rests = Relaxation(options, kinds, counts, [microbatches])
-        self.bound_s = float(self._rests.bounds()[0])
+        self._rests = Relaxation(entries, [(kinds, counts)], [[microbatches]])
+        self.bound_s = float(self._rests.bounds()[0, 0])
         self.root = Node((), counts, options.layers)
 
     def grow(
@@ -65,7 +70,8 @@ class Tree:
             for at in np.flatnonzero(near).tolist():
                 n = int(layers[at])
                 figures = {name: float(values[at]) for name, values in columns.items()}
-                child = Node((*node.stages, (pool, n)), counts, node.layers - n, **figures)
+                begun = (*node.begun, tuple(figures.pop(name) for name in OF_STAGE))
+                child = Node((*node.stages, (pool, n)), counts, node.layers - n, begun, **figures)
                 heappush(heap, (float(bound_s[at]), next(order), child))
         return beyond_s
 
@@ -77,24 +83,58 @@ class Tree:
             np.minimum(getattr(stages, name)[kind, place, first, layers], NEVER_S)
             for name in ("forward_s", "backward_s", "gather_s", "reduce_s", "end_s")
         )
-        hop_s = 0.0 if first else self._rests.hop_s(node.stages[-1][0], pool)
+        hop_s = 0.0 if first else self._hop_s(node, pool)
         through_s, arrival_s = node.through_s + 2.0 * hop_s, node.arrival_s + hop_s
         gather_s, reduce_s = (g, r) if first else (node.gather_s, node.reduce_s)
         end_s = np.maximum(node.end_s, e)
         rest, left = self._rests.rest(node.counts, pool), node.layers - layers
-        loop_s = f + b if rest is None else f + b + rest.loop_s[left]
-        own_s = stage_s(float(self._m), f + b, b, loop_s, place)
-        drained_s = np.maximum(node.drained_s, through_s + own_s)
-        ended_s = np.maximum(node.ended_s, np.maximum(gather_s + arrival_s, g) + own_s + r)
+        own = {
+            "stage_through_s": through_s + 0.0 * f, "stage_begun_s": np.maximum(gather_s + arrival_s, g),
+            "stage_work_s": f + b, "stage_back_s": b, "stage_reduce_s": r,
+        }  # fmt: skip
+        ends_s = through_s + f + b
+        behind_s = ends_s if rest is None else ends_s + rest.loop_s[left]
+        drained_s, ended_s = self._busy(node, place, tuple(own.values()), ends_s, behind_s)
         least_s, total_s = drained_s, ended_s
         if rest is not None:
-            least_s = np.maximum(least_s, through_s + f + b + rest.drained_s[left, 0])
+            least_s = np.maximum(least_s, ends_s + rest.drained_s[left, 0])
             total_s = np.maximum(total_s, gather_s + arrival_s + f + rest.reduced_s[left, 0])
         total_s = np.maximum(total_s, gather_s + least_s + reduce_s) + end_s
         if rest is not None:
             total_s = np.maximum(total_s, rest.alone_s[left, 0])
         columns = {
-            "through_s": through_s + f + b, "arrival_s": arrival_s + f, "gather_s": gather_s + 0.0 * f,
-            "reduce_s": reduce_s + 0.0 * f, "drained_s": drained_s, "ended_s": ended_s, "end_s": end_s,
+            "through_s": ends_s, "arrival_s": arrival_s + f, "gather_s": gather_s + 0.0 * f,
+            "reduce_s": reduce_s + 0.0 * f, "end_s": end_s, **own,
         }  # fmt: skip
         return total_s, columns
+
+    def _busy(
+        self, node: Node, place: int, own: tuple[Floats, ...], ends_s: Floats, behind_s: Floats
+    ) -> tuple[Floats, Floats]:
+        """Seconds until the last backwards of all stages down to the one that is placed, and until their
+        reductions end: by their own work and loops, and by every run of stages that ends with the placed one
+        (see `estimate`). One microbatch is through it and back after `ends_s`, through all after
+        `behind_s`."""
+        m, above = float(self._m), len(node.begun)
+        figures = np.empty((len(own), above + 1, len(ends_s)))
+        figures[:, above] = own
+        if above:
+            figures[:, :above] = np.array(node.begun).T[..., None]
+        through_s, begun_s, work_s, back_s, reduce_s = figures
+        run = np.arange(above + 1, 0, -1.0)[:, None]
+        places = place - 1.0 + run
+        loop_s = behind_s - through_s
+        busy_s = stage_s(m, work_s, back_s, loop_s, places)
+        again = np.maximum(m - 1.0 - places, 0.0)
+        turns = np.floor(again / run)
+        runs_s = 2.0 * loop_s + turns * (ends_s - through_s) + (again - turns * run) * work_s
+        busy_s = np.where(m > places, np.maximum(busy_s, runs_s), busy_s)
+        return (through_s + busy_s).max(axis=0), (begun_s + busy_s + reduce_s).max(axis=0)
+
+    def _hop_s(self, node: Node, pool: int) -> float:
+        """Seconds of a hop from the last stage of `node` to one on `pool`."""
+        before, hops, kinds, numbers = node.stages[-1][0], self._options.hops, self._kinds, self.root.counts
+        if before == pool:
+            return float(hops[pool].near_s[kinds[pool], numbers[pool], node.counts[pool] + 1])
+        ends = ((before, node.counts[before] + 1), (pool, node.counts[pool]))
+        return max(float(hops[end].far_s[kinds[end], numbers[end], left]) for end, left in ends)

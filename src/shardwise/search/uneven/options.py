@@ -15,7 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardwise.cluster import Tier
-from shardwise.cost import Kinds, Problem, StagePrice, StageShape, hop_s, kinds_of, stage_price
+from shardwise.cost import Kinds, Problem, StagePrice, StageShape, kinds_of, stage_price
+from shardwise.search.uneven.hops import Hops, hops_of_pool
 from shardwise.search.uneven.space import Block, Kind, UnevenSpace
 
 Floats = NDArray[np.float64]
@@ -45,9 +46,8 @@ class Stages:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """The stages of a block, one `Stages` per pool of its union; and seconds of a hop between stages:
-    `hop_s[a][b]` has shape (kinds of a, kinds of b), the same both ways. Alike pipelines fill whole `units`
-    of devices.
+    """The stages of a block, one `Stages` per pool of its union, and their hops, the same both ways. Alike
+    pipelines fill whole `units` of devices.
 
     Where the block has a range of numbers of pipelines, every figure is the least of any of them.
     """
@@ -56,7 +56,7 @@ class Options:
     devices: tuple[int, ...]
     units: tuple[int, ...]
     stages: tuple[Stages, ...]
-    hop_s: tuple[tuple[Floats, ...], ...]
+    hops: tuple[Hops, ...]
     layers: int
     most_stages: int
     microbatches: int
@@ -87,7 +87,7 @@ class Pricing:
             devices=tuple(space.pools[pool].devices for pool in block.pools),
             units=tuple(1 if block.is_alike else space.unit(pool) for pool in block.pools),
             stages=stages,
-            hop_s=self._hops(block.pools, block.micro_batch_size),
+            hops=tuple(self._hops(pool, block.pools, block.micro_batch_size) for pool in block.pools),
             layers=space.model.layers,
             most_stages=space.most_stages,
             microbatches=space.job.global_batch_size // block.micro_batch_size,
@@ -101,21 +101,36 @@ class Pricing:
         few = range(block.least, min(block.most, 2 * inner) + 1)
         return sorted({block.least, *few, block.most})
 
+    def soon_s(self, block: Block) -> float:
+        """Seconds that the devices of the block's pools take at least, whatever stages they are: as `least_s`
+        of the block on all pools, whose stages do no less and fit no worse."""
+        space = self._space
+        whole = space.widest(tuple(range(len(space.pools))), block.micro_batch_size)
+        rate = sum(self._rate(whole, pool) * space.pools[pool].devices for pool in block.pools)
+        batches = space.job.global_batch_size // block.micro_batch_size
+        return batches * space.model.layers / rate if rate else float("inf")
+
     def least_s(self, block: Block, options: Options) -> float:
         """Seconds that every plan of the block takes at least: all devices that its pipelines can have work
         all the time, each on the layers that it is best at."""
         rate = 0.0
-        for stages, devices in zip(options.stages, options.devices, strict=True):
-            sizes = np.array([tp * dp for tp, dp in stages.kinds])
-            layers = np.arange(options.layers + 1)
-            work_s = stages.work_s * sizes[:, None, None, None]
-            with np.errstate(divide="ignore", invalid="ignore"):
-                best = float(np.max(np.where(layers > 0, layers / work_s, 0.0)))
-            rate += best * min(devices, block.most * options.most_stages * int(sizes.max()))
+        for pool, stages, devices in zip(block.pools, options.stages, options.devices, strict=True):
+            largest = max(tp * dp for tp, dp in stages.kinds)
+            rate += self._rate(block, pool) * min(devices, block.most * options.most_stages * largest)
         around_s = min(float((stages.end_s[:, 1:, :, 1:]).min()) for stages in options.stages)
         if rate == 0.0:
             return float("inf")
         return options.microbatches * options.layers / rate + around_s
+
+    def _rate(self, block: Block, pool: int) -> float:
+        """Layers of microbatches per second and device of a pool, at best."""
+        stages = self._prices(block, pool)
+        sizes = np.array([tp * dp for tp, dp in stages.kinds])
+        layers = np.arange(stages.work_s.shape[-1])
+        with np.errstate(divide="ignore", invalid="ignore"):
+            return float(
+                np.max(np.where(layers > 0, layers / (stages.work_s * sizes[:, None, None, None]), 0.0))
+            )
 
     def alone(self, pool: int) -> Problem:
         """The problem of training on the pool alone."""
@@ -147,15 +162,11 @@ class Pricing:
             kinds.problem, self._space.kinds(pool, size), price, is_stage, (places + 1, 2, layers + 1)
         )
 
-    def _hops_of(self, union: tuple[int, ...], size: int) -> tuple[tuple[Floats, ...], ...]:
-        across = [np.asarray(hop_s(self._kinds(pool, union, size)), dtype=np.float64) for pool in union]
-        inside = [np.asarray(hop_s(self._kinds(pool, (pool,), size)), dtype=np.float64) for pool in union]
-
-        def between(a: int, b: int) -> Floats:
-            ends = inside if a == b else across
-            return np.maximum(ends[a][:, None], ends[b][None, :])
-
-        return tuple(tuple(between(a, b) for b in range(len(union))) for a in range(len(union)))
+    def _hops_of(self, pool: int, union: tuple[int, ...], size: int) -> Hops:
+        own, across = self._kinds(pool, (pool,), size), self._kinds(pool, union, size)
+        sizes = [tp * dp for tp, dp in self._space.kinds(pool, size)]
+        devices = self._space.pools[pool].node.devices
+        return hops_of_pool(own, across, sizes, devices, self._space.most_stages)
 
 
 def _fastest(

@@ -5,12 +5,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from heapq import heappop
-from itertools import count, pairwise
+from itertools import count
 
 import numpy as np
 
-from shardwise.search.uneven.bounds import Counts
+from shardwise.search.uneven.bounds import Counts, Entries
 from shardwise.search.uneven.grown import Placed, Tree
+from shardwise.search.uneven.hops import hops_s
 from shardwise.search.uneven.moved import moved
 from shardwise.search.uneven.options import Options
 from shardwise.sim import Durations, makespan_s
@@ -46,7 +47,7 @@ def pipeline_s(
     ).T
     if not np.isfinite(figures).all():
         return float("inf")
-    hops = [options.hop_s[a][b][kinds[a], kinds[b]] for (a, _), (b, _) in pairwise(stages)]
+    hops = hops_s(options.hops, kinds, np.array([[pool for pool, _ in stages]]))[0]
     durations = Durations.of(
         stages=len(stages),
         forward_s=figures[0],
@@ -61,7 +62,13 @@ def pipeline_s(
 
 
 def best_partition(
-    options: Options, kinds: tuple[int, ...], counts: Counts, microbatches: int, enough_s: float, effort: int
+    options: Options,
+    entries: Entries,
+    kinds: tuple[int, ...],
+    counts: Counts,
+    microbatches: int,
+    enough_s: float,
+    effort: int,
 ) -> Found | None:
     """The fastest layout of a pipeline with so many stages of each pool, or any that takes no more than
     `enough_s` (the search ends there), or the best where `effort` partial layouts have grown. None where none
@@ -70,7 +77,7 @@ def best_partition(
 
     Best first: layouts grow from the first stage on, in the order of what they take at least.
     """
-    tree = Tree(options, kinds, counts, microbatches)
+    tree = Tree(options, entries, kinds, counts, microbatches)
     if tree.bound_s > enough_s:
         return None if tree.bound_s == float("inf") else Found((), float("inf"), tree.bound_s, 0, False)
     best = moved(options, kinds, counts, microbatches)

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardwise.errors import InternalError
-from shardwise.search.uneven.bounds import Counts, Relaxation
+from shardwise.search.uneven.bounds import Counts, Entries, Relaxation
 from shardwise.search.uneven.options import Options
 from shardwise.search.uneven.partitions import Found, best_partition
 from shardwise.search.uneven.reach import Reach
@@ -36,13 +36,13 @@ CLOSER = 3
 AT_ONCE = 4
 """Pipelines that are bounded closer before shares are told."""
 
-FURTHER, MOST_EFFORT = 8, 500
+FURTHER, MOST_EFFORT = 8, 2000
 """Times as many partial layouts where too few did not do, and how many are too many for that."""
 
 ROUNDS = 60
 """Times that pipelines are bounded closer for a wide range of their numbers."""
 
-SHARPENINGS = 5
+SHARPENINGS = 2
 """Halvings of the time in which a block's bound lies before it is searched."""
 
 
@@ -69,12 +69,24 @@ class Search(ABC):
     here."""
 
     def __init__(
-        self, options: Options, least: int, most: int, effort: int, wider: Search | None = None
+        self,
+        options: Options,
+        least: int,
+        most: int,
+        effort: int,
+        wider: Search | None = None,
+        pools_of_one: int | None = None,
     ) -> None:
         self.options, self.least, self.most = options, least, most
         self._effort, self._wider = effort, wider
         kinds_of_pools = tuple(stages.kinds for stages in options.stages)
-        self._shapes, self.sets = _shapes(kinds_of_pools, options.devices, options.units, options.most_stages)
+        self._shapes, self.sets = _shapes(
+            kinds_of_pools,
+            options.devices,
+            options.units,
+            options.most_stages,
+            pools_of_one or len(options.pools),
+        )
         pools = len(options.stages)
         kinds, counts, self.devices = (
             np.array(rows, dtype=np.int64).reshape(-1, pools)
@@ -84,7 +96,7 @@ class Search(ABC):
                 [devices for devices, _ in self.sets],
             )
         )
-        self.reach = Reach(options, kinds, counts)
+        self.reach, self._entries = Reach(options, kinds, counts), Entries(options)
         self.alike = np.array([pipelines for _, pipelines in self.sets], dtype=np.int64)
         self._bounds: dict[int, dict[int, float]] = {}
         self._known: dict[int, dict[int, Found | None]] = {}
@@ -184,8 +196,7 @@ class Search(ABC):
     def _bounded(self, places: list[int], done: Ints) -> bool:
         """Bounds those of the shapes at what they do that are not; whether there were any."""
         news = [place for place in places if int(done[place]) not in self._bounds.get(place, {})]
-        for place in news:
-            self._bound(self._shapes[place], self._bounds.setdefault(place, {}), int(done[place]))
+        self._bound(news, done[news])
         return bool(news)
 
     def _hoped(self, time_s: float) -> Ints:
@@ -219,10 +230,12 @@ class Search(ABC):
             return True
         shape, bounds = self._shapes[place], self._bounds.setdefault(place, {})
         if microbatches not in bounds:
-            self._bound(shape, bounds, microbatches)
+            self._bound([place], np.array([microbatches]))
             if bounds[microbatches] > time_s:
                 return False
-        found = best_partition(self.options, shape.kinds, shape.counts, microbatches, time_s, self._effort)
+        found = best_partition(
+            self.options, self._entries, shape.kinds, shape.counts, microbatches, time_s, self._effort
+        )
         known[microbatches] = found
         bounds[microbatches] = float("inf") if found is None else max(bounds[microbatches], found.bound_s)
         if found is None:
@@ -231,15 +244,19 @@ class Search(ABC):
         self.gave_up |= found.is_given_up
         return found.time_s <= time_s
 
-    def _bound(self, shape: Shape, bounds: dict[int, float], microbatches: int) -> None:
-        """Bounds the shape at `microbatches` and at fewer, the farther the wider apart."""
-        fewer = microbatches - np.unique((2.5 ** np.arange(CLOSER)).astype(np.int64) - 1)
-        every = fewer[fewer >= 1]
-        relaxation = Relaxation(self.options, shape.kinds, shape.counts, every)
-        self.bounded += len(relaxation.suffixes) + 1
-        found = relaxation.bounds()
-        for m, bound_s in zip(every.tolist(), found.tolist(), strict=True):
-            bounds[m] = max(bounds.get(m, 0.0), bound_s)
+    def _bound(self, places: list[int], microbatches: Ints) -> None:
+        """Bounds shapes at so many microbatches and at fewer, the farther the wider apart."""
+        if not places:
+            return
+        fewer = (2.5 ** np.arange(CLOSER)).astype(np.int64) - 1
+        every = np.maximum(microbatches[:, None] - fewer, 1)
+        shapes = [(self._shapes[place].kinds, self._shapes[place].counts) for place in places]
+        relaxation = Relaxation(self._entries, shapes, every)
+        self.bounded += relaxation.runs
+        for place, ms, found in zip(places, every.tolist(), relaxation.bounds().tolist(), strict=True):
+            bounds = self._bounds.setdefault(place, {})
+            for m, bound_s in zip(ms, found, strict=True):
+                bounds[m] = max(bounds.get(m, 0.0), bound_s)
 
     def _laid(self, place: int, microbatches: int) -> Laid:
         found = self._known[place][microbatches]
@@ -250,7 +267,7 @@ class Search(ABC):
 
 @lru_cache(maxsize=256)
 def _shapes(
-    kinds: tuple[tuple[Kind, ...], ...], devices: Tuple, units: Tuple, most_stages: int
+    kinds: tuple[tuple[Kind, ...], ...], devices: Tuple, units: Tuple, most_stages: int, most_pools: int
 ) -> tuple[tuple[Shape, ...], tuple[tuple[Tuple, int], ...]]:
     """Every pipeline for which there are devices, and the units that alike ones take together with how many
     these are."""
@@ -258,6 +275,8 @@ def _shapes(
     available = tuple(count // unit for count, unit in zip(devices, units, strict=True))
     shapes, sets = [], []
     for counts in _counts([min(some) for some in sizes], devices, most_stages):
+        if sum(count > 0 for count in counts) > most_pools:
+            continue
         for one in product(*(range(len(some)) if n else (0,) for n, some in zip(counts, kinds, strict=True))):
             takes = tuple(n * some[kind] for n, some, kind in zip(counts, sizes, one, strict=True))
             taken, alike = _set_of(takes, units)

@@ -129,25 +129,23 @@ class Reach:
         return quickest
 
     def _hops(self) -> Floats:
-        """Seconds of all hops one way, at least: a pool's stages in a row, and pools behind each other."""
-        pools = range(len(self._pools))
-        kinds = self._kinds
-        between = np.stack(
-            [
-                np.stack([self._options.hop_s[a][b][kinds[:, a], kinds[:, b]] for b in pools], axis=1)
-                for a in pools
-            ],
-            axis=1,
-        )
-        pairs = self._used[:, :, None] & self._used[:, None, :]
-        near = np.where(pairs, between, np.inf).min(axis=2)
-        near = np.where(self._used, near, 0.0)
-        others = pairs & ~np.eye(len(self._pools), dtype=np.bool_)
-        across = np.where(others, between, np.inf).min(axis=(1, 2))
-        inside = (np.maximum(self._counts - 1, 0) * near).sum(axis=1)
-        groups = self._used.sum(axis=1) - 1
-        total: Floats = inside + np.where(groups > 0, groups * np.where(groups > 0, across, 0.0), 0.0)
-        return total
+        """Seconds of all hops one way, at least: behind the stages of each pool but its last, and between
+        pools, of which the one whose end needs least has another at its other end."""
+        inside: Floats = np.zeros(len(self._counts))
+        across: Floats = np.full(self._counts.shape, np.inf)
+        for pool, hops in enumerate(self._options.hops):
+            kinds, counts = self._kinds[:, pool], self._counts[:, pool]
+            inside += hops.total_s()[kinds, counts]
+            across[:, pool] = np.where(counts > 0, hops.least_far_s()[kinds, counts], np.inf)
+        between = self._used.sum(axis=1) - 1
+        if len(self._pools) == 1:
+            return inside
+        found: Floats = inside + np.where(between > 0, between * _finite(np.sort(across, axis=1)[:, 1]), 0.0)
+        return found
+
+
+def _finite(values: Floats) -> Floats:
+    return np.where(np.isfinite(values), values, 0.0)
 
 
 class _Pool:

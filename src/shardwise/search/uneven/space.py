@@ -102,13 +102,18 @@ class UnevenSpace:
         where their links cost no less."""
         found = []
         for union in self.unions():
-            devices = sum(self.pools[pool].devices for pool in union)
             for size in self.micro_batch_sizes:
-                most = min(devices, self.job.global_batch_size // size)
-                found.append(Block(pools=union, micro_batch_size=size, least=1, most=most))
-                if len(union) > 1 and most > 1:
-                    found.append(Block(pools=union, micro_batch_size=size, least=2, most=most, is_alike=True))
+                block = self.widest(union, size)
+                found.append(block)
+                if len(union) > 1 and block.most > 1:
+                    found.append(replace(block, least=2, is_alike=True))
         return found
+
+    def widest(self, union: tuple[int, ...], micro_batch_size: int) -> Block:
+        """All plans on these pools with one micro-batch size."""
+        devices = sum(self.pools[pool].devices for pool in union)
+        most = min(devices, self.job.global_batch_size // micro_batch_size)
+        return Block(pools=union, micro_batch_size=micro_batch_size, least=1, most=most)
 
     def problem(self, pool: int, union: tuple[int, ...], is_alike: bool) -> Problem:
         """The cost model's view of a pool that works together with the others of a union: its own devices and

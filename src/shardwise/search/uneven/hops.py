@@ -1,0 +1,113 @@
+"""Hops between the stages of a pipeline, by where its stages lie.
+
+The stages that a pipeline has on one pool lie in *groups*, each in one node: counted from the pipeline's end,
+as many as a node holds, if that is a power of two, and of what is left in front the largest power of two
+again and again. Groups of any pipelines fill nodes without gaps. Hops inside a group stay in the node; over
+those that leave it the node's other groups hand over at once, as if all were as large.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardwise.cost import Kinds, hop_s
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Hops:
+    """Hops of the stages of one pool, of shape (kinds, stages + 1, stages + 1): by how many of them the
+    pipeline has, and which it is, counted from the pipeline's end (1). Seconds from that stage to the next of
+    the same pool where nothing is between them (`near_s`), and to or from a stage of another pool as far as
+    this end needs (`far_s`)."""
+
+    near_s: Floats
+    far_s: Floats
+
+    def total_s(self) -> Floats:
+        """Of shape (kinds, stages + 1): what the hops behind all of the pool's stages but the last take at
+        least, wherever the others lie."""
+        least = np.minimum(self.near_s, self.far_s)
+        least[:, :, :2] = 0.0
+        return np.stack([least[:, n, : n + 1].sum(axis=1) for n in range(least.shape[1])], axis=1)
+
+    def least_far_s(self) -> Floats:
+        """Of shape (kinds, stages + 1): what a hop to or from another pool takes this end at least."""
+        numbers = range(1, self.far_s.shape[1])
+        found = [self.far_s[:, n, 1 : n + 1].min(axis=1) for n in numbers]
+        return np.stack([found[0], *found], axis=1)
+
+
+@cache
+def groups(stages: int, most: int) -> tuple[int, ...]:
+    """Sizes of the groups of so many stages from the pipeline's end on; a node holds `most` stages, a power
+    of two."""
+    found = []
+    while stages:
+        found.append(min(most, 1 << (stages.bit_length() - 1)))
+        stages -= found[-1]
+    return tuple(found)
+
+
+def most_together(devices: int, stage: int) -> int:
+    """Stages of so many devices, a power of two of them, that divide a node of `devices`."""
+    most = 1
+    while devices % (2 * most * stage) == 0:
+        most *= 2
+    return most
+
+
+def hops_of_pool(own: Kinds, across: Kinds, sizes: Sequence[int], devices: int, stages: int) -> Hops:
+    """Hops of pipelines with up to so many `stages` on a pool of nodes of `devices`, whose kinds of stages
+    have these `sizes`. `own` has the tiers of the pool, `across` those over which it reaches others."""
+    inner = max((i for i, tier in enumerate(own.problem.tiers) if tier.span <= devices), default=-1)
+    near_s = np.zeros((len(sizes), stages + 1, stages + 1))
+    far_s = np.zeros_like(near_s)
+    within = _seconds(own, inner, sizes)
+    for kind, size in enumerate(sizes):
+        together = most_together(devices, size)
+        exponents = range(together.bit_length())
+        leaves, reaches = (
+            {1 << e: _seconds(one, -1, [devices >> e] * len(sizes))[kind] for e in exponents}
+            for one in (own, across)
+        )
+        for number in range(1, stages + 1):
+            of = [(g, many) for g, many in enumerate(groups(number, together)) for _ in range(many)]
+            for stage, (group, many) in enumerate(of, start=1):
+                far_s[kind, number, stage] = reaches[many]
+                if stage > 1:
+                    next_group, fewer = of[stage - 2]
+                    is_inside = group == next_group
+                    near_s[kind, number, stage] = (
+                        within[kind] if is_inside else max(leaves[many], leaves[fewer])
+                    )
+    return Hops(near_s, far_s)
+
+
+def _seconds(kinds: Kinds, tier: int, senders: Sequence[int]) -> Floats:
+    """Of a hop over the tier by kind, where so many devices of what the tier joins send at once."""
+    return np.asarray(hop_s(kinds, tier, np.array(senders)), dtype=np.float64)
+
+
+def hops_s(hops: Sequence[Hops], kinds: Sequence[int], pools: Ints) -> Floats:
+    """Seconds behind all stages but the last of layouts, of shape (layouts, stages - 1); `pools` has the pool
+    of each stage."""
+    stages = np.arange(pools.shape[1])
+    left, number = np.zeros_like(pools), np.zeros_like(pools)
+    near, far = np.zeros(pools.shape), np.zeros(pools.shape)
+    for pool, kind in enumerate(kinds):
+        mine = pools == pool
+        before = np.cumsum(mine, axis=1)
+        number = before[:, -1:] + 0 * stages
+        left = number - before + 1
+        near[mine] = hops[pool].near_s[kind, number[mine], left[mine]]
+        far[mine] = hops[pool].far_s[kind, number[mine], left[mine]]
+    is_same = pools[:, 1:] == pools[:, :-1]
+    return np.where(is_same, near[:, :-1], np.maximum(far[:, :-1], far[:, 1:]))
