@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -91,6 +92,9 @@ def _head(fields: Fields) -> EventTrace:
     if fields.has("sites"):
         part = fields.mapping("sites")
         sites = {name: tuple(map(str, part.sequence(name, low=1))) for name in part.names}
+        for node, count in Counter(node for members in sites.values() for node in members).items():
+            if count > 1:
+                raise fields.error("sites", "puts a node in two places", found=node, allowed="one site each")
     absent = frozenset(map(str, fields.sequence("absent"))) if fields.has("absent") else frozenset()
     known = {f"n{index}" for index in range(nodes)}
     named = {node for members in sites.values() for node in members} | absent

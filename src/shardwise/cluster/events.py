@@ -9,6 +9,9 @@ from shardwise.cluster.cluster import Cluster
 from shardwise.cluster.links import link_graph
 from shardwise.errors import ConfigError
 
+MAX_DIGITS = 12
+"""Digits of the number of a node or device, at most."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkChange:
@@ -122,7 +125,13 @@ def first_fault(trace: EventTrace) -> tuple[int, str] | None:
 
 
 def _is_node(name: str, nodes: int) -> bool:
-    return name[:1] == "n" and name[1:].isdigit() and str(int(name[1:])) == name[1:] and int(name[1:]) < nodes
+    return name[:1] == "n" and _is_number_below(name[1:], nodes)
+
+
+def _is_number_below(text: str, count: int) -> bool:
+    """Whether it is the plain form of a number from 0 to before `count`."""
+    is_plain = text.isascii() and text.isdecimal() and len(text) <= MAX_DIGITS
+    return is_plain and str(int(text)) == text and int(text) < count
 
 
 def check_events(trace: EventTrace, cluster: Cluster, *, file: str | None = None) -> None:
@@ -157,4 +166,4 @@ def _names_links(events: Iterable[ClusterEvent]) -> bool:
 
 def _is_place(where: str, cluster: Cluster) -> bool:
     count = {"n": len(cluster.nodes), "d": cluster.devices}.get(where[:1], 0)
-    return where[1:].isdigit() and str(int(where[1:])) == where[1:] and int(where[1:]) < count
+    return _is_number_below(where[1:], count)

@@ -185,7 +185,7 @@ class Fields:
 
     def finish(self, *, allowed: Iterable[str] = ()) -> None:
         """Refuse the first unread key, with a suggestion; `allowed` are further known keys."""
-        known = (*self._read, *allowed)
+        known = tuple(dict.fromkeys((*self._read, *allowed)))
         for name in self.unread:
             if name not in known:
                 message = "is not a known key" + _did_you_mean(name, known)

@@ -5,12 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import gcd
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from shardwise.strategy import Strategy, StrategyTable, axis_strides
+from shardwise.strategy import Strategy, cells
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -43,8 +42,14 @@ class Arrangement:
 
     @property
     def shape(self) -> Strategy:
-        """The strategy but for its number of pipelines: what makes two layouts the same."""
-        return at_width(self.strategy, 1)
+        """What makes two layouts the same: the strategy but for its number of pipelines and the layers of its
+        stages. A key, not a strategy that runs."""
+        return shape_of(self.strategy)
+
+
+def shape_of(strategy: Strategy) -> Strategy:
+    """The shape of arrangements of a strategy."""
+    return replace(at_width(strategy, 1), first_stage_layers=0, last_stage_layers=0)
 
 
 def at_width(strategy: Strategy, dp: int) -> Strategy:
@@ -79,32 +84,6 @@ def microbatch_unit(strategy: Strategy) -> tuple[int, int]:
     if strategy.schedule in ("zb_v", "dualpipe_v"):
         return 1, 2 * strategy.pp
     return 1, 1
-
-
-def rank_grid(strategy: Strategy) -> Ints:
-    """Global ranks of shape (dp, pp, cp, tp)."""
-    strides: dict[str, Any] = axis_strides(StrategyTable.of([strategy]))
-
-    def along(axis: str) -> Ints:
-        return np.arange(getattr(strategy, axis), dtype=np.int64) * int(np.ravel(strides[axis])[0])
-
-    dp, pp = along("dp")[:, None, None, None], along("pp")[None, :, None, None]
-    grid: Ints = dp + pp + along("cp")[:, None] + along("tp")
-    return grid
-
-
-@lru_cache(maxsize=4096)
-def cells(strategy: Strategy, devices_per_node: int) -> Ints:
-    """Slots of every pipeline and pipeline rank: shape (dp, pp, slots that one such cell lies on)."""
-    slots = rank_grid(strategy).reshape(strategy.dp, strategy.pp, -1) // devices_per_node
-    # Neighbours on one slot are one: a cell of 8 devices on a node is one slot, not eight.
-    distinct = np.sort(slots, axis=2)
-    each = 1 + int((np.diff(distinct, axis=2) > 0).sum(axis=2).max(initial=0))
-    step = max(distinct.shape[2] // each, 1)
-    if distinct.shape[2] % each == 0 and (distinct == np.repeat(distinct[:, :, ::step], step, axis=2)).all():
-        distinct = distinct[:, :, ::step]
-    distinct.setflags(write=False)
-    return distinct
 
 
 @lru_cache(maxsize=4096)

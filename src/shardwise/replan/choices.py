@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 
 from shardwise.cluster import NodeState
-from shardwise.replan.arrangement import Arrangement, at_width, cells, pipeline_order, together
+from shardwise.replan.arrangement import Arrangement, at_width, pipeline_order, together
 from shardwise.replan.prices import Prices
 from shardwise.replan.situation import Situation
 from shardwise.replan.steps import Steps
-from shardwise.strategy import Strategy
+from shardwise.strategy import Strategy, cells
 
 IsWorth = Callable[[Strategy, float], bool]
 """Whether a shape that takes no less than so many seconds per step can be better than what is known."""

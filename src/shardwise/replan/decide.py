@@ -9,8 +9,9 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from shardwise.errors import Infeasible, InternalError
-from shardwise.replan.arrangement import Arrangement
+from shardwise.replan.arrangement import Arrangement, at_width, shape_of
 from shardwise.replan.choices import all_choices
+from shardwise.replan.layers import with_layers_moved
 from shardwise.replan.prices import Prices
 from shardwise.replan.rerouting import without_gone
 from shardwise.replan.shapes import Shapes, sizes_below
@@ -103,13 +104,16 @@ class Planner:
         *,
         horizon_s: float,
         saved: frozenset[str] = frozenset(),
+        returned: frozenset[str] = frozenset(),
     ) -> Decision:
         """What is best over the horizon from here; what cannot go on is planned for `RESTARTS` restarts at
-        least. Raises Infeasible where nothing can run."""
-        weighing = self._weighing(running, situation, horizon_s, saved)
+        least. Nodes in `saved` had notice before they went, those in `returned` went and are there again.
+        Raises Infeasible where nothing can run."""
+        weighing = self._weighing(running, situation, horizon_s, saved, returned)
         if running is not None:
             weighing.weigh_rerouted(running)
-            weighing.weigh([running.shape])
+            weighing.weigh([at_width(running.strategy, 1)])
+            weighing.weigh_layers()
         for sizes in (sizes_below, _every_size):
             for shapes in self._shapes_of(situation, sizes):
                 weighing.weigh(shapes)
@@ -124,12 +128,14 @@ class Planner:
         *,
         horizon_s: float,
         saved: frozenset[str] = frozenset(),
+        returned: frozenset[str] = frozenset(),
     ) -> Decision:
         """What is best without looking for other shapes: keep, or patch. Raises Infeasible where neither
         runs."""
-        weighing = self._weighing(running, situation, horizon_s, saved)
+        weighing = self._weighing(running, situation, horizon_s, saved, returned)
         weighing.weigh_rerouted(running)
-        weighing.weigh([running.shape])
+        weighing.weigh([at_width(running.strategy, 1)])
+        weighing.weigh_layers()
         if weighing.best is None:
             raise Infeasible("the plan's shape fits on no nodes that are left", reasons={})
         return weighing.decision()
@@ -140,8 +146,14 @@ class Planner:
         situation: Situation,
         horizon_s: float,
         saved: frozenset[str],
+        returned: frozenset[str],
     ) -> _Weighing:
-        return _Weighing(self.steps, self.transitions, self._can_run, running, situation, horizon_s, saved)
+        def change(new: Arrangement) -> Transition:
+            return self.transitions.between(running, new, situation, saved, returned)
+
+        has_all = running is None or returned.isdisjoint(running.slots)
+        costs = self.transitions.costs
+        return _Weighing(self.steps, change, costs, self._can_run, running, situation, horizon_s, has_all)
 
     def _shapes_of(
         self, situation: Situation, sizes: Callable[[int], Iterable[int]]
@@ -160,44 +172,65 @@ class _Weighing:
     def __init__(
         self,
         steps: Steps,
-        transitions: Transitions,
+        change: Callable[[Arrangement], Transition],
+        costs: Costs,
         can_run: Callable[[Arrangement], bool],
         running: Arrangement | None,
         situation: Situation,
         horizon_s: float,
-        saved: frozenset[str],
+        has_all: bool,
     ) -> None:
-        self._steps, self._transitions, self._can_run = steps, transitions, can_run
-        self._running, self._situation, self._saved = running, situation, saved
+        """`change` is the transition to an arrangement; `has_all` says whether the nodes of what runs
+        that are there hold what they held."""
+        self._steps, self._change, self._costs, self._can_run = steps, change, costs, can_run
+        self._running, self._situation = running, situation
         self._shape = None if running is None else running.shape
-        self._keep_s = None if running is None else steps.step_s(running, situation)
+        again_s = None if running is None else steps.step_s(running, situation)
+        self._keep_s = again_s if has_all else None
         self._horizon_s = horizon_s
         self._considered = 0
-        self._fastest: dict[Strategy, tuple[float, Arrangement]] = {}
+        self._fastest: dict[Strategy | None, tuple[float, Arrangement]] = {}
         self.best: Decision | None = None
         self._rerouted: Decision | None = None
         if running is not None and self._keep_s is not None:
             self.best = self._decision(KEEP, running, self._keep_s, NOTHING)
         else:
-            self._horizon_s = max(horizon_s, RESTARTS * transitions.costs.restart_s)
+            self._horizon_s = max(horizon_s, RESTARTS * costs.restart_s)
+        if running is not None and again_s is not None and not has_all:
+            self.best = self._decision(PATCH, running, again_s, change(running))
 
     def weigh(self, shapes: Iterable[Strategy]) -> None:
         """Weighs all arrangements of these shapes."""
         for arrangement in all_choices(shapes, self._situation, self._steps, self._running, self._is_worth):
-            if not self._can_run(arrangement):
-                continue
-            self._considered += 1
-            step_s = self._steps.step_s(arrangement, self._situation)
-            if step_s is None:
-                continue
-            shape = arrangement.shape
-            if shape not in self._fastest or step_s < self._fastest[shape][0]:
-                self._fastest[shape] = step_s, arrangement
-            if self._is_worth(shape, step_s):
-                change = self._transitions.between(self._running, arrangement, self._situation, self._saved)
-                found = self._decision(PATCH if shape == self._shape else MOVE, arrangement, step_s, change)
-                if self.best is None or found.steps > self.best.steps * (1.0 + ENOUGH):
-                    self.best = found
+            self._weigh(arrangement)
+
+    def weigh_layers(self) -> None:
+        """Weighs to move layers between the stages of what runs, and of the fastest arrangement of its
+        shape."""
+        bases: list[Arrangement] = []
+        if self._running is not None and self._keep_s is not None:
+            bases.append(self._running)
+        if self._shape in self._fastest:
+            bases.append(self._fastest[self._shape][1])
+        for base in dict.fromkeys(bases):
+            for arrangement in with_layers_moved(base, self._situation, self._steps):
+                self._weigh(arrangement)
+
+    def _weigh(self, arrangement: Arrangement) -> None:
+        if not self._can_run(arrangement):
+            return
+        self._considered += 1
+        step_s = self._steps.step_s(arrangement, self._situation)
+        if step_s is None:
+            return
+        shape = arrangement.shape
+        if shape not in self._fastest or step_s < self._fastest[shape][0]:
+            self._fastest[shape] = step_s, arrangement
+        if self._is_worth(arrangement.strategy, step_s):
+            change = self._change(arrangement)
+            found = self._decision(PATCH if shape == self._shape else MOVE, arrangement, step_s, change)
+            if self.best is None or found.steps > self.best.steps * (1.0 + ENOUGH):
+                self.best = found
 
     def weigh_rerouted(self, running: Arrangement) -> None:
         """Weighs to go on without the nodes that are gone, their microbatches re-routed to peers."""
@@ -207,7 +240,7 @@ class _Weighing:
         self._considered += 1
         step_s = self._steps.step_s(arrangement, self._situation)
         if step_s is not None:
-            change = self._transitions.between(running, arrangement, self._situation, self._saved)
+            change = self._change(arrangement)
             self._rerouted = self._decision(PATCH, arrangement, step_s, change)
             if self.best is None or self._rerouted.steps > self.best.steps * (1.0 + ENOUGH):
                 self.best = self._rerouted
@@ -222,8 +255,9 @@ class _Weighing:
             self.best, considered=self._considered, alternatives=alternatives, rerouted=self._rerouted
         )
 
-    def _is_worth(self, shape: Strategy, least_s: float) -> bool:
-        left_s = self._horizon_s - self._transitions.least_s(is_patch=shape == self._shape)
+    def _is_worth(self, strategy: Strategy, least_s: float) -> bool:
+        is_patch = shape_of(strategy) == self._shape
+        left_s = self._horizon_s - self._costs.least_s(is_patch=is_patch)
         return self.best is None or left_s / least_s > self.best.steps * (1.0 + ENOUGH)
 
     def _decision(

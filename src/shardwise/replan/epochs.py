@@ -20,6 +20,11 @@ class Epoch:
     saved: frozenset[str]
 
     @property
+    def returned(self) -> frozenset[str]:
+        """Nodes that went at its start and are there again."""
+        return self.lost & frozenset(self.situation.states)
+
+    @property
     def length_s(self) -> float:
         return self.end_s - self.start_s
 

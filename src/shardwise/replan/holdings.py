@@ -16,9 +16,9 @@ import numpy as np
 
 from shardwise.model import Model
 from shardwise.operators import Operator
-from shardwise.replan.arrangement import GONE, Arrangement, at_width, rank_grid
+from shardwise.replan.arrangement import GONE, Arrangement, at_width
 from shardwise.schedule import stage_ranks
-from shardwise.strategy import Strategy, layer_counts
+from shardwise.strategy import Strategy, layer_counts, rank_grid
 
 
 @dataclass(frozen=True, slots=True)

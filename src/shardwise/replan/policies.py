@@ -106,7 +106,11 @@ def adaptive(
         horizon_s = min(sum(recent) / len(recent), longest_s) if recent else longest_s
         try:
             decision = planner.replan(
-                running, epoch.situation, horizon_s=max(horizon_s, 1.0), saved=epoch.saved
+                running,
+                epoch.situation,
+                horizon_s=max(horizon_s, 1.0),
+                saved=epoch.saved,
+                returned=epoch.returned,
             )
         except Infeasible:
             found.append(Choice(decision=WAIT, arrangement=None, step_s=None, change_s=0.0))

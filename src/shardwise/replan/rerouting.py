@@ -15,14 +15,13 @@ from functools import lru_cache
 import numpy as np
 
 from shardwise.cluster import NodeState
-from shardwise.replan.arrangement import GONE, Arrangement, Bools, Floats, at_width, cells, together
-from shardwise.replan.pipelines import drained_s, worst_durations
+from shardwise.replan.arrangement import GONE, Arrangement, Bools, Floats, at_width, together
 from shardwise.replan.prices import Prices
 from shardwise.replan.situation import Situation
 from shardwise.schedule import Cell, Pace, Rerouted, generate, peak_in_flight, reroute
-from shardwise.search import PipelineFigures
+from shardwise.search import PipelineFigures, pipelines_s, worst_durations
 from shardwise.sim import Durations, rerouted_s
-from shardwise.strategy import Strategy
+from shardwise.strategy import Strategy, cells
 
 ACTIONS = 20_000
 """Actions of the pipelines that take part, at most: more pipelines than that go on as they are."""
@@ -147,7 +146,7 @@ def _drained(
         return None
     alone_s: Floats = np.zeros(0)
     if whole:
-        alone_s = drained_s(strategy, durations, np.array(whole), np.array([shares[one] for one in whole]))
+        alone_s = pipelines_s(strategy, durations, np.array(whole), np.array([shares[one] for one in whole]))
         # Those that end first have most time left.
         whole = [whole[place] for place in np.argsort(alone_s, kind="stable")]
     part = sorted([*broken, *whole[:most]])

@@ -13,14 +13,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from shardwise.cluster import NodeState
-from shardwise.replan.arrangement import Arrangement, Ints, cells, microbatch_unit
-from shardwise.replan.pipelines import drained_s, worst_durations
+from shardwise.replan.arrangement import Arrangement, Ints, microbatch_unit
 from shardwise.replan.prices import Prices
 from shardwise.replan.rerouting import Rerouting
 from shardwise.replan.shares import even_shares, fastest_shares
 from shardwise.replan.situation import Runs, Situation
+from shardwise.search import pipelines_s, worst_durations
 from shardwise.sim import Durations
-from shardwise.strategy import Strategy
+from shardwise.strategy import Strategy, cells
 
 PROBE = 4
 """Rounds of the pipeline between the two numbers of microbatches that give the line of its times."""
@@ -98,7 +98,7 @@ class Steps:
         if kinds is None:
             return None
         pairs = np.unique(np.stack([kinds.kind_of, np.array(microbatches, dtype=np.int64)]), axis=1)
-        return float(drained_s(strategy, kinds.durations, pairs[0], pairs[1]).max()) + kinds.end_s
+        return float(pipelines_s(strategy, kinds.durations, pairs[0], pairs[1]).max()) + kinds.end_s
 
     def _balanced(self, strategy: Strategy, states: Runs) -> tuple[int, ...] | None:
         total = self.prices.microbatches(strategy)
@@ -112,7 +112,7 @@ class Steps:
         lower = max(least, strategy.pp * unit)
         upper = lower + PROBE * strategy.pp * unit
         low_s, high_s = (
-            drained_s(strategy, kinds.durations, every, np.full(len(every), count))
+            pipelines_s(strategy, kinds.durations, every, np.full(len(every), count))
             for count in (lower, upper)
         )
         each_s = (high_s - low_s) / (upper - lower)

@@ -30,6 +30,10 @@ class Costs:
     restart_s: float = 60.0
     checkpoint_interval_s: float = 600.0
 
+    def least_s(self, *, is_patch: bool) -> float:
+        """Seconds that any change takes, to the same shape or to another."""
+        return self.regroup_s if is_patch else self.restart_s
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transition:
@@ -65,28 +69,27 @@ class Transitions:
         self._state_bytes = recipe.master_bytes + OPTIMIZERS[prices.job.optimizer].state_bytes
         self._holdings: dict[tuple[object, ...], Holdings] = {}
 
-    def least_s(self, *, is_patch: bool) -> float:
-        """Seconds that any change takes, to the same shape or to another."""
-        return self.costs.regroup_s if is_patch else self.costs.restart_s
-
     def between(
         self,
         old: Arrangement | None,
         new: Arrangement,
         situation: Situation,
         saved: frozenset[str] = frozenset(),
+        returned: frozenset[str] = frozenset(),
     ) -> Transition:
         """From `old` (None: nothing runs, and all is read from a checkpoint) to `new`, with the nodes that
-        are left. Nodes in `saved` had notice and put their states aside before they went."""
-        if old is not None and old.strategy == new.strategy and old.slots == new.slots:
+        are left. Nodes in `saved` had notice and put their states aside before they went; nodes in `returned`
+        went and are there again, with nothing of what they held."""
+        has_all = old is not None and returned.isdisjoint(old.slots)
+        if old is not None and has_all and old.strategy == new.strategy and old.slots == new.slots:
             same = old.microbatches == new.microbatches
             return NOTHING if same else self._of({}, situation, self.costs.regroup_s, 0.0)
-        moved = None if old is None else self._moved(old, new, situation, saved)
+        moved = None if old is None else self._moved(old, new, frozenset(situation.states) - returned, saved)
         is_lost = moved is None and old is not None
         if moved is None:
             moved = self._from_checkpoint(new)
         is_patch = old is not None and old.shape == new.shape
-        starting_s = self.least_s(is_patch=is_patch)
+        starting_s = self.costs.least_s(is_patch=is_patch)
         lost_s = self.costs.checkpoint_interval_s / 2.0 if is_lost else 0.0
         return self._of(moved, situation, starting_s, lost_s)
 
@@ -107,11 +110,11 @@ class Transitions:
         return self._holdings[key]
 
     def _moved(
-        self, old: Arrangement, new: Arrangement, situation: Situation, saved: frozenset[str]
+        self, old: Arrangement, new: Arrangement, left: frozenset[str], saved: frozenset[str]
     ) -> Mapping[tuple[str, str], float] | None:
-        """Bytes from node to node; None where something is held by no one."""
+        """Bytes from node to node, of nodes that still hold what they held; None where something is held by
+        no one."""
         before, after = self._holdings_of(old), self._holdings_of(new)
-        left = frozenset(situation.states)
         moved: dict[tuple[str, str], float] = defaultdict(float)
         for have, need, nbytes in (
             (before.weights, after.weights, self._weight_bytes),

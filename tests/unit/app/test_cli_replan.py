@@ -55,6 +55,15 @@ def test_a_patch_costs_what_is_said_of_it(run: Any, saved: str) -> None:
     assert dear["transition"]["seconds"] == pytest.approx(3600.0 + dear["transition"]["moving_s"] + lost_s)
 
 
+@pytest.mark.parametrize("words", ["lost n1; joined n1", "joined n1"])
+def test_a_node_that_comes_back_fetches_what_it_needs(run: Any, saved: str, words: str) -> None:
+    """The plan runs on n1, which is there but was not: what it held is gone."""
+    ran = run("replan", saved, "--cluster", CLUSTER, "--events", words, "--json")
+    found = json.loads(ran.out)
+    assert found["decision"] != "keep" and found["keep_step_time_s"] is None
+    assert found["transition"]["seconds"] > 10.0
+
+
 def test_rerouting_is_a_named_choice(run: Any, tmp_path: Path) -> None:
     path = str(tmp_path / "plan.yaml")
     fix = "tp=1,pp=2,schedule=1f1b,zero_stage=0,micro_batch_size=1"
@@ -87,11 +96,17 @@ def test_bad_input_is_one_line(run: Any, saved: str, tmp_path: Path) -> None:
         "negative": head + '{"time_s": 5.0, "kind": "link", "link": "n1>s1g0", "bytes_per_s": -1}\n',
         "torn": head + '{"time_s": 5.0, "ki\n' + lost,
         "other": head.replace("4}", "5}") + lost,
+        "digit": head + '{"time_s": 5.0, "kind": "lost", "node": "n\u00b2"}\n',
+        "where": head + '{"time_s": 5.0, "kind": "slow", "where": "d\u00b2", "speed": 0.5}\n',
+        "sites": head.replace("4}", '4, "sites": {"a": ["n0", "n1"], "b": ["n1"]}}') + lost,
     }
     for name, text in traces.items():
         (tmp_path / f"{name}.jsonl").write_text(text)
     bad: list[tuple[str, ...]] = [("--events", str(tmp_path / f"{name}.jsonl")) for name in traces]
-    bad += [("--events", text) for text in ("lost n9", "explode n1", "", "slow n1 fast", "lost n1; lost n1")]
+    bad += [
+        ("--events", text)
+        for text in ("lost n9", "explode n1", "", "slow n1 fast", "lost n1; lost n1", "lost n\u00b2")
+    ]
     bad += [("--events", "lost n1", "--horizon", "soon"), ("--events", str(tmp_path / "none.jsonl"))]
     for argv in bad:
         ran = run("replan", saved, "--cluster", CLUSTER, *argv)

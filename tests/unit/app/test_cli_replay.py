@@ -58,6 +58,9 @@ def test_a_plan_file_is_what_runs_at_first(run: Any, trace: str, tmp_path: Path)
     argv = ("replay", path, "--cluster", CLUSTER, "--events", trace, "--json", "--policy", "static")
     (static,) = json.loads(run(*argv).out)["policies"]
     assert static["decisions"][0]["strategy"]["tp"] == 2
+    for option, value in (("--seq-len", "1024"), ("--global-batch-size", "64"), ("--dtype", "fp16")):
+        ran = run(*argv, option, value)
+        assert ran.code == 2 and f"{option}: is for a model: a plan file has its own" in ran.err
     assert [one["decision"] for one in static["decisions"]] == ["keep", "wait", "keep", "wait"][
         : len(static["decisions"])
     ]

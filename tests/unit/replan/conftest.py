@@ -46,9 +46,9 @@ def job(model: str, cluster: str, batch: int) -> Job:
 
 
 @cache
-def tight_job(memory_bytes: int) -> Job:
-    """Twelve nodes of one device each with little memory, and next to none on the host."""
-    cluster = load_cluster("12x1xT4")
+def tight_job(memory_bytes: int, count: int = 12) -> Job:
+    """So many nodes of one device each with little memory, and next to none on the host."""
+    cluster = load_cluster(f"{count}x1xT4")
     device = replace(cluster.classes["T4"], memory_bytes=memory_bytes)
-    nodes = (replace(cluster.nodes[0], host_memory_bytes=1e8),) * 12
+    nodes = (replace(cluster.nodes[0], host_memory_bytes=1e8),) * count
     return Job("opt-350m", replace(cluster, classes={"T4": device}, nodes=nodes), 24, 512)

@@ -19,6 +19,7 @@ from shardwise.cluster import (
     link_graph,
 )
 from shardwise.errors import Infeasible
+from shardwise.replan import Arrangement
 from shardwise.search import Question, Search, Smallest
 
 HOUR_S = 3600.0
@@ -77,6 +78,21 @@ def test_a_change_is_made_sooner_where_there_is_longer_to_gain_from_it() -> None
     assert given.planner.replan(running, situation, horizon_s=24 * HOUR_S).decision != "keep"
 
 
+def test_a_node_that_went_and_came_back_holds_nothing() -> None:
+    """Same nodes, same shares, but what the node held has to come from somewhere."""
+    given = job("opt-350m", "4x2xT4", 32)
+    running, step_s = given.best()
+    situation = given.situation()
+    assert given.planner.replan(running, situation, horizon_s=HOUR_S).decision == "keep"
+    back = frozenset({"n1"})
+    found = given.planner.replan(running, situation, horizon_s=HOUR_S, returned=back)
+    again = given.planner.transitions.between(running, running, situation, returned=back)
+    assert found.decision != "keep" and found.keep_step_s is None
+    assert found.transition.seconds >= 10.0 and found.transition.bytes_per_link
+    assert any(">n1" in link for link in again.bytes_per_link)
+    assert found.steps >= (HOUR_S - again.seconds) / step_s * (1.0 - 1e-9)
+
+
 @cache
 def some_fits(given: Job, nodes: int) -> bool:
     """By the search: whether anything fits on all devices of any number of these nodes."""
@@ -87,6 +103,21 @@ def some_fits(given: Job, nodes: int) -> bool:
         if Search(question.problem(), question.candidates(), Smallest()).run().found:
             return True
     return False
+
+
+def replanned_without(given: Job, running: Arrangement, lost: tuple[int, ...], nodes: int) -> bool:
+    """Whether anything fits on the `nodes` that are left without those `lost`. Where it does, what is decided
+    runs on them, for as long as it says; where not, that is said."""
+    situation = given.situation(NodeLost(time_s=0.0, node=f"n{index}") for index in lost)
+    fits = some_fits(given, nodes)
+    if fits:
+        found = given.planner.replan(running, situation, horizon_s=HOUR_S)
+        assert given.planner.steps.step_s(found.arrangement, situation) == found.step_s
+        assert not {f"n{index}" for index in lost} & set(found.arrangement.slots)
+    else:
+        with pytest.raises(Infeasible, match="nothing fits"):
+            given.planner.replan(running, situation, horizon_s=HOUR_S)
+    return fits
 
 
 MIB = 1 << 20
@@ -106,14 +137,22 @@ def test_whatever_three_nodes_are_lost_a_plan_that_exists_is_found(
         if not pytestconfig.getoption("--full"):
             lost_sets = lost_sets[:: max(len(lost_sets) // 20, 1)]
         for lost in lost_sets:
-            situation = given.situation(NodeLost(time_s=0.0, node=f"n{index}") for index in lost)
-            outcomes.add((count, some_fits(given, 12 - count)))
-            if some_fits(given, 12 - count):
-                found = given.planner.replan(running, situation, horizon_s=HOUR_S)
-                assert given.planner.steps.step_s(found.arrangement, situation) == found.step_s
-                assert not {f"n{index}" for index in lost} & set(found.arrangement.slots)
-            else:
-                with pytest.raises(Infeasible, match="nothing fits"):
-                    given.planner.replan(running, situation, horizon_s=HOUR_S)
+            outcomes.add((count, replanned_without(given, running, lost, 12 - count)))
     fits = memory == 1792
     assert outcomes == {(0, True), (1, fits), (2, fits), (3, fits)}
+
+
+@pytest.mark.parametrize(("nodes", "memory"), [(2, 5000), (3, 5000), (4, 4000), (5, 4000), (6, 2800)])
+def test_whatever_nodes_of_a_small_cluster_are_lost_a_plan_that_exists_is_found(
+    nodes: int, memory: int
+) -> None:
+    """All sets of up to three: where few are lost the model fits on what is left, where more are it does
+    not."""
+    given = tight_job(memory * MIB, nodes)
+    running, _ = given.best()
+    outcomes = {
+        replanned_without(given, running, lost, nodes - count)
+        for count in range(min(nodes, 3) + 1)
+        for lost in combinations(range(nodes), count)
+    }
+    assert outcomes == {True, False}

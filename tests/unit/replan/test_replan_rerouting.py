@@ -12,11 +12,11 @@ from tests.unit.replan.conftest import Job, job, tight_job
 
 from shardwise.cluster import NodeLost, NodeState, Slowdown
 from shardwise.replan import Arrangement
-from shardwise.replan.arrangement import GONE, at_width, cells
+from shardwise.replan.arrangement import GONE, at_width
 from shardwise.replan.holdings import holdings_of
 from shardwise.replan.rerouting import without_gone
 from shardwise.replan.transition import NOTHING
-from shardwise.strategy import Strategy, complete
+from shardwise.strategy import Strategy, cells, complete
 
 HOUR_S = 3600.0
 FLAT = ("opt-350m", "8x1xT4", 64)

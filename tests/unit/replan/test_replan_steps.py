@@ -6,10 +6,10 @@ import pytest
 from tests.unit.replan.conftest import job
 
 from shardwise.cluster import NodeLost, Slowdown, stepped
-from shardwise.replan.arrangement import at_width, cells
+from shardwise.replan.arrangement import at_width
 from shardwise.replan.shares import even_shares, fastest_shares
 from shardwise.search import Question, plan
-from shardwise.strategy import Strategy, complete
+from shardwise.strategy import Strategy, cells, complete
 
 SMALL = ("opt-350m", "4x2xT4", 32)
 

@@ -28,6 +28,7 @@ from shardwise.replan import (
     running_on,
     situation_of,
 )
+from shardwise.strategy import Strategy, layer_counts
 from shardwise.units import format_bytes, format_seconds
 
 SCHEMA, VERSION = "shardwise.replan", 1
@@ -53,17 +54,21 @@ def replanned(
     running = running_on(plan, loaded)
     view = NodeView(loaded)
     conditions = Conditions.at_start(trace)
-    saved: frozenset[str] = frozenset()
+    saved, gone = frozenset[str](), trace.absent
     for event in trace.events:
         before = conditions
         conditions = conditions.after(event)
         saved |= before.noticed - conditions.present
+        gone |= before.present - conditions.present
     situation = situation_of(view, conditions, trace.sites)
     planner = planner_of(Prices(plan.model, loaded, plan.job), costs)
-    decision = planner.replan(running, situation, horizon_s=horizon_s, saved=saved)
-    gone = view.unreachable(conditions)
-    if gone:
-        talk = (*talk, f"shardwise: unreachable: {', '.join(gone[:8])}{' ...' if len(gone) > 8 else ''}")
+    decision = planner.replan(
+        running, situation, horizon_s=horizon_s, saved=saved, returned=gone & conditions.present
+    )
+    cut_off = view.unreachable(conditions)
+    if cut_off:
+        more = " ..." if len(cut_off) > 8 else ""
+        talk = (*talk, f"shardwise: unreachable: {', '.join(cut_off[:8])}{more}")
     if is_json:
         return Output(document=document_of(decision, loaded), talk=talk)
     return Output(lines=list(_card(decision, plan, loaded)), talk=talk)
@@ -130,6 +135,11 @@ def _rerouted_document(rerouted: Decision) -> dict[str, object]:
     }
 
 
+def _layers(strategy: Strategy, plan: Plan) -> tuple[int, ...]:
+    stages = strategy.pp * strategy.vpp
+    return layer_counts(plan.model.layers, stages, strategy.first_stage_layers, strategy.last_stage_layers)
+
+
 def _card(decision: Decision, plan: Plan, cluster: Cluster) -> list[Line]:
     arrangement = decision.arrangement
     strategy = arrangement.strategy
@@ -137,6 +147,10 @@ def _card(decision: Decision, plan: Plan, cluster: Cluster) -> list[Line]:
     shares = sorted(set(arrangement.microbatches))
     few = f"{shares[0]:,}" if len(shares) == 1 else f"{shares[0]:,} to {shares[-1]:,}"
     lines.append(row("", (f"micro-batch {strategy.micro_batch_size} × {few} · {strategy.schedule}", "")))
+    if _layers(strategy, plan) != _layers(plan.best.strategy, plan) and strategy.pp > 1:
+        lines.append(
+            row("layers", (" / ".join(map(str, _layers(strategy, plan))), ""), ("   by stage", "dim"))
+        )
     if arrangement.is_rerouted:
         text = "microbatches of nodes that are gone go to their peers in other pipelines"
         lines.append(row("re-routed", (text, "")))

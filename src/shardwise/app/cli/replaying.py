@@ -103,6 +103,14 @@ def _is_plan(path: str) -> bool:
 def _subject(options: JobOptions) -> _Subject:
     """A plan file says what is trained; a model needs the batch."""
     if _is_plan(options.model):
+        told = {
+            "--seq-len": options.seq_len,
+            "--global-batch-size": options.global_batch_size,
+            "--dtype": options.dtype,
+        }
+        for key, value in told.items():
+            if value:
+                raise ConfigError("is for a model: a plan file has its own", key=key, found=str(value))
         plan = read_plan(options.model)
         cluster = load_cluster(options.cluster, inter_node=options.inter_node)
         return _Subject(model=plan.model, cluster=cluster, job=plan.job, start=(running_on(plan, cluster),))
