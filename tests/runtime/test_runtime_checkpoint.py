@@ -9,18 +9,37 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
+from typing import Any
+from unittest.mock import patch
 
 import pytest
+import torch
 from tests.runtime.equality import LR, MAX_NORM, batches, single_process, whole_module
+from tests.runtime.faults import OF_RANK_0, PASSES, PHASES, Fault, train_with
 from tests.runtime.plans import make_plan
 
 from shardwise.app.cli.main import main
 from shardwise.errors import ConfigError
 from shardwise.plan import Plan, write_plan
-from shardwise.runtime import Report, Team, parallelize
-from shardwise.runtime.checkpoint import load, resumable, save
-from shardwise.runtime.manifest import MANIFEST, finished, newest
+from shardwise.runtime import RankLost, Report, StepRecord, Team, TrainOptions, parallelize, train, train_here
+from shardwise.runtime.checkpoint import Saving, load, resumable
+from shardwise.runtime.manifest import (
+    MANIFEST,
+    Manifest,
+    clear_unfinished,
+    commit,
+    files_in,
+    finished,
+    folder_of,
+    newest,
+    prune,
+)
 
 pytestmark = pytest.mark.xdist_group("runtime")
 
@@ -29,11 +48,13 @@ BEFORE, AFTER = 2, 2
 
 
 def saves(report: Report, plan: Plan, root: str) -> list[float]:
-    """Losses of a run that is saved on the way and goes on."""
+    """Losses of a run that goes on while it is saved on the way."""
     job = parallelize(whole_module(plan.model, 0), plan, lr=LR, max_norm=MAX_NORM)
     losses = [job.step(batches(plan, 0).batch(step)).loss for step in range(BEFORE)]
-    save(job, root, step=BEFORE, seed=0, data="synthetic")
-    return losses + [job.step(batches(plan, 0).batch(BEFORE + step)).loss for step in range(AFTER)]
+    saving = Saving(job, root, step=BEFORE, seed=0, data="synthetic")
+    losses += [job.step(batches(plan, 0).batch(BEFORE + step)).loss for step in range(AFTER)]
+    saving.wait()
+    return losses
 
 
 def loads(report: Report, plan: Plan, root: str) -> list[float]:
@@ -125,7 +146,187 @@ def test_a_checkpoint_without_a_manifest_is_none(checkpoint: Path) -> None:
         newest(str(checkpoint.parent))
 
 
-STEPS = 8
+def saves_late(report: Report, plan: Plan, root: str, is_broken: bool) -> list[float]:
+    """As `saves`, with files that are written only behind the last step. In the broken twin what is to be
+    written is no copy."""
+    are_done = threading.Event()
+    write = torch.distributed.checkpoint.save
+
+    def late(*arguments: Any, **named: Any) -> None:
+        are_done.wait()
+        write(*arguments, **named)
+
+    with ExitStack() as stack:
+        stack.enter_context(patch("torch.distributed.checkpoint.save", late))
+        if is_broken:
+            stack.enter_context(patch("shardwise.runtime.checkpoint.copied", lambda state: state))
+        job = parallelize(whole_module(plan.model, 0), plan, lr=LR, max_norm=MAX_NORM)
+        for step in range(BEFORE):
+            job.step(batches(plan, 0).batch(step))
+        saving = Saving(job, root, step=BEFORE, seed=0, data="synthetic")
+        losses = [job.step(batches(plan, 0).batch(BEFORE + step)).loss for step in range(AFTER)]
+        are_done.set()
+        saving.wait()
+    return losses
+
+
+@pytest.mark.parametrize("is_broken", [False, True])
+def test_what_is_saved_is_what_there_was_when_it_began(team: Team, tmp_path: Path, is_broken: bool) -> None:
+    plan = make_plan("dp=2,zero_stage=1")
+    saved = team.run(2, saves_late, plan, str(tmp_path), is_broken)[0]
+    assert (team.run(2, loads, plan, str(tmp_path))[0] == saved) is not is_broken
+
+
+def cannot_save(report: Report, plan: Plan, root: str) -> str:
+    job = parallelize(whole_module(plan.model, 0), plan)
+    job.step(batches(plan, 0).batch(0))
+    try:
+        Saving(job, root, step=1, seed=0, data="synthetic").wait()
+    except ConfigError as error:
+        return str(error)
+    return ""
+
+
+def test_a_checkpoint_that_cannot_be_written_is_one_line_on_every_rank(team: Team, tmp_path: Path) -> None:
+    in_the_way = tmp_path / "step-00000001"
+    in_the_way.write_text("a file")
+    for said in team.run(2, cannot_save, make_plan("dp=2"), str(tmp_path)):
+        assert said.startswith(f"{in_the_way}: --checkpoint: cannot be written: ") and "\n" not in said
+
+
+def finished_files(root: Path, step: int) -> tuple[str, Manifest]:
+    """A folder with files as of a checkpoint after `step` steps, and the manifest that would commit it."""
+    folder = Path(folder_of(str(root), step))
+    folder.mkdir(parents=True)
+    (folder / "__0_0.distcp").write_bytes(b"%d" % step)
+    return str(folder), Manifest(
+        step=step, seed=0, data="synthetic", optimizer="adamw", global_batch_size=8, seq_len=32, model="m",
+        plan="p", files=files_in(str(folder)),
+    )  # fmt: skip
+
+
+class Killed(BaseException):
+    """In the place of a kill: no handler of ours may catch it and go on."""
+
+
+def test_a_commit_that_ends_at_any_call_leaves_a_whole_checkpoint(tmp_path: Path) -> None:
+    """Each call on the filesystem in turn is the last one (before it, and behind it), until one run needs no
+    more calls: what is found then is the old checkpoint or the new one, whole."""
+    calls, found = 0, set()
+    names = ("os.open", "os.write", "os.fsync", "os.replace", "os.unlink", "os.rmdir")
+
+    def commit_until(root: Path, last: int) -> bool:
+        """Whether it came to the end."""
+        made = [0]
+
+        def counted(original: Any, *arguments: Any, **named: Any) -> Any:
+            made[0] += 1
+            if made[0] > last:
+                raise Killed
+            return original(*arguments, **named)
+
+        with ExitStack() as stack:
+            for name in names:
+                module, attribute = name.split(".")
+                original = getattr(sys.modules[module], attribute)
+                stack.enter_context(patch(name, partial(counted, original)))
+            try:
+                commit(*finished_files(root, 6))
+                prune(str(root))
+            except Killed:
+                return False
+        return True
+
+    is_whole = False
+    while not is_whole:
+        root = tmp_path / str(calls)
+        for step in (2, 4):
+            commit(*finished_files(root, step))
+        is_whole = commit_until(root, calls)
+        found.add(newest(str(root))[1].step)
+        assert len(finished(str(root))) >= 2
+        clear_unfinished(str(root))
+        assert sorted(map(str, root.iterdir())) == [folder_of(str(root), s) for s in finished(str(root))]
+        calls += 1
+    assert found == {4, 6} and calls > 8
+
+
+STEPS, EVERY = 8, 2
+
+
+@dataclass
+class Survived:
+    """What came of a run: losses by step as a log has them, and for each restart the steps that were done and
+    those that it went on from."""
+
+    losses: dict[int, float] = field(default_factory=dict)
+    restarts: list[tuple[int, int]] = field(default_factory=list)
+
+    def report(self, record: StepRecord) -> None:
+        assert record.step == len(self.losses) + 1  # each step's samples once
+        self.losses[record.step] = record.loss
+
+    def go_back(self, _: RankLost, step: int) -> None:
+        self.restarts.append((len(self.losses), step))
+        self.losses = {done: loss for done, loss in self.losses.items() if done <= step}
+
+
+def survived(plan: Plan, root: Path, faults: tuple[Fault, ...] = ()) -> Survived:
+    options = TrainOptions(steps=STEPS, checkpoint=str(root), checkpoint_every=EVERY)
+    run = Survived()
+    train_here(
+        plan, options, report=run.report, restarts=len(faults), on_restart=run.go_back,
+        work=partial(train_with, faults=faults),
+    )  # fmt: skip
+    return run
+
+
+def check_survives(
+    plan: Plan, folder: Path, whole: Mapping[int, float], struck: Sequence[tuple[int, int, str]]
+) -> None:
+    """Each rank, step and phase in `struck`, in order, is a death; the run ends as one without."""
+    faults = tuple(
+        Fault(rank, step, phase, str(folder / f"{number}"))
+        for number, (rank, step, phase) in enumerate(struck)
+    )
+    run = survived(plan, folder / "run", faults)
+    assert all(os.path.exists(fault.mark) for fault in faults) and len(run.restarts) == len(faults)
+    assert all(0 <= done - again <= EVERY for done, again in run.restarts), run.restarts
+    assert run.losses == whole
+    assert resumable(plan, str(folder / "run"))[1].step == STEPS
+
+
+def undisturbed(team: Team, plan: Plan) -> dict[int, float]:
+    """Losses of a run that nothing happens to and that saves nothing."""
+    run = Survived()
+    team.run(plan.cluster.devices, train, plan, TrainOptions(steps=STEPS), report=run.report)
+    assert sorted(run.losses) == list(range(1, STEPS + 1))
+    return run.losses
+
+
+def test_a_run_survives_a_death_with_the_same_losses(team: Team, tmp_path: Path) -> None:
+    """A rank dies while a checkpoint is committed: no more than an interval is done again, and every loss is
+    that of the undisturbed run, bit by bit."""
+    plan = make_plan("dp=2,zero_stage=1")
+    check_survives(plan, tmp_path, undisturbed(team, plan), [(0, 4, "committing")])
+
+
+MATRIX = ("dp=2,zero_stage=1", "pp=2,schedule=1f1b,micro_batch_size=2", "tp=2,zero_stage=0")
+
+
+@pytest.mark.parametrize("text", MATRIX)
+def test_a_run_survives_the_death_of_any_rank_at_any_step_and_phase(
+    team: Team, tmp_path: Path, full: bool, text: str
+) -> None:
+    """In full: every rank in every phase of steps 1 to 5, and of the checkpoints behind steps 2 to 6."""
+    plan = make_plan(text)
+    whole = undisturbed(team, plan)
+    for phase in PHASES if full else ():
+        for rank in (0,) if phase in OF_RANK_0 else (0, 1):
+            steps = range(1, 6) if phase in PASSES else (6,) if phase == "pruning" else (2, 4, 6)
+            folder = tmp_path / f"{phase}-{rank}"
+            folder.mkdir()
+            check_survives(plan, folder, whole, [(rank, step, phase) for step in steps])
 
 
 def command(plan: str, folder: Path, *more: str) -> list[str]:
@@ -134,43 +335,52 @@ def command(plan: str, folder: Path, *more: str) -> list[str]:
 
 
 def losses(log: Path) -> dict[int, float]:
-    return {record["step"]: record["loss"] for record in map(json.loads, log.read_text().splitlines())}
+    records = [json.loads(line) for line in log.read_text().splitlines()]
+    assert len({record["step"] for record in records}) == len(records)
+    return {record["step"]: record["loss"] for record in records}
 
 
-def test_a_run_with_a_killed_rank_is_resumed(tmp_path: Path) -> None:
-    """kill -9 of a worker after step 5: one line says so, one has the command that goes on; from the step
-    behind the last checkpoint on, every loss is that of the undisturbed run; two checkpoints are kept."""
+def workers_of(pid: int) -> list[str]:
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return [pid for pid in children if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+
+
+def test_a_run_with_killed_ranks_goes_on_and_is_resumed(team: Team, tmp_path: Path) -> None:
+    """kill -9 of a worker after steps 3 and 6, with one restart: the first time the run goes on by itself,
+    the second time one line says what happened and one has the command that goes on. Every step is in the
+    logs once, with the loss of the undisturbed run; two checkpoints are kept."""
     plan = str(tmp_path / "p.yaml")
     write_plan(plan, make_plan("dp=2,zero_stage=1"))
-    logs = [tmp_path / f"{name}.jsonl" for name in ("whole", "killed", "resumed")]
-    subprocess.run(
-        command(plan, tmp_path / "a", "--log", str(logs[0])), check=True, capture_output=True, timeout=120
-    )
+    logs = [tmp_path / f"{name}.jsonl" for name in ("killed", "resumed")]
     killed = subprocess.Popen(
-        command(plan, tmp_path / "b", "--log", str(logs[1])), stderr=subprocess.PIPE, text=True
+        command(plan, tmp_path / "b", "--restarts", "1", "--log", str(logs[0])),
+        stderr=subprocess.PIPE,
+        text=True,
     )
     assert killed.stderr is not None
-    next(line for line in killed.stderr if line.startswith("step 5/"))
-    children = Path(f"/proc/{killed.pid}/task/{killed.pid}/children").read_text().split()
-    workers = [pid for pid in children if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()]
-    assert len(workers) == 2
-    os.kill(int(workers[-1]), signal.SIGKILL)
+    for step, rank in ((3, 1), (6, 0)):
+        next(line for line in killed.stderr if line.startswith(f"step {step}/"))
+        workers = workers_of(killed.pid)
+        assert len(workers) == 2
+        os.kill(int(workers[rank]), signal.SIGKILL)
     rest = killed.stderr.read().splitlines()
     killed.stderr.close()
-    assert killed.wait(timeout=60) == 1
+    assert killed.wait(timeout=600) == 1
     errors = [line for line in rest if not line.startswith("step ")]
     assert "was ended by signal 9" in errors[0] and errors[1].endswith("--resume") and len(errors) == 2
     assert not any(Path(f"/proc/{pid}").exists() for pid in workers)
     subprocess.run(
-        command(plan, tmp_path / "b", "--resume", "--log", str(logs[2])),
+        command(plan, tmp_path / "b", "--resume", "--log", str(logs[1])),
         check=True,
         capture_output=True,
-        timeout=120,
+        timeout=600,
     )
-    whole, resumed = losses(logs[0]), losses(logs[2])
+    whole = undisturbed(team, make_plan("dp=2,zero_stage=1"))
+    first, resumed = map(losses, logs)
     assert min(resumed) in (5, 7) and max(resumed) == STEPS
+    assert first | resumed == whole and len(first) >= min(resumed) - 1
     assert resumed == {step: whole[step] for step in resumed}
-    assert finished(str(tmp_path / "b")) == finished(str(tmp_path / "a")) == [6, 8]
+    assert finished(str(tmp_path / "b")) == [6, 8]
 
 
 @pytest.mark.parametrize(
@@ -180,6 +390,8 @@ def test_a_run_with_a_killed_rank_is_resumed(tmp_path: Path) -> None:
         (["--resume", "--checkpoint", "{}/none"], "has no finished checkpoint"),
         (["--checkpoint", "{}/p.yaml"], "--checkpoint: cannot be made"),
         (["--checkpoint", "{}/x", "--checkpoint-every", "0"], "--checkpoint-every"),
+        (["--checkpoint", "{}/x", "--restarts", "-1"], "--restarts"),
+        (["--checkpoint", "{}/used"], "has checkpoints of an earlier run"),
     ],
 )  # fmt: skip
 def test_bad_options_are_refused(
@@ -187,6 +399,7 @@ def test_bad_options_are_refused(
 ) -> None:
     plan = str(tmp_path / "p.yaml")
     write_plan(plan, make_plan("dp=2"))
+    commit(*finished_files(tmp_path / "used", 2))
     assert main(["train", plan, *(option.format(tmp_path) for option in options)]) == 2
     error = capsys.readouterr().err
     assert named in error and error.count("\n") == 1

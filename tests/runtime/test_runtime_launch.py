@@ -24,7 +24,7 @@ def test_torchrun_trains_as_launched(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "shardwise", "launch", plan, "--with", "torchrun"]
     ran = subprocess.run(
         [*command, "--", "--steps", "2", "--log", str(log)],
-        env={**os.environ, "PATH": path}, capture_output=True, text=True, check=False, timeout=200,
+        env={**os.environ, "PATH": path}, capture_output=True, text=True, check=False, timeout=600,
     )  # fmt: skip
     assert ran.returncode == 0, ran.stderr
     assert [json.loads(line)["step"] for line in log.read_text().splitlines()] == [1, 2]

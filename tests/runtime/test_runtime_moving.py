@@ -12,7 +12,7 @@ from tests.runtime.plans import make_plan
 
 from shardwise.plan import Plan
 from shardwise.runtime import Job, Report, Team, move, parallelize
-from shardwise.runtime.checkpoint import load, resumable, save
+from shardwise.runtime.checkpoint import Saving, load, resumable
 from shardwise.runtime.gradients import local
 from shardwise.runtime.private import process_groups
 from shardwise.runtime.state import state_of
@@ -34,7 +34,7 @@ def moved(report: Report, before: Plan, after: Plan, root: str) -> tuple[list[st
     whether groups of processes are left that nothing uses."""
     job = parallelize(whole_module(before.model, 0), before, lr=LR, max_norm=MAX_NORM)
     losses = [job.step(batches(before, 0).batch(step)).loss for step in range(BEFORE)]
-    save(job, root, step=BEFORE, seed=0, data="synthetic")
+    Saving(job, root, step=BEFORE, seed=0, data="synthetic").wait()
     earlier = process_groups()
     job, _ = move(job, after)
     left = bool(earlier & process_groups())

@@ -88,18 +88,18 @@ CASES = {
         beside=NORM,
     ),
     # Eight microbatches of a row: two sums in each layer's forward and two in its backward, one behind the
-    # embedding and one in the backward of the head. The loss on divided logits has a maximum, a sum and the
-    # target's logit of 32 tokens.
+    # embedding and one in the backward of the head. The loss on divided logits has a maximum of 32 tokens,
+    # and their sum with the target's logit.
     "tensor ranks": Case(
         "tp=2,sequence_parallel=false",
         obeyed={("all_reduce", 4_096): 8 * (4 * 4 + 2)},
-        beside={**NORM, ("all_reduce", 32 * 4): 8 * 3},
+        beside={**NORM, ("all_reduce", 32 * 4): 8, ("all_reduce", 2 * 32 * 4): 8},
     ),
     # Each sum is a reduce-scatter and an all-gather; gradients of 9 norms are added up.
     "divided sequence": Case(
         "tp=2,sequence_parallel=true",
         obeyed={("all_gather", 4_096): 8 * (4 * 4 + 2), ("reduce_scatter", 4_096): 8 * (4 * 4 + 2)},
-        beside={**NORM, ("all_reduce", 32 * 4): 8 * 3 + 9},
+        beside={**NORM, ("all_reduce", 32 * 4): 8 + 9, ("all_reduce", 2 * 32 * 4): 8},
     ),
     # Attention: half of the sequence's queries, keys, values and outputs, forward and backward:
     # 16 tokens * (4 + 2 + 2 + 4) heads * 8 * 4 bytes, of which each quarter on average is 1,536.

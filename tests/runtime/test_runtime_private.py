@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import gc
 import inspect
 import time
 from collections.abc import Iterator
 
 import pytest
 import torch
+from tests.runtime.equality import divided, single_process
+from tests.runtime.plans import make_plan
 from torch import distributed
-from torch.distributed import init_device_mesh
+from torch.distributed import DeviceMesh, init_device_mesh
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining._backward import stage_backward
 from torch.distributed.pipelining.schedules import _Action, _PipelineScheduleRuntime
@@ -18,6 +21,7 @@ from torch.distributed.tensor._redistribute import _gen_transform_infos
 from torch.profiler import ProfilerActivity, profile, record_function
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from shardwise.runtime import Report, Team
 from shardwise.runtime.private import (
     chunk_of,
     destroy_groups,
@@ -106,3 +110,17 @@ def test_meshes_are_forgotten() -> None:
     assert _gen_transform_infos.cache_info().currsize > 0
     forget_meshes()
     assert _gen_transform_infos.cache_info().currsize == 0
+
+
+def live_meshes(report: Report) -> int:
+    return sum(type(found) is DeviceMesh for found in gc.get_objects())
+
+
+@pytest.mark.parametrize(
+    "text", ["tp=2,sequence_parallel=true", "dp=2,zero_stage=3", "pp=2,dp=2,zero_stage=1"]
+)
+def test_a_run_leaves_no_groups(team: Team, text: str) -> None:
+    """Each holds three threads, one of which never sleeps long: a hundred runs would keep a machine busy."""
+    plan, whole = make_plan(text), make_plan("tp=1")
+    team.run(plan.cluster.devices, divided, plan, single_process(whole, seed=3, steps=1), 3, None)
+    assert set(team.run(plan.cluster.devices, live_meshes)) == {0}

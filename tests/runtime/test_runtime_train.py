@@ -35,7 +35,7 @@ def shardwise_command(*arguments: str) -> subprocess.CompletedProcess[str]:
         capture_output=True,
         text=True,
         check=False,
-        timeout=120,
+        timeout=600,
     )
 
 
@@ -182,11 +182,11 @@ def test_torchrun_processes_are_the_ranks(tmp_path: Path) -> None:
     write_plan(plans["two"], make_plan("dp=2"))
     write_plan(plans["four"], make_plan("dp=4"))
     ran = subprocess.run(
-        [*torchrun, plans["two"], "--steps", "2"], capture_output=True, text=True, check=True, timeout=120
+        [*torchrun, plans["two"], "--steps", "2"], capture_output=True, text=True, check=True, timeout=600
     )
     assert ran.stdout.count("trained") == 1 and "step 2/2" in ran.stderr
     refused = subprocess.run(
-        [*torchrun, plans["four"]], capture_output=True, text=True, check=False, timeout=120
+        [*torchrun, plans["four"]], capture_output=True, text=True, check=False, timeout=600
     )
     assert refused.returncode != 0
     assert refused.stderr.count("shardwise: error: plan: is for another number of processes") == 1
@@ -257,7 +257,7 @@ def ended(command: list[str], environment: dict[str, str] | None = None) -> subp
         capture_output=True,
         text=True,
         check=False,
-        timeout=120,
+        timeout=600,
         env=os.environ | (environment or {}),
     )
 

@@ -22,9 +22,18 @@ from shardwise.runtime.job import Job
 from shardwise.runtime.modules import Stage, reference_module
 from shardwise.runtime.moving import move
 from shardwise.runtime.parallelize import parallelize
+from shardwise.runtime.recover import last_options, train_here
 from shardwise.runtime.result import StepResult
-from shardwise.runtime.team import RankLost, Report, Team
-from shardwise.runtime.train import SYNTHETIC, StepRecord, TrainOptions, resumed_options, samples_of, train
+from shardwise.runtime.team import RankLost, Report, Team, losses_of_peers
+from shardwise.runtime.train import (
+    SYNTHETIC,
+    StepRecord,
+    TrainOptions,
+    check_unused,
+    resumed_options,
+    samples_of,
+    train,
+)
 from shardwise.runtime.weights import load_weights, save_weights
 
 __all__ = [
@@ -51,10 +60,13 @@ __all__ = [
     "check_named",
     "check_runnable",
     "check_told",
+    "check_unused",
     "export",
     "graph_module",
     "initialise",
+    "last_options",
     "load_weights",
+    "losses_of_peers",
     "move",
     "parallelize",
     "reference_module",
@@ -63,4 +75,5 @@ __all__ = [
     "save_weights",
     "train",
     "train_graph",
+    "train_here",
 ]

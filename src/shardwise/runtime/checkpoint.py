@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 import warnings
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import distributed
+from torch import Tensor, distributed
 from torch.distributed import checkpoint
 
 from shardwise.errors import ConfigError
@@ -20,38 +20,63 @@ from shardwise.runtime.state import make_states, named, state_of, whole_name
 from shardwise.runtime.weights import save_weights
 
 
-def save(job: Job, root: str, *, step: int, seed: int, data: str) -> None:
-    """Save `job` after `step` steps into its own folder of `root`; call it on every rank.
+class Saving:
+    """A checkpoint that is being written beside the run: of the job as it was when this was made.
 
-    The files are written first; the manifest, once all are there, makes them a checkpoint.
+    Parameters and states are copied first; then a thread of each rank writes its part, and that of rank 0
+    commits the manifest once all parts are there. Make it on every rank, and `wait` for it on every rank
+    before the next one.
     """
-    folder = folder_of(root, step)
-    if distributed.get_rank() == 0:
-        shutil.rmtree(folder, ignore_errors=True)  # what a run that was ended here has left
-        os.makedirs(folder)
-    distributed.barrier()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of being the only process, of plain tensors
-        checkpoint.save(state_of(job), checkpoint_id=folder)
-    distributed.barrier()
-    if distributed.get_rank() == 0:
+
+    def __init__(self, job: Job, root: str, *, step: int, seed: int, data: str) -> None:
+        self._folder = folder_of(root, step)
+        # Collectives of the thread must not come between those of the steps.
+        self._group = distributed.new_group(backend="gloo")
         plan = job.plan
-        commit(
-            folder,
-            Manifest(
-                step=step,
-                seed=seed,
-                data=data,
-                optimizer=plan.job.optimizer,
-                global_batch_size=plan.job.global_batch_size,
-                seq_len=plan.job.seq_len,
-                model=model_hash(plan.model.config),
-                plan=document_hash(plan_document(plan)),
-                files=files_in(folder),
-            ),
+        manifest = Manifest(
+            step=step,
+            seed=seed,
+            data=data,
+            optimizer=plan.job.optimizer,
+            global_batch_size=plan.job.global_batch_size,
+            seq_len=plan.job.seq_len,
+            model=model_hash(plan.model.config),
+            plan=document_hash(plan_document(plan)),
+            files={},
         )
-        prune(root)
-    distributed.barrier()
+        executor = ThreadPoolExecutor(1)
+        self._written = executor.submit(self._write, copied(state_of(job)), root, manifest)
+        executor.shutdown(wait=False)
+
+    def _write(self, state: dict[str, Tensor], root: str, manifest: Manifest) -> None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of being the only process, of plain tensors
+            checkpoint.save(state, checkpoint_id=self._folder, process_group=self._group)
+        if distributed.get_rank(self._group) == 0:  # has heard of every rank that it is done
+            commit(self._folder, replace(manifest, files=files_in(self._folder)))
+            prune(root)
+
+    def wait(self) -> None:
+        """Until this rank's part is written; on rank 0 until the checkpoint is committed. ConfigError where
+        it cannot be written."""
+        try:
+            self._written.result()
+        except checkpoint.CheckpointException as error:
+            first = next(iter(error.failures.values()))[0]
+            raise _not_written(self._folder, first) from None
+        except OSError as error:
+            raise _not_written(self._folder, error) from None
+        distributed.destroy_process_group(self._group)
+
+
+def copied(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The same that no step changes."""
+    return {name: tensor.detach().clone() for name, tensor in state.items()}
+
+
+def _not_written(folder: str, error: BaseException) -> ConfigError:
+    why = (getattr(error, "strerror", None) or str(error).strip() or type(error).__name__).splitlines()[0]
+    return ConfigError(f"cannot be written: {why.lower()}", file=folder, key="--checkpoint")
 
 
 def load(job: Job, folder: str) -> None:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import torch
 from torch import Tensor, nn
+from torch.autograd import Function
 from torch.nn import functional
 
 from shardwise.model import Mlp
@@ -15,6 +19,29 @@ def activated(x: Tensor, kind: Activation) -> Tensor:
     if kind == "relu":
         return functional.relu(x)
     return functional.gelu(x, approximate="tanh" if kind == "gelu_tanh" else "none")
+
+
+def gated(gate: Tensor, up: Tensor, kind: Activation) -> Tensor:
+    """activated(gate) * up, which keeps these two alone for the backward pass and activates again there."""
+    product: Tensor = _Gated.apply(gate, up, kind)
+    return product
+
+
+class _Gated(Function):
+    @staticmethod
+    def forward(ctx: Any, gate: Tensor, up: Tensor, kind: Activation) -> Tensor:
+        ctx.kind = kind
+        ctx.save_for_backward(gate, up)
+        return activated(gate, kind) * up
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        gate, up = ctx.saved_tensors
+        with torch.enable_grad():
+            again = gate.detach().requires_grad_()
+            activation = activated(again, ctx.kind)
+        (of_gate,) = torch.autograd.grad(activation, again, grads[0] * up)
+        return of_gate, grads[0] * activation.detach(), None
 
 
 class FeedForward(nn.Module):
@@ -31,4 +58,4 @@ class FeedForward(nn.Module):
         up = self.up(x)
         if self.gate is None:
             return self.down(activated(up, self.activation))
-        return self.down(activated(self.gate(x), self.activation) * up)
+        return self.down(gated(self.gate(x), up, self.activation))

@@ -14,7 +14,6 @@ from shardwise.plan import Plan
 from shardwise.runtime.accumulate import Accumulation
 from shardwise.runtime.divide import engine_of, stages_of, tie_of
 from shardwise.runtime.gradients import Tie, scale, settle, square_sum
-from shardwise.runtime.loss import loss_context
 from shardwise.runtime.mesh import Place, device_mesh, place_of
 from shardwise.runtime.modules import Stage
 from shardwise.runtime.optimizer import optimizer_of
@@ -67,8 +66,12 @@ class Job:
     def backward(self, batch: Tensor) -> StepResult:
         """The part of `step` before the optimizer: loss, and clipped gradients in the parameters."""
         tokens, targets = self._own(batch)
-        with loss_context(self._tensor_mesh):
-            loss = self._engine.run(tokens, targets)
+        replicas = [stage.replicas for _, stage in self.stages if stage.replicas is not None]
+        for each in replicas:
+            each.start()
+        loss = self._engine.run(tokens, targets)
+        for each in replicas:
+            each.finish()
         settle(self.parameters)
         if self._tie is not None:
             self._tie.add_up()
@@ -86,10 +89,6 @@ class Job:
         with record_function(OPTIMIZER):
             self.optimizer.step()
         self.optimizer.zero_grad()
-
-    @property
-    def _tensor_mesh(self) -> DeviceMesh | None:
-        return self.mesh["tp"] if self.plan.best.strategy.tp > 1 else None
 
     def _counted(self) -> Iterable[nn.Parameter]:
         """Parameters that belong to the gradient norm: of tied copies the first."""

@@ -2,36 +2,69 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable
+from typing import Any
 
-from torch import Size, Tensor
+import torch
+from torch import Tensor, distributed
+from torch.autograd import Function
+from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Shard
-from torch.distributed.tensor.parallel import loss_parallel
-from torch.nn import functional
 
 
 def batch_share_loss(tokens: int, vocab: int, mesh: DeviceMesh | None) -> Callable[[Tensor, Tensor], Tensor]:
     """Cross entropy summed over a microbatch's tokens and divided by `tokens`, those of the whole batch.
 
     Such shares add up over microbatches and ranks to the mean loss, however unequally the batch is divided.
-    With `mesh` the logits are divided along the vocabulary over its ranks, and are never gathered.
+    With `mesh` the logits are divided along the vocabulary over its ranks (as `Tensor.chunk` does), and are
+    never gathered. The logits are used up: their memory holds first the probabilities, then the gradient.
     """
+    first, group = 0, None
+    if mesh is not None:
+        first, group = mesh.get_local_rank() * -(-vocab // mesh.size()), mesh.get_group()
 
     def loss(logits: Tensor, targets: Tensor) -> Tensor:
-        logits = logits.float()
-        if mesh is not None:
-            shape = Size((*logits.shape[:2], vocab))
-            stride = (shape[1] * vocab, vocab, 1)
-            logits = DTensor.from_local(logits, mesh, [Shard(2)], run_check=False, shape=shape, stride=stride)
-        total = functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum")
-        whole = total.full_tensor() if isinstance(total, DTensor) else total
-        return whole / tokens
+        total: Tensor = _CrossEntropy.apply(logits.float(), targets - first, group)
+        return total / tokens
 
     return loss
 
 
-def loss_context(mesh: DeviceMesh | None) -> contextlib.AbstractContextManager[None]:
-    """Where the forward and backward passes must run, so that the loss works on divided logits."""
-    return contextlib.nullcontext() if mesh is None else loss_parallel()
+class _CrossEntropy(Function):
+    """Sum over tokens of log(sum of exp(logits)) - the target's logit, of logits (rows, tokens, classes) and
+    targets (rows, tokens), which count from the first class that is here. In the place of the logits.
+
+    Over the ranks of `group` go the largest logit of each token, and the target's with the sum (Shoeybi et
+    al. 2019, section 3).
+    """
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, targets: Tensor, group: ProcessGroup | None) -> Tensor:
+        logits = logits.detach()  # what autograd sees of it does not change
+        classes = logits.shape[-1]
+        largest = logits.new_full((*targets.shape, 1), -torch.inf)
+        if classes:
+            largest = logits.amax(-1, keepdim=True)
+        if group is not None:
+            distributed.all_reduce(largest, distributed.ReduceOp.MAX, group)
+        logits.sub_(largest)
+        is_here = (targets >= 0) & (targets < classes)
+        places = targets.where(is_here, 0)[..., None]
+        sums = logits.new_zeros((2, *targets.shape))
+        if classes:
+            sums[0] = logits.gather(-1, places).squeeze(-1).where(is_here, 0.0)
+        torch.sum(logits.exp_(), -1, out=sums[1])
+        if group is not None:
+            distributed.all_reduce(sums, group=group)
+        logits.div_(sums[1, ..., None])
+        ctx.gradient = logits
+        ctx.save_for_backward(places, is_here)
+        return (sums[1].log() - sums[0]).sum()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        places, is_here = ctx.saved_tensors
+        gradient, ctx.gradient = ctx.gradient, None
+        if gradient.shape[-1]:
+            gradient.scatter_add_(-1, places, -is_here[..., None].to(gradient.dtype))
+        return gradient.mul_(grads[0]), None, None

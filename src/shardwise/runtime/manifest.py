@@ -74,17 +74,31 @@ def commit(folder: str, manifest: Manifest) -> None:
 
 
 def prune(root: str) -> None:
-    """Remove all but the newest finished checkpoints, and what was never finished before them."""
+    """Remove all but the newest finished checkpoints."""
     for step in finished(root)[:-KEPT]:
-        shutil.rmtree(folder_of(root, step))
+        folder = folder_of(root, step)
+        os.unlink(os.path.join(folder, MANIFEST))  # first: what is left of it then is no checkpoint
+        shutil.rmtree(folder)
+
+
+def clear_unfinished(root: str) -> None:
+    """Remove what runs that were ended here have left of checkpoints."""
+    for step in _steps(root):
+        folder = folder_of(root, step)
+        if not os.path.isfile(os.path.join(folder, MANIFEST)):
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def finished(root: str) -> list[int]:
     """The steps of all finished checkpoints in `root`, ascending."""
+    return [step for step in _steps(root) if os.path.isfile(os.path.join(folder_of(root, step), MANIFEST))]
+
+
+def _steps(root: str) -> list[int]:
+    """The steps of all checkpoints in `root`, finished or not, ascending."""
     if not os.path.isdir(root):
         return []
-    steps = [int(match[1]) for name in os.listdir(root) if (match := _FOLDER.fullmatch(name))]
-    return sorted(step for step in steps if os.path.isfile(os.path.join(folder_of(root, step), MANIFEST)))
+    return sorted(int(match[1]) for name in os.listdir(root) if (match := _FOLDER.fullmatch(name)))
 
 
 def newest(root: str) -> tuple[str, Manifest]:

@@ -19,9 +19,11 @@ from shardwise.model import Decoder, GroupedQuery, LayerShape, Mlp, Model, Route
 from shardwise.runtime.context import Context
 from shardwise.runtime.experts import MixtureOfExperts
 from shardwise.runtime.feed_forward import FeedForward
+from shardwise.runtime.norms import RmsNorm
 from shardwise.runtime.numerics import Numerics, Rope, numerics_of
 from shardwise.runtime.parts import Boundary
 from shardwise.runtime.recompute import recomputed
+from shardwise.runtime.replicas import Replicas
 
 Rotation = tuple[Tensor, Tensor] | None
 """Cosines and sines of shape (tokens, rotated elements / 2), or None where positions are learned."""
@@ -53,7 +55,7 @@ def rotated(x: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
 
 def norm_module(shape: LayerShape, width: int, epsilon: float) -> nn.Module:
     if shape.norm == "rms":
-        return nn.RMSNorm(width, eps=epsilon)
+        return RmsNorm(width, epsilon)
     return nn.LayerNorm(width, eps=epsilon, elementwise_affine=shape.norm == "layer")
 
 
@@ -69,8 +71,8 @@ class Attention(nn.Module):
         self.q = nn.Linear(hidden, shape.heads * shape.head_dim, bias=shape.qkv_bias)
         self.k = nn.Linear(hidden, shape.kv_heads * shape.head_dim, bias=shape.qkv_bias)
         self.v = nn.Linear(hidden, shape.kv_heads * shape.head_dim, bias=shape.qkv_bias)
-        self.q_norm = nn.RMSNorm(shape.head_dim, eps=numerics.epsilon) if shape.qk_norm else None
-        self.k_norm = nn.RMSNorm(shape.head_dim, eps=numerics.epsilon) if shape.qk_norm else None
+        self.q_norm = RmsNorm(shape.head_dim, numerics.epsilon) if shape.qk_norm else None
+        self.k_norm = RmsNorm(shape.head_dim, numerics.epsilon) if shape.qk_norm else None
         self.out = nn.Linear(shape.heads * shape.head_dim, hidden, bias=shape.out_bias)
 
     def forward(self, x: Tensor, rotation: Rotation) -> Tensor:
@@ -170,6 +172,7 @@ class Stage(nn.Module):
 
     `positions` are the places in the sequence of the tokens that this rank works on, `kept` those among them
     that its hidden states have between layers (fewer where the sequence is split over tensor ranks).
+    `replicas` adds up the gradients of a stage that data ranks hold whole.
     """
 
     def __init__(self, model: Model, layers: Iterable[tuple[int, Layer]]) -> None:
@@ -181,6 +184,7 @@ class Stage(nn.Module):
         self.positions: Tensor | None = None
         self.kept: Tensor | None = None
         self.boundary: Boundary | None = None
+        self.replicas: Replicas | None = None
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits (or hidden states) of tokens (or hidden states); with a `boundary`, hidden states come and

@@ -34,4 +34,4 @@ def optimizer_of_parameters(
     ]
     if name == "sgd":
         return torch.optim.SGD(described, lr=lr, momentum=0.9)
-    return torch.optim.AdamW(described, lr=lr, betas=BETAS)
+    return torch.optim.AdamW(described, lr=lr, betas=BETAS, fused=True)  # no temporaries beside the states

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, overload
 
 from torch import distributed, nn
@@ -25,7 +25,7 @@ def parallelize(module: nn.Module, plan: Plan, *, lr: float = ..., max_norm: flo
 def parallelize(
     module: nn.Module,
     plan: GraphPlan,
-    inputs: Sequence[Any] | None = ...,
+    inputs: Sequence[Any] | Mapping[str, Any] | None = ...,
     *,
     lr: float = ...,
     max_norm: float = ...,
@@ -36,7 +36,7 @@ def parallelize(
 def parallelize(
     module: nn.Module,
     plan: PlanFile,
-    inputs: Sequence[Any] | None = ...,
+    inputs: Sequence[Any] | Mapping[str, Any] | None = ...,
     *,
     lr: float = ...,
     max_norm: float = ...,
@@ -46,7 +46,7 @@ def parallelize(
 def parallelize(
     module: nn.Module,
     plan: Plan | GraphPlan | PlanFile,
-    inputs: Sequence[Any] | None = None,
+    inputs: Sequence[Any] | Mapping[str, Any] | None = None,
     *,
     lr: float = 1e-3,
     max_norm: float = 1.0,

@@ -89,3 +89,27 @@ def _part(whole: Tensor, dim: int, group: ProcessGroup) -> Tensor:
 
 def _joined(part: Tensor, dim: int, group: ProcessGroup) -> Tensor:
     return torch.cat(gathered(part.unsqueeze(0), group).unbind(), dim)
+
+
+def summed_over(tensor: Tensor, dim: int | None, group: ProcessGroup) -> Tensor:
+    """The sum over the ranks of `group`: whole on every rank, or this rank's part along `dim`. The gradient
+    of it is that of every rank's `tensor`."""
+    summed: Tensor = _Sum.apply(tensor, dim, group)
+    return summed
+
+
+class _Sum(Function):
+    """The sum over ranks, whole (dim None) or in parts; gradients of parts are joined."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, dim: int | None, group: ProcessGroup) -> Tensor:
+        ctx.dim, ctx.group = dim, group
+        if dim is None:
+            total = tensor.clone()
+            distributed.all_reduce(total, group=group)
+            return total
+        return summed_part(tensor.transpose(0, dim), group).transpose(0, dim).contiguous()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        return grads[0] if ctx.dim is None else _joined(grads[0], ctx.dim, ctx.group), None, None

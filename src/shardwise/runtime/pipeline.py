@@ -49,6 +49,7 @@ class Pipeline:
                     device,
                     group=group,
                     before_backward=partial(_before_backward, stage, strategy),
+                    reduce=partial(_reduce, stage),
                     input_args=tokens if index == 0 else hidden,
                     output_args=logits if index == last else hidden,
                 )
@@ -80,3 +81,9 @@ class Pipeline:
 def _before_backward(stage: Stage, strategy: Strategy, is_last: bool) -> None:
     """Where gradients are reduced once per step, REDUCE_GRAD of the schedule does it."""
     synchronise(stage, strategy, is_last=is_last and strategy.grad_shard > 1)
+
+
+def _reduce(stage: Stage) -> None:
+    """What REDUCE_GRAD of the schedule does for copies of weights."""
+    if stage.replicas is not None:
+        stage.replicas.reduce()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -12,7 +13,8 @@ from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining._backward import stage_backward
 from torch.distributed.pipelining.schedules import _Action, _PipelineScheduleRuntime
 from torch.distributed.tensor import DTensor
-from torch.distributed.tensor._redistribute import _gen_transform_infos
+from torch.distributed.tensor._collective_utils import MeshTopoInfo
+from torch.distributed.tensor._redistribute import _gen_transform_infos, clear_redistribute_planner_cache
 from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 from torch.utils._python_dispatch import TorchDispatchMode as DispatchMode
 
@@ -47,12 +49,24 @@ class SynchronisedStage(PipelineStage):
 
     PyTorch's own leaves gathers to actions of the schedule and all reductions to the end of the step; here
     `fully_shard` gathers when a block is used and reduces when its gradients are there. A backward pass that
-    is split in two goes around `fully_shard`'s hooks: its gradients are reduced at the end.
+    is split in two goes around `fully_shard`'s hooks: its gradients are reduced at the end, where `reduce` is
+    called too.
     """
 
-    def __init__(self, *arguments: Any, before_backward: Callable[[bool], None], **named: Any) -> None:
+    def __init__(
+        self,
+        *arguments: Any,
+        before_backward: Callable[[bool], None],
+        reduce: Callable[[], None],
+        **named: Any,
+    ) -> None:
         super().__init__(*arguments, **named)
         self._before_backward = before_backward
+        self._reduce = reduce
+
+    def perform_reduce_grad(self, grad_scale_factor: int) -> None:
+        super().perform_reduce_grad(grad_scale_factor)
+        self._reduce()
 
     def backward_maybe_with_nosync(
         self, backward_type: str, bwd_kwargs: dict[str, Any], last_backward: bool = False
@@ -121,6 +135,13 @@ def destroy_groups(groups: Iterable[ProcessGroup]) -> None:
 
 def forget_meshes() -> None:
     """Have DTensor forget how it laid out operators: it takes meshes of equal ranks for one another, also
-    where the groups of the earlier one have ended."""
+    where the groups of the earlier one have ended.
+
+    What else still holds those groups is garbage in cycles. It is collected here: each gloo group has three
+    threads, one of which wakes a hundred times a second for as long as the group is there.
+    """
     _clear_sharding_prop_cache()
     _gen_transform_infos.cache_clear()
+    clear_redistribute_planner_cache()
+    MeshTopoInfo.build_from_mesh.cache_clear()
+    gc.collect()

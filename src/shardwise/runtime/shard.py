@@ -22,11 +22,14 @@ from torch.distributed.tensor.parallel import (
     SequenceParallel,
     parallelize_module,
 )
+from torch.nn import functional
 
 from shardwise.runtime.experts import Experts, MixtureOfExperts
 from shardwise.runtime.feed_forward import FeedForward
 from shardwise.runtime.mesh import expert_degree, expert_ranks
 from shardwise.runtime.modules import Layer, Stage
+from shardwise.runtime.parts import summed_over
+from shardwise.runtime.replicas import Replicas
 from shardwise.strategy import Strategy
 
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -40,8 +43,7 @@ def split_tensors(stage: Stage, mesh: DeviceMesh, *, sequence_parallel: bool) ->
     """
     stream = Shard(1) if sequence_parallel else Replicate()
     if stage.embedding is not None:
-        tokens = RowwiseParallel(input_layouts=Replicate(), output_layouts=stream)
-        parallelize_module(stage.embedding, mesh, {"tokens": tokens})
+        parallelize_module(stage.embedding, mesh, {"tokens": VocabularyParts(sequence_parallel)})
         if stage.embedding.positions is not None:
             _replicate(stage.embedding.positions, mesh, 0 if sequence_parallel else None)
     for layer in stage.layers.values():
@@ -93,6 +95,37 @@ def _mlp_styles(at: str, mlp: FeedForward, stream: Shard | Replicate) -> dict[st
     return styles
 
 
+class VocabularyParts(ParallelStyle):
+    """A table of which every rank holds some rows: it looks up the tokens that it has, and the sum over the
+    ranks, whole or each rank's part of the sequence, has all. (DTensor's own embedding computes the gradient
+    of the whole table on every rank.)"""
+
+    def __init__(self, sequence_parallel: bool) -> None:
+        self._sequence_parallel = sequence_parallel
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        if not isinstance(module, nn.Embedding):
+            raise TypeError(type(module).__name__)
+        whole = module.weight.detach()
+        divided = distribute_tensor(whole, device_mesh, [Shard(0)], src_data_rank=None)
+        module.weight = nn.Parameter(divided)
+        first = device_mesh.get_local_rank() * -(-len(whole) // device_mesh.size())
+        dim = 1 if self._sequence_parallel else None
+
+        def own_rows(tokens: Tensor) -> Tensor:
+            rows = module.weight.to_local()
+            places = tokens - first
+            is_here = (places >= 0) & (places < len(rows))
+            if len(rows):
+                found = functional.embedding(places.where(is_here, 0), rows)
+            else:  # more ranks than parts
+                found = rows.sum().expand(*tokens.shape, rows.shape[1])
+            return summed_over(found.where(is_here[..., None], 0.0), dim, device_mesh.get_group())
+
+        module.forward = own_rows
+        return module
+
+
 class SharedHeads(ParallelStyle):
     """Keys or values of which several ranks need the same head: every rank computes all heads and keeps its
     own, and gradients are sums over the ranks."""
@@ -134,8 +167,9 @@ def mixtures(stage: Stage) -> list[MixtureOfExperts]:
 def shard_states(
     stage: Stage, mesh: DeviceMesh, expert_mesh: DeviceMesh | None, strategy: Strategy, dtype: str
 ) -> None:
-    """Wrap layers, experts and stage in `fully_shard` over (`replicate`, `shard`) of their mesh, where there
-    is more than one rank or the computation is narrower than the parameters.
+    """Have the data ranks add up gradients: as `Replicas` where they hold all of a dense model whole and
+    compute in fp32, else wrap layers, experts and stage in `fully_shard` over (`replicate`, `shard`) of their
+    mesh, where there is more than one rank or the computation is narrower than the parameters.
 
     Losses are sums over a rank's tokens divided by the tokens of the whole batch, so gradients are summed,
     not averaged. `param_shard` says over how many ranks parameters stay divided between uses. A table that is
@@ -144,10 +178,15 @@ def shard_states(
     compute = _DTYPES.get(dtype)
     policy = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=torch.float32 if compute else None)
     is_dense = strategy.cp * strategy.dp > 1 or dtype in _DTYPES
+    data = _data_mesh(mesh)
+    if expert_mesh is None and dtype not in _DTYPES and strategy.optim_shard * strategy.tp == 1:
+        # `fully_shard` would hold a second copy of the weights, and move gradients into it and out again.
+        if is_dense:
+            stage.replicas = Replicas(_blocks_of(stage), mesh["replicate"].get_group())
+        return
     is_routed = bool(mixtures(stage)) and (is_dense or expert_ranks(strategy) > 1)
     if is_routed and expert_mesh is not None:
         _shard_experts(stage, _data_mesh(expert_mesh), strategy, policy)
-    data = _data_mesh(mesh)
     if is_dense:
         _shard_dense(stage, data, strategy, policy)
     elif is_routed:
@@ -159,6 +198,15 @@ def shard_states(
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)
+
+
+def _blocks_of(stage: Stage) -> list[list[nn.Parameter]]:
+    """The stage's parameters in blocks, in the order in which a backward pass is done with them."""
+    modules = [stage.head, *reversed(list(stage.layers.values())), stage.embedding]
+    blocks = [list(module.parameters()) for module in modules if module is not None]
+    if stage.head is not None and stage.embedding is not None:  # a tied table is done with the embedding
+        blocks[0] = [parameter for parameter in blocks[0] if all(parameter is not p for p in blocks[-1])]
+    return blocks
 
 
 def _data_mesh(mesh: DeviceMesh) -> DeviceMesh:
@@ -200,6 +248,8 @@ def _reshard(param_shard: int, optim_shard: int) -> bool | int:
 def synchronise(stage: nn.Module, strategy: Strategy, *, is_last: bool) -> None:
     """Say what the data groups do in the coming backward pass of `stage`: what the plan's degrees ask of
     every microbatch, and with the last one all that is left."""
+    if isinstance(stage, Stage) and stage.replicas is not None and is_last:
+        stage.replicas.expect_last()
     for module in stage.modules():
         if isinstance(module, FSDPModule):
             param, grad = strategy.param_shard, strategy.grad_shard

@@ -10,9 +10,10 @@ from dataclasses import dataclass, replace
 from shardwise.errors import ConfigError
 from shardwise.plan import Plan
 from shardwise.runtime.adapt import Adaptation, Advisor, Change
-from shardwise.runtime.checkpoint import load, resumable, save
+from shardwise.runtime.checkpoint import Saving, load, resumable
 from shardwise.runtime.data import Samples, Synthetic, TokenFile
 from shardwise.runtime.initial import initialise
+from shardwise.runtime.manifest import clear_unfinished, finished
 from shardwise.runtime.modules import reference_module
 from shardwise.runtime.parallelize import parallelize
 from shardwise.runtime.trace import StepTrace, traced
@@ -27,10 +28,10 @@ SYNTHETIC = "synthetic"
 class TrainOptions:
     """What `train` is asked for beside the plan. `data` is `synthetic` or the path of a token file.
 
-    With `checkpoint` (a folder) the job is saved there after every `checkpoint_every` steps and at the end.
-    It goes on from the checkpoint in the folder `resumed`, after its `start` steps, where one is given; else
-    parameters come from the safetensors in the folder `weights`, or from the seed. With an `advisor` the run
-    re-plans on the way.
+    With `checkpoint` (a folder) the job is saved there after every `checkpoint_every` steps and at the end,
+    while the next step runs. It goes on from the checkpoint in the folder `resumed`, after its `start` steps,
+    where one is given; else parameters come from the safetensors in the folder `weights`, or from the seed.
+    With an `advisor` the run re-plans on the way.
     """
 
     steps: int
@@ -92,7 +93,10 @@ def train(report: Callable[[StepRecord], None], plan: Plan, options: TrainOption
     job = parallelize(module, plan, lr=options.lr)
     if options.resumed is not None:
         load(job, options.resumed)
+    if options.checkpoint is not None and job.place.rank == 0:
+        clear_unfinished(options.checkpoint)
     trace = StepTrace()
+    saving: Saving | None = None
     adaptation = None
     if options.advisor is not None:
         adaptation = Adaptation(options.advisor, plan, options.steps)
@@ -112,14 +116,30 @@ def train(report: Callable[[StepRecord], None], plan: Plan, options: TrainOption
             strategy=job.plan.best.strategy,
             tokens=(step + 1) * plan.job.global_batch_size * plan.job.seq_len,
         )
+        if saving is not None:  # no step counts as done behind one that is not saved yet
+            saving.wait()
+            saving = None
         if adaptation is not None:
             job, change = adaptation.after(job, step + 1, step_s)
             record = replace(record, change=change)
         report(record)
         is_due = (step + 1) % options.checkpoint_every == 0 or is_last
         if options.checkpoint is not None and is_due:
-            save(job, options.checkpoint, step=step + 1, seed=options.seed, data=options.data)
+            saving = Saving(job, options.checkpoint, step=step + 1, seed=options.seed, data=options.data)
+    if saving is not None:
+        saving.wait()
     return trace.spans
+
+
+def check_unused(folder: str) -> None:
+    """ConfigError where an earlier run has saved checkpoints in `folder`: `--resume` would take one of them
+    for this run's."""
+    steps = finished(folder)
+    if steps:
+        raise ConfigError(
+            "has checkpoints of an earlier run", file=folder, key="--checkpoint",
+            found=f"step {steps[-1]}", allowed="another folder, or --resume",
+        )  # fmt: skip
 
 
 def resumed_options(options: TrainOptions, plan: Plan) -> TrainOptions:

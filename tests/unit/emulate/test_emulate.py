@@ -65,7 +65,7 @@ def emulate(*words: str) -> subprocess.CompletedProcess[str]:
     # What runs in there asks for its own links by name.
     place = dict(os.environ, PATH=os.pathsep.join([os.environ["PATH"], "/usr/sbin", "/sbin"]))
     return subprocess.run(
-        [*COMMAND, *words], capture_output=True, text=True, check=False, timeout=120, env=place
+        [*COMMAND, *words], capture_output=True, text=True, check=False, timeout=600, env=place
     )
 
 
@@ -151,7 +151,7 @@ def test_an_interrupt_takes_everything_down(cluster: str, tmp_path: Path, number
         while not ready.exists() and process.poll() is None and time.monotonic() < deadline_s:
             os.sched_yield()
         process.send_signal(number)
-        _, said = process.communicate(timeout=120)
+        _, said = process.communicate(timeout=600)
     if process.returncode == 2:
         assert any(word in said for word in LACKING)
     else:

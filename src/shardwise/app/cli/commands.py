@@ -317,6 +317,9 @@ def train(
     checkpoint: Checkpoint = None,
     checkpoint_every: Annotated[str, typer.Option(metavar="N", help="Steps between checkpoints.")] = "100",
     resume: Resume = False,
+    restarts: Annotated[
+        str, typer.Option(metavar="N", help="Times that a run with --checkpoint outlives a rank.")
+    ] = "3",
     weights: Weights = None,
     export: Export = None,
     adaptive: Adaptive = False,
@@ -335,6 +338,7 @@ def train(
         checkpoint=checkpoint,
         checkpoint_every=request.count("--checkpoint-every", checkpoint_every),
         resume=resume,
+        restarts=request.count("--restarts", restarts, low=0),
         weights=weights,
         export=export,
         adaptive=adaptive,

@@ -9,7 +9,7 @@ import shlex
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TextIO
 
 from shardwise.app.cli import words
 from shardwise.app.cli.adapting import advisor_for
@@ -40,6 +40,10 @@ class _Run:
     steps: int
     is_adaptive: bool = False
     records: list[StepRecord] = field(default_factory=list)
+
+    def progress(self) -> str:
+        """How far it has come, in words."""
+        return f"after step {self.records[-1].step}" if self.records else "before the first step"
 
     def line(self) -> str:
         """How the last step went, in one line."""
@@ -72,21 +76,20 @@ class _Run:
             f" · {format_bytes(change.moved_bytes)} between nodes, {words.seconds(change.moved_s)}"
         )
 
-    def log_line(self) -> str:
-        """The last step as a line of JSON (docs/formats.md)."""
-        last = self.records[-1]
+    def log_line(self, record: StepRecord) -> str:
+        """A step as a line of JSON (docs/formats.md)."""
         document: dict[str, object] = {
-            "step": last.step,
-            "loss": last.loss,
-            "gradient_norm": last.gradient_norm,
-            "step_time_s": last.step_time_s,
-            "predicted_s": last.predicted_s,
-            "tokens": last.tokens,
+            "step": record.step,
+            "loss": record.loss,
+            "gradient_norm": record.gradient_norm,
+            "step_time_s": record.step_time_s,
+            "predicted_s": record.predicted_s,
+            "tokens": record.tokens,
         }
         if self.is_adaptive:
             plan = self.plan
-            document["strategy"] = shortest_text(plan.model, plan.cluster, plan.job, last.strategy)
-            document["change"] = None if last.change is None else asdict(last.change)
+            document["strategy"] = shortest_text(plan.model, plan.cluster, plan.job, record.strategy)
+            document["change"] = None if record.change is None else asdict(record.change)
         return json.dumps(document) + "\n"
 
 
@@ -102,6 +105,7 @@ def trained(
     checkpoint: str | None,
     checkpoint_every: int,
     resume: bool,
+    restarts: int = 0,
     weights: str | None = None,
     export: str | None = None,
     adaptive: bool = False,
@@ -124,13 +128,13 @@ def trained(
     plan = read_plan(path)
     from shardwise.runtime import (
         RankLost,
-        Team,
         TrainOptions,
         check_named,
         check_runnable,
+        check_unused,
         resumed_options,
         samples_of,
-        train,
+        train_here,
     )
 
     options = TrainOptions(
@@ -147,13 +151,11 @@ def trained(
     check_runnable(plan)
     if weights is not None or export is not None:
         check_named(plan.model)
-    if export is not None and checkpoint is None:
-        raise ConfigError("needs --checkpoint, from which it is made", key="--export", found=export)
-    for option, folder in (("--checkpoint", checkpoint), ("--export", export)):
-        if folder is not None:
-            _make_folder(option, folder)
+    _make_folders(checkpoint, export)
     if resume:
         options = resumed_options(options, plan)
+    elif checkpoint is not None:
+        check_unused(checkpoint)
     samples_of(plan, options).batch(0)
     run = _Run(plan=plan, steps=options.steps, is_adaptive=adaptive)
     if TORCHRUN_VARIABLE in os.environ:
@@ -161,10 +163,10 @@ def trained(
             raise ConfigError(
                 "is not written under torchrun", key="--trace", found=trace, allowed="without torchrun"
             )
-        return _trained_here(run, options, log, export)
+        return _trained_here(run, path, options, log, export)
     try:
-        with _showing(run, log) as report, Team(plan.cluster.devices) as team:
-            spans = team.run(plan.cluster.devices, train, plan, options, report=report)
+        with _showing(run, log) as out:
+            spans = train_here(plan, options, report=out.report, restarts=restarts, on_restart=out.go_back)
     except RankLost as error:
         return Output(talk=_lost(error, run, path, options), code=FAILED)
     if trace is not None:
@@ -172,18 +174,24 @@ def trained(
     return _ended(run, options, export)
 
 
-def _trained_here(run: _Run, options: TrainOptions, log: str | None, export: str | None) -> Output:
+def _trained_here(run: _Run, path: str, options: TrainOptions, log: str | None, export: str | None) -> Output:
     """This process's part of a run that torchrun started: rank 0 speaks for all."""
-    from shardwise.runtime import train
+    from shardwise.runtime import RankLost, losses_of_peers, train
 
     if os.environ["RANK"] != "0":
         try:
-            train(lambda record: None, run.plan, options)
+            with losses_of_peers():
+                train(lambda record: None, run.plan, options)
         except ConfigError:
             return Output(code=REFUSED)  # rank 0 says why
+        except RankLost:
+            return Output(code=FAILED)
         return Output()
-    with _showing(run, log) as report:
-        train(report, run.plan, options)
+    try:
+        with _showing(run, log) as shown, losses_of_peers():
+            train(shown.report, run.plan, options)
+    except RankLost as error:
+        return Output(talk=_lost(error, run, path, options), code=FAILED)
     return _ended(run, options, export)
 
 
@@ -196,30 +204,53 @@ def _ended(run: _Run, options: TrainOptions, folder: str | None) -> Output:
     return _summary(run)
 
 
-@contextlib.contextmanager
-def _showing(run: _Run, log: str | None) -> Iterator[Callable[[StepRecord], None]]:
+@dataclass(slots=True, kw_only=True)
+class _Shown:
     """Takes records: into the log as they come, and on stderr (a terminal has one line that is renewed, all
     else gets ten lines in all)."""
+
+    run: _Run
+    file: TextIO | None
+    show: Callable[[str], None] | None
+
+    def report(self, record: StepRecord) -> None:
+        run = self.run
+        run.records.append(record)
+        self._log([record])
+        if record.change is not None:
+            talk([run.change_line()])
+        if self.show is not None:
+            self.show(run.line())
+        elif record.step % max(1, run.steps // 10) == 0:
+            talk([run.line()])
+
+    def go_back(self, error: RankLost, step: int) -> None:
+        """The run goes on behind `step`: what was done after it did not count, in the log neither."""
+        run = self.run
+        talk(
+            [f"{error} {run.progress()}; all start again from {f'step {step}' if step else 'the beginning'}"]
+        )
+        run.records = [record for record in run.records if record.step <= step]
+        if self.file is not None:
+            self.file.seek(0)
+            self.file.truncate()
+            self._log(run.records)
+
+    def _log(self, records: Sequence[StepRecord]) -> None:
+        if self.file is not None:
+            self.file.writelines(map(self.run.log_line, records))
+            self.file.flush()
+
+
+@contextlib.contextmanager
+def _showing(run: _Run, log: str | None) -> Iterator[_Shown]:
+    """What takes the records of `run`, with the file `log` open."""
     with contextlib.ExitStack() as stack:
         file = stack.enter_context(opened(log)) if log is not None else None
-        show = stack.enter_context(progress())
-
-        def report(record: StepRecord) -> None:
-            run.records.append(record)
-            if file is not None:
-                file.write(run.log_line())
-                file.flush()
-            if record.change is not None:
-                talk([run.change_line()])
-            if show is not None:
-                show(run.line())
-            elif record.step % max(1, run.steps // 10) == 0:
-                talk([run.line()])
-
-        yield report
+        yield _Shown(run=run, file=file, show=stack.enter_context(progress()))
 
 
-def opened(path: str) -> contextlib.AbstractContextManager[Any]:
+def opened(path: str) -> contextlib.AbstractContextManager[TextIO]:
     """The file at `path`, to be written from its beginning."""
     try:
         return open(path, "w", encoding="utf-8")
@@ -237,6 +268,14 @@ def _write_trace(path: str, spans: Sequence[Span]) -> None:
     write_trace(Trace(spans=tuple(shifted)), path)
 
 
+def _make_folders(checkpoint: str | None, export: str | None) -> None:
+    if export is not None and checkpoint is None:
+        raise ConfigError("needs --checkpoint, from which it is made", key="--export", found=export)
+    for option, folder in (("--checkpoint", checkpoint), ("--export", export)):
+        if folder is not None:
+            _make_folder(option, folder)
+
+
 def _make_folder(option: str, path: str) -> None:
     try:
         os.makedirs(path, exist_ok=True)
@@ -248,16 +287,30 @@ def _make_folder(option: str, path: str) -> None:
 
 
 def _lost(error: RankLost, run: _Run, path: str, options: TrainOptions) -> list[str]:
-    after = f"after step {run.records[-1].step}" if run.records else "before the first step"
-    lines = [f"shardwise: error: {error} {after}; the other ranks were ended"]
+    lines = [f"shardwise: error: {error} {run.progress()}; the other ranks were ended"]
     if options.checkpoint is not None:
-        words_again = ("shardwise", "train", path, "--data", options.data, "--steps", str(options.steps),
-                       "--lr", f"{options.lr:g}", "--checkpoint", options.checkpoint,
-                       "--checkpoint-every", str(options.checkpoint_every), "--resume")  # fmt: skip
-        lines.append(f"  to go on from the last checkpoint: {shlex.join(words_again)}")
+        lines.append(f"  to go on from {_again(run, path, options)}")
     if os.environ.get("SHARDWISE_DEBUG") and error.details:
         lines.append(error.details)
     return lines
+
+
+def _again(run: _Run, path: str, options: TrainOptions) -> str:
+    """The command that goes on with the run, and from where."""
+    from shardwise.runtime import last_options
+
+    words_again = ["shardwise", "train", path, "--data", options.data, "--steps", str(options.steps),
+                   "--lr", f"{options.lr:g}", "--checkpoint", str(options.checkpoint),
+                   "--checkpoint-every", str(options.checkpoint_every)]  # fmt: skip
+    if run.is_adaptive:
+        words_again.append("--adaptive")
+    last = last_options(options, run.plan)
+    if last.resumed is not None:
+        return f"the last checkpoint: {shlex.join([*words_again, '--resume'])}"
+    words_again += ["--seed", str(options.seed)]
+    if options.weights is not None:
+        words_again += ["--weights", options.weights]
+    return f"the beginning: {shlex.join(words_again)}"
 
 
 def _summary(run: _Run) -> Output:

@@ -1,0 +1,105 @@
+"""Gradients of weights of which data ranks hold whole copies: added up once per step, where they lie."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor, distributed, nn
+from torch.distributed import ProcessGroup
+
+
+class Replicas:
+    """The weights of a stage in blocks, each with one piece of memory for its gradients, in which they are
+    accumulated, reduced over `group` and left for the optimizer.
+
+    `blocks` are in the order in which backward passes are done with them, the same on every rank; so are the
+    reductions.
+    """
+
+    def __init__(self, blocks: Iterable[Sequence[nn.Parameter]], group: ProcessGroup) -> None:
+        self._group = group
+        self._blocks: list[list[nn.Parameter]] = []
+        self._memory: list[Tensor] = []
+        self._place: dict[nn.Parameter, Tensor] = {}
+        self._empty: set[nn.Parameter] = set()
+        self._missing: list[int] | None = None
+        self._works: list[distributed.Work | None] = []
+        seen: set[nn.Parameter] = set()
+        for block in blocks:
+            new = [parameter for parameter in dict.fromkeys(block) if parameter not in seen]
+            seen.update(new)
+            if new:
+                self._blocks.append(new)
+        for number, block in enumerate(self._blocks):
+            for parameter in block:
+                parameter.register_post_accumulate_grad_hook(
+                    lambda parameter, number=number: self._seen(parameter, number)
+                )
+
+    def start(self) -> None:
+        """Before the first backward pass of a step: nothing has a gradient."""
+        if not self._memory:
+            self._memory = [_memory_of(block) for block in self._blocks]
+            for block, memory in zip(self._blocks, self._memory, strict=True):
+                parts = memory.split([parameter.numel() for parameter in block])
+                for parameter, part in zip(block, parts, strict=True):
+                    self._place[parameter] = part.view_as(parameter)
+        self._empty = set(self._place)
+        self._missing = None
+        self._works = []
+
+    def expect_last(self) -> None:
+        """The coming backward pass is the last of the step: blocks are reduced when their gradients are
+        there, beside the rest of it."""
+        self._missing = [len(block) for block in self._blocks]
+
+    def reduce(self) -> None:
+        """All backward passes are done: begin the reductions that have not begun."""
+        while len(self._works) < len(self._blocks):
+            self._begin()
+
+    def finish(self) -> None:
+        """Until gradients are whole sums, which the parameters have then."""
+        self.reduce()
+        for work in self._works:
+            if work is not None:
+                work.wait()
+        for parameter, place in self._place.items():
+            parameter.grad = place
+
+    def _seen(self, parameter: Tensor, number: int) -> None:
+        """A backward pass has a gradient of `parameter`, of this block."""
+        self._take(parameter)
+        if self._missing is not None:
+            self._missing[number] -= 1
+            while len(self._works) < len(self._blocks) and not self._missing[len(self._works)]:
+                self._begin()
+
+    def _take(self, parameter: Tensor) -> None:
+        """Add the gradient of `parameter` to its place."""
+        place, grad = self._place[parameter], parameter.grad
+        if grad is None:
+            return
+        if parameter in self._empty:
+            self._empty.remove(parameter)
+            place.copy_(grad)
+        else:
+            place.add_(grad)
+        parameter.grad = None
+
+    def _begin(self) -> None:
+        """Begin the reduction of the next block."""
+        number = len(self._works)
+        for parameter in self._blocks[number]:
+            self._take(parameter)  # of a backward pass in two parts, which tells nobody
+            if parameter in self._empty:
+                self._place[parameter].zero_()
+        work = distributed.all_reduce(self._memory[number], group=self._group, async_op=True)
+        self._works.append(work)
+
+
+def _memory_of(block: Sequence[nn.Parameter]) -> Tensor:
+    first = block[0]
+    total = sum(parameter.numel() for parameter in block)
+    return torch.empty(total, dtype=first.dtype, device=first.device)

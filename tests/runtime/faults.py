@@ -1,0 +1,99 @@
+"""Deaths of ranks at chosen points of a run: a worker that ends itself as `kill -9` would."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, NoReturn
+from unittest.mock import patch
+
+import torch
+
+from shardwise.plan import Plan
+from shardwise.runtime import Job, Report, Stage, TrainOptions, checkpoint, train
+
+PASSES = ("forward", "backward", "optimizer")
+PHASES = (*PASSES, "writing", "committing", "renaming", "pruning")
+"""Where a rank may die: in the passes, behind the optimizer, with its file not yet on the disk; rank 0 also
+before the manifest, with the manifest not yet in its place, and with half of an old checkpoint removed."""
+
+OF_RANK_0 = ("committing", "renaming", "pruning")
+
+
+@dataclass(frozen=True)
+class Fault:
+    """Rank `rank` dies in `phase` of step `step` (from 1), or of the checkpoint behind it; once: then there
+    is the file `mark`."""
+
+    rank: int
+    step: int
+    phase: str
+    mark: str
+
+
+def train_with(
+    report: Report, plan: Plan, options: TrainOptions, *, faults: tuple[Fault, ...]
+) -> tuple[Any, ...]:
+    """`train`, with these faults."""
+    with contextlib.ExitStack() as stack:
+        now = stack.enter_context(_counted(options.start))
+        for fault in faults:
+            if fault.rank == torch.distributed.get_rank():
+                stack.enter_context(_faulty(fault, now))
+        return train(report, plan, options)
+
+
+@contextlib.contextmanager
+def _counted(start: int) -> Iterator[list[int]]:
+    """The number of the step under way."""
+    now = [start]
+    backward = Job.backward
+
+    def counting(job: Job, batch: torch.Tensor) -> Any:
+        now[0] += 1
+        return backward(job, batch)
+
+    with patch.object(Job, "backward", counting):
+        yield now
+
+
+def _die() -> NoReturn:
+    os.kill(os.getpid(), signal.SIGKILL)
+    raise AssertionError("still here")
+
+
+def _faulty(fault: Fault, now: list[int]) -> Any:
+    """A patch with which the fault happens."""
+
+    def strike() -> None:
+        # A checkpoint is written while the next step runs.
+        is_now = fault.step == now[0] or (fault.phase not in PASSES and fault.step == now[0] - 1)
+        if is_now and not os.path.exists(fault.mark):
+            with open(fault.mark, "x"):
+                _die()
+
+    def before(original: Any, *arguments: Any, **named: Any) -> Any:
+        strike()
+        return original(*arguments, **named)
+
+    def in_backward(original: Any, *arguments: Any) -> Any:
+        result = original(*arguments)
+        result.register_hook(lambda _: strike())
+        return result
+
+    targets: dict[str, tuple[Any, str, Any]] = {
+        "forward": (Stage, "forward", before),
+        "backward": (Stage, "forward", in_backward),
+        "optimizer": (torch.optim.Optimizer, "zero_grad", before),
+        "writing": (os, "fsync", before),
+        "committing": (checkpoint, "commit", before),
+        "renaming": (os, "replace", before),
+        "pruning": (shutil, "rmtree", before),
+    }
+    owner, name, way = targets[fault.phase]
+    original = getattr(owner, name)
+    return patch.object(owner, name, lambda *given, **named: way(original, *given, **named))

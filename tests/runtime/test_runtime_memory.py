@@ -1,0 +1,96 @@
+"""Memory: what the tightest rank allocates in a step, tracked among fake ranks, is what the plan says."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+from tests.runtime.tracked import allocated_bytes
+from torch import nn
+
+from shardwise import search
+from shardwise.cluster import Cluster, load_cluster
+from shardwise.model import model_from_config
+from shardwise.plan import Plan
+from shardwise.strategy import Job, complete, parse_fields
+
+pytestmark = pytest.mark.xdist_group("runtime")
+
+WITHIN = 0.10
+
+SMALL = {
+    "model_type": "llama", "hidden_size": 1024, "intermediate_size": 2816, "num_hidden_layers": 8,
+    "num_attention_heads": 16, "num_key_value_heads": 16, "vocab_size": 32000,
+    "max_position_embeddings": 2048,
+}  # fmt: skip
+
+
+def with_memory(devices: int) -> Cluster:
+    """A cluster of cpu devices on which everything fits: nothing is allocated."""
+    nodes, each = max(1, devices // 8), min(8, devices)
+    cluster = load_cluster(f"{nodes}x{each}xcpu")
+    classes = {name: replace(device, memory_bytes=1 << 44) for name, device in cluster.classes.items()}
+    return replace(cluster, classes=classes)
+
+
+def plan_on(devices: int, text: str, batch: int, dtype: str) -> Plan:
+    model = model_from_config(SMALL, name="small")
+    strategy = complete(
+        parse_fields(text), devices=devices, layers=model.layers, experts=None, global_batch_size=batch
+    )
+    job = Job(seq_len=512, global_batch_size=batch, dtype=dtype, optimizer="adamw")
+    return search.plan_of_strategy(model, with_memory(devices), job, strategy)
+
+
+def ratio(plan: Plan) -> float:
+    """Tracked bytes over the plan's."""
+    return allocated_bytes(plan, plan.best.tightest_rank)["Total"] / plan.best.peak_memory.allocated
+
+
+SAMPLE = [
+    (8, "dp=8,zero_stage=0", 8, "fp32"),
+    (8, "dp=8,zero_stage=3", 8, "fp32"),
+    (1024, "dp=128,pp=8", 1024, "fp32"),
+]
+
+MATRIX = [
+    *SAMPLE,
+    (8, "dp=8,zero_stage=0", 32, "fp32"),
+    (8, "dp=8,zero_stage=1", 32, "fp32"),
+    (8, "dp=8,zero_stage=1", 32, "bf16"),
+    (8, "dp=8,zero_stage=3,recompute=full", 8, "fp32"),
+    (8, "pp=8", 8, "fp32"),
+    (8, "pp=4,dp=2", 32, "fp32"),
+    (8, "dp=4,pp=2,zero_stage=1", 64, "fp32"),
+    (8, "cp=8,cp_kind=all_to_all", 8, "fp32"),
+    (64, "dp=16,pp=4,zero_stage=1", 128, "bf16"),
+    (64, "tp=4,dp=8,pp=2,zero_stage=1", 64, "bf16"),
+    (1024, "dp=1024,zero_stage=3,micro_batch_size=2", 2048, "bf16"),
+]
+"""Devices, strategy, batch and dtype."""
+
+
+@pytest.mark.parametrize("number", range(len(MATRIX)))
+def test_the_tightest_rank_allocates_what_the_plan_says(full: bool, number: int) -> None:
+    if full or number < len(SAMPLE):
+        assert ratio(plan_on(*MATRIX[number])) == pytest.approx(1.0, abs=WITHIN)
+
+
+def plain_norm(width: int, epsilon: float) -> nn.Module:
+    return nn.RMSNorm(width, eps=epsilon)
+
+
+def plain_gate(gate: torch.Tensor, up: torch.Tensor, kind: Any) -> torch.Tensor:
+    return nn.functional.silu(gate) * up
+
+
+def test_a_twin_that_keeps_more_is_caught() -> None:
+    """Norms and gated activations as PyTorch has them keep three more tensors a layer."""
+    with (
+        patch("shardwise.runtime.modules.RmsNorm", plain_norm),
+        patch("shardwise.runtime.feed_forward.gated", plain_gate),
+    ):
+        assert ratio(plan_on(*SAMPLE[1])) > 1.0 + WITHIN
