@@ -17,7 +17,7 @@ test: .venv/installed-for-tests
 	$(BIN)/mypy
 	$(BIN)/pytest -n $(WORKERS) --maxprocesses 8 --dist loadgroup
 
-bench: .venv/installed
+bench: .venv/installed-for-tests
 	@$(BIN)/python -m benchmarks
 
 # Emulates clusters on this machine: needs root and Linux; fails where it cannot, or where a goal is missed.

@@ -1,0 +1,100 @@
+"""Moving a job's state in memory from one plan to another, over an emulated link: root, Linux and PyTorch.
+
+`python -m benchmarks.moved OUT` is what runs on each of the two emulated hosts.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from statistics import median
+
+LINK = "200Mb/s"
+LINK_BYTES_PER_S = 25e6
+HOSTS = f"nodes:\n- {{device: cpu, count: 2, devices: 1, nics: {{count: 1, bandwidth: {LINK}}}}}\n"
+SHARE = 0.8
+"""Of a core, for each host."""
+
+MODEL = {"layers": 4, "hidden": 384, "ffn": 1536, "heads": 8, "vocab": 512, "seq_len": 64}
+BATCH = 4
+PLANS = ("dp=2,zero_stage=1", "pp=2,schedule=1f1b,micro_batch_size=2")
+"""Moved from one to the other and back."""
+
+REPEATS = 3
+
+
+def figures() -> dict[str, float]:
+    """`seconds` of a move there, the most bytes that go over one direction of the link, and its `ratio` to
+    the seconds that these take at the link's bandwidth; `back_` of a move back."""
+    with tempfile.TemporaryDirectory() as folder:
+        cluster, out = Path(folder) / "hosts.yaml", Path(folder) / "moved.json"
+        cluster.write_text(HOSTS)
+        command = [
+            sys.executable,
+            "-m",
+            "shardwise",
+            "emulate",
+            "--cpu-share",
+            str(SHARE),
+            str(cluster),
+            "--",
+        ]
+        command += [sys.executable, "-m", "benchmarks.moved", str(out)]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+        found: dict[str, float] = json.loads(out.read_text())
+    return found
+
+
+def main(out: str) -> None:
+    """On each host: moves there and back in turns; rank 0 writes the medians."""
+    import torch
+    from torch import distributed
+
+    from shardwise import search
+    from shardwise.cluster import load_cluster
+    from shardwise.model import model_from_config
+    from shardwise.runtime import Synthetic, initialise, move, parallelize, reference_module
+    from shardwise.strategy import Job, complete, parse_fields
+
+    torch.set_num_threads(1)
+    distributed.init_process_group("gloo")
+    model, cluster = model_from_config(MODEL, name="moved"), load_cluster("2x1xcpu")
+    asked = Job(seq_len=MODEL["seq_len"], global_batch_size=BATCH, dtype="fp32", optimizer="adamw")
+    plans = []
+    for text in PLANS:
+        strategy = complete(
+            {"dp": 1, **parse_fields(text)}, devices=2, layers=model.layers, experts=None,
+            global_batch_size=BATCH,
+        )  # fmt: skip
+        plans.append(search.plan_of_strategy(model, cluster, asked, strategy))
+    module = reference_module(model)
+    initialise(module, seed=0, layers=model.layers)
+    job = parallelize(module, plans[0])
+    batches = Synthetic(vocab=model.vocab, global_batch_size=BATCH, seq_len=asked.seq_len, seed=0)
+    times: tuple[list[float], list[float]] = ([], [])
+    nbytes = [0, 0]
+    for turn in range(2 * REPEATS):
+        job.step(batches.batch(turn))
+        distributed.barrier()
+        start_s = time.perf_counter()
+        job, moved = move(job, plans[(turn + 1) % 2])
+        distributed.barrier()
+        times[turn % 2].append(time.perf_counter() - start_s)
+        nbytes[turn % 2] = max(moved[pair] for pair in ((0, 1), (1, 0)))
+    if os.environ["RANK"] == "0":
+        found = {}
+        for way, own, most in zip(("", "back_"), times, nbytes, strict=True):
+            found[f"{way}seconds"] = median(own)
+            found[f"{way}bytes"] = float(most)
+            found[f"{way}ratio"] = median(own) * LINK_BYTES_PER_S / most
+        Path(out).write_text(json.dumps(found))
+    distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
