@@ -10,6 +10,7 @@ from typing import Any
 
 from shardwise.graph import STATES_SPLIT, Block, BlockLayout, GraphLayout, OpGraph, OpNode, Placement
 from shardwise.runtime.graphs.bring import Lie
+from shardwise.runtime.graphs.forms import Form
 from shardwise.runtime.graphs.grid import Grid
 from shardwise.runtime.graphs.work import Work
 
@@ -44,12 +45,18 @@ class Section:
 @dataclass(frozen=True)
 class Stored:
     """A parameter: its name, its shape in the graph, where it waits, and where it is brought to for all of
-    its readers (None where it has one)."""
+    its readers (None where it has one).
+
+    Along the axes `states_split` each rank updates a share of what all of them have: the part in `parts`
+    where readers use it in parts along all of these, so that the gradient of the share is there when it
+    comes; None where a share is a run of elements.
+    """
 
     name: str
     lie: Lie
     states_split: tuple[int, ...]
     used: Lie | None
+    parts: Form | None
 
 
 @dataclass(frozen=True)
@@ -80,10 +87,10 @@ def program_of(
             names = tuple(repeated(parameter.name, count, block.repeat) for parameter in op.parameters)
             steps.append(Step(work, names))
             number += 1
-            for name, parameter in zip(names, op.parameters, strict=True):
-                shape = op.shape(parameter.dims)
-                used = lies.used[parameter.name] if readers[parameter.name] > 1 else None
-                parameters.setdefault(name, _stored(name, shape, lies.stored[parameter.name], used))
+            for name, parameter, read in zip(names, op.parameters, work.parameters, strict=True):
+                shape, stored = op.shape(parameter.dims), lies.stored[parameter.name]
+                shared = Lie(shape, lies.used[parameter.name]) if readers[parameter.name] > 1 else None
+                parameters.setdefault(name, _stored(name, shape, stored, shared, read, grid))
         sections.append(_section(block, lies, tuple(steps)))
     return Program(tuple(sections), parameters, dict(graph.inputs))
 
@@ -96,10 +103,22 @@ def repeated(name: str, count: int, repeat: int) -> str:
 
 
 def _stored(
-    name: str, shape: tuple[int, ...], placements: Sequence[Placement], used: Sequence[Placement] | None
+    name: str,
+    shape: tuple[int, ...],
+    placements: Sequence[Placement],
+    shared: Lie | None,
+    read: Lie,
+    grid: Grid,
 ) -> Stored:
-    split = tuple(axis for axis, placement in enumerate(placements) if placement == STATES_SPLIT)
-    return Stored(name, Lie(shape, placements), split, None if used is None else Lie(shape, used))
+    split = tuple(
+        axis for axis, each in enumerate(placements) if each == STATES_SPLIT and grid.counts[axis] > 1
+    )
+    lie = Lie(shape, placements)
+    used = (shared or read).gradient
+    dims = {used.held[axis] for axis in split}
+    is_apart = all(isinstance(dim, int) for dim in dims) and dims.isdisjoint(lie.value.held)
+    parts = lie.value.with_held(split, used) if split and is_apart else None
+    return Stored(name, lie, split, shared, parts)
 
 
 def _section(block: Block, layout: BlockLayout, steps: tuple[Step, ...]) -> Section:

@@ -28,7 +28,7 @@ class Held:
         everywhere = whole_form(len(grid.counts))
         local = moved(grid, whole.reshape(shape), shape, everywhere, stored.lie.value)
         self.weight = nn.Parameter(local.detach().clone())
-        self.shares = tuple(axis for axis in stored.states_split if grid.counts[axis] > 1)
+        self.shares = stored.states_split
         self.owned = nn.Parameter(self._share(self.weight.detach()).clone()) if self.shares else self.weight
         self.arrived: Form | None = None
         self._pending: Tensor | None = None
@@ -37,10 +37,12 @@ class Held:
     def name(self) -> str:
         return self.stored.name
 
-    def _share(self, flat: Tensor) -> Tensor:
+    def _share(self, local: Tensor) -> Tensor:
         """This rank's share of the elements of what all ranks of its group have."""
+        if self.stored.parts is not None:
+            return moved(self.grid, local, self.stored.lie.shape, self.stored.lie.value, self.stored.parts)
         count = self.grid.size(self.shares)
-        padded = _padded(flat.reshape(-1), count)
+        padded = _padded(local.reshape(-1), count)
         return padded.view(count, -1)[self.grid.members(self.shares).index(self.grid.here)]
 
     def brought(self, used: Lie) -> Tensor:
@@ -62,6 +64,8 @@ class Held:
     def receive(self, gradient: Tensor, used: Lie) -> None:
         """Take the gradient of what was gathered, scattered as the parameter is."""
         arrived = moved(self.grid, gradient, used.shape, used.gradient, self._scattered_form(used))
+        if arrived is gradient:  # another parameter's too, perhaps; and the fused optimizer ignores strides
+            arrived = gradient.clone(memory_format=torch.contiguous_format)
         self._pending = arrived if self._pending is None else self._pending + arrived
 
     def settle(self) -> None:
@@ -72,6 +76,9 @@ class Held:
             self.owned.grad = torch.zeros_like(self.owned)
             return
         shape, stored, arrived = self.stored.lie.shape, self.stored.lie.value, self.arrived
+        if self.stored.parts is not None:
+            self.owned.grad = moved(self.grid, gradient, shape, arrived, self.stored.parts)
+            return
         late = tuple(axis for axis in self.shares if arrived.held[axis] == "partial")
         gradient = moved(self.grid, gradient, shape, arrived, stored.with_word(late, "partial"))
         if self.shares and late == self.shares:
@@ -90,13 +97,17 @@ class Held:
 
     def publish(self) -> None:
         """Put the shares that all ranks updated together."""
-        if not self.shares:
-            return
-        count = self.grid.size(self.shares)
-        gathered = self.owned.new_empty(count * len(self.owned))
-        distributed.all_gather_single(gathered, self.owned.detach(), group=self.grid.group(self.shares))
-        with torch.no_grad():
-            self.weight.copy_(gathered[: self.weight.numel()].view(self.weight.shape))
+        if self.shares:
+            with torch.no_grad():
+                self.weight.copy_(self._joined(self.owned.detach()))
+
+    def _joined(self, share: Tensor) -> Tensor:
+        """What all ranks of the group have, of the shares of each."""
+        if self.stored.parts is not None:
+            return moved(self.grid, share, self.stored.lie.shape, self.stored.parts, self.stored.lie.value)
+        gathered = share.new_empty(self.grid.size(self.shares) * share.numel())
+        distributed.all_gather_single(gathered, share.contiguous(), group=self.grid.group(self.shares))
+        return gathered[: self.weight.numel()].view(self.weight.shape)
 
     @property
     def copies(self) -> int:
@@ -114,11 +125,7 @@ class Held:
         gradient = self.owned.grad
         if gradient is None:
             return torch.zeros(self.stored.lie.shape)
-        if self.shares:
-            gathered = gradient.new_empty(self.grid.size(self.shares) * gradient.numel())
-            distributed.all_gather_single(gathered, gradient.contiguous(), group=self.grid.group(self.shares))
-            gradient = gathered[: self.weight.numel()].view(self.weight.shape)
-        return self._whole(gradient)
+        return self._whole(self._joined(gradient) if self.shares else gradient)
 
     def _whole(self, local: Tensor) -> Tensor:
         shape, start = self.stored.lie.shape, self.stored.lie.value

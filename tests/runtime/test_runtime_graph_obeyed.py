@@ -1,0 +1,107 @@
+"""Graph plans are obeyed: a step has the collectives that the cost model charges for its layout, in kind,
+bytes and number.
+
+Gathers of parameters are charged in both passes and done once, since a gathered parameter waits for its
+gradient; parameters of a block share one price as long as all of them and go one by one.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from contextlib import nullcontext
+from dataclasses import replace
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+from tests.property.layout_instances import mlp
+from tests.runtime.graph_charged import Times, charged
+from tests.runtime.graph_equality import batches
+from tests.runtime.graph_plans import by_rules, drawn, plan_with
+from tests.runtime.test_runtime_graphs import BY_HAND
+
+from shardwise.plan import GraphPlan
+from shardwise.runtime import Report, Team, graph_module, parallelize
+from shardwise.runtime.collectives import recorded
+from shardwise.runtime.graphs import graph_job
+from shardwise.runtime.graphs.program import program_of
+
+pytestmark = pytest.mark.xdist_group("runtime")
+
+MLP = mlp(8, 8, 16, 4)
+"""All dims go evenly: else parts are padded to the largest."""
+
+KINDS = {"all_gather": "pass", "reduce_scatter": "all_reduce"}
+"""What collectives are to the cost model: over gloo a reduce-scatter is an all-reduce."""
+
+BESIDE = {("all_reduce", 8): "the gradient norm", ("all_reduce", 4): "the loss that is reported"}
+"""Not charged but for its latency (docs/tracking.md)."""
+
+
+def steps_of(report: Report, plans: list[GraphPlan], flat: bool) -> list[Times]:
+    """The collectives of this rank's second step under each plan. With `flat`, shares of states are runs of
+    elements whatever their gradients are."""
+    twin: Any = patch.object(graph_job, "program_of", _with_flat_shares) if flat else nullcontext()
+    with twin:
+        return [_step_of(plan) for plan in plans]
+
+
+def _step_of(plan: GraphPlan) -> Times:
+    job = parallelize(graph_module(plan.graph, seed=0), plan)
+    job.step(batches(plan.graph, 0))
+    with recorded() as record:
+        job.step(batches(plan.graph, 1))
+    return Counter({(found.kind, found.nbytes): times for found, times in record.counts.items()})
+
+
+def _with_flat_shares(*arguments: Any) -> Any:
+    program = program_of(*arguments)
+    parameters = {name: replace(stored, parts=None) for name, stored in program.parameters.items()}
+    return replace(program, parameters=parameters)
+
+
+def as_charged(found: Times) -> Times:
+    """What a step has, in the words of the cost model, without what it does not charge."""
+    words: Times = Counter()
+    for (kind, nbytes), times in found.items():
+        if (kind, nbytes) not in BESIDE:
+            words[KINDS.get(kind, kind), nbytes] += times
+    return words
+
+
+@pytest.mark.parametrize(("ranks", "layouts"), [(2, 16), (4, 6)])
+def test_any_layout_has_the_collectives_that_are_charged(team: Team, ranks: int, layouts: int) -> None:
+    """Any rule of each operator, any place of each tensor, any storage of each parameter."""
+    plans = list(drawn(MLP, (ranks,), range(layouts)))
+    kinds: set[str] = set()
+    for plan, found in zip(plans, team.run(ranks, steps_of, plans, False)[0], strict=True):
+        assert found[("all_reduce", 8)] == 1
+        assert as_charged(found) == charged(plan), plan.layout
+        kinds |= {kind for kind, _ in found}
+    assert kinds >= {"all_reduce", "all_gather", "reduce_scatter", "all_to_all"}
+
+
+def test_layouts_of_two_axes_have_the_collectives_that_are_charged(team: Team) -> None:
+    plans = [
+        plan_with(MLP, ranks, by_rules(MLP, ranks, *wanted))
+        for ranks, wanted in BY_HAND.values()
+        if ranks == (2, 2)
+    ]
+    assert len(plans) > 1
+    for plan, found in zip(plans, team.run(4, steps_of, plans, False)[0], strict=True):
+        assert as_charged(found) == charged(plan), plan.layout
+
+
+def test_columns_then_rows_by_hand(team: Team) -> None:
+    """Of 8 samples with 4 classes: the sum of partial logits, 8 * 4 * 4 bytes; nothing else."""
+    ranks, wanted = BY_HAND["columns then rows on 2"]
+    plan = plan_with(MLP, ranks, by_rules(MLP, ranks, *wanted))
+    ((found,), _) = team.run(2, steps_of, [plan], False)
+    assert as_charged(found) == charged(plan) == Counter({("all_reduce", 128): 1})
+
+
+def test_the_twin_that_gathers_gradients_of_parts_whole_is_caught(team: Team) -> None:
+    """Where states are split of a parameter that is used in parts."""
+    plans = list(drawn(MLP, (2,), range(16)))
+    found = team.run(2, steps_of, plans, True)[0]
+    assert any(as_charged(each) != charged(plan) for plan, each in zip(plans, found, strict=True))
