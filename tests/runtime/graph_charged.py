@@ -60,7 +60,9 @@ def _told(found: Times) -> Callable[..., Seconds]:
             for exchange in rule.exchanges:
                 nbytes = exchange.copies * size(sizes, exchange.dims)
                 nbytes *= exchange.element_bytes or rank.activation_bytes
-                kind = {"all_reduce": "all_reduce", "all_gather": "pass"}.get(exchange.collective, "halo")
+                kind = {"all_reduce": "all_reduce", "reduce_scatter": "all_reduce", "all_gather": "pass"}.get(
+                    exchange.collective, "halo"
+                )
                 calls = round(exchange.forward_calls + exchange.backward_calls)
                 before[kind, round(nbytes)] += calls
         found.clear()

@@ -15,13 +15,15 @@ from unittest.mock import patch
 
 import pytest
 from tests.property.layout_instances import mlp
+from tests.runtime import graph_modules
 from tests.runtime.graph_charged import Times, charged
 from tests.runtime.graph_equality import batches
+from tests.runtime.graph_modules import data_of, module_of
 from tests.runtime.graph_plans import by_rules, drawn, plan_with
 from tests.runtime.test_runtime_graphs import BY_HAND
 
 from shardwise.plan import GraphPlan
-from shardwise.runtime import Report, Team, graph_module, parallelize
+from shardwise.runtime import GraphJob, Report, Team, capture, graph_module, parallelize
 from shardwise.runtime.collectives import recorded
 from shardwise.runtime.graphs import graph_job
 from shardwise.runtime.graphs.program import program_of
@@ -47,10 +49,13 @@ def steps_of(report: Report, plans: list[GraphPlan], flat: bool) -> list[Times]:
 
 
 def _step_of(plan: GraphPlan) -> Times:
-    job = parallelize(graph_module(plan.graph, seed=0), plan)
-    job.step(batches(plan.graph, 0))
+    return _second_step(parallelize(graph_module(plan.graph, seed=0), plan), batches(plan.graph, 0))
+
+
+def _second_step(job: GraphJob, batch: Any) -> Times:
+    job.step(batch)
     with recorded() as record:
-        job.step(batches(plan.graph, 1))
+        job.step(batch)
     return Counter({(found.kind, found.nbytes): times for found, times in record.counts.items()})
 
 
@@ -67,6 +72,12 @@ def as_charged(found: Times) -> Times:
         if (kind, nbytes) not in BESIDE:
             words[KINDS.get(kind, kind), nbytes] += times
     return words
+
+
+def _modules_steps(report: Report, plans: list[GraphPlan]) -> list[Times]:
+    """The same of the captured LSTM, in fp32."""
+    data = data_of("lstm", 0)
+    return [_second_step(parallelize(module_of("lstm", 1).float(), plan, data), data) for plan in plans]
 
 
 @pytest.mark.parametrize(("ranks", "layouts"), [(2, 16), (4, 6)])
@@ -90,6 +101,17 @@ def test_layouts_of_two_axes_have_the_collectives_that_are_charged(team: Team) -
     assert len(plans) > 1
     for plan, found in zip(plans, team.run(4, steps_of, plans, False)[0], strict=True):
         assert as_charged(found) == charged(plan), plan.layout
+
+
+def test_the_states_of_an_lstm_are_exchanged_as_often_as_is_charged(team: Team) -> None:
+    """Split units gather 5 states of 4 x 32 in each of two layers forward, and scatter the sums of their
+    gradients, which over gloo are all-reduces."""
+    graph = capture(graph_modules.__file__, "lstm")
+    plans = list(drawn(graph, (2,), range(3)))
+    found = team.run(2, _modules_steps, plans)[0]
+    for plan, each in zip(plans, found, strict=True):
+        assert as_charged(each) == charged(plan), plan.layout
+    assert found[0][("reduce_scatter", 4 * 32 * 4)] == found[0][("all_gather", 4 * 32 * 4)] - 4 == 2 * 5
 
 
 def test_columns_then_rows_by_hand(team: Team) -> None:

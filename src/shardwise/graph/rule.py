@@ -7,10 +7,10 @@ from typing import Literal
 
 from shardwise.graph.placement import Placement
 
-Collective = Literal["all_reduce", "all_gather", "neighbours"]
+Collective = Literal["all_reduce", "all_gather", "reduce_scatter", "neighbours"]
 """`all_reduce`: every rank gives and gets the whole tensor. `all_gather`: every rank gives its part and gets
-the whole tensor; where it is the backward of the other, a reduce-scatter of the same bytes. `neighbours`:
-every rank gives the tensor to the rank before it and to the one behind it."""
+the whole tensor. `reduce_scatter`: every rank gives the whole tensor and gets its part of the sum.
+`neighbours`: every rank gives the tensor to the rank before it and to the one behind it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -43,6 +43,8 @@ def _once_s(ground: Ground, exchange: Exchange, nbytes: Values, sizes: tuple[Val
         return np.asarray(ground.fabric.all_reduce_s(nbytes, sizes))
     if exchange.collective == "all_gather":
         return np.asarray(ground.fabric.pass_s(nbytes, sizes))
+    if exchange.collective == "reduce_scatter":
+        return np.asarray(ground.fabric.scatter_s(nbytes, sizes))
     outermost = np.zeros(len(nbytes), dtype=np.int64)
     for tier, members in enumerate(sizes):
         outermost = np.where(members > 1, tier, outermost)

@@ -169,6 +169,8 @@ def exchange_s(rank: Rank, rules: tuple[Rule, ...], sizes: Extents) -> Seconds:
                 once_s = rank.all_reduce_s(nbytes, group)
             elif exchange.collective == "all_gather":
                 once_s = rank.ring_s(nbytes, group)
+            elif exchange.collective == "reduce_scatter":
+                once_s = rank.reduce_scatter_s(nbytes, group)
             else:
                 once_s = rank.neighbours_s(2.0 * nbytes, group)
             forward_s += exchange.forward_calls * once_s

@@ -126,7 +126,7 @@ class Rank:
         return max((start for start, size in zip(starts, sizes, strict=True) if size > 1), default=0.0)
 
     def ring_s(self, nbytes: float, sizes: list[int]) -> float:
-        """A reduce-scatter of so many bytes, or an all-gather to so many."""
+        """Once around a ring: an all-gather to so many bytes, or a reduce-scatter of them."""
         alphas, _, speeds = self._reached(sizes)
         return float(comm.pass_s(nbytes, sizes, alphas, speeds)) + self._start_s(sizes)
 
@@ -134,6 +134,11 @@ class Rank:
         alphas, _, speeds = self._reached(sizes)
         has_switch = [1.0 if tier.in_switch_reduction else 0.0 for tier in self.machine.tiers]
         return float(comm.all_reduce_s(nbytes, sizes, alphas, speeds, has_switch)) + self._start_s(sizes)
+
+    def reduce_scatter_s(self, nbytes: float, sizes: list[int]) -> float:
+        """A reduce-scatter of so many bytes, or the all-reduce that the backend does in its place."""
+        sums = self.machine.backend.does("reduce_scatter") == "all_reduce"
+        return self.all_reduce_s(nbytes, sizes) if sums else self.ring_s(nbytes, sizes)
 
     def all_to_all_s(self, nbytes: float, sizes: list[int]) -> float:
         alphas, _, _ = self._reached(sizes)
@@ -175,8 +180,7 @@ class Rank:
                 seconds += self.all_to_all_s(most * members / (members - 1), apart)
             sizes = self.group(group)
             if kind == "reduce-scatter":
-                sums = self.machine.backend.does("reduce_scatter") == "all_reduce"
-                seconds += self.all_reduce_s(before, sizes) if sums else self.ring_s(before, sizes)
+                seconds += self.reduce_scatter_s(before, sizes)
             elif kind == "all-to-all":
                 seconds += self.all_to_all_s(before, sizes)
             elif kind == "all-reduce":

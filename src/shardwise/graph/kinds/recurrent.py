@@ -55,13 +55,14 @@ def _without_width(op: OpNode) -> Dims:
 
 
 def _rules(op: OpNode) -> tuple[Rule, ...]:
-    """Split units gather the state before each step but the first, which begins with zeros; a split input or
-    state sums the gates' arguments."""
+    """Split units gather the state before each step but the first, which begins with zeros, and scatter the
+    sum of its gradients; a split input or state sums the gates' arguments."""
     gates, units, width, recurrent = recurrent_dims(op)
     batch, time = _batch(op), _time(op)
     turns = op.dims[time] - 1
-    state = Exchange(
-        collective="all_gather", dims=(*batch, recurrent), forward_calls=turns, backward_calls=turns
+    state = Exchange(collective="all_gather", dims=(*batch, recurrent), forward_calls=turns, backward_calls=0)
+    scattered = Exchange(
+        collective="reduce_scatter", dims=(*batch, recurrent), forward_calls=0, backward_calls=turns
     )
     gathered = Exchange(collective="all_gather", dims=(*batch, units), forward_calls=0, backward_calls=turns)
     summed = Exchange(
@@ -70,7 +71,7 @@ def _rules(op: OpNode) -> tuple[Rule, ...]:
     arguments = Exchange(collective="all_reduce", dims=(*batch, time, gates, units), backward_calls=0)
     return (
         *split_rules(op, batch),
-        split_rule(op, units, exchanges=(state,) if turns else ()),
+        split_rule(op, units, exchanges=(state, scattered) if turns else ()),
         split_rule(op, width, output=WHOLE, exchanges=(arguments,)),
         split_rule(op, recurrent, output=WHOLE, exchanges=(summed, gathered) if turns else ()),
     )
