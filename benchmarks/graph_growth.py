@@ -128,7 +128,7 @@ def blocks(counts: Sequence[int], epsilon: float) -> Iterator[Row]:
                 laid = layout_chain(graph, cluster, Training(dtype="bf16"), mesh_of(cluster, ranks))
                 name = f"{'x'.join(map(str, ranks))}, {'alike' if alike else 'unlike'}"
                 layouts = list(laid.layouts_per_operator.values())
-                yield line(name, graph.operators, layouts, laid.chains, epsilon)
+                yield line(name, graph.operators, layouts, (laid.chain,), epsilon)
 
 
 def line(name: str, operators: int, layouts: Sequence[int], asked: Sequence[Chain], epsilon: float) -> Row:

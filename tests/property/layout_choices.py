@@ -17,7 +17,7 @@ of tensors that several read theirs, after the word `tensor`."""
 def solution_of(laid: LaidOut, names: Names, mode: str = "kept") -> Solution:
     """The solution with these names; blocks that have no such mode are kept."""
     chosen = []
-    for place, link in enumerate(laid.chains[0]):
+    for place, link in enumerate(laid.chain):
         modes = [each for each, _ in link.modes]
         choices = tuple(
             [option_text(option) for option in variable.options].index(names[named(variable)])

@@ -90,7 +90,7 @@ def every_pipeline(setting: Setting) -> Values:
         stages = []
         for stage, (first, end) in enumerate(setting.spans(cuts)):
             laid = setting.laid(first, end, setting.turns(stage, first, end))
-            prices = [setting.price(stage, first, end, laid.layout(s)) for s in solutions(laid.chains[0])]
+            prices = [setting.price(stage, first, end, laid.layout(s)) for s in solutions(laid.chain)]
             rows = np.array([[p.forward_s, p.backward_s, p.end_s, p.memory_bytes] for p in prices])
             stages.append(rows[reduce(rows)])
         picks = np.meshgrid(*[np.arange(len(rows)) for rows in stages], indexing="ij")

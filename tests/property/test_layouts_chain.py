@@ -44,14 +44,14 @@ def laid(training: Training, *ranks: int) -> LaidOut:
 
 def seconds(training: Training, names: Names, *ranks: int) -> float:
     out = laid(training, *ranks)
-    return measure(out.chains[0], solution_of(out, names))[0]
+    return measure(out.chain, solution_of(out, names))[0]
 
 
 def computed_s(training: Training, names: Names) -> float:
     """The step on 8 ranks without any communication between them, and without the optimizer's part."""
     out = laid(training, 8)
     [choice] = solution_of(out, names)
-    part = out.chains[0][0].modes[0][1]
+    part = out.chain[0].modes[0][1]
     return sum(
         float(factor.costs[choice.choices[factor.variables[0]], 0])
         for factor in part.factors
@@ -100,7 +100,7 @@ def test_megatrons_pair_is_one_all_reduce_forward() -> None:
 def test_gradients_hide_beside_backward_computation_as_long_as_there_is_any() -> None:
     # T = a + c + g - min(g, c): the chain's two times are a + c (all hidden) and a + g (computation ended).
     out = laid(HIDING, 8)
-    costs = solution_costs(out.chains[0], solution_of(out, DATA_PARALLEL))
+    costs = solution_costs(out.chain, solution_of(out, DATA_PARALLEL))
     summed_s = float(FABRIC.all_reduce_s(4.0 * sum(WEIGHTS), NODE))
     unhidden_s = seconds(BLOCKING, DATA_PARALLEL, 8)
     assert costs[0] == pytest.approx(unhidden_s - summed_s, rel=1e-12)
@@ -122,7 +122,7 @@ def test_memory_of_data_parallelism() -> None:
     expected = allocated * (1.0 + efficiency.fragmentation_ratio)
     expected += efficiency.context_bytes + 2.0 * efficiency.communicator_bytes
     out = laid(BLOCKING, 8)
-    assert measure(out.chains[0], solution_of(out, DATA_PARALLEL))[1] == pytest.approx(expected, rel=1e-12)
+    assert measure(out.chain, solution_of(out, DATA_PARALLEL))[1] == pytest.approx(expected, rel=1e-12)
 
 
 @pytest.mark.parametrize("names", [DATA_PARALLEL, FULLY_SHARDED, MEGATRON])
@@ -130,27 +130,27 @@ def test_more_ranks_hold_no_more(names: Names) -> None:
     held = []
     for ranks in (2, 4, 8):
         out = laid(BLOCKING, ranks)
-        held.append(float(solution_costs(out.chains[0], solution_of(out, names))[2]))
+        held.append(float(solution_costs(out.chain, solution_of(out, names))[2]))
     assert held == sorted(held, reverse=True)
 
 
 def test_a_rank_alone_has_nothing_to_choose_and_nobody_to_talk_to() -> None:
     out = laid(BLOCKING, 1)
     assert set(out.layouts_per_operator.values()) == {1}
-    tracked_alone = tracked(out.chains)
+    tracked_alone = tracked([out.chain])
     assert len(tracked_alone.points) == 1
     assert all(
         float(factor.costs[..., 0].sum()) == 0.0
-        for factor in out.chains[0][0].modes[0][1].factors
+        for factor in out.chain[0].modes[0][1].factors
         if len(factor.variables) == 2
     )
 
 
 def test_the_frontier_holds_no_worse_than_layouts_by_hand() -> None:
     out = laid(HIDING, 8)
-    points = tracked(out.chains).points
+    points = tracked([out.chain]).points
     for names in (DATA_PARALLEL, FULLY_SHARDED, STATES_SPLIT, MEGATRON):
-        time_s, memory_bytes = measure(out.chains[0], solution_of(out, names))
+        time_s, memory_bytes = measure(out.chain, solution_of(out, names))
         assert ((points[:, 0] <= time_s * (1 + 1e-12)) & (points[:, 1] <= memory_bytes * (1 + 1e-12))).any()
 
 
@@ -189,7 +189,7 @@ def test_recomputed_blocks_hold_their_entry_alone() -> None:
         for variable in variables
     }
     solutions = [solution_of(out, names, mode) for mode in ("kept", "recomputed")]
-    kept, made_again = (solution_costs(out.chains[0], solution) for solution in solutions)
+    kept, made_again = (solution_costs(out.chain, solution) for solution in solutions)
     # Of 2 layers in 16 bits: the entry stays; all else is made again, of one layer at a time.
     assert made_again[2] < kept[2]
     assert made_again[0] > kept[0]

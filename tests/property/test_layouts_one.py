@@ -18,7 +18,7 @@ from shardwise.cost.layouts.forms import value_forms
 from shardwise.cost.layouts.storage import brought
 from shardwise.cost.one_layout import LayoutPrice, price_layout
 from shardwise.cost.training import Training
-from shardwise.frontier import Chain
+from shardwise.frontier import Chain, hub_sizes
 from shardwise.graph import OpGraph, graph_names, layout_from_record, layout_record, load_graph
 from shardwise.search import tracked
 from shardwise.search.tracking.solution import Choice, Solution, measure
@@ -39,8 +39,9 @@ CLUSTERS = (
 
 
 def random_solution(random: np.random.Generator, chain: Chain) -> Solution:
-    """Any choice of each variable; borders agree."""
+    """Any choice of each variable; borders and hubs agree."""
     chosen: list[Choice] = []
+    hubs = {name: int(random.integers(size)) for name, size in hub_sizes(chain).items()}
     border: int | None = None
     for link in chain:
         for _ in range(link.repeat):
@@ -49,6 +50,8 @@ def random_solution(random: np.random.Generator, chain: Chain) -> Solution:
             choices = [int(random.integers(size)) for size in part.sizes]
             if part.entry is not None and border is not None:
                 choices[part.entry] = border
+            for name, variable in part.hubs:
+                choices[variable] = hubs[name]
             chosen.append(Choice(mode, tuple(choices)))
             border = None if part.exit is None else choices[part.exit]
     return tuple(chosen)
@@ -62,13 +65,12 @@ def both(
     mesh: Mesh = mesh_of(machines, ranks)
     laid = layout_chain(graph, machines, training, mesh)
     random = np.random.default_rng(seed)
-    case = int(random.integers(len(laid.chains)))
-    solution = random_solution(random, laid.chains[case])
+    solution = random_solution(random, laid.chain)
     # As a plan would hold it: names alone.
-    record = json.loads(json.dumps(layout_record(laid.layout(solution, case))))
+    record = json.loads(json.dumps(layout_record(laid.layout(solution))))
     layout = layout_from_record(record, graph, ranks)
     price = price_layout(graph, machines, training, mesh, layout)
-    return measure(laid.chains[case], solution), price
+    return measure(laid.chain, solution), price
 
 
 @pytest.mark.parametrize("seed", range(60))
@@ -95,8 +97,8 @@ def test_they_agree_on_transformers(graph: OpGraph, seed: int) -> None:
 def test_random_graphs_share_parameters_within_blocks_and_across() -> None:
     graphs = [random_graph(seed) for seed in range(60)]
     machine = load_cluster("8x8xH100-SXM")
-    cases = [len(layout_chain(each, machine, SOFTWARE[0], mesh_of(machine, (4,))).chains) for each in graphs]
-    assert sum(count > 1 for count in cases) >= 5
+    chains = [layout_chain(each, machine, SOFTWARE[0], mesh_of(machine, (4,))).chain for each in graphs]
+    assert sum(bool(hub_sizes(chain)) for chain in chains) >= 5
     names = [
         [parameter.name for op in block.operators for parameter in op.parameters]
         for each in graphs
@@ -120,10 +122,10 @@ def test_every_point_of_a_frontier_costs_what_its_layout_does(graph: OpGraph, po
     machines = load_cluster("8x8xH100-SXM")
     mesh, training = mesh_of(machines, (8,)), SOFTWARE[0]
     laid = layout_chain(graph, machines, training, mesh)
-    found = tracked(laid.chains, epsilon=0.001)
+    found = tracked([laid.chain], epsilon=0.001)
     assert len(found.points) >= points
-    for (case, solution), (time_s, memory_bytes) in zip(found.solutions, found.points, strict=True):
-        price = price_layout(graph, machines, training, mesh, laid.layout(solution, case))
+    for (_, solution), (time_s, memory_bytes) in zip(found.solutions, found.points, strict=True):
+        price = price_layout(graph, machines, training, mesh, laid.layout(solution))
         assert price.time_s == pytest.approx(time_s, rel=1e-9)
         assert price.memory_bytes == pytest.approx(memory_bytes, rel=1e-9)
 

@@ -47,7 +47,7 @@ def by_definition(graph: OpGraph, cluster_text: str) -> np.ndarray:
     cluster = load_cluster(cluster_text)
     points = []
     for mesh in meshes_of(cluster, cluster.devices):
-        (chain,) = layout_chain(graph, cluster, TRAINING, mesh).chains
+        chain = layout_chain(graph, cluster, TRAINING, mesh).chain
         points += [measure(chain, solution) for solution in solutions(chain)]
     every = np.array(points)
     return every[reduce(every)]
@@ -95,7 +95,7 @@ def price_in_other_order(seed: int) -> float:
     graph, mesh = random_graph(seed), mesh_of(cluster, shape)
     other = mesh_of(cluster, tuple(shape[axis] for axis in order))
     laid = layout_chain(graph, cluster, training, mesh)
-    layout = laid.layout(random_solution(np.random.default_rng(seed), laid.chains[0]))
+    layout = laid.layout(random_solution(np.random.default_rng(seed), laid.chain))
     turned = price_layout(graph, cluster, training, other, reordered(layout, order))
     return turned.time_s / price_layout(graph, cluster, training, mesh, layout).time_s
 

@@ -153,7 +153,7 @@ def test_a_stage_costs_what_its_names_say(seed: int) -> None:
             stage_layouts(graph, cluster, training, mesh, turns, first=first, end=end)
         return
     laid = stage_layouts(graph, cluster, training, mesh, turns, first=first, end=end)
-    chain = laid.chains[0]
+    chain = laid.chain
     solution = []
     for place, chosen in zip(occurrences(chain), random_solution(random, chain), strict=True):
         choices = list(chosen.choices)
@@ -170,7 +170,7 @@ def test_a_stage_costs_what_its_names_say(seed: int) -> None:
         parts = replace(turns, microbatches=backwards, more_forwards=forwards - backwards, steps=ends)
         laid = stage_layouts(graph, cluster, training, mesh, parts, first=first, end=end)
         sum_s = forwards * price.forward_s + backwards * price.backward_s + ends * price.end_s
-        assert measure(laid.chains[0], tuple(solution))[0] == pytest.approx(sum_s, rel=1e-9)
+        assert measure(laid.chain, tuple(solution))[0] == pytest.approx(sum_s, rel=1e-9)
 
 
 def test_a_stage_holds_what_its_schedule_keeps() -> None:
@@ -193,8 +193,8 @@ def test_no_stage_is_below_the_open_floor_of_its_part() -> None:
             floor = pieces.open_floor(0, first, first + 1)
             for end in range(first + 1, blocks):
                 laid = setting.laid(0, end, setting.turns(0, 0, end))
-                for solution in solutions(laid.chains[0]):
-                    time_s, memory_bytes = measure(laid.chains[0], solution)
+                for solution in solutions(laid.chain):
+                    time_s, memory_bytes = measure(laid.chain, solution)
                     assert time_s >= floor.at(np.array([memory_bytes]))[0] * (1 - 1e-12)
 
 

@@ -12,6 +12,7 @@ from tests.property.tracking_instances import (
     Choices,
     chain_of,
     frontier_by_definition,
+    hubbed_chain,
     long_chain,
     measure_of,
 )
@@ -20,6 +21,7 @@ from shardwise.frontier import Chain, Factor, Link, Part, frontier_of, reduce
 from shardwise.search import tracked
 from shardwise.search.tracking import (
     bins,
+    borders,
     bounds,
     draw,
     eliminate,
@@ -165,6 +167,43 @@ def test_bins_keep_what_no_other_row_dominates() -> None:
             ).all()
 
 
+def test_hubs_make_one_choice_along_a_chain() -> None:
+    """By elimination alone, and up to an epsilon too; solutions choose what they say, everywhere alike."""
+    assert agrees(range(80), hubbed_chain)
+    hubs = 0
+    for seed in range(80):
+        chain = hubbed_chain(seed)
+        expected = frontier_by_definition(chain)
+        if not expected:
+            continue
+        assert by_labels(chain, walk.merged)[0] == expected, seed
+        found = tracked([chain], epsilon=0.2)
+        assert matches(found.points, expected, 0.2), seed
+        assert [measure_of(chain, plain(each)) for _, each in found.solutions] == as_points(found.points)
+        for _, solution in found.solutions:
+            at = [place for place, link in enumerate(chain) for _ in range(link.repeat)]
+            chosen = {
+                (name, choice.choices[variable])
+                for place, choice in zip(at, solution, strict=True)
+                for name, variable in chain[place].modes[choice.mode][1].hubs
+            }
+            assert len(chosen) == len({name for name, _ in chosen}), seed
+            hubs += len(chosen)
+    assert hubs > 100
+
+
+def first_choice(own: borders.Borders, values: Any, hubs: Any) -> Any:
+    """What all other hubs come to at their first choice, instead of at the best one."""
+    first = tuple(slice(None) if name in hubs else 0 for name in own.hubs)
+    full = np.broadcast_to(values, (*own.sizes, *values.shape[len(own.hubs) :]))
+    return full[first]
+
+
+def test_hubs_that_are_thought_to_have_chosen_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(borders.Borders, "on", first_choice)
+    assert not agrees(range(60), hubbed_chain)
+
+
 def test_a_search_that_would_take_too_long_tells_what_it_proved(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(labels, "MOST_PAIRS", 40)
     stopped = 0
@@ -193,10 +232,10 @@ def test_cases_of_one_question_have_one_frontier() -> None:
     assert used == {0, 1, 2}
 
 
-def agrees(seeds: range) -> bool:
+def agrees(seeds: range, drawn: Callable[[int], Chain] = chain_of) -> bool:
     """Whether tracking with bounds and without agrees with enumeration on all seeds."""
     for seed in seeds:
-        chain = chain_of(seed)
+        chain = drawn(seed)
         expected = frontier_by_definition(chain)
         if not expected:
             continue
@@ -232,7 +271,7 @@ def without_exposed(chain: Chain) -> Chain:
 
 WEIGHTED = lines.weighted
 
-OUTSIDE, WITHIN, AROUND = eliminate._outside, bounds.Bounds._within, peaks.Peaks.around
+LEAST, WITHIN, AROUND = eliminate._Likes.least, bounds.Bounds._within, peaks.Peaks.around
 
 
 def nearer(own: bounds.Bounds, spans: tuple[range, range], outside: Any, least: Any) -> labels.Within:
@@ -246,7 +285,7 @@ def nearer(own: bounds.Bounds, spans: tuple[range, range], outside: Any, least: 
         (labels._Joint, "points", broken_edge),
         (grid, "reduce", broken_reduce),
         (prune, "may_matter", cut_too_much),
-        (eliminate, "_outside", lambda scalars, step: 1.1 * OUTSIDE(scalars, step)),
+        (eliminate._Likes, "least", lambda likes, sums, table: 1.1 * LEAST(likes, sums, table)),
         (bounds.Bounds, "_within", nearer),
         (peaks.Peaks, "around", lambda least, spans: 1.1 * AROUND(least, spans)),
         (state, "simplified", without_exposed),

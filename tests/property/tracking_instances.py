@@ -72,6 +72,51 @@ def long_chain(seed: int) -> Chain:
     )
 
 
+def hubbed_chain(seed: int) -> Chain:
+    """A chain with one or two hubs, each in some of its links and beside any of their variables."""
+    random = np.random.default_rng(seed)
+    chain = list(chain_of(seed, operators=6, layouts=3))
+    is_hiding = random.random() < 0.5
+    for number in range(int(random.integers(1, 3))):
+        name, size = f"hub {number}", int(random.integers(1, 4))
+        for place, link in enumerate(chain):
+            if random.random() < 0.7:
+                modes = tuple(
+                    (mode, _hubbed(random, part, name, size, is_hiding)) for mode, part in link.modes
+                )
+                chain[place] = replace(link, modes=modes)
+    return tuple(chain)
+
+
+def _hubbed(random: np.random.Generator, part: Part, name: str, size: int, is_hiding: bool) -> Part:
+    """A part with a hub beside one of its variables."""
+    hub, other = len(part.sizes), int(random.integers(len(part.sizes)))
+    own = (
+        Factor((hub,), _costs(random, (size,), is_hiding)),
+        Factor((hub, other), _costs(random, (size, part.sizes[other]), is_hiding)),
+    )
+    return replace(
+        part, names=(*part.names, name), sizes=(*part.sizes, size), factors=(*part.factors, *own),
+        hubs=(*part.hubs, (name, hub)),
+    )  # fmt: skip
+
+
+def braid(seed: int, layers: int = 3) -> Part:
+    """Layers that are alike one after the other, each of an operator that reads a tensor which comes to all
+    of them from outside, and of two that hang on it."""
+    random = np.random.default_rng(seed)
+    size = int(random.integers(2, 4))
+    costs = [_costs(random, (size, size), True) for _ in range(5)]
+    factors = []
+    for layer in range(layers):
+        before, own, beside, behind, after = (1 + 4 * layer + place for place in range(5))
+        joins = ((before, own), (own, after), (0, own), (own, beside), (beside, behind))
+        factors += [Factor(variables, each) for variables, each in zip(joins, costs, strict=True)]
+    count = 4 * layers + 2
+    names = tuple(f"v{variable}" for variable in range(count))
+    return Part(names, (size,) * count, tuple(factors), 0, count - 1)
+
+
 def _uneven(random: np.random.Generator, factor: Factor) -> Factor:
     return Factor(factor.variables, factor.costs * random.uniform(0.5, 1.5, factor.costs.shape))
 
@@ -129,13 +174,28 @@ def measure_of(chain: Chain, choices: Choices) -> tuple[float, float]:
 
 def frontier_by_definition(chain: Chain) -> list[tuple[float, float]]:
     """Every solution, measured; those that none other is as good as in both and better in one, each once."""
+    sizes = {name: part.sizes[v] for link in chain for _, part in link.modes for name, v in part.hubs}
+    points = {
+        point
+        for chosen in product(*(range(size) for size in sizes.values()))
+        for point in _points(chain, dict(zip(sizes, chosen, strict=True)))
+    }
+    return sorted(
+        point
+        for point in points
+        if not any(other != point and other[0] <= point[0] and other[1] <= point[1] for other in points)
+    )
+
+
+def _points(chain: Chain, hubs: dict[str, int]) -> set[tuple[float, float]]:
+    """The measures of all solutions in which hubs choose so."""
     reached: dict[int, set[tuple[float, float, float, float]]] = {0: {(0.0, 0.0, 0.0, 0.0)}}
     for link in [each for each in chain for _ in range(each.repeat)]:
         onward: dict[int, set[tuple[float, float, float, float]]] = {}
         for _, part in link.modes:
             for choices in product(*(range(size) for size in part.sizes)):
                 hidden_s, exposed_s, held, again, peak = costs_of(part, choices)
-                if hidden_s == np.inf:
+                if hidden_s == np.inf or any(choices[variable] != hubs[name] for name, variable in part.hubs):
                     continue
                 before = reached.get(0 if part.entry is None else choices[part.entry], set())
                 after = onward.setdefault(0 if part.exit is None else choices[part.exit], set())
@@ -143,9 +203,4 @@ def frontier_by_definition(chain: Chain) -> list[tuple[float, float]]:
                     (a + hidden_s, b + exposed_s, c + held, max(d, again + peak)) for a, b, c, d in before
                 }
         reached = onward
-    points = {(max(a, b), c + d) for states in reached.values() for a, b, c, d in states}
-    return sorted(
-        point
-        for point in points
-        if not any(other != point and other[0] <= point[0] and other[1] <= point[1] for other in points)
-    )
+    return {(max(a, b), c + d) for states in reached.values() for a, b, c, d in states}

@@ -71,9 +71,7 @@ def drawn(graph: OpGraph, ranks: Sequence[int], seeds: Sequence[int]) -> Iterato
     laid = layout_chain(graph, cluster, Training(dtype="fp32"), mesh)
     for seed in seeds:
         random = np.random.default_rng(seed)
-        chain = laid.chains[int(random.integers(len(laid.chains)))]
-        place = laid.chains.index(chain)
-        yield plan_with(graph, ranks, laid.layout(random_solution(random, chain), place))
+        yield plan_with(graph, ranks, laid.layout(random_solution(random, laid.chain)))
 
 
 def on_frontier(graph: OpGraph, devices: int, count: int) -> list[GraphPlan]:

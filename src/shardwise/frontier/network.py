@@ -47,7 +47,8 @@ class Part:
 
     `sizes` are the choices per variable, `names` say what each is. `entry` is the variable that the part
     shares with the one before it, `exit` that with the one after it; their own costs belong to the part of
-    which they are the exit.
+    which they are the exit. `hubs` are variables that any parts of a chain may share, each with the name that
+    it has there: all parts that have it make one choice.
     """
 
     names: tuple[str, ...]
@@ -55,6 +56,13 @@ class Part:
     factors: tuple[Factor, ...]
     entry: int | None = None
     exit: int | None = None
+    hubs: tuple[tuple[str, int], ...] = ()
+
+    @property
+    def kept(self) -> tuple[int, ...]:
+        """The variables that others see, in the order of their numbers."""
+        ends = (end for end in (self.entry, self.exit) if end is not None)
+        return tuple(sorted({*ends, *(variable for _, variable in self.hubs)}))
 
     @cached_property
     def kinds(self) -> tuple[Hashable, ...]:
@@ -76,4 +84,11 @@ class Link:
 
 
 Chain = tuple[Link, ...]
-"""Links in order: the exit of one is the entry of the next. The first has no entry, the last no exit."""
+"""Links in order: the exit of one is the entry of the next. The first has no entry, the last no exit. What a
+link has of hubs all of its modes have."""
+
+
+def hub_sizes(chain: Chain) -> dict[str, int]:
+    """The choices of each hub of a chain, in the order in which links have them."""
+    parts = (part for link in chain for _, part in link.modes)
+    return {name: part.sizes[variable] for part in parts for name, variable in part.hubs}

@@ -18,7 +18,6 @@ from shardwise.search.curves import Curve, Point, Reference
 from shardwise.search.drive import Progress
 from shardwise.search.mesh_choice import MeshChoice
 from shardwise.search.tracking import tracked
-from shardwise.search.tracking.solution import Solution
 from shardwise.search.tracking.track import Effort
 from shardwise.units import format_bytes
 
@@ -84,13 +83,7 @@ class GraphCurves:
         start_s, start_cpu_s = perf_counter(), process_time()
         cluster = part_of(self.cluster, devices)
         laid = self.laid_out(devices)
-        cases = [(each, case, chain) for each in laid for case, chain in enumerate(each.chains)]
-        found = tracked([chain for *_, chain in cases], epsilon=epsilon, most_labels=MOST_LABELS)
-
-        def layout_of(number: int, solution: Solution) -> GraphLayout:
-            own, case, _ = cases[number]
-            return own.layout(solution, case)
-
+        found = tracked([each.chain for each in laid], epsilon=epsilon, most_labels=MOST_LABELS)
         limit_bytes = self.limit_bytes(devices)
         points = tuple(
             Point(
@@ -98,9 +91,9 @@ class GraphCurves:
                 memory_bytes=float(memory_bytes),
                 cost_usd=usd_per_step(cluster, float(time_s)),
                 devices=devices,
-                layout=layout_of(case, solution),
+                layout=laid[mesh].layout(solution),
             )
-            for (time_s, memory_bytes), (case, solution) in zip(found.points, found.solutions, strict=True)
+            for (time_s, memory_bytes), (mesh, solution) in zip(found.points, found.solutions, strict=True)
             if memory_bytes <= limit_bytes
         )
         return GraphCurve(

@@ -21,9 +21,8 @@ _NUMBERS = (*_COSTS, *(f"{kind}_overlap" for kind in OVERLAPS))
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calibration:
     """Measured `devices` by the name of the known device that each replaces, and the software that runs on
-    them, None where it was not measured; `machine` says where and when."""
+    them, None where it was not measured."""
 
-    machine: str
     devices: Mapping[str, Device]
     profile: Profile | None
 
@@ -39,8 +38,7 @@ def read_calibration(path: str) -> Calibration:
         raise fields.error(
             "version", "is newer", found=str(version), allowed=f"at most {CALIBRATION_VERSION}"
         )
-    machine = fields.text("machine", max_length=300)
-    source = f"measured: {machine}"
+    source = f"measured: {fields.text('machine', max_length=300)}"
     devices = {}
     for name, part in fields.mapping("classes").items():
         known = _known(part, name)
@@ -49,7 +47,7 @@ def read_calibration(path: str) -> Calibration:
     if fields.has("measured"):  # what the numbers were found from: for people
         fields.any("measured")
     fields.finish()
-    return Calibration(machine=machine, devices=devices, profile=profile)
+    return Calibration(devices=devices, profile=profile)
 
 
 def _known(part: Fields, name: str) -> Device:

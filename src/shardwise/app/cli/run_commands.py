@@ -80,19 +80,17 @@ def calibrate(
         str | None,
         typer.Option(
             metavar="C",
-            help="The processes that are measured at a time (default: a cpu device per core), or where"
-            " nccl-tests ran.",
+            help="The processes that are measured at a time. Default: a cpu device per core.",
             show_default=False,
         ),
     ] = None,
     links: Annotated[bool, typer.Option("--links", help="Measure the links between them too.")] = False,
-    sources: Annotated[
-        list[str] | None,
+    base: Annotated[
+        str | None,
         typer.Option(
             "--from",
             metavar="FILE",
-            help="What there is already, once or several times: a calibration whose numbers are kept, output"
-            " of nccl-tests, a log of train and its plan.",
+            help="A calibration whose kernels and software are kept.",
             show_default=False,
         ),
     ] = None,
@@ -105,7 +103,7 @@ def calibrate(
         out=out,
         cluster=cluster,
         links=links,
-        sources=sources or (),
+        base=base,
         threads=request.count("--threads", threads, low=1, high=os.cpu_count() or 1),
     )
 

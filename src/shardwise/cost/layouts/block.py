@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -44,9 +44,9 @@ class Variable:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LaidBlock:
-    """A block's modes in each case, and what the variables of their parts are (the same in all of them)."""
+    """A block's modes, and what the variables of their parts are (the same in all of them)."""
 
-    cases: tuple[tuple[tuple[Mode, Part], ...], ...]
+    modes: tuple[tuple[Mode, Part], ...]
     variables: tuple[Variable, ...]
 
 
@@ -58,19 +58,6 @@ class Sharing:
     readers: int
     first: tuple[int, int] | None
     is_across: bool
-
-
-Case = Mapping[str, int]
-"""For parameters that blocks share: which of its `use_forms` each has."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Across:
-    """Costs (uses, choices, 5) of a variable beside the parameter `name` that blocks share."""
-
-    name: str
-    variable: int
-    costs: Costs
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,15 +74,11 @@ class Surroundings:
     sent_backward_s: float = 0.0
 
 
-def laid_block(
-    ground: Ground, structure: Structure, around: Surroundings, cases: Sequence[Case]
-) -> LaidBlock:
-    """A block with all of its layouts, once for each case."""
+def laid_block(ground: Ground, structure: Structure, around: Surroundings) -> LaidBlock:
+    """A block with all of its layouts."""
     builder = _Builder(ground, structure, around)
     modes: tuple[Mode, ...] = ("kept",) if structure.block.entry is None else ("kept", "recomputed")
-    parts = [(mode, builder.part(mode)) for mode in modes]
-    of_cases = tuple(tuple((mode, builder.in_case(part, case)) for mode, part in parts) for case in cases)
-    return LaidBlock(of_cases, tuple(builder.variables))
+    return LaidBlock(tuple((mode, builder.part(mode)) for mode in modes), tuple(builder.variables))
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,8 +108,7 @@ class _Builder:
             self.operators.append(own)
             self._add("rules", op.name, choices.rules)
         self.hubs: dict[str, tuple[int, Forms]] = {}
-        self.used: dict[str, int | None] = {}
-        self.across: list[Across] = []
+        self.used: dict[str, int] = {}
         for tensor in structure.tensors:
             if tensor.is_variable:
                 forms = tensor_forms(tensor.shape, ground.ranks)
@@ -155,12 +137,9 @@ class _Builder:
             for is_it in (lambda t: t.maker is None, lambda t: t.is_result)
         )
         names = tuple(variable.name for variable in self.variables)
-        return Part(names, tuple(self.sizes), tuple(factors), entry, result)
-
-    def in_case(self, part: Part, case: Case) -> Part:
-        """A part with what the parameters that blocks share cost in a case."""
-        shared = tuple(Factor((each.variable,), each.costs[case[each.name]]) for each in self.across)
-        return replace(part, factors=(*part.factors, *shared)) if shared else part
+        shared = self.around.shared
+        across = tuple((name, used) for name, used in self.used.items() if shared[name].is_across)
+        return Part(names, tuple(self.sizes), tuple(factors), entry, result, across)
 
     def _costs(self, columns: Columns, *variables: int) -> Factor:
         shape = tuple(self.sizes[variable] for variable in variables)
@@ -292,7 +271,7 @@ class _Builder:
         name, shape = op.parameters[slot].name, op.shape(op.parameters[slot].dims)
         among = use_forms(shape, self.ground.ranks)
         if name not in self.used:
-            self.used[name] = None if sharing.is_across else self._add("used", name, among.named)
+            self.used[name] = self._add("used", name, among.named)
         factors: list[Factor] = []
         if sharing.first == (place, slot):
             waiting, forms, storage = self._stored(name, shape)
@@ -300,20 +279,12 @@ class _Builder:
             moved = brought(self.ground, forms, among.placements, bucket)
             columns = used_by_all(self.ground, moved, sharing.readers)
             costs = columns.costs(self.ground, (len(forms), len(among))).swapaxes(0, 1)
-            factors += self._on_used(name, waiting, costs)
+            factors.append(Factor((self.used[name], waiting), costs))
         read = used_by_one(
             self.ground, shape, among.placements, own.choices.parameters[slot], own.working_bytes
         )
-        return [*factors, *self._on_used(name, place, read.costs(self.ground, (len(among), len(own))))]
-
-    def _on_used(self, name: str, variable: int, costs: Costs) -> list[Factor]:
-        """Costs (uses, choices, 5) of where a parameter lies for all of its readers, and of `variable`: a
-        factor, or for each case one."""
-        shared = self.used[name]
-        if shared is not None:
-            return [Factor((shared, variable), costs)]
-        self.across.append(Across(name, variable, costs))
-        return []
+        costs = read.costs(self.ground, (len(among), len(own)))
+        return [*factors, Factor((self.used[name], place), costs)]
 
 
 def _keep(columns: Columns, nbytes: Costs, mode: Mode) -> None:

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import product
 from math import log2
 from typing import Any, Protocol
 
 from shardwise.cluster import Cluster, Mesh
 from shardwise.cost.layouts.block import ROLES, LaidBlock, Role, Sharing, Surroundings, Variable, laid_block
-from shardwise.cost.layouts.forms import Forms, Placements
+from shardwise.cost.layouts.forms import Placements
 from shardwise.cost.layouts.ground import Ground, ground_of
-from shardwise.cost.layouts.storage import use_forms
 from shardwise.cost.layouts.structure import Structure, structure_of
 from shardwise.cost.training import Training
 from shardwise.frontier import Chain, Link
-from shardwise.graph import Block, BlockLayout, GraphLayout, OpGraph
+from shardwise.graph import BlockLayout, GraphLayout, OpGraph
 
 
 class Chosen(Protocol):
@@ -31,16 +29,14 @@ class Chosen(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LaidOut:
-    """All layouts of `graph` on `mesh`: chains of choices, one link per block, and what their variables are.
+    """All layouts of `graph` on `mesh`: a chain of choices, one link per block, and what its variables are.
 
-    Where blocks share parameters, each way to bring those to all of their readers is a case with a chain of
-    its own; else there is one case. The variables of all cases are alike.
+    Where blocks share a parameter, to which place it is brought for all of its readers is a hub.
     """
 
     graph: OpGraph
     mesh: Mesh
-    cases: tuple[Mapping[str, Placements], ...]
-    chains: tuple[Chain, ...]
+    chain: Chain
     variables: tuple[tuple[Variable, ...], ...]
 
     @property
@@ -53,9 +49,9 @@ class LaidOut:
             if variable.role == "rules"
         }
 
-    def layout(self, solution: Sequence[Chosen], case: int = 0) -> GraphLayout:
-        """The layout that a solution of the chain of `case` chose, repetitions one by one."""
-        chain, shared = self.chains[case], self.cases[case]
+    def layout(self, solution: Sequence[Chosen]) -> GraphLayout:
+        """The layout that a solution of the chain chose, repetitions one by one."""
+        chain = self.chain
         places = [place for place, link in enumerate(chain) for _ in range(link.repeat)]
         stored: dict[str, Placements] = {}
         blocks = []
@@ -64,9 +60,8 @@ class LaidOut:
             for variable, choice in zip(self.variables[place], chosen.choices, strict=True):
                 found[variable.role][variable.name] = variable.options[choice]
             block = self.graph.blocks[place]
-            stored |= {name: form for name, form in found["stored"].items() if name in shared}
-            for name in _read_parameters(block) & set(shared):
-                found["stored"][name], found["used"][name] = stored[name], shared[name]
+            stored |= {name: form for name, form in found["stored"].items() if name in found["used"]}
+            found["stored"] |= {name: stored[name] for name in found["used"]}
             is_kept = chain[place].modes[chosen.mode][0] == "kept"
             blocks.append(BlockLayout(name=block.name, mode="kept" if is_kept else "recomputed", **found))
         return GraphLayout(ranks=self.mesh.ranks, blocks=tuple(blocks))
@@ -78,11 +73,6 @@ def layout_chain(graph: OpGraph, cluster: Cluster, training: Training, mesh: Mes
     ground = ground_of(cluster, mesh, training)
     structures = structures_of(graph, training)
     fixed_s, fixed_bytes = fixed_costs(ground)
-    forms = shared_forms(graph, mesh.ranks)
-    cases = [
-        dict(zip(forms, chosen, strict=True))
-        for chosen in product(*(range(len(each)) for each in forms.values()))
-    ]
     laid: list[LaidBlock] = []
     for place, structure in enumerate(structures):
         is_last = place == len(structures) - 1
@@ -92,36 +82,25 @@ def layout_chain(graph: OpGraph, cluster: Cluster, training: Training, mesh: Mes
             fixed_s=fixed_s if is_last else 0.0,
             fixed_bytes=fixed_bytes if is_last else 0.0,
         )
-        laid.append(laid_block(ground, structure, around, cases))
+        laid.append(laid_block(ground, structure, around))
     return LaidOut(
         graph=graph,
         mesh=mesh,
-        cases=tuple({name: forms[name].named[form] for name, form in case.items()} for case in cases),
-        chains=tuple(
-            tuple(
-                Link(block.name, own.cases[case], block.repeat)
-                for block, own in zip(graph.blocks, laid, strict=True)
-            )
-            for case in range(len(cases))
+        chain=tuple(
+            Link(block.name, own.modes, block.repeat) for block, own in zip(graph.blocks, laid, strict=True)
         ),
         variables=tuple(own.variables for own in laid),
     )
 
 
-def _read_parameters(block: Block) -> set[str]:
-    return {parameter.name for op in block.operators for parameter in op.parameters}
-
-
-def shared_forms(graph: OpGraph, ranks: tuple[int, ...]) -> dict[str, Forms]:
-    """Of the parameters that several blocks read: where they may lie for all of their readers."""
-    shapes: dict[str, tuple[int, ...]] = {}
+def shared_across(graph: OpGraph) -> list[str]:
+    """The parameters that several blocks read."""
     homes: dict[str, set[str]] = {}
     for block in graph.blocks:
         for op in block.operators:
             for parameter in op.parameters:
-                shapes[parameter.name] = op.shape(parameter.dims)
                 homes.setdefault(parameter.name, set()).add(block.name)
-    return {name: use_forms(shapes[name], ranks) for name, blocks in homes.items() if len(blocks) > 1}
+    return [name for name, blocks in homes.items() if len(blocks) > 1]
 
 
 def sharings(graph: OpGraph, place: int) -> dict[str, Sharing]:

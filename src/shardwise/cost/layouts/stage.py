@@ -13,7 +13,7 @@ from shardwise.cost.layouts.chain import (
     LaidOut,
     fixed_costs,
     next_keeps_entry,
-    shared_forms,
+    shared_across,
     sharings,
     structures_of,
 )
@@ -95,7 +95,7 @@ class _Builder:
     """The links of a stage."""
 
     def __init__(self, ground: Ground, graph: OpGraph, training: Training, first: int, end: int) -> None:
-        if shared := shared_forms(graph, ground.ranks):
+        if shared := shared_across(graph):
             raise ConfigError(
                 "cannot be cut: blocks share a parameter", key="--stages", found=", ".join(shared),
                 allowed="a graph whose parameters each have readers in one block",
@@ -115,8 +115,7 @@ class _Builder:
         for number, (place, count, is_first, is_last) in enumerate(runs, start=1):
             laid = self.laid(place, is_last=is_last, is_end=number == len(runs))
             modes = tuple(
-                (mode, self.cut(part, place, is_first=is_first, is_last=is_last))
-                for mode, part in laid.cases[0]
+                (mode, self.cut(part, place, is_first=is_first, is_last=is_last)) for mode, part in laid.modes
             )
             links.append(Link(self.graph.blocks[place].name, modes, count))
             variables.append(laid.variables)
@@ -124,8 +123,7 @@ class _Builder:
         return LaidOut(
             graph=replace(self.graph, blocks=tuple(blocks)),
             mesh=self.ground.mesh,
-            cases=({},),
-            chains=(tuple(links),),
+            chain=tuple(links),
             variables=tuple(variables),
         )
 
@@ -157,7 +155,7 @@ class _Builder:
                 sent_forward_s=self.ground.turns.sent_forward_s if is_end else 0.0,
                 sent_backward_s=self.ground.turns.sent_backward_s if is_end else 0.0,
             )
-            self.known[key] = laid_block(self.ground, self.structures[place], around, [{}])
+            self.known[key] = laid_block(self.ground, self.structures[place], around)
         return self.known[key]
 
     def is_kept_after(self, place: int, *, is_last: bool) -> bool:

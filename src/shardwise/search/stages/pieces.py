@@ -100,11 +100,11 @@ class Piece:
             microbatches=backwards, more_forwards=forwards - backwards, steps=ends,
         )  # fmt: skip
         laid = setting.laid(self.first, self.end, turns)
-        found = self.pieces.track(laid.chains[0])
+        found = self.pieces.track(laid.chain)
         # All sums have the same choices.
         fresh = [
-            (solution, laid.layout(solution, case))
-            for case, solution in found.solutions
+            (solution, laid.layout(solution))
+            for _, solution in found.solutions
             if solution not in self._known
         ]
         self._known |= {solution for solution, _ in fresh}
@@ -150,13 +150,13 @@ class Pieces:
         key = (stage, self.setting.blocks[first:end])
         if key not in self._open:
             laid = self.setting.opened(first, end, self.setting.turns(stage, first, end))
-            self._open[key] = Floor.of(self.track(laid.chains[0]))
+            self._open[key] = Floor.of(self.track(laid.chain))
         return self._open[key]
 
     def least_passes_s(self, place: int) -> float:
         """Seconds that a micro-batch's passes through a block take at least, whatever its neighbours do."""
         laid = self.setting.opened(place, place + 1, Turns(microbatches=1, steps=0))
-        return float(Floor.of(self.track(laid.chains[0])).seconds.min())
+        return float(Floor.of(self.track(laid.chain)).seconds.min())
 
     def open_floors(self, stage: int, first: int, end: int) -> list[Floor]:
         """The open floors known so far that hold for a stage."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
+from shardwise.frontier import Part
+from shardwise.search.tracking.borders import hubs_of
 from shardwise.search.tracking.chained import Weighed
 from shardwise.search.tracking.grid import Grid
 from shardwise.search.tracking.labels import Within
@@ -58,22 +60,26 @@ class Bounds:
         share = LINKS_SHARE / self.occurrences
         return self._grid(share, LINKS_EXCESS_SHARE, spans, self.weights_in(spans[0]))
 
-    def in_part(self, place: int) -> Grid | None:
-        """What the labels of a mode of a link may lose while its variables are eliminated."""
+    def in_part(self, place: int, part: Part) -> Grid | None:
+        """What the labels of a mode of a link, `part`, may lose while its variables are eliminated; the
+        potential is that of its last table, variables by their numbers."""
         spans = [range(at, at + 1) for at in self.span(place)]
-        return self._grid(
+        grid = self._grid(
             PARTS_SHARE / self.occurrences, PARTS_EXCESS_SHARE, spans, self.weights_in(spans[0])
         )
+        if grid is None:
+            return None
+        potential = self.weighed.borders.unbordered(part, self._least_potential(spans)[..., None])
+        return replace(grid, potential=_finite(potential))
 
     def in_run(self, starts: range, length: int, part: float) -> tuple[Within, Grid | None]:
         """What may matter of runs of so many links that start at any of these occurrences, and what they may
         lose: this part of what all runs may."""
         spans = [range(at, at + length) for at in starts]
-        ahead, behind = self.weighed.ahead, self.weighed.behind
-        outside = np.minimum.reduce(
-            [ahead[span.start][:, None, 0] + behind[span.stop][None, :, 0] for span in spans]
-        )
-        peaks = self.peaks.around(spans) if self.peaks is not None else np.zeros(outside.shape)
+        hubs = self._hubs(range(starts.start, starts.start + 1))
+        outside = np.minimum.reduce([self.weighed.around(span.start, span.stop) for span in spans])
+        outside = self.weighed.borders.on(outside[..., 0], hubs)
+        peaks = self.peaks.around(spans) if self.peaks is not None else np.zeros(1)
         share = RUNS_SHARE * part * length / self.occurrences
         first = spans[0]
         half = first.start + length // 2
@@ -83,31 +89,41 @@ class Bounds:
     def in_walk(self, border: int, after: int, reached: int) -> tuple[Within, Grid | None]:
         """What may matter of what a walk comes to on the way from a border to one after it, and what it may
         lose there; `reached` is the sum of all borders that it comes to."""
-        outside = self.weighed.behind[after][:, 0]
-        peaks = self.peaks.behind[after] if self.peaks is not None else np.zeros(outside.shape)
+        outside = self.weighed.borders.on(self.weighed.behind[after][..., 0], self._hubs(range(after)))
+        peaks = self.peaks.behind[after] if self.peaks is not None else np.zeros(1)
         if after == self.occurrences:  # no variable is left there
-            outside, peaks = outside[0], peaks[0]
+            outside, peaks = outside[..., 0], peaks[0]
         within = self._within((range(border), range(border, after)), outside, peaks)
         share = WALK_SHARE * after / reached
         return within, Grid.even(self.loss * share) if self.loss.any() else None
 
     def _grid(self, share: float, excess_share: float, spans: list[range], weights: Values) -> Grid | None:
-        """For a table on (entry, exit) of labels under `weights`, one for all these spans of occurrences: a
+        """For a table on (hubs..., entry, exit) of labels under `weights`, one for all these spans of
+        occurrences, which have the same hubs: a
         share of the loss for each, and another one in proportion to a label's part of all excess."""
         if not self.loss.any():
             return None
-        potential = np.minimum.reduce([self._potential(span) for span in spans])
-        potential[~np.isfinite(potential)] = 0.0  # no label matters there
+        potential = _finite(self.weighed.borders.on(self._least_potential(spans), self._hubs(spans[0])))
         excess = self.limit - float(self.weighed.least[0])
-        return Grid(self.loss * share, self.loss * excess_share / excess, weights, potential.reshape(-1))
+        return Grid(self.loss * share, self.loss * excess_share / excess, weights, potential)
+
+    def _least_potential(self, spans: list[range]) -> Values:
+        """Whichever of these spans there is, (hubs..., entry, exit)."""
+        return np.asarray(np.minimum.reduce([self._potential(span) for span in spans]))
 
     def _potential(self, span: range) -> Values:
-        """The least that comes after a span without the least that comes from it on, (entry, exit)."""
+        """The least that comes after a span without the least that comes from it on, (hubs..., entry,
+        exit)."""
         before, after = (
-            self.weighed.behind[span.start][:, None, 0],
-            self.weighed.behind[span.stop][None, :, 0],
+            self.weighed.behind[span.start][..., :, None, 0],
+            self.weighed.behind[span.stop][..., None, :, 0],
         )
         return np.where(np.isfinite(before), after, np.inf) - np.where(np.isfinite(before), before, 0.0)
+
+    def _hubs(self, span: range) -> set[str]:
+        """The hubs of the links that have these occurrences."""
+        chain = self.weighed.chain
+        return hubs_of([link for place, link in enumerate(chain) if _meet(self.span(place), span)])
 
     def weights_in(self, span: range) -> Values:
         """What the folded columns weigh in a span of occurrences: of the peak's weight its parts."""
@@ -118,9 +134,19 @@ class Bounds:
 
     def _within(self, spans: tuple[range, range], outside: Values, peaks: Values) -> Within:
         """Of the labels of two spans of occurrences together, where the rest weighs and peaks no less."""
+        peaks = np.broadcast_to(peaks, outside.shape)
         is_some = np.isfinite(peaks)
         return Within(
             self.weights_in(spans[0]), self.weights_in(spans[1]),
             self.weights_in(range(spans[0].start, spans[1].stop)),
             np.where(is_some, outside, np.inf), self.limit, np.where(is_some, peaks, 0.0),
         )  # fmt: skip
+
+
+def _finite(potential: Values) -> Values:
+    """A potential by cell, nothing where no label matters."""
+    return np.where(np.isfinite(potential), potential, 0.0).reshape(-1)
+
+
+def _meet(a: range, b: range) -> bool:
+    return a.start < b.stop and b.start < a.stop

@@ -4,11 +4,13 @@ link."""
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import reduce
 
 import numpy as np
 import numpy.typing as npt
 
-from shardwise.frontier import Chain, Part
+from shardwise.frontier import Chain
+from shardwise.search.tracking.borders import Borders
 from shardwise.search.tracking.scalars import Scalars, Sums
 from shardwise.search.tracking.solution import Choice, Solution
 from shardwise.search.tracking.steps import Order
@@ -40,9 +42,10 @@ class Weighing:
 @dataclass(slots=True)
 class Weighed:
     """A chain under weights. `scalars[i][m]` are the tables of mode m of link i; `ahead` and `behind` the
-    least sums before and after each border between occurrences."""
+    least sums before and after each border between occurrences, (hubs..., border, weights)."""
 
     chain: Chain
+    borders: Borders
     weighing: Weighing
     scalars: list[list[Scalars]]
     ahead: list[Sums]
@@ -51,30 +54,21 @@ class Weighed:
     @property
     def least(self) -> npt.NDArray[np.float64]:
         """The least total of each weight, (J)."""
-        return np.asarray(self.ahead[-1][0])
+        return np.asarray(_flat(self.ahead[-1]).min(axis=0))
+
+    def around(self, before: int, after: int) -> Sums:
+        """The least of all before a border and after another one, (hubs..., entry, exit, weights)."""
+        return np.asarray(self.ahead[before][..., :, None, :] + self.behind[after][..., None, :, :])
 
 
-def bordered(part: Part, table: Sums) -> Sums:
-    """A part's last table as (choices of the entry or 1, choices of the exit or 1, weights)."""
-    entry = 1 if part.entry is None else part.sizes[part.entry]
-    leaving = 1 if part.exit is None else part.sizes[part.exit]
-    if part.entry is not None and part.exit is not None and part.entry > part.exit:
-        table = table.swapaxes(0, 1)
-    return table.reshape((entry, leaving, table.shape[-1]))
+def _flat(sums: Sums) -> Sums:
+    """Sums at an end of a chain, (hubs, weights)."""
+    return sums.reshape((-1, sums.shape[-1]))
 
 
-def unbordered(part: Part, values: Sums) -> Sums:
-    """The inverse of `bordered`."""
-    ends = [end for end in (part.entry, part.exit) if end is not None]
-    if len(ends) == 2 and ends[0] > ends[1]:
-        values = values.swapaxes(0, 1)
-    return values.reshape((*(part.sizes[end] for end in sorted(ends)), values.shape[-1]))
-
-
-def link_table(parts: list[Scalars]) -> Sums:
-    """The least of a link's modes, (entry, exit, weights)."""
-    tables = [bordered(scalars.part, scalars.last) for scalars in parts]
-    return np.asarray(np.minimum.reduce(tables))
+def link_table(borders: Borders, parts: list[Scalars]) -> Sums:
+    """The least of a link's modes, (hubs..., entry, exit, weights)."""
+    return reduce(np.minimum, (borders.bordered(scalars.part, scalars.last) for scalars in parts))
 
 
 def weighed(chain: Chain, orders: list[list[Order]], weighing: Weighing) -> Weighed:
@@ -85,17 +79,18 @@ def weighed(chain: Chain, orders: list[list[Order]], weighing: Weighing) -> Weig
         own[:, 3:] *= weighing.peaks[place][:, None]
         parts = zip(link.modes, orders[place], weighing.peak_factors[place], strict=True)
         scalars.append([Scalars.of(part, order, own, factor) for (_, part), order, factor in parts])
-    count = len(weighing.weights)
-    found = Weighed(chain, weighing, scalars, [np.zeros((1, count))], [np.zeros((1, count))])
+    borders = Borders.of(chain)
+    start = borders.start(len(weighing.weights))
+    found = Weighed(chain, borders, weighing, scalars, [start], [start])
     tables = [
         table
         for link, parts in zip(chain, scalars, strict=True)
-        for table in [link_table(parts)] * link.repeat
+        for table in [link_table(borders, parts)] * link.repeat
     ]
     for table in tables:
-        found.ahead.append((found.ahead[-1][:, None] + table).min(axis=0))
+        found.ahead.append((found.ahead[-1][..., :, None, :] + table).min(axis=-3))
     for table in reversed(tables):
-        found.behind.append((table + found.behind[-1][None]).min(axis=1))
+        found.behind.append((table + found.behind[-1][..., None, :, :]).min(axis=-2))
     found.behind.reverse()
     return found
 
@@ -105,25 +100,35 @@ def solutions(found: Weighed) -> list[Solution]:
     count = found.ahead[0].shape[-1]
     each = np.arange(count)
     at = np.zeros(count, dtype=np.intp)
+    borders = found.borders
+    end = found.ahead[-1]
+    hubs = np.unravel_index(_flat(end).argmin(axis=0), end.shape[:-1])[:-1]  # and the one border there
     chosen: list[list[Choice]] = [[] for _ in range(count)]
     border = 0
     for place, link in enumerate(found.chain):
         memo: dict[_Asked, Choice] = {}
         parts = found.scalars[place]
-        tables = np.stack([bordered(scalars.part, scalars.last) for scalars in parts])
+        stacked = np.stack([borders.bordered(scalars.part, scalars.last) for scalars in parts])
+        tables = np.moveaxis(stacked, -2, 1)  # (modes, exits, hubs..., entries, weights)
+        own = tuple(np.minimum(hub, size - 1) for hub, size in zip(hubs, tables.shape[2:], strict=False))
         for _ in range(link.repeat):
             border += 1
+            behind = np.moveaxis(found.behind[border], -2, 0)  # (exits, hubs..., weights)
+            whose = tuple(
+                np.minimum(hub, size - 1) for hub, size in zip(hubs, behind.shape[1:], strict=False)
+            )
             # (modes, exits, weights) from where each weight stands
-            onward = tables[:, at, :, each].transpose(1, 2, 0) + found.behind[border][None]
+            onward = tables[(slice(None), slice(None), *own, at, each)] + behind[(slice(None), *whose, each)]
             best = onward.reshape(-1, count).argmin(axis=0)
             modes, after = best // onward.shape[1], best % onward.shape[1]
-            _choose(parts, at, modes, after, memo, chosen)
+            _choose(parts, dict(zip(borders.hubs, hubs, strict=True)), at, modes, after, memo, chosen)
             at = after
     return [tuple(choices) for choices in chosen]
 
 
 def _choose(
     parts: list[Scalars],
+    hubs: dict[str, npt.NDArray[np.intp]],
     at: npt.NDArray[np.intp],
     modes: npt.NDArray[np.intp],
     after: npt.NDArray[np.intp],
@@ -141,6 +146,7 @@ def _choose(
             continue
         part = scalars.part
         ends = {end: each for end, each in ((part.entry, at), (part.exit, after)) if end is not None}
+        ends |= {variable: hubs[name] for name, variable in part.hubs}
         found = scalars.choices(ends)
         rows = np.stack([found[variable] for variable in range(len(part.sizes))], axis=1)
         memo |= {key: Choice(mode, tuple(rows[key[0]].tolist())) for key in unknown}

@@ -7,21 +7,21 @@ from dataclasses import dataclass
 import numpy as np
 
 from shardwise.frontier import COLUMNS, Part
-from shardwise.search.tracking.chained import unbordered
 from shardwise.search.tracking.grid import Grid
 from shardwise.search.tracking.labels import Labels, Values, Within, joined, labels_of, pairs_of
-from shardwise.search.tracking.scalars import Scalars
+from shardwise.search.tracking.scalars import Scalars, Sums
 from shardwise.search.tracking.steps import Order, Step
 
-LOSSY_STEPS, MANY = 4, 32768
-"""How many steps of a part may lose, and from how many pairs of labels on they do."""
+LOSSY_PART, MANY = 0.25, 32768
+"""Of what may still be lost along the way to a table, what its step loses; and from how many pairs of labels
+on it does."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Limits:
     """How far the labels of a part reach: `scalars` under one weight, after `spread`, and the weighted sum of
     the whole that is still wanted. `grid` is what they may lose in all, in folded columns, its potential that
-    of the last table; None where nothing."""
+    of the last table, variables by their numbers; None where nothing."""
 
     scalars: Scalars
     limit: float
@@ -29,61 +29,125 @@ class Limits:
 
 
 def eliminated(part: Part, order: Order, limits: Limits | None = None) -> Labels:
-    """The frontiers of a part for each choice of its entry and exit; labels beyond the limits are dropped as
-    soon as they arise."""
+    """The frontiers of a part for each choice of what others see of it; labels beyond the limits are dropped
+    as soon as they arise. Tables that are alike, such as those of layers that all read one tensor, are made
+    once, of the labels that matter in any of them."""
     factors_in = {place: frozenset([place]) for place in range(len(part.factors))}
     tables = {place: labels_of(factor.variables, factor.costs) for place, factor in enumerate(part.factors)}
+    likes = None if limits is None else _Likes.of(limits.scalars)
     losing = None
     if limits is not None and limits.grid is not None:
         losing = _Losing.of(part, limits.scalars, limits.grid)
     for step in order.steps:
         factors_in[step.output] = frozenset().union(*(factors_in[table] for table in step.inputs))
-        inputs = [(tables.pop(table), factors_in[table]) for table in step.inputs]
-        tables[step.output] = _done(step, inputs, limits, losing)
+        first = step.output if likes is None else likes.first(step.output)
+        if likes is not None and first != step.output:
+            tables[step.output] = likes.renamed(tables[first], step.output)
+            continue
+        inputs = [(tables[table], factors_in[table]) for table in step.inputs]
+        tables[step.output] = _done(step, inputs, limits, likes, losing)
     found = tables[order.last]
-    for end in (part.entry, part.exit):
-        if end is not None and end not in found.variables:  # nothing there costs anything
+    for end in part.kept:
+        if end not in found.variables:  # nothing there costs anything
             found = joined(found, labels_of((end,), np.zeros((part.sizes[end], len(COLUMNS)))))
     return found
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Likes:
+    """Which tables of a part are alike, by the first of each, and the steps that make them."""
+
+    scalars: Scalars
+    steps: dict[int, Step]
+    alike: dict[int, list[int]]
+
+    @staticmethod
+    def of(scalars: Scalars) -> _Likes:
+        """Of a part's tables as weighted sums."""
+        alike: dict[int, list[int]] = {}
+        for table, first in scalars.made.items():
+            alike.setdefault(first, []).append(table)
+        return _Likes(scalars, {step.output: step for step in scalars.order.steps}, alike)
+
+    def first(self, table: int) -> int:
+        """The first table that is like this one."""
+        return self.scalars.made[table]
+
+    def least(self, sums: dict[int, Sums], table: int) -> Values:
+        """The least, in all that are like a table, of sums by table, its variables in ascending order."""
+        order = np.argsort(self.scalars.axes[table])
+        rows = [sums[like][..., 0] for like in self.alike[self.first(table)]]
+        return np.asarray(np.minimum.reduce(rows).transpose(order))
+
+    def renamed(self, labels: Labels, table: int) -> Labels:
+        """The labels of the first table that is like `table`, with the variables of that."""
+        return labels.renamed(self._names(self.first(table), table))
+
+    def _names(self, first: int, table: int) -> dict[int, int]:
+        """The variables of a table, and of all that it is made of, by those of one like it."""
+        axes = self.scalars.axes
+        names = dict(zip(axes[first], axes[table], strict=True))
+        if first in self.steps:
+            ours, theirs = self.steps[first], self.steps[table]
+            if ours.variable is not None and theirs.variable is not None:
+                names[ours.variable] = theirs.variable
+            for own, other in zip(ours.inputs, theirs.inputs, strict=True):
+                names |= self._names(own, other)
+        return names
+
+
 @dataclass(slots=True, eq=False)
 class _Losing:
-    """What the steps of a part may lose: each of the first so many that come to many pairs an equal part.
+    """What the steps of a part may lose that come to many pairs: of what those before them have left a part,
+    so that it is never more than all along any way from the factors to the last table (`lost`).
 
-    The excess of a label in a table is the least that any label of the part has which is made of it, so that
-    parts in proportion to it add up to no more than the whole in proportion to that.
+    Each table bears it for the factors in it, of all that there are, and in proportion to the excesses of its
+    labels: of tables side by side both add up to no more than the whole.
     """
 
     scalars: Scalars
     grid: Grid
-    beyond: dict[int, Values]
-    left: int = LOSSY_STEPS
+    potentials: dict[int, Sums]
+    lost: dict[int, float]
 
     @staticmethod
     def of(part: Part, scalars: Scalars, grid: Grid) -> _Losing:
         """Of a part, under the weights of its scalars."""
-        potential = grid.potential
-        entry = 1 if part.entry is None else part.sizes[part.entry]
-        beyond = scalars.beyond(unbordered(part, potential.reshape((entry, -1, 1))))
-        return _Losing(scalars, grid, beyond)
+        outside = grid.potential.reshape((*(part.sizes[variable] for variable in part.kept), 1))
+        potentials = scalars.potentials(outside)
+        return _Losing(scalars, grid, potentials, {})
 
-    def grid_of(self, step: Step, weights: Values) -> Grid:
-        """Of the labels of a step's table, whose columns weigh this much."""
-        self.left -= 1
-        axes = self.scalars.axes[step.output]
-        beyond = self.beyond[step.output][..., 0].transpose(np.argsort(axes))
-        return Grid(_unfolded(self.grid.base), _unfolded(self.grid.rate), weights, beyond.reshape(-1))
+    def pass_by(self, step: Step) -> None:
+        """A step that loses nothing itself."""
+        self.lost[step.output] = self._lost_before(step)
+
+    def grid_of(self, step: Step, likes: _Likes, factors: int, weights: Values) -> Grid:
+        """Of the labels of a step's table, made of so many factors, whose columns weigh this much."""
+        before = self._lost_before(step)
+        part = LOSSY_PART * (1.0 - before)
+        self.lost[step.output] = before + part
+        potential = likes.least(self.potentials, step.output).reshape(-1)
+        potential[~np.isfinite(potential)] = 0.0  # no label matters there
+        base = part * factors / len(self.scalars.part.factors) * self.grid.base
+        return Grid(_unfolded(base), _unfolded(part * self.grid.rate), weights, potential)
+
+    def _lost_before(self, step: Step) -> float:
+        firsts = (self.scalars.made[table] for table in step.inputs)
+        return max((self.lost.get(table, 0.0) for table in firsts), default=0.0)
 
 
 def _unfolded(loss: Values) -> Values:
-    """A step's part of what may be lost, in the columns before they are folded: a peak is what is made again
-    and a temporary beside it, half and half."""
-    return np.asarray([*loss[:3], loss[3] / 2.0, loss[3] / 2.0]) / LOSSY_STEPS
+    """What may be lost in the columns before they are folded: a peak is what is made again and a temporary
+    beside it, half and half."""
+    return np.asarray([*loss[:3], loss[3] / 2.0, loss[3] / 2.0])
 
 
 def _done(
-    step: Step, inputs: list[tuple[Labels, frozenset[int]]], limits: Limits | None, losing: _Losing | None
+    step: Step,
+    inputs: list[tuple[Labels, frozenset[int]]],
+    limits: Limits | None,
+    likes: _Likes | None,
+    losing: _Losing | None,
 ) -> Labels:
     """The table that a step makes, of tables and the factors in each; small tables are joined first."""
     waiting = sorted(inputs, key=lambda each: (len(each[0]), each[0].variables))
@@ -94,15 +158,19 @@ def _done(
         both = (joined(a[0], b[0]), a[1] | b[1])
         waiting = sorted([both, *waiting[2:]], key=lambda each: (len(each[0]), each[0].variables))
     a, b = waiting
-    if limits is None:
+    if limits is None or likes is None:
         return joined(a[0], b[0], without=step.variable)
+    factors = a[1] | b[1]
     within = Within(
-        _weights(limits, a[1]), _weights(limits, b[1]), _weights(limits, a[1] | b[1]),
-        _outside(limits.scalars, step), limits.limit,
+        _weights(limits, a[1]), _weights(limits, b[1]), _weights(limits, factors),
+        likes.least(limits.scalars.outside, step.output), limits.limit,
     )  # fmt: skip
-    if losing is None or not losing.left or not _are_many(a[0], b[0], step.variable, within):
-        return joined(a[0], b[0], without=step.variable, within=within)
-    grid = losing.grid_of(step, within.weights)
+    grid = None
+    if losing is not None:
+        if _are_many(a[0], b[0], step.variable, within):
+            grid = losing.grid_of(step, likes, len(factors), within.weights)
+        else:
+            losing.pass_by(step)
     return joined(a[0], b[0], without=step.variable, within=within, grid=grid)
 
 
@@ -116,9 +184,3 @@ def _weights(limits: Limits, factors: frozenset[int]) -> Values:
     if limits.scalars.peaked not in factors:
         weights[-1] = 0.0
     return np.asarray(weights)
-
-
-def _outside(scalars: Scalars, step: Step) -> Values:
-    """The least of all that is not in a step's table, its variables in ascending order."""
-    axes = scalars.axes[step.output]
-    return np.asarray(scalars.outside[step.output][..., 0].transpose(np.argsort(axes)))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -73,6 +74,11 @@ class Labels:
         if not self.variables:
             return {}
         return dict(zip(self.variables, np.unravel_index(self.cells[rows], self.sizes), strict=True))
+
+    def renamed(self, names: Mapping[int, int]) -> Labels:
+        """The same labels of other variables, those that they were made of too."""
+        origins = tuple((origin.renamed(names), rows) for origin, rows in self.origins)
+        return replace(self, variables=tuple(names[v] for v in self.variables), origins=origins)
 
 
 def labels_of(variables: tuple[int, ...], costs: Costs) -> Labels:

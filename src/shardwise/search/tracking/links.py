@@ -8,8 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 from shardwise.frontier import Chain, Link, reduce
+from shardwise.search.tracking.borders import Borders
 from shardwise.search.tracking.bounds import Bounds
-from shardwise.search.tracking.chained import unbordered
 from shardwise.search.tracking.eliminate import Limits, eliminated
 from shardwise.search.tracking.grid import reduced
 from shardwise.search.tracking.labels import Labels, chosen
@@ -23,8 +23,8 @@ Values = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LinkLabels:
-    """The frontiers of a link, whatever its mode: `table` on (entry, exit) as variables 0 and 1, with folded
-    columns; label i is row rows[i] of mode modes[i]."""
+    """The frontiers of a link, whatever its mode: `table` on (hubs..., entry, exit), entry and exit as
+    variables 0 and 1, with folded columns; label i is row rows[i] of mode modes[i]."""
 
     link: Link
     table: Labels
@@ -35,7 +35,7 @@ class LinkLabels:
     def beside(self, peaks: Values) -> LinkLabels:
         """The labels that are left where all others of a solution have at least these peaks (entry, exit), or
         where there is none (infinite)."""
-        least = peaks.reshape(-1)[self.table.cells]
+        least = peaks.reshape(-1)[self.table.cells % peaks.size]
         points = self.table.points.copy()
         points[:, -1] = np.maximum(points[:, -1], least)
         left = np.flatnonzero(np.isfinite(least))
@@ -55,7 +55,7 @@ def link_labels(
     chain: Chain, orders: list[list[Order]], place: int, bounds: Bounds | None = None
 ) -> LinkLabels:
     """The frontiers of link `place`, all modes together."""
-    link = chain[place]
+    link, borders = chain[place], Borders.of(chain)
     tables: list[Labels] = []
     cells: list[Indices] = []
     for mode, (_, part) in enumerate(link.modes):
@@ -64,22 +64,19 @@ def link_labels(
         else:
             weighed = bounds.weighed
             scalars = weighed.scalars[place][mode]
-            beyond = np.minimum.reduce(
-                [weighed.ahead[at][:, None] + weighed.behind[at + 1][None] for at in bounds.span(place)]
-            )
-            scalars.spread(unbordered(part, beyond))
+            beyond = np.minimum.reduce([weighed.around(at, at + 1) for at in bounds.span(place)])
+            scalars.spread(borders.unbordered(part, beyond))
             found = eliminated(
-                part, orders[place][mode], Limits(scalars, bounds.limit, bounds.in_part(place))
+                part, orders[place][mode], Limits(scalars, bounds.limit, bounds.in_part(place, part))
             )
         tables.append(found)
-        at = found.coordinates()
-        entry = at[part.entry] if part.entry is not None else 0
-        leaving = at[part.exit] if part.exit is not None else 0
-        exits = 1 if part.exit is None else part.sizes[part.exit]
-        cells.append(np.zeros(len(found), dtype=np.intp) + entry * exits + leaving)
+        at, cell = found.coordinates(), np.zeros(len(found), dtype=np.intp)
+        for variable in borders.variables(part).values():
+            cell = cell * part.sizes[variable] + at[variable]
+        cells.append(cell)
     _, part = link.modes[0]
-    variables = (*(() if part.entry is None else (0,)), *(() if part.exit is None else (1,)))
-    sizes = tuple(part.sizes[end] for end in (part.entry, part.exit) if end is not None)
+    variables = tuple(borders.variables(part))
+    sizes = tuple(part.sizes[variable] for variable in borders.variables(part).values())
     points = folded(np.concatenate([table.points for table in tables]))
     cell = np.concatenate(cells)
     modes = np.repeat(np.arange(len(tables)), [len(table) for table in tables])

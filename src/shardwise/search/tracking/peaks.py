@@ -23,7 +23,8 @@ class Peaks:
 
     @staticmethod
     def of(tables: list[Labels]) -> Peaks:
-        """Of the tables of all occurrences, on (entry, exit) or on the one that there is."""
+        """Of the tables of all occurrences, on (entry, exit) or on the one that there is; whatever hubs
+        choose."""
         least = [_least(table, is_first=place == 0) for place, table in enumerate(tables)]
         ahead, behind = [np.zeros(1)], [np.zeros(1)]
         for table in least:
@@ -45,6 +46,8 @@ def _least(table: Labels, *, is_first: bool) -> Values:
     """The least peak in each cell of a table, (entry or 1, exit or 1); infinite where there is no label."""
     least = np.full(int(np.prod(table.sizes, dtype=np.intp)), np.inf)
     np.minimum.at(least, table.cells, table.points[:, -1])
-    if len(table.sizes) == 2:
-        return least.reshape(table.sizes)
+    sizes = [size for variable, size in zip(table.variables, table.sizes, strict=True) if variable >= 0]
+    least = np.asarray(least.reshape((-1, *sizes)).min(axis=0))
+    if len(sizes) == 2:
+        return least
     return least.reshape((1, -1) if is_first else (-1, 1))

@@ -9,8 +9,9 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from shardwise.frontier import Chain, Factor, Link, Part
-from shardwise.search.tracking.chained import Weighed, unbordered
+from shardwise.frontier import Chain, Factor, Link, Part, hub_sizes
+from shardwise.search.tracking.borders import hubs_of
+from shardwise.search.tracking.chained import Weighed
 from shardwise.search.tracking.lines import SLACK
 from shardwise.search.tracking.scalars import Sums
 from shardwise.search.tracking.solution import Choice, Solution, occurrences
@@ -78,6 +79,7 @@ def narrowed(before: Narrowed, found: Weighed, limits: npt.NDArray[np.float64]) 
         for place, link in enumerate(before.chain)
     ]
     _agree_on_borders(before.chain, masks)
+    _agree_on_hubs(before.chain, masks)
     links: list[Link] = []
     modes: list[tuple[int, ...]] = []
     choices: list[tuple[tuple[Indices, ...], ...]] = []
@@ -127,12 +129,9 @@ def _alive(found: Weighed, place: int, mode: int, limits: npt.NDArray[np.float64
     start = sum(link.repeat for link in found.chain[:place])
     scalars = found.scalars[place][mode]
     beyond = np.minimum.reduce(
-        [
-            found.ahead[border][:, None] + found.behind[border + 1][None]
-            for border in range(start, start + found.chain[place].repeat)
-        ]
+        [found.around(at, at + 1) for at in range(start, start + found.chain[place].repeat)]
     )
-    scalars.spread(unbordered(scalars.part, beyond))
+    scalars.spread(found.borders.unbordered(scalars.part, beyond))
     return [may_matter(scalars.through(variable), limits) for variable in range(len(scalars.part.sizes))]
 
 
@@ -157,3 +156,17 @@ def _agree_on_borders(chain: Chain, masks: list[list[list[Mask]]]) -> None:
             wanted = np.logical_or.reduce(group)
             for mask in group:
                 mask[:] = wanted
+
+
+def _agree_on_hubs(chain: Chain, masks: list[list[list[Mask]]]) -> None:
+    """Make all variables of one hub keep the same choices: what any mode of every link that has it may
+    want."""
+    for name in hub_sizes(chain):
+        own = [
+            [masks[place][m][dict(part.hubs)[name]] for m, (_, part) in enumerate(link.modes)]
+            for place, link in enumerate(chain)
+            if name in hubs_of([link])
+        ]
+        wanted = np.logical_and.reduce([np.logical_or.reduce(of_modes) for of_modes in own])
+        for mask in (mask for of_modes in own for mask in of_modes):
+            mask[:] = wanted

@@ -19,7 +19,8 @@ Sums = npt.NDArray[np.float64]
 
 @dataclass(slots=True)
 class Scalars:
-    """The tables of a part as weighted sums: `tables[i]` of table i, variables in the order of `axes[i]`."""
+    """The tables of a part as weighted sums: `tables[i]` of table i, variables in the order of `axes[i]`;
+    `made[i]` is the first table that is like it."""
 
     part: Part
     order: Order
@@ -27,6 +28,7 @@ class Scalars:
     peaked: int | None
     tables: dict[int, Sums]
     axes: dict[int, tuple[int, ...]]
+    made: dict[int, int]
     outside: dict[int, Sums] = field(default_factory=dict)
 
     @staticmethod
@@ -37,11 +39,11 @@ class Scalars:
         A block may hold what is alike many times, such as layers that all read one tensor: a table that is
         made like another one is the same numbers, which are worked out once.
         """
-        scalars = Scalars(part, order, weights, peaked, {}, {})
+        made: dict[int, int] = {}
+        scalars = Scalars(part, order, weights, peaked, {}, {}, made)
         unpeaked = weights.copy()
         unpeaked[:, -1] = 0.0
         like: dict[Hashable, int] = {}
-        made: dict[int, int] = {}  # of each table the first that is like it
         for place, factor in enumerate(part.factors):
             first = like.setdefault((part.kinds[place], place == peaked), place)
             if first == place:
@@ -71,8 +73,9 @@ class Scalars:
 
     def _aligned(self, table: int, onto: tuple[int, ...]) -> Sums:
         """A table with an axis for each variable of `onto`, of size 1 where it does not have it."""
-        own = self.axes[table]
-        values = self.tables[table]
+        return self._as_on(self.tables[table], self.axes[table], onto)
+
+    def _as_on(self, values: Sums, own: tuple[int, ...], onto: tuple[int, ...]) -> Sums:
         order = [own.index(variable) for variable in onto if variable in own]
         shape = [self.part.sizes[variable] if variable in own else 1 for variable in onto]
         return values.transpose((*order, len(own))).reshape((*shape, values.shape[-1]))
@@ -100,20 +103,49 @@ class Scalars:
         """For each table, the least sum of all that is not in it, given that of the last table."""
         found = {self.order.last: outside}
         for step in reversed(self.order.steps):
-            beyond = found[step.output]
-            if step.variable is not None:
-                beyond = beyond[..., None, :]
-            onto = self._joint_axes(step)
+            onto, beyond = self._joint_axes(step), self._before(step, found[step.output])
             for table in step.inputs:
                 others = [self._aligned(other, onto) for other in step.inputs if other != table]
-                rest = folded(np.add, others, beyond)
-                own = self.axes[table]
-                away = tuple(place for place, variable in enumerate(onto) if variable not in own)
-                shape = (*(self.part.sizes[variable] for variable in onto), rest.shape[-1])
-                least = np.broadcast_to(rest, shape).min(axis=away) if away else np.broadcast_to(rest, shape)
-                left = tuple(variable for variable in onto if variable in own)
-                found[table] = least.transpose((*(left.index(v) for v in own), len(own)))
+                found[table] = self._least_for(table, onto, folded(np.add, others, beyond))
         return found
+
+    def potentials(self, outside: Sums) -> dict[int, Sums]:
+        """For each table what a label of it adds to the excess of the whole beside its own sum, given that of
+        the last table.
+
+        Excesses (sum and potential) are none below 0, and those of a step's inputs come to no more than that
+        of what it makes of them: the input that is made of most has what the others come to at least, and
+        what that leaves is shared by those in the same way. So excesses of labels none of which is made of
+        another come to no more than that of the whole.
+        """
+        counts = {table: 1 for table in range(len(self.part.factors))}
+        for step in self.order.steps:
+            counts[step.output] = sum(counts[table] for table in step.inputs)
+        found = {self.order.last: outside}
+        for step in reversed(self.order.steps):
+            onto, rest = self._joint_axes(step), self._before(step, found[step.output])
+            waiting = sorted(step.inputs, key=lambda table: (-counts[table], table))
+            for place, table in enumerate(waiting):
+                others = [self._aligned(other, onto) for other in waiting[place + 1 :]]
+                found[table] = self._least_for(table, onto, folded(np.add, others, rest))
+                taken = self._as_on(found[table], self.axes[table], onto)
+                with np.errstate(invalid="ignore"):
+                    rest = np.where(np.isfinite(taken), rest - taken, np.inf)
+        return found
+
+    def _before(self, step: Step, output: Sums) -> Sums:
+        """What a step makes, with an axis for the variable that it takes out."""
+        return output if step.variable is None else output[..., None, :]
+
+    def _least_for(self, table: int, onto: tuple[int, ...], sums: Sums) -> Sums:
+        """The least of sums on `onto` for each choice that a table has, in the order of its axes."""
+        own = self.axes[table]
+        away = tuple(place for place, variable in enumerate(onto) if variable not in own)
+        shape = (*(self.part.sizes[variable] for variable in onto), sums.shape[-1])
+        least = np.broadcast_to(sums, shape)
+        least = least.min(axis=away) if away else least
+        left = tuple(variable for variable in onto if variable in own)
+        return np.asarray(least.transpose((*(left.index(v) for v in own), len(own))))
 
     def through(self, variable: int) -> Sums:
         """A total that no solution with a choice of the variable is below, (choices, weights); after

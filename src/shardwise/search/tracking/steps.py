@@ -29,7 +29,7 @@ class Step:
 @dataclass(frozen=True, slots=True)
 class Order:
     """Steps of a part: tables 0 and up are its factors, the rest are made by the steps; `last` is the table
-    on the kept variables that remains (entry and exit, those that there are, in the order of their
+    on the kept variables that remains (entry, exit and hubs, those that there are, in the order of their
     numbers)."""
 
     steps: tuple[Step, ...]
@@ -37,9 +37,10 @@ class Order:
 
 
 def order_of(part: Part) -> Order:
-    """The order in which `part` is reduced to its entry and exit: always the variable whose elimination makes
-    the smallest table, of equal ones the first (where that is one number, of those that meet fewest)."""
-    kept = {end for end in (part.entry, part.exit) if end is not None}
+    """The order in which `part` is reduced to what others see of it: always the variable whose elimination
+    makes the smallest table, of equal ones the first (where that is one number, of those that meet
+    fewest)."""
+    kept = set(part.kept)
     tables = {place: factor.variables for place, factor in enumerate(part.factors)}
     steps: list[Step] = []
     free = set(range(len(part.sizes))) - kept

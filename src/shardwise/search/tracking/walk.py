@@ -3,7 +3,7 @@ elimination of the borders between links alone."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -41,8 +41,8 @@ class Walked:
 
 
 def _between(table: Labels, border: int, after: int) -> Labels:
-    """A table on (entry, exit), or one of them, as one on two borders."""
-    names = tuple((border, after)[variable] for variable in table.variables)
+    """A table on (hubs..., entry, exit), or one of them, as one on two borders."""
+    names = tuple((border, after)[variable] if variable >= 0 else variable for variable in table.variables)
     return Labels(names, table.sizes, table.cells, table.points, table.origins)
 
 
@@ -73,8 +73,8 @@ def walked(chain: Chain, links: list[LinkLabels], bounds: Bounds | None = None) 
 
 
 def _run(link: LinkLabels, start: int, length: int, bounds: Bounds | None) -> Labels:
-    """The table of so many of a link in a row, a power of 2, as one on (entry, exit); the first occurrence of
-    the link is `start`."""
+    """The table of so many of a link in a row, a power of 2, as one on (hubs..., entry, exit); the first
+    occurrence of the link is `start`."""
     table = link.table
     reach = 1
     while reach < length:
@@ -84,7 +84,7 @@ def _run(link: LinkLabels, start: int, length: int, bounds: Bounds | None) -> La
             starts = range(start, start + link.link.repeat - reach + 1)
             within, grid = bounds.in_run(starts, reach, 1.0 / (length.bit_length() - 1))
         both = joined(_between(table, 0, 1), _between(table, 1, 2), without=1, within=within, grid=grid)
-        table = Labels((0, 1), both.sizes, both.cells, both.points, both.origins)
+        table = replace(both, variables=link.table.variables)
     return table
 
 
