@@ -6,16 +6,16 @@ recomputation, sharding) becomes several candidates, of which the prediction tak
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from shardwise.accuracy.devices import counted_devices, device_named
 from shardwise.accuracy.known import (
+    bytes_per_s_of_nodes,
     dtype_named,
     inter_node_bytes_per_s,
     profile_named,
-    slowest_nodes_bytes_per_s,
 )
 from shardwise.accuracy.layouts import layouts_of
 from shardwise.accuracy.rows import Fault, Row
@@ -91,14 +91,17 @@ class Cases:
         """The case of a row with several kinds of devices: nodes in the order in which the row names their
         kinds, all that leaves a node at the pace of the worst connected."""
         nodes = _nodes_of(row, kinds)
-        slowest = slowest_nodes_bytes_per_s(row.interconnect)
-        told = row.interconnect if slowest is None else f"{slowest * 8e-9:.6f} Gb/s inter-node"
-        cases = [self.of(replace(row, gpu=name, interconnect=told)) for name, _ in kinds]
+        names = [name for name, _ in kinds]
+        rates = bytes_per_s_of_nodes(row.interconnect, names)
+        told = [row.interconnect] * len(kinds) if rates is None else _at_one_pace(names, rates)
+        cases = [
+            self.of(replace(row, gpu=name, interconnect=link)) for name, link in zip(names, told, strict=True)
+        ]
         problems = tuple(case.problem for case in cases)
         if len({problem.job.dtype for problem in problems}) > 1:
             raise ConfigError("is not given, and its devices have none in common", key="dtype")
         assumed = list(dict.fromkeys(text for case in cases for text in case.assumed))
-        if slowest is not None:
+        if rates is not None:
             assumed.append("network: every node as the worst connected, since gradients join all")
         return Case(
             row=row,
@@ -167,6 +170,14 @@ def _nodes_of(row: Row, kinds: tuple[tuple[str, int], ...]) -> tuple[int, ...]:
             found=f"{' + '.join(map(str, counts))} of {row.gpus}, {each or 'not given'} per node",
         )  # fmt: skip
     return tuple(kind for kind, count in enumerate(counts) for _ in range(count // each))
+
+
+def _at_one_pace(names: Sequence[str], rates: Sequence[float]) -> list[str]:
+    """Links of nodes of these devices over which collectives of all of them go at the pace of the slowest:
+    devices reach different fractions of their cards, so the slowest is not who has the least card."""
+    fractions = [device_named(name)[0].efficiency.scale_out.fraction for name in names]
+    slowest = min(part * rate for part, rate in zip(fractions, rates, strict=True))
+    return [f"{slowest / part * 8e-9:.6f} Gb/s inter-node" for part in fractions]
 
 
 def _profile(row: Row) -> tuple[Profile, Assumed]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Final
 
 from shardwise.model import catalogue_names
@@ -104,7 +105,7 @@ _RATE = re.compile(r"(?:(\d{1,4})\s*x\s*)?(\d{1,6}(?:\.\d{1,6})?)\s*(Gb/s|Gbps|G
 _BETWEEN = re.compile(r"inter|infiniband|roce|ethernet|efa|network", re.IGNORECASE)
 
 
-_OF_NODES = re.compile(_RATE.pattern + r"\s*\([^()]*\bnodes?\)", re.IGNORECASE)
+_OF_NODES = re.compile(_RATE.pattern + r"\s*\(([^()]*)\bnodes?\)", re.IGNORECASE)
 
 
 def inter_node_bytes_per_s(text: str) -> float | None:
@@ -117,10 +118,16 @@ def inter_node_bytes_per_s(text: str) -> float | None:
     return None
 
 
-def slowest_nodes_bytes_per_s(text: str) -> float | None:
-    """Bytes per second of the worst connected nodes of a text such as `10 Gb/s (V100 nodes), 50 Gb/s (T4
-    node)`; None where it states none so."""
-    return min((_bytes_per_s(match) for match in _OF_NODES.finditer(text)), default=None)
+def bytes_per_s_of_nodes(text: str, kinds: Sequence[str]) -> tuple[float, ...] | None:
+    """Bytes per second of a node of each of these kinds of devices, of a text such as `10 Gb/s (V100 nodes),
+    50 Gb/s (T4 node)`: the least of all for a kind that it does not name; None where it states none so."""
+    rates = [(match.group(4), _bytes_per_s(match)) for match in _OF_NODES.finditer(text)]
+    if not rates:
+        return None
+    least = min(rate for _, rate in rates)
+    return tuple(
+        next((rate for named, rate in rates if _plain(kind) in _plain(named)), least) for kind in kinds
+    )
 
 
 def _bytes_per_s(match: re.Match[str]) -> float:

@@ -42,7 +42,7 @@ from shardwise.cluster.load import load_cluster
 from shardwise.cluster.mesh import Mesh, MeshAxis, mesh_of, meshes_of, tier_mesh
 from shardwise.cluster.named import cluster_names
 from shardwise.cluster.placement import group_members, group_members_of
-from shardwise.cluster.pools import Pool, cluster_of_pools, pools_of
+from shardwise.cluster.pools import Pool, cluster_of_pools, pools_of, tier_seen_by
 from shardwise.cluster.record import cluster_from_record, cluster_record
 from shardwise.cluster.resize import multiplied, of_nodes, part_of, part_sizes, resized
 
@@ -111,5 +111,6 @@ __all__ = [
     "route",
     "stepped",
     "tier_mesh",
+    "tier_seen_by",
     "with_efficiency",
 ]

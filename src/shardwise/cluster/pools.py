@@ -6,8 +6,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from shardwise.cluster.cluster import Cluster, Node, Tier, node_runs
+from shardwise.cluster.device import Device
 from shardwise.cluster.resize import MAX_NAME, clipped, with_nodes
-from shardwise.cluster.tiers import customary_tiers
+from shardwise.cluster.tiers import customary_tiers, network_figures
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +65,31 @@ def cluster_of_pools(cluster: Cluster, pools: Iterable[Pool]) -> Cluster:
         return cluster
     part = with_nodes(cluster, nodes, _tiers_of(cluster, nodes))
     return replace(part, name=f"{' + '.join(kept.values())} of {cluster.name[:MAX_NAME]}")
+
+
+def tier_seen_by(pool: Pool, cluster: Cluster) -> Tier:
+    """The outermost tier of `cluster` with the figures at which the devices of `pool`, one of its pools, go
+    at the pace of the slowest end.
+
+    A tier has the weakest cards, and collectives reach a fraction of them that differs by device: what the
+    weakest cards carry is not what the least fraction of them is. 1.25 GB/s of which 0.75 are reached and
+    6.25 of which 0.4 are reach 0.94 together; to devices that reach 0.4 of their cards that is a tier of
+    2.34 GB/s. Where links are narrower than all cards, every end has its fraction of the link.
+    """
+    tier = cluster.tiers[-1]
+    nodes = [one.node for one in pools_of(cluster)]
+    cards = [network_figures([node]).bytes_per_s for node in nodes]
+    if not tier.is_network or tier.bytes_per_s < min(cards) * (1 - 1e-9):
+        return tier
+    reached = min(
+        _fraction(cluster.classes[node.device_class]) * card for node, card in zip(nodes, cards, strict=True)
+    )
+    rate = reached / _fraction(cluster.classes[pool.node.device_class])
+    return replace(tier, bytes_per_s=rate, flow_bytes_per_s=tier.flow_bytes_per_s * rate / tier.bytes_per_s)
+
+
+def _fraction(device: Device) -> float:
+    return device.efficiency.scale_out.fraction
 
 
 def _key(node: Node) -> Node:

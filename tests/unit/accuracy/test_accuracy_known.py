@@ -7,6 +7,7 @@ import re
 import pytest
 
 from shardwise.accuracy.known import (
+    bytes_per_s_of_nodes,
     catalogue_model,
     dtype_named,
     family_named,
@@ -103,3 +104,10 @@ def test_families(text: str, family: str) -> None:
 )
 def test_networks(text: str, rate: float | None) -> None:
     assert inter_node_bytes_per_s(text) == (None if rate is None else pytest.approx(rate))
+
+
+def test_rates_of_nodes_are_told_by_their_devices() -> None:
+    text = "10 Gb/s (V100 nodes), 50 Gb/s (T4 node) inter; NVLink 170 Gb/s intra"
+    assert bytes_per_s_of_nodes(text, ["V100", "T4"]) == pytest.approx((1.25e9, 6.25e9))
+    assert bytes_per_s_of_nodes(text, ["T4", "A100"]) == pytest.approx((6.25e9, 1.25e9))
+    assert bytes_per_s_of_nodes("10 Gb/s inter-node", ["V100"]) is None

@@ -2,9 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
-from shardwise.cluster import cluster_of_pools, load_cluster, pools_of
+import pytest
+from tests.unit.cost.hand_made import cluster as alike
+from tests.unit.cost.hand_made import with_efficiency
+
+from shardwise.cluster import (
+    Cluster,
+    CollectiveCurve,
+    Tier,
+    cluster_of_pools,
+    load_cluster,
+    pools_of,
+    tier_seen_by,
+)
 
 GIVEN = """\
 nodes:
@@ -57,3 +70,50 @@ def test_given_tiers_keep_their_figures(tmp_path: Path) -> None:
         ("inside", 4, 100e9),
         ("room", 24, 1e9),
     ]
+
+
+def mixed(rate: float, fractions: tuple[float, float]) -> Cluster:
+    """Two nodes of four devices `near` on a card of 10 B/s each and two of `far` on cards of 40, behind a
+    network of `rate` bytes per second and device."""
+    classes = {
+        name: replace(with_efficiency(scale_out=CollectiveCurve(fraction=fraction, startup_s=0.0)), name=name)
+        for name, fraction in zip(("near", "far"), fractions, strict=True)
+    }
+    node = alike(1).nodes[0]
+    nodes = [
+        replace(node, name=f"{name}{i}", device_class=name, devices=4, nics=1, nic_bytes_per_s=card)
+        for name, card in (("near", 10.0), ("far", 40.0))
+        for i in range(2)
+    ]
+    network = Tier(
+        name="network", span=16, bytes_per_s=rate, flow_bytes_per_s=4 * rate, latency_s=0.0, is_network=True
+    )
+    return Cluster(name="mixed", classes=classes, nodes=tuple(nodes), tiers=(network,))
+
+
+@pytest.mark.parametrize(
+    ("rate", "fractions", "seen"),
+    [
+        # A quarter of 10 B/s each, of which 0.8 are reached: 2. Of far's 10, 0.4 are 4, so it keeps that pace
+        # of 2: it reaches 0.4 of 5.
+        (2.5, (0.8, 0.4), (2.5, 5.0)),
+        # 0.1 of far's 10 are 1, less than 0.8 of near's 2.5: of near's tier of 1.25 that are 0.8.
+        (2.5, (0.8, 0.1), (1.25, 10.0)),
+        (2.5, (0.5, 0.5), (2.5, 2.5)),
+        # A link narrower than all cards is one for both.
+        (1.0, (0.8, 0.4), (1.0, 1.0)),
+    ],
+)
+def test_a_tier_goes_at_the_pace_of_its_slowest_end(
+    rate: float, fractions: tuple[float, float], seen: tuple[float, float]
+) -> None:
+    cluster = mixed(rate, fractions)
+    tiers = [tier_seen_by(pool, cluster) for pool in pools_of(cluster)]
+    assert [tier.bytes_per_s for tier in tiers] == pytest.approx(seen)
+    assert [tier.flow_bytes_per_s for tier in tiers] == pytest.approx([4 * one for one in seen])
+
+
+def test_a_fabric_inside_nodes_is_as_it_is() -> None:
+    cluster = mixed(2.5, (0.8, 0.4))
+    inside = replace(cluster, tiers=(replace(cluster.tiers[0], is_network=False),))
+    assert tier_seen_by(pools_of(inside)[1], inside) == inside.tiers[0]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from shardwise.cluster import Cluster, Pool, Tier, cluster_of_pools, pools_of
+from shardwise.cluster import Cluster, Pool, Tier, cluster_of_pools, pools_of, tier_seen_by
 from shardwise.cost import Problem, bind, limits_of
 from shardwise.model import Model
 from shardwise.strategy import Job
@@ -117,14 +117,16 @@ class UnevenSpace:
 
     def problem(self, pool: int, union: tuple[int, ...], is_alike: bool) -> Problem:
         """The cost model's view of a pool that works together with the others of a union: its own devices and
-        inner links; what leaves a node goes at the pace of the union's outermost tier, and where pipelines
+        inner links; what leaves a node goes at the pace of the union's slowest end, and where pipelines
         are alike only what leaves the pool does."""
         own = cluster_of_pools(self.cluster, [self.pools[pool]])
         if len(union) == 1:
             return bind(self.model, own, self.job)
         whole = cluster_of_pools(self.cluster, [self.pools[place] for place in union])
         inside = own.tiers if is_alike else _inside(own)
-        return bind(self.model, replace(own, tiers=(*inside, whole.tiers[-1])), self.job)
+        return bind(
+            self.model, replace(own, tiers=(*inside, tier_seen_by(self.pools[pool], whole))), self.job
+        )
 
     def unit(self, pool: int) -> int:
         """Devices of the pool that a set of alike pipelines fills beside others: a node's on a large pool."""
