@@ -11,7 +11,14 @@ from shardwise.cluster.catalogue import (
     with_efficiency,
 )
 from shardwise.cluster.cluster import Cluster, Link, Node, Tier, node_runs
-from shardwise.cluster.conditions import Conditions, NodeState, NodeView, alike_cluster, stepped
+from shardwise.cluster.conditions import (
+    Conditions,
+    NodeState,
+    NodeView,
+    alike_cluster,
+    present_cluster,
+    stepped,
+)
 from shardwise.cluster.device import Device
 from shardwise.cluster.device_file import ATTENTION_KERNELS, device_of
 from shardwise.cluster.efficiency import (
@@ -107,6 +114,7 @@ __all__ = [
     "part_of",
     "part_sizes",
     "pools_of",
+    "present_cluster",
     "resized",
     "route",
     "stepped",

@@ -23,7 +23,7 @@ from shardwise.cluster.events import (
 )
 from shardwise.cluster.links import link_graph
 from shardwise.cluster.pools import Pool, pools_of
-from shardwise.cluster.resize import clipped, with_nodes
+from shardwise.cluster.resize import clipped, of_nodes, with_nodes
 from shardwise.cluster.tiers import customary_tiers
 
 STEP = 1.02
@@ -218,6 +218,25 @@ def alike_cluster(cluster: Cluster, pool: Pool, nodes: int, state: NodeState) ->
     else:
         tiers = clipped(cluster.tiers, devices)
     return with_nodes(cluster, every, tuple(_in_state(tier, own.devices, state) for tier in tiers))
+
+
+def present_cluster(cluster: Cluster, states: Mapping[str, NodeState]) -> Cluster:
+    """The nodes of `cluster` that have a state, in its order, each at its own speed; what lies between and
+    inside them is as the worst of them has it."""
+    places = [place for place in range(len(cluster.nodes)) if f"n{place}" in states]
+    part = of_nodes(cluster, places)
+    every = [states[f"n{place}"] for place in places]
+    worst = NodeState(
+        pool=0,
+        network=min(state.network for state in every),
+        inside=min(state.inside for state in every),
+        latency_s=max(state.latency_s for state in every),
+    )
+    nodes = tuple(
+        replace(node, speed=node.speed * state.speed) for node, state in zip(part.nodes, every, strict=True)
+    )
+    inside = max(node.devices for node in nodes)
+    return with_nodes(cluster, nodes, tuple(_in_state(tier, inside, worst) for tier in part.tiers))
 
 
 def _in_state(tier: Tier, inside: int, state: NodeState) -> Tier:

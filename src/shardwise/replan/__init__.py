@@ -1,7 +1,7 @@
 """What to do when a cluster changes: keep the plan, patch it or move to another, and what that costs."""
 
 from shardwise.replan.arrangement import Arrangement
-from shardwise.replan.decide import KEEP, MOVE, PATCH, Decision, Planner, planner_of
+from shardwise.replan.decide import KEEP, MOVE, PATCH, Change, Decision, Planner, planner_of
 from shardwise.replan.for_trace import TracePick, TracePicks, picks_for_trace
 from shardwise.replan.policies import WAIT, Choice, Run
 from shardwise.replan.present import Present
@@ -12,6 +12,7 @@ from shardwise.replan.situation import Situation, situation_of
 from shardwise.replan.steps import Steps
 from shardwise.replan.trace_searches import Within
 from shardwise.replan.transition import Costs, Transition
+from shardwise.replan.uneven import UnevenArrangement, UnevenDecision, replan_uneven, uneven_running_on
 
 __all__ = [
     "KEEP",
@@ -20,6 +21,7 @@ __all__ = [
     "POLICIES",
     "WAIT",
     "Arrangement",
+    "Change",
     "Choice",
     "Costs",
     "Decision",
@@ -33,11 +35,15 @@ __all__ = [
     "TracePick",
     "TracePicks",
     "Transition",
+    "UnevenArrangement",
+    "UnevenDecision",
     "Within",
     "best_interval_s",
     "picks_for_trace",
     "planner_of",
+    "replan_uneven",
     "replay",
     "running_on",
     "situation_of",
+    "uneven_running_on",
 ]

@@ -34,25 +34,20 @@ ALTERNATIVES = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Decision:
-    """What to do, what runs then, and what it brings.
+class Change:
+    """What to do, and what it brings.
 
     `keep_step_s` is the step time of going on as it is, None where that cannot run; `gain_s_per_step` is the
     difference, None then. Training is ahead of keeping from `pays_after_s` on (None: never), and makes
-    `steps` over the horizon, keeping `keep_steps`. `considered` counts the arrangements that were weighed,
-    `alternatives` are the fastest of them, one of each shape; `rerouted` is what patching by re-routing the
-    microbatches of nodes that are gone to their peers would bring, None where that cannot be.
+    `steps` over the horizon, keeping `keep_steps`. `considered` counts what was weighed.
     """
 
     decision: str
-    arrangement: Arrangement
     step_s: float
     keep_step_s: float | None
     transition: Transition
     horizon_s: float
     considered: int
-    alternatives: tuple[Arrangement, ...] = ()
-    rerouted: Decision | None = None
 
     @property
     def gain_s_per_step(self) -> float | None:
@@ -75,6 +70,19 @@ class Decision:
             return 0.0
         ahead = 1.0 / self.step_s - 1.0 / self.keep_step_s
         return self.transition.seconds / self.step_s / ahead if ahead > 0.0 else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision(Change):
+    """The arrangement that runs then.
+
+    `alternatives` are the fastest that were weighed, one of each shape; `rerouted` is what patching by
+    re-routing the microbatches of nodes that are gone to their peers would bring, None where that cannot be.
+    """
+
+    arrangement: Arrangement
+    alternatives: tuple[Arrangement, ...] = ()
+    rerouted: Decision | None = None
 
 
 def _any(arrangement: Arrangement) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import replace
 
 from shardwise.cluster import Cluster, Node
@@ -14,26 +15,33 @@ from shardwise.replan.arrangement import Arrangement
 def running_on(plan: Plan, cluster: Cluster) -> Arrangement:
     """The plan on the nodes that it names, or on the first nodes of the cluster that are like those it was
     made for. ConfigError where it has none such, or uses a node in part."""
+    named = plan.for_trace.nodes if plan.for_trace is not None else (None,) * len(plan.cluster.nodes)
+    slots = nodes_like(plan.cluster, cluster, named)
+    strategy = plan.best.strategy
+    each = plan.job.global_batch_size // (strategy.dp * strategy.micro_batch_size)
+    return Arrangement(strategy=strategy, slots=slots, microbatches=(each,) * strategy.dp)
+
+
+def nodes_like(planned: Cluster, cluster: Cluster, named: Sequence[str | None]) -> tuple[str, ...]:
+    """For each node that a plan was made for the one of the cluster that is `named`, or the first that is
+    like it. ConfigError where there is none."""
     free: dict[Node, deque[str]] = {}
     for index, node in enumerate(cluster.nodes):
         free.setdefault(replace(node, name=""), deque()).append(f"n{index}")
     slots: list[str] = []
-    named = plan.for_trace.nodes if plan.for_trace is not None else (None,) * len(plan.cluster.nodes)
-    for name, node in zip(named, plan.cluster.nodes, strict=True):
+    for name, node in zip(named, planned.nodes, strict=True):
         like = free.get(replace(node, name=""))
         if not like or name not in (None, *like):
             raise ConfigError(
                 "is not of this cluster: it needs other nodes", key="PLAN",
-                found=f"{len(plan.cluster.nodes)} nodes, {node.devices} x {node.device_class} among them",
+                found=f"{len(planned.nodes)} nodes, {node.devices} x {node.device_class} among them",
                 allowed=f"nodes of {cluster.name}",
             )  # fmt: skip
         if name is not None:
             like.remove(name)
         slots.append(like.popleft() if name is None else name)
-    used = {node.device_class for node in plan.cluster.nodes}
+    used = {node.device_class for node in planned.nodes}
     for name in sorted(used):
-        if plan.cluster.classes[name].memory_bytes != cluster.classes[name].memory_bytes:
+        if planned.classes[name].memory_bytes != cluster.classes[name].memory_bytes:
             raise ConfigError("is not of this cluster: its devices differ", key="PLAN", found=name)
-    strategy = plan.best.strategy
-    each = plan.job.global_batch_size // (strategy.dp * strategy.micro_batch_size)
-    return Arrangement(strategy=strategy, slots=tuple(slots), microbatches=(each,) * strategy.dp)
+    return tuple(slots)

@@ -84,11 +84,26 @@ class Transitions:
         if old is not None and has_all and old.strategy == new.strategy and old.slots == new.slots:
             same = old.microbatches == new.microbatches
             return NOTHING if same else self._of({}, situation, self.costs.regroup_s, 0.0)
-        moved = None if old is None else self._moved(old, new, frozenset(situation.states) - returned, saved)
-        is_lost = moved is None and old is not None
-        if moved is None:
-            moved = self._from_checkpoint(new)
         is_patch = old is not None and old.shape == new.shape
+        before = None if old is None else self.holdings_of(old)
+        left = frozenset(situation.states) - returned
+        return self.between_holdings(before, self.holdings_of(new), situation, left, saved, is_patch=is_patch)
+
+    def between_holdings(
+        self,
+        before: Holdings | None,
+        after: Holdings,
+        situation: Situation,
+        left: frozenset[str],
+        saved: frozenset[str],
+        *,
+        is_patch: bool,
+    ) -> Transition:
+        """The same by what lies where; nodes that are `left` still hold what they held."""
+        moved = None if before is None else self._moved(before, after, left, saved)
+        is_lost = moved is None and before is not None
+        if moved is None:
+            moved = self._from_checkpoint(after)
         starting_s = self.costs.least_s(is_patch=is_patch)
         lost_s = self.costs.checkpoint_interval_s / 2.0 if is_lost else 0.0
         return self._of(moved, situation, starting_s, lost_s)
@@ -102,7 +117,8 @@ class Transitions:
             bytes_per_link=links, seconds=moving_s + starting_s + lost_s, moving_s=moving_s, lost_s=lost_s
         )
 
-    def _holdings_of(self, arrangement: Arrangement) -> Holdings:
+    def holdings_of(self, arrangement: Arrangement) -> Holdings:
+        """What lies where under an arrangement."""
         key = arrangement.strategy, arrangement.slots
         if key not in self._holdings:
             devices = self._prices.devices_of(arrangement.nodes[0])
@@ -110,11 +126,10 @@ class Transitions:
         return self._holdings[key]
 
     def _moved(
-        self, old: Arrangement, new: Arrangement, left: frozenset[str], saved: frozenset[str]
+        self, before: Holdings, after: Holdings, left: frozenset[str], saved: frozenset[str]
     ) -> Mapping[tuple[str, str], float] | None:
         """Bytes from node to node, of nodes that still hold what they held; None where something is held by
         no one."""
-        before, after = self._holdings_of(old), self._holdings_of(new)
         moved: dict[tuple[str, str], float] = defaultdict(float)
         for have, need, nbytes in (
             (before.weights, after.weights, self._weight_bytes),
@@ -151,8 +166,7 @@ class Transitions:
     def _elements(self, piece: Piece) -> float:
         return (self._below[piece.last] - self._below[piece.first]) * (piece.high - piece.low)
 
-    def _from_checkpoint(self, new: Arrangement) -> Mapping[tuple[str, str], float]:
-        after = self._holdings_of(new)
+    def _from_checkpoint(self, after: Holdings) -> Mapping[tuple[str, str], float]:
         moved: dict[tuple[str, str], float] = defaultdict(float)
         for rows, nbytes in ((after.weights, self._weight_bytes), (after.states, self._state_bytes)):
             for piece in _every(rows):

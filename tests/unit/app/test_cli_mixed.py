@@ -13,6 +13,7 @@ import pytest
 from shardwise.plan import Layout, Pipeline, read_uneven_plan, write_uneven_plan
 
 SCHEMA = Path(__file__).parents[3] / "docs" / "schemas" / "plan-answer.json"
+REPLAN_SCHEMA = SCHEMA.with_name("replan.json")
 QUESTION = (
     "plan", "opt-350m", "--cluster", "1x2xA100-40G+1x2xV100-16G", "--seq-len", "2048",
     "--global-batch-size", "64",
@@ -153,6 +154,28 @@ def test_an_altered_file_is_refused_and_other_commands_say_what_it_is(run: Any, 
     path.write_text(path.read_text().replace("micro_batch_size: ", "micro_batch_size: 1", 1))
     altered = run("check", str(path))
     assert altered.code == 2 and "the file was changed" in altered.err
+
+
+def test_a_saved_uneven_plan_is_replanned(run: Any, tmp_path: Path) -> None:
+    path, cluster = str(tmp_path / "plan.yaml"), QUESTION[QUESTION.index("--cluster") + 1]
+    assert run(*QUESTION, "--save", path).code == 0
+    schema = json.loads(REPLAN_SCHEMA.read_text())
+    for events, decisions in (("slow n0 1", {"keep"}), ("lost n1", {"patch", "move"})):
+        asked = ("replan", path, "--cluster", cluster, "--events", events)
+        ran = run(*asked, "--json")
+        assert ran.code == 0
+        document = json.loads(ran.out)
+        jsonschema.Draft202012Validator(schema).validate(document)
+        assert document["decision"] in decisions
+        if document["decision"] == "keep":
+            assert document["step_time_s"] == pytest.approx(
+                read_uneven_plan(path).best.step_time_s, rel=1e-12
+            )
+            assert document["plan"]["strategy"] is None and document["plan"]["uneven"]["layout"]["pipelines"]
+        card = run(*asked)
+        assert card.code == 0 and document["decision"] in card.out
+    other = run("replan", path, "--cluster", "4x2xT4", "--events", "lost n1")
+    assert other.code == 2 and "is not of this cluster" in other.err
 
 
 SPACE = (

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from dataclasses import asdict
 
 from shardwise.app.cli import words
 from shardwise.app.cli.output import Line, Output, row
+from shardwise.app.cli.uneven_card import plan_lines
 from shardwise.cluster import (
     Cluster,
     Conditions,
@@ -18,15 +20,27 @@ from shardwise.cluster import (
     load_events,
 )
 from shardwise.errors import ConfigError
-from shardwise.plan import Plan, read_plan
+from shardwise.plan import (
+    Plan,
+    UnevenFile,
+    UnevenResult,
+    is_uneven_plan,
+    layout_document,
+    read_plan,
+    read_uneven_plan,
+)
 from shardwise.replan import (
     Arrangement,
     Costs,
     Decision,
     Prices,
+    UnevenArrangement,
+    UnevenDecision,
     planner_of,
+    replan_uneven,
     running_on,
     situation_of,
+    uneven_running_on,
 )
 from shardwise.strategy import Strategy, layer_counts
 from shardwise.units import format_bytes, format_seconds
@@ -48,10 +62,9 @@ def replanned(
     is_json: bool,
 ) -> Output:
     """The answer of `replan` for the plan file at `path`, after all events of a trace (a file or words)."""
-    plan = read_plan(path)
+    plan = read_uneven_plan(path) if is_uneven_plan(path) else read_plan(path)
     loaded = load_cluster(cluster, inter_node=inter_node)
     trace, talk = trace_for(events, loaded)
-    running = running_on(plan, loaded)
     view = NodeView(loaded)
     conditions = Conditions.at_start(trace)
     saved, gone = frozenset[str](), trace.absent
@@ -62,9 +75,16 @@ def replanned(
         gone |= before.present - conditions.present
     situation = situation_of(view, conditions, trace.sites)
     planner = planner_of(Prices(plan.model, loaded, plan.job), costs)
-    decision = planner.replan(
-        running, situation, horizon_s=horizon_s, saved=saved, returned=gone & conditions.present
-    )
+    returned = gone & conditions.present
+    decision: Decision | UnevenDecision
+    if isinstance(plan, Plan):
+        running = running_on(plan, loaded)
+        decision = planner.replan(running, situation, horizon_s=horizon_s, saved=saved, returned=returned)
+    else:
+        uneven = uneven_running_on(plan, loaded)
+        decision = replan_uneven(
+            planner, uneven, situation, horizon_s=horizon_s, saved=saved, returned=returned
+        )
     cut_off = view.unreachable(conditions)
     if cut_off:
         more = " ..." if len(cut_off) > 8 else ""
@@ -102,13 +122,38 @@ def arrangement_document(arrangement: Arrangement, cluster: Cluster, step_s: flo
     }
 
 
-def document_of(decision: Decision, cluster: Cluster) -> dict[str, object]:
+def _uneven_document(decision: UnevenDecision, result: UnevenResult, cluster: Cluster) -> dict[str, object]:
+    """The same of an uneven plan: `uneven` has its pipelines, whose ranks count the devices of `nodes`, used
+    or not."""
+    return {
+        "strategy": None,
+        "uneven": {
+            "layout": layout_document(result.layout),
+            "micro_batch_size": result.micro_batch_size,
+            "recompute": [list(stages) for stages in result.recompute],
+            "pipeline_s": list(result.pipeline_s),
+        },
+        "nodes": list(decision.arrangement.nodes),
+        "microbatches": list(result.microbatches),
+        "is_rerouted": False,
+        "idle_nodes": len(cluster.nodes) - len(decision.used),
+        "step_time_s": decision.step_s,
+    }
+
+
+def document_of(decision: Decision | UnevenDecision, cluster: Cluster) -> dict[str, object]:
     """`replan --json` of the contract."""
+    arrangement = decision.arrangement
+    if isinstance(decision, UnevenDecision) and isinstance(arrangement, UnevenArrangement):
+        plan = _uneven_document(decision, arrangement.result, cluster)
+    elif isinstance(arrangement, Arrangement):
+        plan = arrangement_document(arrangement, cluster, decision.step_s)
+    rerouted = decision.rerouted if isinstance(decision, Decision) else None
     return {
         "schema": SCHEMA,
         "version": VERSION,
         "decision": decision.decision,
-        "plan": arrangement_document(decision.arrangement, cluster, decision.step_s),
+        "plan": plan,
         "step_time_s": decision.step_s,
         "keep_step_time_s": decision.keep_step_s,
         "gain_s_per_step": decision.gain_s_per_step,
@@ -123,7 +168,7 @@ def document_of(decision: Decision, cluster: Cluster) -> dict[str, object]:
         "steps": decision.steps,
         "keep_steps": decision.keep_steps,
         "considered": decision.considered,
-        "rerouted": None if decision.rerouted is None else _rerouted_document(decision.rerouted),
+        "rerouted": None if rerouted is None else _rerouted_document(rerouted),
     }
 
 
@@ -135,39 +180,44 @@ def _rerouted_document(rerouted: Decision) -> dict[str, object]:
     }
 
 
-def _layers(strategy: Strategy, plan: Plan) -> tuple[int, ...]:
+def _layers(strategy: Strategy, layers: int) -> tuple[int, ...]:
     stages = strategy.pp * strategy.vpp
-    return layer_counts(plan.model.layers, stages, strategy.first_stage_layers, strategy.last_stage_layers)
+    return layer_counts(layers, stages, strategy.first_stage_layers, strategy.last_stage_layers)
 
 
-def _card(decision: Decision, plan: Plan, cluster: Cluster) -> list[Line]:
-    arrangement = decision.arrangement
+def _arrangement_lines(arrangement: Arrangement, plan: Plan | UnevenFile) -> Iterator[Line]:
     strategy = arrangement.strategy
-    lines = [row("decision", (decision.decision, "value")), row("plan", (words.degrees_text(strategy), ""))]
+    yield row("plan", (words.degrees_text(strategy), ""))
     shares = sorted(set(arrangement.microbatches))
     few = f"{shares[0]:,}" if len(shares) == 1 else f"{shares[0]:,} to {shares[-1]:,}"
-    lines.append(row("", (f"micro-batch {strategy.micro_batch_size} × {few} · {strategy.schedule}", "")))
-    if _layers(strategy, plan) != _layers(plan.best.strategy, plan) and strategy.pp > 1:
-        lines.append(
-            row("layers", (" / ".join(map(str, _layers(strategy, plan))), ""), ("   by stage", "dim"))
-        )
+    yield row("", (f"micro-batch {strategy.micro_batch_size} × {few} · {strategy.schedule}", ""))
+    layers = _layers(strategy, plan.model.layers)
+    before = _layers(plan.best.strategy, plan.model.layers) if isinstance(plan, Plan) else None
+    if layers != before and strategy.pp > 1:
+        yield row("layers", (" / ".join(map(str, layers)), ""), ("   by stage", "dim"))
     if arrangement.is_rerouted:
         text = "microbatches of nodes that are gone go to their peers in other pipelines"
-        lines.append(row("re-routed", (text, "")))
-    idle = len(cluster.nodes) - len(arrangement.nodes)
-    nodes = f"{len(arrangement.nodes):,} of {len(cluster.nodes):,} nodes"
+        yield row("re-routed", (text, ""))
+
+
+def _card(decision: Decision | UnevenDecision, plan: Plan | UnevenFile, cluster: Cluster) -> list[Line]:
+    arrangement = decision.arrangement
+    lines = [row("decision", (decision.decision, "value"))]
+    if isinstance(arrangement, UnevenArrangement):
+        lines += plan_lines(arrangement.result)
+    else:
+        lines += _arrangement_lines(arrangement, plan)
+    used = len(decision.used if isinstance(decision, UnevenDecision) else arrangement.nodes)
+    idle = len(cluster.nodes) - used
+    nodes = f"{used:,} of {len(cluster.nodes):,} nodes"
     lines.append(row("nodes", (nodes, ""), (f"   {idle:,} idle or gone" if idle else "", "dim")))
     kept = "cannot run" if decision.keep_step_s is None else f"{format_seconds(decision.keep_step_s)} kept"
     lines.append(row("step time", (format_seconds(decision.step_s), "time"), (f"   {kept}", "dim")))
-    if decision.rerouted is not None and not arrangement.is_rerouted:
-        steps = f"   {decision.rerouted.steps:,.0f} steps in {format_seconds(decision.horizon_s)}"
-        lines.append(
-            row(
-                "re-routed",
-                (f"{format_seconds(decision.rerouted.step_s)} a step instead", ""),
-                (steps, "dim"),
-            )
-        )
+    rerouted = decision.rerouted if isinstance(decision, Decision) else None
+    if rerouted is not None and rerouted.arrangement != arrangement:
+        steps = f"   {rerouted.steps:,.0f} steps in {format_seconds(decision.horizon_s)}"
+        instead = f"{format_seconds(rerouted.step_s)} a step instead"
+        lines.append(row("re-routed", (instead, ""), (steps, "dim")))
     if decision.decision == "keep":
         return lines
     change = decision.transition

@@ -24,7 +24,7 @@ def uneven_card(
     """The card of `plan` where the best plan of a mixed cluster is uneven."""
     return [
         *question_lines(model, cluster, job),
-        *_plan(answer.best, job),
+        *plan_lines(answer.best),
         (),
         *figures(answer.best, cluster, job),
         (),
@@ -37,7 +37,7 @@ def uneven_card(
     ]
 
 
-def _plan(result: UnevenResult, job: Job) -> Iterator[Line]:
+def plan_lines(result: UnevenResult) -> Iterator[Line]:
     """Every group of alike pipelines: how many, what they do, and their stages in order."""
     count = len(result.layout.pipelines)
     total = sum(result.microbatches)

@@ -1,7 +1,7 @@
 """Uneven plans of mixed clusters: pipelines whose stages, layers and shares suit the devices they lie on."""
 
 from shardwise.search.uneven.again import PricedAgain, priced_again
-from shardwise.search.uneven.answer import plan_pools
+from shardwise.search.uneven.answer import best_uneven, plan_pools
 from shardwise.search.uneven.drive import UnevenOutcome, UnevenPipeline, UnevenPlan, search_uneven
 from shardwise.search.uneven.proportional import proportional_split
 from shardwise.search.uneven.space import Block, Limits, UnevenSpace
@@ -14,6 +14,7 @@ __all__ = [
     "UnevenPipeline",
     "UnevenPlan",
     "UnevenSpace",
+    "best_uneven",
     "plan_pools",
     "priced_again",
     "proportional_split",

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from shardwise.cluster import pools_of
 from shardwise.cost import Problem
 from shardwise.errors import InternalError
 from shardwise.model import model_flop_per_token
@@ -23,7 +24,7 @@ from shardwise.plan import (
     UnevenAnswer,
     UnevenResult,
 )
-from shardwise.search.baselines import answer_of, baselines_of, figures_of, plan_mixed
+from shardwise.search.baselines import MOST_POOLS, answer_of, baselines_of, figures_of, plan_mixed
 from shardwise.search.clock import Clock
 from shardwise.search.drive import Progress
 from shardwise.search.explain import band_of
@@ -84,6 +85,18 @@ def _of_pools(question: Question, clock: Clock, progress: Progress | None) -> An
     if outcome.plan is not None:
         return replace(_answer(space, outcome, figures), is_interrupted=clock.is_interrupted)
     return _told(answer_of(question, found, clock, progress), _why_uniform(outcome, beat_s))
+
+
+def best_uneven(question: Question, beat_s: float) -> UnevenResult | None:
+    """The best uneven plan for the question that takes less than `beat_s`, to within the gap that its cluster
+    is allowed; None where there is none, or none is looked for."""
+    is_many = len(pools_of(question.cluster)) > MOST_POOLS
+    if refusal(question) is not None or question.cluster.links or is_many:
+        return None
+    space = UnevenSpace(question.model, question.cluster, question.job)
+    gap = 0.0 if question.cluster.devices <= EXACT_DEVICES else GAP
+    found = search_uneven(space, beat_s=beat_s, gap=gap).plan
+    return None if found is None else result_of_uneven(space, found)
 
 
 def _told(answer: Answer, why: str) -> Answer:

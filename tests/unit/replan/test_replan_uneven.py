@@ -1,0 +1,161 @@
+"""Decisions for uneven plans: never worse than keeping, and a plan wherever one exists."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from functools import cache
+from itertools import combinations
+
+import pytest
+from tests.property.uneven_twin import least_s
+
+from shardwise.cluster import (
+    ClusterEvent,
+    Conditions,
+    EventTrace,
+    NodeLost,
+    NodeView,
+    Notice,
+    Slowdown,
+    load_cluster,
+    of_nodes,
+)
+from shardwise.errors import Infeasible
+from shardwise.model import model_from_config
+from shardwise.replan import (
+    Arrangement,
+    Costs,
+    Prices,
+    UnevenArrangement,
+    UnevenDecision,
+    planner_of,
+    replan_uneven,
+    situation_of,
+)
+from shardwise.replan.holdings import unit_elements
+from shardwise.search import Question, UnevenSpace, best_uneven, priced_again
+from shardwise.strategy import Job
+
+HOUR_S = 3600.0
+MIXED = "1x2xT4+3x1xRTX3090"
+
+
+class Mixed:
+    """A small model on a mixed cluster, with its best uneven plan."""
+
+    def __init__(self, cluster: str, margin: float) -> None:
+        config = {
+            "model_type": "gpt2", "n_embd": 1024, "n_layer": 3, "n_head": 8, "n_positions": 512,
+            "vocab_size": 1000,
+        }  # fmt: skip
+        whole = load_cluster(cluster, inter_node="200Gb/s")
+        # Nothing is offloaded, so that little memory is too little.
+        nodes = tuple(replace(node, host_memory_bytes=1e8) for node in whole.nodes)
+        self.cluster = replace(whole, nodes=nodes)
+        self.model = model_from_config(config, name="small")
+        self.job = Job(seq_len=512, global_batch_size=12, dtype="fp16", memory_margin=margin)
+        self.planner = planner_of(Prices(self.model, self.cluster, self.job), Costs())
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(f"n{index}" for index in range(len(self.cluster.nodes)))
+
+    def running(self) -> UnevenArrangement:
+        result = best_uneven(self.question(), float("inf"))
+        assert result is not None
+        return UnevenArrangement(result=result, nodes=self.names)
+
+    def question(self) -> Question:
+        return Question(model=self.model, cluster=self.cluster, job=self.job)
+
+    def replan(
+        self,
+        running: UnevenArrangement,
+        *events: ClusterEvent,
+        saved: tuple[str, ...] = (),
+        horizon_s: float = HOUR_S,
+    ) -> UnevenDecision:
+        conditions = Conditions.at_start(EventTrace(nodes=len(self.names), events=()))
+        for event in events:
+            conditions = conditions.after(event)
+        situation = situation_of(NodeView(self.cluster), conditions)
+        return replan_uneven(self.planner, running, situation, horizon_s=horizon_s, saved=frozenset(saved))
+
+
+@cache
+def mixed(cluster: str, margin: float = 0.05) -> Mixed:
+    return Mixed(cluster, margin)
+
+
+def test_a_plan_is_kept_at_its_own_price() -> None:
+    for cluster in ("1x1xV100-32G+1x1xV100-16G", MIXED):
+        given = mixed(cluster)
+        running = given.running()
+        found = given.replan(running)
+        assert found.decision == "keep" and found.transition.seconds == 0.0
+        assert found.step_s == pytest.approx(running.result.step_time_s, rel=1e-12)
+
+
+def test_no_decision_makes_fewer_steps_than_keeping() -> None:
+    given, rng, seen = mixed(MIXED), random.Random(3), set()
+    running = given.running()
+    for _ in range(6):
+        slow = rng.sample(given.names, rng.randint(1, 3))
+        events = [Slowdown(time_s=0.0, where=name, speed=rng.uniform(0.1, 1.0)) for name in slow]
+        found = given.replan(running, *events, horizon_s=rng.choice([30.0, 90.0, HOUR_S]))
+        seen.add(found.decision)
+        assert found.steps >= found.keep_steps
+        assert found.keep_step_s is not None
+        assert found.keep_step_s >= running.result.step_time_s * (1 - 1e-12)
+        if isinstance(found.arrangement, UnevenArrangement):
+            assert sum(found.arrangement.result.microbatches) == sum(running.result.microbatches) or (
+                found.decision == "move"
+            )
+    assert len(seen) > 1
+
+
+def test_what_a_lost_replica_held_is_fetched_or_read() -> None:
+    """Two pipelines of one stage each, on a node each: both have all weights and half of the optimizer
+    states. Where one is lost, its half is gone with it, and all is read from the last checkpoint; with
+    notice its half of the states was put aside, and only that is read."""
+    given = mixed("1x1xV100-32G+1x1xV100-16G")
+    running = given.running()
+    assert [len(pipeline.stages) for pipeline in running.result.layout.pipelines] == [1, 1]
+    elements = unit_elements(given.model)[-1]
+    planner = given.planner
+    states = planner.transitions._state_bytes * elements
+    weights = planner.transitions._weight_bytes * elements
+    lost = given.replan(running, NodeLost(time_s=0.0, node="n1"))
+    assert sum(lost.transition.bytes_per_link.values()) == pytest.approx(weights + states)
+    assert lost.transition.lost_s == planner.transitions.costs.checkpoint_interval_s / 2.0
+    events = (Notice(time_s=0.0, node="n1", lost_at_s=1.0), NodeLost(time_s=1.0, node="n1"))
+    noticed = given.replan(running, *events, saved=("n1",))
+    assert sum(noticed.transition.bytes_per_link.values()) == pytest.approx(states / 2.0)
+    assert noticed.transition.lost_s == 0.0
+    assert noticed.used == {"n0"} and noticed.keep_step_s is None
+
+
+def test_whatever_nodes_are_lost_a_plan_that_exists_is_found(full: bool) -> None:
+    """All sets of up to three lost nodes, and all but one. What is found runs by the record alone; where
+    nothing is, the twin of the uneven search finds nothing on the nodes that are left either."""
+    given = mixed("2x2xT4+10x1xV100-16G" if full else "1x2xT4+3x1xV100-16G", 0.92)
+    running, infeasible = given.running(), 0
+    sizes = {1, 2, 3, len(given.names) - 1}
+    for lost in (set(some) for size in sizes for some in combinations(given.names, size)):
+        left = [place for place, name in enumerate(given.names) if name not in lost]
+        part = of_nodes(given.cluster, left)
+        try:
+            found = given.replan(running, *(NodeLost(time_s=0.0, node=name) for name in sorted(lost)))
+        except Infeasible:
+            infeasible += 1
+            assert least_s(UnevenSpace(given.model, part, given.job)) == float("inf"), lost
+            continue
+        assert not found.used & lost and found.steps > 0.0
+        if isinstance(found.arrangement, Arrangement):
+            continue
+        result = found.arrangement.result
+        again = priced_again(given.model, part, given.job, result)
+        assert not again.faults and again.device_bytes <= again.usable_bytes, lost
+        assert max(again.pipeline_s) == pytest.approx(found.step_s, rel=1e-12)
+    assert infeasible
