@@ -54,19 +54,26 @@ class Bounds:
         start = sum(link.repeat for link in self.weighed.chain[:place])
         return range(start, start + self.weighed.chain[place].repeat)
 
+    def _weight(self, place: int) -> float:
+        """One occurrence of a link among all of them, by its variables: where more is joined more may be
+        lost."""
+        chain = self.weighed.chain
+        counts = [max(len(part.sizes) for _, part in link.modes) for link in chain]
+        total = sum(count * link.repeat for count, link in zip(counts, chain, strict=True))
+        return counts[place] / total
+
     def in_link(self, place: int) -> Grid | None:
         """What the labels of a link may lose."""
         spans = [range(at, at + 1) for at in self.span(place)]
-        share = LINKS_SHARE / self.occurrences
+        share = LINKS_SHARE * self._weight(place)
         return self._grid(share, LINKS_EXCESS_SHARE, spans, self.weights_in(spans[0]))
 
     def in_part(self, place: int, part: Part) -> Grid | None:
         """What the labels of a mode of a link, `part`, may lose while its variables are eliminated; the
         potential is that of its last table, variables by their numbers."""
         spans = [range(at, at + 1) for at in self.span(place)]
-        grid = self._grid(
-            PARTS_SHARE / self.occurrences, PARTS_EXCESS_SHARE, spans, self.weights_in(spans[0])
-        )
+        share = PARTS_SHARE * self._weight(place)
+        grid = self._grid(share, PARTS_EXCESS_SHARE, spans, self.weights_in(spans[0]))
         if grid is None:
             return None
         potential = self.weighed.borders.unbordered(part, self._least_potential(spans)[..., None])
