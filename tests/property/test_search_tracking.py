@@ -31,12 +31,13 @@ from shardwise.search.tracking import (
     links,
     peaks,
     prune,
+    scalars,
     state,
     walk,
 )
 from shardwise.search.tracking.scalars import Scalars
 from shardwise.search.tracking.simplify import without
-from shardwise.search.tracking.solution import Solution
+from shardwise.search.tracking.solution import Solution, measures
 from shardwise.search.tracking.steps import Order, Step, order_of
 
 LONG = (0, 2, 4, 17, 33, 39, 52, 67, 73, 83, 93, 99)
@@ -271,6 +272,14 @@ def without_exposed(chain: Chain) -> Chain:
 
 WEIGHTED = lines.weighted
 
+MEASURES = measures
+
+
+def without_peak(points: Any) -> Any:
+    """Measures that forget the largest temporary."""
+    return MEASURES(points * [1.0, 1.0, 1.0, 0.0])
+
+
 LEAST, WITHIN, AROUND = eliminate._Likes.least, bounds.Bounds._within, peaks.Peaks.around
 
 
@@ -283,6 +292,7 @@ def nearer(own: bounds.Bounds, spans: tuple[range, range], outside: Any, least: 
     ("module", "name", "broken"),
     [
         (labels._Joint, "points", broken_edge),
+        (labels, "measures", without_peak),
         (grid, "reduce", broken_reduce),
         (prune, "may_matter", cut_too_much),
         (eliminate._Likes, "least", lambda likes, sums, table: 1.1 * LEAST(likes, sums, table)),
@@ -303,7 +313,7 @@ def test_choices_that_lead_below_no_corner_are_left_out_and_no_others(
     monkeypatch: pytest.MonkeyPatch, lowered: float
 ) -> None:
     """From the first lines on; corners that are taken for a fifth lower leave out too many."""
-    monkeypatch.setattr(draw, "NARROWED_AT", 0)
+    monkeypatch.setattr(draw, "FIRST_ROUNDS", 0)
     monkeypatch.setattr(state, "weighted", lambda weights, corners: lowered * WEIGHTED(weights, corners))
     assert agrees(range(60)) == (lowered == 1.0)
 
@@ -322,6 +332,11 @@ def test_the_hull_is_what_weighted_sums_find() -> None:
 
 def test_large_tables_are_joined_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(labels, "_PAIRS_AT_ONCE", 3)
+    assert agrees(range(20))
+
+
+def test_large_sums_are_taken_choice_by_choice(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scalars, "MANY", 1)
     assert agrees(range(20))
 
 

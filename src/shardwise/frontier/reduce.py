@@ -16,7 +16,7 @@ Points = npt.NDArray[np.float64]
 
 Indices = npt.NDArray[np.intp]
 
-_BLOCK = 512
+_BLOCK = 128
 """Points that are compared with all others at a time, where there are four objectives or more."""
 
 

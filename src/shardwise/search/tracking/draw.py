@@ -23,8 +23,8 @@ WEIGHTS_AT_ONCE = 16
 ROUNDS = 24
 """Rounds of lines; each draws them between neighbours that are still open."""
 
-NARROWED_AT = 2
-"""Rounds after which choices that lead nowhere are left out: each is cheaper then."""
+FIRST_ROUNDS = 2
+"""Rounds before choices that lead nowhere are left out: each is cheaper then."""
 
 SHARES = 3
 """Times that the share of hidden_s is sought between all and none."""
@@ -58,16 +58,25 @@ def draw_ends(state: State) -> tuple[float, float]:
     return float(max(whole, none[0])), float(least_bytes)
 
 
-def draw_between(state: State) -> None:
-    """Lines between neighbours that are still open, until none of them tells anything new."""
+def draw_first(state: State) -> set[float]:
+    """The first lines between neighbours, and their slopes."""
     tried: set[float] = set()
-    for place in range(ROUNDS):
+    _draw_rounds(state, FIRST_ROUNDS, tried)
+    return tried
+
+
+def draw_between(state: State, tried: set[float]) -> None:
+    """Lines between neighbours that are still open, but for slopes that were tried, until none of them tells
+    anything new; without the choices that lead nowhere."""
+    if not state.is_exhausted and len(state.open_corners()):
+        state.narrow()
+        _draw_rounds(state, ROUNDS, tried)
+
+
+def _draw_rounds(state: State, rounds: int, tried: set[float]) -> None:
+    for _ in range(rounds):
         fresh = [slope for slope in dict.fromkeys(_between(state)) if slope not in tried]
-        if not fresh:
-            break
-        if place == NARROWED_AT:
-            state.narrow()
-        if state.is_exhausted:
+        if not fresh or state.is_exhausted:
             break
         slopes = _spread(fresh, SLOPES_AT_ONCE)
         tried |= set(slopes)

@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from shardwise.frontier import Costs
+from shardwise.frontier import Costs, reduce
 from shardwise.search.tracking.bins import in_bins
 from shardwise.search.tracking.grid import Grid, reduced
 from shardwise.search.tracking.lines import SLACK
+from shardwise.search.tracking.solution import measures
 
 Indices = npt.NDArray[np.intp]
 Values = npt.NDArray[np.float64]
@@ -109,16 +110,18 @@ def joined(
     without: int | None = None,
     within: Within | None = None,
     grid: Grid | None = None,
+    measured: bool = False,
 ) -> Labels:
     """What `a` and `b` cost together, in the cells of all their variables but `without`, reduced.
 
     The columns add, but for the last, of which the larger counts. Labels that are not `within` are dropped
     before anything is compared. With a `grid`, labels that others match up to a step of it are left out too.
+    `measured` are those that nothing follows: their folded columns count as seconds and bytes alone.
     TooManyLabels where there are more than a search should go through.
     """
     left, sizes = _left(a, b, without)
     pairs = _Pairs.of(a, b, left, sizes, within)
-    joint = _Joint.of(a, b, left, sizes, within, grid)
+    joint = _Joint.of(a, b, left, sizes, within, grid, measured)
     if pairs.counts.sum() > MOST_PAIRS:
         raise TooManyLabels
     pieces = [joint.reduced(*pairs.rows(start, stop)) for start, stop in _chunks(pairs.counts)]
@@ -141,16 +144,17 @@ class _Joint:
     grid: Grid | None
     at_a: Indices
     at_b: Indices
+    measured: bool
 
     @staticmethod
     def of(
         a: Labels, b: Labels, left: tuple[int, ...], sizes: tuple[int, ...], within: Within | None,
-        grid: Grid | None,
+        grid: Grid | None, measured: bool,
     ) -> _Joint:  # fmt: skip
         """Of the pairs of two tables, on what variables are left."""
         shared = tuple(variable for variable in a.variables if variable in b.variables)
         at_a, at_b = _strides(left, sizes, a), _strides(left, sizes, b, skip=shared)
-        return _Joint(a, b, within, grid, at_a, at_b)
+        return _Joint(a, b, within, grid, at_a, at_b, measured)
 
     def cells(self, rows_a: Indices, rows_b: Indices) -> Indices:
         """The cell of each pair."""
@@ -170,7 +174,7 @@ class _Joint:
 
     def reduced(self, rows_a: Indices, rows_b: Indices) -> tuple[Indices, Indices]:
         """The pairs that stay, cell by cell."""
-        if self.grid is not None and (self.grid.base > 0.0).all():
+        if self.grid is not None and not self.measured and (self.grid.base > 0.0).all():
             kept = in_bins(self.cells(rows_a, rows_b), self._steps(rows_a, rows_b, self.grid.base))
             rows_a, rows_b = rows_a[kept], rows_b[kept]
         cells = self.cells(rows_a, rows_b)
@@ -182,7 +186,10 @@ class _Joint:
             kept = np.flatnonzero(ranks < self.within.limit * (1.0 + SLACK))
             rows_a, rows_b, cells, points = rows_a[kept], rows_b[kept], cells[kept], points[kept]
             ranks = ranks[kept]
-        best = reduced(cells, points, ranks, self.grid)
+        if self.measured:
+            best = reduce(measures(points), cells=cells)
+        else:
+            best = reduced(cells, points, ranks, self.grid)
         return rows_a[best], rows_b[best]
 
     def _steps(self, rows_a: Indices, rows_b: Indices, steps: Values) -> list[Values]:

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 from functools import reduce as folded
+from math import prod
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +16,9 @@ from shardwise.search.tracking.steps import Order, Step
 
 Sums = npt.NDArray[np.float64]
 """(choices of each variable of a table..., weights)."""
+
+MANY = 1 << 16
+"""Sums of a step from which on they are not all held at once."""
 
 
 @dataclass(slots=True)
@@ -91,8 +95,22 @@ class Scalars:
         return np.broadcast_to(joint, shape)
 
     def _least(self, step: Step) -> Sums:
-        joint = self._joint(step)
-        return joint if step.variable is None else joint.min(axis=-2)
+        if step.variable is None or not step.inputs:
+            joint = self._joint(step)
+            return joint if step.variable is None else np.asarray(joint.min(axis=-2))
+        onto = self._joint_axes(step)
+        aligned = sorted((self._aligned(table, onto) for table in step.inputs), key=lambda own: own.size)
+        shape = np.broadcast_shapes(*(own.shape for own in aligned))
+        if prod(shape) < MANY:
+            return np.asarray(folded(np.add, aligned).min(axis=-2))
+        # Choice by choice, so that what is added up stays close to the processor.
+        *some, last = (np.moveaxis(own, -2, 0) for own in aligned)
+        least = np.full((*shape[:-2], shape[-1]), np.inf)
+        total = np.empty_like(least)
+        for choice in range(shape[-2]):
+            before = folded(np.add, (own[choice] for own in some)) if some else 0.0
+            np.minimum(least, np.add(before, last[choice], out=total), out=least)
+        return least
 
     def spread(self, outside: Sums) -> None:
         """Fill `outside`: for each table, the least sum of all that is not in it, given `outside` of the last
@@ -180,7 +198,7 @@ def _picked(
     values: Sums, index: tuple[slice | npt.NDArray[np.intp], ...], place: int, each: npt.NDArray[np.intp]
 ) -> npt.NDArray[np.float64]:
     """Rows (weights, choices of the variable at `place`) of a table, all other variables chosen."""
-    moved = np.moveaxis(values, place, -1)
+    moved = values.transpose([axis for axis in range(values.ndim) if axis != place] + [place])
     chosen = tuple(part for part in index if not isinstance(part, slice))
     return np.asarray(moved[(*chosen, each)])
 

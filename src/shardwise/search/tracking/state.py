@@ -75,6 +75,8 @@ class State:
         """
         corners = self.open_corners()
         lines = self.lines.closest(corners, NARROWING)
+        if not len(lines):
+            return
         weights = self.lines.weights[lines]
         answer = self.weighed(
             self.narrowed, weights, self.lines.shares[lines], np.array(self.lines.peaks)[lines]

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardwise.frontier import Chain
-from shardwise.search.tracking.draw import draw_between, draw_ends
+from shardwise.search.tracking.draw import draw_between, draw_ends, draw_first
 from shardwise.search.tracking.found import Found
 from shardwise.search.tracking.labels import TooManyLabels
 from shardwise.search.tracking.lines import is_open, weighted
@@ -90,9 +90,10 @@ def tracked(chains: Sequence[Chain], *, epsilon: float = 0.0, most_labels: float
     for case, chain in enumerate(chains):
         state = State.of(case, chain, found, tracking)
         losses = Losses.of(labels, points, *draw_ends(state))
+        tried = draw_first(state)
         with suppress(TooManyLabels):
             _settle_ends(state, losses)
-        draw_between(state)
+        draw_between(state, tried)
         _settle(state, losses, most_labels)
         states.append(state)
     answer = found.thinned(epsilon * ANSWER_SHARE)

@@ -68,7 +68,10 @@ def walked(chain: Chain, links: list[LinkLabels], bounds: Bounds | None = None) 
         within = grid = None
         if bounds is not None:
             within, grid = bounds.in_walk(border, after, int(reached.sum()))
-        state = joined(state, _between(table, border, after), without=border, within=within, grid=grid)
+        state = joined(
+            state, _between(table, border, after), without=border, within=within, grid=grid,
+            measured=after == reached[-1],
+        )  # fmt: skip
     return _ended(chain, links, state)
 
 
