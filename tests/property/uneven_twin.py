@@ -1,15 +1,19 @@
 """The space of uneven plans again: every layout of every pipeline, every set of pipelines, every share.
 
 Only the prices of single stages are those of the planner; layouts, schedules, shares and the choice among
-them are plain and slow.
+them are plain: nothing is bounded, nothing is left out, and alike layouts are columns of one array.
 """
 
 from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from dataclasses import replace
-from itertools import pairwise, product
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from shardwise.cluster import load_cluster
 from shardwise.model import model_from_config
@@ -18,10 +22,26 @@ from shardwise.search.uneven.options import Options, Pricing
 from shardwise.search.uneven.space import Block
 from shardwise.strategy import Job
 
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
 DEVICES = ("H100-SXM", "A100-80G", "A100-40G", "V100-16G", "T4", "RTX3090", "L4")
 LINKS = ("1Gb/s", "10Gb/s", "200Gb/s")
-Stage = tuple[int, int, int]
-"""Pool, kind and layers of a stage."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layouts:
+    """Pipelines of as many stages: the pool, the kind and the layers of each, of shape (layouts, stages); and
+    the devices of each pool that they take, of shape (layouts, pools)."""
+
+    pools: Ints
+    kinds: Ints
+    layers: Ints
+    taken: Ints
+
+    def take(self, chosen: Any) -> Layouts:
+        """Those under a mask, or at these places."""
+        return Layouts(self.pools[chosen], self.kinds[chosen], self.layers[chosen], self.taken[chosen])
 
 
 def drawn_space(seed: int, most_devices: int) -> UnevenSpace:
@@ -62,81 +82,41 @@ def least_s(space: UnevenSpace) -> float:
         devices = sum(space.pools[place].devices for place in union)
         batch = space.job.global_batch_size
         for size in (size for size in range(1, batch + 1) if batch % size == 0):
-            for pipelines in range(1, min(devices, batch // size) + 1):
-                block = Block(pools=union, micro_batch_size=size, least=pipelines, most=pipelines)
-                best = min(best, _least_of(pricing.options(block), batch // size, pipelines))
+            most = min(devices, batch // size)
+            widest = Block(pools=union, micro_batch_size=size, least=1, most=1)
+            layouts = every_layout(pricing.options(widest))
+            for pipelines in range(1, most + 1):
+                block = replace(widest, least=pipelines, most=pipelines)
+                best = min(best, _least_of(pricing.options(block), layouts, pipelines))
                 if len(union) > 1 and pipelines > 1:
                     alike = pricing.options(replace(block, is_alike=True))
-                    best = min(best, _least_alike(alike, batch // size, pipelines))
+                    best = min(best, _least_alike(alike, layouts, pipelines))
     return best
 
 
-def _least_alike(options: Options, microbatches: int, pipelines: int) -> float:
-    """The least time of `pipelines` pipelines with the same stages, of shares as equal as can be."""
-    best = float("inf")
-    for stages in every_layout(options):
-        taken = [0] * len(options.devices)
-        for pool, kind, _ in stages:
-            tp, dp = options.stages[pool].kinds[kind]
-            taken[pool] += tp * dp * pipelines
-        if all(a <= b for a, b in zip(taken, options.devices, strict=True)):
-            best = min(best, walked_s(options, stages, -(-microbatches // pipelines)))
-    return best
-
-
-def _least_of(options: Options, microbatches: int, pipelines: int) -> float:
-    """The least time of `pipelines` pipelines that share the microbatches."""
-    times = _pipelines(options, microbatches - pipelines + 1)
-    reached: dict[tuple[tuple[int, ...], int], float] = {((0,) * len(options.devices), 0): 0.0}
-    sets = [(used, alike, by_share) for (used, alike), by_share in times.items()]
-    layers = [reached] + [{} for _ in range(pipelines)]
-    for done in range(pipelines):
-        for (used, shared), time_s in layers[done].items():
-            for taken, alike, by_share in sets:
-                total = tuple(a + b for a, b in zip(used, taken, strict=True))
-                if done + alike > pipelines or any(
-                    a > b for a, b in zip(total, options.devices, strict=True)
-                ):
-                    continue
-                for share, share_s in by_share.items():
-                    state = (total, min(shared + share, microbatches))
-                    later = layers[done + alike]
-                    later[state] = min(later.get(state, float("inf")), max(time_s, share_s))
-    ends = [time_s for (_, shared), time_s in layers[pipelines].items() if shared == microbatches]
-    return min(ends, default=float("inf"))
-
-
-def _pipelines(options: Options, most: int) -> dict[tuple[tuple[int, ...], int], dict[int, float]]:
-    """By devices taken and how many alike pipelines take them: the least time of each number of microbatches
-    that they do together, none of them fewer than any other by more than one."""
-    found: dict[tuple[tuple[int, ...], int], dict[int, float]] = {}
-    for stages in every_layout(options):
-        one = [0] * len(options.devices)
-        for pool, kind, _ in stages:
-            tp, dp = options.stages[pool].kinds[kind]
-            one[pool] += tp * dp
-        alike = 1
-        while any(alike * taken % unit for taken, unit in zip(one, options.units, strict=True)):
-            alike += 1
-        taken = tuple(alike * count for count in one)
-        if any(a > b for a, b in zip(taken, options.devices, strict=True)):
-            continue
-        by_share = found.setdefault((taken, alike), {})
-        for each in range(1, most + 1):
-            time_s = walked_s(options, stages, each)
-            by_share[alike * each] = min(by_share.get(alike * each, float("inf")), time_s)
+def every_layout(options: Options) -> list[Layouts]:
+    """Every pipeline that the devices are enough for: kinds per pool, pools in any order, layers in any
+    parts; those of each number of stages together."""
+    count = len(options.stages)
+    sizes = [np.array([tp * dp for tp, dp in stages.kinds]) for stages in options.stages]
+    chosen: Ints = np.array(list(product(*(range(len(one)) for one in sizes))))
+    found = []
+    for stages in range(1, options.most_stages + 1):
+        orders: Ints = np.array(list(product(range(count), repeat=stages)))
+        numbers = (orders[:, :, None] == np.arange(count)).sum(axis=1)
+        # A pool without stages has its first kind, so that no layout is there twice.
+        is_one = ((numbers[:, None] > 0) | (chosen == 0)).all(axis=2)
+        order, kind = np.nonzero(is_one)
+        of_kinds = np.stack([sizes[pool][chosen[:, pool]] for pool in range(count)], axis=1)
+        taken = numbers[order] * of_kinds[kind]
+        is_enough = (taken <= options.devices).all(axis=1)
+        order, kind, taken = order[is_enough], kind[is_enough], taken[is_enough]
+        parts: Ints = np.array(list(_parts(options.layers, stages)))
+        pools = np.repeat(orders[order], len(parts), axis=0)
+        kinds = np.repeat(np.take_along_axis(chosen[kind], orders[order], axis=1), len(parts), axis=0)
+        every = np.tile(parts, (len(order), 1))
+        found.append(Layouts(pools, kinds, every, np.repeat(taken, len(parts), axis=0)))
     return found
-
-
-def every_layout(options: Options) -> Iterator[tuple[Stage, ...]]:
-    """Every pipeline: kinds per pool, pools in any order, layers in any parts."""
-    for kinds in product(*(range(len(stages.kinds)) for stages in options.stages)):
-        for stages in range(1, options.most_stages + 1):
-            for pools in product(range(len(kinds)), repeat=stages):
-                if any(kind for pool, kind in enumerate(kinds) if pool not in pools):
-                    continue
-                for parts in _parts(options.layers, stages):
-                    yield tuple((pool, kinds[pool], n) for pool, n in zip(pools, parts, strict=True))
 
 
 def _parts(total: int, parts: int) -> Iterator[tuple[int, ...]]:
@@ -148,33 +128,103 @@ def _parts(total: int, parts: int) -> Iterator[tuple[int, ...]]:
             yield (first, *rest)
 
 
-def _hops(options: Options, pools: list[int], kinds: list[int]) -> list[float]:
-    """Seconds from each stage to the next."""
-    found = []
-    for at, (pool, then) in enumerate(pairwise(pools)):
-        number, left = pools.count(pool), pools[at:].count(pool)
-        if pool == then:
-            found.append(float(options.hops[pool].near_s[kinds[at], number, left]))
-        else:
-            one = float(options.hops[pool].far_s[kinds[at], number, left])
-            number, left = pools.count(then), pools[at + 1 :].count(then)
-            found.append(max(one, float(options.hops[then].far_s[kinds[at + 1], number, left])))
+def _least_alike(options: Options, layouts: list[Layouts], pipelines: int) -> float:
+    """The least time of `pipelines` pipelines with the same stages, of shares as equal as can be."""
+    best = float("inf")
+    for some in layouts:
+        fitting = some.take((some.taken * pipelines <= options.devices).all(axis=1))
+        times_s = walked_s(options, fitting, [-(-options.microbatches // pipelines)])
+        best = min(best, float(times_s.min(initial=np.inf)))
+    return best
+
+
+def _least_of(options: Options, layouts: list[Layouts], pipelines: int) -> float:
+    """The least time of `pipelines` pipelines that share the microbatches.
+
+    `reached` has the least time by pipelines, devices taken of each pool, and microbatches that they do."""
+    most = options.microbatches
+    reached = np.full((pipelines + 1, *(count + 1 for count in options.devices), most + 1), np.inf)
+    reached[(0,) * reached.ndim] = 0.0
+    sets = _sets(options, layouts, most - pipelines + 1)
+    for done in range(pipelines):
+        for (taken, alike), times_s in sets.items():
+            if done + alike > pipelines:
+                continue
+            left = tuple(slice(None, n + 1 - k) for n, k in zip(options.devices, taken, strict=True))
+            before, after = reached[done][left], reached[done + alike][tuple(slice(k, None) for k in taken)]
+            for each, time_s in enumerate(times_s.tolist(), start=1):
+                share = min(alike * each, most)
+                longer = np.maximum(before, time_s)
+                after[..., share:] = np.minimum(after[..., share:], longer[..., : most + 1 - share])
+                after[..., most] = np.minimum(after[..., most], longer[..., most - share :].min(axis=-1))
+    return float(reached[pipelines][..., most].min())
+
+
+def _sets(options: Options, layouts: list[Layouts], most: int) -> dict[tuple[tuple[int, ...], int], Floats]:
+    """By devices taken and how many alike pipelines take them: the least time in which each of them does 1,
+    2, ... `most` microbatches."""
+    found: dict[tuple[tuple[int, ...], int], Floats] = {}
+    for some in layouts:
+        each, group = np.unique(some.taken, axis=0, return_inverse=True)
+        times_s = walked_s(options, some, range(1, most + 1))
+        least = np.full((len(each), most), np.inf)
+        np.minimum.at(least, group.reshape(-1), times_s)
+        for taken, own in zip(each.tolist(), least, strict=True):
+            alike = 1
+            while any(alike * n % unit for n, unit in zip(taken, options.units, strict=True)):
+                alike += 1
+            total = tuple(alike * n for n in taken)
+            if all(a <= b for a, b in zip(total, options.devices, strict=True)):
+                found[total, alike] = np.minimum(found.get((total, alike), np.inf), own)
     return found
 
 
-def walked_s(options: Options, stages: tuple[Stage, ...], microbatches: int) -> float:
-    """One pipeline's step under 1F1B, action by action."""
-    p = len(stages)
-    figures = [
-        {
-            name: float(getattr(options.stages[pool], name)[kind, p - s, int(s == 0), layers])
-            for name in ("forward_s", "backward_s", "gather_s", "reduce_s", "end_s")
-        }
-        for s, (pool, kind, layers) in enumerate(stages)
-    ]
-    if any(figure["backward_s"] == float("inf") for figure in figures):
-        return float("inf")
-    hops = _hops(options, [pool for pool, _, _ in stages], [kind for _, kind, _ in stages])
+def _hops(options: Options, layouts: Layouts) -> Floats:
+    """Seconds from each stage to the next, of shape (stages - 1, layouts)."""
+    pools, kinds = layouts.pools.T, layouts.kinds.T
+    stages = len(pools)
+    near, far = np.zeros((2, stages, pools.shape[1]))
+    for s in range(stages):
+        number, left = (pools == pools[s]).sum(axis=0), (pools[s:] == pools[s]).sum(axis=0)
+        for pool, hops in enumerate(options.hops):
+            mine = pools[s] == pool
+            at = kinds[s][mine], number[mine], left[mine]
+            near[s][mine], far[s][mine] = hops.near_s[at], hops.far_s[at]
+    return np.where(pools[1:] == pools[:-1], near[:-1], np.maximum(far[:-1], far[1:]))
+
+
+def _figures(options: Options, layouts: Layouts, name: str) -> Floats:
+    """One figure of every stage, of shape (stages, layouts)."""
+    found: Floats = np.zeros(layouts.pools.T.shape)
+    stages = len(found)
+    for s in range(stages):
+        for pool, of in enumerate(options.stages):
+            mine = layouts.pools[:, s] == pool
+            at = layouts.kinds[mine, s], stages - s, int(s == 0), layouts.layers[mine, s]
+            found[s][mine] = getattr(of, name)[at]
+    return found
+
+
+def walked_s(options: Options, layouts: Layouts, counts: range | list[int]) -> Floats:
+    """Each pipeline's step under 1F1B with each of these numbers of microbatches, action by action; of shape
+    (layouts, counts)."""
+    found = np.full((len(layouts.pools), len(counts)), np.inf)
+    fits = np.isfinite(_figures(options, layouts, "backward_s")).all(axis=0)
+    fitting = layouts.take(fits)
+    names = ("forward_s", "backward_s", "gather_s", "reduce_s", "end_s")
+    forward_s, backward_s, gather_s, reduce_s, end_s = (_figures(options, fitting, name) for name in names)
+    hops = _hops(options, fitting)
+    for place, microbatches in enumerate(counts):
+        free = _freed(forward_s, backward_s, gather_s, hops, microbatches)
+        found[fits, place] = (free + reduce_s).max(axis=0) + end_s.max(axis=0)
+    return found
+
+
+def _freed(
+    forward_s: Floats, backward_s: Floats, gather_s: Floats, hops: Floats, microbatches: int
+) -> Floats:
+    """When each stage has done all, of shape (stages, layouts)."""
+    p = len(forward_s)
     orders = []
     for s in range(p):
         warm = min(p - 1 - s, microbatches)
@@ -182,8 +232,8 @@ def walked_s(options: Options, stages: tuple[Stage, ...], microbatches: int) -> 
         for i in range(microbatches - warm):
             order += [("F", warm + i), ("B", i)]
         orders.append(order + [("B", i) for i in range(microbatches - warm, microbatches)])
-    ends: dict[tuple[int, str, int], float] = {}
-    free = [figure["gather_s"] for figure in figures]
+    ends: dict[tuple[int, str, int], Floats] = {}
+    free = list(gather_s)
     while any(orders):
         for s, order in enumerate(orders):
             while order:
@@ -192,9 +242,8 @@ def walked_s(options: Options, stages: tuple[Stage, ...], microbatches: int) -> 
                 is_end = s == 0 if what == "F" else s == p - 1
                 if not is_end and source not in ends:
                     break
-                ready = 0.0 if is_end else ends[source] + hops[min(s, source[0])]
-                length = figures[s]["forward_s" if what == "F" else "backward_s"]
-                ends[s, what, i] = free[s] = max(free[s], ready) + length
+                start = free[s] if is_end else np.maximum(free[s], ends[source] + hops[min(s, source[0])])
+                free[s] = start + (forward_s if what == "F" else backward_s)[s]
+                ends[s, what, i] = free[s]
                 order.pop(0)
-    drained = max(free[s] + figures[s]["reduce_s"] for s in range(p))
-    return drained + max(figure["end_s"] for figure in figures)
+    return np.stack(free)
