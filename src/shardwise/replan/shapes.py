@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from shardwise.cluster import Cluster, NodeState, alike_cluster
@@ -15,6 +15,9 @@ from shardwise.strategy import Strategy
 RUNNERS_UP = 5
 """Of every size the best strategy and so many more, each of which differs in a degree, the schedule or
 recomputation."""
+
+SMALLER = (1, 2, 4)
+"""Parts of a shape's micro-batch size with which another search begins."""
 
 SIZES = 6
 """Numbers of nodes that are searched for a situation."""
@@ -49,24 +52,27 @@ class Shapes:
 
     def of_sizes(self, pool: int, sizes: Iterable[int]) -> list[Strategy]:
         """All distinct shapes that are best on any of so many nodes of the pool."""
-        found: dict[Strategy, None] = {}
-        for nodes in sizes:
-            found.update(dict.fromkeys(self._of_size(pool, nodes)))
-        return list(found)
+        every = list(sizes)
+        near: tuple[Strategy, ...] = ()
+        for nodes in sorted(every, reverse=True):
+            near = self._of_size(pool, nodes, near) or near
+        return list(dict.fromkeys(shape for nodes in every for shape in self._found[pool, nodes]))
 
-    def _of_size(self, pool: int, nodes: int) -> tuple[Strategy, ...]:
+    def _of_size(self, pool: int, nodes: int, near: Sequence[Strategy]) -> tuple[Strategy, ...]:
         key = pool, nodes
         if key not in self._found:
             state = NodeState(pool=pool) if self._present is None else replace(self._present, pool=pool)
             cluster = alike_cluster(self._prices.cluster, self._prices.pools[pool], nodes, state)
-            self._found[key] = self._best(cluster)
+            self._found[key] = self._best(cluster, near)
         return self._found[key]
 
-    def _best(self, cluster: Cluster) -> tuple[Strategy, ...]:
+    def _best(self, cluster: Cluster, near: Sequence[Strategy]) -> tuple[Strategy, ...]:
         """Shapes that lie on whole nodes, of the best strategies on all devices of a cluster; none where
-        nothing fits."""
+        nothing fits. Those that are best on other numbers of nodes, `near`, are where the search begins."""
         question = Question(model=self._prices.model, cluster=cluster, job=self._prices.job, axes=self._axes)
-        outcome = Search(question.problem(), question.candidates(), Fastest(1 + self._runners_up)).run()
+        begin = [one for shape in near for one in _smaller(shape, cluster.devices)]
+        goal = Fastest(1 + self._runners_up)
+        outcome = Search(question.problem(), question.candidates(), goal, near=begin).run()
         shapes = [at_width(found.table[0], 1) for found in outcome.found]
         return tuple(dict.fromkeys(_ordered(shape) for shape in shapes))
 
@@ -76,3 +82,12 @@ def _ordered(shape: Strategy) -> Strategy:
     if shape.pp == 1:
         return replace(shape, axis_order="tp-cp-dp-pp")
     return shape
+
+
+def _smaller(shape: Strategy, devices: int) -> Iterator[Strategy]:
+    """The shape on so many devices, with its micro-batches and with smaller ones, which fit where states are
+    divided among fewer devices."""
+    width, rest = divmod(devices, shape.tp * shape.cp * shape.pp)
+    for size in (shape.micro_batch_size // part for part in SMALLER if shape.micro_batch_size % part == 0):
+        if not rest:
+            yield at_width(replace(shape, micro_batch_size=size), width)

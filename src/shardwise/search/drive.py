@@ -10,24 +10,25 @@ other's finds, so that any number of workers gives the same answer and the same 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from shardwise.cost import Problem
+from shardwise.cost import Problem, peaks_of
 from shardwise.errors import InternalError
 from shardwise.search.clock import Clock
 from shardwise.search.closeup import CloseUp, close_up_of
 from shardwise.search.dive import Dive
 from shardwise.search.division import first_lanes, lanes_of, listing_lanes
+from shardwise.search.evaluate import step_times_s
 from shardwise.search.fates import Ledger
 from shardwise.search.goals import NO_FINDS, Finds, Found, Goal, finds_of
 from shardwise.search.lanes import Lanes
 from shardwise.search.listing import Listing, listed
 from shardwise.search.sketch import sketch_of
 from shardwise.search.space import Degrees, Space
-from shardwise.strategy import StrategyTable
+from shardwise.strategy import RULES, Strategy, StrategyTable, first_broken
 
 Progress = Callable[[str], None]
 
@@ -113,9 +114,11 @@ class Search:
     """One search over one space. `run` gives its outcome; nothing is kept between two searches.
 
     `goal` is what is looked for. With `exhaustive`, nothing is cut and every legal candidate that fits is
-    evaluated. `clock` ends the search early. `without` names means that are not used, for comparison:
-    "sketch" (and what follows from it), "close-up", "symmetry", "room", "memory" (of blocks), and the levels
-    (`fates.LEVELS`) whose bounds are ignored; the answer is the same.
+    evaluated. `clock` ends the search early. `near` are strategies of the space that may be good: where as
+    many as are looked for are legal and fit, it begins next to them, and needs no sketch. `without` names
+    means that are not used, for comparison: "sketch" (and what follows from it), "close-up", "symmetry",
+    "room", "memory" (of blocks), and the levels (`fates.LEVELS`) whose bounds are ignored. With any of these
+    the answer is the same.
     """
 
     def __init__(
@@ -127,9 +130,11 @@ class Search:
         exhaustive: bool = False,
         workers: int = 1,
         clock: Clock | None = None,
+        near: Sequence[Strategy] = (),
         without: frozenset[str] = frozenset(),
     ) -> None:
         self._problem, self._space, self._sketch = problem, space, sketch_of(space)
+        self._near = near
         self._close_up: CloseUp | None = None
         self._exhaustive, self._workers, self._clock = exhaustive, workers, clock or Clock()
         self._without = without
@@ -141,7 +146,9 @@ class Search:
         whole = self._pass
         with Lanes(self._workers, self._answered) as lanes:
             if not self._exhaustive and "sketch" not in self._without:
-                self._look(lanes, SKETCH)
+                self._offer_near()
+                if whole.goal.limit_s(0.0) == float("inf"):
+                    self._look(lanes, SKETCH)
                 self._look_closer(lanes)
             grids = self._list(lanes, whole, WHOLE)
             self._search(lanes, whole, WHOLE, grids, progress)
@@ -169,6 +176,21 @@ class Search:
             whole.ledger.merge(answer.ledger or Ledger())
         whole.left = Listing.joined(parts)
         return whole.left
+
+    def _offer_near(self) -> None:
+        """Takes what may be good into account, where it can run. It stands as a little worse than it is, so
+        that it is met, and counted, like all others."""
+        table = StrategyTable.of(self._near)
+        if len(table):
+            table = table.take(first_broken(table, self._problem.limits, RULES) < 0)
+        if len(table):
+            peaks = peaks_of(self._problem, table)
+            fits = peaks.device_bytes <= self._problem.usable_bytes
+            fits &= peaks.host_bytes <= self._problem.host_bytes_per_device
+            table, device_bytes = table.take(fits), peaks.device_bytes[fits]
+        if len(table):
+            more = 1.0 + REMEMBERED
+            self._pass.goal.offer(table, step_times_s(self._problem, table) * more, device_bytes * more)
 
     def _look(self, lanes: Lanes[Task, Answer], part: Part) -> None:
         """A first look at a part of the space: what it finds is what the search must not exceed. It is met,

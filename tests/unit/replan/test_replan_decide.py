@@ -20,6 +20,7 @@ from shardwise.cluster import (
 )
 from shardwise.errors import Infeasible
 from shardwise.replan import Arrangement
+from shardwise.replan.shapes import Shapes
 from shardwise.search import Question, Search, Smallest
 
 HOUR_S = 3600.0
@@ -68,6 +69,15 @@ def test_decisions_are_never_worse_than_keeping_and_add_up(pytestconfig: pytest.
             kept = given.planner.replan(found.arrangement, situation, horizon_s=60.0)
             assert kept.steps >= 60.0 / found.step_s * (1.0 - 1e-12)
     assert seen == {"keep", "patch", "move"}
+
+
+def test_shapes_are_those_of_each_size_by_itself() -> None:
+    """What is best on one number of nodes is where the search on another begins, and changes nothing."""
+    for given in (job("opt-350m", "16x2xT4", 64), tight_job(int(3.4e9), 9)):
+        prices = given.planner.steps.prices
+        sizes = (1, 2, 3, 4, 6, 8)
+        apart = [shape for size in sizes for shape in Shapes(prices).of_sizes(0, [size])]
+        assert apart and Shapes(prices).of_sizes(0, sizes) == list(dict.fromkeys(apart))
 
 
 def test_a_change_is_made_sooner_where_there_is_longer_to_gain_from_it() -> None:
