@@ -10,7 +10,7 @@ from shardwise.cluster import load_cluster, mesh_of
 from shardwise.cost.fabric import fabric_of
 from shardwise.cost.layouts.conversions import conversions_of
 from shardwise.cost.problem import machine_of
-from shardwise.runtime.graphs.forms import part, value_form
+from shardwise.runtime.graphs.forms import Form, part, value_form
 from shardwise.runtime.graphs.moves import moves_of
 from shardwise.strategy import PROFILES
 
@@ -42,3 +42,13 @@ def test_steps_with_others_are_those_that_cost_something(ranks: tuple[int, ...])
     for (i, start), (j, end) in product(enumerate(forms), repeat=2):
         is_alone = {move.kind for move in moves_of((8, 16), ranks, start, end)} <= ALONE
         assert (table.seconds[i, j] == 0.0) == is_alone, (start, end)
+
+
+def test_parts_in_other_units_with_the_same_elements_do_not_move() -> None:
+    """8 elements in two parts of 4: as many pairs, or one by one. In units of 8 the first rank has all."""
+
+    def split(unit: int) -> Form:
+        return Form((0,), (unit,))
+
+    assert moves_of((8,), (2,), split(2), split(1)) == ()
+    assert [move.kind for move in moves_of((8,), (2,), split(8), split(1))] == ["exchange"]

@@ -21,12 +21,16 @@ from tests.runtime.graph_equality import batches
 from tests.runtime.graph_modules import data_of, module_of
 from tests.runtime.graph_plans import by_rules, drawn, plan_with
 from tests.runtime.test_runtime_graphs import BY_HAND
+from torch import Tensor
 
+from shardwise.graph import BlockLayout
 from shardwise.plan import GraphPlan
 from shardwise.runtime import GraphJob, Report, Team, capture, graph_module, parallelize
 from shardwise.runtime.collectives import recorded
 from shardwise.runtime.graphs import graph_job
+from shardwise.runtime.graphs.bring import Lie
 from shardwise.runtime.graphs.program import program_of
+from shardwise.runtime.graphs.store import Held
 
 pytestmark = pytest.mark.xdist_group("runtime")
 
@@ -74,10 +78,21 @@ def as_charged(found: Times) -> Times:
     return words
 
 
-def _modules_steps(report: Report, plans: list[GraphPlan]) -> list[Times]:
-    """The same of the captured LSTM, in fp32."""
-    data = data_of("lstm", 0)
-    return [_second_step(parallelize(module_of("lstm", 1).float(), plan, data), data) for plan in plans]
+def _modules_steps(report: Report, name: str, plans: list[GraphPlan], early: bool) -> list[Times]:
+    """The same of a captured module in fp32. With `early`, each reader's gradient of a parameter that several
+    read is reduced by itself."""
+    data = tuple(each.float() if each.is_floating_point() else each for each in data_of(name, 0))
+    twin: Any = patch.object(Held, "receive", _receive_early) if early else nullcontext()
+    with twin:
+        return [_second_step(parallelize(module_of(name, 1).float(), plan, data), data) for plan in plans]
+
+
+def _receive_early(held: Held, gradient: Tensor, used: Lie) -> None:
+    held._scattered(gradient, used)
+    receive(held, gradient, used)
+
+
+receive = Held.receive
 
 
 @pytest.mark.parametrize(("ranks", "layouts"), [(2, 16), (4, 6)])
@@ -108,10 +123,31 @@ def test_the_states_of_an_lstm_are_exchanged_as_often_as_is_charged(team: Team) 
     gradients, which over gloo are all-reduces."""
     graph = capture(graph_modules.__file__, "lstm")
     plans = list(drawn(graph, (2,), range(3)))
-    found = team.run(2, _modules_steps, plans)[0]
+    found = team.run(2, _modules_steps, "lstm", plans, False)[0]
     for plan, each in zip(plans, found, strict=True):
         assert as_charged(each) == charged(plan), plan.layout
     assert found[0][("reduce_scatter", 4 * 32 * 4)] == found[0][("all_gather", 4 * 32 * 4)] - 4 == 2 * 5
+
+
+def reductions(times: Times) -> Times:
+    return Counter({key: count for key, count in times.items() if key[0] == "all_reduce"})
+
+
+def test_gradients_of_a_parameter_with_several_readers_are_reduced_once(team: Team) -> None:
+    """One layer three times, nothing recomputed. (Each reader gathers the parameter; that is charged.)"""
+    graph = capture(graph_modules.__file__, "again")
+    plans = [
+        replace(plan, layout=replace(plan.layout, blocks=tuple(map(_kept, plan.layout.blocks))))
+        for plan in drawn(graph, (2,), range(4))
+    ]
+    right, wrong = (team.run(2, _modules_steps, "again", plans, early)[0] for early in (False, True))
+    priced = [reductions(charged(plan)) for plan in plans]
+    assert [reductions(as_charged(each)) for each in right] == priced
+    assert [reductions(as_charged(each)) for each in wrong] != priced
+
+
+def _kept(block: BlockLayout) -> BlockLayout:
+    return replace(block, mode="kept")
 
 
 def test_columns_then_rows_by_hand(team: Team) -> None:

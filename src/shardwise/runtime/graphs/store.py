@@ -62,15 +62,23 @@ class Held:
         return used.gradient.with_held(split, start)
 
     def receive(self, gradient: Tensor, used: Lie) -> None:
-        """Take the gradient of what was gathered, scattered as the parameter is."""
+        """Take the gradient of what was gathered: scattered as the parameter is, where it has one reader; of
+        several, the sum of all of theirs will be."""
+        if self.stored.used is None:
+            gradient = self._scattered(gradient, used)
+        self._pending = gradient if self._pending is None else self._pending + gradient
+
+    def _scattered(self, gradient: Tensor, used: Lie) -> Tensor:
         arrived = moved(self.grid, gradient, used.shape, used.gradient, self._scattered_form(used))
         if arrived is gradient:  # another parameter's too, perhaps; and the fused optimizer ignores strides
             arrived = gradient.clone(memory_format=torch.contiguous_format)
-        self._pending = arrived if self._pending is None else self._pending + arrived
+        return arrived
 
     def settle(self) -> None:
         """Bring the gradient that arrived to what the optimizer updates."""
         gradient = self.weight.grad if self._pending is None else self._pending
+        if self._pending is not None and self.stored.used is not None:
+            gradient = self._scattered(self._pending, self.stored.used)
         self.weight.grad = self._pending = None
         if gradient is None or self.arrived is None:
             self.owned.grad = torch.zeros_like(self.owned)
