@@ -15,7 +15,8 @@ from shardwise.cluster import Backend, Cluster, Efficiency
 class TierCost:
     """One tier: seconds per hop, bytes per second, seconds before the first byte moves.
 
-    Rings through more than one but not all of the `inside` devices below the tier reach the share `partial`.
+    Rings through more than one but not all of the `inside` devices below the tier reach the share `partial`,
+    unless one card is the only way out for all of these.
     Groups of at least so many members of the tier have the share of `links` that stands beside the number.
     A device that sends alone reaches `alone` times that.
     """
@@ -28,6 +29,11 @@ class TierCost:
     inside: int
     links: tuple[tuple[int, float], ...] = ()
     alone: float = 1.0
+
+    @property
+    def has_ways(self) -> bool:
+        """Whether the devices below the tier have more in all than one of them alone."""
+        return self.inside > self.alone * (1 + 1e-9)
 
     def pace(self, members: Column) -> Column:
         """Bytes per second that so many members reach over the links between them."""
@@ -83,7 +89,8 @@ def _crossed(fabric: Fabric, nbytes: Column, group: Sizes) -> _Crossed:
     in_switch: Column = True
     for tier, size in zip(fabric, group, strict=True):
         crosses = size > 1
-        share = np.where((below > 1) & (below < tier.inside), tier.partial, 1.0)
+        is_part = (below > 1) & (below < tier.inside) & tier.has_ways
+        share = np.where(is_part, tier.partial, 1.0)
         seconds = nbytes / (below * (tier.pace(size) * share))
         latency = np.maximum(latency, np.where(crosses, tier.latency_s, 0.0))
         start = np.maximum(start, np.where(crosses, tier.start_s, 0.0))

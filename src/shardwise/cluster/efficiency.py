@@ -65,7 +65,8 @@ class CollectiveCurve:
     """Collectives on a tier: fraction of the link's bandwidth, and seconds that each one takes before the
     first byte moves.
 
-    Rings through some but not all devices of a node reach `partial_fraction` of that between nodes. A tier
+    Rings through some but not all devices of a node that has several network cards reach `partial_fraction`
+    of that between nodes. A tier
     that joins n groups has n^-crowding of it: the more senders, the more often their ways cross.
     """
 

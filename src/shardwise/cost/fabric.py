@@ -198,6 +198,12 @@ def _of_tier(figures: Sequence[Any], tier: Any) -> Any:
     return np.choose(tier, [np.broadcast_to(figure, np.shape(tier)) for figure in figures])
 
 
+def _has_several_ways_out(tier: Tier, span: int) -> bool:
+    """Whether `span` devices below the tier have more than one of them has alone: a ring through a part of
+    them then has fewer ways out. All members of a ring leave by the one card of their node."""
+    return span * tier.bytes_per_s > tier.flow_bytes_per_s * (1 + 1e-9)
+
+
 def fabric_of(problem: Machine) -> Fabric:
     """The cluster's tiers with the efficiency of their collectives, by whether they are network or scale-up
     fabric."""
@@ -215,7 +221,10 @@ def fabric_of(problem: Machine) -> Fabric:
         bytes_per_s=tuple(fraction * tier.bytes_per_s for tier, fraction in pairs),
         flow_bytes_per_s=tuple(fraction * tier.flow_bytes_per_s for tier, fraction in pairs),
         in_switch=tuple(1.0 if tier.in_switch_reduction else 0.0 for tier in problem.tiers),
-        partial=tuple(curve.partial_fraction for curve in curves),
+        partial=tuple(
+            curve.partial_fraction if _has_several_ways_out(tier, span) else 1.0
+            for tier, curve, span in zip(problem.tiers, curves, inner_spans, strict=True)
+        ),
         inner_spans=inner_spans,
         part_shares=tuple(tier.part_shares for tier in problem.tiers),
         backend=problem.backend,

@@ -21,8 +21,9 @@ _NUMBERS = (*_COSTS, *(f"{kind}_overlap" for kind in OVERLAPS))
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calibration:
     """Measured `devices` by the name of the known device that each replaces, and the software that runs on
-    them, None where it was not measured."""
+    them, None where it was not measured; `machine` says where and when."""
 
+    machine: str
     devices: Mapping[str, Device]
     profile: Profile | None
 
@@ -38,7 +39,8 @@ def read_calibration(path: str) -> Calibration:
         raise fields.error(
             "version", "is newer", found=str(version), allowed=f"at most {CALIBRATION_VERSION}"
         )
-    source = f"measured: {fields.text('machine', max_length=300)}"
+    machine = fields.text("machine", max_length=300)
+    source = f"measured: {machine}"
     devices = {}
     for name, part in fields.mapping("classes").items():
         known = _known(part, name)
@@ -47,7 +49,7 @@ def read_calibration(path: str) -> Calibration:
     if fields.has("measured"):  # what the numbers were found from: for people
         fields.any("measured")
     fields.finish()
-    return Calibration(devices=devices, profile=profile)
+    return Calibration(machine=machine, devices=devices, profile=profile)
 
 
 def _known(part: Fields, name: str) -> Device:

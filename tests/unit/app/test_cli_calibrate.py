@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.unit.accuracy.test_nccl_tests import SIZES, run_head, table
 from tests.unit.app.conftest import Run
 
 from shardwise.accuracy import (
@@ -22,11 +24,13 @@ from shardwise.accuracy import (
     software_costs,
     with_kernels,
     with_links,
+    with_speed,
 )
 from shardwise.app.cli.calibrating import _groups
-from shardwise.cluster import AttentionCurve, Device, load_cluster
+from shardwise.cluster import AttentionCurve, Device, find_device, load_cluster
 from shardwise.errors import ConfigError
 from shardwise.inputs import written_yaml
+from shardwise.plan import read_plan
 from shardwise.strategy import Profile, read_calibration
 
 CURVES = KernelCurves(launch_s=9e-6, flop_per_s=7.5e10, k_half=11.0, memory_bytes_per_s=1.25e10)
@@ -198,3 +202,121 @@ def test_what_cannot_be_calibrated_is_refused_in_one_line(
     assert (ran.code, ran.out) == (2, "")
     assert ran.err.count("\n") == 1 and named in ran.err
     assert sorted(each.name for each in tmp_path.iterdir()) == ["base.yaml"]
+
+
+# --- from what there is -------------------------------------------------------------------------------------
+
+
+def test_figures_of_links_come_from_nccl_tests(run: Run, tmp_path: Path) -> None:
+    """Two nodes by their output alone, one node more beside it; nothing else of the device changes."""
+    path, out = tmp_path / "between.txt", str(tmp_path / "c.yaml")
+    times = [(nbytes, 1e-4 + 15 / 8 * nbytes / (8 * 20e9)) for nbytes in SIZES]
+    path.write_text(run_head((8, 8), "NVIDIA A100-SXM4-40GB") + table("all_reduce", 16, times))
+    inside = tmp_path / "all_gather.txt"
+    inside.write_text(run_head((8,)) + table("all_gather", 8, [(n, 2e-5 + 7 / 8 * n / 180e9) for n in SIZES]))
+    ran = run("calibrate", "--out", out, "--from", str(path))
+    assert ran.code == 0, ran.err
+    assert "A100-40G" in ran.out and "links of InfiniBand" in ran.out
+    known, found = find_device("A100-40G"), read_calibration(out).devices["A100-40G"]
+    reached = found.efficiency.scale_out
+    # 20 GB/s of the 25 GB/s card of each device is 0.8, and two nodes lose 2^-crowding of it
+    assert reached.fraction == pytest.approx(0.8 * 2**reached.crowding, rel=1e-3)
+    assert found.scale_out_latency_s * 30 + reached.startup_s == pytest.approx(1e-4, rel=0.01)
+    assert replace(found, efficiency=known.efficiency, scale_out_latency_s=known.scale_out_latency_s,
+                   sources={}) == replace(known, sources={})  # fmt: skip
+    assert (
+        "measured: nccl-tests on 16 x NVIDIA A100-SXM4-40GB"
+        in (found.efficiency.provenance["scale_out.fraction"])
+    )
+    assert found.efficiency.provenance["matmul.k_half"] == known.efficiency.provenance["matmul.k_half"]
+    again = str(tmp_path / "d.yaml")
+    ran = run("calibrate", "--out", again, "--from", out, "--from", str(inside), "--cluster", "1x8xA100-40G")
+    assert ran.code == 0, ran.err
+    both = read_calibration(again).devices["A100-40G"].efficiency
+    assert both.scale_out == found.efficiency.scale_out
+    assert both.scale_up.fraction == pytest.approx(180 / 300, rel=1e-3)
+    question = ("gpt2-xl", "--cluster", "2x8xA100-40G", "--seq-len", "1024", "--global-batch-size", "64",
+                "--strategy", "dp=16", "--json")  # fmt: skip
+    plain, told = (json.loads(run("evaluate", *question, *extra).out)["result"]
+                   for extra in ((), ("--calibration", again)))  # fmt: skip
+    assert plain["step_time_s"] != told["step_time_s"]
+
+
+def logged(tmp_path: Path, run: Run, factor: float, *, cluster: str = "1x5xA100-80G") -> tuple[str, str]:
+    """A plan and the log of a run on a device `factor` times as fast as it is known, after a slow start."""
+    plan, log = tmp_path / "p.yaml", tmp_path / "steps.jsonl"
+    ran = run("plan", "gpt2-xl", "--cluster", cluster, "--seq-len", "1024", "--global-batch-size", "8",
+              "--fix", "tp=5,zero_stage=0,recompute=none", "--save", str(plan))  # fmt: skip
+    assert ran.code == 0, ran.err
+    read = read_plan(str(plan))
+    (known,) = read.cluster.classes.values()
+    seconds = priced_s(read, with_speed(known, factor), read.job.profile)
+    lines = [
+        json.dumps(
+            {
+                "step": step,
+                "loss": 1.0,
+                "gradient_norm": 1.0,
+                "step_time_s": taken_s,
+                "predicted_s": read.best.step_time_s,
+                "tokens": step,
+            }
+        )
+        for step, taken_s in enumerate([9.0, 5.0, seconds, seconds * 1.3, seconds, seconds * 0.8], start=1)
+    ]
+    log.write_text("\n".join(lines) + '\n{"step": 7, "loss"')
+    return str(plan), str(log)
+
+
+@pytest.mark.parametrize("factor", [0.6, 1.2])
+def test_the_speed_of_a_device_comes_from_a_log_and_its_plan(run: Run, tmp_path: Path, factor: float) -> None:
+    """The median behind the first quarter of six steps is the fourth smallest of five: `seconds`."""
+    plan, log = logged(tmp_path, run, factor)
+    out = str(tmp_path / "c.yaml")
+    ran = run("calibrate", "--out", out, "--from", plan, "--from", log)
+    assert ran.code == 0, ran.err
+    assert "steps: times 1" in ran.out
+    known, found = find_device("A100-80G").efficiency, read_calibration(out).devices["A100-80G"].efficiency
+    assert found.matmul.peak_fraction == pytest.approx(factor * known.matmul.peak_fraction, rel=1e-6)
+    assert found.memory.fraction == pytest.approx(factor * known.memory.fraction, rel=1e-6)
+    assert found.is_calibrated and found.scale_out == known.scale_out
+
+
+def test_files_that_do_not_go_together_are_refused_in_one_line(run: Run, tmp_path: Path) -> None:
+    plan, log = logged(tmp_path, run, 1.0)
+    other = tmp_path / "other.txt"
+    other.write_text(run_head((8,)) + table("all_reduce", 8, [(n, n / 1e11) for n in SIZES]))
+    part = tmp_path / "part.txt"
+    part.write_text(run_head((4, 4)) + table("all_reduce", 8, [(n, n / 1e11) for n in SIZES]))
+    unknown = tmp_path / "unknown.txt"
+    unknown.write_text(run_head((8,), "Abacus 7") + table("all_reduce", 8, [(n, n / 1e11) for n in SIZES]))
+    bare = tmp_path / "bare.txt"
+    bare.write_text(table("all_reduce", 8, [(n, n / 1e11) for n in SIZES]))
+    letter = tmp_path / "letter.txt"
+    letter.write_text("Dear all,\n")
+    bent = tmp_path / "bent.jsonl"
+    text = Path(log).read_text().splitlines()
+    bent.write_text("\n".join([text[0], text[1].replace("5.0", "-5.0")]) + "\n")
+    impossible = tmp_path / "fast.jsonl"
+    impossible.write_text(re.sub(r'"step_time_s": [0-9.e-]+', '"step_time_s": 1e-6', Path(log).read_text()))
+    for sources, words in (
+        ((log,), "steps.jsonl: predicted_s: is no plan's that is given"),
+        ((plan,), "p.yaml: --from: has no log"),
+        (
+            (plan, "--from", log, "--from", str(other)),
+            "are of several kinds of devices; found H100-SXM, A100-80G",
+        ),
+        ((str(part), "--cluster", "2x8xH100-SXM"), "part.txt: line 16: does not use whole nodes"),
+        ((str(other), "--cluster", "1x4xH100-SXM"), "other.txt: line 16: has another number of ranks"),
+        ((str(unknown),), "is not a known device"),
+        ((str(bare),), "bare.txt: line 5: does not say what it ran on"),
+        ((str(letter),), "letter.txt: --from: is nothing to calibrate from"),
+        ((plan, "--from", str(bent)), "bent.jsonl: line 2.step_time_s: is not a number in range"),
+        ((plan, "--from", str(impossible)), "measured steps: are shorter than at the peak of the device"),
+        ((str(other), "--links"), "--links: measures this machine"),
+        ((written(tmp_path), "--from", written(tmp_path)), "is a second calibration"),
+    ):
+        ran = run("calibrate", "--out", str(tmp_path / "out.yaml"), "--from", *sources)
+        assert (ran.code, ran.out, ran.err.count("\n")) == (2, "", 1), ran.err
+        assert words in ran.err
+        assert not (tmp_path / "out.yaml").exists()

@@ -134,6 +134,13 @@ def test_a_ring_keeps_the_pace_of_its_slowest_hop() -> None:
     assert both == pytest.approx([18.5, 11.875])
 
 
+def test_parts_of_nodes_with_one_card_have_all_of_it() -> None:
+    # Two of four on each of two nodes: 3 * 2 + 3/4 * 400 / (2 * 20) + 0.5; by two cards at half that pace.
+    one, two = (replace(FABRIC[1], alone=alone) for alone in (4.0, 2.0))
+    assert pass_s((FABRIC[0], one), 400.0, group(2, 2))[0] == pytest.approx(6 + 7.5 + 0.5)
+    assert pass_s((FABRIC[0], two), 400.0, group(2, 2))[0] == pytest.approx(6 + 15.0 + 0.5)
+
+
 def test_tiers_of_a_cluster() -> None:
     curves = {
         "scale_up": CollectiveCurve(fraction=0.5, startup_s=0.2),

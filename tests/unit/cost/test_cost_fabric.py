@@ -309,6 +309,17 @@ def test_rings_through_parts_of_nodes_are_slower(sizes: Sizes, outer_s: float) -
     assert bool(is_slower) == (sizes in ((2, 2), (3, 2)))
 
 
+@pytest.mark.parametrize(("cards", "outer_s"), [(4, 20.0), (2, 20.0), (1, 10.0)])
+def test_parts_of_nodes_with_one_card_have_all_of_it(cards: int, outer_s: float) -> None:
+    # 20 B/s for each of four devices while all send: 80 on one card, 40 on each of two. A quarter of the 20
+    # is reached: 100 / (2 * 5), and by several cards half of that.
+    p = slow_problem()
+    network = replace(p.tiers[1], flow_bytes_per_s=80.0 / cards)
+    shared = problem(on=replace(p.cluster, tiers=(p.tiers[0], network)))
+    expected = 3 * 2.0 + 3 / 4 * outer_s + 4.0
+    assert float(fabric_of(shared).pass_s(100.0, (2, 2))) == pytest.approx(expected, rel=1e-14)
+
+
 def test_parts_of_columns_are_slower_row_by_row() -> None:
     sizes = (np.array([4, 2, 1]), np.array([2, 2, 2]))
     found = fabric_of(slow_problem()).pass_s(100.0, sizes)

@@ -8,12 +8,15 @@ from shardwise.accuracy.calibration.kernels import (
     mean_error,
 )
 from shardwise.accuracy.calibration.links import COLLECTIVES, UNSHARDED, LinkCurve, collective_s, link_curve
+from shardwise.accuracy.calibration.nccl_tests import NcclTable, nccl_tables
 from shardwise.accuracy.calibration.record import (
     TierCurve,
     calibration_document,
     eager_profile,
     with_kernels,
     with_links,
+    with_reached,
+    with_speed,
 )
 from shardwise.accuracy.calibration.samples import (
     AttentionSample,
@@ -22,7 +25,9 @@ from shardwise.accuracy.calibration.samples import (
     MatmulSample,
     MemorySample,
 )
-from shardwise.accuracy.calibration.steps import MeasuredStep, priced_s, software_costs
+from shardwise.accuracy.calibration.step_log import logged_times
+from shardwise.accuracy.calibration.steps import MeasuredStep, device_speed, priced_s, software_costs
+from shardwise.accuracy.calibration.tables import table_samples, with_tables
 
 __all__ = [
     "COLLECTIVES",
@@ -35,17 +40,25 @@ __all__ = [
     "MatmulSample",
     "MeasuredStep",
     "MemorySample",
+    "NcclTable",
     "TierCurve",
     "attention_curve",
     "calibration_document",
     "calibration_plans",
     "collective_s",
+    "device_speed",
     "eager_profile",
     "kernel_curves",
     "link_curve",
+    "logged_times",
     "mean_error",
+    "nccl_tables",
     "priced_s",
     "software_costs",
+    "table_samples",
     "with_kernels",
     "with_links",
+    "with_reached",
+    "with_speed",
+    "with_tables",
 ]

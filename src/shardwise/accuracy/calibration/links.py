@@ -52,16 +52,18 @@ def collective_s(curve: LinkCurve, sample: LinkSample) -> float:
 
 
 def _ways(sample: LinkSample) -> tuple[tuple[float, float], ...]:
-    """Hops and whole tensors that pass a device's link, for each algorithm: an all-reduce is a ring or two
-    trees."""
+    """Hops and whole tensors that pass a device's link, for each algorithm: an all-reduce is a ring, two
+    trees, or one trip to a switch that adds up."""
     n = sample.ranks
+    through = 1.0 / (sample.inner * sample.share)
     if sample.kind == "message":
-        return ((1.0, 1.0),)
+        return ((1.0, 1.0 / (sample.share * sample.alone)),)
     if sample.kind == "all_to_all":
-        return ((1.0, (n - 1) / n),)
+        return ((1.0, (n - sample.inner) / n / sample.share),)
     if sample.kind == "all_reduce":
-        return ((2.0 * (n - 1), 2.0 * (n - 1) / n), (2.0 * log2(n), 2.0))
-    return ((float(n - 1), (n - 1) / n),)
+        ring, tree = (2.0 * (n - 1), 2.0 * (n - 1) / n * through), (2.0 * log2(n), 2.0 * through)
+        return (ring, tree, (2.0, through)) if sample.reduces_in_switch else (ring, tree)
+    return ((float(n - 1), (n - 1) / n * through),)
 
 
 def link_curve(samples: Sequence[LinkSample]) -> LinkCurve:
@@ -69,7 +71,8 @@ def link_curve(samples: Sequence[LinkSample]) -> LinkCurve:
 
     Times of small collectives scatter upwards, by factors: an error counts in relation to the geometric mean
     of both times, so that half and twice are as far off. Linear in the curve's three numbers once that mean
-    is known, and which algorithm an all-reduce takes; both are found by turns.
+    is known, and which algorithm an all-reduce takes; both are found by turns, from every size up to which
+    the algorithm with the fewest hops may be the fastest, and the best of these ends counts.
 
     Raises ConfigError where the samples do not settle a bandwidth.
     """
@@ -79,8 +82,19 @@ def link_curve(samples: Sequence[LinkSample]) -> LinkCurve:
             "are too few", key="measurements of links", found=f"{len(samples)} of {len(sizes)} sizes",
             allowed="3 or more, of 2 sizes or more",
         )  # fmt: skip
+    has_choice = any(len(_ways(sample)) > 1 for sample in samples)
+    limits = [0.0, *sorted(sizes)] if has_choice else [0.0]
+    found = [curve for limit in limits if (curve := _curve_from(samples, limit)) is not None]
+    if not found:
+        raise ConfigError("do not grow with the bytes", key="measurements of links")
+    return min(found, key=lambda curve: _distance(curve, samples))
+
+
+def _curve_from(samples: Sequence[LinkSample], limit_bytes: float) -> LinkCurve | None:
+    """Where the turns end that begin with the fewest hops up to `limit_bytes`, and the fewest bytes beyond;
+    None where they settle no bandwidth."""
     seconds = [sample.seconds for sample in samples]
-    chosen = [_ways(sample)[0] for sample in samples]
+    chosen = [min(_ways(s), key=lambda way: way[0 if s.nbytes <= limit_bytes else 1]) for s in samples]
     scale_s = seconds
     for _ in range(_ROUNDS):
         latency_s, startup_s, per_byte_s = coefficients(
@@ -92,12 +106,18 @@ def link_curve(samples: Sequence[LinkSample]) -> LinkCurve:
             seconds,
             scale_s=scale_s,
         )
-        if per_byte_s * max(sizes) <= _LEAST_SHARE * max(seconds):
-            raise ConfigError("do not grow with the bytes", key="measurements of links")
+        if per_byte_s * max(sample.nbytes for sample in samples) <= _LEAST_SHARE * max(seconds):
+            return None
         curve = LinkCurve(latency_s=latency_s, startup_s=startup_s, bytes_per_s=1.0 / per_byte_s)
         chosen = [_fastest(curve, sample) for sample in samples]
         scale_s = [sqrt(sample.seconds * collective_s(curve, sample)) for sample in samples]
     return curve
+
+
+def _distance(curve: LinkCurve, samples: Sequence[LinkSample]) -> float:
+    """Sum of squared errors, each in relation to the geometric mean of both times."""
+    ratios = [collective_s(curve, sample) / sample.seconds for sample in samples]
+    return sum((sqrt(ratio) - 1.0 / sqrt(ratio)) ** 2 for ratio in ratios)
 
 
 def _fastest(curve: LinkCurve, sample: LinkSample) -> tuple[float, float]:

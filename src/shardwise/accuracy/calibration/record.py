@@ -8,7 +8,7 @@ from typing import Any
 
 from shardwise.accuracy.calibration.kernels import KernelCurves
 from shardwise.accuracy.calibration.links import LinkCurve
-from shardwise.cluster import AttentionCurve, Device, Tier
+from shardwise.cluster import AttentionCurve, Device, Tier, find_device
 from shardwise.strategy import CALIBRATION_SCHEMA, CALIBRATION_VERSION, PROFILES, Profile
 
 KERNEL = "flash-2"
@@ -17,10 +17,11 @@ KERNEL = "flash-2"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TierCurve:
-    """The curve of the links of a tier, measured on it."""
+    """The curve of the links of a tier, measured on it; it joins so many `groups` of the tier below."""
 
     tier: Tier
     curve: LinkCurve
+    groups: int = 1
 
 
 def with_kernels(
@@ -88,6 +89,69 @@ def with_links(device: Device, measured: Sequence[TierCurve]) -> Device:
     return device
 
 
+def with_reached(device: Device, measured: Sequence[TierCurve]) -> Device:
+    """`device` with what collectives reach of links whose bandwidth is known: hops, startups, and the share
+    of the bandwidth, at most twice of it.
+
+    What many senders lose to each other stays as it is known: the share is that of the nodes measured.
+    """
+    for each in measured:
+        efficiency, curve, tier = device.efficiency, each.curve, each.tier
+        known = efficiency.scale_out if tier.is_network else efficiency.scale_up
+        fraction = min(curve.bytes_per_s / tier.bytes_per_s * each.groups**known.crowding, 2.0)
+        reached = replace(known, fraction=fraction, startup_s=curve.startup_s)
+        if tier.is_network:
+            device = replace(
+                device, scale_out_latency_s=curve.latency_s, efficiency=replace(efficiency, scale_out=reached)
+            )
+        else:
+            device = replace(
+                device, scale_up_latency_s=curve.latency_s, efficiency=replace(efficiency, scale_up=reached)
+            )
+    return device
+
+
+def with_speed(device: Device, factor: float) -> Device:
+    """`device` whose kernels are `factor` times as fast: on processors, whose peak is what was measured, the
+    peaks and the memory; else the shares of them that kernels reach."""
+    if device.name == "cpu":
+        return replace(
+            device,
+            peak_flop_per_s={name: peak * factor for name, peak in device.peak_flop_per_s.items()},
+            memory_bytes_per_s=device.memory_bytes_per_s * factor,
+        )
+    efficiency = device.efficiency
+    attention = {
+        kernel: replace(
+            curve,
+            forward_fraction=curve.forward_fraction * factor,
+            backward_fraction=curve.backward_fraction * factor,
+        )
+        for kernel, curve in efficiency.attention.items()
+    }
+    return replace(
+        device,
+        efficiency=replace(
+            efficiency,
+            matmul=replace(efficiency.matmul, peak_fraction=efficiency.matmul.peak_fraction * factor),
+            memory=replace(efficiency.memory, fraction=efficiency.memory.fraction * factor),
+            attention=attention,
+            is_calibrated=True,
+        ),
+    )
+
+
+def most_speed(device: Device) -> float:
+    """The largest factor of `with_speed`: no kernel is faster than the peak."""
+    if device.name == "cpu":
+        return 20.0
+    efficiency = device.efficiency
+    shares = [efficiency.matmul.peak_fraction, efficiency.memory.fraction / 2.0]
+    for curve in efficiency.attention.values():
+        shares += [curve.forward_fraction, curve.backward_fraction]
+    return 1.0 / max(shares)
+
+
 def eager_profile() -> Profile:
     """Our own runtime on processors of general purpose: operators one by one, collectives that are waited
     for, sends between stages beside the next action."""
@@ -106,32 +170,47 @@ def calibration_document(
     machine: str,
     measured: Mapping[str, object],
 ) -> dict[str, Any]:
-    """The content of a calibration file: every measured figure of `device` and `profile`."""
-    efficiency = asdict(device.efficiency)
-    kept = ("matmul", "memory", "attention", "scale_up", "scale_out", "launch_s", "overlap_slowdown",
-            "is_calibrated")  # fmt: skip
+    """The content of a calibration file: every figure of `device` that is not that of the known device of its
+    name, and all of `profile`."""
+    known = find_device(device.name)
+    entry: dict[str, Any] = {"device": device.name}
+    if device.peak_flop_per_s != known.peak_flop_per_s:
+        entry["peak"] = {name: f"{peak!r}FLOP/s" for name, peak in device.peak_flop_per_s.items()}
+    if device.memory_bytes_per_s != known.memory_bytes_per_s:
+        entry["memory_bandwidth"] = f"{device.memory_bytes_per_s!r}B/s"
+    scale_up: dict[str, Any] = {}
+    if device.scale_up_bytes_per_s != known.scale_up_bytes_per_s:
+        scale_up["bandwidth"] = f"{device.scale_up_bytes_per_s!r}B/s"
+    if device.scale_up_latency_s != known.scale_up_latency_s:
+        scale_up["latency"] = f"{device.scale_up_latency_s!r}s"
+    if device.scale_out_latency_s != known.scale_out_latency_s:
+        entry["scale_out"] = {"latency": f"{device.scale_out_latency_s!r}s"}
+    efficiency = _changed(asdict(device.efficiency), asdict(known.efficiency))
+    efficiency.pop("provenance", None)
+    entry |= {name: part for name, part in (("scale_up", scale_up), ("efficiency", efficiency)) if part}
     document: dict[str, Any] = {
         "schema": CALIBRATION_SCHEMA,
         "version": CALIBRATION_VERSION,
         "machine": machine,
-        "classes": {
-            device.name: {
-                "device": device.name,
-                "peak": {name: f"{peak!r}FLOP/s" for name, peak in device.peak_flop_per_s.items()},
-                "memory_bandwidth": f"{device.memory_bytes_per_s!r}B/s",
-                "scale_up": {
-                    "bandwidth": f"{device.scale_up_bytes_per_s!r}B/s",
-                    "latency": f"{device.scale_up_latency_s!r}s",
-                },
-                "scale_out": {"latency": f"{device.scale_out_latency_s!r}s"},
-                "efficiency": {name: efficiency[name] for name in kept},
-            }
-        },
+        "classes": {device.name: entry},
     }
     if profile is not None:
         document["software"] = _software(profile)
     document["measured"] = dict(measured)
     return document
+
+
+def _changed(record: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, Any]:
+    """What of `record` is not the same in `known`, mapping by mapping."""
+    changed: dict[str, Any] = {}
+    for name, value in record.items():
+        before = known.get(name)
+        if isinstance(value, Mapping) and isinstance(before, Mapping):
+            if part := _changed(value, before):
+                changed[name] = part
+        elif value != before:
+            changed[name] = value
+    return changed
 
 
 def _software(profile: Profile) -> dict[str, Any]:

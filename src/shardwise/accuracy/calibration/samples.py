@@ -44,10 +44,17 @@ class LinkSample:
     """A collective of `ranks` ranks in `seconds`.
 
     `nbytes` is the whole tensor: what each rank has of an all-reduce, its output of an all-gather, its input
-    of a reduce-scatter and of an all-to-all; what is sent of a message.
+    of a reduce-scatter and of an all-to-all; what is sent of a message. `inner` neighbours of the group share
+    their ways out through the tier that it crosses (the ranks of a node; 1 within a tier). `share` is what
+    the links inside the group are of all that a device has, `alone` what one device that sends alone reaches
+    over what each does while all send. `reduces_in_switch` says whether the switch can add up.
     """
 
     kind: Collective
     ranks: int
     nbytes: float
     seconds: float
+    inner: int = 1
+    share: float = 1.0
+    alone: float = 1.0
+    reduces_in_switch: bool = False

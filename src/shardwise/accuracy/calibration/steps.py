@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from math import exp, log, sqrt
+from statistics import fmean
 
 from shardwise import search
+from shardwise.accuracy.calibration.record import most_speed, with_speed
 from shardwise.accuracy.calibration.solve import coefficients
 from shardwise.cluster import Cluster, Device
 from shardwise.errors import ConfigError
@@ -76,6 +79,43 @@ def software_costs(steps: Sequence[MeasuredStep], device: Device, profile: Profi
         host_action_s=action * _MILLISECOND,
         host_step_s=step * _MILLISECOND,
     )
+
+
+SLOWEST = 0.05
+"""Of the known speed: a step that takes longer is not slow for its kernels."""
+
+_HALVINGS = 40
+
+
+def device_speed(steps: Sequence[MeasuredStep], device: Device) -> float:
+    """How many times as fast as they are known the kernels of `device` are, where the predicted times of
+    `steps` are the measured ones in the geometric mean; each with the software of its plan.
+
+    One number tells only that: what a step takes for communication and the host stays as it is known. A
+    faster device never takes longer, so that the number is found by halving. ConfigError where no device
+    explains the times: at its peak it would take longer, or it would be slower than SLOWEST.
+    """
+
+    def excess(factor: float) -> float:
+        """Mean log of predicted over measured seconds."""
+        faster = with_speed(device, factor)
+        return fmean(log(priced_s(step.plan, faster, step.plan.job.profile) / step.seconds) for step in steps)
+
+    low, high = SLOWEST, most_speed(device)
+    for bound, is_outside, why in (
+        (high, excess(high) > 0.0, "are shorter than at the peak of the device"),
+        (low, excess(low) < 0.0, "are longer than slow kernels explain"),
+    ):
+        if is_outside:
+            measured_s = exp(fmean(log(step.seconds) for step in steps))
+            raise ConfigError(
+                why, key="measured steps", found=f"{measured_s:.3g} s",
+                allowed=f"{measured_s * exp(excess(bound)):.3g} s",
+            )  # fmt: skip
+    for _ in range(_HALVINGS):
+        middle = sqrt(low * high)
+        low, high = (middle, high) if excess(middle) > 0.0 else (low, middle)
+    return sqrt(low * high)
 
 
 def priced_s(plan: Plan, device: Device, profile: Profile) -> float:

@@ -8,18 +8,19 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from statistics import fmean, median
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from shardwise import accuracy
 from shardwise.accuracy import LinkSample, MeasuredStep, TierCurve
 from shardwise.app.cli import words
+from shardwise.app.cli.calibrating_from import Found, found_in, given_by
 from shardwise.app.cli.output import Line, Output, row
 from shardwise.app.cli.request import writable
 from shardwise.cluster import Cluster, Device, load_cluster
 from shardwise.errors import ConfigError
 from shardwise.inputs import written
 from shardwise.plan import Plan, write_file
-from shardwise.strategy import Profile, read_calibration
+from shardwise.strategy import Calibration, Profile
 from shardwise.units import format_rate
 
 if TYPE_CHECKING:
@@ -30,19 +31,40 @@ TORCHRUN_VARIABLE = "TORCHELASTIC_RUN_ID"
 STEPS = 8
 
 
-def calibrated(*, out: str, cluster: str | None, links: bool, base: str | None, threads: int) -> Output:
-    """Measure kernels and software on the processes of `cluster` (those of `base`, a calibration file, where
-    it is given), with `links` the links between them too; write the calibration to `out`.
+def calibrated(*, out: str, cluster: str | None, links: bool, sources: Sequence[str], threads: int) -> Output:
+    """Find the curves that the files `sources` tell, or, where they hold no more than a calibration, measure
+    kernels and software on the processes of `cluster` (those of the calibration stay), with `links` the links
+    between them too; write the calibration to `out`.
 
     Under torchrun every rank takes part in measuring links, and rank 0 writes.
     """
-    writable("--out", out, inputs=() if base is None else (base,))
-    if base is None and os.environ.get("WORLD_SIZE", "1") != "1" and TORCHRUN_VARIABLE in os.environ:
+    writable("--out", out, inputs=tuple(sources))
+    given = given_by(sources)
+    if given.is_measured:
+        if links:
+            raise ConfigError("measures this machine", key="--links", allowed="a calibration alone in --from")
+        found = found_in(given, cluster)
+    else:
+        measured = _measured_here(given.calibration, cluster, links=links, threads=threads)
+        if measured is None:  # another rank writes
+            return Output()
+        found = measured
+    document = accuracy.calibration_document(
+        found.device, found.profile, machine=found.machine, measured=found.measured
+    )
+    write_file(out, written(document, file=out).encode())
+    return Output(lines=_lines(found, out))
+
+
+def _measured_here(
+    known: Calibration | None, cluster: str | None, *, links: bool, threads: int
+) -> Found | None:
+    """What this machine's processes take; None on ranks that torchrun started but the first."""
+    if known is None and os.environ.get("WORLD_SIZE", "1") != "1" and TORCHRUN_VARIABLE in os.environ:
         raise ConfigError(
             "is needed on several ranks: kernels are measured by one command", key="--from",
             allowed="a calibration of one device",
         )  # fmt: skip
-    known = None if base is None else read_calibration(base)
     place = load_cluster(cluster or f"1x{os.cpu_count() or 1}x{CLASS}")
     if set(place.classes) != {CLASS}:
         raise ConfigError("is not measured", key="--cluster", found=", ".join(place.classes), allowed=CLASS)
@@ -55,13 +77,11 @@ def calibrated(*, out: str, cluster: str | None, links: bool, base: str | None, 
         device, profile, measured = _kernels(device, place.devices, threads)
     if links:
         curves = _links(place, threads)
-        if curves is None:  # another rank writes
-            return Output()
+        if curves is None:
+            return None
         device = accuracy.with_links(device, [curve for curve, _ in curves])
         measured |= {f"links of {curve.tier.name}": dict(errors) for curve, errors in curves}
-    document = accuracy.calibration_document(device, profile, machine=_machine(threads), measured=measured)
-    write_file(out, written(document, file=out).encode())
-    return Output(lines=_lines(device, profile, measured, out))
+    return Found(device=device, profile=profile, machine=_machine(threads), measured=measured)
 
 
 def _machine(threads: int) -> str:
@@ -196,13 +216,16 @@ def _measure_links(
 # --- the answer ------------------------------------------------------------------------------------------
 
 
-def _lines(device: Device, profile: Profile | None, measured: Mapping[str, Any], out: str) -> list[Line]:
+def _lines(found: Found, out: str) -> list[Line]:
+    device, profile = found.device, found.profile
     efficiency = device.efficiency
+    dtype, peak = next(iter(device.peak_flop_per_s.items()))
+    matmul = efficiency.matmul
     lines = [
         row("calibrated", (out, "value"), (f"   {device.name}", "")),
-        row("matmul", (format_rate(device.peak_flop_per_s["fp32"], "FLOP/s"), "value"),
-            (f" in fp32, half of it at {efficiency.matmul.k_half:.0f} summands", "")),
-        row("memory", (format_rate(device.memory_bytes_per_s), "value"),
+        row("matmul", (format_rate(peak * matmul.peak_fraction, "FLOP/s"), "value"),
+            (f" in {dtype}, half of it at {matmul.k_half:.0f} summands", "")),
+        row("memory", (format_rate(device.memory_bytes_per_s * efficiency.memory.fraction), "value"),
             (f", {words.seconds(efficiency.launch_s)} a kernel", "")),
         row("in a node", (format_rate(device.scale_up_bytes_per_s * efficiency.scale_up.fraction), "value"),
             (f", {words.seconds(device.scale_up_latency_s)} a hop,"
@@ -217,7 +240,8 @@ def _lines(device: Device, profile: Profile | None, measured: Mapping[str, Any],
                 (f", {words.seconds(profile.host_action_s)} an action,"
                  f" {words.seconds(profile.host_step_s)} a step", ""))
         )  # fmt: skip
-    for name, errors in measured.items():
-        told = ", ".join(f"{key.replace('_', ' ')} {value:.3g}" for key, value in errors.items())
-        lines.append(row("", (f"{name}: {told}", "dim")))
+    for name, errors in found.measured.items():
+        if isinstance(errors, Mapping):
+            told = ", ".join(f"{key.replace('_', ' ')} {value:.3g}" for key, value in errors.items())
+            lines.append(row("", (f"{name}: {told}", "dim")))
     return lines

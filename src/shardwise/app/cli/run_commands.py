@@ -80,17 +80,19 @@ def calibrate(
         str | None,
         typer.Option(
             metavar="C",
-            help="The processes that are measured at a time. Default: a cpu device per core.",
+            help="The processes that are measured at a time (default: a cpu device per core), or where"
+            " nccl-tests ran.",
             show_default=False,
         ),
     ] = None,
     links: Annotated[bool, typer.Option("--links", help="Measure the links between them too.")] = False,
-    base: Annotated[
-        str | None,
+    sources: Annotated[
+        list[str] | None,
         typer.Option(
             "--from",
             metavar="FILE",
-            help="A calibration whose kernels and software are kept.",
+            help="What there is already, once or several times: a calibration whose numbers are kept, output"
+            " of nccl-tests, a log of train and its plan.",
             show_default=False,
         ),
     ] = None,
@@ -103,7 +105,7 @@ def calibrate(
         out=out,
         cluster=cluster,
         links=links,
-        base=base,
+        sources=sources or (),
         threads=request.count("--threads", threads, low=1, high=os.cpu_count() or 1),
     )
 

@@ -111,7 +111,8 @@ class Rank:
         inside, below = 1, 1
         for tier, size, speed in zip(tiers, sizes, self._linked(sizes), strict=True):
             curve = efficiency.scale_out if tier.is_network else efficiency.scale_up
-            if 1 < inside < below:
+            one_card = below * tier.bytes_per_s <= tier.flow_bytes_per_s * (1 + 1e-9)
+            if 1 < inside < below and not one_card:
                 speed *= curve.partial_fraction
             alphas.append(tier.latency_s)
             starts.append(curve.startup_s)

@@ -1,0 +1,276 @@
+"""The tables that nccl-tests prints (all_reduce_perf and its like; RCCL's are alike): times of collectives.
+
+A table has a line per size, below a head that names its columns; what a run says before it tells the
+collective, the ranks, their hosts and their devices. Everything else in the text is passed over.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import PurePath
+from typing import Final
+
+from shardwise.accuracy.calibration.samples import Collective
+from shardwise.errors import ConfigError
+from shardwise.inputs import printable, shown
+
+TESTS: Final[Mapping[str, Collective | None]] = {
+    "all_reduce": "all_reduce", "all_gather": "all_gather", "reduce_scatter": "reduce_scatter",
+    "alltoall": "all_to_all", "sendrecv": "message", "broadcast": None, "reduce": None, "gather": None,
+    "scatter": None, "hypercube": None, "alltoallv": None,
+}  # fmt: skip
+"""The tests by name; None where the cost model has no such collective."""
+
+_TYPE_BYTES: Final = {
+    "int8": 1, "uint8": 1, "char": 1, "int32": 4, "uint32": 4, "int": 4, "int64": 8, "uint64": 8, "half": 2,
+    "bfloat16": 2, "float": 4, "double": 8, "f8e4m3": 1, "f8e5m2": 1, "fp8_e4m3": 1, "fp8_e5m2": 1,
+}  # fmt: skip
+
+_LAUNCHER = re.compile(r"^\s*(?:\[\d+,\d+\]<\w+>:\s?|\d+:\s)?\s*")
+"""What mpirun --tag-output and srun --label put before a line."""
+
+_NAMES = "|".join(sorted(TESTS, key=len, reverse=True))
+_TEST = re.compile(rf"(?<![a-z])({_NAMES})_perf")
+_NAMED = re.compile(rf"(?<![a-z])({_NAMES})(?![a-z])")
+_CONCLUDED = re.compile(r"# Collective test concluded")
+_HEAD = re.compile(r"#\s*size\s+count\s+type\b")
+_RANK = re.compile(r"#\s*Rank\s+(\d+)\s+(?:Group\s+(\d+)\s+)?Pid\s+\d+ on\s+(\S+) device\s+\d+ \[\S*\] (.*)")
+_ROW = re.compile(r"\d+\s+\d+\s+[a-z]\w*\s")
+
+_MOST_RANKS = 100_000
+_RATIO_FROM = 1.0
+"""GB/s: below, two decimals of a rate do not tell the number of ranks."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NcclTable:
+    """One table: `seconds` of a collective by `nbytes` (LinkSample says which), out of place.
+
+    `hosts` are the ranks on each host and `device` what the first rank runs on; empty where the text does not
+    say. `ranks` is then None too, unless the rates tell it.
+    """
+
+    kind: Collective
+    line: int
+    hosts: tuple[int, ...]
+    device: str
+    ranks: int | None
+    times: tuple[tuple[float, float], ...]
+
+
+@dataclass(slots=True)
+class _Run:
+    """What a run said so far."""
+
+    test: str | None
+    hosts: dict[int, str]
+    device: str = ""
+
+
+def nccl_tables(text: str, *, file: str) -> list[NcclTable]:
+    """The tables of `text`, the content of `file`, whose name may tell the collective.
+
+    Tables of collectives that the cost model does not have are left out. Raises ConfigError at the first line
+    that is wrong, and where no table is left.
+    """
+    named = _NAMED.search(PurePath(file).stem.replace("-", "_"))
+    by_name = named.group(1) if named else None
+    run = _Run(test=by_name, hosts={})
+    tables: list[NcclTable] = []
+    lines = text.splitlines()
+    number = 0
+    while number < len(lines):
+        line = _plain(lines[number])
+        number += 1
+        if _HEAD.match(line):
+            head = _Located(file, number)
+            rows, number = _rows(lines, number)
+            table = _table(head, run, line.lstrip("# ").split(), rows)
+            if table is not None:
+                tables.append(table)
+            run = _Run(test=by_name, hosts=run.hosts, device=run.device)
+        elif rank := _RANK.match(line):
+            _add_rank(_Located(file, number), run, rank)
+        elif _is_start(line):
+            run.test = _TEST.findall(line)[-1]
+    if not tables:
+        known = ", ".join(f"{test}_perf" for test, kind in TESTS.items() if kind)
+        raise ConfigError("has no table of measured collectives", file=printable(file), allowed=known)
+    return tables
+
+
+@dataclass(frozen=True, slots=True)
+class _Located:
+    """A line of the file, counted from 1, for errors."""
+
+    file: str
+    line: int
+
+    def error(self, message: str, *, found: str | None = None, allowed: str | None = None) -> ConfigError:
+        return ConfigError(
+            message, file=printable(self.file), key=f"line {self.line}", found=found, allowed=allowed
+        )
+
+
+def _plain(line: str) -> str:
+    return _LAUNCHER.sub("", line, count=1).rstrip()
+
+
+def _is_start(line: str) -> bool:
+    """Whether a line names the test that is to come."""
+    return _TEST.search(line) is not None and not _CONCLUDED.match(line)
+
+
+def _rows(lines: Sequence[str], number: int) -> tuple[list[tuple[int, list[str]]], int]:
+    """The words of the rows that follow line `number` with the numbers of their lines, and the last line
+    read: up to the next head, test or list of ranks."""
+    rows = []
+    while number < len(lines):
+        line = _plain(lines[number])
+        if _HEAD.match(line) or _RANK.match(line) or _is_start(line):
+            break
+        number += 1
+        if _ROW.match(line):
+            rows.append((number, line.split()))
+    return rows, number
+
+
+def _add_rank(at: _Located, run: _Run, match: re.Match[str]) -> None:
+    rank, group, host, device = int(match[1]), match[2], match[3], match[4].strip()
+    if group not in (None, "0"):
+        raise at.error("runs several groups at a time", found=f"group {group}", allowed="one group")
+    if rank == 0 and len(run.hosts) > 1:
+        run.hosts, run.device = {}, ""  # another run
+    if rank != len(run.hosts):
+        raise at.error("is not the next rank", found=f"rank {rank}", allowed=f"rank {len(run.hosts)}")
+    if rank >= _MOST_RANKS:
+        raise at.error("has too many ranks", allowed=f"at most {_MOST_RANKS}")
+    run.hosts[rank] = host
+    run.device = run.device or device
+
+
+def _table(
+    at: _Located, run: _Run, columns: list[str], rows: Sequence[tuple[int, list[str]]]
+) -> NcclTable | None:
+    if "cputime" in columns:
+        raise at.error("has times of processors", found="cputime", allowed="time: without --report_cputime")
+    if "time" not in columns or "algbw" not in columns or "busbw" not in columns:
+        raise at.error("has no such columns", found=shown(" ".join(columns)), allowed="time, algbw, busbw")
+    if not rows:
+        raise at.error("has a head of a table and no rows")
+    read = [_Row.of(_Located(at.file, line), columns, words) for line, words in rows]
+    rows_told = [row for row in read if row.nbytes > 0.0]
+    test = run.test or _test_of(at, rows_told)
+    kind = TESTS.get(test)
+    if kind is None:
+        return None
+    ranks = len(run.hosts) or _ranks_of(kind, rows_told)
+    for row in rows_told:
+        row.check_ranks(kind, ranks)
+    return NcclTable(
+        kind=kind,
+        line=rows[0][0],
+        hosts=tuple(Counter(run.hosts.values()).values()),
+        device=run.device,
+        ranks=ranks,
+        times=tuple((row.nbytes, row.seconds) for row in rows_told),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Row:
+    """One size: rates in GB/s as printed, with two decimals."""
+
+    at: _Located
+    nbytes: float
+    count: float
+    type_bytes: int | None
+    reduces: bool
+    root: str
+    seconds: float
+    algbw: float
+    busbw: float
+
+    @staticmethod
+    def of(at: _Located, columns: Sequence[str], words: Sequence[str]) -> _Row:
+        if len(words) != len(columns):
+            raise at.error(
+                "has another number of columns than the head", found=str(len(words)),
+                allowed=str(len(columns)),
+            )  # fmt: skip
+        first = {name: word for name, word in reversed(list(zip(columns, words, strict=True)))}
+        wrong = first.get("#wrong", first.get("error", "0"))
+        if "#wrong" in first and wrong not in ("0", "N/A"):
+            raise at.error("has wrong results", found=f"{shown(wrong)} of them", allowed="0")
+        row = _Row(
+            at=at,
+            nbytes=_number(at, "size", first["size"]),
+            count=_number(at, "count", first["count"]),
+            type_bytes=_TYPE_BYTES.get(first["type"]),
+            reduces=first.get("redop", "none") != "none",
+            root=first.get("root", "-1"),
+            seconds=_number(at, "time", first["time"]) * 1e-6,
+            algbw=_number(at, "algbw", first["algbw"]),
+            busbw=_number(at, "busbw", first["busbw"]),
+        )
+        if not 1e-8 <= row.seconds <= 1e4:
+            raise at.error("has no such time", found=shown(first["time"]), allowed="0.01 us to 1e10 us")
+        rate = row.nbytes / row.seconds / 1e9
+        if abs(rate - row.algbw) > 0.011 + 0.02 * rate:
+            raise at.error(
+                "has a rate that is not its size over its time", found=f"algbw {shown(first['algbw'])}",
+                allowed=f"{rate:.2f}",
+            )  # fmt: skip
+        return row
+
+    def check_ranks(self, kind: Collective, ranks: int | None) -> None:
+        """ConfigError where busbw / algbw is not that of so many ranks."""
+        if ranks is None or self.algbw < _RATIO_FROM:
+            return
+        ratio = bus_factor(kind, ranks)
+        if abs(self.busbw / self.algbw - ratio) > 0.02 * max(ratio, 0.5):
+            raise self.at.error(
+                f"has not the busbw of {kind} on {ranks} ranks", found=f"{self.busbw:.2f}",
+                allowed=f"{self.algbw * ratio:.2f}",
+            )  # fmt: skip
+
+
+def _number(at: _Located, column: str, word: str) -> float:
+    if not re.fullmatch(r"\d{1,18}(?:\.\d{1,9})?", word):
+        raise at.error(f"has no number in the column {column}", found=shown(word))
+    return float(word)
+
+
+def bus_factor(kind: Collective, ranks: int) -> float:
+    """busbw over algbw, as nccl-tests defines it."""
+    if kind == "message":
+        return 1.0
+    return (2.0 if kind == "all_reduce" else 1.0) * (ranks - 1) / ranks
+
+
+def _test_of(at: _Located, rows: Sequence[_Row]) -> str:
+    """The test by what its rows show, where no line names it."""
+    row = max(rows, key=lambda row: row.nbytes, default=None)
+    if row is None or row.type_bytes is None:
+        raise at.error("does not say which test it is", allowed="a line before it such as # all_reduce_perf")
+    is_whole = row.count * row.type_bytes == row.nbytes
+    if row.root not in ("-1", ""):
+        return "reduce" if row.reduces else "broadcast"
+    if is_whole:
+        return "all_reduce" if row.reduces else "sendrecv"
+    if row.reduces:
+        return "reduce_scatter"
+    raise at.error(
+        "is of all_gather_perf or of alltoall_perf", allowed="a line before it that names the test"
+    )
+
+
+def _ranks_of(kind: Collective, rows: Sequence[_Row]) -> int | None:
+    """The number of ranks where `count` is one rank's part of the whole tensor, which `size` is."""
+    row = max(rows, key=lambda row: row.nbytes, default=None)
+    if kind in ("all_reduce", "message") or row is None or row.type_bytes is None or row.count == 0.0:
+        return None
+    return round(row.nbytes / (row.count * row.type_bytes))

@@ -1,0 +1,196 @@
+"""What `calibrate --from` does: finds curves in what users have, without measuring anything here."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from shardwise import accuracy
+from shardwise.accuracy import MeasuredStep, NcclTable
+from shardwise.cluster import Cluster, Device, load_cluster
+from shardwise.errors import ConfigError
+from shardwise.inputs import printable, read_text
+from shardwise.plan import SCHEMA, Plan, read_plan
+from shardwise.strategy import CALIBRATION_SCHEMA, PROFILES, Calibration, Profile, read_calibration
+
+MAX_BYTES = 64 << 20
+
+_SCHEMA = re.compile(r'^[\s{]*"?schema"?\s*:\s*"?(shardwise\.[a-z-]+)', re.MULTILINE)
+_TABLE = re.compile(r"#\s*size\s+count\s+type\b")
+_STEP = re.compile(r'\s*\{[^\n]*"step_time_s"')
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Given:
+    """The files named by --from, each by what it is: one calibration at most; tables, logs (measured by
+    predicted seconds) and plans with their paths."""
+
+    calibration: Calibration | None
+    tables: tuple[tuple[str, NcclTable], ...]
+    logs: tuple[tuple[str, dict[float, float]], ...]
+    plans: tuple[tuple[str, Plan], ...]
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether there is more than a calibration."""
+        return bool(self.tables or self.logs or self.plans)
+
+
+def given_by(paths: Sequence[str]) -> Given:
+    """Read the files at `paths`. ConfigError where one is none of these."""
+    calibrations: list[Calibration] = []
+    tables: list[tuple[str, NcclTable]] = []
+    logs: list[tuple[str, dict[float, float]]] = []
+    plans: list[tuple[str, Plan]] = []
+    for path in paths:
+        text = read_text(path, max_bytes=MAX_BYTES)
+        schema = match.group(1) if (match := _SCHEMA.search(text)) else None
+        if _STEP.match(text):
+            logs.append((path, dict(accuracy.logged_times(text, file=path))))
+        elif _TABLE.search(text):
+            tables += [(path, table) for table in accuracy.nccl_tables(text, file=path)]
+        elif schema == SCHEMA:
+            plans.append((path, read_plan(path)))
+        elif schema == CALIBRATION_SCHEMA or path.lower().endswith((".yaml", ".yml", ".json")):
+            calibrations.append(read_calibration(path))
+        else:
+            raise ConfigError(
+                "is nothing to calibrate from", file=printable(path), key="--from",
+                allowed="a calibration, output of nccl-tests, a log of train and its plan",
+            )  # fmt: skip
+        if len(calibrations) > 1:
+            raise ConfigError("is a second calibration", file=printable(path), key="--from", allowed="one")
+    return Given(
+        calibration=calibrations[0] if calibrations else None,
+        tables=tuple(tables),
+        logs=tuple(logs),
+        plans=tuple(plans),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """A device and software with what was found in files; `machine` says what those were."""
+
+    device: Device
+    profile: Profile | None
+    machine: str
+    measured: dict[str, object]
+
+
+def found_in(given: Given, cluster: str | None) -> Found:
+    """The curves with which the predicted times of `given` are closest to the measured ones.
+
+    `cluster` is where nccl-tests ran; left out, it is as many nodes of the device as the output names.
+    """
+    known = given.calibration
+    devices = {} if known is None else dict(known.devices)
+    steps = _steps(given)
+    place = _place(given, cluster, steps, devices)
+    (device,) = place.classes.values()
+    measured: dict[str, object] = {}
+    sources: list[str] = [] if known is None else [known.machine]
+    if given.tables:
+        device, of_links = accuracy.with_tables(device, place, given.tables)
+        measured |= of_links
+        sources.append(
+            f"nccl-tests on {', '.join(dict.fromkeys(_ran_on(t, place) for _, t in given.tables))}"
+        )
+    if steps:
+        speed = accuracy.device_speed(steps, device)
+        device = accuracy.with_speed(device, speed)
+        errors = [
+            abs(accuracy.priced_s(step.plan, device, step.plan.job.profile) / step.seconds - 1.0)
+            for step in steps
+        ]
+        measured["steps"] = {"times": len(steps), "speed": speed, "worst_error": max(errors)}
+        sources.append(f"steps of {', '.join(dict.fromkeys(step.plan.model.name for step in steps))}")
+    profile = None if known is None else known.profile
+    return Found(device=device, profile=profile, machine="; ".join(sources)[:300], measured=measured)
+
+
+# --- logs ------------------------------------------------------------------------------------------------
+
+
+def _steps(given: Given) -> list[MeasuredStep]:
+    """Each plan with what its steps took, told by the predicted time that log and plan have in common."""
+    software = given.calibration.profile if given.calibration is not None else None
+    by_time = {plan.best.step_time_s: (path, plan) for path, plan in given.plans}
+    used: set[str] = set()
+    steps = []
+    for log, times in given.logs:
+        matching = [(by_time[predicted_s], seconds) for predicted_s, seconds in times.items()
+                    if predicted_s in by_time]  # fmt: skip
+        if not matching:
+            raise ConfigError(
+                "is no plan's that is given", file=printable(log), key="predicted_s",
+                found=f"{next(iter(times)):.6g}", allowed="the plan of this log, with --from too",
+            )  # fmt: skip
+        for (path, plan), seconds in matching:
+            used.add(path)
+            if plan.job.profile not in (software, *PROFILES.values()):
+                raise ConfigError(
+                    "was made with a calibration", file=printable(path), key="job.profile",
+                    found=plan.job.profile.name, allowed="that calibration, with --from too",
+                )  # fmt: skip
+            steps.append(MeasuredStep(plan=plan, seconds=seconds))
+    for path, _ in given.plans:
+        if path not in used:
+            raise ConfigError("has no log", file=printable(path), key="--from", allowed="its log too")
+    return steps
+
+
+# --- tables ----------------------------------------------------------------------------------------------
+
+
+def _place(
+    given: Given, text: str | None, steps: Sequence[MeasuredStep], devices: dict[str, Device]
+) -> Cluster:
+    """The cluster of one kind of devices that everything was measured on."""
+    if text is None and given.tables:
+        text = _shorthand(given.tables)
+    if text is not None:
+        place = load_cluster(text, measured=devices)
+    else:
+        place = load_cluster(f"1x1x{_class(steps[0].plan.cluster)}", measured=devices)
+    name = _class(place)
+    for step in steps:
+        if _class(step.plan.cluster) != name:
+            raise ConfigError(
+                "are of several kinds of devices", key="--from",
+                found=f"{name}, {_class(step.plan.cluster)}", allowed="one at a time",
+            )  # fmt: skip
+    return place
+
+
+def _class(cluster: Cluster) -> str:
+    if len(cluster.classes) != 1:
+        raise ConfigError(
+            "has several kinds of devices", key="--cluster", found=", ".join(cluster.classes), allowed="one"
+        )
+    (device,) = cluster.classes.values()
+    return device.name
+
+
+def _shorthand(tables: Sequence[tuple[str, NcclTable]]) -> str:
+    """The cluster that the largest run names: `2x8xH100-SXM`."""
+    path, table = max(tables, key=lambda each: sum(each[1].hosts))
+    kinds = dict.fromkeys(table.device for _, table in tables if table.device)
+    if not table.hosts or not kinds:
+        raise ConfigError(
+            "does not say what it ran on", file=printable(path), key=f"line {table.line}",
+            allowed="its lines '# Rank 0 ...', or --cluster",
+        )  # fmt: skip
+    names = {accuracy.device_named(kind)[0].name for kind in kinds}
+    if len(names) > 1:
+        raise ConfigError(
+            "are of several kinds of devices", key="--from", found=", ".join(sorted(names)),
+            allowed="one at a time",
+        )  # fmt: skip
+    return f"{len(table.hosts)}x{max(table.hosts)}x{names.pop()}"
+
+
+def _ran_on(table: NcclTable, place: Cluster) -> str:
+    ranks = sum(table.hosts) or table.ranks or place.devices
+    return f"{ranks} x {table.device or _class(place)}"
