@@ -164,6 +164,13 @@ def test_a_table_alone_tells_its_collective_where_it_can() -> None:
     assert (read.kind, read.ranks) == ("all_gather", 8)
 
 
+def test_more_elements_than_bytes_are_refused() -> None:
+    # 4 GiB are 2**30 floats, of which a rank of eight has 2**27; three times 2**30 are no rank's part.
+    text = table("all_gather", 8, TIMES)
+    with pytest.raises(ConfigError, match=r"line \d+.*counts more elements"):
+        nccl_tables(text.replace(f"{2**27}  float", f"{3 * 2**30}  float"), file="x.txt")
+
+
 GOOD = run_head((8,)) + table("all_reduce", 8, TIMES)
 LINE = GOOD[: GOOD.index("1048576")].count("\n") + 1
 
@@ -183,6 +190,7 @@ LINE = GOOD[: GOOD.index("1048576")].count("\n") + 1
         ("Group  0", "Group  1", 4, "several groups"),
         ("    time ", "cputime ", LINE - 2, "times of processors"),
         ("   algbw ", "   bw ", LINE - 2, "no such columns"),
+        ("      type ", "      type\x1b", LINE - 2, "no such columns"),
     ],
 )
 def test_a_line_that_is_wrong_is_named(old: str, new: str, line: int, why: str) -> None:

@@ -40,6 +40,8 @@ _HEAD = re.compile(r"#\s*size\s+count\s+type\b")
 _RANK = re.compile(r"#\s*Rank\s+(\d+)\s+(?:Group\s+(\d+)\s+)?Pid\s+\d+ on\s+(\S+) device\s+\d+ \[\S*\] (.*)")
 _ROW = re.compile(r"\d+\s+\d+\s+[a-z]\w*\s")
 
+_COLUMNS = ("size", "count", "type", "time", "algbw", "busbw")
+
 _MOST_RANKS = 100_000
 _RATIO_FROM = 1.0
 """GB/s: below, two decimals of a rate do not tell the number of ranks."""
@@ -157,8 +159,8 @@ def _table(
 ) -> NcclTable | None:
     if "cputime" in columns:
         raise at.error("has times of processors", found="cputime", allowed="time: without --report_cputime")
-    if "time" not in columns or "algbw" not in columns or "busbw" not in columns:
-        raise at.error("has no such columns", found=shown(" ".join(columns)), allowed="time, algbw, busbw")
+    if not set(_COLUMNS) <= set(columns):
+        raise at.error("has no such columns", found=shown(" ".join(columns)), allowed=", ".join(_COLUMNS))
     if not rows:
         raise at.error("has a head of a table and no rows")
     read = [_Row.of(_Located(at.file, line), columns, words) for line, words in rows]
@@ -273,4 +275,10 @@ def _ranks_of(kind: Collective, rows: Sequence[_Row]) -> int | None:
     row = max(rows, key=lambda row: row.nbytes, default=None)
     if kind in ("all_reduce", "message") or row is None or row.type_bytes is None or row.count == 0.0:
         return None
-    return round(row.nbytes / (row.count * row.type_bytes))
+    ranks = round(row.nbytes / (row.count * row.type_bytes))
+    if ranks < 1:
+        raise row.at.error(
+            "counts more elements than it has bytes for", found=f"{row.count:.0f}",
+            allowed=f"at most {row.nbytes / row.type_bytes:.0f}",
+        )  # fmt: skip
+    return ranks
