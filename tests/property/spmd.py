@@ -269,7 +269,7 @@ class Spmd:
             parts.update(dict.fromkeys(line, whole))
 
         def back(made: Value) -> None:
-            self._log("all_gather", axis, "backward", made)
+            self._log("reduce_scatter", axis, "backward", made)
             summed = self._summed(axis, made.grad)
             for line in self.mesh.lines(axis):
                 bounds = np.cumsum([sent.parts[rank].shape[at] for rank in line])[:-1]

@@ -115,7 +115,7 @@ def test_a_trace_without_events_is_the_best_plan_with_no_gap() -> None:
 
 def test_policies_differ_where_a_node_is_often_gone() -> None:
     # n1 is there for 100 s of 2,400 s: now, all three nodes are best; in expectation and at worst, two are.
-    given = job(*SMALL)
+    given = job("opt-350m", "3x2xT4", 48)
     events = (NodeLost(time_s=100.0, node="n1"), NodeJoined(time_s=2200.0, node="n1"))
     found = picked(given, *events, fixed={})
     assert found.length_s == pytest.approx(2200.0 + 2200.0 / 2)
