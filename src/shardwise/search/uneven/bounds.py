@@ -63,10 +63,10 @@ class Entries:
 
 @dataclass(frozen=True, slots=True)
 class Suffixes:
-    """Least figures of suffixes: the loop, of shape (..., layers + 1); and with one more axis of microbatches
-    seconds from the first forward to the last backward (`drained_s`) and to the end of the reductions of all
-    (`reduced_s`), and from the start of the step to the end of any stage by itself (`alone_s`). NEVER_S
-    where there is none."""
+    """Least figures of suffixes: the loop, of shape (..., layers + 1); and with an axis of microbatches in
+    front seconds from the first forward to the last backward (`drained_s`) and to the end of the reductions
+    of all (`reduced_s`), and from the start of the step to the end of any stage by itself (`alone_s`).
+    NEVER_S where there is none."""
 
     loop_s: Floats
     drained_s: Floats
@@ -152,7 +152,7 @@ class Relaxation:
         row = level.rows[counts, pool]
         rows = _Rows(level.counts[[row]], np.array([pool]), level.rests[[row]], np.array([0]))
         found = self._rest(stages, rows)
-        return Suffixes(found.loop_s[0], found.drained_s[0], found.reduced_s[0], found.alone_s[0])
+        return Suffixes(found.loop_s[0], found.drained_s[:, 0], found.reduced_s[:, 0], found.alone_s[:, 0])
 
     def _rise(self, stages: int) -> None:
         """Suffixes with so many stages, and whole pipelines that have no more."""
@@ -163,7 +163,7 @@ class Relaxation:
         if not tall:
             return
         rows = self._rows(stages, tall)
-        entries, m = self._of[rows.pipelines, rows.pools], self._m[rows.pipelines]
+        entries, m = self._of[rows.pipelines, rows.pools], self._m[rows.pipelines].T
         if stages > 1:
             found = self._before(stages, entries, m, self._rest(stages, rows))
         else:
@@ -196,9 +196,8 @@ class Relaxation:
         for values, hops in (
             (before.loop_s, 2.0), (before.drained_s, 2.0), (before.reduced_s, 1.0), (before.alone_s, 0.0),
         ):  # fmt: skip
-            after = np.where(rests >= 0, hops * hop_s, NEVER_S)
-            ends = after.reshape(*after.shape, *[1] * (values.ndim - 1))
-            found.append(np.minimum((values[rests] + ends).min(axis=1), NEVER_S))
+            after = np.where(rests >= 0, hops * hop_s, NEVER_S)[..., None]
+            found.append(np.minimum((values[..., rests, :] + after).min(axis=-2), NEVER_S))
         return Suffixes(*found)
 
     def _hops(self, rows: _Rows) -> Floats:
@@ -216,13 +215,11 @@ class Relaxation:
 
     def _last(self, entries: Ints, m: Floats) -> Suffixes:
         """Suffixes of one stage."""
-        forward_s, back_s, gather_s, reduce_s, end_s = (
-            values[..., None] for values in self._stage(entries, 1, 0)
-        )
+        forward_s, back_s, gather_s, reduce_s, end_s = self._stage(entries, 1, 0)
         work_s = forward_s + back_s
-        own = stage_s(m[:, None, :], work_s, back_s, work_s, 1)
+        own = stage_s(m[..., None], work_s, back_s, work_s, 1)
         around_s = gather_s + reduce_s + end_s
-        figures = (work_s[..., 0], own, own + reduce_s, own + around_s)
+        figures = (work_s, own, own + reduce_s, own + around_s)
         return Suffixes(*(np.minimum(values, NEVER_S) for values in figures))
 
     def _before(self, place: int, entries: Ints, m: Floats, rest: Suffixes) -> Suffixes:
@@ -231,20 +228,19 @@ class Relaxation:
         figures = self._stage(entries, place, 0)
         finite = (figures[1] < NEVER_S).any(axis=0)
         last = min(int(np.flatnonzero(finite).max(initial=0)), layers - place)
-        found = [np.full((rows, layers + 1, 1), NEVER_S)]
-        found += [np.full((rows, layers + 1, m.shape[1]), NEVER_S) for _ in range(3)]
+        found = [np.full((rows, layers + 1), NEVER_S)]
+        found += [np.full((len(m), rows, layers + 1), NEVER_S) for _ in range(3)]
         # Entry [., n, l] is the rest of a suffix of l layers whose first stage has n: its l - n.
-        rests = [
-            _sloped(values)
-            for values in (rest.loop_s[..., None], rest.drained_s, rest.reduced_s, rest.alone_s)
-        ]
+        rests = [_sloped(values) for values in (rest.loop_s, rest.drained_s, rest.reduced_s, rest.alone_s)]
         size = max(TOGETHER // found[1].size, 1)
         for start in range(1, last + 1, size):
             n = slice(start, min(start + size, last + 1))
-            f, b, g, r, e = (values[:, n, None, None] for values in figures)
-            loops, drains, reduced, alones = (values[:, n, place:layers] for values in rests)
+            # The stages behind have a layer each, at least.
+            whole = slice(start + place - 1, layers)
+            f, b, g, r, e = (values[:, n, None] for values in figures)
+            loops, drains, reduced, alones = (values[..., n, whole] for values in rests)
             loop = f + b + loops
-            own = stage_s(m[:, None, None, :], f + b, b, loop, place)
+            own = stage_s(m[..., None, None], f + b, b, loop, place)
             taken = (
                 loop,
                 np.maximum(own, f + b + drains),
@@ -252,38 +248,35 @@ class Relaxation:
                 np.maximum(own + (g + r + e), alones),
             )
             for least, values in zip(found, taken, strict=True):
-                some = least[:, place:layers]
-                np.minimum(some, values.min(axis=1), out=some)
-        loop_s, drained_s, reduced_s, alone_s = (np.minimum(values, NEVER_S) for values in found)
-        return Suffixes(loop_s[..., 0], drained_s, reduced_s, alone_s)
+                some = least[..., whole]
+                np.minimum(some, values.min(axis=-2), out=some)
+        return Suffixes(*(np.minimum(values, NEVER_S) for values in found))
 
     def _close(self, stages: int, whole: Sequence[int]) -> None:
         """Bounds of these pipelines, all of which have so many stages, over the pools that they begin on."""
         rows, layers = self._rows(stages, whole), self._entries.layers
-        entries, m = self._of[rows.pipelines, rows.pools], self._m[rows.pipelines][:, None, :]
+        entries, m = self._of[rows.pipelines, rows.pools], self._m[rows.pipelines].T[..., None]
         n = np.arange(1, layers) if stages > 1 else np.array([layers])
-        f, b, g, r, e = (values[:, n, None] for values in self._stage(entries, stages, 1))
+        f, b, g, r, e = (values[:, n] for values in self._stage(entries, stages, 1))
         if stages == 1:
             least = stage_s(m, f + b, b, f + b, stages) + r
         else:
             rest, left = self._rest(stages, rows), layers - n
-            own = stage_s(m, f + b, b, f + b + rest.loop_s[:, left, None], stages)
-            least = np.maximum(own, f + b + rest.drained_s[:, left]) + r
-            least = np.maximum(least, f + rest.reduced_s[:, left])
-            least = np.maximum(least, rest.alone_s[:, left] - g - e)
-        np.minimum.at(self._bounds, rows.pipelines, (least + g + e).min(axis=1))
+            own = stage_s(m, f + b, b, f + b + rest.loop_s[:, left], stages)
+            least = np.maximum(own, f + b + rest.drained_s[..., left]) + r
+            least = np.maximum(least, f + rest.reduced_s[..., left])
+            least = np.maximum(least, rest.alone_s[..., left] - g - e)
+        np.minimum.at(self._bounds, rows.pipelines, (least + g + e).min(axis=-1).T)
         self.runs += len(whole)
 
 
 def _sloped(values: Floats) -> Floats:
-    """A view of `values`, of shape (rows, layers + 1, numbers), whose entry [., n, l] is [., l - n], or
-    NEVER_S where there is none."""
-    padded = np.concatenate([np.full_like(values, NEVER_S), values], axis=1)
-    rows, length, numbers = values.shape
-    row, step, number = padded.strides
-    return as_strided(
-        padded[:, length:], (rows, length, length, numbers), (row, -step, step, number), writeable=False
-    )
+    """A view of `values`, of shape (..., layers + 1), whose entry [..., n, l] is [..., l - n], or NEVER_S
+    where there is none."""
+    padded = np.concatenate([np.full_like(values, NEVER_S), values], axis=-1)
+    length = values.shape[-1]
+    *rows, step = padded.strides
+    return as_strided(padded[..., length:], (*values.shape, length), (*rows, -step, step), writeable=False)
 
 
 def stage_s(microbatches: Any, work_s: Any, back_s: Any, loop_s: Any, place: Any) -> Any:

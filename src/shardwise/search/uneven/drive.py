@@ -25,6 +25,10 @@ NEAR = 1e-6
 WORTH = 0.75
 """Of the gap that is allowed: a block whose plans cannot be better by more is not searched."""
 
+MANY = 16
+"""Pipelines whose gradients cost about as much as those of more: a ring moves 15 sixteenths of what it would
+move among any number of replicas."""
+
 HALVINGS = 12
 """Of the interval in which a block's bound lies, where layouts were given up."""
 
@@ -144,7 +148,7 @@ class _Drive:
                 self._close(block, least_s)
             elif search is None:
                 self._look(block, least_s, wider)
-            elif block.most >= 2 * block.least:
+            elif _is_wide(block):
                 self._divide(block, least_s, search)
             else:
                 self._search(block, least_s, search)
@@ -240,12 +244,18 @@ class _Drive:
         )
 
 
+def _is_wide(block: Block) -> bool:
+    """Whether the block's least figures are far below those of most of its numbers of pipelines."""
+    return block.least < MANY and block.most >= 2 * block.least
+
+
 def _doublings(block: Block) -> list[Block]:
-    """A wide range of numbers of pipelines in parts, none of which reaches to twice its least."""
+    """A wide range of numbers of pipelines in parts none of which is wide."""
     found, least = [], block.least
     while least <= block.most:
-        found.append(replace(block, least=least, most=min(2 * least - 1, block.most)))
-        least *= 2
+        most = block.most if least >= MANY else min(2 * least - 1, block.most)
+        found.append(replace(block, least=least, most=most))
+        least = most + 1
     return found
 
 

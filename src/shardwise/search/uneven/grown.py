@@ -97,11 +97,11 @@ class Tree:
         drained_s, ended_s = self._busy(node, place, tuple(own.values()), ends_s, behind_s)
         least_s, total_s = drained_s, ended_s
         if rest is not None:
-            least_s = np.maximum(least_s, ends_s + rest.drained_s[left, 0])
-            total_s = np.maximum(total_s, gather_s + arrival_s + f + rest.reduced_s[left, 0])
+            least_s = np.maximum(least_s, ends_s + rest.drained_s[0, left])
+            total_s = np.maximum(total_s, gather_s + arrival_s + f + rest.reduced_s[0, left])
         total_s = np.maximum(total_s, gather_s + least_s + reduce_s) + end_s
         if rest is not None:
-            total_s = np.maximum(total_s, rest.alone_s[left, 0])
+            total_s = np.maximum(total_s, rest.alone_s[0, left])
         columns = {
             "through_s": ends_s, "arrival_s": arrival_s + f, "gather_s": gather_s + 0.0 * f,
             "reduce_s": reduce_s + 0.0 * f, "end_s": end_s, **own,

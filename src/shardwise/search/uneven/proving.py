@@ -33,7 +33,7 @@ FOREVER_S = 1e9
 CLOSER = 3
 """Numbers of microbatches for which a pipeline is bounded at a time."""
 
-AT_ONCE = 4
+AT_ONCE = 16
 """Pipelines that are bounded closer before shares are told."""
 
 FURTHER, MOST_EFFORT = 8, 2000
