@@ -10,7 +10,7 @@ import numpy as np
 
 from shardwise.accuracy.case import Case, Mixed
 from shardwise.cost import Problem
-from shardwise.search import StepFigures, step_figures_of_alike, step_figures_over
+from shardwise.search import Alike, StepFigures, step_figures_of_alike, step_figures_over
 from shardwise.strategy import Strategy, StrategyTable
 
 
@@ -30,16 +30,22 @@ def predictions_of(cases: Sequence[Case]) -> list[Prediction]:
     """The predictions of all cases, in their order; what cases have in common is priced once."""
     alike: dict[Hashable, dict[int, list[int]]] = {}
     found: dict[int, Prediction] = {}
+    unequal: dict[Hashable, tuple[Mixed, list[int]]] = {}
     for index, case in enumerate(cases):
         if case.mixed is not None:
-            found[index] = _on_unequal(case, case.mixed)
+            kinds = tuple(id(problem) for problem in case.mixed.problems)
+            unequal.setdefault((kinds, tuple(case.mixed.nodes)), (case.mixed, []))[1].append(index)
             continue
         problems = alike.setdefault(_work_key(case.problem), {})
         problems.setdefault(id(case.problem), []).append(index)
-    for problems in alike.values():
-        groups = [[cases[index] for index in members] for members in problems.values()]
-        for members, predictions in zip(problems.values(), _priced_together(groups), strict=True):
-            found |= zip(members, predictions, strict=True)
+    groups = [
+        [[cases[index] for index in members] for members in problems.values()] for problems in alike.values()
+    ]
+    for problems, predictions in zip(alike.values(), _priced_together(groups), strict=True):
+        for members, of_problem in zip(problems.values(), predictions, strict=True):
+            found |= zip(members, of_problem, strict=True)
+    for mixed, members in unequal.values():
+        found |= zip(members, _on_unequal(mixed, [cases[index] for index in members]), strict=True)
     return [found[index] for index in range(len(cases))]
 
 
@@ -54,13 +60,22 @@ def _work_key(problem: Problem) -> Hashable:
     return (id(problem.model), id(problem.device), problem.profile.name, job)
 
 
-def _priced_together(groups: Sequence[Sequence[Case]]) -> list[list[Prediction]]:
-    """The predictions of groups of cases that share a problem each; the problems compute the same layers."""
-    problems = [group[0].problem for group in groups]
-    tables = [_joined([case.strategies for case in group]) for group in groups]
+def _priced_together(groups: Sequence[Sequence[Sequence[Case]]]) -> list[list[list[Prediction]]]:
+    """The predictions of groups of problems that compute the same layers, each with the cases that share
+    it."""
+    alike = [
+        Alike(
+            problems=[cases[0].problem for cases in group],
+            tables=[_joined([case.strategies for case in cases]) for cases in group],
+        )
+        for group in groups
+    ]
     return [
-        _predictions(group, table, figures)
-        for group, table, figures in zip(groups, tables, step_figures_of_alike(problems, tables), strict=True)
+        [
+            _predictions(cases, table, figures)
+            for cases, table, figures in zip(group, priced.tables, of_group, strict=True)
+        ]
+        for group, priced, of_group in zip(groups, alike, step_figures_of_alike(alike), strict=True)
     ]
 
 
@@ -72,17 +87,22 @@ def _predictions(group: Sequence[Case], table: StrategyTable, figures: StepFigur
     ends = np.cumsum([len(case.strategies) for case in group])
     return [
         _prediction(
-            case, figures, chosen_row(case.problem, figures, slice(end - len(case.strategies), end)), table
+            case, figures, chosen_row(_tightest(case), figures, slice(end - len(case.strategies), end)), table
         )
         for case, end in zip(group, ends.tolist(), strict=True)
     ]
 
 
-def _on_unequal(case: Case, mixed: Mixed) -> Prediction:
-    table = case.strategies
-    figures = step_figures_over(mixed.problems, table, mixed.nodes)
-    least = min(mixed.problems, key=lambda problem: problem.usable_bytes)
-    return _prediction(case, figures, chosen_row(least, figures, slice(0, len(table))), table)
+def _on_unequal(mixed: Mixed, group: Sequence[Case]) -> list[Prediction]:
+    """The predictions of cases that share the problems and the order of their nodes."""
+    table = _joined([case.strategies for case in group])
+    return _predictions(group, table, step_figures_over(mixed.problems, table, mixed.nodes))
+
+
+def _tightest(case: Case) -> Problem:
+    """The problem of a case; on unequal nodes that of the devices with least memory."""
+    problems = (case.problem,) if case.mixed is None else case.mixed.problems
+    return min(problems, key=lambda problem: problem.usable_bytes)
 
 
 def chosen_row(problem: Problem, figures: StepFigures, rows: slice) -> int:

@@ -171,15 +171,15 @@ def grid_cost(problem: Problem, table: Any, works: Sequence[BlockCost] | None = 
     sent_s = np.where(table.pp > 1, moved_s, 0.0)
     # Joined are what the embedding looked up, on the way on, and the gradients of the head's input, back.
     *of_kinds, of_embedding, of_head = block_works(problem, table) if works is None else works
+    sync_s = tensor_sync_s(problem, table, groups, fabric)
+    syncs_s = [2 * (kind.tensor_syncs * sync_s,) for kind in model.kinds]
     kinds = tuple(
-        block_cost(
-            problem, table, groups, fabric, kind.operators, kind.experts, 2 * (kind.tensor_syncs,), work
-        )
-        for kind, work in zip(model.kinds, of_kinds, strict=True)
+        block_cost(problem, table, groups, fabric, kind.operators, kind.experts, joined, work)
+        for kind, joined, work in zip(model.kinds, syncs_s, of_kinds, strict=True)
     )
-    embedding = block_cost(problem, table, groups, fabric, model.embedding, None, (1, 0), of_embedding)
-    head_syncs = (model.head_tensor_syncs, model.head_tensor_syncs + 1)
-    head = block_cost(problem, table, groups, fabric, model.head, model.head_experts, head_syncs, of_head)
+    embedding = block_cost(problem, table, groups, fabric, model.embedding, None, (sync_s, 0.0), of_embedding)
+    head_syncs_s = (model.head_tensor_syncs * sync_s, (model.head_tensor_syncs + 1) * sync_s)
+    head = block_cost(problem, table, groups, fabric, model.head, model.head_experts, head_syncs_s, of_head)
     # The gradients of a layer's weights are whole, in the dtype of the weights, before they are added up.
     weight_gradients = _most(kinds, "dense_weights") * problem.recipe.weight_bytes
     return GridCost(
@@ -254,20 +254,19 @@ def block_cost(
     fabric: Fabric,
     operators: Sequence[Operator],
     experts: Experts | None,
-    tensor_syncs: tuple[int, int],
+    tensor_s: tuple[Any, Any],
     work: BlockCost | None = None,
 ) -> BlockCost:
-    """The sum over `operators`, with the collectives that join their partial results, `tensor_syncs` of them
-    forward and backward over tensor ranks; `work` is the sum without them, where it is known already."""
+    """The sum over `operators`, with the collectives that join their partial results, those over tensor ranks
+    of `tensor_s` seconds forward and backward; `work` is the sum without them, where it is known already."""
     work = _work_of(problem, table, operators, experts) if work is None else work
-    sync_s = _tensor_sync_s(problem, table, groups, fabric)
     forward, backward = (
         _communication(
-            problem, table, groups, fabric, operators, experts, syncs * sync_s, beside, weights_s, is_backward
+            problem, table, groups, fabric, operators, experts, joined_s, beside, weights_s, is_backward
         )
-        for syncs, beside, weights_s, is_backward in (
-            (tensor_syncs[0], work.forward, 0.0, False),
-            (tensor_syncs[1], work.backward_input, work.backward_weight.matmul_s, True),
+        for joined_s, beside, weights_s, is_backward in (
+            (tensor_s[0], work.forward, 0.0, False),
+            (tensor_s[1], work.backward_input, work.backward_weight.matmul_s, True),
         )
     )
     passes = (work.forward + forward, work.backward_input + backward, work.backward_weight)
@@ -441,7 +440,7 @@ def _communication(
     )
 
 
-def _tensor_sync_s(problem: Problem, table: Any, groups: Groups, fabric: Fabric) -> Any:
+def tensor_sync_s(problem: Problem, table: Any, groups: Groups, fabric: Fabric) -> Any:
     """Joining the partial results of one tensor-parallel region: all-gather in and reduce-scatter out under
     sequence parallelism, else one all-reduce (Korthikanti et al. 2022, section 4.2.2). The backward pass does
     the same."""

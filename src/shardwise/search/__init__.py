@@ -12,6 +12,7 @@ from shardwise.search.baselines import is_mixed, plan_mixed
 from shardwise.search.curves import Curve, CurveSource, Point, Reference
 from shardwise.search.drive import Outcome, Progress, Search
 from shardwise.search.evaluate import (
+    Alike,
     PipelineFigures,
     StepFigures,
     microbatches_more,
@@ -56,6 +57,7 @@ __all__ = [
     "CHANGES",
     "MODES",
     "SPACES",
+    "Alike",
     "Alternative",
     "Axis",
     "Binding",

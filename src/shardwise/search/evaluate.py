@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 
 from shardwise.cost import (
     GridPrices,
-    Price,
     Problem,
     StageTimes,
     block_works,
@@ -74,8 +73,8 @@ def _parts(
 
 def _step_times_s(problem: Problem, table: StrategyTable, grids: GridPrices | None) -> Floats:
     price = price_everywhere(problem, table, grids)
-    times = stage_times(problem, table, price)
-    return np.asarray(_makespans_s(problem, table, price, times) + step_end(problem, table, price).total_s)
+    timed = _Timed(table, microbatches_of(problem, table), stage_times(problem, table, price))
+    return np.asarray(_drained_s([timed])[0] + step_end(problem, table, price).total_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,25 +90,70 @@ class StepFigures:
 def step_figures(problem: Problem, table: StrategyTable, grids: GridPrices | None = None) -> StepFigures:
     """Step times and peaks of memory of every row, from one price; `grids` are prices that are known
     already."""
+    return _evaluated([_priced(problem, table, grids)])[0]
+
+
+@dataclass(frozen=True, slots=True)
+class _Timed:
+    """Rows with their microbatches and stage times."""
+
+    table: StrategyTable
+    microbatches: Any
+    times: StageTimes
+
+
+@dataclass(frozen=True, slots=True)
+class _Priced:
+    """All that figures are made of but the time that pipelines take, which is told by `timed`: seconds from
+    their end to that of the step, and the three peaks of memory."""
+
+    timed: _Timed
+    end_s: Floats
+    peaks: tuple[Floats, Floats, Floats]
+
+
+def _priced(problem: Problem, table: StrategyTable, grids: GridPrices | None) -> _Priced:
     price = price_everywhere(problem, table, grids)
-    times = stage_times(problem, table, price)
     memory = rank_bytes(problem, table, price)
-    return StepFigures(
-        step_time_s=_makespans_s(problem, table, price, times) + step_end(problem, table, price).total_s,
-        allocated_bytes=memory.allocated.max(axis=0),
-        reserved_bytes=memory.reserved.max(axis=0),
-        device_bytes=memory.device.max(axis=0),
+    return _Priced(
+        timed=_Timed(table, microbatches_of(problem, table), stage_times(problem, table, price)),
+        end_s=step_end(problem, table, price).total_s,
+        peaks=(memory.allocated.max(axis=0), memory.reserved.max(axis=0), memory.device.max(axis=0)),
     )
 
 
-def step_figures_of_alike(problems: Sequence[Problem], tables: Sequence[StrategyTable]) -> list[StepFigures]:
-    """The figures of each problem's table, for problems that differ in the global batch, the number of
-    devices and the fabric between them alone: what layers compute is priced once for all of them."""
+def _evaluated(several: Sequence[_Priced]) -> list[StepFigures]:
+    drained_s = _drained_s([one.timed for one in several])
+    return [
+        StepFigures(pipelines_s + one.end_s, *one.peaks)
+        for one, pipelines_s in zip(several, drained_s, strict=True)
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class Alike:
+    """Problems, each with its table, that differ in the global batch, the number of devices and the fabric
+    between them alone."""
+
+    problems: Sequence[Problem]
+    tables: Sequence[StrategyTable]
+
+
+def step_figures_of_alike(groups: Sequence[Alike]) -> list[list[StepFigures]]:
+    """The figures of each problem's table, group by group: what layers compute is priced once for a group,
+    and rows with the same schedule are evaluated together, of whatever group they are."""
+    priced = [_priced_together(group) for group in groups]
+    figures = iter(_evaluated([one for group in priced for one in group]))
+    return [[next(figures) for _ in group] for group in priced]
+
+
+def _priced_together(group: Alike) -> list[_Priced]:
+    problems, tables = group.problems, group.tables
     joined = StrategyTable.joined(tables)
     works = block_works(problems[0], joined)
     ends = np.cumsum([len(table) for table in tables])
     ranges = [np.arange(end - len(table), end) for table, end in zip(tables, ends, strict=True)]
-    found: dict[int, StepFigures] = {}
+    found: dict[int, _Priced] = {}
     for members in _alike([id(problem.cluster) for problem in problems]):
         rows = np.concatenate([ranges[member] for member in members])
         mine = [work.taken(rows) for work in works]
@@ -117,7 +161,7 @@ def step_figures_of_alike(problems: Sequence[Problem], tables: Sequence[Strategy
         start = 0
         for member in members:
             end = start + len(tables[member])
-            found[member] = step_figures(problems[member], tables[member], grids.take(slice(start, end)))
+            found[member] = _priced(problems[member], tables[member], grids.take(slice(start, end)))
             start = end
     return [found[member] for member in range(len(problems))]
 
@@ -133,28 +177,40 @@ def _alike(keys: Sequence[int]) -> list[list[int]]:
 def drained_s(problem: Problem, table: StrategyTable, grids: GridPrices | None = None) -> Floats:
     """Seconds from the first forward of every row to its last backward, with nothing gathered before and
     reduced after them: no more than any strategy takes that differs in `optim_shard` alone."""
-    return np.concatenate([_drained_s(problem, *part) for part in _parts(table, grids)])
+    return np.concatenate([_drained_alone_s(problem, *part) for part in _parts(table, grids)])
 
 
-def _drained_s(problem: Problem, table: StrategyTable, grids: GridPrices | None) -> Floats:
+def _drained_alone_s(problem: Problem, table: StrategyTable, grids: GridPrices | None) -> Floats:
     price = price_everywhere(problem, table, grids)
     times = stage_times(problem, table, price)
     nothing = 0.0 * times.gather_s
-    return _makespans_s(problem, table, price, replace(times, gather_s=nothing, reduce_s=nothing))
+    alone = replace(times, gather_s=nothing, reduce_s=nothing)
+    return _drained_s([_Timed(table, microbatches_of(problem, table), alone)])[0]
 
 
-def _makespans_s(problem: Problem, table: StrategyTable, price: Price, times: StageTimes) -> Floats:
-    """Rows of each schedule table evaluated together."""
-    microbatches = microbatches_of(problem, table)
-    drained_s = np.empty(len(table))
-    firsts, member = distinct_rows([table.schedule, table.pp, table.vpp])
-    for group, first in enumerate(firsts):
-        rows = np.flatnonzero(member == group)
-        name, pp, vpp = SCHEDULES[int(table.schedule[first])], int(table.pp[first]), int(table.vpp[first])
-        durations = durations_of(times, pp, vpp, rows)
-        drained_s[rows] = makespan_s(
-            name, pp=pp, microbatches=microbatches[rows], vpp=vpp, durations=durations
+def _drained_s(several: Sequence[_Timed]) -> list[Floats]:
+    """Seconds of the pipelines of every row; those of one schedule table are evaluated together."""
+    drained_s = [np.empty(len(one.table)) for one in several]
+    waiting: dict[tuple[int, int, int], list[tuple[int, Any]]] = {}
+    for place, one in enumerate(several):
+        columns = [one.table.schedule, one.table.pp, one.table.vpp]
+        firsts, member = distinct_rows(columns)
+        for group, first in enumerate(firsts):
+            schedule, pp, vpp = (int(column[first]) for column in columns)
+            waiting.setdefault((schedule, pp, vpp), []).append((place, np.flatnonzero(member == group)))
+    for (schedule, pp, vpp), parts in waiting.items():
+        evaluated_s = makespan_s(
+            SCHEDULES[schedule],
+            pp=pp,
+            microbatches=np.concatenate([several[place].microbatches[rows] for place, rows in parts]),
+            vpp=vpp,
+            durations=Durations.joined(
+                [durations_of(several[place].times, pp, vpp, rows) for place, rows in parts]
+            ),
         )
+        ends = np.cumsum([len(rows) for _, rows in parts])[:-1]
+        for (place, rows), part_s in zip(parts, np.split(evaluated_s, ends), strict=True):
+            drained_s[place][rows] = part_s
     return drained_s
 
 

@@ -12,10 +12,9 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from shardwise.cost import Problem
+from shardwise.cost import Problem, distinct_rows
 from shardwise.schedule import stage_ranks
 from shardwise.search.evaluate import (
-    PipelineFigures,
     StepFigures,
     microbatches_of,
     pipeline_figures,
@@ -83,25 +82,37 @@ def step_figures_over(problems: Sequence[Problem], table: StrategyTable, nodes: 
     pipelines = [pipeline_figures(problem, table) for problem in problems]
     devices = problems[0].cluster.devices // len(nodes)
     microbatches = microbatches_of(problems[0], table)
-    step_time_s = [
-        _step_time_s(table[row], [kind[row] for kind in pipelines], nodes, devices, int(count))
-        for row, count in enumerate(microbatches)
+    laid = [
+        _laid(table[row], [kind[row].durations for kind in pipelines], nodes, devices)
+        for row in range(len(table))
     ]
+    ends_s = [max(pipelines[kind][row].end_s for kind in set(nodes)) for row in range(len(table))]
+    step_time_s = _drained_s(table, laid, microbatches) + np.array(ends_s)
     tightest = min(problems, key=lambda problem: problem.usable_bytes)
-    return replace(step_figures(tightest, table), step_time_s=np.array(step_time_s))
+    return replace(step_figures(tightest, table), step_time_s=step_time_s)
 
 
-def _step_time_s(
-    strategy: Strategy,
-    figures: Sequence[PipelineFigures],
-    nodes: Sequence[int],
-    devices_per_node: int,
-    microbatches: int,
-) -> float:
-    """Seconds of a step, every pipeline with so many microbatches."""
+def _laid(
+    strategy: Strategy, durations: Sequence[Durations], nodes: Sequence[int], devices_per_node: int
+) -> Durations:
+    """The durations of those pipelines of a strategy that are not alike."""
     laid = np.array(nodes, dtype=np.int64)[cells(strategy, devices_per_node)]
     rows = np.unique(laid.reshape(strategy.dp, -1), axis=0).reshape(-1, *laid.shape[1:])
-    durations = worst_durations(strategy, [one.durations for one in figures], rows)
-    every = np.arange(len(rows))
-    drained = pipelines_s(strategy, durations, every, np.full(len(rows), microbatches))
-    return float(drained.max()) + max(figures[kind].end_s for kind in set(nodes))
+    return worst_durations(strategy, durations, rows)
+
+
+def _drained_s(table: StrategyTable, laid: Sequence[Durations], microbatches: Ints) -> Floats:
+    """Seconds of the slowest pipeline of every row; rows with the same schedule are evaluated together."""
+    drained_s = np.empty(len(table))
+    firsts, member = distinct_rows([table.schedule, table.pp, table.vpp])
+    for group, first in enumerate(firsts):
+        rows = np.flatnonzero(member == group).tolist()
+        pipelines = [laid[row].batch for row in rows]
+        each_s = pipelines_s(
+            table[int(first)],
+            Durations.joined([laid[row] for row in rows]),
+            np.arange(sum(pipelines)),
+            np.repeat(microbatches[rows], pipelines),
+        )
+        drained_s[rows] = np.maximum.reduceat(each_s, np.cumsum([0, *pipelines[:-1]]))
+    return drained_s

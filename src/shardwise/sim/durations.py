@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
 import numpy as np
@@ -47,7 +48,8 @@ class Durations:
             wanted = (batch, stages - 1 if field.name.startswith("hop") else stages)
             if values.shape != wanted:
                 raise InternalError(f"durations: {field.name} has shape {values.shape}, not {wanted}")
-            if not (values >= 0.0).all() or np.isinf(values).any():
+            # Comparisons with NaN fail; `initial` stands for columns without values.
+            if not (values.min(initial=0.0) >= 0.0 and values.max(initial=0.0) < np.inf):
                 raise InternalError(f"durations: {field.name} is negative or not finite")
 
     @staticmethod
@@ -80,6 +82,18 @@ class Durations:
             reduce_s=filled(reduce_s, stages),
             hop_forward_s=filled(hop_forward_s, stages - 1),
             hop_backward_s=filled(hop_backward_s, stages - 1),
+        )
+
+    @staticmethod
+    def joined(several: Sequence[Durations]) -> Durations:
+        """The cases of all of these, which have as many stages, in their order."""
+        if len(several) == 1:
+            return several[0]
+        return Durations(
+            **{
+                field.name: np.concatenate([getattr(one, field.name) for one in several])
+                for field in fields(Durations)
+            }
         )
 
     @property

@@ -45,8 +45,10 @@ class Rule:
 
 def _is_illegal(table: Any, limits: Limits, *names: str) -> Any:
     """Rows of these schedules that the schedule itself cannot have."""
+    asked = np.logical_or.reduce([table.schedule == SCHEDULES.index(name) for name in names])
+    if not asked.any():
+        return asked  # most tables, and the rest of a rule takes long for a small one
     microbatches = limits.global_batch_size // (table.dp * table.micro_batch_size)
-    asked = np.isin(table.schedule, [SCHEDULES.index(name) for name in names])
     return asked & ~legal_mask(table.schedule, table.pp, microbatches, table.vpp)
 
 
@@ -108,9 +110,7 @@ REASONS: tuple[str, ...] = (*(rule.code for rule in RULES), MEMORY, HOST_MEMORY)
 
 def first_broken(table: Any, limits: Limits, rules: tuple[Rule, ...]) -> NDArray[np.int64]:
     """Per row, the index in `rules` of the first rule that it breaks, or -1."""
-    rows = len(table.tp)
-    reason = np.full(rows, -1, dtype=np.int64)
+    reason = np.full(len(table.tp), -1, dtype=np.int64)
     for index in reversed(range(len(rules))):
-        broken = np.broadcast_to(np.asarray(rules[index].is_broken(table, limits)), (rows,))
-        reason[broken] = index
+        reason = np.where(rules[index].is_broken(table, limits), np.int64(index), reason)
     return reason

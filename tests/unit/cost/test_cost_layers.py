@@ -22,7 +22,7 @@ from tests.unit.cost.hand_made import (
 
 from shardwise.cost import Parts, Problem
 from shardwise.cost.fabric import fabric_of, groups_of
-from shardwise.cost.layers import BlockCost, block_cost, grid_cost
+from shardwise.cost.layers import BlockCost, block_cost, grid_cost, tensor_sync_s
 from shardwise.model import Experts, Layer
 from shardwise.operators import Attention, Extent, GroupedMatmul, Matmul, Pointwise, Saved, Weight
 
@@ -30,7 +30,8 @@ from shardwise.operators import Attention, Extent, GroupedMatmul, Matmul, Pointw
 def priced(p: Problem, text: str, layer: Layer) -> BlockCost:
     rows = table(p, text)
     fabric, groups = fabric_of(p), groups_of(p, rows)
-    return block_cost(p, rows, groups, fabric, layer.operators, layer.experts, 2 * (layer.tensor_syncs,))
+    joined_s = layer.tensor_syncs * tensor_sync_s(p, rows, groups, fabric)
+    return block_cost(p, rows, groups, fabric, layer.operators, layer.experts, (joined_s, joined_s))
 
 
 def close(found: Any, expected: float) -> None:
