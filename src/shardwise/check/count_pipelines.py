@@ -23,17 +23,24 @@ class PoolSize:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineCount:
     """Axes with their values as text, and the number of pipelines: stages in order with their layers and
-    recomputation, and for each pool the tensor parallelism of its stages."""
+    recomputation, and for each pool the tensor parallelism and the replicas of its stages."""
 
     axes: Mapping[str, tuple[str, ...]]
     count: int
 
 
 def count_pipelines(
-    *, layers: int, pools: Sequence[PoolSize], splits: Sequence[int], kv_heads: int, global_batch_size: int
+    *,
+    layers: int,
+    pools: Sequence[PoolSize],
+    splits: Sequence[int],
+    kv_heads: int,
+    global_batch_size: int,
+    stage_dp: int = 1,
 ) -> PipelineCount:
     """All pipelines for which there are devices. `splits` are what tensor parallelism has to divide: heads,
-    widths and the sequence; key and value heads it divides, or is a multiple of."""
+    widths and the sequence; key and value heads it divides, or is a multiple of. Up to `stage_dp` replicas
+    share the rows of any micro-batch that is a multiple of them."""
     degrees = [
         [
             tp
@@ -44,6 +51,11 @@ def count_pipelines(
         ]
         for pool in pools
     ]
+    replicas = [
+        dp
+        for dp in (1 << power for power in range(stage_dp.bit_length()))
+        if dp <= stage_dp and global_batch_size % dp == 0
+    ]
     most = min(MOST_STAGES, layers)
     total = 0
     for counts in product(range(most + 1), repeat=len(pools)):
@@ -52,7 +64,11 @@ def count_pipelines(
             continue
         orders = factorial(stages) // prod(factorial(count) for count in counts)
         kinds = prod(
-            sum(count * tp <= pool.devices for tp in some)
+            sum(
+                count * tp * dp <= pool.devices and pool.node_devices % (tp * dp) == 0
+                for tp in some
+                for dp in replicas
+            )
             for pool, some, count in zip(pools, degrees, counts, strict=True)
             if count
         )
@@ -63,6 +79,7 @@ def count_pipelines(
         "micro_batch_size": tuple(str(size) for size in range(1, batch + 1) if batch % size == 0),
         "stages of a pipeline": tuple(str(count) for count in range(1, most + 1)),
         **{f"tp on {pool.name}": tuple(map(str, some)) for pool, some in zip(pools, degrees, strict=True)},
+        **({"dp of a stage": tuple(map(str, replicas))} if stage_dp > 1 else {}),
         "layers of a stage": (f"1 to {layers}, {layers} in all",),
         "recompute of a stage": WAYS_TO_RECOMPUTE,
         "pipelines": (f"1 to {min(sum(pool.devices for pool in pools), batch)}",),

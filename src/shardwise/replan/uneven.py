@@ -84,7 +84,7 @@ def replan_uneven(
     else:
         moved = change(planner.transitions.holdings_of(uniform.arrangement), is_patch=False)
         found.append((MOVE, uniform.arrangement, uniform.step_s, moved))
-    better = there.best(min((step_s for _, _, step_s, _ in found), default=float("inf")))
+    better = there.best(running, min((step_s for _, _, step_s, _ in found), default=float("inf")))
     if better is not None:
         moved = change(there.holdings(better), is_patch=False)
         found.append((MOVE, better, better.result.step_time_s, moved))
@@ -159,10 +159,12 @@ class _There:
         shares = fastest_shares(first_s, each_s, total, 1, 1)
         return None if shares is None else self._priced(laid, tuple(shares))
 
-    def best(self, beat_s: float) -> UnevenArrangement | None:
-        """The best uneven plan that takes less than `beat_s`."""
+    def best(self, running: UnevenArrangement, beat_s: float) -> UnevenArrangement | None:
+        """The best uneven plan that takes less than `beat_s`, with as many replicas in a stage at most as
+        what runs has."""
         prices = self._prices
-        question = Question(model=prices.model, cluster=self._cluster, job=prices.job)
+        stage_dp = max(stage.dp for pipeline in running.result.layout.pipelines for stage in pipeline.stages)
+        question = Question(model=prices.model, cluster=self._cluster, job=prices.job, stage_dp=stage_dp)
         result = best_uneven(question, beat_s)
         return None if result is None else UnevenArrangement(result=result, nodes=self._names)
 

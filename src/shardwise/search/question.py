@@ -24,7 +24,8 @@ class Question:
     to some values. `objective` is one of OBJECTIVES; with `devices`, `cost` and `allow_idle` a part of the
     cluster may be used (docs/space.md). `top` runners-up are wanted, and with `frontier` time against memory
     too. With `exhaustive`, everything legal that fits is evaluated. `workers` processes search; `budget_s`
-    ends the search early, with the best so far.
+    ends the search early, with the best so far. Up to `stage_dp` replicas, a power of two, share the rows of
+    a microbatch inside a stage of an uneven plan.
     """
 
     model: Model
@@ -40,6 +41,7 @@ class Question:
     exhaustive: bool = False
     workers: int = 1
     budget_s: float | None = None
+    stage_dp: int = 1
 
     def problem(self) -> Problem:
         """The cost model's view. ConfigError where the parts do not belong together."""
@@ -51,6 +53,10 @@ class Question:
             raise ConfigError("is too few", key="workers", found=str(self.workers), allowed="1 or more")
         if self.budget_s is not None and not self.budget_s > 0.0:
             raise ConfigError("is no time", key="budget", found=f"{self.budget_s:g} s", allowed="more than 0")
+        if self.stage_dp < 1 or self.stage_dp & (self.stage_dp - 1):
+            raise ConfigError(
+                "is no power of two", key="stage_dp", found=str(self.stage_dp), allowed="1, 2, 4, ..."
+            )
         for name, value in self.fixed.items():
             if name not in FIELDS and name not in ALIASES:
                 raise ConfigError("unknown field", key=f"fix.{name}", allowed=", ".join((*FIELDS, *ALIASES)))

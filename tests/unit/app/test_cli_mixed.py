@@ -24,6 +24,12 @@ PIPED = (
 )  # fmt: skip
 
 
+SHARED = (
+    "plan", "llama-2-7b", "--cluster", "1x2xA100-80G+1x4xA10G", "--seq-len", "1024",
+    "--global-batch-size", "16", "--stage-dp", "2",
+)  # fmt: skip
+
+
 def answer(run: Any, *argv: str) -> Any:
     ran = run(*argv, "--json")
     assert (ran.code, ran.err) == (0, "")
@@ -146,6 +152,36 @@ def moved(layout: Layout) -> Layout:
     return Layout(pipelines=(Pipeline(stages=(stage, *first.stages[1:])), *others))
 
 
+def test_replicas_of_a_stage_share_rows_where_they_may(run: Any, tmp_path: Path) -> None:
+    path = str(tmp_path / "plan.yaml")
+    saved = run(*SHARED, "--save", path)
+    assert saved.code == 0 and "[2 A10G, dp 2, " in saved.out
+    shared = read_uneven_plan(path).best
+    assert shared.step_time_s < answer(run, *SHARED[:-2])["best"]["step_time_s"]
+    stages = [stage for pipeline in shared.layout.pipelines for stage in pipeline.stages]
+    assert all(stage.devices == stage.tp * stage.dp for stage in stages)
+    verdict = json.loads(run("check", path, "--json").out)
+    assert [check["name"] for check in verdict["checks"] if not check["ok"]] == ["optimal"]
+    ran = run("replan", path, "--cluster", SHARED[3], "--events", "slow n0 1", "--json")
+    kept = json.loads(ran.out)
+    assert kept["decision"] == "keep"
+    assert kept["step_time_s"] == pytest.approx(shared.step_time_s, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("cluster", "stage_dp", "told"),
+    [
+        ("1x2xA100-80G+1x4xA10G", "3", "is no power of two"),
+        ("1x2xA100-80G+1x4xA10G", "0", "1 to 64"),
+        ("1x4xA10G", "2", "is of uneven plans"),
+    ],
+)
+def test_stage_dp_is_refused_where_it_says_nothing(run: Any, cluster: str, stage_dp: str, told: str) -> None:
+    ran = run(*SHARED[:3], cluster, *SHARED[4:-1], stage_dp)
+    assert ran.code == 2 and "--stage-dp" in ran.err and told in ran.err
+    assert ran.err.count("\n") == 1
+
+
 def test_an_altered_file_is_refused_and_other_commands_say_what_it_is(run: Any, tmp_path: Path) -> None:
     path = tmp_path / "plan.yaml"
     assert run(*QUESTION, "--save", str(path)).code == 0
@@ -193,6 +229,8 @@ def test_space_counts_the_pipelines_of_uneven_plans(run: Any) -> None:
     alone = json.loads(run("space", "gpt2", "--cluster", "1x2xV100-16G", *SPACE[4:], "--json").out)
     assert alone["uneven"] is None
     assert json.loads(run(*SPACE, "--fix", "pp=1", "--json").out)["uneven"] is None
+    shared = json.loads(run(*SPACE, "--stage-dp", "2", "--json").out)["uneven"]
+    assert shared["axes"]["dp of a stage"] == ["1", "2"] and shared["pipelines"] > uneven["pipelines"]
 
 
 def test_other_objectives_say_that_only_uniform_strategies_are_looked_for(run: Any) -> None:

@@ -73,8 +73,14 @@ def planned(
         exhaustive=wanted.exhaustive,
         workers=wanted.workers,
         budget_s=wanted.budget_s,
+        stage_dp=wanted.stage_dp,
     )
     by_pools = wanted.objective == "time" and not wanted.allow_idle and search.is_mixed(request.cluster)
+    if wanted.stage_dp > 1 and not by_pools:
+        raise ConfigError(
+            "is of uneven plans: those by time, on clusters of two to four pools",
+            key="--stage-dp", found=str(wanted.stage_dp), allowed="1",
+        )  # fmt: skip
     target = wanted_target(wanted.target, request, by_pools=by_pools)
     planner = search.plan_mixed if by_pools else search.plan
     with progress() as show:
@@ -83,7 +89,7 @@ def planned(
         elif by_pools:
             found = search.plan_pools(question, progress=show)
             if isinstance(found, UnevenAnswer):
-                return _uneven_output(found, request, save=save, is_json=is_json)
+                return _uneven_output(found, request, wanted, save=save, is_json=is_json)
             answer = found
         else:
             answer = planner(question, progress=show)
@@ -91,7 +97,9 @@ def planned(
     return _plan_output(answer, used, request, wanted, save=save, is_json=is_json, reliability=reliability)
 
 
-def _uneven_output(answer: UnevenAnswer, request: Request, *, save: str | None, is_json: bool) -> Output:
+def _uneven_output(
+    answer: UnevenAnswer, request: Request, wanted: Wanted, *, save: str | None, is_json: bool
+) -> Output:
     """The card or document of an uneven plan; the plan file too."""
     talk, code = _ended(answer.is_interrupted)
     if save is not None:
@@ -107,6 +115,7 @@ def _uneven_output(answer: UnevenAnswer, request: Request, *, save: str | None, 
     if is_json:
         return Output(document=documents.uneven_answer(answer, request), talk=talk, code=code)
     command = " ".join(("shardwise plan", *question_words(request.options)))
+    command += f" --stage-dp {wanted.stage_dp}" if wanted.stage_dp > 1 else ""
     lines = uneven_card(
         answer,
         model=request.model,
@@ -193,14 +202,14 @@ def evaluated(options: JobOptions, *, strategy: str, is_json: bool) -> Output:
     return Output(lines=lines)
 
 
-def counted(options: JobOptions, *, space: str, fix: str, is_json: bool) -> Output:
+def counted(options: JobOptions, *, space: str, fix: str, stage_dp: int, is_json: bool) -> Output:
     """The answer of `space`."""
     fixed = parse_fields(fix, key="--fix")
     chosen = space_choice(space)
     request = load_request(options)
     require_candidates(chosen, fixed, request)
     size = counted_space(chosen.base, fixed, chosen.axes, request)
-    uneven = counted_uneven(chosen, fixed, request)
+    uneven = counted_uneven(chosen, fixed, request, stage_dp)
     if is_json:
         return Output(document=documents.space(chosen.base, size, request, uneven))
     lines = tables.space(

@@ -36,6 +36,7 @@ from shardwise.app.cli.options import (
     Resume,
     SeqLen,
     Space,
+    StageDp,
     StepTraceFile,
     TargetName,
     TokenData,
@@ -109,6 +110,7 @@ def plan(
         bool, typer.Option("--exhaustive", help="Evaluate everything that is legal and fits.")
     ] = False,
     workers: Workers = "1",
+    stage_dp: StageDp = "1",
     budget: Budget = None,
     save: Annotated[
         str | None, typer.Option(metavar="FILE", help="Write the plan file.", show_default=False)
@@ -149,6 +151,7 @@ def plan(
         exhaustive=exhaustive,
         workers=request.workers(workers),
         budget_s=request.budget(budget),
+        stage_dp=request.stage_dp(stage_dp),
     )
     reliability = request.reliability(
         mtbf=mtbf, interval=checkpoint_interval, stall=checkpoint_stall, restart=restart, jitter=jitter
@@ -218,6 +221,7 @@ def space(
     inter_node: InterNode = None,
     space: Space = "default",
     fix: Fixed = "",
+    stage_dp: StageDp = "1",
     is_json: IsJson = False,
 ) -> Output:
     """Print every axis of a space and the exact number of candidates."""
@@ -230,7 +234,7 @@ def space(
         seq_len=seq_len,
         global_batch_size=global_batch_size,
     )
-    return answer.counted(options, space=space, fix=fix, is_json=is_json)
+    return answer.counted(options, space=space, fix=fix, stage_dp=request.stage_dp(stage_dp), is_json=is_json)
 
 
 @app.command()

@@ -144,6 +144,14 @@ IsJson = Annotated[bool, typer.Option("--json", help="Answer with one JSON docum
 
 
 Workers = Annotated[str, typer.Option("--workers", metavar="N", help="Processes that search.")]
+StageDp = Annotated[
+    str,
+    typer.Option(
+        "--stage-dp",
+        metavar="N",
+        help="Replicas that share a microbatch's rows inside a stage of an uneven plan, at most.",
+    ),
+]
 Budget = Annotated[
     str | None,
     typer.Option(

@@ -52,6 +52,7 @@ class Wanted:
     exhaustive: bool
     workers: int
     budget_s: float | None
+    stage_dp: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,6 +192,14 @@ def choice(option: str, text: str, choices: Sequence[str]) -> str:
 def workers(text: str) -> int:
     """The number of processes that `--workers` says: no more than there are cores."""
     return count("--workers", text, low=1, high=os.cpu_count() or 1)
+
+
+def stage_dp(text: str) -> int:
+    """The replicas that `--stage-dp` says, a power of two."""
+    found = count("--stage-dp", text, low=1, high=64)
+    if found & (found - 1):
+        raise ConfigError("is no power of two", key="--stage-dp", found=text, allowed="1, 2, 4, ... 64")
+    return found
 
 
 def budget(text: str | None) -> float | None:

@@ -69,8 +69,11 @@ def counted_space(base: str, fixed: Fixed, axes: Axes, request: Request) -> Spac
     )
 
 
-def counted_uneven(chosen: search.SpaceChoice, fixed: Fixed, request: Request) -> PipelineCount | None:
-    """The pipelines of uneven plans, by the checker's count; None where `plan` looks for none."""
+def counted_uneven(
+    chosen: search.SpaceChoice, fixed: Fixed, request: Request, stage_dp: int
+) -> PipelineCount | None:
+    """The pipelines of uneven plans with up to `stage_dp` replicas in a stage, by the checker's count; None
+    where `plan` looks for none."""
     model, job = request.model, request.job
     is_narrowed = bool(chosen.base != "default" or chosen.axes or fixed)
     is_plain = model.experts is None and len(model.kinds) == 1
@@ -85,5 +88,6 @@ def counted_uneven(chosen: search.SpaceChoice, fixed: Fixed, request: Request) -
         ],
         splits=(limits.heads, limits.ffn_splits, limits.seq_len),
         kv_heads=limits.kv_heads,
+        stage_dp=stage_dp,
         global_batch_size=job.global_batch_size,
     )

@@ -17,7 +17,7 @@ from shardwise.cluster import Cluster
 from shardwise.cost import StageShape, hop_s, kinds_of, stage_price
 from shardwise.model import Model
 from shardwise.plan import Pipeline, Stage, UnevenResult
-from shardwise.search.uneven.space import UnevenSpace
+from shardwise.search.uneven.space import Limits, UnevenSpace
 from shardwise.strategy import RECOMPUTES, Job
 
 
@@ -45,7 +45,8 @@ class _Figures:
 
 def priced_again(model: Model, cluster: Cluster, job: Job, result: UnevenResult) -> PricedAgain:
     """The plan's price, or what is wrong with it."""
-    space = UnevenSpace(model, cluster, job)
+    replicas = max((stage.dp for pipeline in result.layout.pipelines for stage in pipeline.stages), default=1)
+    space = UnevenSpace(model, cluster, job, Limits(rows=replicas))
     faults = tuple(_faults(space, result))
     if faults:
         return PricedAgain(faults=faults)

@@ -32,7 +32,7 @@ from shardwise.search.question import Question
 from shardwise.search.uneven.drive import UnevenOutcome, UnevenPipeline, UnevenPlan, search_uneven
 from shardwise.search.uneven.hops import groups, most_together
 from shardwise.search.uneven.options import Options, Pricing
-from shardwise.search.uneven.space import UnevenSpace
+from shardwise.search.uneven.space import Limits, UnevenSpace
 from shardwise.strategy import RECOMPUTES
 
 EVALUATOR = "max-plus, pipeline by pipeline"
@@ -78,7 +78,7 @@ def _of_pools(question: Question, clock: Clock, progress: Progress | None) -> An
     if clock.is_interrupted:
         return answer_of(question, found, clock, progress)
     figures = figures_of(question, found)
-    space = UnevenSpace(question.model, question.cluster, question.job)
+    space = _space_of(question)
     beat_s = float("inf") if figures.uniform_step_time_s is None else figures.uniform_step_time_s
     gap = 0.0 if question.cluster.devices <= EXACT_DEVICES else GAP
     outcome = search_uneven(space, clock=clock, beat_s=beat_s, gap=gap, progress=progress)
@@ -87,13 +87,17 @@ def _of_pools(question: Question, clock: Clock, progress: Progress | None) -> An
     return _told(answer_of(question, found, clock, progress), _why_uniform(outcome, beat_s))
 
 
+def _space_of(question: Question) -> UnevenSpace:
+    return UnevenSpace(question.model, question.cluster, question.job, Limits(rows=question.stage_dp))
+
+
 def best_uneven(question: Question, beat_s: float) -> UnevenResult | None:
     """The best uneven plan for the question that takes less than `beat_s`, to within the gap that its cluster
     is allowed; None where there is none, or none is looked for."""
     is_many = len(pools_of(question.cluster)) > MOST_POOLS
     if refusal(question) is not None or question.cluster.links or is_many:
         return None
-    space = UnevenSpace(question.model, question.cluster, question.job)
+    space = _space_of(question)
     gap = 0.0 if question.cluster.devices <= EXACT_DEVICES else GAP
     found = search_uneven(space, beat_s=beat_s, gap=gap).plan
     return None if found is None else result_of_uneven(space, found)
