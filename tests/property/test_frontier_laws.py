@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from importlib import import_module
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -11,6 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardwise.frontier import Frontier, frontier_of, product, reduce, union, union_all
+
+REDUCE: Any = import_module("shardwise.frontier.reduce")
 
 # Small whole numbers: many ties, and sums that are exact in any order.
 Rows = list[list[int]]
@@ -72,7 +76,7 @@ def test_reduce_of_many_cells_is_that_of_each(drawn: tuple[int, Rows], data: st.
     assert reduce(points, cells=cells).tolist() == by_cell
 
 
-@pytest.mark.parametrize("objectives", [2, 3])
+@pytest.mark.parametrize("objectives", [2, 3, 4, 5])
 def test_reduce_is_its_definition_on_large_sets(objectives: int) -> None:
     """Sets of 300 points: scattered, on a coarse grid (ties), and on a shell where all stay."""
     random_ = np.random.default_rng(objectives)
@@ -81,6 +85,45 @@ def test_reduce_is_its_definition_on_large_sets(objectives: int) -> None:
     for points in (scattered, np.floor(scattered * 8), shell):
         assert reduce(points).tolist() == slow_reduce(points)
     assert len(reduce(shell)) == 300
+
+
+def differs_in_large_cells(seed: int) -> bool:
+    """Whether reduce leaves something else of cells of about 300 points of 4 objectives than its definition:
+    more than are compared at once, in a cell and in all."""
+    random_ = np.random.default_rng(seed)
+    points = random_.random((600, 4))
+    points[:, 3] = 3.0 + 0.2 * points[:, 3] - points[:, :3].sum(axis=1)  # about as good as each other
+    points = np.floor(points * 50.0)
+    cells = random_.integers(0, 2, 600)
+    by_cell: list[int] = []
+    for cell in range(2):
+        places = np.flatnonzero(cells == cell)
+        by_cell += places[slow_reduce(points[places])].tolist()
+    assert 300 < len(by_cell) < 600
+    return bool(reduce(points, cells=cells).tolist() != by_cell)
+
+
+def test_reduce_of_large_cells_is_that_of_each() -> None:
+    assert not any(differs_in_large_cells(seed) for seed in range(2))
+
+
+def test_a_comparison_across_cells_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    is_below = REDUCE._is_below
+
+    def across(others: Any, cell_of_others: Any, columns: Any, cell: Any) -> Any:
+        return is_below(others, np.zeros_like(cell_of_others), columns, np.zeros_like(cell))
+
+    monkeypatch.setattr(REDUCE, "_is_below", across)
+    assert any(differs_in_large_cells(seed) for seed in range(2))
+
+
+def test_more_values_than_short_numbers_count_are_told_apart() -> None:
+    """40,000 points on a line above one that matches them all, and in front of that four that are best in
+    one objective and settle none: ranks of 32,768 and more are compared."""
+    line = np.repeat(np.arange(20_000.0, 60_001.0)[:, None], 4, axis=1)
+    best_in_one = 70_000.0 * (1.0 - np.eye(4))
+    best_in_one[1:, 0] = 10.0
+    assert set(reduce(np.concatenate([best_in_one, line])).tolist()) == {0, 1, 2, 3, 4}
 
 
 def test_the_definition_catches_a_reduce_that_forgets_ties() -> None:

@@ -16,8 +16,11 @@ Points = npt.NDArray[np.float64]
 
 Indices = npt.NDArray[np.intp]
 
-_BLOCK = 128
-"""Points that are compared with all others at a time, where there are four objectives or more."""
+_BLOCK = 256
+"""Points that are compared with others at a time, where there are four objectives or more."""
+
+_FIRST, _FURTHER = 128, 4
+"""Others that a block is compared with first, and how many times as many each time after that."""
 
 
 def reduce(points: npt.NDArray[Any], *, cells: Indices | None = None, epsilon: float = 0.0) -> Indices:
@@ -53,18 +56,37 @@ def _undominated(ordered: Points, cell: Indices) -> Indices:
     varying = [column for column in ordered.T if (column != column[:1]).any()]
     if not varying:
         return _firsts(cell)
-    columns = np.column_stack(varying)
-    rows = np.arange(len(columns), dtype=np.intp)
+    ranks = np.column_stack([_ranked_in_order(varying[0], cell), *(_ranked(own) for own in varying[1:])])
+    rows = np.arange(len(ranks), dtype=np.intp)
     for _ in range(2):
-        left = ~_is_matched_by_best(columns[rows], cell[rows])
+        left = ~_is_matched_by_best(ranks, cell)
         if left.all():
             break
-        rows = rows[left]
-    if columns.shape[1] <= 2:
+        rows, ranks, cell = rows[left], ranks[left], cell[left]
+    if len(varying) <= 2:
         return rows
-    if columns.shape[1] == 3:
-        return rows[_swept(columns[rows], cell[rows])]
-    return rows[_compared(columns[rows], cell[rows])]
+    if len(varying) == 3:
+        return rows[_swept(ranks, cell)]
+    return rows[_compared(ranks, cell)]
+
+
+def _ranked(column: npt.NDArray[np.float64]) -> Indices:
+    """The rank of each value among those that occur: whole numbers that compare as the values do."""
+    order = np.argsort(column, kind="stable")
+    is_larger = np.zeros(len(column), dtype=np.intp)
+    is_larger[1:] = column[order[1:]] > column[order[:-1]]
+    ranks = np.empty(len(column), dtype=np.intp)
+    ranks[order] = np.cumsum(is_larger)
+    return ranks
+
+
+def _ranked_in_order(column: npt.NDArray[np.float64], cell: Indices) -> Indices:
+    """The same of a column that ascends within each cell; ranks compare within a cell alone."""
+    is_larger = np.zeros(len(column), dtype=np.intp)
+    is_larger[1:] = column[1:] != column[:-1]
+    ranks = np.cumsum(is_larger)
+    starts = np.flatnonzero(_is_start(cell))
+    return np.asarray(ranks - np.repeat(ranks[starts], np.diff(starts, append=len(column))))
 
 
 def _firsts(cell: Indices) -> Indices:
@@ -74,18 +96,20 @@ def _firsts(cell: Indices) -> Indices:
     return np.flatnonzero(is_first)
 
 
-def _is_matched_by_best(columns: Points, cell: Indices) -> npt.NDArray[np.bool_]:
+def _is_matched_by_best(ranks: Indices, cell: Indices) -> npt.NDArray[np.bool_]:
     """Whether a row is no smaller, in any objective, than the row before it in its cell that is best in one.
 
     Of the first objective, in which rows are sorted, that is the first row of the cell.
     """
-    count, objectives = columns.shape
+    count, objectives = ranks.shape
     starts = np.maximum.accumulate(np.where(_is_start(cell), np.arange(count), 0))
     is_matched = np.zeros(count, dtype=bool)
     for objective in range(1 if objectives > 1 else 0, objectives):
-        best = _best_before(columns[:, objective], cell, starts)
-        is_later = best < np.arange(count)
-        is_matched |= is_later & (columns[best] <= columns).all(axis=1)
+        best = _best_before(ranks[:, objective], cell, starts)
+        is_before = best < np.arange(count)
+        for own in ranks.T[1:]:  # in the first, what comes before is no larger
+            is_before &= own[best] <= own
+        is_matched |= is_before
     return is_matched
 
 
@@ -95,12 +119,11 @@ def _is_start(cell: Indices) -> npt.NDArray[np.bool_]:
     return is_start
 
 
-def _best_before(column: npt.NDArray[np.float64], cell: Indices, starts: Indices) -> Indices:
+def _best_before(rank: Indices, cell: Indices, starts: Indices) -> Indices:
     """For each row the first row before it in its cell with the smallest value, itself where it is the first
     of its cell."""
-    count = len(column)
-    # Ranks, so that a cell's offset is exact: each cell lies wholly below the one before it.
-    _, rank = np.unique(column, return_inverse=True)
+    count = len(rank)
+    # Each cell lies wholly below the one before it.
     ordinal = np.cumsum(_is_start(cell)) - 1
     key = rank - ordinal * (int(rank.max(initial=0)) + 1)
     lowest = np.minimum.accumulate(key)
@@ -113,18 +136,18 @@ def _best_before(column: npt.NDArray[np.float64], cell: Indices, starts: Indices
     return np.where(np.arange(count) == starts, starts, np.maximum(before, starts))
 
 
-def _swept(columns: Points, cell: Indices) -> Indices:
+def _swept(ranks: Indices, cell: Indices) -> Indices:
     """Non-dominated rows of three objectives.
 
     A sweep along the first keeps the staircase of the other two over the rows of the cell seen so far: `ys`
     ascending, `zs` descending. A row is dominated when the last step at or before its y is no higher than its
     z.
     """
-    ys: list[float] = []
-    zs: list[float] = []
+    ys: list[int] = []
+    zs: list[int] = []
     kept: list[int] = []
     now = -1
-    rows = zip(cell.tolist(), columns[:, 1].tolist(), columns[:, 2].tolist(), strict=True)
+    rows = zip(cell.tolist(), ranks[:, 1].tolist(), ranks[:, 2].tolist(), strict=True)
     for row, (own, y, z) in enumerate(rows):
         if own != now:
             now, ys, zs = own, [], []
@@ -141,27 +164,48 @@ def _swept(columns: Points, cell: Indices) -> Indices:
     return np.asarray(kept, dtype=np.intp)
 
 
-def _compared(columns: Points, cell: Indices) -> Indices:
-    """Non-dominated rows of any number of objectives: each block against what was kept of its cells before
-    it, then within itself."""
-    kept = np.empty(0, dtype=np.intp)
-    done: list[Indices] = []
-    for start in range(0, len(columns), _BLOCK):
-        rows = np.arange(start, min(start + _BLOCK, len(columns)))
-        kept = kept[cell[kept] >= cell[start]]
-        rows = rows[~_is_dominated(rows, kept, columns, cell)]
-        rows = rows[~_is_dominated(rows, rows, columns, cell)]
-        kept = np.concatenate([kept, rows])
-        done.append(rows)
-    return np.concatenate(done) if done else kept
+def _compared(ranks: Indices, cell: Indices) -> Indices:
+    """Non-dominated rows of any number of objectives.
+
+    Rows are taken cell by cell by the sum of their ranks, which no row that dominates exceeds: the first of a
+    cell settle most of the others. Each block is held against what was kept of its cells before it, a few
+    at first, then within itself; as numbers as short as there are ranks.
+    """
+    order = np.lexsort((ranks.sum(axis=1), cell))
+    short = np.int16 if ranks.max(initial=0) <= np.iinfo(np.int16).max else np.int32
+    columns = np.ascontiguousarray(ranks[order].T.astype(short))
+    cell = (np.cumsum(_is_start(cell)) - 1)[order]
+    own = np.empty_like(columns)  # of what is kept
+    kept = np.empty(len(order), dtype=np.intp)
+    count = first = 0
+    for start in range(0, len(order), _BLOCK):
+        rows = np.arange(start, min(start + _BLOCK, len(order)))
+        first += int(np.searchsorted(cell[kept[first:count]], cell[start]))
+        low, width = first, _FIRST
+        while low < count and len(rows):
+            high = min(low + width, count)
+            is_below = _is_below(own[:, low:high], cell[kept[low:high]], columns[:, rows], cell[rows])
+            rows = rows[~is_below.any(axis=0)]
+            low, width = high, width * _FURTHER
+        is_below = _is_below(columns[:, rows], cell[rows], columns[:, rows], cell[rows])
+        rows = rows[~np.triu(is_below, 1).any(axis=0)]
+        kept[count : count + len(rows)] = rows
+        own[:, count : count + len(rows)] = columns[:, rows]
+        count += len(rows)
+    return np.sort(order[kept[:count]])
 
 
-def _is_dominated(rows: Indices, others: Indices, columns: Points, cell: Indices) -> npt.NDArray[np.bool_]:
-    """Whether some of `others` that comes before a row is no larger in any objective."""
-    is_below = (others[None, :] < rows[:, None]) & (cell[others][None, :] == cell[rows][:, None])
-    for column in columns.T:
-        is_below &= column[others][None, :] <= column[rows][:, None]
-    return np.asarray(is_below.any(axis=1))
+def _is_below(
+    others: npt.NDArray[Any], cell_of_others: Indices, columns: npt.NDArray[Any], cell: Indices
+) -> npt.NDArray[np.bool_]:
+    """Which of some others (objectives, m) are no larger in any objective than which of some rows
+    (objectives, n) of their cell, (m, n)."""
+    is_below = others[0][:, None] <= columns[0][None]
+    for theirs, own in zip(others[1:], columns[1:], strict=True):
+        is_below &= theirs[:, None] <= own[None]
+    if len(cell) and len(cell_of_others) and cell_of_others[0] != cell[-1]:
+        is_below &= cell_of_others[:, None] == cell[None]
+    return np.asarray(is_below)
 
 
 def _representatives(frontier: Points, epsilon: float) -> Indices:
