@@ -34,6 +34,8 @@ PLAIN = Profile(
     recompute_stops_early=False,
     sequence_parallel=True,
     buffers_all_microbatches=False,
+    keeps_gathered_inputs=False,
+    reduces_by_block=False,
     warm_band=(0.9, 1.1),
     cold_band=(0.7, 1.3),
     provenance={},
@@ -48,6 +50,7 @@ SOFTWARE: Mapping[str, Profile] = {
         replace(PLAIN, name="early stop", recompute_stops_early=True, dispatch_s=1e-4),
         replace(PLAIN, name="own dtype", reduce_in_fp32=False, tensor_backward_overlap=0.7),
         replace(PLAIN, name="slow host", dispatch_s=2e-4, expert_dispatch_s=3e-3, host_action_s=1e-3),
+        replace(PLAIN, name="by block", keeps_gathered_inputs=True, reduces_by_block=True),
         replace(PLAIN, name="buffers", buffers_all_microbatches=True, tensor_overlap=0.4, data_overlap=0.4),
         replace(
             PLAIN,
@@ -63,6 +66,8 @@ SOFTWARE: Mapping[str, Profile] = {
             reduce_in_fp32=False,
             recompute_stops_early=True,
             buffers_all_microbatches=True,
+            keeps_gathered_inputs=True,
+            reduces_by_block=True,
         ),
     )
 }
@@ -89,6 +94,7 @@ def drawn_software(rng: random.Random) -> Profile:
     def seconds(least: float, most: float) -> float:
         return float(rng.choice((0.0, 10.0 ** rng.uniform(least, most))))
 
+    apart = random.Random(str(rng.getstate()))  # what came later leaves what a seed stands for
     tensor = share()
     return Profile(
         name="drawn",
@@ -112,6 +118,8 @@ def drawn_software(rng: random.Random) -> Profile:
         recompute_stops_early=rng.random() < 0.5,
         sequence_parallel=True,
         buffers_all_microbatches=rng.random() < 0.3,
+        keeps_gathered_inputs=apart.random() < 0.4,
+        reduces_by_block=apart.random() < 0.4,
         warm_band=(0.9, 1.1),
         cold_band=(0.7, 1.3),
         provenance={},

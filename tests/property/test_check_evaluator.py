@@ -117,6 +117,8 @@ CHANGES: dict[str, dict[str, Any]] = {
     "gradients": {"reduce_in_fp32": False},
     "early stop": {"recompute_stops_early": True},
     "buffers": {"buffers_all_microbatches": True},
+    "gathered inputs": {"keeps_gathered_inputs": True},
+    "blocks": {"reduces_by_block": True},
 }
 
 

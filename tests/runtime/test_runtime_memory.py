@@ -15,7 +15,7 @@ from shardwise import search
 from shardwise.cluster import Cluster, load_cluster
 from shardwise.model import model_from_config
 from shardwise.plan import Plan
-from shardwise.strategy import Job, complete, parse_fields
+from shardwise.strategy import MEGATRON_2024, Job, complete, parse_fields, target_of
 
 pytestmark = pytest.mark.xdist_group("runtime")
 
@@ -41,7 +41,8 @@ def plan_on(devices: int, text: str, batch: int, dtype: str) -> Plan:
     strategy = complete(
         parse_fields(text), devices=devices, layers=model.layers, experts=None, global_batch_size=batch
     )
-    job = Job(seq_len=512, global_batch_size=batch, dtype=dtype, optimizer="adamw")
+    profile = target_of("shardwise").run_by(MEGATRON_2024)
+    job = Job(seq_len=512, global_batch_size=batch, dtype=dtype, optimizer="adamw", profile=profile)
     return search.plan_of_strategy(model, with_memory(devices), job, strategy)
 
 
@@ -61,6 +62,10 @@ MATRIX = [
     (8, "dp=8,zero_stage=0", 32, "fp32"),
     (8, "dp=8,zero_stage=1", 32, "fp32"),
     (8, "dp=8,zero_stage=1", 32, "bf16"),
+    (8, "dp=8,zero_stage=1", 8, "fp32"),
+    (8, "dp=8,zero_stage=1", 8, "bf16"),
+    (8, "dp=8,zero_stage=2", 32, "fp32"),
+    (8, "tp=8", 8, "fp32"),
     (8, "dp=8,zero_stage=3,recompute=full", 8, "fp32"),
     (8, "pp=8", 8, "fp32"),
     (8, "pp=4,dp=2", 32, "fp32"),

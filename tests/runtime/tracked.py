@@ -57,6 +57,9 @@ def allocated_bytes(plan: Plan, rank: int) -> dict[str, int]:
             job.step(batch)
             tracker = Tracker()
             tracker.track_external(*(stage for _, stage in job.stages), job.optimizer)
+            for _, stage in job.stages:  # replicas keep the memory of their gradients from step to step
+                if stage.replicas is not None:
+                    tracker.track_external(*stage.replicas.memory)
             with tracker:
                 job.step(batch)
             found = tracker.get_tracker_snapshot("peak")[torch.device("cpu")]

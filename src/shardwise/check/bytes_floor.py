@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from shardwise.check.cells import EMBEDDING, HEAD, Cells, Layers, Pipeline, layers_of
-from shardwise.check.memory import boundary_buffers
+from shardwise.check.memory import boundary_buffers, reduces_at_once, temporary_bytes
 from shardwise.check.rows import Column
 from shardwise.check.sharding import Shardings
 from shardwise.check.splits import FULL
@@ -63,7 +63,9 @@ def bytes_floor(pipeline: Pipeline, cells: Cells, most: Column, *, is_paired: bo
     is_open = cells.offload < 0
     away = moves_optimizer(cells)
     weights = (dense / d.param + expert / e.param) * recipe.weight_bytes
-    weights = weights + (dense / d.grad + expert / e.grad) * recipe.gradient_bytes
+    at_once = reduces_at_once(figures, ground.microbatches[cells.grid], pipeline.pp)
+    dense_grad, expert_grad = (np.where(at_once, np.maximum(f.grad, f.optim), f.grad) for f in (d, e))
+    weights = weights + (dense / dense_grad + expert / expert_grad) * recipe.gradient_bytes
     of_ranks = weights + np.where(away | is_open, 0.0, states)
     stored = least_stored_bytes(pipeline, layers, cells, most)
     rank = pipeline.rank_of
@@ -72,11 +74,14 @@ def bytes_floor(pipeline: Pipeline, cells: Cells, most: Column, *, is_paired: bo
     away_too = moves_activations(cells)
     held = np.where(away_too | is_open, np.minimum(in_flight, stored + kept), in_flight)
     again = kept - pipeline.amount("input_bytes", cells)[:EMBEDDING].max(axis=0)
-    largest = pipeline.amount("largest_bytes", cells)[:EMBEDDING].max(axis=0)
-    gradients = pipeline.amount("dense", cells)[:EMBEDDING].max(axis=0) * recipe.weight_bytes
-    logits = pipeline.amount("logits_bytes", cells)[HEAD]
-    held[:-1] += 2 * largest + gradients
-    held[-1] += np.maximum(2 * largest, logits) + gradients
+    blocks = [
+        {name: pipeline.amount(name, cells)[block] for name in ("largest_bytes", "dense", "logits_bytes")}
+        for block in (*range(len(figures.model.kinds)), HEAD)
+    ]
+    *kinds, head = blocks
+    logits = head["logits_bytes"]
+    held[:-1] += temporary_bytes(figures, kinds, None)
+    held[-1] += temporary_bytes(figures, kinds, head)
     if pipeline.schedule == "gpipe" or pipeline.splits_backward:
         held[-1] += (pipeline.turn("held", cells)[rank[-1]] - 1) * logits
     allocated = (of_ranks[rank] + held).max(axis=0) + np.where(cells.recompute == FULL, again, 0.0)

@@ -231,7 +231,7 @@ def _bytes(place: Place, shape: BlockShape) -> dict[str, Column]:
             scores = score_bytes(operator, place)
             kept, largest = kept + scores, np.maximum(largest, scores)
         for saved in operator.saved:
-            nbytes = place.saved_bytes(saved)
+            nbytes = place.saved_bytes(saved, operator)
             if isinstance(operator, Loss):
                 logits = logits + nbytes
                 continue

@@ -12,7 +12,7 @@ from shardwise.check.figures import Figures
 from shardwise.check.layer import Amounts
 from shardwise.check.rows import Column, Family
 from shardwise.check.schedules import in_flight
-from shardwise.check.sharding import Shardings
+from shardwise.check.sharding import Sharding, Shardings
 
 ALLOCATED = (
     "parameters", "gradients", "optimizer", "gathered", "activations", "temporaries", "buffers",
@@ -48,12 +48,15 @@ def memory_of(
         rank = family.rank_of(number)
         states, host_states = _states(figures, family, shardings, dense[rank], expert[rank])
         held, host_held = _activations(family, kinds, stage, layers[number], in_flight(family, rank))
-        largest = temporary_bytes(figures, kinds)
-        if number == len(stages) - 1:
-            largest = np.maximum(largest, head_temporary_bytes(figures, kinds, head))
-            if family.schedule == "gpipe" or family.splits_backward:
-                # The losses of all microbatches in flight are kept.
-                largest = largest + (in_flight(family, rank) - 1) * head["logits_bytes"]
+        at_once = reduces_at_once(figures, family.microbatches, family.pp)
+        ends_here = head if number == len(stages) - 1 else None
+        largest = temporary_bytes(figures, kinds, ends_here)
+        reduced = reduced_bytes(figures, kinds, ends_here, at_once)
+        is_early = (shardings.dense.grad > 1) | (at_once & (shardings.dense.optim > 1))
+        states["gradients"] = states["gradients"] + np.where(is_early, np.maximum(reduced - largest, 0), 0)
+        if ends_here is not None and (family.schedule == "gpipe" or family.splits_backward):
+            # The losses of all microbatches in flight are kept.
+            largest = largest + (in_flight(family, rank) - 1) * head["logits_bytes"]
         parts = {**states, **shared, "activations": held, "temporaries": largest}
         allocated = sum(parts[name] for name in ALLOCATED)
         parts["fragmentation"] = figures.efficiency.fragmentation_ratio * allocated
@@ -70,15 +73,33 @@ def memory_of(
     return best
 
 
-def temporary_bytes(figures: Figures, kinds: Sequence[Amounts]) -> Column:
-    """What the largest operation of a layer needs: a tensor and its gradient, and the gradients of the
-    layer's weights before they are added up."""
-    return 2 * _largest(kinds, "largest_bytes") + _largest(kinds, "dense") * figures.recipe.weight_bytes
+def reduces_at_once(figures: Figures, microbatches: Column, pp: int) -> Column:
+    """Whether the only backward pass of a step reduces each block when it is done with it."""
+    return figures.profile.reduces_by_block & (np.asarray(microbatches) == 1) & (pp == 1)
 
 
-def head_temporary_bytes(figures: Figures, kinds: Sequence[Amounts], head: Amounts) -> Column:
-    """The same of the head: the logits in the place of the tensor and its gradient."""
-    return head["logits_bytes"] + _largest(kinds, "dense") * figures.recipe.weight_bytes
+def temporary_bytes(figures: Figures, kinds: Sequence[Amounts], head: Amounts | None) -> Column:
+    """What the largest operation of a stage needs: a tensor and its gradient, or the logits, and gradients of
+    weights before they are added up: a layer's, or each block's own."""
+    weight_bytes = figures.recipe.weight_bytes
+    layer = _largest(kinds, "dense") * weight_bytes
+    found = 2 * _largest(kinds, "largest_bytes") + layer
+    if head is None:
+        return found
+    own = head["dense"] * weight_bytes if figures.profile.reduces_by_block else layer
+    return np.maximum(found, head["logits_bytes"] + own)
+
+
+def reduced_bytes(
+    figures: Figures, kinds: Sequence[Amounts], head: Amounts | None, at_once: Column
+) -> Column:
+    """What a block's gradients need when they are sent: whole, in the place of weights that are not needed
+    again (at once) or beside them, and copied."""
+    if not figures.profile.reduces_by_block:
+        return np.zeros(1)
+    weights = _largest([*kinds, *([] if head is None else [head])], "dense")
+    recipe = figures.recipe
+    return weights * (recipe.gradient_bytes + np.where(at_once, 0, recipe.weight_bytes))
 
 
 def _tighter(a: Memory, b: Memory) -> Memory:
@@ -104,14 +125,26 @@ def _states(
 ) -> tuple[dict[str, Column], Column]:
     """What a rank keeps of weights, gradients and optimizer; and optimizer bytes on its host."""
     recipe, d, e = figures.recipe, shardings.dense, shardings.expert
-    states = (dense / d.optim + expert / e.optim) * (recipe.master_bytes + figures.state_bytes)
+    states = dense / d.optim * _own_bytes(figures, d) + expert / e.optim * _own_bytes(figures, e)
+    at_once = reduces_at_once(figures, family.microbatches, family.pp)
+    dense_grad, expert_grad = (np.where(at_once & (f.grad == 1), f.optim, f.grad) for f in (d, e))
     is_away = offloads_optimizer(family.rows)
     kept = {
         "parameters": (dense / d.param + expert / e.param) * recipe.weight_bytes,
-        "gradients": (dense / d.grad + expert / e.grad) * recipe.gradient_bytes,
+        "gradients": (dense / dense_grad + expert / expert_grad) * recipe.gradient_bytes,
         "optimizer": np.where(is_away, 0.0, states),
     }
     return kept, np.where(is_away, states, 0.0)
+
+
+def _own_bytes(figures: Figures, sharding: Sharding) -> Column:
+    """Of an element that a rank's optimizer owns: states, a master copy, or its own copy of weights that are
+    less divided elsewhere."""
+    recipe = figures.recipe
+    own = recipe.master_bytes + figures.state_bytes
+    if figures.profile.reduces_by_block and recipe.master_bytes == 0 and figures.state_bytes > 0:
+        return own + np.where(sharding.param < sharding.optim, recipe.weight_bytes, 0)
+    return own
 
 
 def _activations(

@@ -69,13 +69,16 @@ class Place:
             elements = elements * self.width(extent)
         return elements * weight.experts / self.rows.ep if weight.experts else elements
 
-    def saved_bytes(self, saved: Saved) -> Column:
-        """Bytes of a saved tensor on a rank, per microbatch."""
+    def saved_bytes(self, saved: Saved, operator: Operator) -> Column:
+        """Bytes on a rank, per microbatch, of a tensor that an operator saves."""
+        rows = saved.rows
+        if self.figures.profile.keeps_gathered_inputs and isinstance(operator, Matmul):
+            rows = operator.rows
         recipe = self.figures.recipe
         each = {"compute": recipe.activation_bytes, "operand": recipe.operand_bytes, **SAVED_BYTES}[
             saved.dtype
         ]
-        return self.count(saved.rows) * self.width(saved.width) * each
+        return self.count(rows) * self.width(saved.width) * each
 
 
 @dataclass(frozen=True, slots=True)

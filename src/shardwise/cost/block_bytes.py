@@ -21,7 +21,8 @@ def least_bytes(problem: Problem, block: Block, lie: Lie, totals: Totals) -> Any
 
     The rank is the first, the second, the last or the average one, each with its fewest layers; every layer
     counts as the smallest kind. Exact for a known split of a model whose layers are alike, but for ranks
-    between the second and the last, losses in flight beside the one at work, and buffers of a whole step.
+    between the second and the last, losses in flight beside the one at work, and buffers of a whole step;
+    and where gradients are reduced by block for what is sent of them and a rank's own part of whole weights.
     """
     states = States(problem, block, totals)
     single, is_v, split = lie.is_single, lie.is_v, block.split
@@ -129,13 +130,21 @@ def _device_bytes(problem: Problem, block: Block, totals: Totals, allocated: Any
     )
 
 
+def _gradients_over(problem: Problem, block: Block) -> Any:
+    """Over how many ranks the gradients are divided at most."""
+    if not problem.profile.reduces_by_block:
+        return block.grad_shard
+    is_at_once = (block.microbatches == 1) & (block.pp == 1)
+    return np.where(is_at_once, np.maximum(block.grad_shard, block.optim_shard), block.grad_shard)
+
+
 class States:
     """Bytes of parameters, gradients and optimizer states on the device: of any layer at least, of the ends,
     of the whole model; and the whole copies that sharded parameters need."""
 
     def __init__(self, problem: Problem, block: Block, totals: Totals) -> None:
         recipe = problem.recipe
-        degrees = (block.param_shard, block.grad_shard, block.optim_shard)
+        degrees = (block.param_shard, _gradients_over(problem, block), block.optim_shard)
         own = recipe.master_bytes + problem.optimizer.state_bytes
         is_offloaded = (block.offload == OPTIMIZER) | (block.offload == BOTH)
         per_state = (recipe.weight_bytes, recipe.gradient_bytes, np.where(is_offloaded, 0.0, own))

@@ -16,6 +16,7 @@ from shardwise.cost.fabric import Fabric, Groups, fabric_of, groups_of
 from shardwise.cost.hops import Hops
 from shardwise.cost.operators import UNFUSED_SCORE_BYTES, element_bytes, operator_times, rows_of, width_of
 from shardwise.cost.problem import Problem
+from shardwise.cost.temporaries import Temporaries, temporaries_of
 from shardwise.equations import comm, compute
 from shardwise.model import Experts
 from shardwise.operators import Attention, GroupedMatmul, Lookup, Loss, Matmul, Operator, Pointwise, Weight
@@ -117,8 +118,6 @@ class GridCost:
     `hops` move `hop_bytes` between neighbouring pipeline ranks. `tied_ends_s` synchronises a tied embedding
     on both ends of a pipeline, `replicated_s` the gradients of weights that tp ranks hold whole where each
     saw a part of the sequence.
-    `temporary_bytes` are what the largest operation of a layer needs beside what is kept,
-    `head_temporary_bytes` the same of the head.
     """
 
     kinds: tuple[BlockCost, ...]
@@ -132,8 +131,7 @@ class GridCost:
     expert_replicas: Any
     tied_ends_s: Any
     replicated_s: Any
-    temporary_bytes: Any
-    head_temporary_bytes: Any
+    temporaries: Temporaries
 
     @property
     def blocks(self) -> list[BlockCost]:
@@ -180,14 +178,20 @@ def grid_cost(problem: Problem, table: Any, works: Sequence[BlockCost] | None = 
     embedding = block_cost(problem, table, groups, fabric, model.embedding, None, (sync_s, 0.0), of_embedding)
     head_syncs_s = (model.head_tensor_syncs * sync_s, (model.head_tensor_syncs + 1) * sync_s)
     head = block_cost(problem, table, groups, fabric, model.head, model.head_experts, head_syncs_s, of_head)
-    # The gradients of a layer's weights are whole, in the dtype of the weights, before they are added up.
-    weight_gradients = _most(kinds, "dense_weights") * problem.recipe.weight_bytes
+    most = {name: _most(kinds, name) for name in ("largest_bytes", "dense_weights")}
+    temporaries = temporaries_of(
+        problem,
+        table,
+        largest_bytes=most["largest_bytes"],
+        logits_bytes=head.logits_bytes,
+        layer_weights=most["dense_weights"],
+        head_weights=head.dense_weights,
+    )
     return GridCost(
         kinds=kinds,
         embedding=embedding,
         head=head,
-        temporary_bytes=TENSOR_COPIES * _most(kinds, "largest_bytes") + weight_gradients,
-        head_temporary_bytes=LOGITS_COPIES * head.logits_bytes + weight_gradients,
+        temporaries=temporaries,
         groups=groups,
         fabric=fabric,
         hops=Hops(groups.stages, sent_s),
@@ -197,13 +201,6 @@ def grid_cost(problem: Problem, table: Any, works: Sequence[BlockCost] | None = 
         tied_ends_s=_tied_ends_s(problem, fabric, groups, embedding),
         replicated_s=_replicated_s(problem, table, fabric, groups, kinds),
     )
-
-
-TENSOR_COPIES = 2.0
-"""A tensor and its gradient: what the largest operation needs beside what is kept."""
-
-LOGITS_COPIES = 1.0
-"""The logits in fp32; their gradient takes their place."""
 
 
 def _most(blocks: Sequence[BlockCost], name: str) -> Any:
@@ -379,8 +376,9 @@ def _saved_bytes(
         rows = rows_of(problem, table, operator.rows, experts)
         scores = rows * problem.job.seq_len * width_of(problem, table, operator.heads)
         kept = largest = scores * UNFUSED_SCORE_BYTES
+    is_gathered = problem.profile.keeps_gathered_inputs and isinstance(operator, Matmul)
     for saved in operator.saved:
-        rows = rows_of(problem, table, saved.rows, experts)
+        rows = rows_of(problem, table, operator.rows if is_gathered else saved.rows, experts)
         nbytes = rows * width_of(problem, table, saved.width) * element_bytes(problem, saved.dtype)
         kept = kept + nbytes
         selective = selective + (0.0 if saved.selective else 1.0) * nbytes

@@ -17,7 +17,7 @@ from shardwise.cost.layers import GridCost, grid_cost
 from shardwise.cost.memory import BOUNDARY_BUFFERS
 from shardwise.cost.nodes import Sums, block_columns, over_places
 from shardwise.cost.problem import Problem
-from shardwise.cost.sync import device_update_s
+from shardwise.cost.sync import device_update_s, own_bytes
 from shardwise.equations import memory, pipeline
 from shardwise.strategy import RECOMPUTES, StrategyTable, complete
 
@@ -179,14 +179,14 @@ def _end_s(kinds: Kinds, shape: StageShape, owned: Any, tied: Any) -> Any:
 def _allocated_bytes(kinds: Kinds, shape: StageShape, sums: Sums, weights: Any, replicas: Any) -> Any:
     """Bytes in tensors on a device of the stage at the peak, for each value of RECOMPUTES."""
     problem, grid, recipe = kinds.problem, kinds.grid, kinds.problem.recipe
-    state_bytes = recipe.master_bytes + problem.optimizer.state_bytes
+    state_bytes = own_bytes(problem, 1, replicas)
     held = weights * (recipe.weight_bytes + recipe.gradient_bytes + state_bytes / replicas)
     one = np.array([sums.kept_bytes, sums.selective_bytes, sums.input_bytes])[:, None]
     layer = grid.kinds[0]
     again = np.zeros((len(RECOMPUTES), *[1] * (one.ndim - 1)))
     again[RECOMPUTES.index("full")] = 1.0
     activations = shape.held * one + again * (layer.kept_bytes - layer.input_bytes)
-    temporaries = np.maximum(grid.temporary_bytes, shape.is_last * grid.head_temporary_bytes)
+    temporaries = np.maximum(grid.temporaries.layer, shape.is_last * grid.temporaries.head)
     return held + activations + temporaries + _is_piped(shape) * BOUNDARY_BUFFERS * grid.hop_bytes
 
 

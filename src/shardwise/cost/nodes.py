@@ -55,7 +55,8 @@ class Node:
     `layer_*` and `boundary` columns are single layers and tensors. `tied_s` synchronises gradients that more
     than one rank accumulates (a V holds both ends on one rank). From each place on, `hop_s` of a message to
     the next stage pass beside other work; for `blocked_on_s` a forward waits for what it sends on, for
-    `blocked_back_s` a backward for what it sends back.
+    `blocked_back_s` a backward for what it sends back. `sent_bytes` are what copies of gradients
+    take beyond `temporary_bytes` where blocks are reduced one by one.
     """
 
     places: Places
@@ -73,6 +74,7 @@ class Node:
     layer_dense_weights: Any
     layer_expert_weights: Any
     temporary_bytes: Any
+    sent_bytes: Any
     tied_s: Any
 
 
@@ -88,8 +90,12 @@ def node_of(problem: Problem, table: Any, grid: GridCost, of_grid: Any, places: 
     # Elsewhere the loss of a microbatch is gone before the next comes to the head.
     keeps_losses = places.has_head * (is_split | (table.schedule == GPIPE))
     losses_bytes = keeps_losses * (flying - 1) * grid.head.logits_bytes[of_grid]
-    temporary_bytes = np.maximum(
-        grid.temporary_bytes[of_grid], places.has_head * grid.head_temporary_bytes[of_grid]
+    temporary_bytes, reduced_bytes = (
+        np.maximum(layer[of_grid], places.has_head * head[of_grid])
+        for layer, head in (
+            (grid.temporaries.layer, grid.temporaries.head),
+            (grid.temporaries.reduced_layer, grid.temporaries.reduced_head),
+        )
     )
     are_ends_apart = (table.pp > 1) & ~IS_V[table.schedule]
     is_tied = 1.0 if problem.model.tied_embeddings else 0.0
@@ -116,6 +122,7 @@ def node_of(problem: Problem, table: Any, grid: GridCost, of_grid: Any, places: 
         layer_dense_weights=_over_kinds(grid, "dense_weights", np.maximum)[of_grid],
         layer_expert_weights=_over_kinds(grid, "expert_weights", np.maximum)[of_grid],
         temporary_bytes=temporary_bytes + losses_bytes,
+        sent_bytes=reduced_bytes - temporary_bytes,
         tied_s=grid.replicated_s[of_grid] + np.where(are_ends_apart, grid.tied_ends_s[of_grid], 0.0),
     )
 

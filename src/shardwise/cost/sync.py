@@ -13,6 +13,7 @@ from shardwise.cost.fabric import Fabric, Sizes, inner_part, outer_part
 from shardwise.cost.layers import BlockCost, GridCost
 from shardwise.cost.nodes import Node, over_places
 from shardwise.cost.problem import Machine, Problem
+from shardwise.cost.temporaries import is_reduced_at_once
 from shardwise.equations import compute, memory
 
 SHARD_FIELDS = ("param_shard", "grad_shard", "optim_shard")
@@ -202,6 +203,15 @@ def shards_of(
     rank_dense, rank_expert = node.rank.dense_weights[:, of_node], node.rank.expert_weights[:, of_node]
     owned = (rank_dense / dense.optim + rank_expert / expert.optim).max(axis=0)
 
+    is_at_once = 0
+    if problem.profile.reduces_by_block:
+        is_at_once = is_reduced_at_once(problem, table)
+    is_reduced_early = (dense.grad > 1) | ((is_at_once == 1) & (dense.optim > 1))
+
+    def reduced(degrees: Degrees) -> Any:
+        """Over how many ranks the gradients that a rank holds are divided."""
+        return np.where((degrees.grad == 1) & (is_at_once == 1), degrees.optim, degrees.grad)
+
     def rank_bytes(element_bytes: float, dense_degree: Any, expert_degree: Any) -> Any:
         dense_bytes = memory.sharded_bytes(rank_dense, element_bytes, dense_degree)
         return dense_bytes + memory.sharded_bytes(rank_expert, element_bytes, expert_degree)
@@ -214,16 +224,28 @@ def shards_of(
         reduction_s=reduction_s(problem, fabric, sharding, *weights),
         gathering_s=gathering_s(problem, fabric, sharding, *weights),
         parameter_bytes=rank_bytes(recipe.weight_bytes, dense.param, expert.param),
-        gradient_bytes=rank_bytes(recipe.gradient_bytes, dense.grad, expert.grad),
-        state_bytes=rank_bytes(
-            recipe.master_bytes + problem.optimizer.state_bytes, dense.optim, expert.optim
-        ),
+        gradient_bytes=rank_bytes(recipe.gradient_bytes, reduced(dense), reduced(expert))
+        + np.where(is_reduced_early, node.sent_bytes[:, of_node], 0.0),
+        state_bytes=memory.sharded_bytes(
+            rank_dense, own_bytes(problem, dense.param, dense.optim), dense.optim
+        )
+        + memory.sharded_bytes(rank_expert, own_bytes(problem, expert.param, expert.optim), expert.optim),
         gathered_bytes=gathered_bytes(problem, node, of_node, sharding),
         norm_s=norm_s(problem, table, fabric, owned),
         tied_s=node.tied_s[of_node],
         device_update_s=device_update_s(problem, owned),
         host_update_s=host_update_s(problem, owned),
     )
+
+
+def own_bytes(problem: Problem, param_shard: Any, optim_shard: Any) -> Any:
+    """Bytes per element of a rank's own share: master copy and optimizer states; where each block is reduced
+    by itself, also the weights that the states belong to, if they are no master copy and whole elsewhere."""
+    recipe, state_bytes = problem.recipe, problem.optimizer.state_bytes
+    own = recipe.master_bytes + state_bytes
+    if not problem.profile.reduces_by_block or recipe.master_bytes or not state_bytes:
+        return own
+    return own + recipe.weight_bytes * np.where(param_shard < optim_shard, 1.0, 0.0)
 
 
 def reduction_s(problem: Problem, fabric: Fabric, sharding: Sharding, dense: Any, expert: Any) -> Any:

@@ -172,8 +172,8 @@ def totals_of(problem: Problem, table: Any, grid: GridCost) -> Totals:
         hop_s=problem.profile.pipeline_overlap * grid.hops.least_s,
         mean_hop_s=problem.profile.pipeline_overlap * grid.hops.mean_s,
         hop_bytes=grid.hop_bytes,
-        temporary_bytes=grid.temporary_bytes,
-        head_temporary_bytes=np.maximum(grid.temporary_bytes, grid.head_temporary_bytes),
+        temporary_bytes=grid.temporaries.layer,
+        head_temporary_bytes=np.maximum(grid.temporaries.layer, grid.temporaries.head),
         expert_replicas=grid.expert_replicas,
         communicators=communicators(table),
     )

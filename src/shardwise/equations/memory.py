@@ -38,3 +38,15 @@ def kept_activation_bytes(kept_bytes: Quantity, input_bytes: Quantity, share: Qu
 def reserved_bytes(allocated_bytes: Quantity, fragmentation_ratio: Quantity) -> Quantity:
     """What the allocator holds: allocated * (1 + ratio)."""
     return allocated_bytes * (1.0 + fragmentation_ratio)
+
+
+def beside_reduction_bytes(
+    work_bytes: Quantity, gradient_bytes: Quantity, sent_bytes: Quantity, given_back: Quantity
+) -> Quantity:
+    """What a block needs beside what is kept, where its gradients are reduced as soon as they are there.
+
+    Either its largest operation has its tensors beside the whole gradients of the block's weights, or these
+    are copied into what is sent; where the weights, of as many bytes, are `given_back` before (1, else 0), in
+    their place. (PyTorch's fully_shard: `foreach_reduce` in _fsdp_collectives.py.)
+    """
+    return np.maximum(work_bytes + gradient_bytes, sent_bytes + gradient_bytes * (1 - given_back))

@@ -37,6 +37,11 @@ class Replicas:
                     lambda parameter, number=number: self._seen(parameter, number)
                 )
 
+    @property
+    def memory(self) -> tuple[Tensor, ...]:
+        """The gradients of each block, from the first step on."""
+        return tuple(self._memory)
+
     def start(self) -> None:
         """Before the first backward pass of a step: nothing has a gradient."""
         if not self._memory:

@@ -36,7 +36,10 @@ class Profile:
     own). `zero_stages` are the shardings that it has, `recomputes` its choices of recomputation; a
     recomputation that `recompute_stops_early` ends with the last tensor that the backward pass needs, before
     the layer's last product; `sequence_parallel` its custom; where it `buffers_all_microbatches`, stages keep
-    what they send and receive of a whole step.
+    what they send and receive of a whole step. Where it `keeps_gathered_inputs`, tensor ranks keep whole what
+    they gathered for a product, else their parts, which are gathered again (Korthikanti et al. 2022); where
+    it `reduces_by_block`, it has no whole gradients but those of a block at a time, unless microbatches add
+    them up, and its own shards of fp32 weights beside the whole ones (PyTorch's fully_shard).
     """
 
     name: str
@@ -62,6 +65,8 @@ class Profile:
     recompute_stops_early: bool
     sequence_parallel: bool
     buffers_all_microbatches: bool
+    keeps_gathered_inputs: bool
+    reduces_by_block: bool
     provenance: Mapping[str, str] = field(hash=False)
 
     def without_overlap(self) -> Profile:

@@ -4,12 +4,13 @@ target itself where it is our own runtime."""
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+from shardwise.strategy.profile import Profile
 from shardwise.strategy.strategy import Strategy
 from shardwise.strategy.table import NAMES
 
@@ -93,7 +94,8 @@ class Target:
     """What one version of a target can do.
 
     `axes` are fields of which it does some values only, `limits` what it does not do together. `devices`,
-    `dtypes`, `optimizers` and model `families` are all that it knows; `command` carries out a plan.
+    `dtypes`, `optimizers` and model `families` are all that it knows; `command` carries out a plan;
+    `software` are fields of a Profile that are so here, whatever software the numbers of a plan are from.
     """
 
     name: str
@@ -105,6 +107,16 @@ class Target:
     families: tuple[str, ...]
     axes: Axes = field(hash=False)
     limits: tuple[Limit, ...]
+    software: Mapping[str, bool] = field(hash=False)
+
+    def knows_devices(self, classes: Iterable[str]) -> bool:
+        """Whether it runs on clusters of these classes of devices."""
+        return set(classes) <= set(self.devices)
+
+    def run_by(self, profile: Profile) -> Profile:
+        """`profile` with what the target does in its own way."""
+        facts: dict[str, Any] = dict(self.software)
+        return replace(profile, **facts)
 
     def refusals(self, strategy: Strategy) -> Iterator[Refusal]:
         """All that is in the way of `strategy`, field by field."""
@@ -150,6 +162,7 @@ def target_from_record(record: Mapping[str, Any]) -> Target:
             )
             for limit in record["limits"]
         ),
+        software=record["software"],
         **{name: tuple(record[name]) for name in known},
     )
 

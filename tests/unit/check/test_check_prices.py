@@ -7,7 +7,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from tests.unit.check.by_hand import brick_figures, strategy
-from tests.unit.cost.hand_made import IDEAL, SOFTWARE, brick_model, cluster, device, with_efficiency
+from tests.unit.cost.hand_made import (
+    IDEAL,
+    SOFTWARE,
+    brick_model,
+    cluster,
+    device,
+    matmul,
+    with_efficiency,
+)
 
 from shardwise.check.collectives import fabric_of
 from shardwise.check.figures import Figures, figures_of, limits_of
@@ -106,7 +114,10 @@ def test_bytes_of_what_only_a_product_reads() -> None:
     on = cluster(1, of=device(peak_flop_per_s=peaks))
     for dtype, nbytes in each.items():
         place = Place(figures=brick_figures(on=on, dtype=dtype), rows=rows_of([strategy()]), experts=None)
-        assert float(np.ravel(place.saved_bytes(tensor))[0]) == 5 * 32 * nbytes
+        assert (
+            float(np.ravel(place.saved_bytes(tensor, matmul("m", Extent(1), Extent(1))))[0])
+            == 5 * 32 * nbytes
+        )
 
 
 def test_a_step_that_waits_for_the_host() -> None:

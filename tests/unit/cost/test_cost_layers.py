@@ -401,8 +401,8 @@ def test_a_grid_prices_every_kind_and_both_ends() -> None:
     close(grid.head.largest_bytes, 0.0)
     close(grid.head.kept_bytes, 0.0)
     # Two of 200 B, and 210 gradients of the larger kind's weights of 2 B; of the head, 400 B and the same.
-    close(grid.temporary_bytes, 820.0)
-    close(grid.head_temporary_bytes, 820.0)
+    close(grid.temporaries.layer, 820.0)
+    close(grid.temporaries.head, 820.0)
     close(grid.hop_bytes, 100.0)
     close(grid.hops.by_tier_s[-1], 5.0)  # 100 B between nodes at 20 B/s
     close(grid.replicas, 4.0)

@@ -225,6 +225,42 @@ def test_a_large_head_decides_the_temporaries_of_its_stage() -> None:
     close(bytes_of(p, "dp=4").temporaries, 4220.0)
 
 
+@pytest.mark.parametrize(
+    ("text", "temporaries", "gradients"),
+    [
+        # fp32. A layer: 2 * 400 B at work, 110 gradients of 4 B. The head: 100 logits of 4 B at work beside
+        # 200 gradients of 4 B, 1200 B; or these and a copy of them that is sent, 1600 B: 360 B more than
+        # 1240 B, beside a quarter of 840 gradients.
+        ("dp=4,zero_stage=2", (1240.0,), (840.0 + 360.0,)),
+        # Stages of 420 weights, on two ranks.
+        ("pp=2,dp=2,zero_stage=3", (1240.0, 1240.0), (840.0, 840.0 + 360.0)),
+        # What adds up to the end of the step is sent when nothing else is kept.
+        ("dp=4,zero_stage=1", (1240.0,), (3360.0,)),
+        # One microbatch of two rows: 1600 + 440 B of a layer; what is sent takes less.
+        ("dp=4,micro_batch_size=2,zero_stage=1", (2040.0,), (840.0,)),
+    ],
+)
+def test_temporaries_of_blocks_that_are_reduced_one_by_one(
+    text: str, temporaries: tuple[float, ...], gradients: tuple[float, ...]
+) -> None:
+    p = with_software(problem(on=cluster(1), dtype="fp32"), reduces_by_block=True)
+    close(bytes_of(p, text).temporaries, *temporaries)
+    close(bytes_of(p, text).gradients, *gradients)
+
+
+def test_gathered_inputs_of_products_are_kept_where_the_software_keeps_them() -> None:
+    # Four layers: the product's input of 100 B is a half on either tensor rank, so is the norm's 200 B.
+    p = one_node()
+    close(bytes_of(p, "tp=2,dp=2").activations, 4 * (50.0 + 100.0))
+    keeps = with_software(p, keeps_gathered_inputs=True)
+    close(bytes_of(keeps, "tp=2,dp=2").activations, 4 * (100.0 + 100.0))
+    close(
+        bytes_of(keeps, "tp=2,dp=2,recompute=full,recompute_layers=4").activations, 4 * 50.0 + (200.0 - 50.0)
+    )  # inputs of layers are parts; one layer is whole again
+    whole = "tp=2,dp=2,sequence_parallel=no"
+    close(bytes_of(keeps, whole).activations, float(np.asarray(bytes_of(p, whole).activations)[0, 0]))
+
+
 def test_unfused_attention_keeps_its_scores() -> None:
     core = Attention(
         name="a", heads=Extent(4, "heads"), kv_heads=Extent(2, "kv_heads"), qk_dim=3, v_dim=5,
@@ -287,6 +323,28 @@ def test_buffers_of_a_whole_step(text: str, buffers: float) -> None:
     p = with_software(one_node(), buffers_all_microbatches=True)
     close(np.asarray(bytes_of(p, text).buffers)[:1], buffers)
     close(peaks_of(p, table(p, text)).device_bytes, float(bytes_of(p, text).device.max()))
+
+
+@pytest.mark.parametrize(
+    ("text", "gradients", "states"),
+    [
+        # 840 weights of 4 B, two microbatches: whole gradients add up; two moments.
+        ("dp=4,micro_batch_size=1,zero_stage=0", 3360.0, 8 * 840.0),
+        # The rank's own quarter of the weights lies beside the whole ones.
+        ("dp=4,micro_batch_size=1,zero_stage=1", 3360.0, (8 + 4) * 210.0),
+        # At ZeRO-3 these are the weights; of gradients the head's are sent, 360 B beyond the temporaries.
+        ("dp=4,micro_batch_size=1,zero_stage=3", 840.0 + 360.0, 8 * 210.0),
+        # One microbatch: no gradient stays whole.
+        ("dp=4,micro_batch_size=2,zero_stage=1", 840.0, (8 + 4) * 210.0),
+        ("dp=4,micro_batch_size=2,zero_stage=0", 3360.0, 8 * 840.0),
+    ],
+)
+def test_states_reduced_by_block(text: str, gradients: float, states: float) -> None:
+    p = with_software(problem(on=cluster(1), dtype="fp32"), reduces_by_block=True)
+    memory = bytes_of(p, text)
+    close(memory.gradients, gradients)
+    close(memory.optimizer, states)
+    close(peaks_of(p, table(p, text)).device_bytes, float(memory.device.max()))
 
 
 def test_buffers_between_stages() -> None:

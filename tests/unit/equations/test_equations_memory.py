@@ -33,5 +33,20 @@ def test_activations_that_are_kept(share: float, expected: float) -> None:
     assert memory.kept_activation_bytes(100.0, 10.0, share) == expected  # 100 - share * 90
 
 
+@pytest.mark.parametrize(
+    ("at_work", "given_back", "expected"),
+    [
+        (100.0, 0, 140.0),  # 100 at work beside 40 of gradients; 80 sent beside 40 is less
+        (70.0, 0, 120.0),  # 80 sent beside 40, more than 110
+        (70.0, 1, 110.0),  # the weights' 40 are given back before
+        (30.0, 1, 80.0),
+    ],
+)
+def test_gradients_of_a_block_beside_its_work_or_beside_what_is_sent(
+    at_work: float, given_back: int, expected: float
+) -> None:
+    assert memory.beside_reduction_bytes(at_work, 40.0, 80.0, given_back) == expected
+
+
 def test_what_the_allocator_holds() -> None:
     assert memory.reserved_bytes(100.0, 0.25) == 125.0

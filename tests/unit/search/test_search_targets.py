@@ -31,7 +31,7 @@ def question(**changes: Any) -> Question:
 def target(**changes: Any) -> Target:
     record = {
         "target": "some", "version": 1, "command": "some train", "devices": [], "dtypes": [],
-        "optimizers": [], "families": [], "axes": {}, "limits": [],
+        "optimizers": [], "families": [], "software": {}, "axes": {}, "limits": [],
     }  # fmt: skip
     return target_from_record(record | changes)
 

@@ -72,6 +72,7 @@ SHAPES: dict[str, Any] = {
             "described": "the first", "attention": ["flash-2"], "overlaps": ["data", "context"],
             "reduce_in_fp32": True, "zero_stages": [0, 1], "recomputes": ["none"],
             "recompute_stops_early": False, "sequence_parallel": True, "buffers_all_microbatches": False,
+            "keeps_gathered_inputs": False, "reduces_by_block": False,
         },
         "child": {
             "like": "root", "described": "the second", "attention": [], "overlaps": ["tensor_backward"],

@@ -11,6 +11,7 @@ import pytest
 
 from shardwise.strategy import (
     FIELDS,
+    MEGATRON_2024,
     NAMES,
     Strategy,
     complete,
@@ -32,6 +33,7 @@ def strategy(**changes: Any) -> Strategy:
 RECORD: Mapping[str, Any] = {
     "target": "some", "version": 3, "command": "some train",
     "devices": ["cpu"], "dtypes": ["fp32"], "optimizers": ["sgd"], "families": ["llama"],
+    "software": {"reduces_by_block": True},
     "axes": {"offload": ["none", "optimizer"]},
     "limits": [
         {"field": "schedule", "where": {"schedule": ["gpipe", "zb_v"], "grad_shard": {"above": 1}},
@@ -40,6 +42,14 @@ RECORD: Mapping[str, Any] = {
          "allowed": "1 or optim_shard"},
     ],
 }  # fmt: skip
+
+
+def test_a_target_does_some_things_in_its_own_way() -> None:
+    target = target_from_record(RECORD)
+    assert target.run_by(MEGATRON_2024) == replace(MEGATRON_2024, reduces_by_block=True)
+    assert target.knows_devices(["cpu"]) and not target.knows_devices(["cpu", "T4"])
+    own = target_of("shardwise").run_by(MEGATRON_2024)
+    assert own == replace(MEGATRON_2024, reduces_by_block=True, keeps_gathered_inputs=True)
 
 
 def test_refusals_name_the_field_what_was_found_and_what_is_run() -> None:

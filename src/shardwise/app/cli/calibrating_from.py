@@ -8,11 +8,19 @@ from dataclasses import dataclass
 
 from shardwise import accuracy
 from shardwise.accuracy import MeasuredStep, NcclTable
+from shardwise.app.cli.request import OWN
 from shardwise.cluster import Cluster, Device, load_cluster
 from shardwise.errors import ConfigError
 from shardwise.inputs import printable, read_text
 from shardwise.plan import SCHEMA, Plan, read_plan
-from shardwise.strategy import CALIBRATION_SCHEMA, PROFILES, Calibration, Profile, read_calibration
+from shardwise.strategy import (
+    CALIBRATION_SCHEMA,
+    PROFILES,
+    Calibration,
+    Profile,
+    read_calibration,
+    target_of,
+)
 
 MAX_BYTES = 64 << 20
 
@@ -115,7 +123,9 @@ def found_in(given: Given, cluster: str | None) -> Found:
 
 def _steps(given: Given) -> list[MeasuredStep]:
     """Each plan with what its steps took, told by the predicted time that log and plan have in common."""
-    software = given.calibration.profile if given.calibration is not None else None
+    calibrated = given.calibration.profile if given.calibration is not None else None
+    known = [*PROFILES.values(), *([] if calibrated is None else [calibrated])]
+    run_by = target_of(OWN).run_by  # which says where bytes are, and changes no time
     by_time = {plan.best.step_time_s: (path, plan) for path, plan in given.plans}
     used: set[str] = set()
     steps = []
@@ -129,7 +139,7 @@ def _steps(given: Given) -> list[MeasuredStep]:
             )  # fmt: skip
         for (path, plan), seconds in matching:
             used.add(path)
-            if plan.job.profile not in (software, *PROFILES.values()):
+            if run_by(plan.job.profile) not in map(run_by, known):
                 raise ConfigError(
                     "was made with a calibration", file=printable(path), key="job.profile",
                     found=plan.job.profile.name, allowed="that calibration, with --from too",

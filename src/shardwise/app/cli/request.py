@@ -14,10 +14,13 @@ from shardwise.errors import ConfigError
 from shardwise.inputs import nearest, printable, shown
 from shardwise.model import Model, load_model
 from shardwise.plan import Reliability, check_writable
-from shardwise.strategy import Job, read_calibration
+from shardwise.strategy import Job, read_calibration, target_of
 from shardwise.units import parse_quantity
 
 MAX_COUNT = 10_000_000
+OWN = "shardwise"
+"""Our own runtime, which is planned for where it knows the devices and nothing else is asked for."""
+
 OPTIMIZERS = ("adamw", "adafactor", "sgd", "muon")
 DTYPES = ("fp32", "fp16", "bf16", "fp8", "fp8-current", "fp8-block", "mxfp8", "nvfp4")
 
@@ -96,6 +99,9 @@ def load_request(options: JobOptions) -> Request:
     )
     if calibration is not None and calibration.profile is not None:
         job = replace(job, profile=calibration.profile)
+    own = target_of(OWN)
+    if own.knows_devices(cluster.classes):
+        job = replace(job, profile=own.run_by(job.profile))
     return Request(model=model, cluster=cluster, job=job, options=options)
 
 

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from shardwise.app.cli.request import Request, choice
+from shardwise.app.cli.request import OWN, Request, choice
 from shardwise.errors import ConfigError
 from shardwise.strategy import ANY, Strategy, Target, target_names, target_of
-
-OWN = "shardwise"
-"""Our own runtime, which is planned for where it knows the devices and nothing else is asked for."""
 
 
 def wanted_target(name: str | None, request: Request, *, by_pools: bool) -> Target | None:
@@ -18,10 +15,12 @@ def wanted_target(name: str | None, request: Request, *, by_pools: bool) -> Targ
     """
     if name is not None:
         name = choice("--target", name, (*target_names(), ANY))
-    if name == ANY or (name is None and (by_pools or not _knows_devices(target_of(OWN), request))):
+    if name == ANY or (
+        name is None and (by_pools or not target_of(OWN).knows_devices(request.cluster.classes))
+    ):
         return None
     target = target_of(name or OWN)
-    if not _knows_devices(target, request):
+    if not target.knows_devices(request.cluster.classes):
         raise ConfigError(
             f"{target.command} does not run on this cluster", key="--target", found=target.name,
             allowed=f"clusters of {', '.join(target.devices)}, or --target any",
@@ -32,7 +31,7 @@ def wanted_target(name: str | None, request: Request, *, by_pools: bool) -> Targ
 def not_run(strategy: Strategy, request: Request) -> tuple[str, ...] | None:
     """What keeps `shardwise train` from this strategy, as text; None where it does not know the devices."""
     target = target_of(OWN)
-    if not _knows_devices(target, request):
+    if not target.knows_devices(request.cluster.classes):
         return None
     job, found = request.job, [str(refusal) for refusal in target.refusals(strategy)]
     for key, value, known in (
@@ -43,7 +42,3 @@ def not_run(strategy: Strategy, request: Request) -> tuple[str, ...] | None:
         if value not in known:
             found.append(f"{key} {value} (it runs {', '.join(known)})")
     return tuple(found)
-
-
-def _knows_devices(target: Target, request: Request) -> bool:
-    return set(request.cluster.classes) <= set(target.devices)
