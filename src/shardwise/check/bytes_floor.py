@@ -9,7 +9,13 @@ from __future__ import annotations
 import numpy as np
 
 from shardwise.check.cells import EMBEDDING, HEAD, Cells, Layers, Pipeline, layers_of
-from shardwise.check.memory import boundary_buffers, reduces_at_once, temporary_bytes
+from shardwise.check.memory import (
+    boundary_buffers,
+    own_bytes,
+    reduced_bytes,
+    reduces_at_once,
+    temporary_bytes,
+)
 from shardwise.check.rows import Column
 from shardwise.check.sharding import Shardings
 from shardwise.check.splits import FULL
@@ -58,13 +64,21 @@ def bytes_floor(pipeline: Pipeline, cells: Cells, most: Column, *, is_paired: bo
     shardings = degrees_of(pipeline, cells, is_paired=is_paired)
     dense, expert = held_elements(pipeline, layers, cells)
     d, e = shardings.dense, shardings.expert
-    states = (dense / d.optim + expert / e.optim) * (recipe.master_bytes + figures.state_bytes)
+    # Of what depends on several degrees at once, nothing counts where one of them is open.
+    is_known = np.full(len(cells), is_paired) & (cells.optim > 0)
+    least_own = recipe.master_bytes + figures.state_bytes
+    states = sum(
+        elements / f.optim * np.where(is_known, own_bytes(figures, f), least_own)
+        for elements, f in ((dense, d), (expert, e))
+    )
     # Where it is open what is moved, all of it is: none of it is on the device, nor for certain on the host.
     is_open = cells.offload < 0
     away = moves_optimizer(cells)
     weights = (dense / d.param + expert / e.param) * recipe.weight_bytes
     at_once = reduces_at_once(figures, ground.microbatches[cells.grid], pipeline.pp)
-    dense_grad, expert_grad = (np.where(at_once, np.maximum(f.grad, f.optim), f.grad) for f in (d, e))
+    dense_grad, expert_grad = (
+        np.where(at_once & ((f.grad == 1) | ~is_known), np.maximum(f.grad, f.optim), f.grad) for f in (d, e)
+    )
     weights = weights + (dense / dense_grad + expert / expert_grad) * recipe.gradient_bytes
     of_ranks = weights + np.where(away | is_open, 0.0, states)
     stored = least_stored_bytes(pipeline, layers, cells, most)
@@ -80,8 +94,11 @@ def bytes_floor(pipeline: Pipeline, cells: Cells, most: Column, *, is_paired: bo
     ]
     *kinds, head = blocks
     logits = head["logits_bytes"]
-    held[:-1] += temporary_bytes(figures, kinds, None)
-    held[-1] += temporary_bytes(figures, kinds, head)
+    is_early = is_known & ((d.grad > 1) | (at_once & (d.optim > 1)))
+    for stages, ends_here in ((slice(0, -1), None), (slice(-1, None), head)):
+        working = temporary_bytes(figures, kinds, ends_here)
+        sent = np.maximum(reduced_bytes(figures, kinds, ends_here, at_once) - working, 0)
+        held[stages] += working + np.where(is_early, sent, 0)
     if pipeline.schedule == "gpipe" or pipeline.splits_backward:
         held[-1] += (pipeline.turn("held", cells)[rank[-1]] - 1) * logits
     allocated = (of_ranks[rank] + held).max(axis=0) + np.where(cells.recompute == FULL, again, 0.0)

@@ -125,7 +125,7 @@ def _states(
 ) -> tuple[dict[str, Column], Column]:
     """What a rank keeps of weights, gradients and optimizer; and optimizer bytes on its host."""
     recipe, d, e = figures.recipe, shardings.dense, shardings.expert
-    states = dense / d.optim * _own_bytes(figures, d) + expert / e.optim * _own_bytes(figures, e)
+    states = dense / d.optim * own_bytes(figures, d) + expert / e.optim * own_bytes(figures, e)
     at_once = reduces_at_once(figures, family.microbatches, family.pp)
     dense_grad, expert_grad = (np.where(at_once & (f.grad == 1), f.optim, f.grad) for f in (d, e))
     is_away = offloads_optimizer(family.rows)
@@ -137,7 +137,7 @@ def _states(
     return kept, np.where(is_away, states, 0.0)
 
 
-def _own_bytes(figures: Figures, sharding: Sharding) -> Column:
+def own_bytes(figures: Figures, sharding: Sharding) -> Column:
     """Of an element that a rank's optimizer owns: states, a master copy, or its own copy of weights that are
     less divided elsewhere."""
     recipe = figures.recipe
