@@ -143,7 +143,7 @@ def _compared(fields: Fields) -> MixedFigures:
     figures = MixedFigures(
         uniform_step_time_s=_time_or_none(fields, "uniform_step_time_s"),
         fastest_class_step_time_s=_time_or_none(fields, "fastest_class_step_time_s"),
-        fastest_class=None if fields.any("fastest_class") is None else fields.text("fastest_class"),
+        fastest_class=fields.text("fastest_class") if fields.has("fastest_class") else None,
         idle=(),
     )
     fields.finish()
@@ -151,7 +151,7 @@ def _compared(fields: Fields) -> MixedFigures:
 
 
 def _time_or_none(fields: Fields, name: str) -> float | None:
-    return None if fields.any(name) is None else fields.number(name)
+    return fields.number(name) if fields.has(name) else None
 
 
 def _result(fields: Fields) -> UnevenResult:

@@ -10,7 +10,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from shardwise.plan import Layout, Pipeline, read_uneven_plan, write_uneven_plan
+from shardwise.plan import Layout, MixedFigures, Pipeline, read_uneven_plan, write_uneven_plan
 
 SCHEMA = Path(__file__).parents[3] / "docs" / "schemas" / "plan-answer.json"
 REPLAN_SCHEMA = SCHEMA.with_name("replan.json")
@@ -143,6 +143,17 @@ def test_a_plan_that_says_what_is_not_is_found_out(run: Any, tmp_path: Path, cha
     assert checked.code == 4
     verdicts = {check["name"]: check["ok"] for check in json.loads(checked.out)["checks"]}
     assert not verdicts[wrong]
+
+
+def test_a_plan_where_nothing_uniform_fits_is_read(run: Any, tmp_path: Path) -> None:
+    path = str(tmp_path / "plan.yaml")
+    assert run(*QUESTION, "--save", path).code == 0
+    alone = MixedFigures(
+        uniform_step_time_s=None, fastest_class_step_time_s=None, fastest_class=None, idle=()
+    )
+    plan = replace(read_uneven_plan(path), mixed=alone)
+    write_uneven_plan(path, plan)
+    assert read_uneven_plan(path) == plan
 
 
 def moved(layout: Layout) -> Layout:
