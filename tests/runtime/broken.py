@@ -108,7 +108,7 @@ TWINS: dict[str, tuple[str, Any]] = {
         "shardwise.runtime.parts._Own.backward",
         staticmethod(_own_gradients),
     ),
-    "replicas of experts are not added up": ("shardwise.runtime.accumulate.synchronise", _never_all),
+    "replicas of experts are not added up": ("shardwise.runtime.divide.synchronise", _never_all),
     "positions twice as far": ("shardwise.runtime.modules.rotation_of", _one_place_off),
 }
 """What is replaced (a dotted name), and by what."""

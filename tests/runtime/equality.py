@@ -17,7 +17,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn import functional
 
 from shardwise.model import Model
-from shardwise.plan import Plan
+from shardwise.plan import Plan, UnevenFile
 from shardwise.runtime import Report, Stage, Synthetic, initialise, parallelize, reference_module
 
 LR = 3e-3
@@ -67,14 +67,14 @@ def whole_module(model: Model, seed: int) -> Stage:
     return module
 
 
-def batches(plan: Plan, seed: int) -> Synthetic:
+def batches(plan: Plan | UnevenFile, seed: int) -> Synthetic:
     job = plan.job
     return Synthetic(
         vocab=plan.model.vocab, global_batch_size=job.global_batch_size, seq_len=job.seq_len, seed=seed
     )
 
 
-def single_process(plan: Plan, *, seed: int, steps: int) -> Trajectory:
+def single_process(plan: Plan | UnevenFile, *, seed: int, steps: int) -> Trajectory:
     """The run on one process: the mean loss over the whole batch, its gradient, clipped, one optimizer
     step."""
     module = whole_module(plan.model, seed)
@@ -121,15 +121,15 @@ def divided(
             losses.append(result.loss)
             norms.append(result.gradient_norm)
     return Difference(
-        loss=_relative(losses, expected.losses),
-        norm=_relative(norms, expected.norms),
+        loss=relative(losses, expected.losses),
+        norm=relative(norms, expected.norms),
         gradient=gradient,
         executed=job.executed,
         parameters=sum(parameter.numel() for parameter in job.parameters),
     )
 
 
-def _relative(found: Any, expected: Any) -> float:
+def relative(found: Any, expected: Any) -> float:
     found, expected = np.asarray(found), np.asarray(expected)
     return float(np.nan_to_num(np.abs(found - expected) / np.abs(expected), nan=np.inf).max())
 

@@ -73,6 +73,27 @@ def test_the_stage_asks_before_each_backward() -> None:
     ]
 
 
+def test_the_stage_asks_for_transfers_and_takes_what_came() -> None:
+    """`HandingStage` puts its own in their places; buffers of what comes are kept by microbatch."""
+    names = {
+        "get_fwd_recv_ops": "fwd_chunk_id", "get_bwd_recv_ops": "bwd_chunk_id",
+        "get_fwd_send_ops": "fwd_chunk_id", "get_bwd_send_ops": "bwd_chunk_id",
+        "_retrieve_recv_activations": "fwd_chunk_id", "_retrieve_recv_grads": "bwd_chunk_id",
+    }  # fmt: skip
+    for name, chunk in names.items():
+        assert list(inspect.signature(getattr(PipelineStage, name)).parameters) == ["self", chunk]
+    for name, kept in (
+        ("get_fwd_recv_ops", "self.args_recv_info[fwd_chunk_id]"),
+        ("get_bwd_recv_ops", "self.grad_recv_info[bwd_chunk_id]"),
+        ("get_fwd_send_ops", "self.fwd_cache[fwd_chunk_id]"),
+        ("get_bwd_send_ops", "self.bwd_cache.pop(bwd_chunk_id)"),
+    ):
+        assert kept in inspect.getsource(getattr(PipelineStage, name))
+    votes = inspect.getsource(_PipelineScheduleRuntime._warmup_p2p)
+    assert "_warmup_forward_vote" in votes and "_warmup_backward_result" in votes
+    assert "if result.item() == 1" in votes
+
+
 @pytest.fixture
 def third_of_four() -> Iterator[None]:
     """This process as rank 2 of four that only it pretends to be in."""

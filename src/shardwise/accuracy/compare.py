@@ -79,9 +79,7 @@ def _stage_of_rank(plan: Plan) -> dict[int, int]:
         )
     stage_of: dict[int, int] = {}
     for index, stage in enumerate(pipelines[0].stages):
-        for part in stage.ranks.split(","):
-            first, _, last = part.partition("-")
-            stage_of |= dict.fromkeys(range(int(first), int(last or first) + 1), index)
+        stage_of |= dict.fromkeys(stage.rank_numbers, index)
     return stage_of
 
 

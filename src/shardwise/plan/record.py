@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from shardwise.cluster import Cluster
+from shardwise.errors import ConfigError
 from shardwise.strategy import Strategy
 
 OBJECTIVES = ("time", "memory", "devices", "cost")
@@ -34,6 +35,20 @@ class Stage:
     dp: int
     layers: tuple[int, ...]
     share: float
+
+    @property
+    def rank_numbers(self) -> tuple[int, ...]:
+        """The ranks, in the order of `ranks`. ConfigError where that is no list of ranges."""
+        found: list[int] = []
+        for part in self.ranks.split(","):
+            first, dash, last = part.partition("-")
+            if not first.isdecimal() or (dash and not last.isdecimal()):
+                raise ConfigError(
+                    "is no list of ranges of ranks", key="best.layout", found=self.ranks[:40],
+                    allowed="such as 0-7,16-23",
+                )  # fmt: skip
+            found += range(int(first), int(last or first) + 1)
+        return tuple(found)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

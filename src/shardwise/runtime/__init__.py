@@ -10,7 +10,7 @@ except ModuleNotFoundError as error:
     ) from error
 
 from shardwise.runtime.adapt import Advice, Advisor, Change
-from shardwise.runtime.capability import check_graph_runnable, check_runnable
+from shardwise.runtime.capability import check_graph_runnable, check_runnable, check_uneven_runnable
 from shardwise.runtime.capture import capture
 from shardwise.runtime.checkpoint import export
 from shardwise.runtime.data import Samples, Synthetic, TokenFile
@@ -29,11 +29,13 @@ from shardwise.runtime.train import (
     SYNTHETIC,
     StepRecord,
     TrainOptions,
+    check_uneven_options,
     check_unused,
     resumed_options,
     samples_of,
     train,
 )
+from shardwise.runtime.uneven import UnevenJob
 from shardwise.runtime.weights import load_weights, save_weights
 
 __all__ = [
@@ -55,11 +57,14 @@ __all__ = [
     "Team",
     "TokenFile",
     "TrainOptions",
+    "UnevenJob",
     "capture",
     "check_graph_runnable",
     "check_named",
     "check_runnable",
     "check_told",
+    "check_uneven_options",
+    "check_uneven_runnable",
     "check_unused",
     "export",
     "graph_module",

@@ -8,9 +8,7 @@ import torch
 from torch import Tensor
 
 from shardwise.runtime.modules import Stage
-from shardwise.runtime.shard import synchronise
 from shardwise.schedule import Action, Kind
-from shardwise.strategy import Strategy
 
 
 class Accumulation:
@@ -22,12 +20,13 @@ class Accumulation:
         *,
         actions: Sequence[Action],
         loss: Callable[[Tensor, Tensor], Tensor],
-        strategy: Strategy,
+        before_backward: Callable[[bool], None],
     ) -> None:
+        """`before_backward` hears of every backward pass, and whether it is the last of the step."""
         self._stage = stage
         self._actions = tuple(actions)
         self._loss = loss
-        self._strategy = strategy
+        self._before_backward = before_backward
         self._backwards = sum(action.kind is Kind.BACKWARD for action in actions)
 
     @property
@@ -48,7 +47,7 @@ class Accumulation:
                     losses[microbatch] = self._loss(self._stage(tokens[microbatch]), targets[microbatch])
                 else:
                     left -= 1
-                    synchronise(self._stage, self._strategy, is_last=left == 0)
+                    self._before_backward(left == 0)
                     loss = losses.pop(microbatch)
                     loss.backward()
                     total += loss.detach()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from shardwise.errors import ConfigError
 from shardwise.graph import StagedLayout
 from shardwise.model import decoder_of
-from shardwise.plan import GraphPlan, Plan
+from shardwise.plan import GraphPlan, Plan, UnevenFile
 from shardwise.strategy import target_of
 
 TARGET = target_of("shardwise")
@@ -15,15 +15,7 @@ def check_runnable(plan: Plan) -> None:
     """ConfigError, by the first thing in the way, where this runtime cannot run `plan`."""
     for refusal in TARGET.refusals(plan.best.strategy):
         raise _refusal(f"best.strategy.{refusal.key}", refusal.found, refusal.allowed)
-    for key, found, known in (
-        ("job.dtype", plan.job.dtype, TARGET.dtypes),
-        ("job.optimizer", plan.job.optimizer, TARGET.optimizers),
-        ("model", plan.model.family, TARGET.families),
-    ):
-        if found not in known:
-            raise _refusal(key, found, ", ".join(known))
-    if not set(plan.cluster.classes) <= set(TARGET.devices):
-        raise _refusal("cluster", ", ".join(plan.cluster.classes), ", ".join(TARGET.devices))
+    _check_known(plan, TARGET.dtypes)
     windows = {getattr(shape.attention, "window", None) for shape in decoder_of(plan.model).layers}
     if plan.best.strategy.cp > 1 and any(window and window < plan.job.seq_len for window in windows):
         raise _refusal("best.strategy.cp", str(plan.best.strategy.cp), "1 where attention has windows")
@@ -32,6 +24,32 @@ def check_runnable(plan: Plan) -> None:
         or len({s.device_class for p in plan.best.layout.pipelines for s in p.stages}) > 1
     ):
         raise _refusal("best.layout", "a mixed layout", "one pipeline of alike stages")
+
+
+def check_uneven_runnable(plan: UnevenFile) -> None:
+    """ConfigError, by the first thing in the way, where this runtime cannot run an uneven plan; also where
+    its stages do not make up pipelines on the ranks of its cluster."""
+    _check_known(plan, TARGET.uneven_dtypes)
+    if plan.model.experts is not None:
+        raise _refusal("model", "experts", "models without experts")
+    best, job = plan.best, plan.job
+    sequences = sum(best.microbatches) * best.micro_batch_size
+    taken: list[int] = []
+    for place, pipeline in enumerate(best.layout.pipelines):
+        layers = sum(sum(stage.layers) for stage in pipeline.stages)
+        if layers != plan.model.layers:
+            raise _refusal(f"best.layout.pipelines.{place}", f"{layers} layers", f"{plan.model.layers}")
+        for stage in pipeline.stages:
+            ranks = stage.rank_numbers
+            taken += ranks
+            if len(ranks) != stage.tp * stage.dp:
+                raise _refusal("best.layout", f"ranks {stage.ranks}", f"{stage.tp * stage.dp} ranks")
+            if best.micro_batch_size % stage.dp or job.seq_len % stage.tp:
+                raise _refusal("best.layout", f"tp {stage.tp}, dp {stage.dp}", "equal parts of a microbatch")
+    if sequences != job.global_batch_size:
+        raise _refusal("best.microbatches", f"{sequences} sequences", f"{job.global_batch_size}")
+    if len(set(taken)) != len(taken) or not set(taken) <= set(range(plan.cluster.devices)):
+        raise _refusal("best.layout", "ranks taken twice or unknown", f"ranks below {plan.cluster.devices}")
 
 
 def check_graph_runnable(plan: GraphPlan) -> None:
@@ -47,6 +65,19 @@ def check_graph_runnable(plan: GraphPlan) -> None:
         raise _refusal("cluster", ", ".join(plan.cluster.classes), ", ".join(TARGET.devices))
     if isinstance(plan.layout, StagedLayout):
         raise _refusal("layout.stages", f"{len(plan.layout.stages)} stages", "a layout without stages")
+
+
+def _check_known(plan: Plan | UnevenFile, dtypes: tuple[str, ...]) -> None:
+    """ConfigError where the job, the model or the devices are none that this runtime knows."""
+    for key, found, known in (
+        ("job.dtype", plan.job.dtype, dtypes),
+        ("job.optimizer", plan.job.optimizer, TARGET.optimizers),
+        ("model", plan.model.family, TARGET.families),
+    ):
+        if found not in known:
+            raise _refusal(key, found, ", ".join(known))
+    if not set(plan.cluster.classes) <= set(TARGET.devices):
+        raise _refusal("cluster", ", ".join(plan.cluster.classes), ", ".join(TARGET.devices))
 
 
 def _refusal(key: str, found: str, allowed: str) -> ConfigError:

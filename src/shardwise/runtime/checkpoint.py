@@ -12,7 +12,7 @@ from torch import Tensor, distributed
 from torch.distributed import checkpoint
 
 from shardwise.errors import ConfigError
-from shardwise.plan import Plan, document_hash, plan_document
+from shardwise.plan import Plan, UnevenFile, document_hash, plan_document
 from shardwise.runtime.job import Job
 from shardwise.runtime.manifest import Manifest, commit, files_in, folder_of, model_hash, newest, prune
 from shardwise.runtime.modules import reference_module
@@ -94,7 +94,7 @@ def load(job: Job, folder: str) -> None:
                 value.copy_(state[f"optimizer.{whole}.{key}"])
 
 
-def export(plan: Plan, root: str, folder: str) -> None:
+def export(plan: Plan | UnevenFile, root: str, folder: str) -> None:
     """Write the parameters of the newest checkpoint in `root`, of a run of the plan's model, into `folder` as
     Hugging Face's libraries read them. In one process, which holds the whole model."""
     state = {f"model.{name}": p.data for name, p in reference_module(plan.model).named_parameters()}
@@ -105,7 +105,7 @@ def export(plan: Plan, root: str, folder: str) -> None:
     save_weights(plan.model, whole, folder)
 
 
-def resumable(plan: Plan, root: str) -> tuple[str, Manifest]:
+def resumable(plan: Plan | UnevenFile, root: str) -> tuple[str, Manifest]:
     """The newest checkpoint in `root`, where a run under `plan` can go on from it. ConfigError where not."""
     folder, manifest = newest(root)
     job = plan.job

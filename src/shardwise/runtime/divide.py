@@ -15,9 +15,9 @@ from shardwise.runtime.loss import batch_share_loss
 from shardwise.runtime.mesh import Place, expert_mesh, rank_grid
 from shardwise.runtime.modules import Stage
 from shardwise.runtime.parts import Boundary, Shared
-from shardwise.runtime.pipeline import Pipeline
+from shardwise.runtime.pipeline import Pipeline, synchronised_stages
 from shardwise.runtime.recompute import recompute_kinds
-from shardwise.runtime.shard import mixtures, shard_states, split_experts, split_tensors
+from shardwise.runtime.shard import mixtures, shard_states, split_experts, split_tensors, synchronise
 from shardwise.strategy import Strategy, layer_counts
 
 Stages = tuple[tuple[int, Stage], ...]
@@ -89,7 +89,13 @@ def engine_of(stages: Stages, plan: Plan, place: Place, mesh: DeviceMesh) -> Acc
     tensor_mesh = mesh["tp"] if strategy.tp > 1 else None
     loss = batch_share_loss(job.global_batch_size * job.seq_len, plan.model.vocab, tensor_mesh)
     if strategy.pp == 1:
-        return Accumulation(stages[0][1], actions=plan.schedule.ranks[0], loss=loss, strategy=strategy)
+        stage = stages[0][1]
+        return Accumulation(
+            stage,
+            actions=plan.schedule.ranks[0],
+            loss=loss,
+            before_backward=lambda is_last: synchronise(stage, strategy, is_last=is_last),
+        )
     rows, tokens_here = strategy.micro_batch_size, job.seq_len // strategy.cp
     kept = tokens_here // strategy.tp if strategy.sequence_parallel else tokens_here
     width = plan.model.hidden // strategy.tp if sends_parts(plan) else plan.model.hidden
@@ -99,17 +105,16 @@ def engine_of(stages: Stages, plan: Plan, place: Place, mesh: DeviceMesh) -> Acc
         tokens = torch.empty(rows, tokens_here, dtype=torch.long)
         hidden = torch.empty(rows, kept, width, dtype=dtype, requires_grad=True)
         logits = torch.empty(rows, tokens_here, classes, dtype=dtype, requires_grad=True)
-    return Pipeline(
+    parts = synchronised_stages(
         stages,
-        schedule=plan.schedule,
+        of=plan.schedule.stages,
         strategy=strategy,
-        loss=loss,
         group=mesh["pp"].get_group(),
-        rank=place.pp,
         tokens=tokens,
         hidden=hidden,
         logits=logits,
     )
+    return Pipeline(parts, schedule=plan.schedule, loss=loss, rank=place.pp)
 
 
 def tie_of(stages: Stages, plan: Plan) -> Tie | None:

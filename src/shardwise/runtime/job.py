@@ -10,6 +10,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.profiler import record_function
 
 from shardwise.errors import ConfigError
+from shardwise.model import Model
 from shardwise.plan import Plan
 from shardwise.runtime.accumulate import Accumulation
 from shardwise.runtime.divide import engine_of, stages_of, tie_of
@@ -137,8 +138,8 @@ def divided_job(module: Stage, plan: Plan, *, lr: float, max_norm: float) -> Job
     )
 
 
-def checked_stage(module: nn.Module, plan: Plan) -> Stage:
-    """`module` where it is the whole of the plan's model."""
+def checked_stage(module: nn.Module, model: Model) -> Stage:
+    """`module` where it is the whole of `model`, which is the plan's."""
     if not isinstance(module, Stage) or module.embedding is None or module.head is None:
         raise ConfigError(
             "is not a whole reference module",
@@ -146,8 +147,8 @@ def checked_stage(module: nn.Module, plan: Plan) -> Stage:
             found=type(module).__name__,
             allowed="reference_module(plan.model)",
         )
-    if module.model != plan.model:
+    if module.model != model:
         raise ConfigError(
-            "is not the plan's model", key="module", found=module.model.name, allowed=plan.model.name
+            "is not the plan's model", key="module", found=module.model.name, allowed=model.name
         )
     return module

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from math import prod
 
 import torch
@@ -14,10 +13,11 @@ from torch import Tensor, distributed
 from shardwise.cluster import Cluster
 from shardwise.plan import Plan
 from shardwise.runtime.gradients import local
+from shardwise.runtime.holdings import Part, region_of, told
 from shardwise.runtime.job import Job
 from shardwise.runtime.modules import reference_module
 from shardwise.runtime.parallelize import parallelize
-from shardwise.runtime.private import chunk_of, destroy_groups, forget_meshes, process_groups
+from shardwise.runtime.private import destroy_groups, forget_meshes, process_groups
 from shardwise.runtime.state import STATES, make_states, named, whole_name
 from shardwise.runtime.transfers import Holding, Region, Transfer, overlap, transfers
 
@@ -26,27 +26,6 @@ PIECE_BYTES = 4 << 20
 
 ELEMENT_BYTES = 4
 """Parameters and optimizer states are fp32."""
-
-DIMS = 3
-"""Most dims of a parameter; those that it lacks count as of size 1."""
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """A region of a tensor that a rank holds, with what it holds of it by kind: `model`, and the names of the
-    optimizer's states."""
-
-    region: Region
-    tensors: Mapping[str, Tensor]
-
-    def view(self, kind: str, region: Region) -> Tensor:
-        """What lies at `region`, in place."""
-        shape = [stop - start for start, stop in self.region]
-        places = tuple(
-            slice(start - first, stop - first)
-            for (start, stop), (first, _) in zip(region, self.region, strict=True)
-        )
-        return self.tensors[kind].view(shape)[places]
 
 
 Parts = dict[int, list[Part]]
@@ -121,32 +100,18 @@ def _parts(job: Job, names: Sequence[str]) -> Parts:
             if kind != "step":
                 value = states.get(kind)
                 tensors[kind] = torch.zeros_like(tensors["model"]) if value is None else local(value)
-        region = tuple((start, start + size) for start, size in zip(*chunk_of(parameter), strict=True))
-        padded = region + ((0, 1),) * (DIMS - len(region))
-        found[names.index(whole_name(job, index, name))].append(Part(padded, tensors))
+        found[names.index(whole_name(job, index, name))].append(Part(region_of(parameter), tensors))
     return found
 
 
 def _all(parts: Parts) -> list[Holding]:
-    """What all ranks hold, as each tells it."""
-    rows = [
-        [tensor, *(end for ends in part.region for end in ends)]
+    """What all ranks hold."""
+    return told(
+        (tensor, part.region)
         for tensor, held in parts.items()
         for part in held
         if part.tensors["model"].numel()
-    ]
-    most = torch.tensor([len(rows)])
-    distributed.all_reduce(most, op=distributed.ReduceOp.MAX)
-    own = torch.full((int(most), 1 + 2 * DIMS), -1, dtype=torch.int64)
-    if rows:
-        own[: len(rows)] = torch.tensor(rows)
-    told = own.new_empty(distributed.get_world_size() * len(own), own.shape[1])
-    distributed.all_gather_single(told, own)
-    return [
-        Holding(place // len(own), row[0], tuple(zip(row[1::2], row[2::2], strict=True)))
-        for place, row in enumerate(told.tolist())
-        if row[0] >= 0
-    ]
+    )
 
 
 def _keep(have: Parts, need: Parts, streams: Mapping[int, Sequence[str]]) -> None:

@@ -9,16 +9,32 @@ from typing import Any, overload
 from torch import distributed, nn
 
 from shardwise.errors import ConfigError
-from shardwise.plan import GraphPlan, Plan, is_graph_plan, read_graph_plan, read_plan
-from shardwise.runtime.capability import check_graph_runnable, check_runnable
+from shardwise.plan import (
+    GraphPlan,
+    Plan,
+    UnevenFile,
+    is_graph_plan,
+    is_uneven_plan,
+    read_graph_plan,
+    read_plan,
+    read_uneven_plan,
+)
+from shardwise.runtime.capability import check_graph_runnable, check_runnable, check_uneven_runnable
 from shardwise.runtime.graphs import GraphJob, laid_job
 from shardwise.runtime.job import Job, checked_stage, divided_job
+from shardwise.runtime.uneven import UnevenJob, uneven_job
 
 PlanFile = str | os.PathLike[str]
 
 
 @overload
 def parallelize(module: nn.Module, plan: Plan, *, lr: float = ..., max_norm: float = ...) -> Job: ...
+
+
+@overload
+def parallelize(
+    module: nn.Module, plan: UnevenFile, *, lr: float = ..., max_norm: float = ...
+) -> UnevenJob: ...
 
 
 @overload
@@ -40,17 +56,17 @@ def parallelize(
     *,
     lr: float = ...,
     max_norm: float = ...,
-) -> Job | GraphJob: ...
+) -> Job | UnevenJob | GraphJob: ...
 
 
 def parallelize(
     module: nn.Module,
-    plan: Plan | GraphPlan | PlanFile,
+    plan: Plan | UnevenFile | GraphPlan | PlanFile,
     inputs: Sequence[Any] | Mapping[str, Any] | None = None,
     *,
     lr: float = 1e-3,
     max_norm: float = 1.0,
-) -> Job | GraphJob:
+) -> Job | UnevenJob | GraphJob:
     """`module` divided as `plan` (or the plan file at this path) says, over the running processes.
 
     Call it on every rank of a process group with as many ranks as the plan has devices; where torchrun
@@ -59,18 +75,29 @@ def parallelize(
     and `inputs` that its forward is called with, of the whole batch, or a `graph_module`. Raises ConfigError
     where the plan cannot be run here.
     """
-    if not isinstance(plan, Plan | GraphPlan):
-        path = os.fspath(plan)
-        plan = read_graph_plan(path) if is_graph_plan(path) else read_plan(path)
+    if not isinstance(plan, Plan | UnevenFile | GraphPlan):
+        plan = _read(os.fspath(plan))
     if isinstance(plan, GraphPlan):
         check_graph_runnable(plan)
         _check_processes(plan.mesh.devices)
         return laid_job(module, plan, inputs, lr=lr, max_norm=max_norm)
+    if isinstance(plan, UnevenFile):
+        check_uneven_runnable(plan)
+        whole = checked_stage(module, plan.model)
+        _check_processes(plan.cluster.devices)
+        return uneven_job(whole, plan, lr=lr, max_norm=max_norm)
     check_runnable(plan)
-    whole = checked_stage(module, plan)
+    whole = checked_stage(module, plan.model)
     strategy = plan.best.strategy
     _check_processes(strategy.tp * strategy.cp * strategy.pp * strategy.dp)
     return divided_job(whole, plan, lr=lr, max_norm=max_norm)
+
+
+def _read(path: str) -> Plan | UnevenFile | GraphPlan:
+    """The plan file at `path`, of whatever kind."""
+    if is_graph_plan(path):
+        return read_graph_plan(path)
+    return read_uneven_plan(path) if is_uneven_plan(path) else read_plan(path)
 
 
 def _check_processes(devices: int) -> None:

@@ -8,6 +8,7 @@ from functools import partial
 import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup
+from torch.distributed.pipelining import PipelineStage
 
 from shardwise.runtime.modules import Stage
 from shardwise.runtime.private import SynchronisedStage, executed_actions, pipeline_runtime
@@ -21,43 +22,18 @@ class Pipeline:
 
     def __init__(
         self,
-        stages: Sequence[tuple[int, Stage]],
+        stages: Sequence[PipelineStage],
         *,
         schedule: Schedule,
-        strategy: Strategy,
         loss: Callable[[Tensor, Tensor], Tensor],
-        group: ProcessGroup,
         rank: int,
-        tokens: Tensor,
-        hidden: Tensor,
-        logits: Tensor,
     ) -> None:
-        """`tokens`, `hidden` and `logits` are tensors like those of one microbatch at the start, between
-        stages and at the end, on the meta device; `rank` is the place in `group`."""
-        last = schedule.stages - 1
-        self._has_first = any(index == 0 for index, _ in stages)
-        self._has_last = any(index == last for index, _ in stages)
+        """`rank` is the place in the pipeline."""
+        self._has_first = any(stage.is_first for stage in stages)
+        self._has_last = any(stage.is_last for stage in stages)
         self._rank = rank
-        device = next(stages[0][1].parameters()).device
-        pipeline_stages = []
-        for index, stage in stages:
-            pipeline_stages.append(
-                SynchronisedStage(
-                    stage,
-                    index,
-                    schedule.stages,
-                    device,
-                    group=group,
-                    before_backward=partial(_before_backward, stage, strategy),
-                    reduce=partial(_reduce, stage),
-                    input_args=tokens if index == 0 else hidden,
-                    output_args=logits if index == last else hidden,
-                )
-            )
         rows = [[str(step) for step in row] for row in lower(schedule, unshard=False).ranks]
-        self._runtime = pipeline_runtime(
-            pipeline_stages, microbatches=schedule.microbatches, loss=loss, rows=rows
-        )
+        self._runtime = pipeline_runtime(stages, microbatches=schedule.microbatches, loss=loss, rows=rows)
 
     @property
     def executed(self) -> tuple[str, ...]:
@@ -76,6 +52,38 @@ class Pipeline:
             return_outputs=False,
         )
         return torch.stack([loss.detach() for loss in losses]).sum() if losses else torch.zeros(())
+
+
+def synchronised_stages(
+    stages: Sequence[tuple[int, Stage]],
+    *,
+    of: int,
+    strategy: Strategy,
+    group: ProcessGroup,
+    tokens: Tensor,
+    hidden: Tensor,
+    logits: Tensor,
+) -> list[SynchronisedStage]:
+    """What a pipeline rank holds of a pipeline `of` so many stages, ready to be run.
+
+    `tokens`, `hidden` and `logits` are tensors like those of one microbatch at the start, between stages and
+    at the end, on the meta device.
+    """
+    device = next(stages[0][1].parameters()).device
+    return [
+        SynchronisedStage(
+            stage,
+            index,
+            of,
+            device,
+            group=group,
+            before_backward=partial(_before_backward, stage, strategy),
+            reduce=partial(_reduce, stage),
+            input_args=tokens if index == 0 else hidden,
+            output_args=logits if index == of - 1 else hidden,
+        )
+        for index, stage in stages
+    ]
 
 
 def _before_backward(stage: Stage, strategy: Strategy, is_last: bool) -> None:

@@ -21,6 +21,8 @@ from torch.utils._python_dispatch import TorchDispatchMode as DispatchMode
 __all__ = [
     "ALL_TO_ALL",
     "DispatchMode",
+    "Handed",
+    "HandingStage",
     "SynchronisedStage",
     "all_to_all_rows",
     "chunk_of",
@@ -33,6 +35,9 @@ __all__ = [
 ]
 
 LossFunction = Callable[[Tensor, Tensor], Tensor]
+
+Handed = tuple[int, tuple[slice, ...]]
+"""A rank, and the part of this rank's hidden states that goes there or comes from there."""
 
 ALL_TO_ALL = torch.ops._c10d_functional.all_to_all_single.default
 """An all-to-all that returns what it received, so that it can be kept like any operator's output."""
@@ -78,6 +83,77 @@ class SynchronisedStage(PipelineStage):
             bwd_kwargs["stage_output"], bwd_kwargs["output_grads"], bwd_kwargs["input_values"]
         )
         return inputs, None
+
+
+class HandingStage(SynchronisedStage):
+    """A pipeline stage that hands hidden states to neighbours that are divided otherwise: piece by piece, to
+    and from every rank that has some of the same.
+
+    `earlier` and `later` are the ranks of the stages before and behind with the places in this rank's hidden
+    states, as slices, that both have. PyTorch's own knows one peer per stage and asks it once whether sizes
+    are known; here they are.
+    """
+
+    def __init__(
+        self, *arguments: Any, earlier: Sequence[Handed], later: Sequence[Handed], **named: Any
+    ) -> None:
+        alone = distributed.new_group([distributed.get_rank()], use_local_synchronization=True)
+        super().__init__(*arguments, group=alone, **named)
+        self.group, self.group_rank, self.group_size = None, self.stage_index, self.num_stages
+        self._earlier, self._later = earlier, later
+        self._arriving: dict[tuple[str, int], list[tuple[Tensor, Tensor]]] = {}
+
+    def _warmup_forward_vote(self, *_: Any, **__: Any) -> Tensor:
+        return torch.ones(1, dtype=torch.int32)
+
+    def _warmup_backward_result(self, *_: Any, **__: Any) -> Tensor:
+        return torch.ones(1, dtype=torch.int32)
+
+    def get_fwd_recv_ops(self, fwd_chunk_id: int) -> list[distributed.P2POp]:
+        infos = self.args_recv_info[fwd_chunk_id]
+        return [] if self.is_first else self._receives("F", fwd_chunk_id, infos[0].buffer, self._earlier)
+
+    def get_bwd_recv_ops(self, bwd_chunk_id: int) -> list[distributed.P2POp]:
+        infos = self.grad_recv_info[bwd_chunk_id]
+        return [] if self.is_last else self._receives("B", bwd_chunk_id, infos[0].buffer, self._later)
+
+    def get_fwd_send_ops(self, fwd_chunk_id: int) -> list[distributed.P2POp]:
+        outputs, _ = self.fwd_cache[fwd_chunk_id]
+        return [] if self.is_last else _sends(outputs[0].detach(), self._later)
+
+    def get_bwd_send_ops(self, bwd_chunk_id: int) -> list[distributed.P2POp]:
+        gradient = self.bwd_cache.pop(bwd_chunk_id)[0]
+        return [] if self.is_first or gradient is None else _sends(gradient, self._earlier)
+
+    def _receives(
+        self, kind: str, chunk: int, whole: Tensor, pieces: Sequence[Handed]
+    ) -> list[distributed.P2POp]:
+        places = [whole.detach()[place] for _, place in pieces]
+        arriving = [
+            (place, torch.empty_like(place, memory_format=torch.contiguous_format)) for place in places
+        ]
+        self._arriving[kind, chunk] = arriving
+        return [
+            distributed.P2POp(distributed.irecv, piece, peer)
+            for (peer, _), (_, piece) in zip(pieces, arriving, strict=True)
+        ]
+
+    def _retrieve_recv_activations(self, fwd_chunk_id: int) -> Any:
+        self._put("F", fwd_chunk_id)
+        return super()._retrieve_recv_activations(fwd_chunk_id)
+
+    def _retrieve_recv_grads(self, bwd_chunk_id: int) -> Any:
+        self._put("B", bwd_chunk_id)
+        return super()._retrieve_recv_grads(bwd_chunk_id)
+
+    def _put(self, kind: str, chunk: int) -> None:
+        """Pieces that have come, to their places."""
+        for place, piece in self._arriving.pop((kind, chunk)):
+            place.copy_(piece)
+
+
+def _sends(whole: Tensor, pieces: Sequence[Handed]) -> list[distributed.P2POp]:
+    return [distributed.P2POp(distributed.isend, whole[place].contiguous(), peer) for peer, place in pieces]
 
 
 def pipeline_runtime(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from shardwise.plan import Plan
+from shardwise.plan import Plan, UnevenFile
 from shardwise.runtime.manifest import finished
 from shardwise.runtime.team import RankLost, Team, Work
 from shardwise.runtime.train import StepRecord, TrainOptions, resumed_options, train
@@ -13,7 +13,7 @@ from shardwise.sim import Span
 
 
 def train_here(
-    plan: Plan,
+    plan: Plan | UnevenFile,
     options: TrainOptions,
     *,
     report: Callable[[StepRecord], None],
@@ -43,7 +43,7 @@ def train_here(
                     on_restart(error, options.start)
 
 
-def last_options(options: TrainOptions, plan: Plan) -> TrainOptions:
+def last_options(options: TrainOptions, plan: Plan | UnevenFile) -> TrainOptions:
     """`options` to go on from the newest checkpoint of the run that had them; from its beginning where it has
     saved none yet."""
     if options.checkpoint is None or not finished(options.checkpoint):

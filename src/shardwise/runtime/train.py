@@ -7,12 +7,15 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 
+from torch import distributed
+
 from shardwise.errors import ConfigError
-from shardwise.plan import Plan
+from shardwise.plan import Plan, UnevenFile
 from shardwise.runtime.adapt import Adaptation, Advisor, Change
 from shardwise.runtime.checkpoint import Saving, load, resumable
 from shardwise.runtime.data import Samples, Synthetic, TokenFile
 from shardwise.runtime.initial import initialise
+from shardwise.runtime.job import Job
 from shardwise.runtime.manifest import clear_unfinished, finished
 from shardwise.runtime.modules import reference_module
 from shardwise.runtime.parallelize import parallelize
@@ -50,19 +53,20 @@ class TrainOptions:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepRecord:
     """One step as it went: `step` from 1, mean loss per token, seconds on the clock and as predicted for its
-    strategy, and tokens so far. `change` is what happened after it, where the run re-plans."""
+    strategy (None: an uneven plan), and tokens so far. `change` is what happened after it, where the run
+    re-plans."""
 
     step: int
     loss: float
     gradient_norm: float
     step_time_s: float
     predicted_s: float
-    strategy: Strategy
+    strategy: Strategy | None
     tokens: int
     change: Change | None = None
 
 
-def samples_of(plan: Plan, options: TrainOptions) -> Samples:
+def samples_of(plan: Plan | UnevenFile, options: TrainOptions) -> Samples:
     """The batches that `options` name, for the plan's model and batch. ConfigError where there are none."""
     job, vocab = plan.job, plan.model.vocab
     if options.data == SYNTHETIC:
@@ -78,12 +82,16 @@ def samples_of(plan: Plan, options: TrainOptions) -> Samples:
     )
 
 
-def train(report: Callable[[StepRecord], None], plan: Plan, options: TrainOptions) -> tuple[Span, ...]:
+def train(
+    report: Callable[[StepRecord], None], plan: Plan | UnevenFile, options: TrainOptions
+) -> tuple[Span, ...]:
     """Train under `plan` until `options.steps` steps are done; call it on every rank of the process group.
 
     `report` gets a record of every step, the same on every rank but for the clock. Returns what the last step
     did on this rank, where it `is_traced` (which makes it slower); else nothing.
     """
+    if isinstance(plan, UnevenFile):
+        check_uneven_options(options)
     samples = samples_of(plan, options)
     module = reference_module(plan.model)
     if options.weights is not None and options.resumed is None:
@@ -91,20 +99,21 @@ def train(report: Callable[[StepRecord], None], plan: Plan, options: TrainOption
     else:
         initialise(module, seed=options.seed, layers=plan.model.layers)
     job = parallelize(module, plan, lr=options.lr)
-    if options.resumed is not None:
+    rank = distributed.get_rank()
+    if isinstance(job, Job) and options.resumed is not None:
         load(job, options.resumed)
-    if options.checkpoint is not None and job.place.rank == 0:
+    if options.checkpoint is not None and rank == 0:
         clear_unfinished(options.checkpoint)
     trace = StepTrace()
     saving: Saving | None = None
     adaptation = None
-    if options.advisor is not None:
+    if options.advisor is not None and isinstance(plan, Plan):
         adaptation = Adaptation(options.advisor, plan, options.steps)
     for step in range(options.start, options.steps):
         batch = samples.batch(step)
         start_s = time.perf_counter()
         is_last = step + 1 == options.steps
-        with traced(job.place.rank) if is_last and options.is_traced else nullcontext(trace) as trace:
+        with traced(rank) if is_last and options.is_traced else nullcontext(trace) as trace:
             result = job.step(batch)
         step_s = time.perf_counter() - start_s
         record = StepRecord(
@@ -113,22 +122,32 @@ def train(report: Callable[[StepRecord], None], plan: Plan, options: TrainOption
             gradient_norm=result.gradient_norm,
             step_time_s=step_s,
             predicted_s=plan.best.step_time_s if adaptation is None else adaptation.predicted_s,
-            strategy=job.plan.best.strategy,
+            strategy=job.plan.best.strategy if isinstance(job, Job) else None,
             tokens=(step + 1) * plan.job.global_batch_size * plan.job.seq_len,
         )
         if saving is not None:  # no step counts as done behind one that is not saved yet
             saving.wait()
             saving = None
-        if adaptation is not None:
+        if adaptation is not None and isinstance(job, Job):
             job, change = adaptation.after(job, step + 1, step_s)
             record = replace(record, change=change)
         report(record)
         is_due = (step + 1) % options.checkpoint_every == 0 or is_last
-        if options.checkpoint is not None and is_due:
+        if options.checkpoint is not None and isinstance(job, Job) and is_due:
             saving = Saving(job, options.checkpoint, step=step + 1, seed=options.seed, data=options.data)
     if saving is not None:
         saving.wait()
     return trace.spans
+
+
+def check_uneven_options(options: TrainOptions) -> None:
+    """ConfigError for what is asked for and not there under an uneven plan."""
+    asked = {
+        "--checkpoint": options.checkpoint, "--resume": options.resumed, "--adaptive": options.advisor,
+    }  # fmt: skip
+    for key, value in asked.items():
+        if value is not None:
+            raise ConfigError("is not there under an uneven plan", key=key, allowed="train without it")
 
 
 def check_unused(folder: str) -> None:
@@ -142,7 +161,7 @@ def check_unused(folder: str) -> None:
         )  # fmt: skip
 
 
-def resumed_options(options: TrainOptions, plan: Plan) -> TrainOptions:
+def resumed_options(options: TrainOptions, plan: Plan | UnevenFile) -> TrainOptions:
     """`options` to go on from the newest checkpoint in `options.checkpoint`, with its seed. ConfigError where
     there is none, or it is of another run than `plan` and `options` ask for."""
     if options.checkpoint is None:

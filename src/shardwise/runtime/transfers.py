@@ -78,13 +78,28 @@ def _cells(
     """Boxes that no region cuts, each with the ranks that hold it and those that need it and do not; boxes
     that nobody lacks are left out."""
     boxes = [holding.region for holding in (*have, *need)]
-    cuts = [sorted({end for box in boxes for end in box[dim]}) for dim in range(len(boxes[0]))]
+    cuts = _cuts(boxes)
     holders = _covered(have, cuts, ranks)
     lacking = _covered(need, cuts, ranks) & ~holders
     cells = list(product(*(pairwise(along) for along in cuts)))
     for place in np.flatnonzero(lacking.any(axis=0)):
         on, missing = (np.flatnonzero(flags[:, place]).tolist() for flags in (holders, lacking))
         yield cells[place], on, missing
+
+
+def owners(held: Sequence[Holding], ranks: int) -> Iterator[tuple[int, Region, tuple[int, ...]]]:
+    """The boxes of every tensor that no region cuts, each with all ranks that hold it; in the order of
+    tensors."""
+    for tensor, holdings in sorted(_by_tensor(held).items()):
+        cuts = _cuts([holding.region for holding in holdings])
+        covered = _covered(holdings, cuts, ranks)
+        for place, region in enumerate(product(*(pairwise(along) for along in cuts))):
+            yield tensor, region, tuple(np.flatnonzero(covered[:, place]).tolist())
+
+
+def _cuts(boxes: Sequence[Region]) -> list[list[int]]:
+    """Along every dim where some box starts or stops."""
+    return [sorted({end for box in boxes for end in box[dim]}) for dim in range(len(boxes[0]))]
 
 
 def _covered(holdings: Sequence[Holding], cuts: Sequence[Sequence[int]], ranks: int) -> Flags:

@@ -94,8 +94,9 @@ class Target:
     """What one version of a target can do.
 
     `axes` are fields of which it does some values only, `limits` what it does not do together. `devices`,
-    `dtypes`, `optimizers` and model `families` are all that it knows; `command` carries out a plan;
-    `software` are fields of a Profile that are so here, whatever software the numbers of a plan are from.
+    `dtypes`, `optimizers` and model `families` are all that it knows; `command` carries out a plan. Uneven
+    plans it carries out in `uneven_dtypes`, in none where that is empty. `software` are fields of a Profile
+    that are so here, whatever software the numbers of a plan are from.
     """
 
     name: str
@@ -108,6 +109,7 @@ class Target:
     axes: Axes = field(hash=False)
     limits: tuple[Limit, ...]
     software: Mapping[str, bool] = field(hash=False)
+    uneven_dtypes: tuple[str, ...] = ()
 
     def knows_devices(self, classes: Iterable[str]) -> bool:
         """Whether it runs on clusters of these classes of devices."""
@@ -163,6 +165,7 @@ def target_from_record(record: Mapping[str, Any]) -> Target:
             for limit in record["limits"]
         ),
         software=record["software"],
+        uneven_dtypes=tuple(record.get("uneven", {}).get("dtypes", ())),
         **{name: tuple(record[name]) for name in known},
     )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from shardwise import search
@@ -112,18 +112,33 @@ def _uneven_output(
             mixed=answer.mixed,
         )
         talk.append(f"wrote {save} ({write_uneven_plan(save, plan)})")
+    in_the_way = not_run(None, request)
+    talk += _not_trained(in_the_way)
     if is_json:
-        return Output(document=documents.uneven_answer(answer, request), talk=talk, code=code)
+        return Output(document=documents.uneven_answer(answer, request, in_the_way), talk=talk, code=code)
     command = " ".join(("shardwise plan", *question_words(request.options)))
     command += f" --stage-dp {wanted.stage_dp}" if wanted.stage_dp > 1 else ""
+    following = [f"{command} --save plan.yaml"] if save is None else []
+    file = shlex.quote(save) if save is not None else "plan.yaml"
+    following += [f"shardwise check {file}"] if save is not None else []
+    following += [f"shardwise train {file}"] if in_the_way == () else []
     lines = uneven_card(
         answer,
         model=request.model,
         cluster=request.cluster,
         job=request.job,
-        next_commands=((f"{command} --save plan.yaml",) if save is None else (f"shardwise check {save}",)),
+        next_commands=following,
     )
     return Output(lines=lines, talk=talk, code=code)
+
+
+def _not_trained(in_the_way: Sequence[str] | None) -> list[str]:
+    """What is said where our own runtime knows the devices and does not run the plan on them."""
+    return (
+        [f"shardwise: `shardwise train` does not run this plan: {'; '.join(in_the_way)}"]
+        if in_the_way
+        else []
+    )
 
 
 def _ended(is_interrupted: bool) -> tuple[list[str], int]:
@@ -147,8 +162,7 @@ def _plan_output(
     goodput = _told_goodput(answer.best, used, reliability)
     talk, code = _ended(answer.is_interrupted)
     in_the_way = not_run(answer.best.strategy, used)
-    if in_the_way:
-        talk.append(f"shardwise: `shardwise train` does not run this plan: {'; '.join(in_the_way)}")
+    talk += _not_trained(in_the_way)
     if wanted.objective != "time" and search.is_mixed(request.cluster):
         talk.append(
             f"shardwise: uneven plans are looked for by time alone; for {wanted.objective} only uniform"

@@ -58,7 +58,7 @@ def plan_answer(
     }
 
 
-def uneven_answer(answer: UnevenAnswer, request: Request) -> dict[str, object]:
+def uneven_answer(answer: UnevenAnswer, request: Request, not_run: Sequence[str] | None) -> dict[str, object]:
     """`plan --json` where the best plan is uneven: the same keys, no strategy, and `uneven` of the best."""
     best = answer.best
     body: dict[str, object] = {
@@ -71,7 +71,7 @@ def uneven_answer(answer: UnevenAnswer, request: Request) -> dict[str, object]:
         "frontier": None,
         "frontier_certificate": None,
         "goodput": None,
-        "not_run": None,
+        "not_run": None if not_run is None else list(not_run),
         "is_proven": answer.certificate.gap <= PROVEN_GAP and not answer.certificate.unexplored,
         "is_interrupted": answer.is_interrupted,
         "certificate": certificate_document(answer.certificate),

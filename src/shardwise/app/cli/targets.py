@@ -28,14 +28,16 @@ def wanted_target(name: str | None, request: Request, *, by_pools: bool) -> Targ
     return target
 
 
-def not_run(strategy: Strategy, request: Request) -> tuple[str, ...] | None:
-    """What keeps `shardwise train` from this strategy, as text; None where it does not know the devices."""
+def not_run(strategy: Strategy | None, request: Request) -> tuple[str, ...] | None:
+    """What keeps `shardwise train` from this strategy (None: from an uneven plan), as text; None where it
+    does not know the devices."""
     target = target_of(OWN)
     if not target.knows_devices(request.cluster.classes):
         return None
-    job, found = request.job, [str(refusal) for refusal in target.refusals(strategy)]
+    job = request.job
+    found = [] if strategy is None else [str(refusal) for refusal in target.refusals(strategy)]
     for key, value, known in (
-        ("dtype", job.dtype, target.dtypes),
+        ("dtype", job.dtype, target.uneven_dtypes if strategy is None else target.dtypes),
         ("optimizer", job.optimizer, target.optimizers),
         ("model family", request.model.family, target.families),
     ):

@@ -17,7 +17,7 @@ from shardwise.app.cli.output import Output, progress, row, talk
 from shardwise.app.cli.request import writable
 from shardwise.errors import ConfigError
 from shardwise.inputs import printable
-from shardwise.plan import Plan, is_graph_plan, read_plan
+from shardwise.plan import Plan, UnevenFile, is_graph_plan, is_uneven_plan, read_plan, read_uneven_plan
 from shardwise.search import shortest_text
 from shardwise.sim import Span, Trace, write_trace
 from shardwise.units import format_bytes, format_rate
@@ -36,7 +36,7 @@ REFUSED = 2
 class _Run:
     """The records of a run so far."""
 
-    plan: Plan
+    plan: Plan | UnevenFile
     steps: int
     is_adaptive: bool = False
     records: list[StepRecord] = field(default_factory=list)
@@ -86,7 +86,7 @@ class _Run:
             "predicted_s": record.predicted_s,
             "tokens": record.tokens,
         }
-        if self.is_adaptive:
+        if record.strategy is not None and self.is_adaptive:
             plan = self.plan
             document["strategy"] = shortest_text(plan.model, plan.cluster, plan.job, record.strategy)
             document["change"] = None if record.change is None else asdict(record.change)
@@ -125,12 +125,11 @@ def trained(
             "--resume": resume, "--weights": weights, "--export": export, "--adaptive": adaptive,
         }  # fmt: skip
         return trained_graph(path, steps=steps, lr=lr, seed=seed, log=log, refused=asked)
-    plan = read_plan(path)
+    plan = read_uneven_plan(path) if is_uneven_plan(path) else read_plan(path)
     from shardwise.runtime import (
         RankLost,
         TrainOptions,
         check_named,
-        check_runnable,
         check_unused,
         resumed_options,
         samples_of,
@@ -146,9 +145,10 @@ def trained(
         checkpoint_every=checkpoint_every,
         is_traced=trace is not None,
         weights=weights,
-        advisor=advisor_for(plan) if adaptive else None,
     )
-    check_runnable(plan)
+    _check_runs(plan, options, adaptive=adaptive)
+    if adaptive and isinstance(plan, Plan):
+        options = replace(options, advisor=advisor_for(plan))
     if weights is not None or export is not None:
         check_named(plan.model)
     _make_folders(checkpoint, export)
@@ -172,6 +172,19 @@ def trained(
     if trace is not None:
         _write_trace(trace, [span for rank in spans for span in rank])
     return _ended(run, options, export)
+
+
+def _check_runs(plan: Plan | UnevenFile, options: TrainOptions, *, adaptive: bool) -> None:
+    """ConfigError where the runtime does not run `plan`, or not so."""
+    from shardwise.runtime import check_runnable, check_uneven_options, check_uneven_runnable
+
+    if isinstance(plan, Plan):
+        check_runnable(plan)
+        return
+    if adaptive:
+        raise ConfigError("is not there under an uneven plan", key="--adaptive", allowed="train without it")
+    check_uneven_runnable(plan)
+    check_uneven_options(options)
 
 
 def _trained_here(run: _Run, path: str, options: TrainOptions, log: str | None, export: str | None) -> Output:
@@ -322,9 +335,18 @@ def _summary(run: _Run) -> Output:
         lines=[
             row("trained", (f"{plan.model.name} on {plan.cluster.name}", "value"),
                 (f"   {words.counted(last.step, 'step')} of {last.tokens // last.step:,} tokens", "")),
-            row("strategy", (words.degrees_text(best.strategy), "")),
+            row(*_described(plan)),
             row("loss", (f"{first.loss:.4f} to {last.loss:.4f}", "value")),
             row("step time", (words.seconds(typical_s), "time"),
                 (f" measured (median), {words.seconds(best.step_time_s)} predicted", "")),
         ]
     )  # fmt: skip
+
+
+def _described(plan: Plan | UnevenFile) -> tuple[str, tuple[str, str]]:
+    """The plan in a few words, under what they are."""
+    if isinstance(plan, Plan):
+        return "strategy", (words.degrees_text(plan.best.strategy), "")
+    pipelines = words.counted(len(plan.best.layout.pipelines), "pipeline")
+    shares = " + ".join(map(str, plan.best.microbatches))
+    return "plan", (f"uneven: {pipelines}, {shares} microbatches", "")

@@ -134,7 +134,6 @@ def _assumptions(cluster: Cluster, job: Job, result: UnevenResult) -> Iterator[L
     texts = [
         f"{job.dtype}, {job.optimizer}, {words.percent(job.memory_margin, 0)} of device memory kept free",
         *cluster.assumptions,
-        "no runtime of shardwise executes pipelines that differ yet: a plan to read, not to run",
         f"evaluated by {result.evaluator}",
     ]
     for index, text in enumerate(texts):

@@ -1,0 +1,130 @@
+"""A training job under an uneven plan: pipelines side by side that differ in stages, tensor degree, share."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, distributed, nn
+from torch.profiler import record_function
+
+from shardwise.errors import ConfigError
+from shardwise.plan import UnevenFile
+from shardwise.runtime.accumulate import Accumulation
+from shardwise.runtime.gradients import scale, settle
+from shardwise.runtime.modules import Stage
+from shardwise.runtime.optimizer import optimizer_of_parameters
+from shardwise.runtime.owned import Owned
+from shardwise.runtime.pipeline import Pipeline
+from shardwise.runtime.result import StepResult
+from shardwise.runtime.trace import OPTIMIZER
+from shardwise.runtime.uneven_stages import (
+    Seat,
+    engine_of,
+    own_samples,
+    stage_of,
+    tensor_mates,
+    tensor_meshes,
+    this_seat,
+)
+
+TABLE = "embedding.tokens.weight"
+
+
+class UnevenJob:
+    """A module, its optimizer and its step, divided over the running processes as an uneven plan says.
+
+    A rank has one stage of one pipeline, or none where the plan leaves it idle. Optimizer states (ZeRO-1) are
+    divided over all ranks that hold the same part of a weight.
+    """
+
+    def __init__(
+        self,
+        *,
+        plan: UnevenFile,
+        seat: Seat | None,
+        stage: Stage | None,
+        engine: Accumulation | Pipeline | None,
+        owned: Owned,
+        optimizer: torch.optim.Optimizer | None,
+        max_norm: float,
+    ) -> None:
+        self.plan = plan
+        self.seat = seat
+        self.stage = stage
+        self.owned = owned
+        self.optimizer = optimizer
+        self.max_norm = max_norm
+        self._engine = engine
+
+    @property
+    def executed(self) -> tuple[str, ...]:
+        """The actions that a step runs on this rank, in order."""
+        return () if self._engine is None else self._engine.executed
+
+    @property
+    def parameters(self) -> list[nn.Parameter]:
+        """This rank's parameters, tied copies included."""
+        return [] if self.stage is None else list(self.stage.parameters())
+
+    def step(self, batch: Tensor) -> StepResult:
+        """One optimizer step on `batch`: token ids of shape (global_batch_size, seq_len + 1), the same on
+        every rank."""
+        result = self.backward(batch)
+        self.update()
+        return result
+
+    def backward(self, batch: Tensor) -> StepResult:
+        """The part of `step` before the optimizer: loss, and clipped gradients in `owned.parameters`."""
+        job = self.plan.job
+        if tuple(batch.shape) != (job.global_batch_size, job.seq_len + 1):
+            raise ConfigError(
+                "is not of the plan's shape", key="batch", found=str(tuple(batch.shape)),
+                allowed=f"({job.global_batch_size}, {job.seq_len + 1})",
+            )  # fmt: skip
+        loss = torch.zeros(())
+        if self.seat is not None and self._engine is not None:
+            own = own_samples(self.plan, self.seat, batch)
+            loss = self._engine.run(own[..., :-1].contiguous(), own[..., 1:].contiguous())
+            stages = self.plan.best.layout.pipelines[self.seat.pipeline].stages
+            loss = loss / stages[self.seat.stage].tp  # all tensor ranks have it
+        settle(self.parameters)
+        self.owned.reduce()
+        shares = [own for own, _ in self.owned.parameters]
+        squares = sum((own.grad.square().sum() for own in shares if own.grad is not None), torch.zeros(()))
+        sums = torch.stack((loss, squares))
+        distributed.all_reduce(sums)
+        norm = float(sums[1].sqrt())
+        if norm > self.max_norm:
+            scale(shares, torch.tensor(self.max_norm / norm))
+        return StepResult(loss=float(sums[0]), gradient_norm=norm)
+
+    def update(self) -> None:
+        """The part of `step` behind `backward`: the optimizer takes the gradients, and they are gone."""
+        if self.optimizer is not None:
+            with record_function(OPTIMIZER):
+                self.optimizer.step()
+            self.optimizer.zero_grad()
+        self.owned.spread()
+
+
+def uneven_job(module: Stage, plan: UnevenFile, *, lr: float, max_norm: float) -> UnevenJob:
+    """`module`, a whole reference module, divided as `plan` says over the running processes, of which there
+    are as many as its cluster has devices."""
+    names = [name for name, _ in module.named_parameters()]
+    seat = this_seat(plan)
+    meshes = tensor_meshes(plan, "cpu")
+    mesh = None if seat is None else meshes.get((seat.pipeline, seat.stage))
+    stage = None if seat is None else stage_of(module, plan, seat, mesh)
+    engine = None if seat is None or stage is None else engine_of(stage, plan, seat, mesh)
+    named = [] if stage is None else [(_whole_name(name, names), p) for name, p in stage.named_parameters()]
+    owned = Owned(named, names, tensor_mates(plan))
+    optimizer = None
+    if owned.parameters:
+        optimizer = optimizer_of_parameters(plan.job.optimizer, owned.parameters, lr=lr)
+    return UnevenJob(
+        plan=plan, seat=seat, stage=stage, engine=engine, owned=owned, optimizer=optimizer, max_norm=max_norm
+    )
+
+
+def _whole_name(name: str, names: list[str]) -> str:
+    """The name in the whole model: the output projection of tied ends is the embedding."""
+    return name if name in names else TABLE

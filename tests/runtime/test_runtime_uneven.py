@@ -1,0 +1,261 @@
+"""Uneven plans: losses and gradients are those of one process, and the plan is obeyed."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.runtime.equality import Difference, Trajectory, batches, single_process, whole_module
+from tests.runtime.plans import make_plan, tiny
+from tests.runtime.uneven_broken import TWINS
+from tests.runtime.uneven_equality import divided_unevenly
+from tests.runtime.uneven_plans import make_uneven
+
+from shardwise.app.cli.main import main
+from shardwise.errors import ConfigError
+from shardwise.model import parameters
+from shardwise.plan import UnevenFile, read_uneven_plan, write_uneven_plan
+from shardwise.runtime import Report, Team, TrainOptions, parallelize, reference_module, train
+from shardwise.runtime.collectives import Collective, recorded
+from shardwise.schedule import generate
+from shardwise.sim import COMPUTE
+
+pytestmark = pytest.mark.xdist_group("runtime")
+
+ROOT = Path(__file__).resolve().parents[2]
+STEPS = 3
+TOLERANCE = 2e-5
+"""As for other plans: relative, in fp32."""
+
+MATRIX = [
+    # two pipelines of one stage, shares 3 to 1; the second tied
+    ("6 l4 + 2 l4", "llama", 1),
+    ("3 l4 + 1 l4", "gpt", 2),
+    # stages of unlike tensor degree, wider before and behind; tied over two stages
+    ("8 tp2l1 l3", "llama", 1),
+    ("8 l2 tp2l2", "gpt", 1),
+    # pipelines of unlike depth and degree; cuts that cross; one without a pipeline; a whole pool of widths
+    ("5 tp2l4 + 3 l2 l2", "gpt", 1),
+    ("3 l1 l3 + 5 l3 l1", "qwen3", 1),
+    ("3 l1 tp2l2 l1 + 1 l4", "qwen3", 2),
+    ("4 tp4l1 l2 tp2l1 + 4 l4", "neox", 1),
+    # fewer key-value heads than tensor ranks beside whole ones; each stage recomputes in its own way
+    ("5 tp4l4 + 2 l2 tp2l2full + 1 l4selective", "llama", 1),
+    # rows of a microbatch shared in one stage and not in the next
+    ("3 dp2l2 tp2l2 + 1 l4", "llama", 2),
+]
+
+
+@cache
+def expected(model: str, optimizer: str, seed: int) -> Trajectory:
+    return single_process(make_plan("tp=1", model=model, optimizer=optimizer), seed=seed, steps=STEPS)
+
+
+def run(team: Team, plan: UnevenFile, seed: int = 0, broken: str | None = None) -> list[Difference]:
+    right = expected(plan.model.name, plan.job.optimizer, seed)
+    return team.run(plan.cluster.devices, divided_unevenly, plan, right, seed, broken)
+
+
+@pytest.mark.parametrize(("text", "model", "size"), MATRIX)
+def test_an_uneven_run_equals_one_process(team: Team, text: str, model: str, size: int) -> None:
+    plan = make_uneven(text, model=model, micro_batch_size=size)
+    found = run(team, plan)
+    assert max(rank.largest for rank in found) < TOLERANCE
+    check_tables(plan, found)
+    # Optimizer states: every element of the model on one rank; at most an element of padding per set and rank
+    total = sum(rank.parameters for rank in found)
+    assert parameters(plan.model) <= total < parameters(plan.model) + 100
+
+
+def check_tables(plan: UnevenFile, found: list[Difference]) -> None:
+    """Every rank ran 1F1B of its own pipeline; what is between the actions is communication."""
+    for pipeline, share in zip(plan.best.layout.pipelines, plan.best.microbatches, strict=True):
+        table = generate("1f1b", pp=len(pipeline.stages), microbatches=share, vpp=1)
+        for stage, row in zip(pipeline.stages, table.ranks, strict=True):
+            for rank in stage.rank_numbers:
+                words = ("SEND", "RECV", "REDUCE_GRAD")
+                ran = [one for one in found[rank].executed if not any(word in one for word in words)]
+                assert ran == list(map(str, row))
+
+
+def test_sgd_another_seed_and_an_idle_rank(team: Team) -> None:
+    plan = make_uneven("5 tp2l4 + 3 l4", optimizer="sgd", devices=4)
+    found = run(team, plan, seed=7)
+    assert max(rank.largest for rank in found) < TOLERANCE
+    assert (found[3].executed, found[3].parameters) == ((), 0)
+
+
+BROKEN = [
+    ("shares are not weighed", "6 l4 + 2 l4", "llama", 1),
+    ("a pipeline's gradients are left out", "6 l4 + 2 l4", "llama", 1),
+    ("pieces upside down", "5 tp2l4 + 3 l2 l2", "llama", 1),
+    ("the tied head is left out", "8 l1 l3", "gpt", 1),
+    ("every tensor rank counts", "5 tp2l4 + 3 l4", "llama", 1),
+    ("all pipelines take the first samples", "6 l4 + 2 l4", "llama", 1),
+    ("all replicas take the first rows", "4 dp2l4", "llama", 2),
+    ("hidden states change places", "8 l2 tp2l2", "llama", 1),
+    ("no sum over tensor ranks", "8 tp2l1 l3", "llama", 1),
+    ("no clipping", "6 l4 + 2 l4", "llama", 1),
+    ("weights stay", "6 l4 + 2 l4", "llama", 1),
+]
+
+
+@pytest.mark.parametrize(("twin", "text", "model", "size"), BROKEN)
+def test_a_broken_twin_is_caught(team: Team, twin: str, text: str, model: str, size: int) -> None:
+    found = run(team, make_uneven(text, model=model, micro_batch_size=size), broken=twin)
+    assert max(rank.largest for rank in found) > 100 * TOLERANCE
+
+
+def test_every_twin_is_tried() -> None:
+    assert {twin for twin, *_ in BROKEN} == set(TWINS)
+
+
+def _recorded(report: Report, plan: UnevenFile) -> Counter[Collective]:
+    job = parallelize(whole_module(plan.model, 0), plan)
+    with recorded() as record:
+        job.step(batches(plan, 0).batch(0))
+    return record.counts
+
+
+def test_each_pair_of_ranks_exchanges_what_both_hold(team: Team) -> None:
+    """A layer of the tiny llama has 32 x 32 (q, out) twice, 32 x 16 (k, v) twice and 3 x 32 x 48 in its MLP:
+    7,680 elements that two tensor ranks divide, and 2 norms of 32. With 4 layers, two tables of 96 x 32 and
+    the last norm: 36,864 divided, 288 on every rank."""
+    half, norms = 4 * 36_864 // 2, 4 * 288
+    counts = team.run(3, _recorded, make_uneven("5 tp2l4 + 3 l4"))
+    for kind in ("reduce_scatter", "all_gather"):
+        found = [
+            {size: many for (name, size), many in sizes_of(one).items() if name == kind and size >= norms}
+            for one in counts
+        ]
+        # the tensor ranks have a half each, the rank of the other pipeline both
+        wide = [{size: many for size, many in one.items() if size in (half, norms)} for one in found]
+        assert wide == [{half: 1, norms: 1}, {half: 1, norms: 1}, {half: 2, norms: 1}]
+
+
+def sizes_of(counts: Counter[Collective]) -> dict[tuple[str, int], int]:
+    return {(one.kind, one.nbytes): many for one, many in counts.items()}
+
+
+def test_stages_hand_over_every_element_once(team: Team) -> None:
+    """A microbatch's hidden states are 32 tokens of 32 elements in fp32: 4,096 bytes, of which two tensor
+    ranks have 2,048 each; 8 of them go forth and come back."""
+    first, second, last = map(sizes_of, team.run(3, _recorded, make_uneven("8 tp2l1 l3")))
+    for rank in (first, second):
+        assert (rank["send", 2_048], rank["recv", 2_048]) == (8, 8)
+    assert (last["send", 2_048], last["recv", 2_048]) == (16, 16)
+
+
+def _ways(report: Report, plan: UnevenFile) -> list[str]:
+    job = parallelize(reference_module(plan.model), plan)
+    assert job.stage is not None
+    return [layer.recompute for layer in job.stage.layers.values()]
+
+
+def test_every_stage_recomputes_as_planned(team: Team) -> None:
+    plan = make_uneven("4 l1full l3 + 4 l4selective")
+    assert team.run(3, _ways, plan) == [["full"], ["none"] * 3, ["selective"] * 4]
+
+
+def test_a_trace_shows_every_pipelines_own_actions(team: Team) -> None:
+    plan = make_uneven("5 l4 + 3 l4")
+    for spans, share in zip(
+        team.run(2, train, plan, TrainOptions(steps=1, is_traced=True)), (5, 3), strict=True
+    ):
+        row = generate("1f1b", pp=1, microbatches=share, vpp=1).ranks[0]
+        assert [span.name for span in spans if span.track == COMPUTE] == [*map(str, row), "optimizer"]
+
+
+def test_the_users_own_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """On two unequal processes `plan` answers with an uneven plan, and `train` runs it."""
+    plan, log = str(tmp_path / "p.yaml"), tmp_path / "steps.jsonl"
+    question = [str(ROOT / "examples/tiny.yaml"), "--cluster", str(ROOT / "examples/clusters/unequal.yaml"),
+                "--seq-len", "64", "--global-batch-size", "16", "--dtype", "fp32"]  # fmt: skip
+    assert main(["plan", *question, "--save", plan]) == 0
+    assert f"shardwise train {plan}" in capsys.readouterr().out
+    shares = read_uneven_plan(plan).best.microbatches
+    assert len(shares) == 2 and shares[0] != shares[1]
+    assert main(["train", plan, "--steps", "6", "--log", str(log)]) == 0
+    shown = capsys.readouterr()
+    assert f"uneven: 2 pipelines, {shares[0]} + {shares[1]} microbatches" in shown.out
+    records = [json.loads(line) for line in log.read_text().splitlines()]
+    assert set(records[0]) == {"step", "loss", "gradient_norm", "step_time_s", "predicted_s", "tokens"}
+    assert [record["tokens"] for record in records] == [1024 * step for step in range(1, 7)]
+    assert records[-1]["loss"] < records[0]["loss"] - 0.1
+
+
+def saved(tmp_path: Path, plan: UnevenFile) -> str:
+    path = str(tmp_path / "uneven.yaml")
+    write_uneven_plan(path, plan)
+    return path
+
+
+def changed(plan: UnevenFile, **changes: Any) -> UnevenFile:
+    return replace(plan, best=replace(plan.best, **changes))
+
+
+def doubled(plan: UnevenFile) -> UnevenFile:
+    """Both pipelines on the ranks of the first."""
+    first = plan.best.layout.pipelines[0]
+    return changed(plan, layout=replace(plan.best.layout, pipelines=(first, first)))
+
+
+PLAN = make_uneven("5 l4 + 3 l4")
+
+
+@pytest.mark.parametrize(
+    ("plan", "options", "named"),
+    [
+        (make_uneven("5 l4 + 3 l4", dtype="bf16"), [], "job.dtype: is not run by this runtime; found bf16;"),
+        (make_uneven("5 l4 + 3 l4", optimizer="muon"), [], "job.optimizer: is not run"),
+        (make_uneven("5 l4 + 3 l3"), [], "best.layout.pipelines.1: is not run by this runtime; found 3"),
+        (make_uneven("8 tp3l4"), [], "best.layout: is not run by this runtime; found tp 3"),
+        (changed(PLAN, microbatches=(5, 2)), [], "best.microbatches: is not run"),
+        (doubled(PLAN), [], "best.layout: is not run by this runtime; found ranks taken twice"),
+        (PLAN, ["--checkpoint", "none"], "--checkpoint: is not there under an uneven plan"),
+        (PLAN, ["--adaptive"], "--adaptive: is not there under an uneven plan"),
+        (PLAN, ["--data", "none.bin"], "none.bin"),
+    ],
+)  # fmt: skip
+def test_what_is_not_run_is_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], plan: UnevenFile, options: list[str], named: str
+) -> None:
+    assert main(["train", saved(tmp_path, plan), *options]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"shardwise: error: {named}") and error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "named"),
+    [
+        ("global_batch_size: 8", "global_batch_size: 16", "hash: does not match the content"),
+        ("version: 1\n", "version: 2\n", "newer"),
+    ],
+)
+def test_a_changed_and_a_newer_plan_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], old: str, new: str, named: str
+) -> None:
+    path = Path(saved(tmp_path, PLAN))
+    path.write_text(path.read_text().replace(old, new, 1))
+    assert main(["train", str(path)]) == 2
+    error = capsys.readouterr().err
+    assert named in error and error.count("\n") == 1
+
+
+def _refused(report: Report, path: str, model: str) -> str:
+    try:
+        parallelize(reference_module(tiny(model)), path)
+    except ConfigError as error:
+        return str(error)
+    return ""
+
+
+def test_another_model_and_another_number_of_processes_are_refused(team: Team, tmp_path: Path) -> None:
+    path = saved(tmp_path, PLAN)
+    assert "is not the plan's model" in team.run(2, _refused, path, "gpt")[0]
+    assert "another number of processes" in team.run(3, _refused, path, "llama")[2]

@@ -1,0 +1,74 @@
+"""Twins of the runtime of uneven plans with one mechanism taken out; the equality test must refuse each."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from torch import Tensor, distributed
+
+from shardwise.runtime.owned import _gradient, _piece_of
+from shardwise.runtime.uneven_stages import _handed, engine_of, own_samples
+
+
+def _mean_of_pipelines(stage: Any, plan: Any, seat: Any, mesh: Any) -> Any:
+    """Each pipeline has the mean over its own tokens, as if all had the same share."""
+    own = plan.best.microbatches[seat.pipeline] * plan.best.micro_batch_size
+    many = len(plan.best.microbatches)
+    return engine_of(stage, replace(plan, job=replace(plan.job, global_batch_size=own * many)), seat, mesh)
+
+
+def _none_of_the_last_rank(piece: Any) -> Tensor:
+    is_last = distributed.get_rank() == distributed.get_world_size() - 1
+    return _gradient(piece) * (0.0 if is_last else 1.0)
+
+
+def _upside_down_on_rank_0(piece: Any) -> Tensor:
+    gradient = _gradient(piece)
+    return gradient.flip(0) if distributed.get_rank() == 0 else gradient
+
+
+def _none_of_the_head(piece: Any) -> Tensor:
+    is_head = distributed.get_rank() == distributed.get_world_size() - 1 and piece.held[0] == (0, 96)
+    return _gradient(piece) * (0.0 if is_head else 1.0)
+
+
+def _whole_weight(same: Any, region: Any, weight: float) -> Any:
+    return _piece_of(same, region, 1.0)
+
+
+def _from_the_first(plan: Any, pipeline: int) -> int:
+    return 0
+
+
+def _first_rows(plan: Any, seat: Any, batch: Tensor) -> Tensor:
+    return own_samples(plan, replace(seat, row=0), batch)
+
+
+def _other_way_round(plan: Any, seat: Any, neighbour: int) -> Any:
+    handed = _handed(plan, seat, neighbour)
+    places = [place for _, place in handed]
+    return tuple((rank, place) for (rank, _), place in zip(handed, reversed(places), strict=True))
+
+
+def _nothing(*_: Any, **__: Any) -> None:
+    """In the place of something that should happen."""
+
+
+TWINS: dict[str, tuple[str, Any]] = {
+    "shares are not weighed": ("shardwise.runtime.uneven.engine_of", _mean_of_pipelines),
+    "a pipeline's gradients are left out": ("shardwise.runtime.owned._gradient", _none_of_the_last_rank),
+    "pieces upside down": ("shardwise.runtime.owned._gradient", _upside_down_on_rank_0),
+    "the tied head is left out": ("shardwise.runtime.owned._gradient", _none_of_the_head),
+    "every tensor rank counts": ("shardwise.runtime.owned._piece_of", _whole_weight),
+    "all pipelines take the first samples": (
+        "shardwise.runtime.uneven_stages.first_sequence",
+        _from_the_first,
+    ),
+    "all replicas take the first rows": ("shardwise.runtime.uneven.own_samples", _first_rows),
+    "hidden states change places": ("shardwise.runtime.uneven_stages._handed", _other_way_round),
+    "no sum over tensor ranks": ("shardwise.runtime.uneven.settle", _nothing),
+    "no clipping": ("shardwise.runtime.uneven.scale", _nothing),
+    "weights stay": ("shardwise.runtime.owned.Owned.spread", _nothing),
+}
+"""What is replaced (a dotted name), and by what."""

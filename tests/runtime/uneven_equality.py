@@ -1,0 +1,66 @@
+"""Holds a run under an uneven plan against the same model on one process."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+from tests.runtime.equality import (
+    LR,
+    MAX_NORM,
+    Difference,
+    Gradients,
+    Trajectory,
+    batches,
+    relative,
+    whole_module,
+)
+from tests.runtime.uneven_broken import TWINS
+
+from shardwise.plan import UnevenFile
+from shardwise.runtime import Report, parallelize
+from shardwise.runtime.uneven import TABLE
+
+
+def divided_unevenly(
+    report: Report, plan: UnevenFile, expected: Trajectory, seed: int, broken: str | None = None
+) -> Difference:
+    """On every rank: the run under `plan`, and how far it is from `expected`. `broken` names a twin with one
+    mechanism taken out."""
+    with ExitStack() as stack:
+        if broken is not None:
+            target, replacement = TWINS[broken]
+            stack.enter_context(patch(target, replacement))
+        job = parallelize(whole_module(plan.model, seed), plan, lr=LR, max_norm=MAX_NORM)
+        losses, norms, gradient = [], [], 0.0
+        for step in range(len(expected.losses)):
+            result = job.backward(batches(plan, seed).batch(step))
+            if step == 0:
+                gradient = _gradient_error(job, expected.gradients)
+            job.update()
+            losses.append(result.loss)
+            norms.append(result.gradient_norm)
+    return Difference(
+        loss=relative(losses, expected.losses),
+        norm=relative(norms, expected.norms),
+        gradient=gradient,
+        executed=job.executed,
+        parameters=sum(own.numel() for own, _ in job.owned.parameters),
+    )
+
+
+def _gradient_error(job: Any, expected: Gradients) -> float:
+    """The largest error of the gradients of what this rank holds."""
+    floor = 1e-3 * max(float(np.abs(gradient).max()) for gradient in expected.values())
+    names = {} if job.stage is None else {id(p): name for name, p in job.stage.named_parameters()}
+    worst, elements = 0.0, 0
+    for parameter, region, values in job.owned.joined([own.grad for own, _ in job.owned.parameters]):
+        whole = expected.get(names[id(parameter)], expected[TABLE])
+        right = whole[tuple(slice(*ends) for ends in region[: whole.ndim])]
+        error = np.abs(values.numpy() - right.flatten()).max() / max(float(np.abs(whole).max()), floor)
+        worst = max(worst, float(np.nan_to_num(error, nan=np.inf)))
+        elements += values.numel()
+    held = sum(p.to_local().numel() if hasattr(p, "to_local") else p.numel() for p in job.parameters)
+    return worst if elements == held else float("inf")
