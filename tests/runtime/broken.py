@@ -86,7 +86,7 @@ TWINS: dict[str, tuple[str, Any]] = {
     "no sum over tensor ranks": ("shardwise.runtime.job.settle", nothing),
     "no tie": ("shardwise.runtime.gradients.Tie.add_up", nothing),
     "gradients averaged over data ranks": ("shardwise.runtime.divide.shard_states", _averaging),
-    "no clipping": ("shardwise.runtime.job.scale", nothing),
+    "no clipping": ("shardwise.runtime.gradients.scale", nothing),
     "loss over half of the batch": (
         "shardwise.runtime.divide.batch_share_loss",
         _loss_of_all_microbatches_twice,

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
-from unittest.mock import patch
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from tests.runtime.broken import TWINS
+from tests.runtime.twin import broken_twin
 from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.nn import functional
@@ -107,25 +106,34 @@ def divided(
 ) -> Difference:
     """On every rank: the run under `plan`, and how far it is from `expected`. `broken` names a twin with one
     mechanism taken out."""
-    with ExitStack() as stack:
-        if broken is not None:
-            target, replacement = TWINS[broken]
-            stack.enter_context(patch(target, replacement))
+    with broken_twin(TWINS, broken):
         job = parallelize(whole_module(plan.model, seed), plan, lr=LR, max_norm=MAX_NORM)
-        losses, norms, gradient = [], [], 0.0
-        for step in range(len(expected.losses)):
-            result = job.backward(batches(plan, seed).batch(step))
-            if step == 0:
-                gradient = _gradient_error(job.stages, expected.gradients)
-            job.update()
-            losses.append(result.loss)
-            norms.append(result.gradient_norm)
+        return difference(job, expected, seed, _gradient_error, job.parameters)
+
+
+def difference(
+    job: Any,
+    expected: Trajectory,
+    seed: int,
+    gradient_error: Callable[[Any, Gradients], float],
+    owned: Sequence[Any],
+) -> Difference:
+    """Runs `job` for the steps of `expected`. `owned` are the parameters that this rank's optimizer has."""
+    data = batches(job.plan, seed)
+    losses, norms, gradient = [], [], 0.0
+    for step in range(len(expected.losses)):
+        result = job.backward(data.batch(step))
+        if step == 0:
+            gradient = gradient_error(job, expected.gradients)
+        job.update()
+        losses.append(result.loss)
+        norms.append(result.gradient_norm)
     return Difference(
         loss=relative(losses, expected.losses),
         norm=relative(norms, expected.norms),
         gradient=gradient,
         executed=job.executed,
-        parameters=sum(parameter.numel() for parameter in job.parameters),
+        parameters=sum(parameter.numel() for parameter in owned),
     )
 
 
@@ -134,13 +142,13 @@ def relative(found: Any, expected: Any) -> float:
     return float(np.nan_to_num(np.abs(found - expected) / np.abs(expected), nan=np.inf).max())
 
 
-def _gradient_error(stages: Any, expected: Gradients) -> float:
+def _gradient_error(job: Any, expected: Gradients) -> float:
     """The largest error of this rank's gradients, put together whole; a tied copy is held against the
     embedding's."""
     # What is mathematically zero (a key's bias shifts all scores alike) has no size of its own.
     floor = 1e-3 * max(float(np.abs(gradient).max()) for gradient in expected.values())
     worst = 0.0
-    for _, stage in stages:
+    for _, stage in job.stages:
         for name, parameter in stage.named_parameters():
             whole = parameter.grad
             if isinstance(whole, DTensor):

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import ExitStack
 from dataclasses import dataclass
-from unittest.mock import patch
 
 import torch
 from tests.runtime.graph_broken import GRAPH_TWINS
 from tests.runtime.graph_plans import alone
+from tests.runtime.twin import broken_twin
 from torch import Tensor
 
 from shardwise.graph import Operand, OpGraph, OpNode
@@ -81,10 +80,7 @@ def differences(report: Report, cases: list[tuple[GraphPlan, Run, int, str | Non
 
 
 def _difference(plan: GraphPlan, expected: Run, seed: int, broken: str | None) -> float:
-    with ExitStack() as stack:
-        if broken is not None:
-            target, replacement = GRAPH_TWINS[broken]
-            stack.enter_context(patch(target, replacement))
+    with broken_twin(GRAPH_TWINS, broken):
         module = graph_module(plan.graph, seed=seed)
         job = parallelize(module, plan, lr=LR, max_norm=MAX_NORM)
         run = run_of(job, plan.graph, len(expected.losses))

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
 from typing import Any
-from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -15,6 +13,7 @@ from tests.property.placing import GRADIENT, TENSOR, assemble, place
 from tests.property.spmd import Array, Mesh
 from tests.property.test_graph_kinds import INTEGERS, operands_of, tensors_of, whole
 from tests.runtime.graph_broken import KERNEL_TWINS
+from tests.runtime.twin import broken_twin
 from torch import Tensor
 
 from shardwise.graph import OpNode, Rule, rules_of
@@ -59,9 +58,7 @@ def carried_out(
     """On every rank: its parts of all cases, on a mesh of `counts`. `broken` names a twin with one mechanism
     taken out."""
     grid = Grid(counts)
-    with ExitStack() as stack:
-        if broken is not None:
-            stack.enter_context(patch(*KERNEL_TWINS[broken]))
+    with broken_twin(KERNEL_TWINS, broken):
         return [
             _case(grid, INSTANCES[name], [rules_of(INSTANCES[name])[at] for at in chosen])
             for name, chosen in cases

@@ -68,7 +68,7 @@ TWINS: dict[str, tuple[str, Any]] = {
     "all replicas take the first rows": ("shardwise.runtime.uneven.own_samples", _first_rows),
     "hidden states change places": ("shardwise.runtime.uneven_stages._handed", _other_way_round),
     "no sum over tensor ranks": ("shardwise.runtime.uneven.settle", _nothing),
-    "no clipping": ("shardwise.runtime.uneven.scale", _nothing),
+    "no clipping": ("shardwise.runtime.gradients.scale", _nothing),
     "weights stay": ("shardwise.runtime.owned.Owned.spread", _nothing),
 }
 """What is replaced (a dotted name), and by what."""

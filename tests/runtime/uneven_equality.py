@@ -2,21 +2,11 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
 from typing import Any
-from unittest.mock import patch
 
 import numpy as np
-from tests.runtime.equality import (
-    LR,
-    MAX_NORM,
-    Difference,
-    Gradients,
-    Trajectory,
-    batches,
-    relative,
-    whole_module,
-)
+from tests.runtime.equality import LR, MAX_NORM, Difference, Gradients, Trajectory, difference, whole_module
+from tests.runtime.twin import broken_twin
 from tests.runtime.uneven_broken import TWINS
 
 from shardwise.plan import UnevenFile
@@ -29,26 +19,9 @@ def divided_unevenly(
 ) -> Difference:
     """On every rank: the run under `plan`, and how far it is from `expected`. `broken` names a twin with one
     mechanism taken out."""
-    with ExitStack() as stack:
-        if broken is not None:
-            target, replacement = TWINS[broken]
-            stack.enter_context(patch(target, replacement))
+    with broken_twin(TWINS, broken):
         job = parallelize(whole_module(plan.model, seed), plan, lr=LR, max_norm=MAX_NORM)
-        losses, norms, gradient = [], [], 0.0
-        for step in range(len(expected.losses)):
-            result = job.backward(batches(plan, seed).batch(step))
-            if step == 0:
-                gradient = _gradient_error(job, expected.gradients)
-            job.update()
-            losses.append(result.loss)
-            norms.append(result.gradient_norm)
-    return Difference(
-        loss=relative(losses, expected.losses),
-        norm=relative(norms, expected.norms),
-        gradient=gradient,
-        executed=job.executed,
-        parameters=sum(own.numel() for own, _ in job.owned.parameters),
-    )
+        return difference(job, expected, seed, _gradient_error, [own for own, _ in job.owned.parameters])
 
 
 def _gradient_error(job: Any, expected: Gradients) -> float:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from shardwise.errors import ConfigError
+from shardwise.strategy import Job
 
 
 class Samples(Protocol):
@@ -84,6 +85,15 @@ class TokenFile:
                 allowed=f"0 to {self._vocab - 1}",
             )  # fmt: skip
         return torch.from_numpy(rows)
+
+
+def check_batch(batch: Tensor, job: Job) -> None:
+    """Refuse what is not the batch of one step of `job`."""
+    shape = (job.global_batch_size, job.seq_len + 1)
+    if tuple(batch.shape) != shape:
+        raise ConfigError(
+            "is not of the plan's shape", key="batch", found=str(tuple(batch.shape)), allowed=str(shape)
+        )
 
 
 def _generator(seed: int, stream: int, step: int) -> np.random.Generator:

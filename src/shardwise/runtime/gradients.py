@@ -8,6 +8,8 @@ import torch
 from torch import Tensor, distributed, nn
 from torch.distributed.tensor import DTensor, Replicate
 
+from shardwise.runtime.result import StepResult
+
 
 def settle(parameters: Iterable[nn.Parameter]) -> None:
     """Give every gradient the placement of its parameter: partial sums over tensor ranks are added up."""
@@ -43,7 +45,18 @@ def square_sum(parameters: Iterable[nn.Parameter], ranks: int) -> Tensor:
     return total
 
 
-def scale(parameters: Iterable[nn.Parameter], factor: Tensor) -> None:
+def clip(loss: Tensor, squares: Tensor, parameters: Iterable[nn.Parameter], max_norm: float) -> StepResult:
+    """Add up this rank's shares of the loss and of the squares of all gradients over all ranks, and scale the
+    gradients of `parameters` where their norm is above `max_norm`."""
+    sums = torch.stack((loss, squares))
+    distributed.all_reduce(sums)
+    norm = float(sums[1].sqrt())
+    if norm > max_norm:
+        scale(parameters, max_norm / norm)
+    return StepResult(loss=float(sums[0]), gradient_norm=norm)
+
+
+def scale(parameters: Iterable[nn.Parameter], factor: float) -> None:
     for parameter in parameters:
         if parameter.grad is not None:
             local(parameter.grad).mul_(factor)

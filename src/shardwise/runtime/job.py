@@ -13,8 +13,9 @@ from shardwise.errors import ConfigError
 from shardwise.model import Model
 from shardwise.plan import Plan
 from shardwise.runtime.accumulate import Accumulation
+from shardwise.runtime.data import check_batch
 from shardwise.runtime.divide import engine_of, stages_of, tie_of
-from shardwise.runtime.gradients import Tie, scale, settle, square_sum
+from shardwise.runtime.gradients import Tie, clip, settle, square_sum
 from shardwise.runtime.mesh import Place, device_mesh, place_of
 from shardwise.runtime.modules import Stage
 from shardwise.runtime.optimizer import optimizer_of
@@ -78,12 +79,8 @@ class Job:
             self._tie.add_up()
         strategy = self.plan.best.strategy
         ranks = strategy.tp * strategy.cp * strategy.dp
-        sums = torch.stack((loss.cpu() / strategy.tp, square_sum(self._counted(), ranks)))
-        distributed.all_reduce(sums)
-        norm = float(sums[1].sqrt())
-        if norm > self.max_norm:
-            scale(self.parameters, torch.tensor(self.max_norm / norm))
-        return StepResult(loss=float(sums[0]), gradient_norm=norm)
+        squares = square_sum(self._counted(), ranks)
+        return clip(loss.cpu() / strategy.tp, squares, self.parameters, self.max_norm)
 
     def update(self) -> None:
         """The part of `step` behind `backward`: the optimizer takes the gradients, and they are gone."""
@@ -107,11 +104,7 @@ class Job:
         """This rank's tokens and targets, each (microbatches, rows, tokens): replica d takes the d-th part of
         the batch, its microbatches one after the other; of a sequence its context rank's places."""
         strategy, job = self.plan.best.strategy, self.plan.job
-        if tuple(batch.shape) != (job.global_batch_size, job.seq_len + 1):
-            raise ConfigError(
-                "is not of the plan's shape", key="batch", found=str(tuple(batch.shape)),
-                allowed=f"({job.global_batch_size}, {job.seq_len + 1})",
-            )  # fmt: skip
+        check_batch(batch, job)
         rows = job.global_batch_size // strategy.dp
         own = batch[self.place.dp * rows : (self.place.dp + 1) * rows]
         own = own.unflatten(0, (-1, strategy.micro_batch_size)).to(self.mesh.device_type)

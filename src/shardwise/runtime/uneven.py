@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor, distributed, nn
+from torch import Tensor, nn
 from torch.profiler import record_function
 
-from shardwise.errors import ConfigError
 from shardwise.plan import UnevenFile
 from shardwise.runtime.accumulate import Accumulation
-from shardwise.runtime.gradients import scale, settle
+from shardwise.runtime.data import check_batch
+from shardwise.runtime.gradients import clip, settle
 from shardwise.runtime.modules import Stage
 from shardwise.runtime.optimizer import optimizer_of_parameters
 from shardwise.runtime.owned import Owned
@@ -74,12 +74,7 @@ class UnevenJob:
 
     def backward(self, batch: Tensor) -> StepResult:
         """The part of `step` before the optimizer: loss, and clipped gradients in `owned.parameters`."""
-        job = self.plan.job
-        if tuple(batch.shape) != (job.global_batch_size, job.seq_len + 1):
-            raise ConfigError(
-                "is not of the plan's shape", key="batch", found=str(tuple(batch.shape)),
-                allowed=f"({job.global_batch_size}, {job.seq_len + 1})",
-            )  # fmt: skip
+        check_batch(batch, self.plan.job)
         loss = torch.zeros(())
         if self.seat is not None and self._engine is not None:
             own = own_samples(self.plan, self.seat, batch)
@@ -90,12 +85,7 @@ class UnevenJob:
         self.owned.reduce()
         shares = [own for own, _ in self.owned.parameters]
         squares = sum((own.grad.square().sum() for own in shares if own.grad is not None), torch.zeros(()))
-        sums = torch.stack((loss, squares))
-        distributed.all_reduce(sums)
-        norm = float(sums[1].sqrt())
-        if norm > self.max_norm:
-            scale(shares, torch.tensor(self.max_norm / norm))
-        return StepResult(loss=float(sums[0]), gradient_norm=norm)
+        return clip(loss, squares, shares, self.max_norm)
 
     def update(self) -> None:
         """The part of `step` behind `backward`: the optimizer takes the gradients, and they are gone."""
