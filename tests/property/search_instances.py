@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from types import SimpleNamespace
 from typing import Any
 
@@ -62,6 +63,8 @@ class Instance:
 
     def candidates(self) -> list[Strategy]:
         """Every candidate, listed one by one."""
+        if self.listed:
+            return list(self.listed)
         q = self.question
 
         aliases = {name: value for name, value in q.fixed.items() if name in ALIASES}
@@ -87,7 +90,7 @@ class Instance:
             q.axes,
         )
 
-    @property
+    @cached_property
     def count(self) -> int:
         """Candidates, counted independently of the search."""
         q = self.question
@@ -153,8 +156,9 @@ def restricted(rng: random.Random, case: Instance, most: int) -> Instance:
             changed = replace(q, fixed={**q.fixed, name: some[0]})
         else:
             changed = replace(q, axes={**q.axes, name: some})
-        if replace(case, question=changed).count:
-            q, case = changed, replace(case, question=changed)
+        smaller = replace(case, question=changed)
+        if smaller.count:
+            q, case = changed, smaller
     return case
 
 

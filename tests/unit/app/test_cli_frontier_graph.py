@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 
 CLUSTER = "2x2xV100-32G"
 SCHEMA = json.loads((Path(__file__).parents[3] / "docs/schemas/graph-plan.json").read_text())
-QUESTION = ("frontier", "graph:vgg16", "--cluster", CLUSTER, "--global-batch-size", "256")
+QUESTION = ("frontier", "graph:lstm-2x2048", "--cluster", CLUSTER, "--global-batch-size", "256")
 
 
 def price_of(point: Any, batch: int) -> tuple[float, float]:
     """Seconds and bytes of the layout of a point, priced from its names by code of its own."""
-    graph = scaled(load_graph("graph:vgg16"), batch)
+    graph = scaled(load_graph("graph:lstm-2x2048"), batch)
     cluster = part_of(load_cluster(CLUSTER), point["devices"])
     mesh = mesh_of(cluster, tuple(point["layout"]["mesh"]))
     blocks = {"blocks": point["layout"]["blocks"]}
@@ -53,7 +53,7 @@ def test_the_modes_pick_from_the_points(run: Run) -> None:
     assert fastest["chosen"] == min(fastest["points"], key=lambda point: point["time_s"])
     assert fastest["certificate"]["meshes"] == {"4": [[2, 2]]}
     assert fastest["certificate"]["epsilon"] <= fastest["epsilon"] == 0.001
-    assert fastest["operators"] == scaled(load_graph("graph:vgg16"), 256).operators
+    assert fastest["operators"] == scaled(load_graph("graph:lstm-2x2048"), 256).operators
     assert all(count >= 1 for count in fastest["layouts_per_operator"].values())
     figures = [(point["time_s"], point["memory_bytes"]) for point in fastest["points"]]
     assert len(frontier_of(figures).points) == len(figures)
