@@ -340,9 +340,16 @@ def losses(log: Path) -> dict[int, float]:
     return {record["step"]: record["loss"] for record in records}
 
 
-def workers_of(pid: int) -> list[str]:
-    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    return [pid for pid in children if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+def workers_of(pid: int) -> list[int]:
+    """The ranks of a run, in their order: copies of the process that it starts them from."""
+    servers = [
+        child for child in children(pid) if b"forkserver" in Path(f"/proc/{child}/cmdline").read_bytes()
+    ]
+    return [worker for server in servers for worker in children(server)]
+
+
+def children(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 def test_a_run_with_killed_ranks_goes_on_and_is_resumed(team: Team, tmp_path: Path) -> None:
@@ -362,7 +369,7 @@ def test_a_run_with_killed_ranks_goes_on_and_is_resumed(team: Team, tmp_path: Pa
         next(line for line in killed.stderr if line.startswith(f"step {step}/"))
         workers = workers_of(killed.pid)
         assert len(workers) == 2
-        os.kill(int(workers[rank]), signal.SIGKILL)
+        os.kill(workers[rank], signal.SIGKILL)
     rest = killed.stderr.read().splitlines()
     killed.stderr.close()
     assert killed.wait(timeout=600) == 1

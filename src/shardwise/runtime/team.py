@@ -7,6 +7,7 @@ import gc
 import logging
 import multiprocessing
 import os
+import sys
 import threading
 import traceback
 import warnings
@@ -82,7 +83,7 @@ class Team:
             raise
 
     def _start(self, ranks: int) -> None:
-        context = multiprocessing.get_context("spawn")
+        context = _context()
         threads = max(1, (os.cpu_count() or 1) // self._size)
         while len(self._workers) < ranks:
             here, there = context.Pipe()
@@ -160,6 +161,16 @@ class Team:
             process.join()
             process.close()
         self._workers.clear()
+
+
+def _context() -> Any:
+    """How workers are started: where it is safe as copies of one process that has imported what they need,
+    which takes seconds (PyTorch alone two)."""
+    if sys.platform != "linux":
+        return multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["shardwise.runtime"])
+    return context
 
 
 def _serve(rank: int, port: int, threads: int, connection: Connection) -> None:
