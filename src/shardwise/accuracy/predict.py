@@ -10,7 +10,7 @@ import numpy as np
 
 from shardwise.accuracy.case import Case, Mixed
 from shardwise.cost import Problem
-from shardwise.search import Alike, StepFigures, step_figures_of_alike, step_figures_over
+from shardwise.search import StepFigures, step_figures_of, step_figures_over
 from shardwise.strategy import Strategy, StrategyTable
 
 
@@ -28,22 +28,20 @@ class Prediction:
 
 def predictions_of(cases: Sequence[Case]) -> list[Prediction]:
     """The predictions of all cases, in their order; what cases have in common is priced once."""
-    alike: dict[Hashable, dict[int, list[int]]] = {}
-    found: dict[int, Prediction] = {}
+    together: dict[int, list[int]] = {}
     unequal: dict[Hashable, tuple[Mixed, list[int]]] = {}
     for index, case in enumerate(cases):
-        if case.mixed is not None:
+        if case.mixed is None:
+            together.setdefault(id(case.problem), []).append(index)
+        else:
             kinds = tuple(id(problem) for problem in case.mixed.problems)
-            unequal.setdefault((kinds, tuple(case.mixed.nodes)), (case.mixed, []))[1].append(index)
-            continue
-        problems = alike.setdefault(_work_key(case.problem), {})
-        problems.setdefault(id(case.problem), []).append(index)
-    groups = [
-        [[cases[index] for index in members] for members in problems.values()] for problems in alike.values()
-    ]
-    for problems, predictions in zip(alike.values(), _priced_together(groups), strict=True):
-        for members, of_problem in zip(problems.values(), predictions, strict=True):
-            found |= zip(members, of_problem, strict=True)
+            unequal.setdefault((kinds, case.mixed.nodes), (case.mixed, []))[1].append(index)
+    groups = [[cases[index] for index in members] for members in together.values()]
+    tables = [StrategyTable.joined([case.strategies for case in group]) for group in groups]
+    figures = step_figures_of([group[0].problem for group in groups], tables)
+    found: dict[int, Prediction] = {}
+    for members, group, table, of_group in zip(together.values(), groups, tables, figures, strict=True):
+        found |= zip(members, _predictions(group, table, of_group), strict=True)
     for mixed, members in unequal.values():
         found |= zip(members, _on_unequal(mixed, [cases[index] for index in members]), strict=True)
     return [found[index] for index in range(len(cases))]
@@ -52,35 +50,6 @@ def predictions_of(cases: Sequence[Case]) -> list[Prediction]:
 def predicted(case: Case, problem: Problem | None = None) -> Prediction:
     """The prediction of one case; on `problem`, such as one with other efficiencies, where that is given."""
     return predictions_of([case if problem is None else replace(case, problem=problem)])[0]
-
-
-def _work_key(problem: Problem) -> Hashable:
-    """What decides what layers compute: model, device and software, and the job without its batch."""
-    job = replace(problem.job, global_batch_size=1)
-    return (id(problem.model), id(problem.device), problem.profile.name, job)
-
-
-def _priced_together(groups: Sequence[Sequence[Sequence[Case]]]) -> list[list[list[Prediction]]]:
-    """The predictions of groups of problems that compute the same layers, each with the cases that share
-    it."""
-    alike = [
-        Alike(
-            problems=[cases[0].problem for cases in group],
-            tables=[_joined([case.strategies for case in cases]) for cases in group],
-        )
-        for group in groups
-    ]
-    return [
-        [
-            _predictions(cases, table, figures)
-            for cases, table, figures in zip(group, priced.tables, of_group, strict=True)
-        ]
-        for group, priced, of_group in zip(groups, alike, step_figures_of_alike(alike), strict=True)
-    ]
-
-
-def _joined(tables: Sequence[StrategyTable]) -> StrategyTable:
-    return tables[0] if len(tables) == 1 else StrategyTable.joined(tables)
 
 
 def _predictions(group: Sequence[Case], table: StrategyTable, figures: StepFigures) -> list[Prediction]:
@@ -95,7 +64,7 @@ def _predictions(group: Sequence[Case], table: StrategyTable, figures: StepFigur
 
 def _on_unequal(mixed: Mixed, group: Sequence[Case]) -> list[Prediction]:
     """The predictions of cases that share the problems and the order of their nodes."""
-    table = _joined([case.strategies for case in group])
+    table = StrategyTable.joined([case.strategies for case in group])
     return _predictions(group, table, step_figures_over(mixed.problems, table, mixed.nodes))
 
 

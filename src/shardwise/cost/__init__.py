@@ -1,5 +1,6 @@
 """Equations bound to a model, a cluster and a job: prices of strategies, one or many."""
 
+from shardwise.cost.abreast import Shapes
 from shardwise.cost.block_bytes import family_least_bytes, least_bytes, least_host_bytes
 from shardwise.cost.block_time import (
     end_s,
@@ -13,7 +14,7 @@ from shardwise.cost.distinct import Index, distinct_rows
 from shardwise.cost.fabric import alike_grids
 from shardwise.cost.handing import Handing, handing_of
 from shardwise.cost.keeping import ACTIVATIONS
-from shardwise.cost.layers import GRID_FIELDS, Parts, block_works
+from shardwise.cost.layers import GRID_FIELDS, Parts
 from shardwise.cost.layouts import (
     LaidOut,
     border_shapes,
@@ -31,7 +32,6 @@ from shardwise.cost.price import (
     GridPrices,
     Nodes,
     Price,
-    grids_of_works,
     price_everywhere,
     price_peaks,
     taken,
@@ -79,6 +79,7 @@ __all__ = [
     "RankBytes",
     "Recipe",
     "Room",
+    "Shapes",
     "Split",
     "StagePrice",
     "StageShape",
@@ -93,7 +94,6 @@ __all__ = [
     "around_s",
     "bind",
     "block_of",
-    "block_works",
     "border_shapes",
     "distinct_rows",
     "end_s",
@@ -101,7 +101,6 @@ __all__ = [
     "find_recipe",
     "grid_least_s",
     "grid_work_s",
-    "grids_of_works",
     "handed_elements",
     "handing_of",
     "hop_s",

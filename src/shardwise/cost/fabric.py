@@ -125,7 +125,7 @@ class Fabric:
     bytes_per_s: tuple[float, ...]
     flow_bytes_per_s: tuple[float, ...]
     in_switch: tuple[float, ...]
-    partial: tuple[float, ...]
+    partial: tuple[Any, ...]
     inner_spans: tuple[int, ...]
     part_shares: tuple[tuple[tuple[int, float], ...], ...]
     backend: Backend = NATIVE
@@ -198,7 +198,7 @@ def _of_tier(figures: Sequence[Any], tier: Any) -> Any:
     return np.choose(tier, [np.broadcast_to(figure, np.shape(tier)) for figure in figures])
 
 
-def _has_several_ways_out(tier: Tier, span: int) -> bool:
+def _has_several_ways_out(tier: Tier, span: int) -> Any:
     """Whether `span` devices below the tier have more than one of them has alone: a ring through a part of
     them then has fewer ways out. All members of a ring leave by the one card of their node."""
     return span * tier.bytes_per_s > tier.flow_bytes_per_s * (1 + 1e-9)
@@ -222,7 +222,7 @@ def fabric_of(problem: Machine) -> Fabric:
         flow_bytes_per_s=tuple(fraction * tier.flow_bytes_per_s for tier, fraction in pairs),
         in_switch=tuple(1.0 if tier.in_switch_reduction else 0.0 for tier in problem.tiers),
         partial=tuple(
-            curve.partial_fraction if _has_several_ways_out(tier, span) else 1.0
+            np.where(_has_several_ways_out(tier, span), curve.partial_fraction, 1.0)
             for tier, curve, span in zip(problem.tiers, curves, inner_spans, strict=True)
         ),
         inner_spans=inner_spans,

@@ -139,10 +139,9 @@ class GridCost:
         return [*self.kinds, self.embedding, self.head]
 
 
-def block_works(problem: Problem, table: Any) -> tuple[BlockCost, ...]:
+def _block_works(problem: Problem, table: Any) -> tuple[BlockCost, ...]:
     """What every kind of layer, the embedding and the head cost without communication, for each row of
-    `table` (columns of WORK_FIELDS): all that neither the size of the cluster, its fabric nor the batch
-    decides."""
+    `table`: once for the rows that agree in WORK_FIELDS."""
     rows, of_row = problem.distinct([getattr(table, name) for name in WORK_FIELDS])
     few = table.take(rows)
     model = problem.model
@@ -152,9 +151,9 @@ def block_works(problem: Problem, table: Any) -> tuple[BlockCost, ...]:
     return tuple(work.taken(of_row) for work in works)
 
 
-def grid_cost(problem: Problem, table: Any, works: Sequence[BlockCost] | None = None) -> GridCost:
-    """Prices of every kind of layer and of a pipeline hop, for each row of `table` (columns of GRID_FIELDS);
-    `works` are the rows' `block_works` where they are known already."""
+def grid_cost(problem: Problem, table: Any) -> GridCost:
+    """Prices of every kind of layer and of a pipeline hop, for each row of `table` (columns of
+    GRID_FIELDS)."""
     model = problem.model
     groups = groups_of(problem, table)
     fabric = fabric_of(problem)
@@ -168,7 +167,7 @@ def grid_cost(problem: Problem, table: Any, works: Sequence[BlockCost] | None = 
     ]
     sent_s = np.where(table.pp > 1, moved_s, 0.0)
     # Joined are what the embedding looked up, on the way on, and the gradients of the head's input, back.
-    *of_kinds, of_embedding, of_head = block_works(problem, table) if works is None else works
+    *of_kinds, of_embedding, of_head = _block_works(problem, table)
     sync_s = tensor_sync_s(problem, table, groups, fabric)
     syncs_s = [2 * (kind.tensor_syncs * sync_s,) for kind in model.kinds]
     kinds = tuple(
@@ -238,7 +237,7 @@ def _replicated_s(
     problem: Problem, table: Any, fabric: Fabric, groups: Groups, kinds: Sequence[BlockCost]
 ) -> Any:
     """Under sequence parallelism every tp rank holds norms whole but sees a part of the tokens."""
-    counts = [problem.model.pattern.count(k) / table.pp for k in range(len(kinds))]
+    counts = [problem.patterns.count(k) / table.pp for k in range(len(kinds))]
     elements = sum(kind.replicated_weights * count for kind, count in zip(kinds, counts, strict=True))
     reduced_s = fabric.all_reduce_s(elements * problem.recipe.gradient_bytes, groups.tensor)
     return np.where(table.sequence_parallel == 1, reduced_s, 0.0)
@@ -311,6 +310,8 @@ def _work_of(
         if _is_selective(operator):
             selective[part] = selective[part] + times.forward_s
     weights = [weight for operator in operators for weight in operator.weights]
+    dense = [weight for weight in weights if not _is_of_experts(weight)]
+    of_experts = [weight for weight in weights if _is_of_experts(weight)]
     saved = [
         _saved_bytes(problem, table, operator, experts)
         for operator in operators
@@ -323,11 +324,9 @@ def _work_of(
         backward_weight=Parts(**backward_weight),
         selective=Parts(**selective),
         repeated_s=left_out_s,
-        dense_weights=sum(
-            (_weight_elements(problem, table, w) for w in weights if not w.experts), start=zero
-        ),
-        expert_weights=sum((_weight_elements(problem, table, w) for w in weights if w.experts), start=zero),
-        replicated_weights=zero + float(sum(w.parameters for w in weights if not w.experts and _is_whole(w))),
+        dense_weights=sum((_weight_elements(problem, table, weight) for weight in dense), start=zero),
+        expert_weights=sum((_weight_elements(problem, table, weight) for weight in of_experts), start=zero),
+        replicated_weights=zero + sum(weight.parameters for weight in dense if _is_whole(weight)),
         kept_bytes=sum((kept for kept, _, _ in saved), start=zero),
         selective_bytes=sum((selective_kept for _, selective_kept, _ in saved), start=zero),
         input_bytes=_hidden_bytes(problem, table, "sequence"),
@@ -354,6 +353,11 @@ def _is_selective(operator: Operator) -> bool:
     return isinstance(operator, Attention) or (isinstance(operator, Pointwise) and operator.selective)
 
 
+def _is_of_experts(weight: Weight) -> bool:
+    """Whether each expert has one; how many they are may be a column."""
+    return isinstance(weight.experts, np.ndarray) or weight.experts > 0
+
+
 def _is_whole(weight: Weight) -> bool:
     return all(extent.role == "whole" for extent in weight.shape)
 
@@ -363,7 +367,7 @@ def _weight_elements(problem: Problem, table: Any, weight: Weight) -> Any:
     elements = 1.0
     for extent in weight.shape:
         elements = elements * width_of(problem, table, extent)
-    return elements * (weight.experts / table.ep if weight.experts else 1.0 + 0.0 * table.tp)
+    return elements * (weight.experts / table.ep if _is_of_experts(weight) else 1.0 + 0.0 * table.tp)
 
 
 def _saved_bytes(
@@ -480,9 +484,8 @@ def _expert_s(problem: Problem, table: Any, groups: Groups, fabric: Fabric, expe
         rows_of(problem, table, "routed", experts) * problem.model.hidden * problem.recipe.activation_bytes
     )
     sent_bytes = routed_bytes / table.etp
-    reached = comm.groups_reached(comm.group_size(groups.expert[1:]), experts.top_k)
-    if experts.groups > 1:
-        reached = np.minimum(reached, experts.groups_per_token)
+    most = np.where(experts.groups > 1, experts.groups_per_token, np.inf)
+    reached = np.minimum(comm.groups_reached(comm.group_size(groups.expert[1:]), experts.top_k), most)
     exchange_s = 2.0 * fabric.all_to_all_s(sent_bytes, groups.expert, reached / experts.top_k)
     members = groups.expert_tensor
     join_s = fabric.pass_s(routed_bytes, members) + fabric.scatter_s(routed_bytes, members)

@@ -59,7 +59,7 @@ def rows_of(problem: Problem, table: Any, rows: str, experts: Experts | None) ->
     if rows == "sequence":
         return tokens / np.where(table.sequence_parallel == 1, table.tp, 1)
     if rows == "routed" and experts is not None:
-        load = experts.capacity_factor or problem.job.expert_imbalance
+        load = problem.job.expert_imbalance if experts.capacity_factor is None else experts.capacity_factor
         return tokens * experts.top_k * load * table.etp / table.tp
     return tokens
 
@@ -163,8 +163,8 @@ def _attention(problem: Problem, table: Any, operator: Attention, rows: Any) -> 
     efficiency, curve = problem.efficiency, problem.attention
     if curve is None:
         return _unfused_attention(problem, table, operator, rows)
-    seq_len = float(problem.job.seq_len)
-    window = seq_len if operator.window is None else float(min(operator.window, problem.job.seq_len))
+    seq_len = 1.0 * problem.job.seq_len
+    window = seq_len if operator.window is None else np.minimum(operator.window, seq_len)
     keys = compute.keys_per_query(seq_len, window, 0.5 if operator.causal else 1.0)
     work = compute.attention_work(
         rows, keys, width_of(problem, table, operator.heads), operator.qk_dim, operator.v_dim
@@ -201,7 +201,7 @@ et al. 2022, section 4.1.)"""
 
 def _unfused_attention(problem: Problem, table: Any, operator: Attention, rows: Any) -> OperatorTimes:
     """Scores in memory: two products per head over all keys, and passes over the scores between them."""
-    seq_len = float(problem.job.seq_len)
+    seq_len = 1.0 * problem.job.seq_len
     heads = width_of(problem, table, operator.heads)
     scores = rows * seq_len * heads
     pass_bytes = scores * (problem.recipe.activation_bytes * problem.profile.pointwise_passes)

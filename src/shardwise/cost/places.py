@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from shardwise.cost.distinct import distinct_rows
+from shardwise.cost.patterns import Patterns
 from shardwise.cost.problem import Problem
 from shardwise.strategy import IS_V, stage_starts
 
@@ -44,17 +45,16 @@ class Places:
 
 def all_places(problem: Problem, table: Any) -> Places:
     """Every stage of every row in order, padded to the largest number of stages."""
-    return _by_size(table, lambda rows: _stages(problem, rows))
+    return _by_size(problem, table, _stages)
 
 
-def _stages(problem: Problem, table: Any) -> Places:
+def _stages(patterns: Patterns, table: Any) -> Places:
     """Every stage of every row; places beyond a row's stages repeat its first."""
     pp, stages = table.pp, table.pp * table.vpp
     index = np.arange(int(stages.max()))[:, None]
     stage = np.where(index < stages, index, 0)
-    prefix = kind_prefix(problem)
-    split = (problem.model.layers, stages, table.first_stage_layers, table.last_stage_layers)
-    layers = prefix[:, stage_starts(*split, stage + 1)] - prefix[:, stage_starts(*split, stage)]
+    split = (patterns.layers, stages, table.first_stage_layers, table.last_stage_layers)
+    layers = patterns.between(stage_starts(*split, stage), stage_starts(*split, stage + 1))
     rank = np.where(IS_V[table.schedule], np.minimum(stage, 2 * pp - 1 - stage), stage % pp)
     together = (rank[:, None] == rank[None, :]) & (index < stages)[:, None]
     return Places(
@@ -69,14 +69,6 @@ def _stages(problem: Problem, table: Any) -> Places:
     )
 
 
-def kind_prefix(problem: Problem) -> Any:
-    """prefix[k, i]: how many of the first i decoder layers are of kind k. Shape (kinds, layers + 1)."""
-    pattern = np.asarray(problem.model.pattern)
-    kinds = np.arange(len(problem.model.kinds))[:, None]
-    counts = np.cumsum(pattern[None, :] == kinds, axis=1)
-    return np.concatenate([np.zeros((len(kinds), 1), dtype=np.int64), counts], axis=1)
-
-
 def peak_places(problem: Problem, table: Any) -> Places:
     """Of each row, the places that no other place exceeds in every respect, padded to a common number.
 
@@ -84,19 +76,20 @@ def peak_places(problem: Problem, table: Any) -> Places:
     rank whose stage and rank hold at least as much of everything. What they need at most, the row needs at
     most.
     """
-    return _by_size(table, lambda rows: _undominated(_stages(problem, rows)))
+    return _by_size(problem, table, lambda patterns, rows: _undominated(_stages(patterns, rows)))
 
 
-def _by_size(table: Any, places_of: Callable[[Any], Places]) -> Places:
+def _by_size(problem: Problem, table: Any, places_of: Callable[[Patterns, Any], Places]) -> Places:
     """`places_of` the distinct splits among the rows, those with about as many stages together, in one padded
     array."""
-    rows, inverse = distinct_rows([getattr(table, name) for name in SPLIT_FIELDS])
-    few = table.take(rows)
+    patterns = problem.patterns
+    rows, inverse = distinct_rows([*(getattr(table, name) for name in SPLIT_FIELDS), *patterns.columns])
+    few, patterns = table.take(rows), patterns.taken(rows)
     size = np.ceil(np.log2(few.pp * few.vpp)).astype(np.int64)
     kept: list[tuple[Any, Places]] = []
     for same in np.unique(size):
         index = np.flatnonzero(size == same)
-        kept.append((index, places_of(few.take(index))))
+        kept.append((index, places_of(patterns.taken(index), few.take(index))))
     width = max(places.stage.shape[0] for _, places in kept)
     return _padded(kept, width, len(rows)).take(inverse)
 

@@ -7,7 +7,6 @@ A row is one choice of each: it joins a `Keeping` and `Shards` of its node.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,7 +15,7 @@ import numpy as np
 from shardwise.cost.distinct import Index
 from shardwise.cost.fabric import Fabric
 from shardwise.cost.keeping import KEEP_FIELDS, Keeping, keeping_of
-from shardwise.cost.layers import GRID_FIELDS, BlockCost, GridCost, grid_cost
+from shardwise.cost.layers import GRID_FIELDS, GridCost, grid_cost
 from shardwise.cost.nodes import Node, node_of
 from shardwise.cost.places import SPLIT_FIELDS, all_places, peak_places
 from shardwise.cost.problem import Problem
@@ -77,11 +76,6 @@ class GridPrices:
     def take(self, rows: Any) -> GridPrices:
         """The same for these rows of the table."""
         return GridPrices(self.cost, self.of_row[rows])
-
-
-def grids_of_works(problem: Problem, table: Any, works: Sequence[BlockCost]) -> GridPrices:
-    """The prices of every row's grid, where what their layers compute (`block_works`) is known already."""
-    return GridPrices(grid_cost(problem, table, works), np.arange(len(table)))
 
 
 def price_everywhere(problem: Problem, table: Any, grids: GridPrices | None = None) -> Price:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from math import gcd
 from typing import Any
 
@@ -11,6 +11,7 @@ import numpy as np
 
 from shardwise.cluster import AttentionCurve, Backend, Cluster, Device, Efficiency, Tier
 from shardwise.cost.distinct import distinct_rows
+from shardwise.cost.patterns import Patterns
 from shardwise.cost.recipe import OPTIMIZERS, OptimizerCost, Recipe, find_recipe
 from shardwise.errors import ConfigError
 from shardwise.model import Model
@@ -56,13 +57,14 @@ class Machine:
 class Problem(Machine):
     """What is priced: a model and a job on a machine.
 
-    Where numbers of the device or the software are columns (`is_columnar`), one value for each row of the
-    tables that are priced, rows that agree in their strategy still differ.
+    Where numbers are columns (`is_columnar`), one value for each row of the tables that are priced, rows that
+    agree in their strategy still differ. `patterns` has the layers of the model, or of each row's.
     """
 
     model: Model
     job: Job
     limits: Limits
+    patterns: Patterns = field(compare=False)
     is_columnar: bool = False
 
     @property
@@ -105,6 +107,7 @@ def bind(model: Model, cluster: Cluster, job: Job, *, is_columnar: bool = False)
         model=model,
         job=job,
         limits=limits_of(model, job),
+        patterns=Patterns.of([model.pattern], len(model.kinds)),
         is_columnar=is_columnar,
     )
 

@@ -12,13 +12,12 @@ from shardwise.search.baselines import is_mixed, plan_mixed
 from shardwise.search.curves import Curve, CurveSource, Point, Reference
 from shardwise.search.drive import Outcome, Progress, Search
 from shardwise.search.evaluate import (
-    Alike,
     PipelineFigures,
     StepFigures,
     microbatches_more,
     pipeline_figures,
     step_figures,
-    step_figures_of_alike,
+    step_figures_of,
     step_times_s,
 )
 from shardwise.search.explain import band_of
@@ -57,7 +56,6 @@ __all__ = [
     "CHANGES",
     "MODES",
     "SPACES",
-    "Alike",
     "Alternative",
     "Axis",
     "Binding",
@@ -127,7 +125,7 @@ __all__ = [
     "stage_activation_bytes",
     "step_durations",
     "step_figures",
-    "step_figures_of_alike",
+    "step_figures_of",
     "step_figures_over",
     "step_time_s",
     "step_times_s",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,10 +12,9 @@ from numpy.typing import NDArray
 from shardwise.cost import (
     GridPrices,
     Problem,
+    Shapes,
     StageTimes,
-    block_works,
     distinct_rows,
-    grids_of_works,
     host_bytes,
     price_everywhere,
     rank_bytes,
@@ -86,6 +85,15 @@ class StepFigures:
     reserved_bytes: Floats
     device_bytes: Floats
 
+    def taken(self, rows: Any) -> StepFigures:
+        """The figures of these rows."""
+        return StepFigures(
+            self.step_time_s[rows],
+            self.allocated_bytes[rows],
+            self.reserved_bytes[rows],
+            self.device_bytes[rows],
+        )
+
 
 def step_figures(problem: Problem, table: StrategyTable, grids: GridPrices | None = None) -> StepFigures:
     """Step times and peaks of memory of every row, from one price; `grids` are prices that are known
@@ -130,48 +138,38 @@ def _evaluated(several: Sequence[_Priced]) -> list[StepFigures]:
     ]
 
 
-@dataclass(frozen=True, slots=True)
-class Alike:
-    """Problems, each with its table, that differ in the global batch, the number of devices and the fabric
-    between them alone."""
-
-    problems: Sequence[Problem]
-    tables: Sequence[StrategyTable]
-
-
-def step_figures_of_alike(groups: Sequence[Alike]) -> list[list[StepFigures]]:
-    """The figures of each problem's table, group by group: what layers compute is priced once for a group,
-    and rows with the same schedule are evaluated together, of whatever group they are."""
-    priced = [_priced_together(group) for group in groups]
-    figures = iter(_evaluated([one for group in priced for one in group]))
-    return [[next(figures) for _ in group] for group in priced]
-
-
-def _priced_together(group: Alike) -> list[_Priced]:
-    problems, tables = group.problems, group.tables
-    joined = StrategyTable.joined(tables)
-    works = block_works(problems[0], joined)
-    ends = np.cumsum([len(table) for table in tables])
-    ranges = [np.arange(end - len(table), end) for table, end in zip(tables, ends, strict=True)]
-    found: dict[int, _Priced] = {}
-    for members in _alike([id(problem.cluster) for problem in problems]):
-        rows = np.concatenate([ranges[member] for member in members])
-        mine = [work.taken(rows) for work in works]
-        grids = grids_of_works(problems[members[0]], joined.take(rows), mine)
-        start = 0
-        for member in members:
-            end = start + len(tables[member])
-            found[member] = _priced(problems[member], tables[member], grids.take(slice(start, end)))
-            start = end
+def step_figures_of(problems: Sequence[Problem], tables: Sequence[StrategyTable]) -> list[StepFigures]:
+    """The figures of each problem's table. Problems of one shape are priced together, and rows with the same
+    schedule are evaluated together, of whatever problem they are."""
+    shapes = Shapes()
+    groups = _priced_together([shapes.of(problem) for problem in problems], tables)
+    priced = []
+    for members in groups:
+        together = [tables[member] for member in members]
+        problem = shapes.abreast([problems[member] for member in members], [len(one) for one in together])
+        priced.append(_priced(problem, StrategyTable.joined(together), None))
+    found: dict[int, StepFigures] = {}
+    for members, figures in zip(groups, _evaluated(priced), strict=True):
+        ends = np.cumsum([len(tables[member]) for member in members]).tolist()
+        for member, end in zip(members, ends, strict=True):
+            found[member] = figures.taken(slice(end - len(tables[member]), end))
     return [found[member] for member in range(len(problems))]
 
 
-def _alike(keys: Sequence[int]) -> list[list[int]]:
-    """The places of equal keys together."""
-    places: dict[int, list[int]] = {}
-    for place, key in enumerate(keys):
-        places.setdefault(key, []).append(place)
-    return list(places.values())
+def _priced_together(shapes: Sequence[Hashable], tables: Sequence[StrategyTable]) -> list[list[int]]:
+    """The places of tables whose problems are of one shape, as many as are priced together."""
+    groups: list[list[int]] = []
+    begun: dict[Hashable, tuple[list[int], int, int]] = {}
+    for place, (shape, table) in enumerate(zip(shapes, tables, strict=True)):
+        stages = int((table.pp * table.vpp).max())
+        group, most, rows = begun.get(shape, ([], 0, 0))
+        most, rows = max(most, stages), rows + len(table)
+        if not group or most * rows > STAGES_AT_A_TIME:
+            group, most, rows = [], stages, len(table)
+            groups.append(group)
+        group.append(place)
+        begun[shape] = group, most, rows
+    return groups
 
 
 def drained_s(problem: Problem, table: StrategyTable, grids: GridPrices | None = None) -> Floats:

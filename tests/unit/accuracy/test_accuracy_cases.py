@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Sequence
 from dataclasses import replace
 
 import pytest
 from tests.unit.accuracy.tables import case_of, row_of, rows_of
 
-from shardwise.accuracy.case import Cases, cases_of
-from shardwise.accuracy.predict import predicted, predictions_of
+from shardwise.accuracy import SHIPPED, read_rows
+from shardwise.accuracy.case import Case, Cases, cases_of
+from shardwise.accuracy.predict import Prediction, chosen_row, predicted, predictions_of
 from shardwise.accuracy.sizes import model_of
+from shardwise.cost import Shapes
 from shardwise.errors import ConfigError
 from shardwise.model import parameters
-from shardwise.search import step_time_s
+from shardwise.search import step_figures, step_time_s
 
 
 def test_a_row_that_says_everything_assumes_nothing_but_its_customs() -> None:
@@ -38,8 +41,30 @@ def test_the_prediction_is_the_planners_own() -> None:
     assert 0 < told.allocated_bytes < told.reserved_bytes < told.device_bytes
 
 
+def assert_priced_as_alone(cases: Sequence[Case]) -> list[Prediction]:
+    together = predictions_of(cases)
+    for one, case in zip(together, cases, strict=True):
+        alone = step_figures(case.problem, case.strategies)
+        row = chosen_row(case.problem, alone, slice(0, len(case.strategies)))
+        assert one.case is case and one.strategy == case.strategies[row]
+        assert one.step_time_s == pytest.approx(alone.step_time_s[row], rel=1e-12)
+        assert one.allocated_bytes == pytest.approx(alone.allocated_bytes[row], rel=1e-12)
+        assert one.device_bytes == pytest.approx(alone.device_bytes[row], rel=1e-12)
+    return together
+
+
+def test_published_rows_of_every_shape_are_priced_as_alone() -> None:
+    cases = [case for case in cases_of(read_rows(str(SHIPPED))[0])[0] if case.mixed is None]
+    shapes = Shapes()
+    of_shape: dict[Hashable, list[Case]] = {}
+    for case in cases:
+        of_shape.setdefault(shapes.of(case.problem), []).append(case)
+    assert len(of_shape) < 100  # of 874 rows: else they are not priced together
+    assert_priced_as_alone([case for alike in of_shape.values() for case in (alike[0], alike[-1])])
+
+
 def test_cases_priced_together_are_priced_as_alone() -> None:
-    """Rows of other batches, clusters, links and strategies share what their layers compute."""
+    """Rows of other batches, clusters, links and strategies are priced as one problem."""
     cases, faults = cases_of(
         rows_of(
             {}, {"gpus": "32", "dp": "8"}, {"global_batch": "128"}, {"tp": "4", "dp": "2"},
@@ -49,12 +74,7 @@ def test_cases_priced_together_are_priced_as_alone() -> None:
         )
     )  # fmt: skip
     assert faults == []
-    together = predictions_of(cases)
-    alone = [predicted(case) for case in cases]
-    for one, other in zip(together, alone, strict=True):
-        assert one.case is other.case and one.strategy == other.strategy
-        assert one.step_time_s == pytest.approx(other.step_time_s, rel=1e-12)
-        assert one.device_bytes == pytest.approx(other.device_bytes, rel=1e-12)
+    together = assert_priced_as_alone(cases)
     # The customary network is the one that was stated; without overlap, and on less power, it takes longer.
     assert together[0].step_time_s == together[4].step_time_s
     assert len({one.step_time_s for one in together}) == 11

@@ -9,7 +9,8 @@ import pytest
 from tests.unit.cost.hand_made import brick_model, cluster, problem, table
 
 from shardwise.cost import Problem
-from shardwise.cost.places import Places, all_places, kind_prefix, peak_places
+from shardwise.cost.patterns import Patterns
+from shardwise.cost.places import Places, all_places, peak_places
 
 PATTERN = (1, 0, 0, 0, 1, 0, 0, 0)
 """Two of eight layers are of another kind."""
@@ -30,7 +31,19 @@ def placed(text: str) -> Places:
 
 
 def test_layers_of_each_kind_before_each_layer() -> None:
-    assert kind_prefix(asked()).tolist() == [[0, 0, 1, 2, 3, 3, 4, 5, 6], [0, 1, 1, 1, 1, 2, 2, 2, 2]]
+    before = [[0, 0, 1, 2, 3, 3, 4, 5, 6], [0, 1, 1, 1, 1, 2, 2, 2, 2]]
+    assert asked().patterns.before.tolist() == [before]
+
+
+def test_rows_have_layers_of_their_own_decoders() -> None:
+    one, other = Patterns.of([PATTERN], 2), Patterns.of([(0, 1)], 2)
+    patterns = Patterns.joined([one, other, one], [1, 2, 1])
+    assert patterns.layers.tolist() == [8, 2, 2, 8]
+    assert [patterns.count(kind).tolist() for kind in (0, 1)] == [[6, 1, 1, 6], [2, 1, 1, 2]]
+    start, end = np.array([[0, 0, 1, 4]]), np.array([[4, 1, 2, 8]])
+    assert patterns.between(start, end).tolist() == [[[3, 1, 0, 3]], [[1, 0, 1, 1]]]
+    assert patterns.taken([1, 3]).between(start[:, [1, 3]], end[:, [1, 3]]).tolist() == [[[1, 3]], [[0, 1]]]
+    assert Patterns.joined([one, one], [1, 2]).layers == 8
 
 
 def test_one_stage_holds_everything() -> None:
