@@ -1,13 +1,14 @@
 """Decisions for uneven plans: keep, go on with the pipelines that are whole, or move.
 
-A patch leaves pipelines where they lie: all whose nodes are there, with the shares by which they end soonest.
+A patch leaves pipelines where they lie: all whose nodes are there, with the shares by which they end soonest;
+or with the layers in each stage and the shares by which they do.
 A move is to the best uneven plan of the nodes that are there, as they are, or to the best uniform
 arrangement. Pure, as the decisions for uniform plans are.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 
@@ -22,7 +23,7 @@ from shardwise.replan.shares import fastest_shares
 from shardwise.replan.situation import Situation
 from shardwise.replan.steps import PROBE
 from shardwise.replan.transition import NOTHING, Transition
-from shardwise.search import Question, best_uneven, priced_again
+from shardwise.search import Question, best_uneven, priced_again, relaid
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,8 +74,7 @@ def replan_uneven(
     kept = there.kept(running) if returned.isdisjoint(there.nodes_of(running)) else None
     if kept is not None:
         found.append((KEEP, kept, kept.result.step_time_s, NOTHING))
-    patched = there.patched(running)
-    if patched is not None:
+    for patched in there.patched(running):
         moved = change(there.holdings(patched), is_patch=True)
         found.append((PATCH, patched, patched.result.step_time_s, moved))
     try:
@@ -134,9 +134,9 @@ class _There:
             return None
         return self._priced(self._laid(running, every), running.result.microbatches)
 
-    def patched(self, running: UnevenArrangement) -> UnevenArrangement | None:
-        """Its whole pipelines with the shares by which they end soonest; None where none is, or they do not
-        fit."""
+    def patched(self, running: UnevenArrangement) -> Iterator[UnevenArrangement]:
+        """Its whole pipelines with the shares by which they end soonest; and, where that is sooner still or
+        they do not fit so, with the layers too by which they do. Nothing where none is whole."""
         locate = self._locate(running.nodes)
         whole = [
             place
@@ -145,11 +145,22 @@ class _There:
         ]
         total = sum(running.result.microbatches)
         if not whole or len(whole) > total:
-            return None
+            return
         laid = self._laid(running, whole)
-        lower = max(len(pipeline.stages) for pipeline in laid.layout.pipelines)
+        shared = self._shared(laid, total)
+        if shared is not None:
+            yield shared
+        relayered = self._relayered(laid)
+        least_s = float("inf") if shared is None else shared.result.step_time_s
+        if relayered is not None and relayered.result.step_time_s < least_s * (1.0 - ENOUGH):
+            yield relayered
+
+    def _shared(self, laid: UnevenResult, total: int) -> UnevenArrangement | None:
+        """These pipelines with the shares by which they end soonest; None where they do not fit."""
+        pipelines = laid.layout.pipelines
+        lower = max(len(pipeline.stages) for pipeline in pipelines)
         upper = lower + PROBE * lower
-        ends = [self._priced(laid, (count,) * len(whole)) for count in (lower, upper)]
+        ends = [self._priced(laid, (count,) * len(pipelines)) for count in (lower, upper)]
         low, high = ends
         if low is None or high is None:
             return None
@@ -158,6 +169,11 @@ class _There:
         first_s = [low_s - (lower - 1) * more_s for (low_s, _), more_s in zip(times, each_s, strict=True)]
         shares = fastest_shares(first_s, each_s, total, 1, 1)
         return None if shares is None else self._priced(laid, tuple(shares))
+
+    def _relayered(self, laid: UnevenResult) -> UnevenArrangement | None:
+        """These pipelines with the layers and shares by which they end soonest."""
+        found = relaid(self._prices.model, self._cluster, self._prices.job, laid)
+        return None if found is None else self._priced(found, found.microbatches)
 
     def best(self, running: UnevenArrangement, beat_s: float) -> UnevenArrangement | None:
         """The best uneven plan that takes less than `beat_s`, with as many replicas in a stage at most as

@@ -47,6 +47,7 @@ from shardwise.search.uneven import (
     plan_pools,
     priced_again,
     proportional_split,
+    relaid,
     search_uneven,
 )
 from shardwise.search.unlike import pipelines_s, step_figures_over, worst_durations
@@ -118,6 +119,7 @@ __all__ = [
     "proportional_split",
     "question_of",
     "read_space",
+    "relaid",
     "search_uneven",
     "setting_of",
     "shortest_text",

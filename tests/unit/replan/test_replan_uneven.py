@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
-from functools import cache
+from functools import cache, cached_property
 from itertools import combinations
 
 import pytest
 from tests.property.uneven_twin import least_s
 
 from shardwise.cluster import (
+    Cluster,
     ClusterEvent,
     Conditions,
     EventTrace,
@@ -20,13 +21,17 @@ from shardwise.cluster import (
     Slowdown,
     load_cluster,
     of_nodes,
+    pools_of,
+    present_cluster,
 )
 from shardwise.errors import Infeasible
 from shardwise.model import model_from_config
+from shardwise.plan import Layout, Pipeline, Stage
 from shardwise.replan import (
     Arrangement,
     Costs,
     Prices,
+    Situation,
     UnevenArrangement,
     UnevenDecision,
     planner_of,
@@ -44,9 +49,9 @@ MIXED = "1x2xT4+3x1xRTX3090"
 class Mixed:
     """A small model on a mixed cluster, with its best uneven plan."""
 
-    def __init__(self, cluster: str, margin: float) -> None:
+    def __init__(self, cluster: str, margin: float, layers: int) -> None:
         config = {
-            "model_type": "gpt2", "n_embd": 1024, "n_layer": 3, "n_head": 8, "n_positions": 512,
+            "model_type": "gpt2", "n_embd": 1024, "n_layer": layers, "n_head": 8, "n_positions": 512,
             "vocab_size": 1000,
         }  # fmt: skip
         whole = load_cluster(cluster, inter_node="200Gb/s")
@@ -61,6 +66,7 @@ class Mixed:
     def names(self) -> tuple[str, ...]:
         return tuple(f"n{index}" for index in range(len(self.cluster.nodes)))
 
+    @cached_property
     def running(self) -> UnevenArrangement:
         result = best_uneven(self.question(), float("inf"))
         assert result is not None
@@ -76,22 +82,53 @@ class Mixed:
         saved: tuple[str, ...] = (),
         horizon_s: float = HOUR_S,
     ) -> UnevenDecision:
+        situation = self.situation(*events)
+        return replan_uneven(self.planner, running, situation, horizon_s=horizon_s, saved=frozenset(saved))
+
+    def situation(self, *events: ClusterEvent) -> Situation:
         conditions = Conditions.at_start(EventTrace(nodes=len(self.names), events=()))
         for event in events:
             conditions = conditions.after(event)
-        situation = situation_of(NodeView(self.cluster), conditions)
-        return replan_uneven(self.planner, running, situation, horizon_s=horizon_s, saved=frozenset(saved))
+        return situation_of(NodeView(self.cluster), conditions)
 
 
 @cache
-def mixed(cluster: str, margin: float = 0.05) -> Mixed:
-    return Mixed(cluster, margin)
+def mixed(cluster: str, margin: float = 0.05, layers: int = 3) -> Mixed:
+    return Mixed(cluster, margin, layers)
+
+
+def in_line(given: Mixed, cluster: Cluster, layers: tuple[int, ...]) -> UnevenArrangement:
+    """One pipeline with a stage on every node of `cluster`, each of one device."""
+    result = given.running.result
+    names = {replace(pool.node, name=""): pool.name for pool in pools_of(cluster)}
+    pools = tuple(names[replace(node, name="")] for node in cluster.nodes)
+    stages = tuple(
+        Stage(devices=1, ranks=f"{rank}", device_class=pool, tp=1, dp=1, layers=(count,), share=1.0)
+        for rank, (pool, count) in enumerate(zip(pools, layers, strict=True))
+    )
+    result = replace(
+        result,
+        layout=Layout(pipelines=(Pipeline(stages=stages),)),
+        micro_batch_size=1,
+        microbatches=(given.job.global_batch_size,),
+        recompute=(("none",) * len(layers),),
+        pools=pools,
+        is_alike=False,
+        idle_devices=0,
+    )
+    return UnevenArrangement(result=result, nodes=given.names)
+
+
+def layers_of(arrangement: UnevenArrangement) -> tuple[int, ...]:
+    """Of the stages of all pipelines."""
+    pipelines = arrangement.result.layout.pipelines
+    return tuple(sum(stage.layers) for pipeline in pipelines for stage in pipeline.stages)
 
 
 def test_a_plan_is_kept_at_its_own_price() -> None:
     for cluster in ("1x1xV100-32G+1x1xV100-16G", MIXED):
         given = mixed(cluster)
-        running = given.running()
+        running = given.running
         found = given.replan(running)
         assert found.decision == "keep" and found.transition.seconds == 0.0
         assert found.step_s == pytest.approx(running.result.step_time_s, rel=1e-12)
@@ -99,7 +136,7 @@ def test_a_plan_is_kept_at_its_own_price() -> None:
 
 def test_no_decision_makes_fewer_steps_than_keeping() -> None:
     given, rng, seen = mixed(MIXED), random.Random(3), set()
-    running = given.running()
+    running = given.running
     for _ in range(6):
         slow = rng.sample(given.names, rng.randint(1, 3))
         events = [Slowdown(time_s=0.0, where=name, speed=rng.uniform(0.1, 1.0)) for name in slow]
@@ -120,7 +157,7 @@ def test_what_a_lost_replica_held_is_fetched_or_read() -> None:
     states. Where one is lost, its half is gone with it, and all is read from the last checkpoint; with
     notice its half of the states was put aside, and only that is read."""
     given = mixed("1x1xV100-32G+1x1xV100-16G")
-    running = given.running()
+    running = given.running
     assert [len(pipeline.stages) for pipeline in running.result.layout.pipelines] == [1, 1]
     elements = unit_elements(given.model)[-1]
     planner = given.planner
@@ -136,11 +173,42 @@ def test_what_a_lost_replica_held_is_fetched_or_read() -> None:
     assert noticed.used == {"n0"} and noticed.keep_step_s is None
 
 
+def test_layers_leave_a_node_that_is_slow() -> None:
+    """A pipeline over two nodes of one device each, one of which slows down: of all layers those that
+    are fastest there, and of a layer that moves all weights and states."""
+    given = mixed("1x1xV100-32G+1x1xV100-16G", layers=8)
+    running = in_line(given, given.cluster, (4, 4))
+    event = Slowdown(time_s=0.0, where="n0", speed=0.3)
+    found = given.replan(running, event, horizon_s=90.0)
+    assert found.decision == "patch" and isinstance(found.arrangement, UnevenArrangement)
+    chosen = layers_of(found.arrangement)
+    nodes = present_cluster(given.cluster, given.situation(event).states)
+    times_s = {}
+    for first in range(1, 8):
+        laid = in_line(given, nodes, (first, 8 - first)).result
+        times_s[first] = priced_again(given.model, nodes, given.job, laid).pipeline_s[0]
+    assert found.keep_step_s == pytest.approx(times_s[4], rel=1e-12)
+    fastest = min(times_s, key=lambda first: times_s[first])
+    assert chosen == (fastest, 8 - fastest) and fastest < 4
+    assert found.step_s == pytest.approx(times_s[fastest], rel=1e-12)
+    planner = given.planner
+    moved = unit_elements(given.model)[5] - unit_elements(given.model)[1 + fastest]
+    each = planner.transitions._weight_bytes + planner.transitions._state_bytes
+    sent = {link: nbytes for link, nbytes in found.transition.bytes_per_link.items() if nbytes}
+    assert sent == {"n0>s0g0": pytest.approx(moved * each), "s0g0>n1": pytest.approx(moved * each)}
+    rate = given.cluster.nodes[0].nics * given.cluster.nodes[0].nic_bytes_per_s
+    costs = planner.transitions.costs
+    assert found.transition.moving_s == pytest.approx(moved * each / rate, rel=1e-6)
+    assert found.transition.seconds == pytest.approx(found.transition.moving_s + costs.regroup_s)
+    # Where there is no time for that, all stays.
+    assert given.replan(running, event, horizon_s=10.0).decision == "keep"
+
+
 def test_whatever_nodes_are_lost_a_plan_that_exists_is_found(full: bool) -> None:
     """All sets of up to three lost nodes, and all but one. What is found runs by the record alone; where
     nothing is, the twin of the uneven search finds nothing on the nodes that are left either."""
     given = mixed("2x2xT4+10x1xV100-16G" if full else "1x2xT4+3x1xV100-16G", 0.92)
-    running, infeasible = given.running(), 0
+    running, infeasible = given.running, 0
     sizes = {1, 2, 3, len(given.names) - 1}
     for lost in (set(some) for size in sizes for some in combinations(given.names, size)):
         left = [place for place, name in enumerate(given.names) if name not in lost]

@@ -3,6 +3,7 @@
 from shardwise.search.uneven.again import PricedAgain, priced_again
 from shardwise.search.uneven.answer import best_uneven, plan_pools
 from shardwise.search.uneven.drive import UnevenOutcome, UnevenPipeline, UnevenPlan, search_uneven
+from shardwise.search.uneven.in_place import relaid
 from shardwise.search.uneven.proportional import proportional_split
 from shardwise.search.uneven.space import Block, Limits, UnevenSpace
 
@@ -18,5 +19,6 @@ __all__ = [
     "plan_pools",
     "priced_again",
     "proportional_split",
+    "relaid",
     "search_uneven",
 ]

@@ -35,6 +35,8 @@ from shardwise.search.uneven.options import Options
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Counts = tuple[int, ...]
+Order = tuple[int, ...]
+"""Pools of the stages of a pipeline, the first first."""
 
 NEVER_S = 1e30
 """Seconds that stand for forever: finite, so that none of them is nothing."""
@@ -118,18 +120,38 @@ def _levels(counts: Counts) -> tuple[_Level, ...]:
     return tuple(found)
 
 
+@lru_cache(maxsize=4096)
+def _levels_in(order: Order, pools: int) -> tuple[_Level, ...]:
+    """The same of the pipeline whose stages lie on pools in this order: one suffix per level."""
+    found: list[_Level] = []
+    for stages in range(1, len(order) + 1):
+        suffix = order[-stages:]
+        counts = tuple(suffix.count(pool) for pool in range(pools))
+        rests = [0 if stages > 1 and then == suffix[1] else -1 for then in range(pools)]
+        rows = {(counts, suffix[0]): 0}
+        found.append(_Level(np.array([counts]), np.array(suffix[:1]), np.array([rests]), rows))
+    return tuple(found)
+
+
 class Relaxation:
     """The bounds of all suffixes of some pipelines, each of a `shape` of kinds and counts of stages by pool,
-    at some numbers of microbatches each, of shape (pipelines, numbers)."""
+    at some numbers of microbatches each, of shape (pipelines, numbers). Where an `order` is given, only of
+    those whose stages lie on pools in it."""
 
     def __init__(
-        self, entries: Entries, shapes: Sequence[tuple[tuple[int, ...], Counts]], microbatches: Any
+        self,
+        entries: Entries,
+        shapes: Sequence[tuple[tuple[int, ...], Counts]],
+        microbatches: Any,
+        order: Order | None = None,
     ) -> None:
         self._entries = entries
         self._m = np.asarray(microbatches, dtype=np.float64)
         self._of = np.array([kinds for kinds, _ in shapes], dtype=np.int64) + entries.first
         self._counts = np.array([counts for _, counts in shapes], dtype=np.int64)
-        self._lattices = [_levels(counts) for _, counts in shapes]
+        self._lattices = [
+            _levels(counts) if order is None else _levels_in(order, len(counts)) for _, counts in shapes
+        ]
         self._begins: list[dict[int, int]] = []
         self._suffixes: list[Suffixes] = []
         self.runs = 0

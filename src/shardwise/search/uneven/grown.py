@@ -9,7 +9,7 @@ from heapq import heappush
 import numpy as np
 from numpy.typing import NDArray
 
-from shardwise.search.uneven.bounds import NEVER_S, Counts, Entries, Relaxation, stage_s
+from shardwise.search.uneven.bounds import NEVER_S, Counts, Entries, Order, Relaxation, stage_s
 from shardwise.search.uneven.options import Options
 
 Floats = NDArray[np.float64]
@@ -41,13 +41,20 @@ class Node:
 
 
 class Tree:
-    """Grows partial layouts of one pipeline by a stage, with bounds."""
+    """Grows partial layouts of one pipeline by a stage, with bounds; where an `order` of pools is given, in
+    that order only."""
 
     def __init__(
-        self, options: Options, entries: Entries, kinds: tuple[int, ...], counts: Counts, microbatches: int
+        self,
+        options: Options,
+        entries: Entries,
+        kinds: tuple[int, ...],
+        counts: Counts,
+        microbatches: int,
+        order: Order | None = None,
     ) -> None:
-        self._options, self._kinds, self._m = options, kinds, microbatches
-        self._rests = Relaxation(entries, [(kinds, counts)], [[microbatches]])
+        self._options, self._kinds, self._m, self._order = options, kinds, microbatches, order
+        self._rests = Relaxation(entries, [(kinds, counts)], [[microbatches]], order)
         self.bound_s = float(self._rests.bounds()[0, 0])
         self.root = Node((), counts, options.layers)
 
@@ -58,7 +65,7 @@ class Tree:
         returns the least of the other bounds."""
         beyond_s = float("inf")
         for pool, left in enumerate(node.counts):
-            if not left:
+            if not left or (self._order is not None and pool != self._order[len(node.stages)]):
                 continue
             counts = tuple(c - (place == pool) for place, c in enumerate(node.counts))
             fewest, most = (1, node.layers - sum(counts)) if sum(counts) else (node.layers, node.layers)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from shardwise.search.uneven.bounds import Counts
+from shardwise.search.uneven.bounds import Counts, Order
 from shardwise.search.uneven.estimate import figures_of, least_s
 from shardwise.search.uneven.grown import Placed
 from shardwise.search.uneven.options import Options
@@ -16,21 +16,31 @@ MOVES = 60
 """Moves of a layout, at most."""
 
 
-def moved(options: Options, kinds: tuple[int, ...], counts: Counts, microbatches: int) -> tuple[Placed, ...]:
+def moved(
+    options: Options,
+    kinds: tuple[int, ...],
+    counts: Counts,
+    microbatches: int,
+    order: Order | None = None,
+) -> tuple[Placed, ...]:
     """A layout with so many stages of each pool that no small move makes faster, as far as `estimate` tells;
     empty where none was found that fits.
 
-    Pools begin one behind the other, in their order and against it, and each of them around the others. A
-    move takes one or two layers from a stage to another, or swaps two stages.
+    Pools begin one behind the other, in their order and against it, and each of them around the others;
+    where an `order` is given they begin and stay in that. A move takes one or two layers from a stage to
+    another, or swaps two stages.
     """
     best: tuple[float, Ints, Ints] | None = None
-    for pools in _orders(counts):
+    for pools in _orders(counts) if order is None else [np.array(order, dtype=np.int64)]:
         layers = _dealt(options, kinds, pools)
         if layers is None:
             continue
         time_s = float(least_s(figures_of(options, kinds, pools[None], layers[None]), microbatches)[0])
         for _ in range(MOVES):
             near_pools, near_layers = _neighbours(pools, layers)
+            if order is not None:
+                stays = (near_pools == pools).all(axis=1)
+                near_pools, near_layers = near_pools[stays], near_layers[stays]
             if not len(near_pools):
                 break
             times = least_s(figures_of(options, kinds, near_pools, near_layers), microbatches)

@@ -9,7 +9,7 @@ from itertools import count
 
 import numpy as np
 
-from shardwise.search.uneven.bounds import Counts, Entries
+from shardwise.search.uneven.bounds import Counts, Entries, Order
 from shardwise.search.uneven.grown import Placed, Tree
 from shardwise.search.uneven.hops import hops_s
 from shardwise.search.uneven.moved import moved
@@ -80,7 +80,41 @@ def best_partition(
     tree = Tree(options, entries, kinds, counts, microbatches)
     if tree.bound_s > enough_s:
         return None if tree.bound_s == float("inf") else Found((), float("inf"), tree.bound_s, 0, False)
-    best = moved(options, kinds, counts, microbatches)
+    start = moved(options, kinds, counts, microbatches)
+    found = _best_first(tree, options, kinds, microbatches, start, enough_s, enough_s, effort)
+    return None if found.bound_s == float("inf") else found
+
+
+def best_in_order(
+    options: Options,
+    entries: Entries,
+    kinds: tuple[int, ...],
+    order: Order,
+    microbatches: int,
+    effort: int,
+) -> Found | None:
+    """The fastest layout of the pipeline whose stages lie on pools in this order, or the best where `effort`
+    partial layouts have grown. None where none fits."""
+    counts = tuple(order.count(pool) for pool in range(len(options.stages)))
+    tree = Tree(options, entries, kinds, counts, microbatches, order)
+    start = moved(options, kinds, counts, microbatches, order)
+    found = _best_first(tree, options, kinds, microbatches, start, float("inf"), 0.0, effort)
+    return found if found.stages else None
+
+
+def _best_first(
+    tree: Tree,
+    options: Options,
+    kinds: tuple[int, ...],
+    microbatches: int,
+    start: tuple[Placed, ...],
+    most_s: float,
+    enough_s: float,
+    effort: int,
+) -> Found:
+    """The best of `start` and of the tree's layouts that take no more than `most_s`, or the first that takes
+    no more than `enough_s`."""
+    best = start
     best_s = pipeline_s(options, kinds, best, microbatches) if best else float("inf")
     evaluated, grown = int(bool(best)), 0
     order = count()
@@ -90,13 +124,12 @@ def best_partition(
         _, _, node = heappop(heap)
         if sum(node.counts):
             grown += 1
-            beyond_s = min(beyond_s, tree.grow(node, min(best_s, enough_s), heap, order))
+            beyond_s = min(beyond_s, tree.grow(node, min(best_s, most_s), heap, order))
             continue
         time_s = pipeline_s(options, kinds, node.stages, microbatches)
         evaluated += 1
         if time_s < best_s:
             best_s, best = time_s, node.stages
     bound_s = min(best_s, beyond_s, heap[0][0] if heap else float("inf"))
-    if bound_s == float("inf"):
-        return None
-    return Found(best, best_s, bound_s, evaluated, grown >= effort and bound_s <= enough_s < best_s)
+    is_given_up = grown >= effort and bound_s <= most_s and max(bound_s, enough_s) < best_s
+    return Found(best, best_s, bound_s, evaluated, is_given_up)

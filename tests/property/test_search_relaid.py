@@ -1,0 +1,185 @@
+"""Uneven plans with other layers and shares where they lie, against all of them one by one."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from functools import cache
+from itertools import pairwise
+from math import prod
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.property.uneven_twin import Layouts, drawn_space, walked_s
+
+from shardwise.plan import UnevenResult
+from shardwise.search import UnevenPipeline, UnevenPlan, UnevenSpace, priced_again, relaid
+from shardwise.search.uneven import Block, grown, in_place, partitions
+from shardwise.search.uneven.answer import result_of_uneven
+from shardwise.search.uneven.bounds import stage_s
+from shardwise.search.uneven.options import Options, Pricing
+
+SEEDS, FULL_SEEDS = 24, 1000
+
+
+@cache
+def drawn_plan(seed: int) -> tuple[UnevenSpace, UnevenResult] | None:
+    """A random plan that fits, of up to three pipelines of any stages with any layers, alike ones in a third
+    of them; None where nothing was found."""
+    rng = random.Random(seed)
+    space = drawn_space(seed, 8)
+    size = rng.choice(space.micro_batch_sizes[:2])
+    total = space.job.global_batch_size // size
+    pools = tuple(range(len(space.pools)))
+    most, is_alike = rng.randint(1, min(3, total)), rng.random() < 1 / 3
+    widest = Block(pools=pools, micro_batch_size=size, least=most, most=most)
+    options = Pricing(space).options(widest)
+    left = np.array(options.devices)
+    found: list[UnevenPipeline] = []
+    for _ in range(12):
+        one = _drawn_pipeline(rng, options)
+        number = most if is_alike else 1
+        taken = number * one.taken[0]
+        if (taken > left).any() or not np.isfinite(walked_s(options, one, [1])).all():
+            continue
+        left = left - taken
+        of_pool = dict(zip(one.pools[0].tolist(), one.kinds[0].tolist(), strict=True))
+        kinds = tuple(of_pool.get(pool, 0) for pool in pools)
+        stages = tuple(zip(one.pools[0].tolist(), one.layers[0].tolist(), strict=True))
+        found += [UnevenPipeline(kinds=kinds, stages=stages, microbatches=1, time_s=1.0)] * number
+        if len(found) == most:
+            break
+    if not found:
+        return None
+    base, more = divmod(total, len(found))
+    pipelines = tuple(replace(one, microbatches=base + (at < more)) for at, one in enumerate(found))
+    number = len(pipelines)
+    block = replace(widest, least=number, most=number, is_alike=is_alike and number > 1)
+    return space, result_of_uneven(space, UnevenPlan(block=block, pipelines=pipelines, time_s=1.0))
+
+
+def _drawn_pipeline(rng: random.Random, options: Options) -> Layouts:
+    stages = rng.randint(1, min(4, options.most_stages))
+    kinds = [rng.randrange(len(pool.kinds)) for pool in options.stages]
+    of = [rng.randrange(len(kinds)) for _ in range(stages)]
+    sizes = [prod(pool.kinds[kind]) for pool, kind in zip(options.stages, kinds, strict=True)]
+    taken = [of.count(pool) * size for pool, size in enumerate(sizes)]
+    cuts = [0, *sorted(rng.sample(range(1, options.layers), stages - 1)), options.layers]
+    layers = [last - first for first, last in pairwise(cuts)]
+    return Layouts(*(np.array([row]) for row in (of, [kinds[pool] for pool in of], layers, taken)))
+
+
+@cache
+def least_in_place_s(seed: int) -> float:
+    """The least time of the drawn plan's pipelines with any layers and any shares."""
+    drawn = drawn_plan(seed)
+    assert drawn is not None
+    space, result = drawn
+    names = [pool.name for pool in space.pools]
+    pools = tuple(sorted(names.index(name) for name in result.pools))
+    number = len(result.layout.pipelines)
+    block = Block(pools=pools, micro_batch_size=result.micro_batch_size, least=number, most=number)
+    total = sum(result.microbatches)
+    pricing = Pricing(space)
+    options = pricing.options(block)
+    times = [walked_s(options, one, range(1, total + 1)) for one in _in_place(space, pools, result)]
+    # By microbatches that are done, from none: the least time of the pipelines so far.
+    least = np.array([0.0] + [np.inf] * total)
+    for own in (one.min(axis=0, initial=np.inf) for one in times):
+        after = np.full(total + 1, np.inf)
+        for share in range(1, total + 1):
+            after[share:] = np.minimum(after[share:], np.maximum(least[: total + 1 - share], own[share - 1]))
+        least = after
+    best = float(least[total])
+    if result.is_alike:
+        alike = pricing.options(replace(block, is_alike=True))
+        layouts = _in_place(space, pools, result)[0]
+        best = min(best, float(walked_s(alike, layouts, [-(-total // number)]).min(initial=np.inf)))
+    return best
+
+
+def _in_place(space: UnevenSpace, pools: tuple[int, ...], result: UnevenResult) -> list[Layouts]:
+    """Of every pipeline all layers."""
+    names = [space.pools[pool].name for pool in pools]
+    found = []
+    for pipeline in result.layout.pipelines:
+        stages = len(pipeline.stages)
+        of = [names.index(stage.device_class) for stage in pipeline.stages]
+        kinds = [
+            space.kinds(pools[pool], result.micro_batch_size).index((stage.tp, stage.dp))
+            for pool, stage in zip(of, pipeline.stages, strict=True)
+        ]
+        cuts = np.indices((space.model.layers,) * stages).reshape(stages, -1).T + 1
+        layers = cuts[cuts.sum(axis=1) == space.model.layers]
+        rows = len(layers)
+        found.append(
+            Layouts(
+                np.tile(of, (rows, 1)),
+                np.tile(kinds, (rows, 1)),
+                layers,
+                np.zeros((rows, len(pools)), dtype=np.int64),
+            )
+        )
+    return found
+
+
+def faults(seeds: range) -> list[str]:
+    """Where `relaid` is not what it says."""
+    found = []
+    for seed in seeds:
+        drawn = drawn_plan(seed)
+        if drawn is None:
+            continue
+        space, result = drawn
+        least_s = least_in_place_s(seed)
+        best = relaid(space.model, space.cluster, space.job, result)
+        if best is None:
+            found += [f"{seed}: nothing"] if least_s < float("inf") else []
+            continue
+        again = priced_again(space.model, space.cluster, space.job, best)
+        if again.faults or again.device_bytes > again.usable_bytes:
+            found.append(f"{seed}: {again.faults}")
+        elif max(again.pipeline_s) != pytest.approx(least_s, rel=1e-9):
+            found.append(f"{seed}: {max(again.pipeline_s)} for {least_s}")
+        if _devices(best) != _devices(result):
+            found.append(f"{seed}: stages lie elsewhere")
+        twice = relaid(space.model, space.cluster, space.job, best)
+        if twice is None or twice.layout != best.layout:
+            found.append(f"{seed}: moved without need")
+    return found
+
+
+def _devices(result: UnevenResult) -> list[list[tuple[str, int, int]]]:
+    return [
+        [(stage.ranks, stage.tp, stage.dp) for stage in pipeline.stages]
+        for pipeline in result.layout.pipelines
+    ]
+
+
+def test_layers_and_shares_are_the_best_where_a_plan_lies(full: bool) -> None:
+    seeds = range(FULL_SEEDS if full else SEEDS)
+    plans = [drawn for seed in seeds if (drawn := drawn_plan(seed)) is not None]
+    assert len(plans) > len(seeds) / 2 and {result.is_alike for _, result in plans} == {True, False}
+    assert {len(result.layout.pipelines) for _, result in plans} == {1, 2, 3}
+    assert not faults(seeds)
+
+
+def test_a_bound_that_is_too_high_misses_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As high as for twice as many microbatches."""
+
+    def raised(microbatches: int, *figures: Any) -> Any:
+        return stage_s(2 * microbatches, *figures)
+
+    monkeypatch.setattr(grown, "stage_s", raised)
+    monkeypatch.setattr(partitions, "moved", lambda *_: ())
+    assert faults(range(13, 20))
+
+
+def test_shares_that_are_not_exchanged_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    def even(chains: Any, total: int, _: Any) -> list[int]:
+        base, more = divmod(total, len(chains))
+        return [base + (place < more) for place in range(len(chains))]
+
+    monkeypatch.setattr(in_place, "_shares", even)
+    assert faults(range(7))
