@@ -9,7 +9,7 @@ the same strategy under numbers that differ one at a time.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,14 +19,11 @@ from numpy.typing import NDArray
 from shardwise.accuracy.box import least_in_box
 from shardwise.accuracy.case import Case
 from shardwise.accuracy.predict import chosen_row
-from shardwise.cluster import efficiency_numbers, numbers_of_device, with_efficiency
-from shardwise.cost import (
-    Problem,
-    bind,
-)
+from shardwise.cluster import Device, efficiency_numbers, numbers_of_device, with_efficiency
+from shardwise.cost import Problem, bind
 from shardwise.numbers import Number
-from shardwise.search import step_figures, step_times_s
-from shardwise.strategy import StrategyTable, numbers_of_profile, profile_numbers, profile_of
+from shardwise.search import step_figures_of
+from shardwise.strategy import Profile, StrategyTable, numbers_of_profile, profile_numbers, profile_of
 
 Floats = NDArray[np.float64]
 
@@ -80,16 +77,49 @@ class Numbers:
         }
 
 
-def problem_with(case: Case, numbers: Numbers, *, is_columnar: bool = False) -> Problem:
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """What cases on one kind of device with one software have in common: the numbers that they rest on."""
+
+    device: Device
+    profile: Profile
+
+    def under(self, numbers: Numbers) -> Kind:
+        """The same under other numbers."""
+        profile = profile_of(self.profile.name, numbers.software)
+        if self.profile == self.profile.without_overlap():
+            profile = profile.without_overlap()
+        return Kind(with_efficiency(self.device, numbers.devices), profile)
+
+    def problem(self, case: Case, *, is_columnar: bool = False) -> Problem:
+        """The problem of a case of this kind."""
+        cluster = replace(case.problem.cluster, classes={self.device.name: self.device})
+        job = replace(case.problem.job, profile=self.profile)
+        return bind(case.problem.model, cluster, job, is_columnar=is_columnar)
+
+
+def kinds_of(cases: Iterable[Case]) -> list[tuple[Kind, list[int]]]:
+    """Every kind of case, with their places."""
+    kinds: dict[Hashable, tuple[Kind, list[int]]] = {}
+    for place, case in enumerate(cases):
+        kind = Kind(case.problem.device, case.problem.profile)
+        key = (id(kind.device), kind.profile)
+        kinds.setdefault(key, (kind, []))[1].append(place)
+    return list(kinds.values())
+
+
+def problem_with(case: Case, numbers: Numbers) -> Problem:
     """The case's problem under other numbers."""
-    problem = case.problem
-    device = with_efficiency(problem.device, numbers.devices)
-    cluster = replace(problem.cluster, classes={device.name: device})
-    profile = profile_of(problem.profile.name, numbers.software)
-    if problem.profile == problem.profile.without_overlap():
-        profile = profile.without_overlap()
-    job = replace(problem.job, profile=profile)
-    return bind(problem.model, cluster, job, is_columnar=is_columnar)
+    return Kind(case.problem.device, case.problem.profile).under(numbers).problem(case)
+
+
+def problems_with(cases: Sequence[Case], numbers: Numbers) -> list[Problem]:
+    """The problems of all cases under other numbers; what cases have in common is the same in each."""
+    found: dict[int, Problem] = {}
+    for kind, places in kinds_of(cases):
+        changed = kind.under(numbers)
+        found |= {place: changed.problem(cases[place]) for place in places}
+    return [found[place] for place in range(len(cases))]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,11 +135,10 @@ class Run:
         return self.case.strategies.take(np.full(rows, self.strategy))
 
 
-def names_of(case: Case, numbers: Numbers) -> list[str]:
-    """The fitted numbers that a case's prediction may depend on."""
-    problem = case.problem
-    devices = numbers_of_device(problem.device, numbers.devices)
-    software = numbers_of_profile(problem.profile.name, numbers.software)
+def names_of(kind: Kind, numbers: Numbers) -> list[str]:
+    """The fitted numbers that predictions of cases of a kind may depend on."""
+    devices = numbers_of_device(kind.device, numbers.devices)
+    software = numbers_of_profile(kind.profile.name, numbers.software)
     return [f"devices {n.name}" for n in devices if n.is_fitted] + [
         f"software {n.name}" for n in software if n.is_fitted
     ]
@@ -117,11 +146,19 @@ def names_of(case: Case, numbers: Numbers) -> list[str]:
 
 def chosen_strategy(case: Case, numbers: Numbers) -> int:
     """The row of the strategy that the case is taken for under these numbers."""
-    if len(case.strategies) == 1:
-        return 0
-    problem = problem_with(case, numbers)
-    figures = step_figures(problem, case.strategies)
-    return chosen_row(problem, figures, slice(0, len(case.strategies)))
+    return chosen_strategies([case], numbers)[0]
+
+
+def chosen_strategies(cases: Sequence[Case], numbers: Numbers) -> list[int]:
+    """The same of every case."""
+    chosen = [0] * len(cases)
+    several = [place for place, case in enumerate(cases) if len(case.strategies) > 1]
+    tables = [cases[place].strategies for place in several]
+    problems = problems_with([cases[place] for place in several], numbers)
+    figures = step_figures_of(problems, tables)
+    for place, problem, table, of_case in zip(several, problems, tables, figures, strict=True):
+        chosen[place] = chosen_row(problem, of_case, slice(0, len(table)))
+    return chosen
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,15 +176,21 @@ def linearised(runs: Sequence[Run], numbers: Numbers) -> Linear:
     at = {name: index for index, name in enumerate(names)}
     log_s, slopes = np.empty(len(runs)), np.zeros((len(runs), len(names)))
     values = numbers.fitted()
-    for row, run in enumerate(runs):
-        own = names_of(run.case, numbers)
+    asked: dict[int, tuple[Problem, StrategyTable, list[str]]] = {}
+    for kind, places in kinds_of(run.case for run in runs):
+        own = names_of(kind, numbers)
         columns = {}
         for place, name in enumerate(own):
             column = np.full(len(own) + 1, values[name])
             column[place + 1] *= np.exp(STEP)
             columns[name] = column
-        problem = problem_with(run.case, numbers.with_values(columns), is_columnar=True)
-        logs = np.log(step_times_s(problem, run.table(len(own) + 1)))
+        changed = kind.under(numbers.with_values(columns))
+        for row in places:
+            run = runs[row]
+            asked[row] = changed.problem(run.case, is_columnar=True), run.table(len(own) + 1), own
+    problems, tables, owns = zip(*(asked[row] for row in range(len(runs))), strict=True)
+    for row, (figures, own) in enumerate(zip(step_figures_of(problems, tables), owns, strict=True)):
+        logs = np.log(figures.step_time_s)
         log_s[row] = logs[0]
         slopes[row, [at[name] for name in own]] = (logs[1:] - logs[0]) / STEP
     return Linear(names, log_s, slopes)
@@ -155,8 +198,9 @@ def linearised(runs: Sequence[Run], numbers: Numbers) -> Linear:
 
 def predicted_log_s(runs: Sequence[Run], numbers: Numbers) -> Floats:
     """Logarithms of the predicted step times of all runs."""
-    found = [step_times_s(problem_with(run.case, numbers), run.table(1))[0] for run in runs]
-    log_s: Floats = np.log(np.array(found))
+    problems = problems_with([run.case for run in runs], numbers)
+    found = step_figures_of(problems, [run.table(1) for run in runs])
+    log_s: Floats = np.log([figures.step_time_s[0] for figures in found])
     return log_s
 
 
@@ -179,9 +223,10 @@ def fitted(
     """
     numbers = start
     for _ in range(rounds):
+        chosen = chosen_strategies(cases, numbers)
         runs = tuple(
-            Run(case=case, strategy=chosen_strategy(case, numbers), measured_s=measured)
-            for case, measured in zip(cases, measured_s, strict=True)
+            Run(case=case, strategy=strategy, measured_s=measured)
+            for case, strategy, measured in zip(cases, chosen, measured_s, strict=True)
         )
         numbers, linear = _descended(runs, numbers, steps)
     return Fit(numbers=numbers, runs=runs, linear=linear)

@@ -14,7 +14,7 @@ from shardwise.accuracy.fit import (
     Linear,
     Numbers,
     Run,
-    chosen_strategy,
+    chosen_strategies,
     fitted,
     predicted_log_s,
     source_weights,
@@ -60,11 +60,9 @@ def left_out(fit: Fit, source: str, *, rounds: int = 2, steps: int = 10) -> Left
         rounds=rounds,
         steps=steps,
     ).numbers
-    gone = [
-        replace(run, strategy=chosen_strategy(run.case, numbers))
-        for run, leaves in zip(fit.runs, out, strict=True)
-        if leaves
-    ]
+    gone = [run for run, leaves in zip(fit.runs, out, strict=True) if leaves]
+    chosen = chosen_strategies([run.case for run in gone], numbers)
+    gone = [replace(run, strategy=strategy) for run, strategy in zip(gone, chosen, strict=True)]
     return LeftOut(
         source=source,
         rows=np.flatnonzero(out),

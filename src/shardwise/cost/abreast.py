@@ -49,6 +49,11 @@ class _Read:
     shape: int
     numbers: tuple[Figure, ...]
 
+    @property
+    def has_columns(self) -> bool:
+        """Whether its numbers are those of several rows already."""
+        return any(isinstance(number, np.ndarray) for number in self.numbers)
+
 
 @dataclass(frozen=True, slots=True)
 class Shapes:
@@ -94,7 +99,7 @@ class Shapes:
     def _beside(self, records: Sequence[Record], rows: _Rows) -> Any:
         """The record of these, one of each problem, whose numbers are columns where they differ."""
         first = records[0]
-        if all(record is first for record in records):
+        if all(record is first for record in records) and not self._reading(first).has_columns:
             return first
         numbers = zip(*(self._reading(record).numbers for record in records), strict=True)
         return _with(first, map(rows.column, numbers))

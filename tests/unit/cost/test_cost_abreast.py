@@ -75,6 +75,19 @@ def test_problems_with_columns_stand_abreast_too() -> None:
     assert_same(second, expected[3])
 
 
+def test_problems_may_share_a_record_with_columns() -> None:
+    """Each has all of its values, one for each of its own rows."""
+    starts = np.array([0.0, 0.5])
+    shared = [with_efficiency(launch_s=starts), *(with_efficiency(launch_s=float(one)) for one in starts)]
+    many, *each = ([replace(asked, device=of) for asked, _ in ASKED[:2]] for of in shared)
+    tables = [table(asked, text, text) for asked, (text, *_) in ASKED[:2]]
+    found = step_figures_of([replace(asked, is_columnar=True) for asked in many], tables)
+    for place, (figures, rows) in enumerate(zip(found, tables, strict=True)):
+        alone = [step_figures(on[place], rows.take(slice(0, 1))).step_time_s[0] for on in each]
+        assert figures.step_time_s == pytest.approx(alone, rel=1e-13)
+        assert figures.step_time_s[0] < figures.step_time_s[1]
+
+
 def test_numbers_in_common_stay_numbers() -> None:
     """A column takes longer, and is not the same record."""
     one, other = problem(brick_model(MIXED)), problem(brick_model(MIXED), seq_len=7)
