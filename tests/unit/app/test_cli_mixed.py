@@ -38,6 +38,22 @@ def answer(run: Any, *argv: str) -> Any:
     return document
 
 
+def test_what_our_runtime_does_not_run_is_planned_where_any_is_asked_for(run: Any) -> None:
+    """It runs uneven plans in fp32."""
+    asked = (
+        "plan", "examples/tiny.yaml", "--cluster", "examples/clusters/unequal.yaml", "--seq-len", "64",
+        "--global-batch-size", "16", "--dtype",
+    )  # fmt: skip
+    trained = answer(run, *asked, "fp32")
+    assert trained["best"]["strategy"] is None and trained["not_run"] == []
+    assert answer(run, *asked, "fp32", "--target", "shardwise")["best"] == trained["best"]
+    uniform = answer(run, *asked, "bf16")
+    assert uniform["best"]["strategy"] is not None and uniform["not_run"] == []
+    assert "in fp32 only" in run(*asked, "bf16").out
+    ran = run(*asked, "bf16", "--target", "any")
+    assert "--dtype bf16 --target any --save plan.yaml" in ran.out and "does not run this plan" in ran.err
+
+
 @pytest.mark.parametrize("question", [QUESTION, PIPED])
 def test_an_uneven_answer_is_whole(run: Any, question: tuple[str, ...]) -> None:
     document = answer(run, *question)

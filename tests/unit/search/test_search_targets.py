@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,11 +11,13 @@ import pytest
 from shardwise import search
 from shardwise.cluster import load_cluster
 from shardwise.errors import ConfigError, Infeasible
-from shardwise.model import model_from_config
-from shardwise.search import Question, plan_for
+from shardwise.model import load_model, model_from_config
+from shardwise.plan import Answer, UnevenAnswer
+from shardwise.search import Question, plan_for, plan_pools
 from shardwise.strategy import Job, StrategyTable, Target, target_of
 from shardwise.strategy.target import target_from_record
 
+ROOT = Path(__file__).parents[3]
 MODEL = model_from_config(
     {"layers": 4, "hidden": 64, "ffn": 128, "heads": 4, "vocab": 512, "seq_len": 64}, name="tiny"
 )
@@ -95,3 +98,38 @@ def test_where_nothing_is_left_the_answer_says_so() -> None:
         plan_for(target(limits=everything), question(), search.plan)
     with pytest.raises(Infeasible, match="nothing of this space is run by some train"):
         plan_for(target(axes={"tp": [2]}), question(axes={"tp": (1, 4)}), search.plan)
+
+
+def unequal(**changes: Any) -> Question:
+    """About a small job on two unequal processes, where an uneven plan is best."""
+    model = load_model(str(ROOT / "examples/tiny.yaml"))
+    cluster = load_cluster(str(ROOT / "examples/clusters/unequal.yaml"))
+    job = Job(seq_len=64, global_batch_size=16, dtype="fp32")
+    return replace(Question(model=model, cluster=cluster, job=job), **changes)
+
+
+def test_uneven_plans_are_for_targets_that_run_them() -> None:
+    free = plan_pools(unequal())
+    assert isinstance(free, UnevenAnswer)
+    # What it is faster than is of the target too: with less to choose from no faster than any.
+    narrow = target(axes={"tp": [1], "dp": [1]}, uneven={"dtypes": ["fp32"]})
+    found = plan_pools(unequal(), target=narrow)
+    assert isinstance(found, UnevenAnswer) and found.best == free.best
+    least_s = plan_for(narrow, unequal(), search.plan_mixed).best.step_time_s
+    assert found.mixed.uniform_step_time_s == least_s
+    assert free.mixed.uniform_step_time_s is not None and least_s >= free.mixed.uniform_step_time_s
+    answer = plan_pools(unequal(), target=target())
+    assert isinstance(answer, Answer) and answer.mixed is not None
+    assert answer.best.step_time_s == free.mixed.uniform_step_time_s
+    told = "some train runs uneven plans not at all: --target any looks for them"
+    assert answer.mixed.why_uniform == told
+
+
+def test_an_uneven_plan_is_found_where_the_target_runs_no_uniform_one() -> None:
+    none = target(axes={"tp": [64]}, uneven={"dtypes": ["fp32"]})
+    with pytest.raises(Infeasible):
+        plan_for(none, unequal(), search.plan_mixed)
+    found = plan_pools(unequal(), target=none)
+    assert isinstance(found, UnevenAnswer) and found.mixed.uniform_step_time_s is None
+    with pytest.raises(Infeasible):
+        plan_pools(unequal(), target=target(axes={"tp": [64]}))

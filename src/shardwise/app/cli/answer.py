@@ -81,18 +81,17 @@ def planned(
             "is of uneven plans: those by time, on clusters of two to four pools",
             key="--stage-dp", found=str(wanted.stage_dp), allowed="1",
         )  # fmt: skip
-    target = wanted_target(wanted.target, request, by_pools=by_pools)
-    planner = search.plan_mixed if by_pools else search.plan
+    target = wanted_target(wanted.target, request)
     with progress() as show:
-        if target is not None:
-            answer = search.plan_for(target, question, planner, progress=show)
-        elif by_pools:
-            found = search.plan_pools(question, progress=show)
+        if by_pools:
+            found = search.plan_pools(question, target=target, progress=show)
             if isinstance(found, UnevenAnswer):
                 return _uneven_output(found, request, wanted, save=save, is_json=is_json)
             answer = found
+        elif target is not None:
+            answer = search.plan_for(target, question, search.plan, progress=show)
         else:
-            answer = planner(question, progress=show)
+            answer = search.plan(question, progress=show)
     used = request if answer.cluster is None else replace(request, cluster=answer.cluster)
     return _plan_output(answer, used, request, wanted, save=save, is_json=is_json, reliability=reliability)
 
@@ -117,6 +116,7 @@ def _uneven_output(
     if is_json:
         return Output(document=documents.uneven_answer(answer, request, in_the_way), talk=talk, code=code)
     command = " ".join(("shardwise plan", *question_words(request.options)))
+    command += f" --target {wanted.target}" if wanted.target is not None else ""
     command += f" --stage-dp {wanted.stage_dp}" if wanted.stage_dp > 1 else ""
     following = [f"{command} --save plan.yaml"] if save is None else []
     file = shlex.quote(save) if save is not None else "plan.yaml"

@@ -7,17 +7,14 @@ from shardwise.errors import ConfigError
 from shardwise.strategy import ANY, Strategy, Target, target_names, target_of
 
 
-def wanted_target(name: str | None, request: Request, *, by_pools: bool) -> Target | None:
+def wanted_target(name: str | None, request: Request) -> Target | None:
     """The target that `--target` names; None for any. ConfigError where it does not know the devices.
 
-    Where nothing is named it is our own runtime on devices that it knows, unless the cluster is mixed: then
-    the best plan may be uneven, which a target has to be named to exclude.
+    Where nothing is named it is our own runtime on devices that it knows.
     """
     if name is not None:
         name = choice("--target", name, (*target_names(), ANY))
-    if name == ANY or (
-        name is None and (by_pools or not target_of(OWN).knows_devices(request.cluster.classes))
-    ):
+    if name == ANY or (name is None and not target_of(OWN).knows_devices(request.cluster.classes)):
         return None
     target = target_of(name or OWN)
     if not target.knows_devices(request.cluster.classes):

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
 from shardwise.cluster import pools_of
 from shardwise.cost import Problem
-from shardwise.errors import InternalError
+from shardwise.errors import Infeasible, InternalError
 from shardwise.model import model_flop_per_token
 from shardwise.plan import (
     PROVEN_GAP,
@@ -24,16 +25,24 @@ from shardwise.plan import (
     UnevenAnswer,
     UnevenResult,
 )
-from shardwise.search.baselines import MOST_POOLS, answer_of, baselines_of, figures_of, plan_mixed
+from shardwise.search.baselines import (
+    MOST_POOLS,
+    Baselines,
+    answer_of,
+    baselines_of,
+    figures_of,
+    plan_mixed,
+)
 from shardwise.search.clock import Clock
 from shardwise.search.drive import Progress
 from shardwise.search.explain import band_of
 from shardwise.search.question import Question
+from shardwise.search.targets import plan_for
 from shardwise.search.uneven.drive import UnevenOutcome, UnevenPipeline, UnevenPlan, search_uneven
 from shardwise.search.uneven.hops import groups, most_together
 from shardwise.search.uneven.options import Options, Pricing
 from shardwise.search.uneven.space import Limits, UnevenSpace
-from shardwise.strategy import RECOMPUTES
+from shardwise.strategy import RECOMPUTES, Target
 
 EVALUATOR = "max-plus, pipeline by pipeline"
 
@@ -57,34 +66,87 @@ def refusal(question: Question) -> str | None:
     return None
 
 
-def plan_pools(question: Question, *, progress: Progress | None = None) -> Answer | UnevenAnswer:
+def plan_pools(
+    question: Question, *, target: Target | None = None, progress: Progress | None = None
+) -> Answer | UnevenAnswer:
     """The best plan of a mixed cluster: uneven where that is faster than every uniform strategy on a union of
-    pools, else the best of these.
+    pools, else the best of these. Among what `target` carries out, where that is given.
 
-    Half of a budget is for uniform strategies. Raises Infeasible where neither fits.
+    Half of a budget is for uniform strategies. Raises Infeasible where neither fits, and what `plan_for`
+    raises.
     """
-    why = refusal(question)
+    why = refusal(question) or _refusal_by(target, question)
     if why is not None:
-        answer = plan_mixed(question, progress=progress)
-        return _told(answer, why)
+        return _told(_uniform(question, target, Clock(question.budget_s), progress), why)
     with Clock(question.budget_s).listening() as clock:
-        return _of_pools(question, clock, progress)
+        return _of_pools(question, target, clock, progress)
 
 
-def _of_pools(question: Question, clock: Clock, progress: Progress | None) -> Answer | UnevenAnswer:
+def _refusal_by(target: Target | None, question: Question) -> str | None:
+    """Why the target carries out no uneven plan of this question; None where it does."""
+    if target is None or question.job.dtype in target.uneven_dtypes:
+        return None
+    known = f"in {', '.join(target.uneven_dtypes)} only" if target.uneven_dtypes else "not at all"
+    return f"{target.command} runs uneven plans {known}: --target any looks for them"
+
+
+def _uniform(question: Question, target: Target | None, clock: Clock, progress: Progress | None) -> Answer:
+    """The best uniform strategy on any union of the pools."""
+    if target is None:
+        return plan_mixed(question, progress=progress, clock=clock)
+    return plan_for(target, question, partial(plan_mixed, clock=clock), progress=progress)
+
+
+def _of_pools(
+    question: Question, target: Target | None, clock: Clock, progress: Progress | None
+) -> Answer | UnevenAnswer:
     question.problem()
     half = clock.beside(None if question.budget_s is None else question.budget_s / 2.0)
+    if target is not None:
+        return _of_target(question, target, half, clock, progress)
     found = baselines_of(question, half, progress)
     if clock.is_interrupted:
         return answer_of(question, found, clock, progress)
     figures = figures_of(question, found)
+    uneven, why = _faster(question, figures, clock, progress)
+    return uneven or _told(answer_of(question, found, clock, progress), why)
+
+
+def _of_target(
+    question: Question, target: Target, half: Clock, clock: Clock, progress: Progress | None
+) -> Answer | UnevenAnswer:
+    """The same among what the target carries out; runners-up are found with the best."""
+    try:
+        answer = _uniform(question, target, half, progress)
+    except Infeasible:
+        none = Baselines(
+            best=None,
+            union=pools_of(question.cluster),
+            fastest_alone_s=None,
+            fastest_alone=None,
+            parts=(),
+        )
+        uneven, _ = _faster(question, figures_of(question, none), clock, progress)
+        if uneven is None:
+            raise
+        return uneven
+    if clock.is_interrupted or answer.mixed is None:
+        return answer
+    uneven, why = _faster(question, answer.mixed, clock, progress)
+    return uneven or _told(answer, why)
+
+
+def _faster(
+    question: Question, figures: MixedFigures, clock: Clock, progress: Progress | None
+) -> tuple[UnevenAnswer | None, str]:
+    """The best uneven plan that is faster than uniform strategies, or why there is none."""
     space = _space_of(question)
     beat_s = float("inf") if figures.uniform_step_time_s is None else figures.uniform_step_time_s
     gap = 0.0 if question.cluster.devices <= EXACT_DEVICES else GAP
     outcome = search_uneven(space, clock=clock, beat_s=beat_s, gap=gap, progress=progress)
-    if outcome.plan is not None:
-        return replace(_answer(space, outcome, figures), is_interrupted=clock.is_interrupted)
-    return _told(answer_of(question, found, clock, progress), _why_uniform(outcome, beat_s))
+    if outcome.plan is None:
+        return None, _why_uniform(outcome, beat_s)
+    return replace(_answer(space, outcome, figures), is_interrupted=clock.is_interrupted), ""
 
 
 def _space_of(question: Question) -> UnevenSpace:
