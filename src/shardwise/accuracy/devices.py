@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache, lru_cache
 from typing import Final
 
 from shardwise.cluster import Device, device_names, find_device
@@ -48,6 +49,7 @@ class _Part:
     pattern: re.Pattern[str]
 
 
+@lru_cache(maxsize=256)
 def device_named(text: str) -> tuple[Device, tuple[str, ...]]:
     """The device within `text`, and what was assumed for it.
 
@@ -94,8 +96,9 @@ def _device(rest: str, text: str) -> tuple[Device, list[str]]:
     raise ConfigError("is not a known device", key="gpu", found=shown(text))
 
 
-def _parts() -> list[_Part]:
-    return [_part(name) for name in device_names()]
+@cache
+def _parts() -> tuple[_Part, ...]:
+    return tuple(_part(name) for name in device_names())
 
 
 def _part(name: str) -> _Part:

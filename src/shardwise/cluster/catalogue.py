@@ -102,9 +102,9 @@ def find_device(text: str, measured: Mapping[str, Device] | None = None) -> Devi
     (`A100`), with the candidates.
     """
     folded = _folded(text)
-    for name, record in _data("devices.json")["devices"].items():
-        if folded in {_folded(spelling) for spelling in (name, *record.get("aliases", ()))}:
-            return (measured or {}).get(name) or _device(name)
+    spelled = _spellings().get(folded)
+    if spelled is not None:
+        return (measured or {}).get(spelled) or _device(spelled)
     names = device_names()
     candidates = [name for name in names if len(folded) >= 2 and _folded(name).startswith(folded)]
     if len(candidates) > 1:
@@ -123,6 +123,16 @@ def _device_like(text: str) -> str | None:
     }
     found = nearest(text, names)
     return names[found] if found else None
+
+
+@cache
+def _spellings() -> Mapping[str, str]:
+    """The known device of every folded name and customary spelling."""
+    spellings: dict[str, str] = {}
+    for name, record in _data("devices.json")["devices"].items():
+        for spelling in (name, *record.get("aliases", ())):
+            spellings.setdefault(_folded(spelling), name)
+    return spellings
 
 
 def _folded(text: str) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from functools import cache
 from typing import Any, Final
 
 import numpy as np
@@ -161,6 +162,12 @@ def _with(record: Any, numbers: Iterator[Figure]) -> Any:
     return replace(record, **{name: _with(getattr(record, name), numbers) for name in _names(record)})
 
 
-def _names(record: Any) -> list[str]:
+def _names(record: Any) -> tuple[str, ...]:
     """The fields of a record that prices read."""
-    return [each.name for each in fields(record) if each.init and each.name not in UNPRICED]
+    kind: Any = type(record)
+    return _names_of(kind)
+
+
+@cache
+def _names_of(kind: Any) -> tuple[str, ...]:
+    return tuple(each.name for each in fields(kind) if each.init and each.name not in UNPRICED)

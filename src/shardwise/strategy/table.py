@@ -39,6 +39,8 @@ NAMES: Mapping[str, tuple[str, ...]] = {
 }
 """The values of the fields that have names."""
 
+_CODES = {field: {name: code for code, name in enumerate(names)} for field, names in NAMES.items()}
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StrategyTable:
@@ -68,10 +70,13 @@ class StrategyTable:
     @staticmethod
     def of(strategies: Sequence[Strategy]) -> StrategyTable:
         """One row per strategy, in order."""
-        columns = {
-            name: np.array([code_of(name, getattr(row, name)) for row in strategies], dtype=np.int64)
-            for name in FIELDS
-        }
+        columns = {}
+        for name in FIELDS:
+            values = [getattr(row, name) for row in strategies]
+            codes = _CODES.get(name)
+            columns[name] = np.array(
+                values if codes is None else [codes[value] for value in values], np.int64
+            )
         return StrategyTable(**columns)
 
     @staticmethod

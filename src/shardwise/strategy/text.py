@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from difflib import get_close_matches
+from functools import lru_cache
 from itertools import pairwise
 from typing import Any
 
@@ -153,7 +154,7 @@ def complete(
     stages = pp * vpp
     first, last = _ends(fields, layers, stages)
     recompute = fields.get("recompute", "full" if fields.get("recompute_layers", 0) else "none")
-    largest = int(largest_stage(layers, stages, first, last))
+    largest = _largest_stage(layers, stages, first, last)
     aliased = shards_of(fields, dp * cp)
     for name, degree in aliased.items():
         if fields.get(name, degree) != degree:
@@ -195,8 +196,19 @@ def _default_etp(tp: int, cp: int, dp: int, ep: int) -> int:
     return tp if (tp * cp * dp) % (tp * ep) == 0 else 1
 
 
+@lru_cache(maxsize=1024)
+def _even_ends(layers: int, stages: int) -> tuple[int, int]:
+    first, last = even_ends(layers, stages)
+    return int(first), int(last)
+
+
+@lru_cache(maxsize=1024)
+def _largest_stage(layers: int, stages: int, first: int, last: int) -> int:
+    return int(largest_stage(layers, stages, first, last))
+
+
 def _ends(fields: Mapping[str, Any], layers: int, stages: int) -> tuple[int, int]:
-    first, last = (int(end) for end in even_ends(layers, stages))
+    first, last = _even_ends(layers, stages)
     if stages == 2:
         if "first_stage_layers" in fields:
             first = int(fields["first_stage_layers"])
