@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 from functools import cache
-from itertools import pairwise
+from itertools import compress, pairwise
 from math import prod
 from typing import Any
 
@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from tests.property.uneven_twin import Layouts, drawn_space, walked_s
 
-from shardwise.plan import UnevenResult
+from shardwise.plan import Layout, Pipeline, UnevenResult
 from shardwise.search import UnevenPipeline, UnevenPlan, UnevenSpace, priced_again, relaid
 from shardwise.search.uneven import Block, grown, in_place, partitions
 from shardwise.search.uneven.answer import result_of_uneven
@@ -56,7 +56,29 @@ def drawn_plan(seed: int) -> tuple[UnevenSpace, UnevenResult] | None:
     pipelines = tuple(replace(one, microbatches=base + (at < more)) for at, one in enumerate(found))
     number = len(pipelines)
     block = replace(widest, least=number, most=number, is_alike=is_alike and number > 1)
-    return space, result_of_uneven(space, UnevenPlan(block=block, pipelines=pipelines, time_s=1.0))
+    result = result_of_uneven(space, UnevenPlan(block=block, pipelines=pipelines, time_s=1.0))
+    return space, result if seed % 3 else without_a_pool(result, seed)
+
+
+def without_a_pool(result: UnevenResult, seed: int) -> UnevenResult:
+    """With the stages of one pipeline gone that it has on one of its pools, where it has several."""
+    pipelines, ways = list(result.layout.pipelines), list(result.recompute)
+    place = seed % len(pipelines)
+    gone = pipelines[place].stages[-1].device_class
+    stays = [stage.device_class != gone for stage in pipelines[place].stages]
+    if not any(stays):
+        return result
+    stages = pipelines[place].stages
+    idle = sum(stage.devices for stage, left in zip(stages, stays, strict=True) if not left)
+    pipelines[place] = Pipeline(stages=tuple(compress(stages, stays)))
+    ways[place] = tuple(compress(ways[place], stays))
+    return replace(
+        result,
+        layout=Layout(pipelines=tuple(pipelines)),
+        recompute=tuple(ways),
+        is_alike=False,
+        idle_devices=result.idle_devices + idle,
+    )
 
 
 def _drawn_pipeline(rng: random.Random, options: Options) -> Layouts:
@@ -161,6 +183,11 @@ def test_layers_and_shares_are_the_best_where_a_plan_lies(full: bool) -> None:
     seeds = range(FULL_SEEDS if full else SEEDS)
     plans = [drawn for seed in seeds if (drawn := drawn_plan(seed)) is not None]
     assert len(plans) > len(seeds) / 2 and {result.is_alike for _, result in plans} == {True, False}
+    assert any(
+        sum(sum(stage.layers) for stage in pipeline.stages) < space.model.layers
+        for space, result in plans
+        for pipeline in result.layout.pipelines
+    )
     assert {len(result.layout.pipelines) for _, result in plans} == {1, 2, 3}
     assert not faults(seeds)
 

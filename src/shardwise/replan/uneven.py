@@ -1,7 +1,8 @@
 """Decisions for uneven plans: keep, go on with the pipelines that are whole, or move.
 
 A patch leaves pipelines where they lie: all whose nodes are there, with the shares by which they end soonest;
-or with the layers in each stage and the shares by which they do.
+or with the layers in each stage and the shares by which they do, pipelines that lost some of their stages
+among them.
 A move is to the best uneven plan of the nodes that are there, as they are, or to the best uniform
 arrangement. Pure, as the decisions for uniform plans are.
 """
@@ -135,25 +136,28 @@ class _There:
         return self._priced(self._laid(running, every), running.result.microbatches)
 
     def patched(self, running: UnevenArrangement) -> Iterator[UnevenArrangement]:
-        """Its whole pipelines with the shares by which they end soonest; and, where that is sooner still or
-        they do not fit so, with the layers too by which they do. Nothing where none is whole."""
+        """Its whole pipelines with the shares by which they end soonest; where that is sooner still or they
+        do not fit so, with the layers too by which they do; and the same beside those that have lost stages,
+        whose layers the stages that are left take."""
         locate = self._locate(running.nodes)
-        whole = [
-            place
-            for place, pipeline in enumerate(running.result.layout.pipelines)
-            if all(locate(stage)[0] in self._pool_of for stage in pipeline.stages)
-        ]
-        total = sum(running.result.microbatches)
-        if not whole or len(whole) > total:
-            return
-        laid = self._laid(running, whole)
-        shared = self._shared(laid, total)
-        if shared is not None:
-            yield shared
-        relayered = self._relayered(laid)
-        least_s = float("inf") if shared is None else shared.result.step_time_s
-        if relayered is not None and relayered.result.step_time_s < least_s * (1.0 - ENOUGH):
-            yield relayered
+        whole, broken = [], []
+        for place, pipeline in enumerate(running.result.layout.pipelines):
+            is_there = [locate(stage)[0] in self._pool_of for stage in pipeline.stages]
+            if all(is_there):
+                whole.append(place)
+            elif any(is_there):
+                broken.append(place)
+        total, least_s = sum(running.result.microbatches), float("inf")
+        if 0 < len(whole) <= total:
+            shared = self._shared(self._laid(running, whole), total)
+            if shared is not None:
+                least_s = shared.result.step_time_s
+                yield shared
+        for places in (whole, sorted(whole + broken)) if broken else (whole,):
+            found = self._relayered(self._laid(running, places)) if places else None
+            if found is not None and found.result.step_time_s < least_s * (1.0 - ENOUGH):
+                least_s = found.result.step_time_s
+                yield found
 
     def _shared(self, laid: UnevenResult, total: int) -> UnevenArrangement | None:
         """These pipelines with the shares by which they end soonest; None where they do not fit."""
@@ -218,7 +222,8 @@ class _There:
         return dict(zip(nodes, firsts, strict=False))
 
     def _laid(self, running: UnevenArrangement, places: Iterable[int]) -> UnevenResult:
-        """Some pipelines of what runs, as ranks and pools of the nodes that are there."""
+        """Some pipelines of what runs, as ranks and pools of the nodes that are there; stages that are gone
+        are left out."""
         result, locate, starts = running.result, self._locate(running.nodes), self._starts(self._names)
         chosen = list(places)
 
@@ -229,15 +234,22 @@ class _There:
             ranks = f"{first}-{last}" if stage.devices > 1 else f"{first}"
             return replace(stage, ranks=ranks, device_class=self._pool_of[name])
 
-        pipelines = tuple(
-            Pipeline(stages=tuple(moved(stage) for stage in result.layout.pipelines[place].stages))
+        left = [
+            [
+                (moved(stage), way)
+                for stage, way in zip(
+                    result.layout.pipelines[place].stages, result.recompute[place], strict=True
+                )
+                if locate(stage)[0] in starts
+            ]
             for place in chosen
-        )
+        ]
+        pipelines = tuple(Pipeline(stages=tuple(stage for stage, _ in stages)) for stages in left)
         stages = [stage for pipeline in pipelines for stage in pipeline.stages]
         return replace(
             result,
             layout=Layout(pipelines=pipelines),
-            recompute=tuple(result.recompute[place] for place in chosen),
+            recompute=tuple(tuple(way for _, way in stages) for stages in left),
             pools=tuple(dict.fromkeys(stage.device_class for stage in stages)),
             idle_devices=self._cluster.devices - sum(stage.devices for stage in stages),
         )

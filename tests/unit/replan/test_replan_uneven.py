@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 from functools import cache, cached_property
-from itertools import combinations
+from itertools import combinations, product
 
 import pytest
 from tests.property.uneven_twin import least_s
@@ -40,7 +40,7 @@ from shardwise.replan import (
 )
 from shardwise.replan.holdings import unit_elements
 from shardwise.search import Question, UnevenSpace, best_uneven, priced_again
-from shardwise.strategy import Job
+from shardwise.strategy import RECOMPUTES, Job
 
 HOUR_S = 3600.0
 MIXED = "1x2xT4+3x1xRTX3090"
@@ -97,7 +97,9 @@ def mixed(cluster: str, margin: float = 0.05, layers: int = 3) -> Mixed:
     return Mixed(cluster, margin, layers)
 
 
-def in_line(given: Mixed, cluster: Cluster, layers: tuple[int, ...]) -> UnevenArrangement:
+def in_line(
+    given: Mixed, cluster: Cluster, layers: tuple[int, ...], *, size: int = 1, ways: tuple[str, ...] = ()
+) -> UnevenArrangement:
     """One pipeline with a stage on every node of `cluster`, each of one device."""
     result = given.running.result
     names = {replace(pool.node, name=""): pool.name for pool in pools_of(cluster)}
@@ -109,9 +111,9 @@ def in_line(given: Mixed, cluster: Cluster, layers: tuple[int, ...]) -> UnevenAr
     result = replace(
         result,
         layout=Layout(pipelines=(Pipeline(stages=stages),)),
-        micro_batch_size=1,
-        microbatches=(given.job.global_batch_size,),
-        recompute=(("none",) * len(layers),),
+        micro_batch_size=size,
+        microbatches=(given.job.global_batch_size // size,),
+        recompute=(ways or ("none",) * len(layers),),
         pools=pools,
         is_alike=False,
         idle_devices=0,
@@ -202,6 +204,31 @@ def test_layers_leave_a_node_that_is_slow() -> None:
     assert found.transition.seconds == pytest.approx(found.transition.moving_s + costs.regroup_s)
     # Where there is no time for that, all stays.
     assert given.replan(running, event, horizon_s=10.0).decision == "keep"
+
+
+def test_the_stages_that_are_left_take_the_layers_of_those_that_are_gone() -> None:
+    """Of a pipeline over three nodes the one in the middle is lost, and its layers with it: all is read from
+    a checkpoint, but processes need not start again."""
+    given = mixed("2x1xV100-32G+1x1xV100-16G", 0.9, layers=8)
+    running = in_line(given, given.cluster, (3, 3, 2), size=4)
+    event = NodeLost(time_s=0.0, node="n1")
+    found = given.replan(running, event)
+    assert found.decision == "patch" and isinstance(found.arrangement, UnevenArrangement)
+    assert found.used == {"n0", "n2"} and found.keep_step_s is None
+    nodes = present_cluster(given.cluster, given.situation(event).states)
+    times_s = {}
+    for first, ways in product(range(1, 8), product(RECOMPUTES, repeat=2)):
+        laid = in_line(given, nodes, (first, 8 - first), size=4, ways=ways).result
+        again = priced_again(given.model, nodes, given.job, laid)
+        if again.device_bytes <= again.usable_bytes:
+            times_s[first, ways] = again.pipeline_s[0]
+    (first, _), least_s = min(times_s.items(), key=lambda one: one[1])
+    assert layers_of(found.arrangement) == (first, 8 - first)
+    assert found.step_s == pytest.approx(least_s, rel=1e-12)
+    costs = given.planner.transitions.costs
+    assert found.transition.lost_s == costs.checkpoint_interval_s / 2.0
+    moved_s = found.transition.moving_s
+    assert found.transition.seconds == pytest.approx(moved_s + costs.regroup_s + found.transition.lost_s)
 
 
 def test_whatever_nodes_are_lost_a_plan_that_exists_is_found(full: bool) -> None:

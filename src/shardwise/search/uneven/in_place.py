@@ -1,11 +1,11 @@
 """The pipelines of an uneven plan where they lie, with other layers and other shares: what a patch may be.
 
 Stages stay on their devices, with their tp and dp; how many layers each has, what it recomputes, and how many
-microbatches each pipeline does are free. Among all of these the plan is the fastest: the layers of a
-pipeline with so many microbatches are found as the search finds them, but that the order of its pools is
-given; and shares are the best where no microbatch can go from the slowest pipeline to another that would end
-sooner with it than the slowest does, as no pipeline is sooner done with more. Where plans are as fast,
-pipelines keep their layers.
+microbatches each pipeline does are free; where stages are gone, those that are left take their layers. Among
+all of these the plan is the fastest: the layers of a pipeline with so many microbatches are found as the
+search finds them, but that the order of its pools is given; and shares are the best where no microbatch can
+go from the slowest pipeline to another that would end sooner with it than the slowest does, as no pipeline is
+sooner done with more. Where plans are as fast, pipelines keep their layers.
 """
 
 from __future__ import annotations
@@ -178,6 +178,8 @@ def _kept(best: _Relaid, chains: Sequence[_Chain], pipelines: Sequence[Pipeline]
         had = tuple(
             (pool, sum(stage.layers)) for pool, stage in zip(chain.order, pipeline.stages, strict=True)
         )
+        if sum(layers for _, layers in had) < best.options.layers:
+            continue  # a stage of it is gone
         if pipeline_s(best.options, chain.kinds, had, best.shares[place]) <= best.time_s * SAME:
             stages[place] = had
     if best.is_alike and len(set(stages)) > 1:
