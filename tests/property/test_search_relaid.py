@@ -192,6 +192,19 @@ def test_layers_and_shares_are_the_best_where_a_plan_lies(full: bool) -> None:
     assert not faults(seeds)
 
 
+def test_stages_that_the_search_does_not_know_are_left_as_they_are() -> None:
+    drawn = next(one for seed in range(SEEDS) if (one := drawn_plan(seed)) is not None)
+    space, result = drawn
+    first, *others = result.layout.pipelines
+    stage = first.stages[0]
+    of_three = Pipeline(stages=(replace(stage, tp=3), *first.stages[1:]))
+    too_long = Pipeline(stages=(stage,) * 9)
+    two_kinds = Pipeline(stages=(stage, replace(stage, tp=2 * stage.tp)))
+    for pipeline in (of_three, too_long, two_kinds):
+        laid = replace(result, layout=Layout(pipelines=(pipeline, *others)))
+        assert relaid(space.model, space.cluster, space.job, laid) is None
+
+
 def test_a_bound_that_is_too_high_misses_layers(monkeypatch: pytest.MonkeyPatch) -> None:
     """As high as for twice as many microbatches."""
 

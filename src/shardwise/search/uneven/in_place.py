@@ -52,7 +52,7 @@ class _Relaid:
 def relaid(model: Model, cluster: Cluster, job: Job, result: UnevenResult) -> UnevenResult | None:
     """The plan with the layers and shares by which its last pipeline ends soonest; times are to be priced
     again. None where none fits, where there are fewer microbatches than pipelines, or where a pipeline has
-    stages of several kinds on one pool."""
+    too many stages, stages of several kinds on one pool, or of a kind that is not in the space."""
     pipelines = result.layout.pipelines
     rows = max(stage.dp for pipeline in pipelines for stage in pipeline.stages)
     space = UnevenSpace(model, cluster, job, Limits(rows=rows))
@@ -80,16 +80,19 @@ def relaid(model: Model, cluster: Cluster, job: Job, result: UnevenResult) -> Un
 def _chain(
     space: UnevenSpace, union: tuple[int, ...], micro_batch_size: int, pipeline: Pipeline
 ) -> _Chain | None:
-    """None where stages on one pool are of several kinds, which the search does not know."""
+    """None where there are more stages than the search knows, or on one pool several kinds or another one."""
+    if len(pipeline.stages) > space.most_stages:
+        return None
     names = [space.pools[pool].name for pool in union]
     order = tuple(names.index(stage.device_class) for stage in pipeline.stages)
     kinds = [0] * len(union)
     for place, pool in enumerate(union):
         mine = {(one.tp, one.dp) for one, at in zip(pipeline.stages, order, strict=True) if at == place}
-        if len(mine) > 1:
+        known = space.kinds(pool, micro_batch_size)
+        if len(mine) > 1 or not mine <= set(known):
             return None
         if mine:
-            kinds[place] = space.kinds(pool, micro_batch_size).index(mine.pop())
+            kinds[place] = known.index(mine.pop())
     return _Chain(tuple(kinds), order)
 
 
