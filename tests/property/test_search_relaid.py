@@ -20,7 +20,7 @@ from shardwise.search.uneven.answer import result_of_uneven
 from shardwise.search.uneven.bounds import stage_s
 from shardwise.search.uneven.options import Options, Pricing
 
-SEEDS, FULL_SEEDS = 24, 1000
+SEEDS, FULL_SEEDS = 20, 1000
 
 
 @cache
