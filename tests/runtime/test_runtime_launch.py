@@ -28,4 +28,4 @@ def test_torchrun_trains_as_launched(tmp_path: Path) -> None:
     )  # fmt: skip
     assert ran.returncode == 0, ran.stderr
     assert [json.loads(line)["step"] for line in log.read_text().splitlines()] == [1, 2]
-    assert ran.stdout.count("trained") == 1
+    assert ran.stdout.count("trained") == 1 and "step 2/2" in ran.stderr
