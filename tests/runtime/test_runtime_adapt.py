@@ -67,8 +67,7 @@ def on(cluster: Cluster, plan: Plan) -> Plan:
 
 
 SCRIPTS = [
-    ("llama", ("dp=4,zero_stage=3", "pp=2,dp=2,schedule=1f1b,zero_stage=1", "tp=2,dp=2,zero_stage=1")),
-    ("gpt", ("pp=4,schedule=1f1b", "tp=4", "pp=2,schedule=zb_v,vpp=2,micro_batch_size=1,dp=2")),
+    ("gpt", ("dp=4,zero_stage=3", "tp=4", "pp=2,schedule=zb_v,vpp=2,micro_batch_size=1,dp=2")),
     ("mixtral", ("dp=4,ep=4,zero_stage=1", "pp=2,tp=2,ep=2,schedule=1f1b", "dp=4,ep=4,zero_stage=1")),
 ]
 
