@@ -14,7 +14,15 @@ from itertools import combinations, product
 import numpy as np
 import pytest
 from tests.property.op_instances import EVEN_INSTANCES
-from tests.property.test_graph_kinds import carried_out, operands_of, whole, without_gradient
+from tests.property.spmd import Array
+from tests.property.test_graph_kinds import (
+    Carried,
+    carry_out,
+    operands_of,
+    placements_of,
+    whole,
+    without_gradient,
+)
 
 from shardwise.graph import PARTIAL, WHOLE, WHOLE_SUMMED, OpNode, Placement, Rule, rules_of, shard
 
@@ -85,28 +93,53 @@ def is_asked(op: OpNode, rule: Rule, known: set[Layout]) -> bool:
     )
 
 
-def is_right(op: OpNode, rule: Rule) -> bool:
-    expected, expected_gradients = whole(op)
-    try:
-        output, gradients, calls = carried_out(op, [rule], [RANKS])
-    except (AssertionError, ValueError, IndexError):
-        return False  # copies that differ, shapes that do not meet, rows or elements that a rank has not
-    assert not calls
-    pairs = [(output, expected), *zip(gradients, expected_gradients, strict=True)]
-    return all(
-        ours.shape == theirs.shape and np.allclose(ours, theirs, rtol=1e-7, atol=1e-7)
-        for ours, theirs in pairs
-    )
-
-
 def known_layouts(op: OpNode) -> set[Layout]:
     return {layout_of(op, rule) for rule in rules_of(op) if not rule.exchanges}
 
 
 def right_layouts(op: OpNode) -> set[Layout]:
-    known = known_layouts(op)
-    asked = (rule for rule in candidates(op) if is_asked(op, rule, known))
-    return {layout_of(op, rule) for rule in asked if is_right(op, rule)}
+    """Layouts that are carried out right. Whether the gradient of what is whole is a sum, nobody asks before
+    it is put together: layouts that differ in no more are carried out once."""
+    known, expected = known_layouts(op), whole(op)
+    right: set[Layout] = set()
+    ran: dict[Layout, Carried | None] = {}
+    for rule in candidates(op):
+        if is_asked(op, rule, known):
+            operands = [WHOLE if each == WHOLE_SUMMED else each for each in (*rule.inputs, *rule.parameters)]
+            key = (*operands, rule.output)
+            if key not in ran:
+                ran[key] = carried_right(op, rule, expected[0])
+            carried = ran[key]
+            if carried is not None and has_right_gradients(carried, rule, expected[1]):
+                right.add(layout_of(op, rule))
+    return right
+
+
+WRONG = (AssertionError, ValueError, IndexError)
+"""Copies that differ, shapes that do not meet, rows or elements that a rank has not."""
+
+
+def carried_right(op: OpNode, rule: Rule, expected: Array) -> Carried | None:
+    """What `rule` makes of the operator, where its output is right."""
+    try:
+        carried = carry_out(op, [rule], [RANKS])
+        output = carried.output([rule.output])
+    except WRONG:
+        return None
+    assert not carried.calls
+    return carried if is_equal(output, expected) else None
+
+
+def has_right_gradients(carried: Carried, rule: Rule, expected: list[Array]) -> bool:
+    try:
+        gradients = carried.gradients(placements_of([rule]))
+    except WRONG:
+        return False
+    return all(is_equal(ours, theirs) for ours, theirs in zip(gradients, expected, strict=True))
+
+
+def is_equal(ours: Array, theirs: Array) -> bool:
+    return ours.shape == theirs.shape and np.allclose(ours, theirs, rtol=1e-7, atol=1e-7)
 
 
 def unexplained(right: set[Layout], known: set[Layout]) -> set[Layout]:

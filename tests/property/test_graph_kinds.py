@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import prod
 
 import numpy as np
@@ -57,29 +57,57 @@ def operands_of(op: OpNode) -> list[tuple[str, ...]]:
     return [*(operand.dims for operand in op.inputs), *(parameter.dims for parameter in op.parameters)]
 
 
-def carried_out(
-    op: OpNode, rules: Sequence[Rule], counts: Sequence[int], seed: int = 1
-) -> tuple[Array, list[Array], list[Call]]:
-    """The output, the gradients of inputs and parameters for a random gradient of the output, and the
-    collectives that ran."""
+@dataclass(frozen=True)
+class Carried:
+    """What ranks hold behind an operator and its backward pass, and the collectives that ran."""
+
+    op: OpNode
+    mesh: Mesh
+    operands: list[Value]
+    result: Value
+    calls: list[Call]
+
+    def output(self, placements: Sequence[Placement]) -> Array:
+        """The whole output, where it lies as `placements` say of each axis."""
+        return assemble(self.mesh, self.result.parts, placements, partial=TENSOR)
+
+    def gradients(self, placements: Sequence[Sequence[Placement]]) -> list[Array]:
+        """Those of inputs and parameters, which lie as `placements` say of each and each axis."""
+        return [
+            assemble(self.mesh, operand.grad, placements[at], partial=GRADIENT)
+            for at, operand in enumerate(self.operands)
+            if INTEGERS.get(self.op.kind) != at
+        ]
+
+
+def carry_out(op: OpNode, rules: Sequence[Rule], counts: Sequence[int], seed: int = 1) -> Carried:
+    """The operator on random operands, and a random gradient of its output, as they lie by `rules`."""
     mesh = Mesh(op, rules, tuple(counts))
     run = Spmd(mesh)
-    tensors = operands_of(op)
-    placements = [[(*rule.inputs, *rule.parameters)[at] for rule in rules] for at in range(len(tensors))]
     operands: list[Value] = []
-    for at, (dims, array) in enumerate(zip(tensors, tensors_of(op, seed), strict=True)):
-        parts = place(mesh, dims, array, placements[at], partial=TENSOR, seed=at)
+    for at, (dims, array) in enumerate(zip(operands_of(op), tensors_of(op, seed), strict=True)):
+        parts = place(mesh, dims, array, placements_of(rules)[at], partial=TENSOR, seed=at)
         operands.append(run.value(dims, parts))
     result = PROGRAMS[op.kind](run, op, operands)
     outputs = [rule.output for rule in rules]
     gradient = np.random.default_rng(seed + 1).normal(size=op.shape(op.output))
     run.backward(result, place(mesh, op.output, gradient, outputs, partial=GRADIENT, seed=9))
-    gradients = [
-        assemble(mesh, operand.grad, placements[at], partial=GRADIENT)
-        for at, operand in enumerate(operands)
-        if INTEGERS.get(op.kind) != at
-    ]
-    return assemble(mesh, result.parts, outputs, partial=TENSOR), gradients, run.calls
+    return Carried(op, mesh, operands, result, run.calls)
+
+
+def placements_of(rules: Sequence[Rule]) -> list[list[Placement]]:
+    """Of each input and parameter along each axis."""
+    return [list(each) for each in zip(*((*rule.inputs, *rule.parameters) for rule in rules), strict=True)]
+
+
+def carried_out(
+    op: OpNode, rules: Sequence[Rule], counts: Sequence[int], seed: int = 1
+) -> tuple[Array, list[Array], list[Call]]:
+    """The output, the gradients of inputs and parameters for a random gradient of the output, and the
+    collectives that ran."""
+    carried = carry_out(op, rules, counts, seed)
+    gradients = carried.gradients(placements_of(rules))
+    return carried.output([rule.output for rule in rules]), gradients, carried.calls
 
 
 def whole(op: OpNode) -> tuple[Array, list[Array]]:
