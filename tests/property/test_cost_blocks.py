@@ -75,8 +75,15 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "drawn" in metafunc.fixturenames:
         odd = FULL_ODD if is_full else ODD
         seeds = [*range(-len(CASES), odd), *(seed for seed in ONCE_WRONG if seed >= odd)]
-        names = [str(CASES[seed]) if seed < 0 else f"odd {seed}" for seed in seeds]
-        metafunc.parametrize("drawn", seeds, ids=names, indirect=True, scope="module")
+        drawn = [
+            pytest.param(
+                seed,
+                id=str(CASES[seed]) if seed < 0 else f"odd {seed}",
+                marks=pytest.mark.xdist_group(f"drawn {seed}"),  # by one worker, which draws once
+            )
+            for seed in seeds
+        ]
+        metafunc.parametrize("drawn", drawn, indirect=True, scope="module")
 
 
 @pytest.fixture(scope="module")

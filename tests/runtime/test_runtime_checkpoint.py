@@ -65,13 +65,13 @@ def loads(report: Report, plan: Plan, root: str) -> list[float]:
 
 
 MOVES = [
-    ("pp=2,schedule=1f1b", "tp=2,dp=2,zero_stage=3", "gpt", "adamw"),
+    ("pp=2,schedule=1f1b", "tp=2,dp=2,zero_stage=3,micro_batch_size=4", "gpt", "adamw"),
     ("pp=2,schedule=zb_v,vpp=2,micro_batch_size=1", "dp=4,zero_stage=1", "gpt", "adamw"),
     ("tp=2,dp=2,zero_stage=2", "pp=2,schedule=zb_v,vpp=2,micro_batch_size=1", "gpt", "adamw"),
-    ("dp=4,zero_stage=3", "tp=4,sequence_parallel=true", "llama", "adamw"),
-    ("tp=2,cp=2", "pp=3,schedule=1f1b,first_stage_layers=0,last_stage_layers=1", "llama", "adamw"),
+    ("dp=4,zero_stage=3", "tp=4,sequence_parallel=true,micro_batch_size=4", "llama", "adamw"),
+    ("tp=2,cp=2,micro_batch_size=4", "pp=3,schedule=1f1b,first_stage_layers=0", "llama", "adamw"),
     ("dp=2,zero_stage=1", "pp=2,schedule=1f1b", "llama", "sgd"),
-    ("dp=4,ep=2,zero_stage=3", "tp=2,etp=2", "mixtral", "adamw"),
+    ("dp=4,ep=2,zero_stage=3", "tp=2,etp=2,micro_batch_size=4", "mixtral", "adamw"),
     ("pp=2,tp=2,ep=2,schedule=1f1b,micro_batch_size=2", "dp=4,ep=4,zero_stage=1", "qwen3_moe", "adamw"),
 ]  # fmt: skip
 
@@ -88,7 +88,9 @@ def test_a_run_goes_on_under_another_plan(
     assert loaded == pytest.approx(whole[BEFORE:], rel=2e-5)
 
 
-@pytest.mark.parametrize("text", ["tp=2,dp=2,zero_stage=3", "pp=2,schedule=zb_h1,micro_batch_size=1"])
+@pytest.mark.parametrize(
+    "text", ["tp=2,dp=2,zero_stage=3,micro_batch_size=4", "pp=2,schedule=zb_h1,micro_batch_size=1"]
+)
 def test_under_the_same_plan_it_goes_on_bit_by_bit(team: Team, tmp_path: Path, text: str) -> None:
     plan = make_plan(text, model="gpt")
     saved = team.run(plan.cluster.devices, saves, plan, str(tmp_path))[0]

@@ -39,10 +39,10 @@ TENSOR = [
     ("tp=2,sequence_parallel=false", "gpt"),
     ("tp=2,sequence_parallel=true,micro_batch_size=2", "llama"),
     ("tp=2,sequence_parallel=false", "llama"),
-    ("tp=4,sequence_parallel=true", "qwen3"),
-    ("tp=4,sequence_parallel=false", "qwen3"),
-    ("tp=2,sequence_parallel=true", "neox"),
-    ("tp=4,sequence_parallel=false", "neox"),
+    ("tp=4,sequence_parallel=true,micro_batch_size=4", "qwen3"),
+    ("tp=4,sequence_parallel=false,micro_batch_size=4", "qwen3"),
+    ("tp=2,sequence_parallel=true,micro_batch_size=4", "neox"),
+    ("tp=4,sequence_parallel=false,micro_batch_size=4", "neox"),
 ]
 PIPELINES = [
     ("pp=2,schedule=gpipe,micro_batch_size=2", "gpt"),
@@ -61,8 +61,8 @@ PIPELINES = [
     ("pp=2,schedule=dualpipe_v,vpp=2,micro_batch_size=2", "gpt"),
 ]
 PAIRS = [
-    ("tp=2,dp=2", "gpt"),
-    ("tp=2,dp=2,zero_stage=1,sequence_parallel=true", "llama"),
+    ("tp=2,dp=2,micro_batch_size=4", "gpt"),
+    ("tp=2,dp=2,zero_stage=1,sequence_parallel=true,micro_batch_size=2", "llama"),
     ("tp=2,dp=2,zero_stage=2,micro_batch_size=2", "gpt"),
     ("tp=2,dp=2,zero_stage=3,micro_batch_size=2", "llama"),
     ("tp=2,dp=4,zero_stage=3,dp_shard=2", "gpt"),
@@ -88,8 +88,8 @@ CONTEXT = [
     ("cp=4,cp_kind=all_to_all", "gpt"),
     ("cp=2,dp=2,zero_stage=1,micro_batch_size=2", "qwen3"),
     ("cp=2,dp=2,zero_stage=3,cp_kind=all_to_all,axis_order=dp-cp-tp-pp", "llama"),
-    ("tp=2,cp=2,sequence_parallel=true", "llama"),
-    ("tp=2,cp=2,cp_kind=all_to_all,sequence_parallel=false", "gpt"),
+    ("tp=2,cp=2,sequence_parallel=true,micro_batch_size=4", "llama"),
+    ("tp=2,cp=2,cp_kind=all_to_all,sequence_parallel=false,micro_batch_size=4", "gpt"),
     ("cp=2,pp=2,schedule=1f1b,micro_batch_size=2", "gpt"),
     ("cp=2,pp=2,schedule=zb_v,vpp=2,micro_batch_size=1", "llama"),
 ]
@@ -97,7 +97,7 @@ RECOMPUTED = [
     ("recompute=full,recompute_layers=4,dp=2", "llama"),
     ("recompute=full,recompute_layers=1,dp=2,zero_stage=3", "gpt"),
     ("recompute=selective,dp=2,zero_stage=2,micro_batch_size=2", "neox"),
-    ("recompute=selective,tp=2,sequence_parallel=true", "gpt"),
+    ("recompute=selective,tp=2,sequence_parallel=true,micro_batch_size=4", "gpt"),
     ("recompute=full,recompute_layers=2,cp=2", "llama"),
     ("recompute=full,recompute_layers=1,pp=2,schedule=1f1b,micro_batch_size=2", "llama"),
     ("recompute=full,recompute_layers=1,pp=2,schedule=zb_h1,micro_batch_size=2", "gpt"),
@@ -109,10 +109,10 @@ EXPERTS = [
     ("dp=2,ep=2", "mixtral"),
     ("dp=4,ep=2,zero_stage=3,micro_batch_size=1", "mixtral"),
     ("dp=4,ep=4,zero_stage=2,dp_shard=2,micro_batch_size=1", "qwen3_moe"),
-    ("tp=2,ep=1,sequence_parallel=false", "mixtral"),
-    ("tp=2,ep=2,sequence_parallel=true", "qwen3_moe"),
+    ("tp=2,ep=1,sequence_parallel=false,micro_batch_size=4", "mixtral"),
+    ("tp=2,ep=2,sequence_parallel=true,micro_batch_size=4", "qwen3_moe"),
     ("tp=2,etp=2,sequence_parallel=false,micro_batch_size=2", "qwen3_moe"),
-    ("tp=2,dp=2,ep=2,etp=2,zero_stage=1,sequence_parallel=true", "mixtral"),
+    ("tp=2,dp=2,ep=2,etp=2,zero_stage=1,sequence_parallel=true,micro_batch_size=2", "mixtral"),
     ("cp=2,dp=2,ep=4,cp_kind=all_to_all", "mixtral"),
     ("pp=2,dp=2,ep=2,schedule=1f1b,zero_stage=3,micro_batch_size=2", "qwen3_moe"),
     ("pp=2,tp=2,ep=1,schedule=interleaved_1f1b,vpp=2,micro_batch_size=2", "mixtral"),
@@ -122,8 +122,8 @@ EXPERTS = [
     ("dp=2,ep=2,recompute=selective", "qwen3_moe"),
 ]
 SHARED_HEADS = [
-    ("tp=4,sequence_parallel=true", "llama"),
-    ("tp=4,dp=2,zero_stage=1,sequence_parallel=false", "llama"),
+    ("tp=4,sequence_parallel=true,micro_batch_size=4", "llama"),
+    ("tp=4,dp=2,zero_stage=1,sequence_parallel=false,micro_batch_size=2", "llama"),
 ]
 HALF = [
     ("dp=2,zero_stage=1,micro_batch_size=2", "llama"),

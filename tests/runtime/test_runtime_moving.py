@@ -48,13 +48,13 @@ def moved(report: Report, before: Plan, after: Plan, root: str) -> tuple[list[st
 MOVES = [
     ("dp=2,zero_stage=1", "pp=2,schedule=1f1b", "gpt", "adamw"),
     ("pp=2,schedule=1f1b", "dp=2,zero_stage=3", "llama", "sgd"),
-    ("dp=2,zero_stage=0", "tp=2", "llama", "adamw"),
-    ("pp=2,dp=2,schedule=1f1b", "tp=2,dp=2,zero_stage=3", "gpt", "adamw"),
+    ("dp=2,zero_stage=0", "tp=2,micro_batch_size=4", "llama", "adamw"),
+    ("pp=2,dp=2,schedule=1f1b", "tp=2,dp=2,zero_stage=3,micro_batch_size=4", "gpt", "adamw"),
     ("pp=2,schedule=zb_v,vpp=2,micro_batch_size=1", "dp=2,zero_stage=1", "gpt", "adamw"),
-    ("tp=2,dp=2,zero_stage=2", "pp=2,tp=2,schedule=1f1b", "gpt", "adamw"),
-    ("dp=4,zero_stage=3", "tp=4,sequence_parallel=true", "llama", "adamw"),
-    ("tp=2,cp=2", "pp=4,schedule=1f1b", "llama", "adamw"),
-    ("dp=4,ep=2,zero_stage=3", "tp=4,etp=2", "mixtral", "adamw"),
+    ("tp=2,dp=2,zero_stage=2,micro_batch_size=4", "pp=2,tp=2,schedule=1f1b", "gpt", "adamw"),
+    ("dp=4,zero_stage=3", "tp=4,sequence_parallel=true,micro_batch_size=4", "llama", "adamw"),
+    ("tp=2,cp=2,micro_batch_size=4", "pp=4,schedule=1f1b", "llama", "adamw"),
+    ("dp=4,ep=2,zero_stage=3", "tp=4,etp=2,micro_batch_size=4", "mixtral", "adamw"),
     ("pp=2,tp=2,ep=2,schedule=1f1b,micro_batch_size=2", "dp=4,ep=4,zero_stage=1", "qwen3_moe", "adamw"),
 ]  # fmt: skip
 

@@ -144,8 +144,15 @@ def test_a_command_that_does_not_exist_ends_with_a_code(cluster: str) -> None:
 def test_an_interrupt_takes_everything_down(cluster: str, tmp_path: Path, number: int) -> None:
     ready = tmp_path / "ready"
     program = f"import os, time; os.mkfifo('{ready}') if os.environ['RANK'] == '0' else 0; time.sleep(60)"
+
+    def interruptible() -> None:  # a shell's background has it ignored
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+
     with subprocess.Popen(
-        [*COMMAND, cluster, "--", sys.executable, "-c", program], stderr=subprocess.PIPE, text=True
+        [*COMMAND, cluster, "--", sys.executable, "-c", program],
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=interruptible,
     ) as process:
         deadline_s = time.monotonic() + 100
         while not ready.exists() and process.poll() is None and time.monotonic() < deadline_s:
