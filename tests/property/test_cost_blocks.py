@@ -40,7 +40,7 @@ from shardwise.search.evaluate import drained_s, step_times_s
 from shardwise.strategy import SCHEDULES, StrategyTable
 
 TOLERANCE = 1e-12
-ODD, FULL_ODD = 16, 400
+ODD, FULL_ODD = 10, 400
 ONCE_WRONG = (108,)
 """Odd problems with a bound that was too high: two exchanges hide beside the same matmuls."""
 ROWS, ROUNDS = 240, 16
