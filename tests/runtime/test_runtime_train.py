@@ -198,6 +198,19 @@ def is_gone(pid: int) -> bool:
     return False
 
 
+def _started_by(report: Report) -> int:
+    return os.getppid()
+
+
+def test_ranks_are_copies_of_one_process(team: Team) -> None:
+    """Of another than this, which has imported what they need; on other systems than Linux they are started
+    by this one, and import it again."""
+    (server,) = set(team.run(2, _started_by))
+    assert (server != os.getpid()) == (sys.platform == "linux")
+    if sys.platform == "linux":
+        assert b"shardwise.runtime" in Path(f"/proc/{server}/cmdline").read_bytes()
+
+
 def test_a_rank_that_dies_ends_all_and_is_named() -> None:
     with Team(2) as team:
         assert team.run(2, _answer, 5) == [5, 6]
