@@ -16,9 +16,10 @@ from tests.property.uneven_twin import Layouts, drawn_space, walked_s
 from shardwise.plan import Layout, Pipeline, UnevenResult
 from shardwise.search import UnevenPipeline, UnevenPlan, UnevenSpace, priced_again, relaid
 from shardwise.search.uneven import Block, grown, in_place, partitions
-from shardwise.search.uneven.answer import result_of_uneven
 from shardwise.search.uneven.bounds import stage_s
 from shardwise.search.uneven.options import Options, Pricing
+from shardwise.search.uneven.result import result_of_uneven
+from shardwise.search.uneven.space import devices_of
 
 SEEDS, FULL_SEEDS = 20, 1000
 
@@ -85,7 +86,7 @@ def _drawn_pipeline(rng: random.Random, options: Options) -> Layouts:
     stages = rng.randint(1, min(4, options.most_stages))
     kinds = [rng.randrange(len(pool.kinds)) for pool in options.stages]
     of = [rng.randrange(len(kinds)) for _ in range(stages)]
-    sizes = [prod(pool.kinds[kind]) for pool, kind in zip(options.stages, kinds, strict=True)]
+    sizes = [prod(devices_of(pool.kinds[kind])) for pool, kind in zip(options.stages, kinds, strict=True)]
     taken = [of.count(pool) * size for pool, size in enumerate(sizes)]
     cuts = [0, *sorted(rng.sample(range(1, options.layers), stages - 1)), options.layers]
     layers = [last - first for first, last in pairwise(cuts)]

@@ -16,10 +16,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardwise.cluster import load_cluster
-from shardwise.model import model_from_config
+from shardwise.cost import StageShape, hop_s, kinds_of, stage_price
+from shardwise.model import Model, model_from_config
 from shardwise.search import Limits, UnevenSpace
-from shardwise.search.uneven.options import Options, Pricing
-from shardwise.search.uneven.space import Block
+from shardwise.search.uneven.hops import Hops
+from shardwise.search.uneven.options import Options, Pricing, Stages
+from shardwise.search.uneven.space import Block, Braid
 from shardwise.strategy import Job
 
 Floats = NDArray[np.float64]
@@ -31,7 +33,7 @@ LINKS = ("1Gb/s", "10Gb/s", "200Gb/s")
 
 @dataclass(frozen=True, slots=True)
 class Layouts:
-    """Pipelines of as many stages: the pool, the kind and the layers of each, of shape (layouts, stages); and
+    """Pipelines of as many stages: the site, the kind and the layers of each, of shape (layouts, stages); and
     the devices of each pool that they take, of shape (layouts, pools)."""
 
     pools: Ints
@@ -55,11 +57,7 @@ def drawn_space(seed: int, most_devices: int) -> UnevenSpace:
             break
     text = "+".join(f"{n}x{d}x{name}" for (n, d), name in zip(parts, classes, strict=True))
     layers = rng.randint(2, 8 if most_devices > 4 else 6)
-    config = {
-        "model_type": "gpt2", "n_embd": rng.choice((512, 1024, 4096)), "n_layer": layers, "n_head": 8,
-        "vocab_size": rng.choice((1000, 50257)), "n_positions": 1024,
-        "tie_word_embeddings": rng.random() < 0.5,
-    }  # fmt: skip
+    model = _model(rng, layers, rng.choice((512, 1024, 4096)))
     job = Job(
         seq_len=rng.choice((128, 1024)),
         global_batch_size=rng.choice((2, 3, 4, 6, 8)),
@@ -69,13 +67,40 @@ def drawn_space(seed: int, most_devices: int) -> UnevenSpace:
     limits = Limits(
         stages=rng.choice((2, 3, 4)), rows=rng.choice((1, 2)), loose_nodes=rng.choice((0, 4, 4, 4))
     )
-    model = model_from_config(config, name="drawn")
     return UnevenSpace(model, load_cluster(text, inter_node=rng.choice(LINKS)), job, limits)
+
+
+def drawn_to_braid(seed: int) -> UnevenSpace:
+    """The same of up to 5 devices, where stages may split up to 4 or 6 rows over two pools, and more often
+    should: fast links, short sequences, few of them."""
+    rng = random.Random(seed)
+    while True:
+        classes = rng.sample(DEVICES, rng.choice((2, 2, 2, 3)))
+        parts = [(rng.choice((1, 1, 2)), rng.choice((1, 1, 2))) for _ in classes]
+        if sum(nodes * devices for nodes, devices in parts) <= 5:
+            break
+    layers, width = rng.randint(2, 4), rng.choice((1024, 1024, 2048))
+    link, batch = rng.choice(("200Gb/s", "1600Gb/s")), rng.choice((2, 4, 4, 5, 6))
+    margin, stages, braid = rng.choice((0.05, 0.5, 0.5, 0.9)), rng.choice((2, 3)), rng.choice((4, 4, 6))
+    model = _model(rng, layers, width)
+    job = Job(seq_len=256, global_batch_size=batch, dtype="fp16", memory_margin=margin)
+    limits = Limits(stages=stages, rows=rng.choice((1, 2)), loose_nodes=rng.choice((0, 4, 4, 4)), braid=braid)
+    text = "+".join(f"{n}x{d}x{name}" for (n, d), name in zip(parts, classes, strict=True))
+    return UnevenSpace(model, load_cluster(text, inter_node=link), job, limits)
+
+
+def _model(rng: random.Random, layers: int, width: int) -> Model:
+    config = {
+        "model_type": "gpt2", "n_embd": width, "n_layer": layers, "n_head": 8,
+        "vocab_size": rng.choice((1000, 50257)), "n_positions": 1024,
+        "tie_word_embeddings": rng.random() < 0.5,
+    }  # fmt: skip
+    return model_from_config(config, name="drawn")
 
 
 def least_s(space: UnevenSpace) -> float:
     """The least time of any plan of the space; infinity where nothing fits."""
-    pricing = Pricing(space)
+    pricing = Pricing(UnevenSpace(space.model, space.cluster, space.job, replace(space.limits, braid=1)))
     best = float("inf")
     for mask in range(1, 1 << len(space.pools)):
         union = tuple(place for place in range(len(space.pools)) if mask >> place & 1)
@@ -84,31 +109,116 @@ def least_s(space: UnevenSpace) -> float:
         for size in (size for size in range(1, batch + 1) if batch % size == 0):
             most = min(devices, batch // size)
             widest = Block(pools=union, micro_batch_size=size, least=1, most=1)
-            layouts = every_layout(pricing.options(widest))
+            layouts = every_layout(with_braids(space, pricing.options(widest), widest))
             for pipelines in range(1, most + 1):
                 block = replace(widest, least=pipelines, most=pipelines)
-                best = min(best, _least_of(pricing.options(block), layouts, pipelines))
+                options = with_braids(space, pricing.options(block), block)
+                best = min(best, _least_of(options, layouts, pipelines))
                 if len(union) > 1 and pipelines > 1:
                     alike = pricing.options(replace(block, is_alike=True))
-                    best = min(best, _least_alike(alike, layouts, pipelines))
+                    plain = [some.take((some.pools < len(union)).all(axis=1)) for some in layouts]
+                    best = min(best, _least_alike(alike, plain, pipelines))
     return best
 
 
+def with_braids(space: UnevenSpace, options: Options, block: Block) -> Options:
+    """The options of a block of so many pipelines with stages on two pools, each with all of its layers and a
+    row or more of every microbatch: what the slower part takes, where both fit, by the recomputation whose
+    backward is the shortest then. Their replicas are two for each pipeline, in different nodes."""
+    size, count = block.micro_batch_size, len(block.pools)
+    if not 2 <= size <= space.limits.braid:
+        return options
+    stages, hops, sites = list(options.stages), list(options.hops), list(options.sites)
+    for a in range(count):
+        for b in range(a + 1, count):
+            braids, figures, hops_s = [], [], []
+            for rows in range(1, size):
+                for one in _parts_of(space, block, block.pools[a], rows):
+                    for other in _parts_of(space, block, block.pools[b], size - rows):
+                        braids.append(Braid((one.tp, other.tp), (rows, size - rows)))
+                        figures.append(_slower(one, other))
+                        hops_s.append(max(one.hop_s, other.hop_s))
+            shape = (len(braids), options.most_stages + 1, options.most_stages + 1)
+            hop_s = np.broadcast_to(np.array(hops_s)[:, None, None], shape)
+            found = {name: np.array([one[name] for one in figures]) for name in figures[0]}
+            none = np.zeros(found["forward_s"].shape)
+            for name in ("recompute", "allocated_bytes", "device_bytes", "fullest"):
+                found[name] = none.astype(int)
+            stages.append(Stages(kinds=tuple(braids), **found))
+            hops.append(Hops(hop_s, hop_s))
+            sites.append((a, b))
+    return replace(options, stages=tuple(stages), hops=tuple(hops), sites=tuple(sites))
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """A part with so many devices: its price by recomputation where that has a say, the place of the stage,
+    whether it is the first, and layers; infinite where it does not fit."""
+
+    tp: int
+    figures: dict[str, Floats]
+    hop_s: float
+
+
+def _parts_of(space: UnevenSpace, block: Block, pool: int, rows: int) -> list[_Part]:
+    problem = space.problem(pool, block.pools, False)
+    node = space.pools[pool].node.devices
+    axes = (space.most_stages + 1, 2, space.model.layers + 1)
+    place, first, layers = (axis.reshape(-1, 1) for axis in np.indices(axes))
+    shape = StageShape(
+        layers=layers, held=place, is_first=1.0 * first, is_last=1.0 * (place == 1),
+        replicas=(2 * block.most,), groups=2,
+    )  # fmt: skip
+    found = []
+    for tp in (tp for tp in (1, 2, 4, 8) if node % tp == 0):
+        kinds = kinds_of(problem, [(tp, 1)], rows)
+        price = stage_price(kinds, shape)
+        cells = (3, 1, place.size, 1)
+        figures = {
+            name: np.broadcast_to(getattr(price, name), cells).reshape(3, *axes)
+            for name in ("forward_s", "backward_s", "gather_s", "reduce_s", "end_s", "device_bytes")
+        }
+        fits = (figures.pop("device_bytes") <= problem.usable_bytes) & ((place > 0) & (layers > 0)).reshape(
+            axes
+        )
+        figures["backward_s"] = np.where(fits, figures["backward_s"], np.inf)
+        found.append(_Part(tp, figures, float(hop_s(kinds, -1, np.array([node]))[0])))
+    return found
+
+
+def _slower(one: _Part, other: _Part) -> dict[str, Floats]:
+    """Of each figure that of the slower part, at the recomputation that is over soonest for both."""
+    both = {name: np.maximum(one.figures[name], other.figures[name]) for name in one.figures}
+    way = both["backward_s"].argmin(axis=0)[None]
+    return {name: np.take_along_axis(values, way, axis=0)[0] for name, values in both.items()}
+
+
 def every_layout(options: Options) -> list[Layouts]:
-    """Every pipeline that the devices are enough for: kinds per pool, pools in any order, layers in any
-    parts; those of each number of stages together."""
-    count = len(options.stages)
-    sizes = [np.array([tp * dp for tp, dp in stages.kinds]) for stages in options.stages]
-    chosen: Ints = np.array(list(product(*(range(len(one)) for one in sizes))))
+    """Every pipeline that the devices are enough for: kinds per site, sites in any order, one pair of pools
+    among them at most, layers in any parts; those of each number of stages together."""
+    count, alone = len(options.stages), len(options.devices)
+    takes = [
+        np.array([_takes(site, kind, alone) for kind in stages.kinds])
+        for site, stages in zip(options.sites, options.stages, strict=True)
+    ]
+    braids = [(0,) * len(takes[alone:])] + [
+        tuple(kind if pair == at else 0 for at in range(alone, count))
+        for pair in range(alone, count)
+        for kind in range(1, len(takes[pair]))
+    ]
+    kinds_of_pools = product(*(range(len(one)) for one in takes[:alone]))
+    chosen: Ints = np.array([(*some, *more) for some in kinds_of_pools for more in braids])
     found = []
     for stages in range(1, options.most_stages + 1):
         orders: Ints = np.array(list(product(range(count), repeat=stages)))
         numbers = (orders[:, :, None] == np.arange(count)).sum(axis=1)
+        is_known = (numbers[:, alone:] > 0).sum(axis=1) <= 1
+        orders, numbers = orders[is_known], numbers[is_known]
         # A pool without stages has its first kind, so that no layout is there twice.
         is_one = ((numbers[:, None] > 0) | (chosen == 0)).all(axis=2)
         order, kind = np.nonzero(is_one)
-        of_kinds = np.stack([sizes[pool][chosen[:, pool]] for pool in range(count)], axis=1)
-        taken = numbers[order] * of_kinds[kind]
+        of_kinds = np.stack([takes[site][chosen[:, site]] for site in range(count)], axis=1)
+        taken = (numbers[order][..., None] * of_kinds[kind]).sum(axis=1)
         is_enough = (taken <= options.devices).all(axis=1)
         order, kind, taken = order[is_enough], kind[is_enough], taken[is_enough]
         parts: Ints = np.array(list(_parts(options.layers, stages)))
@@ -117,6 +227,13 @@ def every_layout(options: Options) -> list[Layouts]:
         every = np.tile(parts, (len(order), 1))
         found.append(Layouts(pools, kinds, every, np.repeat(taken, len(parts), axis=0)))
     return found
+
+
+def _takes(site: tuple[int, ...], kind: tuple[int, int] | Braid, pools: int) -> list[int]:
+    """Devices of each pool that a stage takes: all on its pool, or of each of two its part."""
+    if isinstance(kind, Braid):
+        return [kind.tp[site.index(pool)] if pool in site else 0 for pool in range(pools)]
+    return [kind[0] * kind[1] if pool in site else 0 for pool in range(pools)]
 
 
 def _parts(total: int, parts: int) -> Iterator[tuple[int, ...]]:

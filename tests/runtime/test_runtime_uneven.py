@@ -19,7 +19,14 @@ from tests.runtime.uneven_plans import make_uneven
 from shardwise.app.cli.main import main
 from shardwise.errors import ConfigError
 from shardwise.model import parameters
-from shardwise.plan import UnevenFile, read_uneven_plan, write_uneven_plan
+from shardwise.plan import (
+    Layout,
+    Pipeline,
+    StagePart,
+    UnevenFile,
+    read_uneven_plan,
+    write_uneven_plan,
+)
 from shardwise.runtime import Report, Team, TrainOptions, parallelize, reference_module, train
 from shardwise.runtime.collectives import Collective, recorded
 from shardwise.schedule import generate
@@ -205,6 +212,18 @@ def doubled(plan: UnevenFile) -> UnevenFile:
     return changed(plan, layout=replace(plan.best.layout, pipelines=(first, first)))
 
 
+def braided(plan: UnevenFile) -> UnevenFile:
+    """Its first two stages as one, on two pools."""
+    (one,), (other,) = (pipeline.stages for pipeline in plan.best.layout.pipelines)
+    parts = tuple(
+        StagePart(ranks=stage.ranks, device_class=stage.device_class, tp=1, rows=1) for stage in (one, other)
+    )
+    stage = replace(one, devices=2, ranks=f"{one.ranks},{other.ranks}", dp=2, parts=parts)
+    layout = Layout(pipelines=(Pipeline(stages=(stage,)),))
+    recompute = plan.best.recompute[:1]
+    return changed(plan, layout=layout, microbatches=(8,), pipeline_s=(1.0,), recompute=recompute)
+
+
 PLAN = make_uneven("5 l4 + 3 l4")
 
 
@@ -216,6 +235,7 @@ PLAN = make_uneven("5 l4 + 3 l4")
         (make_uneven("5 l4 + 3 l3"), [], "best.layout.pipelines.1: is not run by this runtime; found 3"),
         (make_uneven("8 tp3l4"), [], "best.layout: is not run by this runtime; found tp 3"),
         (changed(PLAN, microbatches=(5, 2)), [], "best.microbatches: is not run"),
+        (braided(PLAN), [], "best.layout: is not run by this runtime; found a stage on two pools"),
         (doubled(PLAN), [], "best.layout: is not run by this runtime; found ranks taken twice"),
         (PLAN, ["--checkpoint", "none"], "--checkpoint: is not there under an uneven plan"),
         (PLAN, ["--adaptive"], "--adaptive: is not there under an uneven plan"),

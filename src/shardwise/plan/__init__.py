@@ -35,6 +35,7 @@ from shardwise.plan.record import (
     Pipeline,
     Result,
     Stage,
+    StagePart,
     Value,
 )
 from shardwise.plan.store import Files, SystemFiles, check_writable, write_file
@@ -76,6 +77,7 @@ __all__ = [
     "Result",
     "RunnerUp",
     "Stage",
+    "StagePart",
     "SystemFiles",
     "UnevenAnswer",
     "UnevenFile",

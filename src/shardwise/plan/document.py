@@ -48,7 +48,8 @@ def layout_document(layout: Layout) -> dict[str, object]:
 
 
 def _stage_document(stage: Stage) -> dict[str, object]:
-    """`layers` is the sum over the chunks, as scripts want it; `chunks` has one count each."""
+    """`layers` is the sum over the chunks, as scripts want it; `chunks` has one count each. Only stages on
+    two pools have `parts`."""
     return {
         "devices": stage.devices,
         "ranks": stage.ranks,
@@ -58,6 +59,7 @@ def _stage_document(stage: Stage) -> dict[str, object]:
         "layers": sum(stage.layers),
         "chunks": list(stage.layers),
         "share": stage.share,
+        **({"parts": [asdict(part) for part in stage.parts]} if stage.parts else {}),
     }
 
 

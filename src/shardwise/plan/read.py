@@ -22,6 +22,7 @@ from shardwise.plan.record import (
     Pipeline,
     Result,
     Stage,
+    StagePart,
     Value,
 )
 from shardwise.plan.store import Files, write_file
@@ -229,9 +230,21 @@ def _stage(fields: Fields) -> Stage:
         dp=fields.integer("dp", low=1),
         layers=chunks,
         share=fields.number("share", high=1.0),
+        parts=tuple(map(_stage_part, fields.mappings("parts", low=2, high=2))) if fields.has("parts") else (),
     )
     fields.finish()
     return stage
+
+
+def _stage_part(fields: Fields) -> StagePart:
+    part = StagePart(
+        ranks=fields.text("ranks", max_length=1_000_000),
+        device_class=fields.text("device_class"),
+        tp=fields.integer("tp", low=1),
+        rows=fields.integer("rows", low=1),
+    )
+    fields.finish()
+    return part
 
 
 def _integers(fields: Fields, name: str) -> tuple[int, ...]:

@@ -20,12 +20,24 @@ Value = int | str | bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StagePart:
+    """A part of a stage that lies on two pools: `tp` devices of a pool's node, which hold all of the stage's
+    layers and do `rows` of every microbatch. `ranks` as of a stage."""
+
+    ranks: str
+    device_class: str
+    tp: int
+    rows: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
     """One pipeline rank's part: `devices` of `device_class`, arranged tp x cp x dp, holding `layers` decoder
     layers.
 
     `ranks` lists the global ranks as ranges (`0-7,16-23`). `layers` is one count per virtual chunk that the
-    rank holds, in the order of the chunks.
+    rank holds, in the order of the chunks. A stage that lies on two pools has `parts`, and for them together
+    the names of both as `device_class`, the first one's tp, and as many replicas (`dp`) as parts.
     """
 
     devices: int
@@ -35,6 +47,7 @@ class Stage:
     dp: int
     layers: tuple[int, ...]
     share: float
+    parts: tuple[StagePart, ...] = ()
 
     @property
     def rank_numbers(self) -> tuple[int, ...]:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 
 from shardwise.cluster import Cluster, pools_of, present_cluster
-from shardwise.errors import Infeasible
+from shardwise.errors import ConfigError, Infeasible
 from shardwise.plan import Layout, Pipeline, Stage, UnevenFile, UnevenResult
 from shardwise.replan.arrangement import Arrangement
 from shardwise.replan.decide import ENOUGH, KEEP, MOVE, PATCH, RESTARTS, Change, Planner
@@ -46,7 +46,12 @@ class UnevenDecision(Change):
 
 def uneven_running_on(plan: UnevenFile, cluster: Cluster) -> UnevenArrangement:
     """The plan on the first nodes of the cluster that are like those it was made for. ConfigError where it
-    has none such."""
+    has none such, or the plan has stages on two pools."""
+    if any(stage.parts for pipeline in plan.best.layout.pipelines for stage in pipeline.stages):
+        raise ConfigError(
+            "is not replanned", key="best.layout", found="a stage on two pools",
+            allowed="stages on one pool each",
+        )  # fmt: skip
     nodes = nodes_like(plan.cluster, cluster, (None,) * len(plan.cluster.nodes))
     return UnevenArrangement(result=plan.best, nodes=nodes)
 

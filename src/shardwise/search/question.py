@@ -25,7 +25,8 @@ class Question:
     cluster may be used (docs/space.md). `top` runners-up are wanted, and with `frontier` time against memory
     too. With `exhaustive`, everything legal that fits is evaluated. `workers` processes search; `budget_s`
     ends the search early, with the best so far. Up to `stage_dp` replicas, a power of two, share the rows of
-    a microbatch inside a stage of an uneven plan.
+    a microbatch inside a stage of an uneven plan; a stage that lies on two pools splits microbatches of up to
+    `braid` rows.
     """
 
     model: Model
@@ -42,6 +43,7 @@ class Question:
     workers: int = 1
     budget_s: float | None = None
     stage_dp: int = 1
+    braid: int = 1
 
     def problem(self) -> Problem:
         """The cost model's view. ConfigError where the parts do not belong together."""
@@ -57,6 +59,8 @@ class Question:
             raise ConfigError(
                 "is no power of two", key="stage_dp", found=str(self.stage_dp), allowed="1, 2, 4, ..."
             )
+        if self.braid < 1:
+            raise ConfigError("is too few", key="braid", found=str(self.braid), allowed="1 or more")
         for name, value in self.fixed.items():
             if name not in FIELDS and name not in ALIASES:
                 raise ConfigError("unknown field", key=f"fix.{name}", allowed=", ".join((*FIELDS, *ALIASES)))

@@ -95,7 +95,8 @@ class Target:
 
     `axes` are fields of which it does some values only, `limits` what it does not do together. `devices`,
     `dtypes`, `optimizers` and model `families` are all that it knows; `command` carries out a plan. Uneven
-    plans it carries out in `uneven_dtypes`, in none where that is empty. `software` are fields of a Profile
+    plans it carries out in `uneven_dtypes`, in none where that is empty; `runs_braids`: also those with
+    stages on two pools. `software` are fields of a Profile
     that are so here, whatever software the numbers of a plan are from.
     """
 
@@ -110,6 +111,7 @@ class Target:
     limits: tuple[Limit, ...]
     software: Mapping[str, bool] = field(hash=False)
     uneven_dtypes: tuple[str, ...] = ()
+    runs_braids: bool = False
 
     def knows_devices(self, classes: Iterable[str]) -> bool:
         """Whether it runs on clusters of these classes of devices."""
@@ -166,6 +168,7 @@ def target_from_record(record: Mapping[str, Any]) -> Target:
         ),
         software=record["software"],
         uneven_dtypes=tuple(record.get("uneven", {}).get("dtypes", ())),
+        runs_braids=record.get("uneven", {}).get("braids", False),
         **{name: tuple(record[name]) for name in known},
     )
 

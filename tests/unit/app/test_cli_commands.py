@@ -338,13 +338,13 @@ QUESTION_OPTIONS = "--inter-node --calibration --dtype --optimizer --memory-marg
 OPTIONS = {
     "plan": "--cluster --seq-len --global-batch-size --objective --frontier --allow-idle --inter-node "
     "--calibration --dtype --optimizer --space --fix --target --memory-margin --expert-imbalance --top "
-    "--exhaustive --workers --stage-dp --budget --save --mtbf --checkpoint-interval --checkpoint-stall "
-    "--restart --jitter --events --policy --json",
+    "--exhaustive --workers --stage-dp --braid --budget --save --mtbf --checkpoint-interval "
+    "--checkpoint-stall --restart --jitter --events --policy --json",
     "evaluate": f"--cluster --seq-len --global-batch-size --strategy {QUESTION_OPTIONS} --json",
     "frontier": "--cluster --global-batch-size --seq-len --mode --memory-limit --devices --stages "
     "--microbatches --meshes --objectives --epsilon --inter-node --dtype --optimizer --space --fix "
     "--memory-margin --expert-imbalance --workers --save --plot --json",
-    "space": "--cluster --global-batch-size --seq-len --inter-node --space --fix --stage-dp --json",
+    "space": "--cluster --global-batch-size --seq-len --inter-node --space --fix --stage-dp --braid --json",
     "simulate": "--trace --json",
     "check": "--proof-budget --json",
     "explain": "--why-not --what-if --workers --budget --json",

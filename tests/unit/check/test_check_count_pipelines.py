@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import product
+from itertools import combinations, product
 
 import pytest
 
@@ -51,6 +51,58 @@ def test_the_count_is_that_of_the_list(
         layers=layers, pools=pools, splits=(8, 16), kv_heads=8, global_batch_size=4, stage_dp=stage_dp
     )
     assert found.count == listed(layers, pools, degrees)
+
+
+def listed_with_braids(layers: int, pools: tuple[PoolSize, ...], degrees: Kinds, rows: list[int]) -> int:
+    """The same where one stage or more lie on two of the pools: one tp for each of the two, and one way to
+    split one of these numbers of `rows`."""
+    found = set()
+    every = range(len(pools))
+    for pair in combinations(every, 2):
+        splits = [(size, one) for size in rows for one in range(1, size)]
+        parts = [tps for tps in product(*([tp for tp, dp in degrees[at] if dp == 1] for at in pair))]
+        for count in range(1, layers + 1):
+            for where in product((*every, pair), repeat=count):
+                for sizes in product(range(1, layers + 1), repeat=count):
+                    if sum(sizes) != layers or pair not in where:
+                        continue
+                    for ways, kinds, tps, split in product(
+                        product("nsf", repeat=count), product(*degrees), parts, splits
+                    ):
+                        taken = [where.count(at) * tp * dp for at, (tp, dp) in enumerate(kinds)]
+                        for at, tp in zip(pair, tps, strict=True):
+                            taken[at] += where.count(pair) * tp
+                        if all(n <= pool.devices for n, pool in zip(taken, pools, strict=True)):
+                            used = tuple(kind if at in where else None for at, kind in enumerate(kinds))
+                            found.add((where, sizes, ways, used, tps, split))
+    return len(found)
+
+
+@pytest.mark.parametrize(
+    ("layers", "pools", "degrees"),
+    [
+        (1, TWO, [ALONE, ONE]),
+        (3, TWO, [(*ALONE, (1, 2), (2, 2)), ONE]),
+        (2, THREE, [(*ALONE, (1, 2), (2, 2)), ONE, ONE]),
+    ],
+)
+def test_the_count_with_rows_split_over_two_pools_is_that_of_the_list(
+    layers: int, pools: tuple[PoolSize, ...], degrees: Kinds
+) -> None:
+    # Of up to 6 rows 2, 3 and 6 divide a batch of 6.
+    stage_dp = max(dp for kinds in degrees for _, dp in kinds)
+    found = count_pipelines(
+        layers=layers,
+        pools=pools,
+        splits=(8, 16),
+        kv_heads=8,
+        global_batch_size=6,
+        stage_dp=stage_dp,
+        braid=6,
+    )
+    plain = listed(layers, pools, degrees)
+    assert found.count == plain + listed_with_braids(layers, pools, degrees, [2, 3, 6])
+    assert found.axes["rows split over two"] == ("1+1", "1+2", "2+1", "1+5", "2+4", "3+3", "4+2", "5+1")
 
 
 def test_replicas_divide_the_batch() -> None:

@@ -125,6 +125,20 @@ def test_uneven_plans_are_for_targets_that_run_them() -> None:
     assert answer.mixed.why_uniform == told
 
 
+def test_stages_on_two_pools_are_for_targets_that_run_them() -> None:
+    model, cluster = load_model("gpt2-xl"), load_cluster("1x2xRTX4090+2x1xA100-40G", inter_node="200Gb/s")
+    job = Job(seq_len=4096, global_batch_size=8, dtype="bf16")
+    asked = Question(model=model, cluster=cluster, job=job, braid=4)
+    steps_s = []
+    for uneven in ({"dtypes": ["bf16"], "braids": True}, {"dtypes": ["bf16"]}):
+        found = plan_pools(asked, target=target(uneven=uneven))
+        assert isinstance(found, UnevenAnswer)
+        stages = [stage for pipeline in found.best.layout.pipelines for stage in pipeline.stages]
+        assert any(stage.parts for stage in stages) == ("braids" in uneven)
+        steps_s.append(found.best.step_time_s)
+    assert steps_s[0] < steps_s[1]
+
+
 def test_an_uneven_plan_is_found_where_the_target_runs_no_uniform_one() -> None:
     none = target(axes={"tp": [64]}, uneven={"dtypes": ["fp32"]})
     with pytest.raises(Infeasible):

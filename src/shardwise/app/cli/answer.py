@@ -28,7 +28,7 @@ from shardwise.plan import (
     write_uneven_plan,
 )
 from shardwise.schedule import MAX_ACTIONS, Schedule, generate
-from shardwise.strategy import Job, Strategy, complete, parse_fields
+from shardwise.strategy import Job, Strategy, Target, complete, parse_fields
 
 SPLIT_BACKWARDS = ("zb_h1", "zb_h2", "zb_v", "dualpipe_v")
 """Schedules with up to three actions for each stage and microbatch instead of two."""
@@ -74,14 +74,11 @@ def planned(
         workers=wanted.workers,
         budget_s=wanted.budget_s,
         stage_dp=wanted.stage_dp,
+        braid=wanted.braid,
     )
     by_pools = wanted.objective == "time" and not wanted.allow_idle and search.is_mixed(request.cluster)
-    if wanted.stage_dp > 1 and not by_pools:
-        raise ConfigError(
-            "is of uneven plans: those by time, on clusters of two to four pools",
-            key="--stage-dp", found=str(wanted.stage_dp), allowed="1",
-        )  # fmt: skip
     target = wanted_target(wanted.target, request)
+    _check_shared_rows(wanted, target, by_pools=by_pools)
     with progress() as show:
         if by_pools:
             found = search.plan_pools(question, target=target, progress=show)
@@ -94,6 +91,21 @@ def planned(
             answer = search.plan(question, progress=show)
     used = request if answer.cluster is None else replace(request, cluster=answer.cluster)
     return _plan_output(answer, used, request, wanted, save=save, is_json=is_json, reliability=reliability)
+
+
+def _check_shared_rows(wanted: Wanted, target: Target | None, *, by_pools: bool) -> None:
+    """ConfigError where options of uneven plans say nothing, or what the target does not run."""
+    for key, value in (("--stage-dp", wanted.stage_dp), ("--braid", wanted.braid)):
+        if value > 1 and not by_pools:
+            raise ConfigError(
+                "is of uneven plans: those by time, on clusters of two to four pools",
+                key=key, found=str(value), allowed="1",
+            )  # fmt: skip
+    if wanted.braid > 1 and target is not None and not target.runs_braids:
+        raise ConfigError(
+            f"{target.command} runs no stage on two pools",
+            key="--braid", found=str(wanted.braid), allowed="1, or --target any",
+        )  # fmt: skip
 
 
 def _uneven_output(
@@ -111,13 +123,14 @@ def _uneven_output(
             mixed=answer.mixed,
         )
         talk.append(f"wrote {save} ({write_uneven_plan(save, plan)})")
-    in_the_way = not_run(None, request)
+    in_the_way = not_run(answer.best, request)
     talk += _not_trained(in_the_way)
     if is_json:
         return Output(document=documents.uneven_answer(answer, request, in_the_way), talk=talk, code=code)
     command = " ".join(("shardwise plan", *question_words(request.options)))
     command += f" --target {wanted.target}" if wanted.target is not None else ""
     command += f" --stage-dp {wanted.stage_dp}" if wanted.stage_dp > 1 else ""
+    command += f" --braid {wanted.braid}" if wanted.braid > 1 else ""
     following = [f"{command} --save plan.yaml"] if save is None else []
     file = shlex.quote(save) if save is not None else "plan.yaml"
     following += [f"shardwise check {file}"] if save is not None else []
@@ -216,14 +229,14 @@ def evaluated(options: JobOptions, *, strategy: str, is_json: bool) -> Output:
     return Output(lines=lines)
 
 
-def counted(options: JobOptions, *, space: str, fix: str, stage_dp: int, is_json: bool) -> Output:
-    """The answer of `space`."""
+def counted(options: JobOptions, *, space: str, fix: str, limits: Mapping[str, int], is_json: bool) -> Output:
+    """The answer of `space`; `limits` are those of uneven plans (`stage_dp`, `braid`)."""
     fixed = parse_fields(fix, key="--fix")
     chosen = space_choice(space)
     request = load_request(options)
     require_candidates(chosen, fixed, request)
     size = counted_space(chosen.base, fixed, chosen.axes, request)
-    uneven = counted_uneven(chosen, fixed, request, stage_dp)
+    uneven = counted_uneven(chosen, fixed, request, limits)
     if is_json:
         return Output(document=documents.space(chosen.base, size, request, uneven))
     lines = tables.space(

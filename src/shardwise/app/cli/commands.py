@@ -12,6 +12,7 @@ from shardwise.app.cli.frontier_command import frontier
 from shardwise.app.cli.options import (
     Adaptive,
     BatchSize,
+    BraidRows,
     Budget,
     CalibrationFile,
     Checkpoint,
@@ -111,6 +112,7 @@ def plan(
     ] = False,
     workers: Workers = "1",
     stage_dp: StageDp = "1",
+    braid: BraidRows = "1",
     budget: Budget = None,
     save: Annotated[
         str | None, typer.Option(metavar="FILE", help="Write the plan file.", show_default=False)
@@ -152,6 +154,7 @@ def plan(
         workers=request.workers(workers),
         budget_s=request.budget(budget),
         stage_dp=request.stage_dp(stage_dp),
+        braid=request.braid(braid),
     )
     reliability = request.reliability(
         mtbf=mtbf, interval=checkpoint_interval, stall=checkpoint_stall, restart=restart, jitter=jitter
@@ -222,6 +225,7 @@ def space(
     space: Space = "default",
     fix: Fixed = "",
     stage_dp: StageDp = "1",
+    braid: BraidRows = "1",
     is_json: IsJson = False,
 ) -> Output:
     """Print every axis of a space and the exact number of candidates."""
@@ -234,7 +238,8 @@ def space(
         seq_len=seq_len,
         global_batch_size=global_batch_size,
     )
-    return answer.counted(options, space=space, fix=fix, stage_dp=request.stage_dp(stage_dp), is_json=is_json)
+    limits = {"stage_dp": request.stage_dp(stage_dp), "braid": request.braid(braid)}
+    return answer.counted(options, space=space, fix=fix, limits=limits, is_json=is_json)
 
 
 @app.command()

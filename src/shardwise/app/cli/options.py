@@ -152,6 +152,14 @@ StageDp = Annotated[
         help="Replicas that share a microbatch's rows inside a stage of an uneven plan, at most.",
     ),
 ]
+BraidRows = Annotated[
+    str,
+    typer.Option(
+        "--braid",
+        metavar="N",
+        help="Rows of a microbatch that a stage of an uneven plan splits over two pools, at most.",
+    ),
+]
 Budget = Annotated[
     str | None,
     typer.Option(

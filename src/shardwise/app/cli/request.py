@@ -56,6 +56,7 @@ class Wanted:
     workers: int
     budget_s: float | None
     stage_dp: int = 1
+    braid: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -206,6 +207,11 @@ def stage_dp(text: str) -> int:
     if found & (found - 1):
         raise ConfigError("is no power of two", key="--stage-dp", found=text, allowed="1, 2, 4, ... 64")
     return found
+
+
+def braid(text: str) -> int:
+    """The rows that `--braid` says."""
+    return count("--braid", text, low=1, high=8)
 
 
 def budget(text: str | None) -> float | None:

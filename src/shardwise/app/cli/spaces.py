@@ -70,24 +70,25 @@ def counted_space(base: str, fixed: Fixed, axes: Axes, request: Request) -> Spac
 
 
 def counted_uneven(
-    chosen: search.SpaceChoice, fixed: Fixed, request: Request, stage_dp: int
+    chosen: search.SpaceChoice, fixed: Fixed, request: Request, limits: Mapping[str, int]
 ) -> PipelineCount | None:
-    """The pipelines of uneven plans with up to `stage_dp` replicas in a stage, by the checker's count; None
-    where `plan` looks for none."""
+    """The pipelines of uneven plans with up to `stage_dp` replicas in a stage, and up to `braid` rows split
+    over two pools, by the checker's count; None where `plan` looks for none."""
     model, job = request.model, request.job
     is_narrowed = bool(chosen.base != "default" or chosen.axes or fixed)
     is_plain = model.experts is None and len(model.kinds) == 1
     if is_narrowed or not is_plain or not search.is_mixed(request.cluster):
         return None
-    limits = limits_of(model, job)
+    of_model = limits_of(model, job)
     return count_pipelines(
         layers=model.layers,
         pools=[
             PoolSize(name=pool.name, devices=pool.devices, node_devices=pool.node.devices)
             for pool in pools_of(request.cluster)
         ],
-        splits=(limits.heads, limits.ffn_splits, limits.seq_len),
-        kv_heads=limits.kv_heads,
-        stage_dp=stage_dp,
+        splits=(of_model.heads, of_model.ffn_splits, of_model.seq_len),
+        kv_heads=of_model.kv_heads,
+        stage_dp=limits["stage_dp"],
+        braid=limits["braid"],
         global_batch_size=job.global_batch_size,
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from shardwise.app.cli.request import OWN, Request, choice
 from shardwise.errors import ConfigError
+from shardwise.plan import UnevenResult
 from shardwise.strategy import ANY, Strategy, Target, target_names, target_of
 
 
@@ -25,16 +26,21 @@ def wanted_target(name: str | None, request: Request) -> Target | None:
     return target
 
 
-def not_run(strategy: Strategy | None, request: Request) -> tuple[str, ...] | None:
-    """What keeps `shardwise train` from this strategy (None: from an uneven plan), as text; None where it
-    does not know the devices."""
+def not_run(plan: Strategy | UnevenResult, request: Request) -> tuple[str, ...] | None:
+    """What keeps `shardwise train` from this strategy or uneven plan, as text; None where it does not know
+    the devices."""
     target = target_of(OWN)
     if not target.knows_devices(request.cluster.classes):
         return None
     job = request.job
-    found = [] if strategy is None else [str(refusal) for refusal in target.refusals(strategy)]
+    if isinstance(plan, Strategy):
+        found, dtypes = [str(refusal) for refusal in target.refusals(plan)], target.dtypes
+    else:
+        stages = [stage for pipeline in plan.layout.pipelines for stage in pipeline.stages]
+        is_beyond = any(stage.parts for stage in stages) and not target.runs_braids
+        found, dtypes = ["stages on two pools"] if is_beyond else [], target.uneven_dtypes
     for key, value, known in (
-        ("dtype", job.dtype, target.uneven_dtypes if strategy is None else target.dtypes),
+        ("dtype", job.dtype, dtypes),
         ("optimizer", job.optimizer, target.optimizers),
         ("model family", request.model.family, target.families),
     ):

@@ -44,7 +44,8 @@ def plan_lines(result: UnevenResult) -> Iterator[Line]:
     many = f"{words.counted(count, 'pipeline')} side by side" if count > 1 else "one pipeline"
     yield row("plan", (f"uneven: {many}", "value"))
     each = f"micro-batch {result.micro_batch_size} × {total:,}"
-    texts = [each, "1f1b", *(["ZeRO-1 over the replicas of a stage"] if count > 1 else [])]
+    has_replicas = count > 1 or any(stage.parts for stage in result.layout.pipelines[0].stages)
+    texts = [each, "1f1b", *(["ZeRO-1 over the replicas of a stage"] if has_replicas else [])]
     yield row("", (" · ".join(texts), ""))
     groups = alike_pipelines(result)
     for index, (number, share, drawn) in enumerate(groups[:PIPELINES]):
@@ -74,17 +75,27 @@ def alike_pipelines(result: UnevenResult) -> list[tuple[int, int, list[str]]]:
 def _stage_texts(stages: Sequence[Stage], recompute: Sequence[str]) -> Iterator[str]:
     """`4 × [2 V100-16G, tp 2, 6 layers]` for stages that follow each other alike."""
     keys = [
-        (stage.devices, stage.device_class, stage.tp, stage.dp, stage.layers[0], again)
-        for stage, again in zip(stages, recompute, strict=True)
+        (_devices_text(stage), stage.layers[0], again) for stage, again in zip(stages, recompute, strict=True)
     ]
-    for (devices, name, tp, dp, layers, again), run in groupby(keys):
+    for (devices, layers, again), run in groupby(keys):
         number = len(list(run))
-        parts = [f"{devices} {name}"]
-        parts += [f"tp {tp}"] if tp > 1 else []
-        parts += [f"dp {dp}"] if dp > 1 else []
-        parts += [words.counted(layers, "layer")]
+        parts = [devices, words.counted(layers, "layer")]
         parts += [f"recompute {again}"] if again != "none" else []
         yield f"{number} × [{', '.join(parts)}]" if number > 1 else f"[{', '.join(parts)}]"
+
+
+def _devices_text(stage: Stage) -> str:
+    """`2 V100-16G, tp 2`; of a stage on two pools `4 A100-80G tp 4, 3 rows | 1 V100-16G, 1 row`."""
+    if stage.parts:
+        return " | ".join(
+            f"{part.tp} {part.device_class}{f' tp {part.tp}' if part.tp > 1 else ''}, "
+            + words.counted(part.rows, "row")
+            for part in stage.parts
+        )
+    parts = [f"{stage.devices} {stage.device_class}"]
+    parts += [f"tp {stage.tp}"] if stage.tp > 1 else []
+    parts += [f"dp {stage.dp}"] if stage.dp > 1 else []
+    return ", ".join(parts)
 
 
 def _compared(answer: UnevenAnswer, cluster: Cluster) -> Iterator[Line]:

@@ -2,26 +2,16 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
-import numpy as np
-
 from shardwise.cluster import pools_of
-from shardwise.cost import Problem
 from shardwise.errors import Infeasible, InternalError
-from shardwise.model import model_flop_per_token
 from shardwise.plan import (
     PROVEN_GAP,
     Answer,
     Certificate,
-    Layout,
     MixedFigures,
-    PeakMemory,
-    Pipeline,
-    Stage,
     UnevenAnswer,
     UnevenResult,
 )
@@ -35,16 +25,12 @@ from shardwise.search.baselines import (
 )
 from shardwise.search.clock import Clock
 from shardwise.search.drive import Progress
-from shardwise.search.explain import band_of
 from shardwise.search.question import Question
 from shardwise.search.targets import plan_for
-from shardwise.search.uneven.drive import UnevenOutcome, UnevenPipeline, UnevenPlan, search_uneven
-from shardwise.search.uneven.hops import groups, most_together
-from shardwise.search.uneven.options import Options, Pricing
+from shardwise.search.uneven.drive import UnevenOutcome, search_uneven
+from shardwise.search.uneven.result import result_of_uneven
 from shardwise.search.uneven.space import Limits, UnevenSpace
-from shardwise.strategy import RECOMPUTES, Target
-
-EVALUATOR = "max-plus, pipeline by pipeline"
+from shardwise.strategy import Target
 
 EXACT_DEVICES = 16
 """Clusters of up to so many devices are searched until nothing can be better; larger ones until nothing can
@@ -75,6 +61,8 @@ def plan_pools(
     Half of a budget is for uniform strategies. Raises Infeasible where neither fits, and what `plan_for`
     raises.
     """
+    if target is not None and not target.runs_braids:
+        question = replace(question, braid=1)
     why = refusal(question) or _refusal_by(target, question)
     if why is not None:
         return _told(_uniform(question, target, Clock(question.budget_s), progress), why)
@@ -150,7 +138,8 @@ def _faster(
 
 
 def _space_of(question: Question) -> UnevenSpace:
-    return UnevenSpace(question.model, question.cluster, question.job, Limits(rows=question.stage_dp))
+    limits = Limits(rows=question.stage_dp, braid=question.braid)
+    return UnevenSpace(question.model, question.cluster, question.job, limits)
 
 
 def best_uneven(question: Question, beat_s: float) -> UnevenResult | None:
@@ -181,7 +170,8 @@ def _answer(space: UnevenSpace, outcome: UnevenOutcome, mixed: MixedFigures) -> 
     if outcome.plan is None:
         raise InternalError("an answer needs a plan")
     result = result_of_uneven(space, outcome.plan)
-    used = {stage.device_class for pipeline in result.layout.pipelines for stage in pipeline.stages}
+    stages = [stage for pipeline in result.layout.pipelines for stage in pipeline.stages]
+    used = {one.device_class for stage in stages for one in (stage.parts or (stage,))}
     idle = tuple(pool.name for pool in space.pools if pool.name not in used)
     return UnevenAnswer(
         best=result, certificate=_certificate(outcome, result), mixed=replace(mixed, idle=idle)
@@ -203,194 +193,3 @@ def _certificate(outcome: UnevenOutcome, result: UnevenResult) -> Certificate:
         search_s=outcome.search_s,
         search_cpu_s=outcome.search_cpu_s,
     )
-
-
-def result_of_uneven(space: UnevenSpace, plan: UnevenPlan) -> UnevenResult:
-    """The plan on the devices of the cluster: which ranks each stage takes, and what all of it costs."""
-    pricing = Pricing(space)
-    options = pricing.options(plan.block)
-    job, cluster = space.job, space.cluster
-    sizes = _sizes(options, plan)
-    ranks = _placed(space, options, plan, sizes)
-    used = sum(sizes.values())
-    tokens_per_s = job.global_batch_size * job.seq_len / plan.time_s
-    problems = {pool: pricing.alone(pool) for pool in plan.block.pools}
-    tightest, peak = _peak(options, plan, problems)
-    low, high = _band(list(problems.values()))
-    return UnevenResult(
-        layout=Layout(
-            pipelines=tuple(
-                Pipeline(
-                    stages=tuple(
-                        _stage(space, options, plan, place, index, ranks[place, index])
-                        for index in range(len(pipeline.stages))
-                    )
-                )
-                for place, pipeline in enumerate(plan.pipelines)
-            )
-        ),
-        micro_batch_size=plan.block.micro_batch_size,
-        microbatches=tuple(pipeline.microbatches for pipeline in plan.pipelines),
-        pipeline_s=tuple(pipeline.time_s for pipeline in plan.pipelines),
-        recompute=tuple(
-            tuple(_recompute(options, plan, place, index) for index in range(len(pipeline.stages)))
-            for place, pipeline in enumerate(plan.pipelines)
-        ),
-        step_time_s=plan.time_s,
-        band_s=(plan.time_s * low, plan.time_s * high),
-        tokens_per_s_per_device=tokens_per_s / cluster.devices,
-        mfu=_utilisation(options, plan, problems, tokens_per_s, is_causal=True),
-        mfu_full_attention=_utilisation(options, plan, problems, tokens_per_s, is_causal=False),
-        peak_memory=peak,
-        breakdown=_breakdown(options, plan),
-        tightest_rank=ranks[tightest].start,
-        idle_devices=cluster.devices - used,
-        pools=tuple(space.pools[pool].name for pool in plan.block.pools),
-        is_alike=plan.block.is_alike,
-        evaluator=EVALUATOR,
-    )
-
-
-Place = tuple[int, int]
-"""A pipeline of a plan and a stage of it."""
-
-
-def _sizes(options: Options, plan: UnevenPlan) -> dict[Place, int]:
-    """Devices of every stage."""
-    found = {}
-    for place, pipeline in enumerate(plan.pipelines):
-        for index, (pool, _) in enumerate(pipeline.stages):
-            tp, dp = options.stages[pool].kinds[pipeline.kinds[pool]]
-            found[place, index] = tp * dp
-    return found
-
-
-def _placed(
-    space: UnevenSpace, options: Options, plan: UnevenPlan, sizes: Mapping[Place, int]
-) -> dict[Place, range]:
-    """Ranks of every stage: groups of stages (see `hops`), the largest first, and those at the same place of
-    their pipelines one after the other, each in the first node of its pool with room for it."""
-    first, nodes = 0, defaultdict(list)
-    for node in space.cluster.nodes:
-        pool = next(
-            i for i, one in enumerate(space.pools) if replace(node, name="") == replace(one.node, name="")
-        )
-        nodes[pool].append([first, first + node.devices])
-        first += node.devices
-    found: dict[Place, range] = {}
-    together = [
-        (place, group)
-        for place, pipeline in enumerate(plan.pipelines)
-        for group in _groups(space, options, pipeline, [sizes[place, i] for i in range(len(pipeline.stages))])
-    ]
-    devices = {(place, group): sum(sizes[place, i] for i in group) for place, group in together}
-    for place, group in sorted(together, key=lambda one: (-devices[one], one[1], one[0])):
-        pool = options.pools[plan.pipelines[place].stages[group[0]][0]]
-        room = next(node for node in nodes[pool] if node[1] - node[0] >= devices[place, group])
-        for index in group:
-            size = sizes[place, index]
-            found[place, index] = range(room[0], room[0] + size)
-            room[0] += size
-    return found
-
-
-def _groups(
-    space: UnevenSpace, options: Options, pipeline: UnevenPipeline, sizes: Sequence[int]
-) -> list[tuple[int, ...]]:
-    """Indices of the stages of a pipeline that lie in one node together, in order; `sizes` are theirs."""
-    found = []
-    for pool, of in enumerate(options.pools):
-        mine = [index for index, (on, _) in enumerate(pipeline.stages) if on == pool]
-        if mine:
-            most = most_together(space.pools[of].node.devices, sizes[mine[0]])
-            for size in groups(len(mine), most):
-                found.append(tuple(mine[-size:]))
-                mine = mine[:-size]
-    return found
-
-
-def _entry(plan: UnevenPlan, place: int, index: int) -> tuple[int, tuple[int, int, int, int]]:
-    """The pool of a stage, and where its figures lie in the pool's arrays."""
-    pipeline = plan.pipelines[place]
-    pool, layers = pipeline.stages[index]
-    return pool, (pipeline.kinds[pool], len(pipeline.stages) - index, int(index == 0), layers)
-
-
-def _stage(
-    space: UnevenSpace, options: Options, plan: UnevenPlan, place: int, index: int, ranks: range
-) -> Stage:
-    pool, (kind, _, _, layers) = _entry(plan, place, index)
-    tp, dp = options.stages[pool].kinds[kind]
-    return Stage(
-        devices=len(ranks),
-        ranks=f"{ranks.start}-{ranks.stop - 1}" if len(ranks) > 1 else f"{ranks.start}",
-        device_class=space.pools[options.pools[pool]].name,
-        tp=tp,
-        dp=dp,
-        layers=(layers,),
-        share=plan.pipelines[place].microbatches / options.microbatches,
-    )
-
-
-def _recompute(options: Options, plan: UnevenPlan, place: int, index: int) -> str:
-    pool, at = _entry(plan, place, index)
-    return RECOMPUTES[int(options.stages[pool].recompute[at])]
-
-
-def _peak(options: Options, plan: UnevenPlan, problems: Mapping[int, Problem]) -> tuple[Place, PeakMemory]:
-    """The stage whose devices are fullest, and what they hold."""
-    found: list[tuple[float, Place, PeakMemory]] = []
-    for place, pipeline in enumerate(plan.pipelines):
-        for index in range(len(pipeline.stages)):
-            pool, at = _entry(plan, place, index)
-            problem = problems[options.pools[pool]]
-            allocated = float(options.stages[pool].allocated_bytes[at])
-            peak = PeakMemory(
-                allocated=allocated,
-                reserved=allocated * (1.0 + problem.efficiency.fragmentation_ratio),
-                device=float(options.stages[pool].device_bytes[at]),
-                capacity=problem.capacity_bytes,
-            )
-            found.append((-peak.device / peak.capacity, (place, index), peak))
-    _, tightest, peak = min(found, key=lambda one: one[:2])
-    return tightest, peak
-
-
-def _breakdown(options: Options, plan: UnevenPlan) -> dict[str, float]:
-    """Of the slowest pipeline: its busiest stage at work, waiting, and the end of the step."""
-    place = max(range(len(plan.pipelines)), key=lambda one: plan.pipelines[one].time_s)
-    pipeline = plan.pipelines[place]
-    entries = [_entry(plan, place, index) for index in range(len(pipeline.stages))]
-    works = [float(options.stages[pool].work_s[at]) for pool, at in entries]
-    end_s = max(float(options.stages[pool].end_s[at]) for pool, at in entries)
-    busy_s = pipeline.microbatches * max(works)
-    return {
-        "busiest_stage": busy_s,
-        "pipeline_and_gradients": pipeline.time_s - busy_s - end_s,
-        "end_of_step": end_s,
-    }
-
-
-def _utilisation(
-    options: Options,
-    plan: UnevenPlan,
-    problems: Mapping[int, Problem],
-    tokens_per_s: float,
-    *,
-    is_causal: bool,
-) -> float:
-    """Model arithmetic per second over the dense peaks of all devices that are used."""
-    problem = next(iter(problems.values()))
-    flop = model_flop_per_token(problem.model, problem.job.seq_len, causal_half=is_causal)
-    peaks = 0.0
-    for (place, index), size in _sizes(options, plan).items():
-        pool, _ = _entry(plan, place, index)
-        device = problems[options.pools[pool]].device
-        peaks += size * device.peak_flop_per_s[problem.recipe.matmul]
-    return flop * tokens_per_s / peaks
-
-
-def _band(problems: list[Problem]) -> tuple[float, float]:
-    """The widest band of any pool that is used."""
-    bands = np.array([band_of(problem) for problem in problems])
-    return float(bands[:, 0].min()), float(bands[:, 1].max())

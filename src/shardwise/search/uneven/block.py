@@ -30,12 +30,12 @@ def search_of(
     block: Block,
     effort: int,
     wider: Search | None = None,
-    pools_of_one: int | None = None,
+    most_sites: int | None = None,
 ) -> Search:
     """The search of a block, with at most so many partial layouts of one pipeline; `wider` is that of a block
     with all of its numbers of pipelines and more."""
     kind = AlikeSearch if block.is_alike else MixedSearch
-    return kind(options, block.least, block.most, effort, wider, pools_of_one)
+    return kind(options, block.least, block.most, effort, wider, most_sites)
 
 
 class MixedSearch(Search):

@@ -206,11 +206,11 @@ class _Drive:
         ):
             if not self._is_left(least_s) or self._clock.is_over:
                 break
-            whole = search_of(self._pricing.options(block), block, self._effort, pools_of_one=1)
+            whole = search_of(self._pricing.options(block), block, self._effort, most_sites=1)
             for part in reversed(_doublings(block)):
                 if whole.is_refuted(self._beat_s):
                     break
-                few = search_of(self._pricing.options(part), part, self._effort, whole, pools_of_one=1)
+                few = search_of(self._pricing.options(part), part, self._effort, whole, most_sites=1)
                 _search_block(self._pricing, part, few, least_s, self._state, self._gap, self._clock)
 
     def _search(self, block: Block, least_s: float, search: Search) -> None:

@@ -52,7 +52,10 @@ class _Relaid:
 def relaid(model: Model, cluster: Cluster, job: Job, result: UnevenResult) -> UnevenResult | None:
     """The plan with the layers and shares by which its last pipeline ends soonest; times are to be priced
     again. None where none fits, where there are fewer microbatches than pipelines, or where a pipeline has
-    too many stages, stages of several kinds on one pool, or of a kind that is not in the space."""
+    too many stages, stages of several kinds on one pool, or of a kind that is not in the space; also where a
+    stage lies on two pools."""
+    if any(stage.parts for pipeline in result.layout.pipelines for stage in pipeline.stages):
+        return None
     pipelines = result.layout.pipelines
     rows = max(stage.dp for pipeline in pipelines for stage in pipeline.stages)
     space = UnevenSpace(model, cluster, job, Limits(rows=rows))

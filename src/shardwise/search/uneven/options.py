@@ -1,4 +1,4 @@
-"""Every stage that a block's pipelines may have, priced: by pool, kind, place, layers.
+"""Every stage that a block's pipelines may have, priced: by site, kind, place, layers.
 
 Arrays have shape (kinds, places, ends, layers): `place` counts stages from the last (1) to the first,
 `ends` is 1 for a pipeline's first stage, `layers` runs from 0, which no stage has. What does not fit takes
@@ -7,7 +7,8 @@ forever. Of the ways to recompute, each stage has the fastest that fits: none is
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
 from functools import lru_cache
 from typing import Any
 
@@ -16,8 +17,9 @@ from numpy.typing import NDArray
 
 from shardwise.cluster import Tier
 from shardwise.cost import Kinds, Problem, StagePrice, StageShape, kinds_of, stage_price
+from shardwise.search.uneven.braids import Part, hops_of_braids, price_of_braids
 from shardwise.search.uneven.hops import Hops, hops_of_pool
-from shardwise.search.uneven.space import Block, Kind, UnevenSpace
+from shardwise.search.uneven.space import Block, Braid, Kind, Site, UnevenSpace, devices_of
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -25,10 +27,11 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stages:
-    """Stages on one pool: seconds of a forward and a backward, of gathering, reducing and the end of the
-    step; the recomputation that was chosen (index in RECOMPUTES, -1 where nothing fits); bytes per device."""
+    """Stages on one site: seconds of a forward and a backward, of gathering, reducing and the end of the
+    step; the recomputation that was chosen (index in RECOMPUTES, -1 where nothing fits); bytes per device, of
+    a braid those of the part (0 or 1, 0 of others) whose devices are `fullest`."""
 
-    kinds: tuple[Kind, ...]
+    kinds: tuple[Kind | Braid, ...]
     forward_s: Floats
     backward_s: Floats
     gather_s: Floats
@@ -37,6 +40,7 @@ class Stages:
     recompute: Ints
     allocated_bytes: Floats
     device_bytes: Floats
+    fullest: Ints
 
     @property
     def work_s(self) -> Floats:
@@ -46,8 +50,8 @@ class Stages:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """The stages of a block, one `Stages` per pool of its union, and their hops, the same both ways. Alike
-    pipelines fill whole `units` of devices.
+    """The stages of a block, one `Stages` for each of its `sites` (by place in its `pools`, which are the
+    first of them), and their hops, the same both ways. Alike pipelines fill whole `units` of devices.
 
     Where the block has a range of numbers of pipelines, every figure is the least of any of them.
     """
@@ -55,6 +59,7 @@ class Options:
     pools: tuple[int, ...]
     devices: tuple[int, ...]
     units: tuple[int, ...]
+    sites: tuple[Site, ...]
     stages: tuple[Stages, ...]
     hops: tuple[Hops, ...]
     layers: int
@@ -66,6 +71,17 @@ class Options:
         """Units of each pool that there are."""
         return tuple(count // unit for count, unit in zip(self.devices, self.units, strict=True))
 
+    @property
+    def takes(self) -> tuple[tuple[tuple[int, ...], ...], ...]:
+        """By site and kind, the devices of each pool that a stage takes."""
+
+        def taken(site: Site, kind: Kind | Braid) -> tuple[int, ...]:
+            of = dict(zip(site, devices_of(kind), strict=True))
+            return tuple(of.get(pool, 0) for pool in range(len(self.pools)))
+
+        sites = zip(self.sites, self.stages, strict=True)
+        return tuple(tuple(taken(site, kind) for kind in stages.kinds) for site, stages in sites)
+
 
 class Pricing:
     """Prices of the blocks of one space; what blocks share is priced once."""
@@ -76,18 +92,26 @@ class Pricing:
         self._kinds = lru_cache(maxsize=None)(self._kinds_of)
         self._inside: dict[tuple[int, int, tuple[Tier, ...]], Kinds] = {}
         self._prices = lru_cache(maxsize=512)(self._prices_of)
+        self._braids = lru_cache(maxsize=24)(self._braids_of)
         self._hops = lru_cache(maxsize=None)(self._hops_of)
+        self._rate = lru_cache(maxsize=None)(self._rate_of)
 
     def options(self, block: Block) -> Options:
         """The stages of the block's pipelines."""
         space = self._space
-        stages = tuple(self._prices(block, pool) for pool in block.pools)
+        pairs = space.pairs(block)
+        braids = [self._braids(block, pair) for pair in pairs]
+        places = tuple((place,) for place in range(len(block.pools)))
         return Options(
             pools=block.pools,
             devices=tuple(space.pools[pool].devices for pool in block.pools),
             units=tuple(1 if block.is_alike else space.unit(pool) for pool in block.pools),
-            stages=stages,
-            hops=tuple(self._hops(pool, block.pools, block.micro_batch_size) for pool in block.pools),
+            sites=(*places, *(tuple(block.pools.index(pool) for pool in pair) for pair in pairs)),
+            stages=(*(self._prices(block, pool) for pool in block.pools), *(stages for stages, _ in braids)),
+            hops=(
+                *(self._hops(pool, block.pools, block.micro_batch_size) for pool in block.pools),
+                *(hops for _, hops in braids),
+            ),
             layers=space.model.layers,
             most_stages=space.most_stages,
             microbatches=space.job.global_batch_size // block.micro_batch_size,
@@ -113,24 +137,28 @@ class Pricing:
     def least_s(self, block: Block, options: Options) -> float:
         """Seconds that every plan of the block takes at least: all devices that its pipelines can have work
         all the time, each on the layers that it is best at."""
-        rate = 0.0
-        for pool, stages, devices in zip(block.pools, options.stages, options.devices, strict=True):
-            largest = max(tp * dp for tp, dp in stages.kinds)
+        space, rate = self._space, 0.0
+        for pool, devices in zip(block.pools, options.devices, strict=True):
+            largest = max(tp * dp for tp, dp in space.kinds(pool, block.micro_batch_size))
             rate += self._rate(block, pool) * min(devices, block.most * options.most_stages * largest)
         around_s = min(float((stages.end_s[:, 1:, :, 1:]).min()) for stages in options.stages)
         if rate == 0.0:
             return float("inf")
         return options.microbatches * options.layers / rate + around_s
 
-    def _rate(self, block: Block, pool: int) -> float:
-        """Layers of microbatches per second and device of a pool, at best."""
+    def _rate_of(self, block: Block, pool: int) -> float:
+        """Layers of microbatches per second and device of a pool, at best; a braid's by its part of the
+        rows."""
         stages = self._prices(block, pool)
-        sizes = np.array([tp * dp for tp, dp in stages.kinds])
-        layers = np.arange(stages.work_s.shape[-1])
-        with np.errstate(divide="ignore", invalid="ignore"):
-            return float(
-                np.max(np.where(layers > 0, layers / (stages.work_s * sizes[:, None, None, None]), 0.0))
-            )
+        rates = [_rates(stages, np.array([devices_of(kind)[0] for kind in stages.kinds]))]
+        for pair in (pair for pair in self._space.pairs(block) if pool in pair):
+            stages, _ = self._braids(block, pair)
+            part = pair.index(pool)
+            braids = [kind for kind in stages.kinds if isinstance(kind, Braid)]
+            sizes = np.array([braid.tp[part] for braid in braids])
+            shares = np.array([braid.rows[part] for braid in braids]) / block.micro_batch_size
+            rates.append(_rates(stages, sizes / shares))
+        return max(rates)
 
     def alone(self, pool: int) -> Problem:
         """The problem of training on the pool alone."""
@@ -150,17 +178,52 @@ class Pricing:
         node."""
         size = block.micro_batch_size
         kinds = self._kinds(pool, block.pools, size, block.is_alike)
-        places, layers = self._space.most_stages, self._space.model.layers
-        place, first, count = (axis.reshape(-1, 1) for axis in np.indices((places + 1, 2, layers + 1)))
-        shape = StageShape(
+        groups = 1 if block.is_alike or len(block.pools) == 1 else 2
+        price = stage_price(kinds, self._shape(self._telling(block), groups))
+        fits = price.device_bytes <= kinds.problem.usable_bytes
+        return self._fastest(self._space.kinds(pool, size), price, fits, 0)
+
+    def _braids_of(self, block: Block, pair: Site) -> tuple[Stages, Hops]:
+        """Both parts of a braid are replicas of its stage: there are twice as many as pipelines."""
+        size, found = block.micro_batch_size, []
+        shape = self._shape([2 * number for number in self._telling(block)], 2)
+        braids = self._space.braids(pair, size)
+        hops_s = []
+        for rows in range(1, size):
+            one, other = (
+                self._part(block, pool, of, shape) for pool, of in zip(pair, (rows, size - rows), strict=True)
+            )
+            some = tuple(braid for braid in braids if braid.rows[0] == rows)
+            found.append(self._fastest(some, *price_of_braids(one, other)))
+            hops_s.append(hops_of_braids(one, other))
+        names = [field.name for field in fields(Stages) if field.name != "kinds"]
+        every = {name: np.concatenate([getattr(stages, name) for stages in found]) for name in names}
+        stages = self._space.most_stages
+        hop_s = np.tile(np.concatenate(hops_s)[:, None, None], (1, stages + 1, stages + 1))
+        return Stages(kinds=braids, **every), Hops(hop_s, hop_s)
+
+    def _part(self, block: Block, pool: int, rows: int, shape: StageShape) -> Part:
+        """The pool's part in braids, with so many rows, by tp."""
+        kinds = self._kinds(pool, block.pools, rows)
+        alone = [index for index, (_, dp) in enumerate(self._space.kinds(pool, rows)) if dp == 1]
+        devices = self._space.pools[pool].node.devices
+        return Part.of(kinds, stage_price(kinds, shape), alone, devices)
+
+    def _shape(self, replicas: Sequence[int], groups: int) -> StageShape:
+        """Every stage by its place, whether it is the first, and its layers."""
+        place, first, count = (axis.reshape(-1, 1) for axis in np.indices(self._axes))
+        return StageShape(
             layers=count, held=place, is_first=1.0 * first, is_last=1.0 * (place == 1),
-            replicas=self._telling(block), groups=1 if block.is_alike or len(block.pools) == 1 else 2,
+            replicas=replicas, groups=groups,
         )  # fmt: skip
-        price = stage_price(kinds, shape)
-        is_stage = (place >= 1) & (count >= 1)
-        return _fastest(
-            kinds.problem, self._space.kinds(pool, size), price, is_stage, (places + 1, 2, layers + 1)
-        )
+
+    @property
+    def _axes(self) -> tuple[int, int, int]:
+        return self._space.most_stages + 1, 2, self._space.model.layers + 1
+
+    def _fastest(self, kinds: tuple[Kind | Braid, ...], price: StagePrice, fits: Any, fullest: Any) -> Stages:
+        place, _, count = (axis.reshape(-1, 1) for axis in np.indices(self._axes))
+        return _fastest(kinds, price, fits & (place >= 1) & (count >= 1), fullest, self._axes)
 
     def _hops_of(self, pool: int, union: tuple[int, ...], size: int) -> Hops:
         own, across = self._kinds(pool, (pool,), size), self._kinds(pool, union, size)
@@ -169,12 +232,20 @@ class Pricing:
         return hops_of_pool(own, across, sizes, devices, self._space.most_stages)
 
 
+def _rates(stages: Stages, devices: Floats) -> float:
+    """Layers of microbatches per second and device, at best, where a stage of each kind has so many
+    devices."""
+    layers = np.arange(stages.work_s.shape[-1])
+    with np.errstate(divide="ignore", invalid="ignore"):
+        rates = layers / (stages.work_s * devices[:, None, None, None])
+    return float(np.max(np.where(layers > 0, rates, 0.0)))
+
+
 def _fastest(
-    problem: Problem, kinds: tuple[Kind, ...], price: StagePrice, is_stage: Any, shape: tuple[int, ...]
+    kinds: tuple[Kind | Braid, ...], price: StagePrice, fits: Any, fullest: Any, shape: tuple[int, ...]
 ) -> Stages:
     """Of each stage, and of each number of pipelines, the fastest recomputation that fits; and of these the
     least figures. The recomputation itself is that of the first number of pipelines."""
-    fits = (price.device_bytes <= problem.usable_bytes) & is_stage
     backward_s = np.where(fits, price.backward_s, np.inf)
     chosen = np.argmin(backward_s, axis=0)[None]
 
@@ -201,4 +272,5 @@ def _fastest(
         recompute=np.where(np.isinf(backward), -1, arranged(chosen[0, 0])),
         allocated_bytes=picked(price.allocated_bytes),
         device_bytes=picked(price.device_bytes),
+        fullest=picked(fullest).astype(np.int64),
     )

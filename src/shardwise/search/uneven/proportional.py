@@ -10,6 +10,7 @@ taken, at the prices of uneven plans.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import product
 from math import gcd
 
@@ -25,6 +26,7 @@ NO_KIND = 0
 
 def proportional_split(space: UnevenSpace) -> UnevenPlan | None:
     """The fastest proportional split on all pools; None where none fits."""
+    space = UnevenSpace(space.model, space.cluster, space.job, replace(space.limits, braid=1))
     pricing = Pricing(space)
     pools = range(len(space.pools))
     speeds = [pricing.alone(pool).matmul_flop_per_s for pool in pools]
@@ -57,7 +59,7 @@ def _by_layers(
         block = Block(pools=pools, micro_batch_size=size, least=number, most=number, is_alike=number > 1)
         options = pricing.options(block)
         for kinds in product(*(range(len(stages.kinds)) for stages in options.stages)):
-            sizes = [stages.kinds[kind][0] for stages, kind in zip(options.stages, kinds, strict=True)]
+            sizes = [space.kinds(pool, size)[kind][0] for pool, kind in zip(pools, kinds, strict=True)]
             if any(count // number % tp for count, tp in zip(devices, sizes, strict=True)):
                 continue
             runs = [

@@ -22,7 +22,6 @@ from shardwise.search.uneven.bounds import Counts, Entries, Relaxation
 from shardwise.search.uneven.options import Options
 from shardwise.search.uneven.partitions import Found, best_partition
 from shardwise.search.uneven.reach import Reach
-from shardwise.search.uneven.space import Kind
 
 Ints = NDArray[np.int64]
 Tuple = tuple[int, ...]
@@ -48,7 +47,7 @@ SHARPENINGS = 2
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """A pipeline but for its layout: the kind of its stages on each pool, and how many there are."""
+    """A pipeline but for its layout: the kind of its stages on each site, and how many there are."""
 
     kinds: Tuple
     counts: Counts
@@ -75,25 +74,23 @@ class Search(ABC):
         most: int,
         effort: int,
         wider: Search | None = None,
-        pools_of_one: int | None = None,
+        most_sites: int | None = None,
     ) -> None:
         self.options, self.least, self.most = options, least, most
         self._effort, self._wider = effort, wider
-        kinds_of_pools = tuple(stages.kinds for stages in options.stages)
         self._shapes, self.sets = _shapes(
-            kinds_of_pools,
+            options.takes,
             options.devices,
             options.units,
             options.most_stages,
-            pools_of_one or len(options.pools),
+            most_sites or len(options.sites),
         )
-        pools = len(options.stages)
         kinds, counts, self.devices = (
-            np.array(rows, dtype=np.int64).reshape(-1, pools)
-            for rows in (
-                [shape.kinds for shape in self._shapes],
-                [shape.counts for shape in self._shapes],
-                [devices for devices, _ in self.sets],
+            np.array(rows, dtype=np.int64).reshape(-1, columns)
+            for rows, columns in (
+                ([shape.kinds for shape in self._shapes], len(options.sites)),
+                ([shape.counts for shape in self._shapes], len(options.sites)),
+                ([devices for devices, _ in self.sets], len(options.pools)),
             )
         )
         self.reach, self._entries = Reach(options, kinds, counts), Entries(options)
@@ -267,32 +264,44 @@ class Search(ABC):
 
 @lru_cache(maxsize=256)
 def _shapes(
-    kinds: tuple[tuple[Kind, ...], ...], devices: Tuple, units: Tuple, most_stages: int, most_pools: int
+    takes: tuple[tuple[Tuple, ...], ...], devices: Tuple, units: Tuple, most_stages: int, most_sites: int
 ) -> tuple[tuple[Shape, ...], tuple[tuple[Tuple, int], ...]]:
     """Every pipeline for which there are devices, and the units that alike ones take together with how many
-    these are."""
-    sizes = [[tp * dp for tp, dp in some] for some in kinds]
+    these are; `takes` has the devices of each pool that a stage takes, by site and kind."""
     available = tuple(count // unit for count, unit in zip(devices, units, strict=True))
     shapes, sets = [], []
-    for counts in _counts([min(some) for some in sizes], devices, most_stages):
-        if sum(count > 0 for count in counts) > most_pools:
+    for counts in _counts(takes, devices, most_stages):
+        if sum(count > 0 for count in counts) > most_sites:
             continue
-        for one in product(*(range(len(some)) if n else (0,) for n, some in zip(counts, kinds, strict=True))):
-            takes = tuple(n * some[kind] for n, some, kind in zip(counts, sizes, one, strict=True))
-            taken, alike = _set_of(takes, units)
-            if _fits(taken, available):
+        for one in product(*(range(len(some)) if n else (0,) for n, some in zip(counts, takes, strict=True))):
+            stages = [(n, some[kind]) for n, some, kind in zip(counts, takes, one, strict=True) if n]
+            taken = tuple(sum(n * of[pool] for n, of in stages) for pool in range(len(devices)))
+            units_taken, alike = _set_of(taken, units)
+            if _fits(units_taken, available):
                 shapes.append(Shape(one, counts))
-                sets.append((taken, alike))
+                sets.append((units_taken, alike))
     return tuple(shapes), tuple(sets)
 
 
-def _counts(smallest: Sequence[int], devices: Tuple, most_stages: int) -> list[Counts]:
-    """How many stages of each pool a pipeline may have, short pipelines first."""
-    most = [min(most_stages, count // size) for count, size in zip(devices, smallest, strict=True)]
-    found = [
-        counts for counts in product(*(range(count + 1) for count in most)) if 1 <= sum(counts) <= most_stages
+def _counts(takes: Sequence[Sequence[Tuple]], devices: Tuple, most_stages: int) -> list[Counts]:
+    """How many stages of each site a pipeline may have, short pipelines first; of the sites that are pairs of
+    pools it has stages on one at most. A kind of each site takes the least of every pool."""
+    most = [
+        min(most_stages, *(there // need for there, need in zip(devices, some[0], strict=True) if need))
+        for some in takes
     ]
-    return sorted(found, key=lambda counts: (sum(counts), counts))
+    pools, pairs = len(devices), len(takes) - len(devices)
+    found = []
+    for alone in product(*(range(count + 1) for count in most[:pools])):
+        left = most_stages - sum(alone)
+        if left < 0:
+            continue
+        found.append((*alone, *(0,) * pairs))
+        for pair in range(pairs):
+            behind = (0,) * (pairs - pair - 1)
+            braids = range(1, min(left, most[pools + pair]) + 1)
+            found += [(*alone, *(0,) * pair, count, *behind) for count in braids]
+    return sorted((one for one in found if sum(one)), key=lambda counts: (sum(counts), counts))
 
 
 def _set_of(devices: Tuple, units: Tuple) -> tuple[Tuple, int]:

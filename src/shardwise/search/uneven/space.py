@@ -1,13 +1,15 @@
 """The space of uneven plans: pipelines side by side, whose stages lie on pools of alike devices.
 
-docs/mixed.md declares it. A *kind* of stage is (tp, dp) on one pool; a *block* holds all plans that use no
-other pools, have one micro-batch size and a number of pipelines within a range.
+docs/mixed.md declares it. A *kind* of stage is (tp, dp) on one pool, or a braid of two pools. A *site* is
+where the stages of a pipeline lie that are of one kind: a pool, or a pair of pools. A *block* holds all plans
+that use no other pools, have one micro-batch size and a number of pipelines within a range.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import combinations
 
 from shardwise.cluster import Cluster, Pool, Tier, cluster_of_pools, pools_of, tier_seen_by
 from shardwise.cost import Problem, bind, limits_of
@@ -17,14 +19,33 @@ from shardwise.strategy import Job
 Kind = tuple[int, int]
 """tp and dp of a stage."""
 
+Site = tuple[int, ...]
+"""A pool or a pair of pools, by place."""
+
+
+@dataclass(frozen=True, slots=True)
+class Braid:
+    """A kind of stage that lies on two pools at once: on each of them `tp` devices of one node, which have
+    all of its layers and do `rows` of every microbatch."""
+
+    tp: tuple[int, int]
+    rows: tuple[int, int]
+
+
+def devices_of(kind: Kind | Braid) -> tuple[int, ...]:
+    """What a stage of the kind takes of each pool of its site."""
+    return kind.tp if isinstance(kind, Braid) else (kind[0] * kind[1],)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """How far the space reaches: stages of a pipeline, and replicas that share the rows of a stage's
-    microbatch, at most. On pools of more than `loose_nodes` nodes alike pipelines fill whole nodes."""
+    """How far the space reaches: stages of a pipeline, replicas that share the rows of a stage's microbatch,
+    and rows of a microbatch that a braid splits, at most. On pools of more than `loose_nodes` nodes alike
+    pipelines fill whole nodes."""
 
     stages: int = 8
     rows: int = 1
+    braid: int = 1
     loose_nodes: int = 4
 
 
@@ -96,6 +117,22 @@ class UnevenSpace:
                     found.append((tp, dp))
             size *= 2
         return tuple(found)
+
+    def pairs(self, block: Block) -> tuple[Site, ...]:
+        """The pairs of pools on which the block has braids; alike pipelines have none."""
+        if block.is_alike or not 2 <= block.micro_batch_size <= self.limits.braid:
+            return ()
+        return tuple(combinations(block.pools, 2))
+
+    def braids(self, pair: Site, micro_batch_size: int) -> tuple[Braid, ...]:
+        """Every braid of the two pools: a row or more for each, and any tp that a stage of its own has."""
+        one, other = ([tp for tp, _ in self.kinds(pool, 1)] for pool in pair)
+        return tuple(
+            Braid((a, b), (rows, micro_batch_size - rows))
+            for rows in range(1, micro_batch_size)
+            for a in one
+            for b in other
+        )
 
     def blocks(self) -> list[Block]:
         """All plans of the space, in disjoint blocks but that plans on fewer pools are in those of more too,

@@ -1,0 +1,235 @@
+"""An uneven plan on the devices of its cluster: which ranks each stage takes, and what all of it costs."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+
+from shardwise.cost import Problem
+from shardwise.model import model_flop_per_token
+from shardwise.plan import Layout, PeakMemory, Pipeline, Stage, StagePart, UnevenResult
+from shardwise.search.explain import band_of
+from shardwise.search.uneven.drive import UnevenPipeline, UnevenPlan
+from shardwise.search.uneven.hops import groups, most_together
+from shardwise.search.uneven.options import Options, Pricing
+from shardwise.search.uneven.space import Braid, UnevenSpace, devices_of
+from shardwise.strategy import RECOMPUTES
+
+EVALUATOR = "max-plus, pipeline by pipeline"
+
+Place = tuple[int, int, int]
+"""A pipeline of a plan, a stage of it, and a part of that: 0, and of a braid 1 too."""
+
+
+def result_of_uneven(space: UnevenSpace, plan: UnevenPlan) -> UnevenResult:
+    """The plan on the devices of the cluster: which ranks each stage takes, and what all of it costs."""
+    pricing = Pricing(space)
+    options = pricing.options(plan.block)
+    job, cluster = space.job, space.cluster
+    taken = _taken(options, plan)
+    ranks = _placed(space, options, plan, taken)
+    used = sum(size for _, size in taken.values())
+    tokens_per_s = job.global_batch_size * job.seq_len / plan.time_s
+    problems = {pool: pricing.alone(pool) for pool in plan.block.pools}
+    tightest, peak = _peak(options, plan, problems)
+    low, high = _band(list(problems.values()))
+    return UnevenResult(
+        layout=Layout(
+            pipelines=tuple(
+                Pipeline(
+                    stages=tuple(
+                        _stage(space, options, plan, ranks, place, index)
+                        for index in range(len(pipeline.stages))
+                    )
+                )
+                for place, pipeline in enumerate(plan.pipelines)
+            )
+        ),
+        micro_batch_size=plan.block.micro_batch_size,
+        microbatches=tuple(pipeline.microbatches for pipeline in plan.pipelines),
+        pipeline_s=tuple(pipeline.time_s for pipeline in plan.pipelines),
+        recompute=tuple(
+            tuple(_recompute(options, plan, place, index) for index in range(len(pipeline.stages)))
+            for place, pipeline in enumerate(plan.pipelines)
+        ),
+        step_time_s=plan.time_s,
+        band_s=(plan.time_s * low, plan.time_s * high),
+        tokens_per_s_per_device=tokens_per_s / cluster.devices,
+        mfu=_utilisation(options, taken, problems, tokens_per_s, is_causal=True),
+        mfu_full_attention=_utilisation(options, taken, problems, tokens_per_s, is_causal=False),
+        peak_memory=peak,
+        breakdown=_breakdown(options, plan),
+        tightest_rank=ranks[tightest].start,
+        idle_devices=cluster.devices - used,
+        pools=tuple(space.pools[pool].name for pool in plan.block.pools),
+        is_alike=plan.block.is_alike,
+        evaluator=EVALUATOR,
+    )
+
+
+def _taken(options: Options, plan: UnevenPlan) -> dict[Place, tuple[int, int]]:
+    """The pool (by place in the plan's) and the devices of every part of a stage."""
+    found = {}
+    for place, pipeline in enumerate(plan.pipelines):
+        for index, (site, _) in enumerate(pipeline.stages):
+            sizes = devices_of(options.stages[site].kinds[pipeline.kinds[site]])
+            for part, of in enumerate(zip(options.sites[site], sizes, strict=True)):
+                found[place, index, part] = of
+    return found
+
+
+def _placed(
+    space: UnevenSpace, options: Options, plan: UnevenPlan, taken: Mapping[Place, tuple[int, int]]
+) -> dict[Place, range]:
+    """Ranks of every part of a stage: groups of them (see `hops`), the largest first, and those at the same
+    place of their pipelines one after the other, each in the first node of its pool with room for it."""
+    first, nodes = 0, defaultdict(list)
+    for node in space.cluster.nodes:
+        pool = next(
+            i for i, one in enumerate(space.pools) if replace(node, name="") == replace(one.node, name="")
+        )
+        nodes[pool].append([first, first + node.devices])
+        first += node.devices
+    found: dict[Place, range] = {}
+    together = [
+        (place, group)
+        for place, pipeline in enumerate(plan.pipelines)
+        for group in _groups(space, options, pipeline)
+    ]
+    devices = {(place, group): sum(taken[place, *one][1] for one in group) for place, group in together}
+    for place, group in sorted(together, key=lambda one: (-devices[one], one[1], one[0])):
+        pool = options.pools[taken[place, *group[0]][0]]
+        room = next(node for node in nodes[pool] if node[1] - node[0] >= devices[place, group])
+        for one in group:
+            _, size = taken[place, *one]
+            found[place, *one] = range(room[0], room[0] + size)
+            room[0] += size
+    return found
+
+
+def _groups(
+    space: UnevenSpace, options: Options, pipeline: UnevenPipeline
+) -> list[tuple[tuple[int, int], ...]]:
+    """Stages of a pipeline that lie in one node together, by index and part, in order; each part of a braid
+    is by itself."""
+    found: list[tuple[tuple[int, int], ...]] = []
+    for site, pools in enumerate(options.sites):
+        mine = [index for index, (on, _) in enumerate(pipeline.stages) if on == site]
+        if len(pools) > 1:
+            found += [((index, part),) for index in mine for part in range(len(pools))]
+        elif mine:
+            (size,) = devices_of(options.stages[site].kinds[pipeline.kinds[site]])
+            most = most_together(space.pools[options.pools[pools[0]]].node.devices, size)
+            for many in groups(len(mine), most):
+                found.append(tuple((index, 0) for index in mine[-many:]))
+                mine = mine[:-many]
+    return found
+
+
+def _entry(plan: UnevenPlan, place: int, index: int) -> tuple[int, tuple[int, int, int, int]]:
+    """The site of a stage, and where its figures lie in the site's arrays."""
+    pipeline = plan.pipelines[place]
+    site, layers = pipeline.stages[index]
+    return site, (pipeline.kinds[site], len(pipeline.stages) - index, int(index == 0), layers)
+
+
+def _stage(
+    space: UnevenSpace,
+    options: Options,
+    plan: UnevenPlan,
+    ranks: Mapping[Place, range],
+    place: int,
+    index: int,
+) -> Stage:
+    site, (number, _, _, layers) = _entry(plan, place, index)
+    kind = options.stages[site].kinds[number]
+    names = [space.pools[options.pools[pool]].name for pool in options.sites[site]]
+    texts = [_ranks_text(ranks[place, index, part]) for part in range(len(names))]
+    parts: tuple[StagePart, ...] = ()
+    tp, dp = (kind.tp[0], 2) if isinstance(kind, Braid) else kind
+    if isinstance(kind, Braid):
+        figures = zip(texts, names, kind.tp, kind.rows, strict=True)
+        parts = tuple(
+            StagePart(ranks=text, device_class=name, tp=of, rows=rows) for text, name, of, rows in figures
+        )
+    return Stage(
+        devices=sum(devices_of(kind)),
+        ranks=",".join(texts),
+        device_class=" + ".join(names),
+        tp=tp,
+        dp=dp,
+        layers=(layers,),
+        share=plan.pipelines[place].microbatches / options.microbatches,
+        parts=parts,
+    )
+
+
+def _ranks_text(ranks: range) -> str:
+    return f"{ranks.start}-{ranks.stop - 1}" if len(ranks) > 1 else f"{ranks.start}"
+
+
+def _recompute(options: Options, plan: UnevenPlan, place: int, index: int) -> str:
+    site, at = _entry(plan, place, index)
+    return RECOMPUTES[int(options.stages[site].recompute[at])]
+
+
+def _peak(options: Options, plan: UnevenPlan, problems: Mapping[int, Problem]) -> tuple[Place, PeakMemory]:
+    """The part of a stage whose devices are fullest, and what they hold."""
+    found: list[tuple[float, Place, PeakMemory]] = []
+    for place, pipeline in enumerate(plan.pipelines):
+        for index in range(len(pipeline.stages)):
+            site, at = _entry(plan, place, index)
+            part = int(options.stages[site].fullest[at])
+            problem = problems[options.pools[options.sites[site][part]]]
+            allocated = float(options.stages[site].allocated_bytes[at])
+            peak = PeakMemory(
+                allocated=allocated,
+                reserved=allocated * (1.0 + problem.efficiency.fragmentation_ratio),
+                device=float(options.stages[site].device_bytes[at]),
+                capacity=problem.capacity_bytes,
+            )
+            found.append((-peak.device / peak.capacity, (place, index, part), peak))
+    _, tightest, peak = min(found, key=lambda one: one[:2])
+    return tightest, peak
+
+
+def _breakdown(options: Options, plan: UnevenPlan) -> dict[str, float]:
+    """Of the slowest pipeline: its busiest stage at work, waiting, and the end of the step."""
+    place = max(range(len(plan.pipelines)), key=lambda one: plan.pipelines[one].time_s)
+    pipeline = plan.pipelines[place]
+    entries = [_entry(plan, place, index) for index in range(len(pipeline.stages))]
+    works = [float(options.stages[site].work_s[at]) for site, at in entries]
+    end_s = max(float(options.stages[site].end_s[at]) for site, at in entries)
+    busy_s = pipeline.microbatches * max(works)
+    return {
+        "busiest_stage": busy_s,
+        "pipeline_and_gradients": pipeline.time_s - busy_s - end_s,
+        "end_of_step": end_s,
+    }
+
+
+def _utilisation(
+    options: Options,
+    taken: Mapping[Place, tuple[int, int]],
+    problems: Mapping[int, Problem],
+    tokens_per_s: float,
+    *,
+    is_causal: bool,
+) -> float:
+    """Model arithmetic per second over the dense peaks of all devices that are used."""
+    problem = next(iter(problems.values()))
+    flop = model_flop_per_token(problem.model, problem.job.seq_len, causal_half=is_causal)
+    peaks = 0.0
+    for pool, size in taken.values():
+        device = problems[options.pools[pool]].device
+        peaks += size * device.peak_flop_per_s[problem.recipe.matmul]
+    return flop * tokens_per_s / peaks
+
+
+def _band(problems: list[Problem]) -> tuple[float, float]:
+    """The widest band of any pool that is used."""
+    bands = np.array([band_of(problem) for problem in problems])
+    return float(bands[:, 0].min()), float(bands[:, 1].max())
