@@ -89,6 +89,7 @@ line = next(where for _, kind, where in lines if kind == "cpu" or "/shardwise-" 
 names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR")
 told = {name: os.environ[name] for name in names}
 told["shaped"] = said("tc", "qdisc", "show", "dev", "eth0")
+told["packet_bytes"] = int(open("/sys/class/net/eth0/mtu").read())
 told["group"] = line.rpartition("/")[2]
 with open(sys.argv[1] + os.environ["RANK"], "w") as file:
     json.dump(told, file)
@@ -107,6 +108,9 @@ def test_every_rank_has_its_place_its_link_and_its_share(cluster: str, tmp_path:
     assert {(one["WORLD_SIZE"], one["MASTER_ADDR"]) for one in told} == {("3", "10.77.0.1")}
     assert ["rate 160Mbit" in one["shaped"] for one in told] == [True, True, False]
     assert "rate 80Mbit" in told[2]["shaped"]
+    assert {one["packet_bytes"] for one in told} == {
+        9000
+    }  # with 1,500 ranks pay up to half a step for packets
     assert [one["group"] for one in told] == ["d0", "d1", "d2"]
 
 
