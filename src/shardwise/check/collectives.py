@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -18,7 +18,7 @@ class TierCost:
     Rings through more than one but not all of the `inside` devices below the tier reach the share `partial`,
     unless one card is the only way out for all of these.
     Groups of at least so many members of the tier have the share of `links` that stands beside the number.
-    A device that sends alone reaches `alone` times that.
+    A device that sends alone reaches `alone` times that, two that send to each other `both_ways` times.
     """
 
     latency_s: float
@@ -29,6 +29,7 @@ class TierCost:
     inside: int
     links: tuple[tuple[int, float], ...] = ()
     alone: float = 1.0
+    both_ways: float = 1.0
 
     @property
     def has_ways(self) -> bool:
@@ -62,6 +63,7 @@ def fabric_of(cluster: Cluster, efficiency: Efficiency) -> Fabric:
                 inside=inside,
                 links=tier.part_shares,
                 alone=tier.flow_bytes_per_s / tier.bytes_per_s,
+                both_ways=curve.exchange_fraction,
             )
         )
         inside = tier.span
@@ -104,7 +106,9 @@ def _crossed(fabric: Fabric, nbytes: Column, group: Sizes) -> _Crossed:
 def pass_s(fabric: Fabric, nbytes: Column, group: Sizes) -> Column:
     """Once around a ring: an all-gather of a rank's output of `nbytes`."""
     crossed = _crossed(fabric, nbytes, group)
-    return crossed.ring_s + crossed.start_s
+    mutual = tuple(replace(tier, bytes_per_s=tier.bytes_per_s * tier.both_ways) for tier in fabric)
+    pair = _crossed(mutual, nbytes, group)
+    return np.where(crossed.members == 2, pair.ring_s, crossed.ring_s) + crossed.start_s
 
 
 def scatter_s(fabric: Fabric, backend: Backend, nbytes: Column, group: Sizes) -> Column:
@@ -130,7 +134,7 @@ def all_to_all_s(fabric: Fabric, nbytes: Column, group: Sizes, copies: Column) -
     for place, (tier, size) in enumerate(zip(fabric, group, strict=True)):
         share = 1.0 if place == 0 else copies
         sent = nbytes * share * (size - 1) * below / crossed.members
-        slowest = np.maximum(slowest, sent / tier.pace(size))
+        slowest = np.maximum(slowest, sent / (tier.pace(size) * tier.both_ways))
         below = below * size
     return crossed.latency_s + slowest + crossed.start_s
 

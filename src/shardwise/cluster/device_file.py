@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
+from dataclasses import MISSING, replace
 from dataclasses import fields as dataclass_fields
-from dataclasses import replace
 from typing import Any
 
 from shardwise.cluster.backend import NATIVE
@@ -255,8 +255,12 @@ def _scalar(part: Fields, name: str) -> float:
 
 
 def _curve(part: Fields, kind: type[Any]) -> Any:
-    """A curve of a record with all of its fields."""
-    values = {field.name: _curve_value(part, field.name, str(field.type)) for field in dataclass_fields(kind)}
+    """A curve of a record with all of its fields, but for those that have a customary value."""
+    values = {
+        field.name: _curve_value(part, field.name, str(field.type))
+        for field in dataclass_fields(kind)
+        if field.default is MISSING or part.has(field.name)
+    }
     part.finish()
     return kind(**values)
 

@@ -67,13 +67,16 @@ class CollectiveCurve:
 
     Rings through some but not all devices of a node that has several network cards reach `partial_fraction`
     of that between nodes. A tier
-    that joins n groups has n^-crowding of it: the more senders, the more often their ways cross.
+    that joins n groups has n^-crowding of it: the more senders, the more often their ways cross. Where ranks
+    send whole parts to each other, both ways at once, they reach `exchange_fraction` of it: all-gathers of
+    two, and all-to-alls.
     """
 
     fraction: float
     startup_s: float
     partial_fraction: float = 1.0
     crowding: float = 0.0
+    exchange_fraction: float = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

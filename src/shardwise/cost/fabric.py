@@ -126,6 +126,7 @@ class Fabric:
     flow_bytes_per_s: tuple[float, ...]
     in_switch: tuple[float, ...]
     partial: tuple[Any, ...]
+    exchange: tuple[float, ...]
     inner_spans: tuple[int, ...]
     part_shares: tuple[tuple[tuple[int, float], ...], ...]
     backend: Backend = NATIVE
@@ -138,9 +139,12 @@ class Fabric:
 
     def pass_s(self, nbytes: Any, sizes: Sizes) -> Any:
         """All-gather of a whole tensor of `nbytes`, or what else passes once around a ring."""
-        return comm.pass_s(nbytes, sizes, self.alphas_s, self._ring_bytes_per_s(sizes)) + self._startup_s(
-            sizes
+        is_exchange = np.equal(comm.group_size(sizes), 2)
+        reached = tuple(
+            bytes_per_s * np.where(is_exchange, exchange, 1.0)
+            for bytes_per_s, exchange in zip(self._ring_bytes_per_s(sizes), self.exchange, strict=True)
         )
+        return comm.pass_s(nbytes, sizes, self.alphas_s, reached) + self._startup_s(sizes)
 
     def all_reduce_s(self, nbytes: Any, sizes: Sizes) -> Any:
         """All-reduce of a whole tensor of `nbytes`."""
@@ -152,7 +156,9 @@ class Fabric:
     def all_to_all_s(self, nbytes: Any, sizes: Sizes, outer_copies: Any = 1.0) -> Any:
         """All-to-all in which each rank sends `nbytes`; `outer_copies` of it beyond the innermost tier."""
         copies = (1.0,) + (outer_copies,) * (len(sizes) - 1)
-        moved_s = comm.all_to_all_s(nbytes, sizes, self.alphas_s, self._linked_bytes_per_s(sizes), copies)
+        linked = zip(self._linked_bytes_per_s(sizes), self.exchange, strict=True)
+        reached = tuple(bytes_per_s * exchange for bytes_per_s, exchange in linked)
+        moved_s = comm.all_to_all_s(nbytes, sizes, self.alphas_s, reached, copies)
         return moved_s + self._startup_s(sizes)
 
     def neighbour_s(self, nbytes: Any, tier: Any, senders: Any = 0) -> Any:
@@ -225,6 +231,7 @@ def fabric_of(problem: Machine) -> Fabric:
             np.where(_has_several_ways_out(tier, span), curve.partial_fraction, 1.0)
             for tier, curve, span in zip(problem.tiers, curves, inner_spans, strict=True)
         ),
+        exchange=tuple(curve.exchange_fraction for curve in curves),
         inner_spans=inner_spans,
         part_shares=tuple(tier.part_shares for tier in problem.tiers),
         backend=problem.backend,

@@ -10,6 +10,7 @@ import pytest
 
 from shardwise.accuracy.calibration import (
     COLLECTIVES,
+    UNSHARDED,
     AttentionSample,
     Collective,
     KernelCurves,
@@ -22,6 +23,7 @@ from shardwise.accuracy.calibration import (
     kernel_curves,
     link_curve,
     mean_error,
+    with_exchanges,
 )
 from shardwise.accuracy.calibration.solve import coefficients
 from shardwise.cluster import AttentionCurve, load_cluster
@@ -133,6 +135,20 @@ def test_a_known_curve_of_a_link_is_recovered(kinds: Sequence[Collective]) -> No
     assert max(found.errors(link_samples(LINK, kinds)).values()) < 1e-6
 
 
+def test_exchanges_have_a_share_of_their_own() -> None:
+    true = replace(LINK, exchange_fraction=0.6)
+    samples = link_samples(true)
+    unsharded = link_curve([sample for sample in samples if sample.kind in UNSHARDED])
+    assert max(unsharded.errors(samples).values()) > 0.2  # a twin that knows no exchanges
+    found = with_exchanges(unsharded, samples)
+    assert found.exchange_fraction == pytest.approx(0.6, rel=1e-6)
+    assert max(found.errors(samples).values()) < 1e-6
+    # Faster than their bytes allow is an error of the clock; without any nothing is known.
+    fast = [replace(sample, seconds=sample.seconds / 2) for sample in link_samples(LINK)]
+    assert with_exchanges(unsharded, fast).exchange_fraction == 1.0
+    assert with_exchanges(unsharded, link_samples(true, UNSHARDED)) == unsharded
+
+
 def test_a_twin_that_takes_a_shard_for_the_whole_tensor_is_caught() -> None:
     """Bytes of an all-gather are its output: a factor of the number of ranks otherwise."""
     wrong = [
@@ -144,14 +160,21 @@ def test_a_twin_that_takes_a_shard_for_the_whole_tensor_is_caught() -> None:
 
 @pytest.mark.parametrize("ranks", [2, 4, 8])
 @pytest.mark.parametrize("nbytes", [16.0, 1e6])
-def test_a_collective_takes_what_the_cost_model_says(ranks: int, nbytes: float) -> None:
+@pytest.mark.parametrize("exchange_fraction", [1.0, 0.5])
+def test_a_collective_takes_what_the_cost_model_says(
+    ranks: int, nbytes: float, exchange_fraction: float
+) -> None:
     """The same collectives, priced by the fabric of a cluster that has these figures."""
-    cluster = load_cluster(f"1x{ranks}xcpu")
-    curve, tier = cluster.classes["cpu"].efficiency.scale_up, cluster.tiers[0]
+    plain = load_cluster(f"1x{ranks}xcpu")
+    of = plain.classes["cpu"].efficiency
+    curve, tier = replace(of.scale_up, exchange_fraction=exchange_fraction), plain.tiers[0]
+    device = replace(plain.classes["cpu"], efficiency=replace(of, scale_up=curve))
+    cluster = replace(plain, classes={"cpu": device})
     link = LinkCurve(
         latency_s=tier.latency_s,
         startup_s=curve.startup_s,
         bytes_per_s=curve.fraction * tier.bytes_per_s,
+        exchange_fraction=exchange_fraction,
     )
     fabric = fabric_of(machine_of(cluster, "fp32", "adamw", PROFILES["fsdp2"]))
     sizes = tuple(map(np.array, (ranks,)))

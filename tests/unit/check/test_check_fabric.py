@@ -144,13 +144,23 @@ def test_parts_of_nodes_with_one_card_have_all_of_it() -> None:
 def test_tiers_of_a_cluster() -> None:
     curves = {
         "scale_up": CollectiveCurve(fraction=0.5, startup_s=0.2),
-        "scale_out": CollectiveCurve(fraction=0.25, startup_s=4.0, partial_fraction=0.5),
+        "scale_out": CollectiveCurve(
+            fraction=0.25, startup_s=4.0, partial_fraction=0.5, exchange_fraction=0.75
+        ),
     }
     on = cluster(2, of=with_efficiency(**curves), latency_s=(0.5, 2.0), in_switch=True)
     # 100 and 20 B/s of which collectives reach 50 and 5; four devices lie below the network.
     assert fabric_of(on, on.classes["ideal"].efficiency) == (
         TierCost(latency_s=0.5, bytes_per_s=50.0, start_s=0.2, in_switch=True, partial=1.0, inside=1),
-        TierCost(latency_s=2.0, bytes_per_s=5.0, start_s=4.0, in_switch=False, partial=0.5, inside=4),
+        TierCost(
+            latency_s=2.0,
+            bytes_per_s=5.0,
+            start_s=4.0,
+            in_switch=False,
+            partial=0.5,
+            inside=4,
+            both_ways=0.75,
+        ),
     )
     # Nine nodes share what crosses between them: 5 / 9^(1/2).
     curves["scale_out"] = replace(curves["scale_out"], crowding=0.5)
@@ -194,6 +204,16 @@ def test_an_all_to_all_sends_fewer_copies_outside() -> None:
     assert all_to_all_s(FABRIC, 80.0, group(2, 2), 1.0)[0] == pytest.approx(4.5)
     assert all_to_all_s(FABRIC, 80.0, group(2, 2), 0.5)[0] == pytest.approx(3.5)
     assert all_to_all_s(FABRIC, 80.0, group(1, 1), 1.0)[0] == 0.0
+
+
+def test_two_that_send_to_each_other_at_once_reach_a_share() -> None:
+    # A pass of two outside: 2 + 1/2 * 80 / (20 * 0.25) + 0.25; of four, or two inside, as without.
+    mutual = (FABRIC[0], replace(FABRIC[1], both_ways=0.25))
+    assert pass_s(mutual, 80.0, group(1, 2))[0] == pytest.approx(10.25)
+    for members in ((2, 1), (2, 2)):
+        assert pass_s(mutual, 80.0, group(*members))[0] == pass_s(FABRIC, 80.0, group(*members))[0]
+    # 80 B to 4 ranks: outside 80 * 2 / 4 / (20 * 0.25) = 8 s; 2 s of latency; + 0.5.
+    assert all_to_all_s(mutual, 80.0, group(2, 2), 1.0)[0] == pytest.approx(10.5)
 
 
 def test_a_message() -> None:

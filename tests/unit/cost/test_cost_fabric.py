@@ -263,6 +263,24 @@ def test_a_pass_over_the_fabric(sizes: Sizes, expected: float) -> None:
     assert float(fabric_of(slow_problem()).pass_s(100.0, sizes)) == pytest.approx(expected, rel=1e-14)
 
 
+def test_two_that_send_to_each_other_at_once_reach_a_share() -> None:
+    curves = CURVES | {"scale_out": replace(CURVES["scale_out"], exchange_fraction=0.5)}
+    fabric = fabric_of(problem(on=cluster(2, of=with_efficiency(**curves), latency_s=(0.5, 2.0))))
+    # A pass of two over the network: 2 + 1/2 * 100 / (5 * 0.5) + 4. Of two in a node all: 0.5 + 1 + 0.2.
+    assert float(fabric.pass_s(100.0, (1, 2))) == pytest.approx(26.0, rel=1e-14)
+    assert float(fabric.pass_s(100.0, (2, 1))) == pytest.approx(1.7, rel=1e-14)
+    # Rings of more send to one and receive from another; reductions and messages go one way at a time.
+    plain = fabric_of(slow_problem())
+    assert float(fabric.pass_s(100.0, (2, 2))) == float(plain.pass_s(100.0, (2, 2)))
+    assert float(fabric.all_reduce_s(100.0, (1, 2))) == float(plain.all_reduce_s(100.0, (1, 2)))
+    assert float(fabric.neighbour_s(100.0, 1)) == float(plain.neighbour_s(100.0, 1))
+    # In an all-to-all all do: 2 + 100 * 4 / 8 / (5 * 0.5) + 4.
+    assert float(fabric.all_to_all_s(100.0, (4, 2))) == pytest.approx(26.0, rel=1e-14)
+    # Rows of a column each by their own size.
+    both = fabric.pass_s(100.0, (np.array([1, 2]), np.array([2, 2])))
+    np.testing.assert_allclose(both, [26.0, 25.0], rtol=1e-14)
+
+
 def test_a_scatter_is_what_the_backend_does_for_it() -> None:
     # Once around four of a node, 3.2 s as above; or all reduced, 6.2 s as below.
     own = fabric_of(slow_problem())

@@ -7,7 +7,14 @@ from shardwise.accuracy.calibration.kernels import (
     kernel_curves,
     mean_error,
 )
-from shardwise.accuracy.calibration.links import COLLECTIVES, UNSHARDED, LinkCurve, collective_s, link_curve
+from shardwise.accuracy.calibration.links import (
+    COLLECTIVES,
+    UNSHARDED,
+    LinkCurve,
+    collective_s,
+    link_curve,
+    with_exchanges,
+)
 from shardwise.accuracy.calibration.nccl_tests import NcclTable, nccl_tables
 from shardwise.accuracy.calibration.record import (
     TierCurve,
@@ -56,6 +63,7 @@ __all__ = [
     "priced_s",
     "software_costs",
     "table_samples",
+    "with_exchanges",
     "with_kernels",
     "with_links",
     "with_reached",

@@ -4,17 +4,18 @@ section 5)."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import log2, sqrt
-from statistics import fmean
+from statistics import fmean, geometric_mean
 
 from shardwise.accuracy.calibration.samples import Collective, LinkSample
 from shardwise.accuracy.calibration.solve import coefficients
 from shardwise.errors import ConfigError
 
 UNSHARDED: tuple[Collective, ...] = ("all_reduce", "message")
-"""Collectives of plans that shard nothing. Those of the others reach another share of a link over gloo, which
-the curve does not know: a reduce-scatter passes twice its bytes."""
+"""Collectives of plans that shard nothing, by which a link is measured. Those of the others reach another
+share of it over gloo: a reduce-scatter passes twice its bytes, and what two ranks exchange goes now one way,
+now the other."""
 
 COLLECTIVES: tuple[Collective, ...] = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "message")
 
@@ -26,11 +27,13 @@ _LEAST_SHARE = 1e-6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkCurve:
-    """`latency_s` of a hop, `startup_s` of a collective, bytes per second and direction of a device."""
+    """`latency_s` of a hop, `startup_s` of a collective, bytes per second and direction of a device; of which
+    two that send to each other at once reach `exchange_fraction`."""
 
     latency_s: float
     startup_s: float
     bytes_per_s: float
+    exchange_fraction: float = 1.0
 
     def errors(self, samples: Sequence[LinkSample]) -> Mapping[str, float]:
         """Mean of |predicted / measured - 1| of each kind of collective that was measured."""
@@ -44,11 +47,18 @@ class LinkCurve:
 
 def collective_s(curve: LinkCurve, sample: LinkSample) -> float:
     """Seconds that the cost model gives to a collective within one tier."""
+    reached = curve.bytes_per_s * (curve.exchange_fraction if is_exchange(sample) else 1.0)
     ways = [
-        hops * curve.latency_s + curve.startup_s + tensors * sample.nbytes / curve.bytes_per_s
+        hops * curve.latency_s + curve.startup_s + tensors * sample.nbytes / reached
         for hops, tensors in _ways(sample)
     ]
     return min(ways)
+
+
+def is_exchange(sample: LinkSample) -> bool:
+    """Whether ranks send whole parts to each other, both ways at once."""
+    passes = sample.kind in ("all_gather", "reduce_scatter")
+    return sample.kind == "all_to_all" or (passes and sample.ranks == 2)
 
 
 def _ways(sample: LinkSample) -> tuple[tuple[float, float], ...]:
@@ -64,6 +74,21 @@ def _ways(sample: LinkSample) -> tuple[tuple[float, float], ...]:
         ring, tree = (2.0 * (n - 1), 2.0 * (n - 1) / n * through), (2.0 * log2(n), 2.0 * through)
         return (ring, tree, (2.0, through)) if sample.reduces_in_switch else (ring, tree)
     return ((float(n - 1), (n - 1) / n * through),)
+
+
+def with_exchanges(curve: LinkCurve, samples: Sequence[LinkSample]) -> LinkCurve:
+    """`curve` with the share of its pace that exchanges among `samples` reach: the geometric mean of those
+    whose time is mostly that of their bytes; all of it where there are none, or they are faster."""
+    shares = []
+    for sample in filter(is_exchange, samples):
+        if sample.kind == "reduce_scatter":  # gloo passes twice its bytes, all other ways
+            continue
+        ((hops, tensors),) = _ways(sample)
+        bytes_s = tensors * sample.nbytes / curve.bytes_per_s
+        rest_s = sample.seconds - hops * curve.latency_s - curve.startup_s
+        if rest_s > sample.seconds / 2.0:
+            shares.append(bytes_s / rest_s)
+    return replace(curve, exchange_fraction=min(geometric_mean(shares), 1.0)) if shares else curve
 
 
 def link_curve(samples: Sequence[LinkSample]) -> LinkCurve:

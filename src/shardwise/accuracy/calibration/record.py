@@ -68,7 +68,7 @@ def with_links(device: Device, measured: Sequence[TierCurve]) -> Device:
             fraction = min(curve.bytes_per_s / each.tier.bytes_per_s, 2.0)
             reached = replace(
                 efficiency.scale_out, fraction=fraction, startup_s=curve.startup_s,
-                partial_fraction=1.0, crowding=0.0,
+                partial_fraction=1.0, crowding=0.0, exchange_fraction=curve.exchange_fraction,
             )  # fmt: skip
             device = replace(
                 device,
@@ -78,7 +78,7 @@ def with_links(device: Device, measured: Sequence[TierCurve]) -> Device:
         else:
             inside = replace(
                 efficiency.scale_up, fraction=1.0, startup_s=curve.startup_s,
-                partial_fraction=1.0, crowding=0.0,
+                partial_fraction=1.0, crowding=0.0, exchange_fraction=curve.exchange_fraction,
             )  # fmt: skip
             device = replace(
                 device,

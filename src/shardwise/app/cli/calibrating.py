@@ -178,7 +178,8 @@ def _links(cluster: Cluster, threads: int) -> _Measured | None:
     for place, tier in enumerate(cluster.tiers):
         of = [sample for at, each in zip(groups, samples, strict=True) if at[0] == place for sample in each]
         if of:
-            curve = accuracy.link_curve([each for each in of if each.kind in accuracy.UNSHARDED])
+            unsharded = accuracy.link_curve([each for each in of if each.kind in accuracy.UNSHARDED])
+            curve = accuracy.with_exchanges(unsharded, of)
             curves.append((TierCurve(tier=tier, curve=curve), curve.errors(of)))
     return curves
 

@@ -128,6 +128,8 @@ class Rank:
     def ring_s(self, nbytes: float, sizes: list[int]) -> float:
         """Once around a ring: an all-gather to so many bytes, or a reduce-scatter of them."""
         alphas, _, speeds = self._reached(sizes)
+        if prod(sizes) == 2:
+            speeds = self._both_ways(speeds)
         return float(comm.pass_s(nbytes, sizes, alphas, speeds)) + self._start_s(sizes)
 
     def all_reduce_s(self, nbytes: float, sizes: list[int]) -> float:
@@ -142,8 +144,15 @@ class Rank:
 
     def all_to_all_s(self, nbytes: float, sizes: list[int]) -> float:
         alphas, _, _ = self._reached(sizes)
-        moved_s = float(comm.all_to_all_s(nbytes, sizes, alphas, self._linked(sizes), [1.0] * len(sizes)))
+        speeds = self._both_ways(self._linked(sizes))
+        moved_s = float(comm.all_to_all_s(nbytes, sizes, alphas, speeds, [1.0] * len(sizes)))
         return moved_s + self._start_s(sizes)
+
+    def _both_ways(self, speeds: list[float]) -> list[float]:
+        """What is left of these speeds per tier where two ranks send to each other at once."""
+        efficiency = self.machine.efficiency
+        curves = [efficiency.scale_out if t.is_network else efficiency.scale_up for t in self.machine.tiers]
+        return [speed * curve.exchange_fraction for speed, curve in zip(speeds, curves, strict=True)]
 
     def neighbours_s(self, nbytes: float, sizes: list[int]) -> float:
         """So many bytes to the nearest ranks of a group, over the outermost tier that it meets on."""
