@@ -13,8 +13,9 @@ from shardwise.runtime.adapt import Advice, Advisor, Change
 from shardwise.runtime.capability import check_graph_runnable, check_runnable, check_uneven_runnable
 from shardwise.runtime.capture import capture
 from shardwise.runtime.checkpoint import export
+from shardwise.runtime.clocks import together
 from shardwise.runtime.data import Samples, Synthetic, TokenFile
-from shardwise.runtime.graph_train import GraphStep, train_graph
+from shardwise.runtime.graph_train import GraphStep, synthetic_batch, train_graph
 from shardwise.runtime.graphs import GraphJob, GraphModule, check_told, graph_module
 from shardwise.runtime.hugging_face import check_named
 from shardwise.runtime.initial import initialise
@@ -78,6 +79,8 @@ __all__ = [
     "resumed_options",
     "samples_of",
     "save_weights",
+    "synthetic_batch",
+    "together",
     "train",
     "train_graph",
     "train_here",

@@ -159,11 +159,7 @@ def trained(
     samples_of(plan, options).batch(0)
     run = _Run(plan=plan, steps=options.steps, is_adaptive=adaptive)
     if TORCHRUN_VARIABLE in os.environ:
-        if trace is not None:
-            raise ConfigError(
-                "is not written under torchrun", key="--trace", found=trace, allowed="without torchrun"
-            )
-        return _trained_here(run, path, options, log, export)
+        return _trained_here(run, path, options, log=log, trace=trace, export=export)
     try:
         with _showing(run, log) as out:
             spans = train_here(plan, options, report=out.report, restarts=restarts, on_restart=out.go_back)
@@ -187,14 +183,24 @@ def _check_runs(plan: Plan | UnevenFile, options: TrainOptions, *, adaptive: boo
     check_uneven_options(options)
 
 
-def _trained_here(run: _Run, path: str, options: TrainOptions, log: str | None, export: str | None) -> Output:
-    """This process's part of a run that torchrun started: rank 0 speaks for all."""
-    from shardwise.runtime import RankLost, losses_of_peers, train
+def _trained_here(
+    run: _Run,
+    path: str,
+    options: TrainOptions,
+    *,
+    log: str | None,
+    trace: str | None,
+    export: str | None,
+) -> Output:
+    """This process's part of a run that torchrun started: rank 0 speaks and writes for all."""
+    from shardwise.runtime import RankLost, losses_of_peers, together, train
 
     if os.environ["RANK"] != "0":
         try:
             with losses_of_peers():
-                train(lambda record: None, run.plan, options)
+                spans = train(lambda record: None, run.plan, options)
+                if options.is_traced:
+                    together(spans)
         except ConfigError:
             return Output(code=REFUSED)  # rank 0 says why
         except RankLost:
@@ -202,9 +208,13 @@ def _trained_here(run: _Run, path: str, options: TrainOptions, log: str | None, 
         return Output()
     try:
         with _showing(run, log) as shown, losses_of_peers():
-            train(shown.report, run.plan, options)
+            spans = train(shown.report, run.plan, options)
+            if options.is_traced:
+                spans = together(spans)
     except RankLost as error:
         return Output(talk=_lost(error, run, path, options), code=FAILED)
+    if trace is not None:
+        _write_trace(trace, spans)
     return _ended(run, options, export)
 
 

@@ -1,0 +1,65 @@
+"""Spans of all ranks on one clock: hosts have their own."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import torch
+from torch import distributed
+
+from shardwise.sim import Span
+
+ROUNDS = 8
+"""Messages there and back by which a clock is read; the fastest pair counts."""
+
+_FIRST = 0
+"""The rank whose clock all spans get."""
+
+
+def together(spans: Sequence[Span], *, now: Callable[[], float] = time.time) -> tuple[Span, ...]:
+    """On rank 0 the spans of all ranks, in seconds of its own clock; nothing on the others.
+
+    Every rank of the default process group calls this with its own spans, whose seconds are those of `now`. A
+    clock is read within half of the time that a message takes there and back (Cristian 1989).
+    """
+    rank, ranks = distributed.get_rank(), distributed.get_world_size()
+    ahead_s = [0.0] * ranks
+    for other in range(ranks):
+        if other == _FIRST:
+            continue
+        if rank == _FIRST:
+            ahead_s[other] = _ahead_s(other, now)
+        elif rank == other:
+            _tell_time(now)
+    every: list[Sequence[Span]] = [()] * ranks
+    distributed.all_gather_object(every, tuple(spans))
+    if rank != _FIRST:
+        return ()
+    return tuple(
+        replace(span, start_s=span.start_s - off_s, finish_s=span.finish_s - off_s)
+        for own, off_s in zip(every, ahead_s, strict=True)
+        for span in own
+    )
+
+
+def _ahead_s(other: int, now: Callable[[], float]) -> float:
+    """How much more the clock of a rank shows than this one's."""
+    told = torch.zeros(1, dtype=torch.float64)
+    found = []
+    for _ in range(ROUNDS):
+        asked_s = now()
+        distributed.send(told, other)
+        distributed.recv(told, other)
+        answered_s = now()
+        found.append((answered_s - asked_s, float(told) - (asked_s + answered_s) / 2.0))
+    return min(found)[1]
+
+
+def _tell_time(now: Callable[[], float]) -> None:
+    """Answer each message of rank 0 with the time that it is here."""
+    asked = torch.zeros(1, dtype=torch.float64)
+    for _ in range(ROUNDS):
+        distributed.recv(asked, _FIRST)
+        distributed.send(torch.tensor([now()], dtype=torch.float64), _FIRST)

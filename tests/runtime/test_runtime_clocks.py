@@ -1,0 +1,38 @@
+"""Spans of ranks whose clocks differ lie on one."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+import torch
+
+from shardwise.runtime import Report, Team, together
+from shardwise.sim import COMPUTE, Span
+
+pytestmark = pytest.mark.xdist_group("runtime")
+
+AHEAD_S = (0.0, 1000.0, -500.0)
+
+
+def _joined(report: Report) -> tuple[Span, ...]:
+    """One span per rank, from now on for a second, by clocks that are far apart."""
+    rank = torch.distributed.get_rank()
+
+    def now() -> float:
+        return time.time() + AHEAD_S[rank]
+
+    torch.distributed.barrier()
+    start_s = now()
+    return together([Span(rank, COMPUTE, "0F0", start_s, start_s + 1.0)], now=now)
+
+
+def test_clocks_of_other_hosts_are_read(team: Team) -> None:
+    """All begin at one barrier: by rank 0's clock within seconds, where a twin that takes every clock for its
+    own finds them 500 s or 1,000 s apart."""
+    first, *others = team.run(3, _joined)
+    assert others == [(), ()]
+    assert [span.rank for span in first] == [0, 1, 2]
+    starts_s = [span.start_s for span in first]
+    assert max(starts_s) - min(starts_s) < 60.0
+    assert all(span.finish_s - span.start_s == pytest.approx(1.0, abs=1e-5) for span in first)
