@@ -9,13 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 import jsonschema
 import pytest
+from tests.property.layout_instances import mlp
+from tests.unit.app.test_cli_calibrate import written
 from tests.unit.app.test_cli_frontier import answer, refused
 from tests.unit.graph.texts import bent
 
 from shardwise.cluster import load_cluster, mesh_of, part_of
 from shardwise.cost import Training, price_layout
 from shardwise.frontier import frontier_of
-from shardwise.graph import layout_from_record, load_graph, scaled
+from shardwise.graph import graph_text, layout_from_record, load_graph, scaled
 from shardwise.inputs import read_mapping, written_yaml
 from shardwise.plan import document_hash, read_graph_plan, write_graph_plan
 
@@ -46,6 +48,26 @@ def test_every_point_costs_what_its_layout_does(run: Run) -> None:
         assert price == pytest.approx((point["time_s"], point["memory_bytes"]), rel=1e-9)
     other = dict(document["points"][0], layout=document["points"][-1]["layout"], devices=4)
     assert price_of(other, 256) != pytest.approx((other["time_s"], other["memory_bytes"]), rel=1e-9)
+
+
+def test_measured_numbers_price_the_layouts(run: Run, tmp_path: Path) -> None:
+    """With a calibration: its software, and links of 2 GB/s that make the same frontier slower."""
+    graph = tmp_path / "mlp.yaml"
+    graph.write_text(graph_text(mlp(64, 512, 512, 64)))
+    question = (
+        "frontier",
+        str(graph),
+        "--cluster",
+        "1x2xcpu",
+        "--global-batch-size",
+        "64",
+        "--dtype",
+        "fp32",
+    )
+    shipped = answer(run, *question)
+    measured = answer(run, *question, "--calibration", written(tmp_path))
+    assert measured["job"]["profile"] == "shardwise" != shipped["job"]["profile"]
+    assert measured["chosen"]["time_s"] != pytest.approx(shipped["chosen"]["time_s"], rel=0.01)
 
 
 def test_the_modes_pick_from_the_points(run: Run) -> None:

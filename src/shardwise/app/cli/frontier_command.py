@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from shardwise.app.cli.options import (
     BatchSize,
+    CalibrationFile,
     ClusterText,
     DeviceCounts,
     Dtype,
@@ -44,6 +45,7 @@ def frontier(
     objectives: Objectives = "time,memory",
     epsilon: Epsilon = "0.001",
     inter_node: InterNode = None,
+    calibration: CalibrationFile = None,
     dtype: Dtype = None,
     optimizer: OptimizerName = "adamw",
     space: Space = "default",
@@ -64,6 +66,7 @@ def frontier(
         model=model,
         cluster=cluster,
         inter_node=inter_node,
+        calibration=calibration,
         seq_len=seq_len,
         global_batch_size=global_batch_size,
         dtype=dtype,

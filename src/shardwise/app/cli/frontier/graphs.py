@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from math import isclose
 from typing import Any
@@ -30,6 +30,7 @@ from shardwise.graph import (
 from shardwise.inputs import read_mapping
 from shardwise.plan import GraphJob, GraphPlan
 from shardwise.search import Curve, GraphCurve, GraphCurves, MeshChoice, Point, best_dtype
+from shardwise.strategy import read_calibration
 from shardwise.units import format_count, format_seconds
 
 GraphPoint = Point[GraphLayout]
@@ -69,8 +70,15 @@ def load_graph_request(options: JobOptions, meshes: str) -> GraphRequest:
     optimizer: Any = choice("--optimizer", options.optimizer, OPTIMIZERS)
     dtype = None if options.dtype is None else choice("--dtype", options.dtype, DTYPES)
     graph = scaled(load_graph(options.model), batch, seq_len)
-    cluster = load_cluster(options.cluster, inter_node=options.inter_node)
+    calibration = None if options.calibration is None else read_calibration(options.calibration)
+    cluster = load_cluster(
+        options.cluster,
+        inter_node=options.inter_node,
+        measured=None if calibration is None else calibration.devices,
+    )
     training = Training(dtype=dtype or best_dtype(cluster), optimizer=optimizer)
+    if calibration is not None and calibration.profile is not None:
+        training = replace(training, profile=calibration.profile)
     return GraphRequest(
         graph=graph,
         cluster=cluster,
