@@ -2,9 +2,10 @@
 
 `python -m benchmarks.emulated [CLUSTER ...] [--repeats N] [--base FILE] [--out FILE]` calibrates one device
 at the share of a core that all devices get (FILE keeps it for the next time), then for each cluster its
-links; prices the plans below, runs them in turns in one group of processes, and holds their medians against
-the predictions. Where the network changes, each plan is priced and measured before and after. It fails where
-a goal is missed or a part is not there, and never skips. Nothing else may run meanwhile.
+links; prices the plans below and points of the frontier of a captured graph, runs them in turns in one group
+of processes, and holds their medians against the predictions. Where the network changes, each plan is priced
+and measured before and after. It fails where a goal is missed or a part is not there, and never skips.
+Nothing else may run meanwhile.
 """
 
 from __future__ import annotations
@@ -23,11 +24,13 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from benchmarks import captured
+
 from shardwise import search
 from shardwise.accuracy import kendall_tau
 from shardwise.cluster import link_graph, load_cluster
 from shardwise.model import model_from_config
-from shardwise.plan import write_plan
+from shardwise.plan import read_graph_plan, write_plan
 from shardwise.strategy import Job, complete, parse_fields, read_calibration
 
 SHARE = 0.4
@@ -73,11 +76,12 @@ GOALS = {"mean_accuracy": 0.94, "worst_accuracy": 0.85, "regret": 0.03, "kendall
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What a cluster's file says and the plans that run on it; `then` is what the file says from EPOCH_S on,
-    where the network changes while they run."""
+    """What a cluster's file says and the plans that run on it, `points` of a captured graph besides; `then`
+    is what the file says from EPOCH_S on, where the network changes while they run."""
 
     cluster: str
     plans: tuple[str, ...]
+    points: int = 0
     then: str | None = None
 
     @property
@@ -99,9 +103,9 @@ SITES = """tiers:
 
 
 SETTINGS: Mapping[str, Setting] = {
-    "uniform": Setting(_host("200Mb/s", count=4), FOUR),
-    "two hosts": Setting(_host("200Mb/s", count=2), TWO),
-    "slow network": Setting(_host("100Mb/s", count=2), TWO),
+    "uniform": Setting(_host("200Mb/s", count=4), FOUR, points=4),
+    "two hosts": Setting(_host("200Mb/s", count=2), TWO, points=4),
+    "slow network": Setting(_host("100Mb/s", count=2), TWO, points=4),
     "two sites": Setting(_host("200Mb/s", count=4) + SITES, FOUR),
     "fast pairs": Setting(_host("100Mb/s", count=2, devices=2), PAIRS),
     "mixed shares": Setting(_host("200Mb/s") + _host("200Mb/s", speed=0.75), TWO),
@@ -146,6 +150,12 @@ def measure(name: str, setting: Setting, base: Path, folder: Path, repeats: int)
         [_save_plan(text, file, calibration, path) for text, path in zip(setting.plans, paths, strict=True)]
         for file in reversed(files)  # the first epoch last: its plans are the ones that stay
     ]
+    names = list(setting.plans)
+    if setting.points:
+        for path in _points(files[0], calibration, folder, setting.points):
+            paths.append(path)
+            names.append(f"captured graph, {path.stem}")
+            predicted[-1].append(read_graph_plan(str(path)).step_time_s)
     options: list[object] = []
     if setting.then is not None:
         events = folder / "events.jsonl"
@@ -157,7 +167,7 @@ def measure(name: str, setting: Setting, base: Path, folder: Path, repeats: int)
     for epoch, (times_s, found) in enumerate(
         zip(reversed(predicted), json.loads(steps.read_text()), strict=True)
     ):
-        for text, time_s, measured in zip(setting.plans, times_s, found, strict=True):
+        for text, time_s, measured in zip(names, times_s, found, strict=True):
             rows.append({"cluster": name, "epoch": epoch, "plan": text, "predicted_s": time_s, **measured})
     return rows
 
@@ -179,6 +189,21 @@ def _emulate(cluster: Path | str, *words: object, options: Sequence[object] = ()
     command = [sys.executable, "-m", "shardwise", "emulate", "--cpu-share", str(SHARE), *map(str, options)]
     command += [str(cluster), "--", sys.executable, *map(str, words)]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+
+
+def _points(cluster: Path, calibration: Path, folder: Path, count: int) -> list[Path]:
+    """Plans of so many points of the captured graph on all devices, from the fastest to the smallest."""
+    graph, saved = folder / "captured.yaml", folder / "points"
+    module = Path(__file__).with_name("captured.py")
+    question = [
+        "--cluster", cluster, "--calibration", calibration, "--global-batch-size", captured.BATCH, "--dtype",
+        "fp32", "--epsilon", 0.01, "--save", saved,
+    ]  # fmt: skip
+    for words in (["capture", f"{module}:perceptron", "--out", graph], ["frontier", graph, *question]):
+        command = [sys.executable, "-m", "shardwise", *map(str, words)]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    names = [name for name in json.loads((saved / "frontier.json").read_text())["plans"] if name]
+    return [saved / names[round(place * (len(names) - 1) / (count - 1))] for place in range(count)]
 
 
 def _save_plan(text: str, cluster_file: Path, calibration_file: Path, path: Path) -> float:

@@ -11,18 +11,23 @@ import os
 import sys
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import median
 
 import torch
 from torch import distributed
 
-from shardwise.plan import Plan, read_plan
-from shardwise.runtime import Job, TrainOptions, initialise, parallelize, reference_module, samples_of
-
-WARM_UP = 2
-
+from shardwise.plan import is_graph_plan, read_graph_plan, read_plan
+from shardwise.runtime import (
+    TrainOptions,
+    graph_module,
+    initialise,
+    parallelize,
+    reference_module,
+    samples_of,
+    synthetic_batch,
+)
 
 SETTLED_S = 3.0
 """Between the change of an epoch by this process's clock and the first step after it."""
@@ -34,12 +39,10 @@ def main(out: str, repeats: int, epoch_s: float, epochs: int, paths: list[str]) 
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     distributed.init_process_group("gloo")
-    plans = [read_plan(path) for path in paths]
-    jobs = [_job(plan) for plan in plans]
-    batches = [samples_of(plan, TrainOptions(steps=1)).batch(0) for plan in plans]
+    steps = [_graph_step(path) if is_graph_plan(path) else _step(path) for path in paths]
     found = []
     for epoch in range(epochs):
-        found.append(_in_turns(jobs, batches, repeats))
+        found.append(_in_turns(steps, repeats))
         if epochs > 1:
             left_s = (epoch + 1) * epoch_s - _age_s()
             if left_s < 0.0:
@@ -57,25 +60,41 @@ def _age_s() -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
 
 
-def _in_turns(jobs: Sequence[Job], batches: Sequence[torch.Tensor], repeats: int) -> list[list[float]]:
-    """Seconds of `repeats` steps of each job, that of the slowest rank each."""
-    times: list[list[float]] = [[] for _ in jobs]
-    for repeat in range(WARM_UP + repeats):
-        for job, batch, own in zip(jobs, batches, times, strict=True):
+def _in_turns(steps: Sequence[Callable[[], object]], repeats: int) -> list[list[float]]:
+    """Seconds of `repeats` calls of each of `steps`, that of the slowest rank each.
+
+    A step behind one of another plan takes up to a fifth longer: its memory has been used for others. One
+    behind its like, as in training, is what is timed.
+    """
+    times: list[list[float]] = [[] for _ in steps]
+    for repeat in range(1 + repeats):
+        for step, own in zip(steps, times, strict=True):
+            step()
             distributed.barrier()
             start_s = time.perf_counter()
-            job.step(batch)
+            step()
             spent = torch.tensor([time.perf_counter() - start_s], dtype=torch.float64)
             distributed.all_reduce(spent, op=distributed.ReduceOp.MAX)
-            if repeat >= WARM_UP:
+            if repeat:  # all before is to warm up
                 own.append(float(spent))
     return times
 
 
-def _job(plan: Plan) -> Job:
+def _step(path: str) -> Callable[[], object]:
+    """A step of the plan of a strategy, always on the same batch."""
+    plan = read_plan(path)
     module = reference_module(plan.model)
     initialise(module, seed=0, layers=plan.model.layers)
-    return parallelize(module, plan)
+    job, batch = parallelize(module, plan), samples_of(plan, TrainOptions(steps=1)).batch(0)
+    return lambda: job.step(batch)
+
+
+def _graph_step(path: str) -> Callable[[], object]:
+    """A step of the plan of an operator graph, always on the same batch."""
+    plan = read_graph_plan(path)
+    job = parallelize(graph_module(plan.graph, seed=0), plan)
+    batch = synthetic_batch(plan.graph, seed=0, step=0)
+    return lambda: job.step(batch)
 
 
 if __name__ == "__main__":
