@@ -4,6 +4,7 @@ what enumeration finds; up to an epsilon, nothing that is further from it."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,8 @@ from shardwise.search.tracking import (
     bounds,
     draw,
     eliminate,
+    forms,
+    found,
     grid,
     labels,
     lines,
@@ -288,9 +291,35 @@ def nearer(own: bounds.Bounds, spans: tuple[range, range], outside: Any, least: 
     return WITHIN(own, spans, 1.1 * outside, least)
 
 
+WITH_OTHERS, OF = forms.Forms.with_others, labels.Within.of
+
+
+def with_more_peak(own: forms.Forms, near: Any) -> forms.Forms:
+    """Forms that weigh a peak that is in one link alone more than the largest peak weighs."""
+    found = WITH_OTHERS(own, near)
+    more = np.where(np.arange(len(found.shares)) > 0, 1.5, 1.0)[:, None]
+    return forms.Forms(found.weights, found.shares, more * found.peaks)
+
+
+def with_both_times(own: forms.Forms, near: Any) -> forms.Forms:
+    """Forms that count half of the exposed time besides all of the hidden time."""
+    found = WITH_OTHERS(own, near)
+    more = np.where(np.arange(len(found.shares)) > 0, 1.5, 1.0)
+    return forms.Forms(found.weights, more * found.shares, found.peaks)
+
+
+def by_one_form_too_much(within: labels.Within, cells: Any, points: Any) -> Any:
+    """All forms but the first with what is still to come taken for a tenth more than it is."""
+    outside = within.outside * np.where(np.arange(within.outside.shape[-1]) > 0, 1.1, 1.0)
+    return OF(replace(within, outside=outside), cells, points)
+
+
 @pytest.mark.parametrize(
     ("module", "name", "broken"),
     [
+        (forms.Forms, "with_others", with_more_peak),
+        (forms.Forms, "with_others", with_both_times),
+        (labels.Within, "of", by_one_form_too_much),
         (labels._Joint, "points", broken_edge),
         (labels, "measures", without_peak),
         (grid, "reduce", broken_reduce),
@@ -306,6 +335,25 @@ def test_a_broken_rule_is_noticed(
 ) -> None:
     monkeypatch.setattr(module, name, broken)
     assert not agrees(range(60))
+
+
+def test_every_form_of_a_line_is_below_the_measures_of_solutions() -> None:
+    """Of long chains, in which links repeat; the largest of all forms is often another than the first."""
+    others = 0
+    for seed in LONG:
+        chain = long_chain(seed)
+        own = state.State.of(0, chain, found.Found(), 0.0)
+        weights, parts = np.array([1.0, 0.7]), np.full(len(chain), 1.0 / sum(link.repeat for link in chain))
+        every = forms.Forms(weights, np.array([0.4]), parts[None]).with_others(own.narrowed)
+        sums = every.of(own, own.narrowed).weighing
+        assert len(every.shares) > 1
+        for solution in by_labels(chain, walk.merged)[1]:
+            peaks, costs = own.peaks_of(solution), own.costs(solution)
+            repeats = np.array([link.repeat for link in chain])
+            told = costs[:3] @ sums.weights[:, :3].T + sums.weights[:, 4] * ((repeats * peaks) @ sums.peaks)
+            assert (told <= weights @ measures(costs) * (1.0 + 1e-12)).all(), seed
+            others += int(told.argmax() > 0)
+    assert others > 50
 
 
 @pytest.mark.parametrize("lowered", [1.0, 0.8])

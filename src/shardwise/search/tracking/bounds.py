@@ -26,9 +26,9 @@ PARTS_EXCESS_SHARE, LINKS_EXCESS_SHARE, RUNS_EXCESS_SHARE = 0.25, 0.15, 0.15
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Bounds:
-    """A chain under one weight, the weighted sum up to which solutions are wanted, and how much more than it
-    each may cost that stands for it: `loss` (4), of each folded column; zeros where none may. `peaks`, once
-    they are known, are the least that the largest temporary can be.
+    """A chain under the forms of one line, the weighted sum up to which solutions are wanted in each, and how
+    much more than it each may cost that stands for it: `loss` (4), of each folded column; zeros where none
+    may. `peaks`, once they are known, are the least that the largest temporary can be.
 
     What a table loses counts as often as the chain has it: a link's once per occurrence. A walk loses in
     proportion to how far it has come, since labels lie further apart there.
@@ -41,8 +41,8 @@ class Bounds:
 
     @property
     def weights(self) -> Values:
-        """What the folded columns weigh."""
-        return np.asarray(self.weighed.weighing.weights[0][[0, 1, 2, 4]])
+        """What the folded columns weigh in each form, (4, J)."""
+        return np.asarray(self.weighed.weighing.weights[:, [0, 1, 2, 4]].T)
 
     @property
     def occurrences(self) -> int:
@@ -85,7 +85,7 @@ class Bounds:
         spans = [range(at, at + length) for at in starts]
         hubs = self._hubs(range(starts.start, starts.start + 1))
         outside = np.minimum.reduce([self.weighed.around(span.start, span.stop) for span in spans])
-        outside = self.weighed.borders.on(outside[..., 0], hubs)
+        outside = self.weighed.borders.on(outside, hubs)
         peaks = self.peaks.around(spans) if self.peaks is not None else np.zeros(1)
         share = RUNS_SHARE * part * length / self.occurrences
         first = spans[0]
@@ -96,23 +96,23 @@ class Bounds:
     def in_walk(self, border: int, after: int, reached: int) -> tuple[Within, Grid | None]:
         """What may matter of what a walk comes to on the way from a border to one after it, and what it may
         lose there; `reached` is the sum of all borders that it comes to."""
-        outside = self.weighed.borders.on(self.weighed.behind[after][..., 0], self._hubs(range(after)))
+        outside = self.weighed.borders.on(self.weighed.behind[after], self._hubs(range(after)))
         peaks = self.peaks.behind[after] if self.peaks is not None else np.zeros(1)
         if after == self.occurrences:  # no variable is left there
-            outside, peaks = outside[..., 0], peaks[0]
+            outside, peaks = outside[..., 0, :], peaks[0]
         within = self._within((range(border), range(border, after)), outside, peaks)
         share = WALK_SHARE * after / reached
         return within, Grid.even(self.loss * share) if self.loss.any() else None
 
     def _grid(self, share: float, excess_share: float, spans: list[range], weights: Values) -> Grid | None:
         """For a table on (hubs..., entry, exit) of labels under `weights`, one for all these spans of
-        occurrences, which have the same hubs: a
-        share of the loss for each, and another one in proportion to a label's part of all excess."""
+        occurrences, which have the same hubs: a share of the loss for each, and another one in
+        proportion to a label's part of all excess, in the first form."""
         if not self.loss.any():
             return None
         potential = _finite(self.weighed.borders.on(self._least_potential(spans), self._hubs(spans[0])))
         excess = self.limit - float(self.weighed.least[0])
-        return Grid(self.loss * share, self.loss * excess_share / excess, weights, potential)
+        return Grid(self.loss * share, self.loss * excess_share / excess, weights[:, 0], potential)
 
     def _least_potential(self, spans: list[range]) -> Values:
         """Whichever of these spans there is, (hubs..., entry, exit)."""
@@ -133,20 +133,21 @@ class Bounds:
         return hubs_of([link for place, link in enumerate(chain) if _meet(self.span(place), span)])
 
     def weights_in(self, span: range) -> Values:
-        """What the folded columns weigh in a span of occurrences: of the peak's weight its parts."""
-        parts = np.repeat(self.weighed.weighing.peaks[:, 0], [link.repeat for link in self.weighed.chain])
+        """What the folded columns weigh in a span of occurrences, (4, J): of the peak's weight its parts."""
+        repeats = [link.repeat for link in self.weighed.chain]
+        parts = np.repeat(self.weighed.weighing.peaks, repeats, axis=0)
         own = self.weights.copy()
-        own[3] *= parts[span.start : span.stop].sum()
+        own[3] *= parts[span.start : span.stop].sum(axis=0)
         return own
 
     def _within(self, spans: tuple[range, range], outside: Values, peaks: Values) -> Within:
         """Of the labels of two spans of occurrences together, where the rest weighs and peaks no less."""
-        peaks = np.broadcast_to(peaks, outside.shape)
+        peaks = np.broadcast_to(peaks, outside.shape[:-1])
         is_some = np.isfinite(peaks)
         return Within(
             self.weights_in(spans[0]), self.weights_in(spans[1]),
             self.weights_in(range(spans[0].start, spans[1].stop)),
-            np.where(is_some, outside, np.inf), self.limit, np.where(is_some, peaks, 0.0),
+            np.where(is_some[..., None], outside, np.inf), self.limit, np.where(is_some, peaks, 0.0),
         )  # fmt: skip
 
 

@@ -19,9 +19,9 @@ on it does."""
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Limits:
-    """How far the labels of a part reach: `scalars` under one weight, after `spread`, and the weighted sum of
-    the whole that is still wanted. `grid` is what they may lose in all, in folded columns, its potential that
-    of the last table, variables by their numbers; None where nothing."""
+    """How far the labels of a part reach: `scalars` under the forms of one line, after `spread`, and the
+    weighted sum of the whole that is still wanted in each. `grid` is what they may lose in all, in folded
+    columns, its potential that of the last table, variables by their numbers; None where nothing."""
 
     scalars: Scalars
     limit: float
@@ -76,8 +76,8 @@ class _Likes:
     def least(self, sums: dict[int, Sums], table: int) -> Values:
         """The least, in all that are like a table, of sums by table, its variables in ascending order."""
         order = np.argsort(self.scalars.axes[table])
-        rows = [sums[like][..., 0] for like in self.alike[self.first(table)]]
-        return np.asarray(np.minimum.reduce(rows).transpose(order))
+        rows = [sums[like] for like in self.alike[self.first(table)]]
+        return np.asarray(np.minimum.reduce(rows).transpose((*order, len(order))))
 
     def renamed(self, labels: Labels, table: int) -> Labels:
         """The labels of the first table that is like `table`, with the variables of that."""
@@ -126,10 +126,10 @@ class _Losing:
         before = self._lost_before(step)
         part = LOSSY_PART * (1.0 - before)
         self.lost[step.output] = before + part
-        potential = likes.least(self.potentials, step.output).reshape(-1)
+        potential = likes.least(self.potentials, step.output)[..., 0].reshape(-1)
         potential[~np.isfinite(potential)] = 0.0  # no label matters there
         base = part * factors / len(self.scalars.part.factors) * self.grid.base
-        return Grid(_unfolded(base), _unfolded(part * self.grid.rate), weights, potential)
+        return Grid(_unfolded(base), _unfolded(part * self.grid.rate), weights[:, 0], potential)
 
     def _lost_before(self, step: Step) -> float:
         firsts = (self.scalars.made[table] for table in step.inputs)
@@ -179,8 +179,8 @@ def _are_many(a: Labels, b: Labels, without: int | None, within: Within) -> bool
 
 
 def _weights(limits: Limits, factors: frozenset[int]) -> Values:
-    """What the columns of a table weigh: a peak is weighed at one factor, inside or outside."""
-    weights = limits.scalars.weights[0].copy()
+    """What the columns of a table weigh in each form: a peak is weighed at one factor, inside or outside."""
+    weights = limits.scalars.weights.T.copy()
     if limits.scalars.peaked not in factors:
         weights[-1] = 0.0
     return np.asarray(weights)

@@ -36,12 +36,12 @@ class TooManyLabels(Exception):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Within:
-    """Which labels of a join may still matter: those whose weighted sum, with the least of all that is not in
-    them, is below `limit`.
+    """Which labels of a join may still matter: those whose weighted sums, with the least of all that is not
+    in them, are below `limit` in each of J forms.
 
-    `weights_a` and `weights_b` (columns) weigh the two tables, `weights` what they come to together, no less
-    than the sum of both; `outside` (choices of each variable that is left...) is the least of the rest.
-    `peaks`, of the same shape, is the least peak of the rest: that much counts as every label's own, since
+    `weights_a` and `weights_b` (columns, J) weigh the two tables, `weights` what they come to together, no
+    less than the sum of both; `outside` (choices of each variable that is left..., J) is the least of the
+    rest. `peaks` (choices...) is the least peak of the rest: that much counts as every label's own, since
     smaller ones make no difference.
     """
 
@@ -51,6 +51,21 @@ class Within:
     outside: Values
     limit: float
     peaks: Values | None = None
+
+    @property
+    def reach(self) -> float:
+        """The limit of sums that are added in any order."""
+        return self.limit * (1.0 + SLACK)
+
+    def of(self, cells: Indices, points: Values) -> tuple[Indices, Values]:
+        """Those of labels that may matter, and their sums in the first form: most others are told by it."""
+        outside = self.outside.reshape(-1, self.weights.shape[1])
+        ranks = points @ self.weights[:, 0] + outside[cells, 0]
+        kept = np.flatnonzero(ranks < self.reach)
+        if self.weights.shape[1] > 1:
+            sums = points[kept] @ self.weights[:, 1:] + outside[cells[kept], 1:]
+            kept = kept[(sums < self.reach).all(axis=1)]
+        return kept, ranks[kept]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -181,11 +196,8 @@ class _Joint:
         points = self.points(rows_a, rows_b)
         ranks = np.zeros(len(cells))
         if self.within is not None:
-            outside = self.within.outside.reshape(-1)[cells]
-            ranks = points @ self.within.weights + outside
-            kept = np.flatnonzero(ranks < self.within.limit * (1.0 + SLACK))
+            kept, ranks = self.within.of(cells, points)
             rows_a, rows_b, cells, points = rows_a[kept], rows_b[kept], cells[kept], points[kept]
-            ranks = ranks[kept]
         if self.measured:
             best = reduce(measures(points), cells=cells)
         else:
@@ -225,14 +237,14 @@ class _Pairs:
             by_key = np.argsort(key_b, kind="stable")
             first = np.searchsorted(key_b[by_key], key_a, side="left")
             return _Pairs(by_key, first, np.searchsorted(key_b[by_key], key_a, side="right") - first)
-        sums_a = a.points @ within.weights_a
+        sums_a = a.points @ within.weights_a[:, 0]
         away = tuple(place for place, variable in enumerate(left) if variable not in b.variables)
-        outside = within.outside.min(axis=away)
+        outside = within.outside[..., 0].min(axis=away)
         at = b.coordinates()
         index = tuple(at[variable] for variable in left if variable in b.variables)
-        sums_b = b.points @ within.weights_b + (outside[index] if index else outside)
+        sums_b = b.points @ within.weights_b[:, 0] + (outside[index] if index else outside)
         # Within each key by sum: keys are whole numbers apart, sums less than one.
-        room = within.limit * (1.0 + SLACK) - sums_a
+        room = within.reach - sums_a
         kept_b = np.flatnonzero(np.isfinite(sums_b))
         sums_b, key_b = sums_b[kept_b], key_b[kept_b]
         low, high = sums_b.min(initial=0.0), sums_b.max(initial=0.0)

@@ -81,7 +81,9 @@ def link_labels(
     cell = np.concatenate(cells)
     modes = np.repeat(np.arange(len(tables)), [len(table) for table in tables])
     rows = np.concatenate([np.arange(len(table)) for table in tables])
-    weights, grid = (bounds.weights, bounds.in_link(place)) if bounds is not None else (np.ones(4), None)
+    weights, grid = np.ones(4), None
+    if bounds is not None:
+        weights, grid = bounds.weights[:, 0], bounds.in_link(place)
     best = reduced(cell, points, points @ weights, grid)
     table = Labels(variables, sizes, cell[best], points[best])
     return LinkLabels(link, table, modes[best], rows[best], tuple(tables))

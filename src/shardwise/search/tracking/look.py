@@ -9,6 +9,8 @@ import numpy.typing as npt
 
 from shardwise.frontier import reduce
 from shardwise.search.tracking.bounds import Bounds
+from shardwise.search.tracking.chained import Weighed
+from shardwise.search.tracking.forms import Forms
 from shardwise.search.tracking.found import representatives
 from shardwise.search.tracking.links import beside_peaks, link_labels
 from shardwise.search.tracking.prune import Narrowed, narrowed
@@ -21,6 +23,9 @@ Indices = npt.NDArray[np.intp]
 
 HELD_SHARE = 0.75
 """Of the memory that labels may lose, the part of held_bytes; the rest is the peak's."""
+
+TELLING = 0.95
+"""Labels are weighed in other forms of a line where these leave at most so many of the choices."""
 
 PENALTIES = np.array([0.0, 0.5, 1.0, 2.0, 4.0, 8.0])
 """Weights of a sum beside the difference of the two times, tried for one that shows which time is larger."""
@@ -42,6 +47,10 @@ class Losses:
         peak_share = 1.0 - HELD_SHARE
         least = np.array([least_s, least_s, HELD_SHARE * least_bytes, peak_share * least_bytes])
         return Losses(labels * least, points, labels)
+
+    def weighing(self, weights: Values) -> float:
+        """How much more than a solution what stands for it may weigh, whatever form `weights` (2) take."""
+        return float(weights @ [self.labels[:2].max(), self.labels[2:].sum()])
 
 
 def look(state: State, line: int, limit: float, losses: Losses) -> None:
@@ -76,20 +85,24 @@ def _near(
 
     What stands for a solution may weigh as much more as it costs more.
     """
-    weights, shares = state.lines.weights[line : line + 1], state.lines.shares[line : line + 1]
-    times, memories = losses.labels[:2], losses.labels[2:]
-    reach = limit + float(weights[0] @ [times.max(), memories.sum()])
-    peaks = state.lines.peaks[line][None]
-    near = narrowed(start, state.weighed(start, weights, shares, peaks), np.array([[reach]]))
+    weights, peaks = state.lines.weights[line], state.lines.peaks[line][None]
+    as_drawn = Forms(weights, state.lines.shares[line : line + 1], peaks)
+    near = _within(start, as_drawn.of(state, start), limit + losses.weighing(weights))
     if not all(link.modes for link in near.chain):
         return None
-    if weights[0].all():
+    if weights.all():
         losses = _own(state, near, peaks, losses)
-    reach = limit + float(weights[0] @ [losses.labels[:2].max(), losses.labels[2:].sum()])
+    reach = limit + losses.weighing(weights)
     near = replace(near, chain=simplified(near.chain))
-    near = _in_one_time(state, near, weights[0], peaks, reach)
-    answer = state.weighed(near, weights, shares, peaks)
-    bounds = Bounds(answer, reach, losses.labels)
+    near = _in_one_time(state, near, weights, peaks, reach)
+    before, forms = near, as_drawn.with_others(near)
+    if len(forms.shares) > 1:
+        near = _within(before, forms.of(state, before), reach)
+        if not all(link.modes for link in near.chain):
+            return None
+        if _choices(near) > TELLING * _choices(before):
+            forms = as_drawn
+    bounds = Bounds(forms.highest(state, near), reach, losses.labels)
     links = [
         link_labels(near.chain, state.orders_in(near), place, bounds) for place in range(len(near.chain))
     ]
@@ -99,6 +112,15 @@ def _near(
     end = walked(near.chain, links, bounds)
     state.labels += sum(len(link.table) for link in links) + len(end.end)
     return (near, end) if len(end.points) else None
+
+
+def _choices(near: Narrowed) -> int:
+    return sum(sum(part.sizes) for link in near.chain for _, part in link.modes)
+
+
+def _within(near: Narrowed, found: Weighed, reach: float) -> Narrowed:
+    """The choices that lead to a solution within reach in each of the weighted sums."""
+    return narrowed(near, found, np.full((1, len(found.least)), reach))
 
 
 def _own(state: State, near: Narrowed, peaks: Values, losses: Losses) -> Losses:

@@ -1,0 +1,70 @@
+"""The forms of a line: sums that all are below the weighted sum of a solution, so that each of them tells."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from shardwise.frontier import Link
+from shardwise.search.tracking.chained import Weighed
+from shardwise.search.tracking.prune import Narrowed
+from shardwise.search.tracking.state import State
+
+Values = npt.NDArray[np.float64]
+
+MOST = 4
+"""Forms under which labels are weighed, each of which costs as much as the line itself."""
+
+ALIKE = 1e-3
+"""Difference of shares, or of parts of the peak, that tells nothing."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Forms:
+    """Weights (2) of time and memory in J forms: `shares` (J) of hidden_s in time's, and `peaks` (J, links),
+    the parts of the peak's in each occurrence of a link. The first is the line as it was drawn.
+
+    The larger time is no less than any mean of both, the largest peak no less than any mean of peaks: a
+    solution within reach is within reach in every form. As it was drawn the line is highest, and yet a label
+    that has much of what another form weighs is further from that one.
+    """
+
+    weights: Values
+    shares: Values
+    peaks: Values
+
+    def with_others(self, near: Narrowed) -> Forms:
+        """Besides, the forms that have one time alone, or the peak of one link alone, as far as solutions
+        differ in them."""
+        share, parts = self.shares[0], self.peaks[0]
+        found = [(share, parts)]
+        if self.weights[0] > 0.0 and near.decided_share is None:
+            found += [(one, parts) for one in (1.0, 0.0) if abs(one - share) > ALIKE]
+        if self.weights[1] > 0.0:
+            for place, link in enumerate(near.chain):
+                alone = np.zeros(len(near.chain))
+                alone[place] = 1.0 / link.repeat
+                if _has_temporaries(link) and np.abs(alone - parts).max() > ALIKE:
+                    found.append((share, alone))
+        return Forms(self.weights, np.array([one for one, _ in found]), np.array([own for _, own in found]))
+
+    def highest(self, state: State, near: Narrowed) -> Weighed:
+        """A chain under the line as it was drawn, and those of the others whose least sums are highest."""
+        found = self.of(state, near)
+        if len(self.shares) <= MOST:
+            return found
+        others = 1 + np.argsort(-found.least[1:], kind="stable")[: MOST - 1]
+        rows = np.array([0, *others.tolist()], dtype=np.intp)
+        return Forms(self.weights, self.shares[rows], self.peaks[rows]).of(state, near)
+
+    def of(self, state: State, near: Narrowed) -> Weighed:
+        """A chain under all of them."""
+        weights = np.repeat(self.weights[None], len(self.shares), axis=0)
+        return state.weighed(near, weights, self.shares, self.peaks)
+
+
+def _has_temporaries(link: Link) -> bool:
+    costs = (factor.costs[..., 3:] for _, part in link.modes for factor in part.factors)
+    return any(bool((np.isfinite(own) & (own > 0.0)).any()) for own in costs)
