@@ -81,6 +81,12 @@ def test_a_saved_one_is_read_back_and_priced_again_alike(run: Any, saved: str) -
     assert [check["name"] for check in verdict["checks"] if not check["ok"]] == ["optimal"]
 
 
+def test_its_timeline_has_both_parts_as_one(run: Any, saved: str) -> None:
+    timeline = json.loads(run("simulate", saved, "--json").out)
+    assert [rank["rank"] for rank in timeline["ranks"]] == [0, 1]  # first ranks of 0,2 and of 1,3
+    assert timeline["timeline_s"] < timeline["step_time_s"]
+
+
 def with_parts(
     best: UnevenResult, change: Callable[[StagePart, StagePart], Any], **more: Any
 ) -> UnevenResult:

@@ -9,8 +9,11 @@ from typing import Any
 
 import jsonschema
 import pytest
+from tests.unit.app.test_cli_commands import validated
 
 from shardwise.plan import Layout, MixedFigures, Pipeline, read_uneven_plan, write_uneven_plan
+from shardwise.search import priced_again
+from shardwise.sim import read_trace
 
 SCHEMA = Path(__file__).parents[3] / "docs" / "schemas" / "plan-answer.json"
 REPLAN_SCHEMA = SCHEMA.with_name("replan.json")
@@ -131,6 +134,39 @@ def test_a_saved_uneven_plan_is_priced_again_alike(
     assert found["optimal"]["is_open"]
 
 
+@pytest.mark.parametrize("question", [QUESTION, PIPED])
+def test_the_timeline_of_an_uneven_plan(run: Any, tmp_path: Path, question: tuple[str, ...]) -> None:
+    """The event engine, which knows nothing of the walk that priced the plan, ends each pipeline when that
+    does; every stage is there once, by its first rank."""
+    path, trace = str(tmp_path / "plan.yaml"), str(tmp_path / "trace.json")
+    assert run(*question, "--save", path).code == 0
+    plan = read_uneven_plan(path)
+    document = validated(run("simulate", path, "--json", "--trace", trace).out, "timeline")
+    again = priced_again(plan.model, plan.cluster, plan.job, plan.best)
+    stages = [(place, stage) for place, one in enumerate(plan.best.layout.pipelines) for stage in one.stages]
+    assert [(rank["pipeline"], rank["rank"]) for rank in document["ranks"]] == [
+        (place, int(stage.ranks.split("-")[0])) for place, stage in stages
+    ]
+    for place, (step_s, times) in enumerate(zip(plan.best.pipeline_s, again.pipelines, strict=True)):
+        own = [rank for rank in document["ranks"] if rank["pipeline"] == place]
+        assert own[0]["busy_s"] + own[0]["idle_s"] + times.end_s == pytest.approx(step_s, rel=1e-9)
+        work_s = times.durations.forward_s[0] + times.durations.backward_s[0]
+        busy = [rank["busy_s"] for rank in own]
+        assert busy == pytest.approx((plan.best.microbatches[place] * work_s).tolist(), rel=1e-9)
+    assert {span.rank for span in read_trace(trace).spans} == {rank["rank"] for rank in document["ranks"]}
+    drawn = run("simulate", path).out
+    assert "rank 0 |" in drawn and "then gradient norm" in drawn
+
+
+def test_a_timeline_of_what_is_no_plan_is_refused(run: Any, tmp_path: Path) -> None:
+    path = str(tmp_path / "plan.yaml")
+    assert run(*QUESTION, "--save", path).code == 0
+    plan = read_uneven_plan(path)
+    write_uneven_plan(path, replace(plan, best=replace(plan.best, idle_devices=1)))
+    refused = run("simulate", path)
+    assert refused.code == 2 and "is not a plan of its cluster" in refused.err
+
+
 @pytest.mark.parametrize(
     ("change", "wrong"),
     [
@@ -212,7 +248,7 @@ def test_stage_dp_is_refused_where_it_says_nothing(run: Any, cluster: str, stage
 def test_an_altered_file_is_refused_and_other_commands_say_what_it_is(run: Any, tmp_path: Path) -> None:
     path = tmp_path / "plan.yaml"
     assert run(*QUESTION, "--save", str(path)).code == 0
-    other = run("simulate", str(path))
+    other = run("explain", str(path))
     assert other.code == 2 and "shardwise.uneven-plan" in other.err
     path.write_text(path.read_text().replace("micro_batch_size: ", "micro_batch_size: 1", 1))
     altered = run("check", str(path))

@@ -134,6 +134,7 @@ def _uneven_output(
     following = [f"{command} --save plan.yaml"] if save is None else []
     file = shlex.quote(save) if save is not None else "plan.yaml"
     following += [f"shardwise check {file}"] if save is not None else []
+    following.append(f"shardwise simulate {file} --trace plan.pftrace")
     following += [f"shardwise train {file}"] if in_the_way == () else []
     lines = uneven_card(
         answer,

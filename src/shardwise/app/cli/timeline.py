@@ -10,7 +10,7 @@ from shardwise.app.cli import words
 from shardwise.app.cli.output import Line, Output
 from shardwise.app.cli.request import writable
 from shardwise.errors import ConfigError
-from shardwise.plan import Plan, document_hash, plan_document, read_plan
+from shardwise.plan import Plan, document_hash, is_uneven_plan, plan_document, read_plan
 from shardwise.sim import (
     COMPUTE,
     Timeline,
@@ -25,7 +25,7 @@ from shardwise.sim import (
 Floats = NDArray[np.float64]
 
 VERSION = 1
-_CHART_COLUMNS = 82
+CHART_COLUMNS = 82
 
 
 def simulated(path: str, *, trace: str | None, is_json: bool) -> Output:
@@ -35,6 +35,10 @@ def simulated(path: str, *, trace: str | None, is_json: bool) -> Output:
     """
     if trace is not None:
         writable("--trace", trace, inputs=(path,))
+    if is_uneven_plan(path):
+        from shardwise.app.cli.uneven_timeline import simulated_uneven
+
+        return simulated_uneven(path, trace=trace, is_json=is_json)
     plan = read_plan(path)
     timeline = timeline_of(plan, path)
     if trace is not None:
@@ -68,7 +72,7 @@ def _lines(plan: Plan, timeline: Timeline) -> list[Line]:
         words.batch_text(strategy, plan.job),
         f"step {words.seconds(plan.best.step_time_s)}",
     )
-    chart = gantt(timeline, width=_CHART_COLUMNS).rstrip("\n").split("\n")
+    chart = gantt(timeline, width=CHART_COLUMNS).rstrip("\n").split("\n")
     end_s = plan.best.step_time_s - timeline.makespan_s
     after = f"then gradient norm, optimizer and host: {words.seconds(end_s)}"
     return [
@@ -82,10 +86,6 @@ def _lines(plan: Plan, timeline: Timeline) -> list[Line]:
 
 def _document(plan: Plan, timeline: Timeline, trace: str | None) -> dict[str, object]:
     """`timeline_s` is the pipeline's part of the step, `busy_s` what a rank computes in it."""
-    graph = timeline.graph
-    lengths = timeline.finish_s - timeline.start_s
-    is_compute = np.array([stream == COMPUTE for stream in graph.streams])
-    busy_s = [float(lengths[is_compute & (graph.ranks == rank)].sum()) for rank in range(plan.schedule.pp)]
     return {
         "schema": "shardwise.timeline",
         "version": VERSION,
@@ -97,7 +97,15 @@ def _document(plan: Plan, timeline: Timeline, trace: str | None) -> dict[str, ob
         "microbatches": plan.schedule.microbatches,
         "ranks": [
             {"rank": rank, "busy_s": busy, "idle_s": timeline.makespan_s - busy}
-            for rank, busy in enumerate(busy_s)
+            for rank, busy in enumerate(busy_s(timeline, plan.schedule.pp))
         ],
         "trace": trace,
     }
+
+
+def busy_s(timeline: Timeline, ranks: int) -> list[float]:
+    """Seconds that each of so many ranks computes."""
+    graph = timeline.graph
+    lengths = timeline.finish_s - timeline.start_s
+    is_compute = np.array([stream == COMPUTE for stream in graph.streams])
+    return [float(lengths[is_compute & (graph.ranks == rank)].sum()) for rank in range(ranks)]

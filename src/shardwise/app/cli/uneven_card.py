@@ -63,7 +63,7 @@ def alike_pipelines(result: UnevenResult) -> list[tuple[int, int, list[str]]]:
     """Pipelines with equal stages and microbatches: how many, their microbatches, and their stages as
     text."""
     drawn = [
-        (microbatches, tuple(_stage_texts(pipeline.stages, recompute)))
+        (microbatches, tuple(stage_texts(pipeline.stages, recompute)))
         for microbatches, pipeline, recompute in zip(
             result.microbatches, result.layout.pipelines, result.recompute, strict=True
         )
@@ -72,7 +72,7 @@ def alike_pipelines(result: UnevenResult) -> list[tuple[int, int, list[str]]]:
     return [(len(list(same)), key[0], list(key[1])) for key, same in groupby(ordered)]
 
 
-def _stage_texts(stages: Sequence[Stage], recompute: Sequence[str]) -> Iterator[str]:
+def stage_texts(stages: Sequence[Stage], recompute: Sequence[str]) -> Iterator[str]:
     """`4 × [2 V100-16G, tp 2, 6 layers]` for stages that follow each other alike."""
     keys = [
         (_devices_text(stage), stage.layers[0], again) for stage, again in zip(stages, recompute, strict=True)

@@ -18,16 +18,28 @@ from shardwise.cost import StagePrice, StageShape, hop_s, kinds_of, stage_price
 from shardwise.model import Model
 from shardwise.plan import Pipeline, Stage, StagePart, UnevenResult
 from shardwise.search.uneven.space import Limits, UnevenSpace
+from shardwise.sim import Durations
 from shardwise.strategy import RECOMPUTES, Job
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PipelineTimes:
+    """What the stages of a pipeline take: `durations` of their actions (one case), and `end_s` behind the
+    last of them, for the gradient norm, the optimizer and the host."""
+
+    durations: Durations
+    end_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PricedAgain:
     """What a plan is found to be: `faults` that make it none (then nothing is priced), seconds of each
-    pipeline, bytes on the device that is fullest for what it has, and what that may use."""
+    pipeline and of what it does, bytes on the device that is fullest for what it has, and what that may
+    use."""
 
     faults: tuple[str, ...]
     pipeline_s: tuple[float, ...] = ()
+    pipelines: tuple[PipelineTimes, ...] = ()
     device_bytes: float = 0.0
     usable_bytes: float = 0.0
 
@@ -53,7 +65,7 @@ def priced_again(model: Model, cluster: Cluster, job: Job, result: UnevenResult)
         return PricedAgain(faults=faults)
     names = [pool.name for pool in space.pools]
     union = tuple(sorted(names.index(name) for name in result.pools))
-    known: dict[tuple[object, ...], tuple[float, list[_Figures]]] = {}
+    known: dict[tuple[object, ...], tuple[float, list[_Figures], PipelineTimes]] = {}
     for pipeline, ways, share in _pipelines(result):
         if (pipeline.stages, ways, share) not in known:
             figures = [
@@ -61,14 +73,16 @@ def priced_again(model: Model, cluster: Cluster, job: Job, result: UnevenResult)
                 for index, (stage, way) in enumerate(zip(pipeline.stages, ways, strict=True))
             ]
             hops = _hops(space, union, result.micro_batch_size, pipeline)
-            known[pipeline.stages, ways, share] = _walked_s(figures, hops, share), figures
+            step_s = _walked_s(figures, hops, share)
+            known[pipeline.stages, ways, share] = step_s, figures, _times(figures, hops)
     tightest = max(
-        (one for _, figures in known.values() for one in figures),
+        (one for _, figures, _ in known.values() for one in figures),
         key=lambda one: one.device_bytes / one.usable_bytes,
     )
     return PricedAgain(
         faults=(),
         pipeline_s=tuple(known[pipeline.stages, *rest][0] for pipeline, *rest in _pipelines(result)),
+        pipelines=tuple(known[pipeline.stages, *rest][2] for pipeline, *rest in _pipelines(result)),
         device_bytes=tightest.device_bytes,
         usable_bytes=tightest.usable_bytes,
     )
@@ -338,6 +352,19 @@ def _hops(space: UnevenSpace, union: tuple[int, ...], size: int, pipeline: Pipel
                 found.append(float(hop_s(kinds_of(problem, [kind], rows), tier, senders)[0]))
         hops.append(max(found))
     return hops
+
+
+def _times(stages: Sequence[_Figures], hops: Sequence[float]) -> PipelineTimes:
+    durations = Durations.of(
+        stages=len(stages),
+        forward_s=[stage.forward_s for stage in stages],
+        backward_s=[stage.backward_s for stage in stages],
+        gather_s=[stage.gather_s for stage in stages],
+        reduce_s=[stage.reduce_s for stage in stages],
+        hop_forward_s=hops,
+        hop_backward_s=hops,
+    )
+    return PipelineTimes(durations=durations, end_s=max(stage.end_s for stage in stages))
 
 
 def _walked_s(stages: Sequence[_Figures], hops: Sequence[float], microbatches: int) -> float:
