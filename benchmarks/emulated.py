@@ -40,8 +40,9 @@ REPEATS = 10
 MODEL = {"layers": 4, "hidden": 256, "ffn": 1024, "heads": 4, "vocab": 512, "seq_len": 256}
 BATCH = 8
 
-EPOCH_S = 180.0
-"""How long a changing network keeps a bandwidth."""
+EPOCH_S, REPEAT_S = 90.0, 30.0
+"""How long a changing network keeps a bandwidth: for the processes to start and warm up, and for each
+repeat."""
 
 FOUR = (
     "dp=4,micro_batch_size=2",
@@ -77,7 +78,7 @@ GOALS = {"mean_accuracy": 0.94, "worst_accuracy": 0.85, "regret": 0.03, "kendall
 @dataclass(frozen=True, slots=True)
 class Setting:
     """What a cluster's file says and the plans that run on it, `points` of a captured graph besides; `then`
-    is what the file says from EPOCH_S on, where the network changes while they run."""
+    is what the file says in a second epoch, where the network changes while they run."""
 
     cluster: str
     plans: tuple[str, ...]
@@ -156,12 +157,13 @@ def measure(name: str, setting: Setting, base: Path, folder: Path, repeats: int)
             paths.append(path)
             names.append(f"captured graph, {path.stem}")
             predicted[-1].append(read_graph_plan(str(path)).step_time_s)
+    epoch_s = EPOCH_S + REPEAT_S * repeats
     options: list[object] = []
     if setting.then is not None:
         events = folder / "events.jsonl"
-        events.write_text(events_between(*files))
+        events.write_text(events_between(*files, at_s=epoch_s))
         options = ["--events", events]
-    _emulate(files[0], "-m", "benchmarks.emulated_steps", steps, repeats, EPOCH_S, len(files), *paths,
+    _emulate(files[0], "-m", "benchmarks.emulated_steps", steps, repeats, epoch_s, len(files), *paths,
              options=options)  # fmt: skip
     rows = []
     for epoch, (times_s, found) in enumerate(
@@ -172,16 +174,15 @@ def measure(name: str, setting: Setting, base: Path, folder: Path, repeats: int)
     return rows
 
 
-def events_between(before: Path, after: Path) -> str:
-    """The trace in which network links of one cluster's file get the bandwidths of another's after an
-    epoch."""
+def events_between(before: Path, after: Path, *, at_s: float) -> str:
+    """The trace in which network links of one cluster's file get the bandwidths of another's at some time."""
     start, end = (load_cluster(str(file)) for file in (before, after))
     lines: list[dict[str, object]] = [{"schema": "shardwise.events", "version": 1, "nodes": len(start.nodes)}]
     for old, new in zip(link_graph(start), link_graph(end), strict=True):
         is_network = {old.source[0], old.target[0]} <= {"n", "s"}
         if is_network and new.capacity != old.capacity:
             rate = new.capacity.at(0.0)
-            lines.append({"time_s": EPOCH_S, "kind": "link", "link": old.name, "bytes_per_s": rate})
+            lines.append({"time_s": at_s, "kind": "link", "link": old.name, "bytes_per_s": rate})
     return "".join(json.dumps(line) + "\n" for line in lines)
 
 

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 from benchmarks.emulated import (
     BATCH,
-    EPOCH_S,
     GOALS,
     MODEL,
     SETTINGS,
@@ -83,9 +82,9 @@ def test_a_network_changes_after_an_epoch(tmp_path: Path) -> None:
         files = [tmp_path / "before.yaml", tmp_path / "after.yaml"]
         for file, said in zip(files, setting.clusters, strict=True):
             file.write_text(f"name: changing\nnodes:\n{said}")
-        (tmp_path / "events.jsonl").write_text(events_between(*files))
+        (tmp_path / "events.jsonl").write_text(events_between(*files, at_s=180.0))
         trace, _ = load_events(str(tmp_path / "events.jsonl"))
         after = {link.name: link.capacity.at(0.0) for link in link_graph(load_cluster(str(files[1])))}
         changes = changes_of(trace, load_cluster(str(files[0])))
         assert len(changes) == 4  # each host's link, both ways
-        assert all(each.time_s == EPOCH_S and each.value == after[str(each.link)] for each in changes)
+        assert all(each.time_s == 180.0 and each.value == after[str(each.link)] for each in changes)
