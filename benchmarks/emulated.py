@@ -27,11 +27,12 @@ from typing import Any
 from benchmarks import captured
 
 from shardwise import search
-from shardwise.accuracy import kendall_tau
-from shardwise.cluster import link_graph, load_cluster
+from shardwise.accuracy import kendall_tau, with_speed
+from shardwise.cluster import link_graph, load_cluster, mesh_of
+from shardwise.cost import Training, price_layout
 from shardwise.model import model_from_config
-from shardwise.plan import read_graph_plan, write_plan
-from shardwise.strategy import Job, complete, parse_fields, read_calibration
+from shardwise.plan import Plan, read_graph_plan, write_plan
+from shardwise.strategy import Calibration, Job, complete, parse_fields, read_calibration
 
 SHARE = 0.4
 """Of a core, for a device of speed 1: four devices take 80 % of two cores."""
@@ -139,7 +140,12 @@ def missed(figures: Mapping[str, float]) -> Iterator[str]:
 
 
 def measure(name: str, setting: Setting, base: Path, folder: Path, repeats: int) -> list[dict[str, Any]]:
-    """Calibrate the links of a cluster, price its plans and run them: a row for each, and for each epoch."""
+    """Calibrate the links of a cluster, price its plans and run them: a row for each, and for each epoch.
+
+    The machine may be faster or slower by then than when its device was calibrated, by as much as a tenth: a
+    product of matrices that was timed beside the calibration, and is again between the steps, tells by how
+    much, and devices are priced at that speed. `calibrated_s` is the price without.
+    """
     calibration, steps = folder / "links.yaml", folder / "steps.json"
     files = [folder / f"cluster-{epoch}.yaml" for epoch in range(len(setting.clusters))]
     for file, said in zip(files, setting.clusters, strict=True):
@@ -147,16 +153,11 @@ def measure(name: str, setting: Setting, base: Path, folder: Path, repeats: int)
     _emulate(files[0], "-m", "shardwise", "calibrate", "--from", base, "--links", "--cluster", files[0],
              "--out", calibration)  # fmt: skip
     paths = [folder / f"plan-{number}.yaml" for number in range(len(setting.plans))]
-    predicted = [
-        [_save_plan(text, file, calibration, path) for text, path in zip(setting.plans, paths, strict=True)]
-        for file in reversed(files)  # the first epoch last: its plans are the ones that stay
-    ]
-    names = list(setting.plans)
-    if setting.points:
-        for path in _points(files[0], calibration, folder, setting.points):
-            paths.append(path)
-            names.append(f"captured graph, {path.stem}")
-            predicted[-1].append(read_graph_plan(str(path)).step_time_s)
+    for text, path in zip(setting.plans, paths, strict=True):
+        write_plan(str(path), _plan(text, files[0], read_calibration(str(calibration))))
+    points = _points(files[0], calibration, folder, setting.points) if setting.points else []
+    names = [*setting.plans, *(f"captured graph, {path.stem}" for path in points)]
+    paths += points
     epoch_s = EPOCH_S + REPEAT_S * repeats
     options: list[object] = []
     if setting.then is not None:
@@ -165,13 +166,36 @@ def measure(name: str, setting: Setting, base: Path, folder: Path, repeats: int)
         options = ["--events", events]
     _emulate(files[0], "-m", "benchmarks.emulated_steps", steps, repeats, epoch_s, len(files), *paths,
              options=options)  # fmt: skip
+    document = json.loads(steps.read_text())
+    speed = _reference_s(base) / document["reference_s"]
+    plain = read_calibration(str(calibration))
     rows = []
-    for epoch, (times_s, found) in enumerate(
-        zip(reversed(predicted), json.loads(steps.read_text()), strict=True)
-    ):
-        for text, time_s, measured in zip(names, times_s, found, strict=True):
-            rows.append({"cluster": name, "epoch": epoch, "plan": text, "predicted_s": time_s, **measured})
+    for epoch, (file, found) in enumerate(zip(files, document["epochs"], strict=True)):
+        calibrated, predicted = (
+            [_plan(text, file, each).best.step_time_s for text in setting.plans]
+            + [_point_s(path, file, each) for path in points]
+            for each in (plain, _at_speed(plain, speed))
+        )
+        for text, calibrated_s, time_s, measured in zip(names, calibrated, predicted, found, strict=True):
+            rows.append(
+                {"cluster": name, "epoch": epoch, "plan": text, "speed": speed, "calibrated_s": calibrated_s,
+                 "predicted_s": time_s, **measured}
+            )  # fmt: skip
     return rows
+
+
+def _reference_s(base: Path) -> float:
+    """Seconds of the reference when the device of `base` was calibrated."""
+    return float(json.loads(base.with_suffix(".json").read_text())["reference_s"])
+
+
+def _at_speed(calibration: Calibration, speed: float) -> Calibration:
+    """`calibration` with devices that take 1 / speed of the time for what they compute."""
+    devices = {}
+    for name, device in calibration.devices.items():
+        efficiency = replace(device.efficiency, launch_s=device.efficiency.launch_s / speed)
+        devices[name] = replace(with_speed(device, speed), efficiency=efficiency)
+    return replace(calibration, devices=devices)
 
 
 def events_between(before: Path, after: Path, *, at_s: float) -> str:
@@ -207,9 +231,18 @@ def _points(cluster: Path, calibration: Path, folder: Path, count: int) -> list[
     return [saved / names[round(place * (len(names) - 1) / (count - 1))] for place in range(count)]
 
 
-def _save_plan(text: str, cluster_file: Path, calibration_file: Path, path: Path) -> float:
-    """Write the plan of a strategy, priced by the calibration; its predicted seconds."""
-    calibration = read_calibration(str(calibration_file))
+def _point_s(path: Path, cluster_file: Path, calibration: Calibration) -> float:
+    """Seconds of the layout of a saved point, priced by a calibration."""
+    plan = read_graph_plan(str(path))
+    cluster = load_cluster(str(cluster_file), measured=calibration.devices)
+    job = plan.job
+    training = Training(dtype=job.dtype, optimizer=job.optimizer, profile=calibration.profile or job.profile)
+    mesh = mesh_of(cluster, plan.mesh.ranks)
+    return price_layout(plan.graph, cluster, training, mesh, plan.layout).time_s
+
+
+def _plan(text: str, cluster_file: Path, calibration: Calibration) -> Plan:
+    """The plan of a strategy, priced by a calibration."""
     cluster = load_cluster(str(cluster_file), measured=calibration.devices)
     model = model_from_config(MODEL, name="accuracy")
     job = Job(seq_len=MODEL["seq_len"], global_batch_size=BATCH, dtype="fp32")
@@ -219,9 +252,7 @@ def _save_plan(text: str, cluster_file: Path, calibration_file: Path, path: Path
         parse_fields(text), devices=cluster.devices, layers=model.layers, experts=None,
         global_batch_size=BATCH,
     )  # fmt: skip
-    plan = search.plan_of_strategy(model, cluster, job, strategy)
-    write_plan(str(path), plan)
-    return plan.best.step_time_s
+    return search.plan_of_strategy(model, cluster, job, strategy)
 
 
 def main() -> int:
@@ -236,7 +267,9 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         base = asked.base or Path(folder) / "base.yaml"
         if not base.exists():
+            reference = base.with_suffix(".json")
             _emulate("1x1xcpu", "-m", "shardwise", "calibrate", "--cluster", "1x1xcpu", "--out", base)
+            _emulate("1x1xcpu", "-m", "benchmarks.emulated_steps", reference, 0, 0.0, 1)
         for name in asked.clusters or SETTINGS:
             own = Path(folder) / name.replace(" ", "-")
             own.mkdir()
