@@ -10,15 +10,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.property.uneven_twin import drawn_to_braid, every_layout, least_s, walked_s, with_braids
+from tests.property.uneven_bounds import hold_bounds
+from tests.property.uneven_twin import drawn_to_braid, every_layout, least_s, with_braids
 
 from shardwise.cost import StagePrice
 from shardwise.search import UnevenSpace, priced_again, search_uneven
-from shardwise.search.uneven import braids, estimate, options
-from shardwise.search.uneven.bounds import Entries, Relaxation
-from shardwise.search.uneven.estimate import figures_of
+from shardwise.search.uneven import braids, options
 from shardwise.search.uneven.options import Pricing
-from shardwise.search.uneven.reach import Reach
 from shardwise.search.uneven.result import result_of_uneven
 from shardwise.search.uneven.space import Braid, Kind, devices_of
 
@@ -107,21 +105,7 @@ def test_no_layout_takes_less_than_its_bounds() -> None:
         for every in every_layout(of):
             braided = np.flatnonzero((every.pools >= len(of.pools)).any(axis=1)).tolist()
             some = every.take(np.array(rng.sample(braided, min(len(braided), 5)), dtype=int))
-            for row, times_s in enumerate(walked_s(of, some, numbers)):
-                sites, layers = some.pools[row], some.layers[row]
-                of_site = dict(zip(sites.tolist(), some.kinds[row].tolist(), strict=True))
-                kinds = tuple(of_site.get(at, 0) for at in range(len(of.sites)))
-                counts = tuple(int((sites == at).sum()) for at in range(len(of.sites)))
-                for m, time_s in zip(numbers, times_s.tolist(), strict=True):
-                    if time_s == float("inf"):
-                        continue
-                    within_s = time_s * (1 + 1e-9)
-                    relaxation = Relaxation(Entries(of), [(kinds, counts)], [[m]])
-                    assert relaxation.bounds()[0, 0] <= within_s, (seed, sites, layers, m)
-                    figures = figures_of(of, kinds, sites[None], layers[None])
-                    assert estimate.least_s(figures, m)[0] <= within_s, (seed, sites, layers, m)
-                    reach = Reach(of, np.array([kinds]), np.array([counts]))
-                    assert reach.microbatches(within_s)[0] >= m, (seed, sites, layers, m)
+            hold_bounds(of, some, numbers, seed)
 
 
 def _of_the_first_part(one: braids.Part, other: braids.Part) -> Any:

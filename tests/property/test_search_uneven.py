@@ -9,19 +9,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.property.uneven_twin import drawn_space, every_layout, least_s, walked_s
+from tests.property.uneven_bounds import hold_bounds
+from tests.property.uneven_twin import drawn_space, every_layout, least_s
 
 from shardwise.cluster import load_cluster
 from shardwise.model import load_model
 from shardwise.search import UnevenSpace, search_uneven
 from shardwise.search.clock import Clock
-from shardwise.search.uneven import Block, bounds, estimate, grown, partitions
+from shardwise.search.uneven import Block, bounds, grown, partitions
 from shardwise.search.uneven.block import search_of
-from shardwise.search.uneven.bounds import Entries, Relaxation
 from shardwise.search.uneven.drive import _improve, _State
-from shardwise.search.uneven.estimate import figures_of
 from shardwise.search.uneven.options import Pricing
-from shardwise.search.uneven.reach import Reach
 from shardwise.strategy import Job
 
 INSTANCES, FULL_INSTANCES = 300, 10_000
@@ -58,22 +56,7 @@ def test_no_layout_takes_less_than_its_bounds() -> None:
             some = every.take(
                 np.array(rng.sample(range(len(every.pools)), min(len(every.pools), 4)), dtype=int)
             )
-            for row, (pools, layers, times_s) in enumerate(
-                zip(some.pools, some.layers, walked_s(options, some, numbers), strict=True)
-            ):
-                of_pool = dict(zip(pools.tolist(), some.kinds[row].tolist(), strict=True))
-                kinds = tuple(of_pool.get(at, 0) for at in range(len(options.stages)))
-                counts = tuple(int((pools == at).sum()) for at in range(len(options.stages)))
-                for m, time_s in zip(numbers, times_s.tolist(), strict=True):
-                    if time_s == float("inf"):
-                        continue
-                    within_s = time_s * (1 + 1e-9)
-                    relaxation = Relaxation(Entries(options), [(kinds, counts)], [[m]])
-                    assert relaxation.bounds()[0, 0] <= within_s, (seed, pools, layers, m)
-                    figures = figures_of(options, kinds, pools[None], layers[None])
-                    assert estimate.least_s(figures, m)[0] <= within_s, (seed, pools, layers, m)
-                    reach = Reach(options, np.array([kinds]), np.array([counts]))
-                    assert reach.microbatches(within_s)[0] >= m, (seed, pools, layers, m)
+            hold_bounds(options, some, numbers, seed)
 
 
 @pytest.mark.parametrize("module", [bounds, grown])

@@ -1,0 +1,33 @@
+"""What bounds of uneven pipelines are held to: no layout is done sooner than they say."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from tests.property.uneven_twin import walked_s
+
+from shardwise.search.uneven import estimate
+from shardwise.search.uneven.bounds import Entries, Relaxation
+from shardwise.search.uneven.estimate import figures_of
+from shardwise.search.uneven.reach import Reach
+
+
+def hold_bounds(of: Any, layouts: Any, numbers: range | list[int], seed: int) -> None:
+    """Each of `layouts` of the options `of`, walked with each of these numbers of microbatches, takes no less
+    than every bound of it."""
+    for row, times_s in enumerate(walked_s(of, layouts, numbers)):
+        sites, layers = layouts.pools[row], layouts.layers[row]
+        of_site = dict(zip(sites.tolist(), layouts.kinds[row].tolist(), strict=True))
+        kinds = tuple(of_site.get(at, 0) for at in range(len(of.stages)))
+        counts = tuple(int((sites == at).sum()) for at in range(len(of.stages)))
+        for m, time_s in zip(numbers, times_s.tolist(), strict=True):
+            if time_s == float("inf"):
+                continue
+            within_s = time_s * (1 + 1e-9)
+            relaxation = Relaxation(Entries(of), [(kinds, counts)], [[m]])
+            assert relaxation.bounds()[0, 0] <= within_s, (seed, sites, layers, m)
+            figures = figures_of(of, kinds, sites[None], layers[None])
+            assert estimate.least_s(figures, m)[0] <= within_s, (seed, sites, layers, m)
+            reach = Reach(of, np.array([kinds]), np.array([counts]))
+            assert reach.microbatches(within_s)[0] >= m, (seed, sites, layers, m)
