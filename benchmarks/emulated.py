@@ -154,7 +154,7 @@ def measure(name: str, setting: Setting, base: Path, folder: Path, repeats: int)
              "--out", calibration)  # fmt: skip
     paths = [folder / f"plan-{number}.yaml" for number in range(len(setting.plans))]
     for text, path in zip(setting.plans, paths, strict=True):
-        write_plan(str(path), _plan(text, files[0], read_calibration(str(calibration))))
+        write_plan(str(path), plan_of(text, files[0], read_calibration(str(calibration))))
     points = _points(files[0], calibration, folder, setting.points) if setting.points else []
     names = [*setting.plans, *(f"captured graph, {path.stem}" for path in points)]
     paths += points
@@ -172,9 +172,9 @@ def measure(name: str, setting: Setting, base: Path, folder: Path, repeats: int)
     rows = []
     for epoch, (file, found) in enumerate(zip(files, document["epochs"], strict=True)):
         calibrated, predicted = (
-            [_plan(text, file, each).best.step_time_s for text in setting.plans]
+            [plan_of(text, file, each).best.step_time_s for text in setting.plans]
             + [_point_s(path, file, each) for path in points]
-            for each in (plain, _at_speed(plain, speed))
+            for each in (plain, at_speed(plain, speed))
         )
         for text, calibrated_s, time_s, measured in zip(names, calibrated, predicted, found, strict=True):
             rows.append(
@@ -189,7 +189,7 @@ def _reference_s(base: Path) -> float:
     return float(json.loads(base.with_suffix(".json").read_text())["reference_s"])
 
 
-def _at_speed(calibration: Calibration, speed: float) -> Calibration:
+def at_speed(calibration: Calibration, speed: float) -> Calibration:
     """`calibration` with devices that take 1 / speed of the time for what they compute."""
     devices = {}
     for name, device in calibration.devices.items():
@@ -241,7 +241,7 @@ def _point_s(path: Path, cluster_file: Path, calibration: Calibration) -> float:
     return price_layout(plan.graph, cluster, training, mesh, plan.layout).time_s
 
 
-def _plan(text: str, cluster_file: Path, calibration: Calibration) -> Plan:
+def plan_of(text: str, cluster_file: Path, calibration: Calibration) -> Plan:
     """The plan of a strategy, priced by a calibration."""
     cluster = load_cluster(str(cluster_file), measured=calibration.devices)
     model = model_from_config(MODEL, name="accuracy")

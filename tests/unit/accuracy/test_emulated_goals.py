@@ -12,16 +12,19 @@ from benchmarks.emulated import (
     SETTINGS,
     SHARE,
     accuracy_of,
+    at_speed,
     events_between,
     judged,
     missed,
+    plan_of,
 )
+from tests.unit.app.test_cli_calibrate import written
 
 from shardwise import search
 from shardwise.cluster import link_graph, load_cluster, load_events
 from shardwise.emulate.changes import changes_of
 from shardwise.model import model_from_config
-from shardwise.strategy import Job, complete, parse_fields
+from shardwise.strategy import Job, complete, parse_fields, read_calibration
 
 CORES = 2
 """Of the machine that the settings are made for."""
@@ -29,6 +32,19 @@ CORES = 2
 
 def rows(*pairs: tuple[float, float]) -> list[dict[str, float]]:
     return [{"predicted_s": predicted, "measured_s": measured} for predicted, measured in pairs]
+
+
+def test_a_machine_at_half_its_speed_is_priced_so(tmp_path: Path) -> None:
+    """All but the host's seconds take twice as long; a twin that takes the speed the other way round would
+    find half."""
+    file = tmp_path / "cluster.yaml"
+    file.write_text("name: one\nnodes:\n- {device: cpu, devices: 1}\n")
+    calibration = read_calibration(written(tmp_path))
+    plain_s, slow_s = (
+        plan_of("micro_batch_size=2", file, each).best.step_time_s
+        for each in (calibration, at_speed(calibration, 0.5))
+    )
+    assert 1.9 * plain_s < slow_s <= 2.0 * plain_s
 
 
 def test_figures_by_hand() -> None:
