@@ -107,6 +107,7 @@ CHANGES: dict[str, dict[str, Any]] = {
     "context": {"context_overlap": 0.89},
     "expert": {"expert_overlap": 0.01},
     "data": {"data_overlap": 0.99},
+    "states": {"state_overlap": 0.99},
     "shard": {"shard_overlap": 0.89},
     "pipeline": {"pipeline_overlap": 0.99},
     "passes": {"pointwise_passes": 1.11},

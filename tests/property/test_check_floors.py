@@ -73,6 +73,7 @@ def hiding_problem(seed: int) -> Problem:
         tensor_backward_overlap=(1.0 - tensor) * share(),
         expert_overlap=share(),
         data_overlap=share(),
+        state_overlap=share(),
         shard_overlap=share(),
         dispatch_s=rng.choice((0.0, problem.profile.dispatch_s)),
     )

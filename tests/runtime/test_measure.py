@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from shardwise.accuracy import COLLECTIVES, LinkSample
+from shardwise.accuracy import (
+    COLLECTIVES,
+    AttentionSample,
+    BesideSample,
+    LinkSample,
+    MatmulSample,
+    MemorySample,
+)
 from shardwise.app.cli.main import main
-from shardwise.measure import Clock, kernel_times, link_times
+from shardwise.measure import Clock, KernelTimes, beside_times, kernel_times, link_times
 from shardwise.runtime import Team
 from shardwise.strategy import read_calibration
 
@@ -68,6 +76,36 @@ def test_links_are_measured_by_kind_and_bytes() -> None:
     assert all(sample.seconds > 0.0 for sample in samples[0])
 
 
+def _beside(report: Any, groups: list[list[int]]) -> list[BesideSample]:
+    return beside_times(groups, repeats=1)
+
+
+def test_sums_are_measured_beside_computation() -> None:
+    with Team(3) as team:
+        samples = team.run(3, _beside, [[0, 2]])  # rank 1 takes part in none
+    assert samples[0] == samples[1] == samples[2]
+    (sample,) = samples[0]
+    assert min(sample.communication_s, sample.computation_s, sample.both_s) > 0.0
+
+
+def test_medians_of_rounds_are_those_of_each_kernel() -> None:
+    def times(*seconds: float, ratio: float) -> KernelTimes:
+        a, b, c = seconds
+        return KernelTimes(
+            matmuls=(MatmulSample(m=8, n=8, k=8, seconds=a), MatmulSample(m=9, n=8, k=8, seconds=b)),
+            passes=(MemorySample(nbytes=12.0, seconds=c),),
+            attentions=(AttentionSample(seq_len=8, work_flop=1.0, is_backward=True, seconds=a + b),),
+            bf16_ratio=ratio,
+        )
+
+    rounds = [
+        times(1.0, 6.0, 2.0, ratio=1.0),
+        times(3.0, 4.0, 9.0, ratio=3.0),
+        times(2.0, 5.0, 1.0, ratio=2.0),
+    ]
+    assert KernelTimes.typical(rounds) == times(2.0, 5.0, 2.0, ratio=2.0)
+
+
 def test_calibrate_writes_what_the_planner_reads(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], full: bool
 ) -> None:
@@ -82,5 +120,8 @@ def test_calibrate_writes_what_the_planner_reads(
     device = calibration.devices["cpu"]
     assert calibration.profile is not None and device.efficiency.is_calibrated
     assert device.scale_up_bytes_per_s != 2e9  # not the one of the base
+    # Whether or not sums of gradients hide here, ours of shared states wait, and so do plans of graphs.
+    assert calibration.profile.state_overlap == 0.0
+    assert calibration.waiting_profile == replace(calibration.profile, data_overlap=0.0)
     if not full:
         assert device.peak_flop_per_s["fp32"] == 7.5e10

@@ -4,6 +4,7 @@ from shardwise.accuracy.calibration import (
     COLLECTIVES,
     UNSHARDED,
     AttentionSample,
+    BesideSample,
     Collective,
     KernelCurves,
     LinkCurve,
@@ -19,6 +20,7 @@ from shardwise.accuracy.calibration import (
     collective_s,
     device_speed,
     eager_profile,
+    hidden_share,
     kernel_curves,
     link_curve,
     logged_times,
@@ -34,7 +36,7 @@ from shardwise.accuracy.calibration import (
     with_speed,
     with_tables,
 )
-from shardwise.accuracy.compare import Comparison, compare
+from shardwise.accuracy.compare import Comparison, compare, place_name
 from shardwise.accuracy.devices import device_named
 from shardwise.accuracy.judge import Judged
 from shardwise.accuracy.metrics import Errors, kendall_tau
@@ -53,6 +55,7 @@ __all__ = [
     "SHIPPED",
     "UNSHARDED",
     "AttentionSample",
+    "BesideSample",
     "Collective",
     "Comparison",
     "Errors",
@@ -84,12 +87,14 @@ __all__ = [
     "eager_profile",
     "fit_document",
     "fit_rows",
+    "hidden_share",
     "kendall_tau",
     "kernel_curves",
     "link_curve",
     "logged_times",
     "mean_error",
     "nccl_tables",
+    "place_name",
     "priced_s",
     "read_rows",
     "skipped_by_reason",

@@ -9,28 +9,36 @@ from statistics import fmean
 from shardwise import search
 from shardwise.accuracy.stage_times import StageTimes, action_spans, stage_times
 from shardwise.errors import ConfigError
-from shardwise.plan import Plan
-from shardwise.sim import Span, Trace, simulate, task_graph, trace_of
+from shardwise.plan import Plan, UnevenFile
+from shardwise.schedule import Schedule, generate
+from shardwise.sim import Durations, Span, Trace, simulate, task_graph, trace_of
 
 COLLECTIVES = ("tensor_communication", "context_communication", "expert_communication", "shard_communication",
                "parameter_gathering", "gradient_reduction")  # fmt: skip
 """Parts of a plan's breakdown in which the device waits for a collective."""
 
 
+Place = tuple[int, int]
+"""A pipeline of a plan, and a stage of it."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """A plan's step and a measured one. Of each stage: what was predicted, and the mean of its ranks.
+    """A plan's step and a measured one. Of each of the `places`, a stage of a pipeline: what was predicted,
+    and the mean of its ranks.
 
     `disorder` says where the first rank left the order of the schedule, None where all kept it.
-    `predicted_collectives_s` and `predicted_optimizer_s` are of the busiest stage.
+    `predicted_collectives_s` and `predicted_optimizer_s` are of the busiest stage; None of an uneven plan,
+    whose stages are not told apart so.
     """
 
     predicted_s: float
     measured_s: float
+    places: tuple[Place, ...]
     predicted: tuple[StageTimes, ...]
     measured: tuple[StageTimes, ...]
-    predicted_collectives_s: float
-    predicted_optimizer_s: float
+    predicted_collectives_s: float | None
+    predicted_optimizer_s: float | None
     disorder: str | None
     both: Trace
 
@@ -40,67 +48,104 @@ class Comparison:
         return self.predicted_s / self.measured_s - 1.0
 
 
-def compare(plan: Plan, measured: Trace) -> Comparison:
+@dataclass(frozen=True, slots=True)
+class _Pipeline:
+    """What a plan says of a pipeline: its schedule, what its actions take, and the ranks of each stage."""
+
+    schedule: Schedule
+    timeline: Trace
+    ranks: tuple[tuple[int, ...], ...]
+
+
+def compare(plan: Plan | UnevenFile, measured: Trace) -> Comparison:
     """`measured`, a trace of one step by `train --trace`, against what `plan` says.
 
     Raises ConfigError where it is a trace of another plan: other ranks, or other actions.
     """
-    stage_of = _stage_of_rank(plan)
-    by_rank = _spans_of_ranks(measured, stage_of)
-    disorder = _disorder(plan, by_rank, stage_of)
+    pipelines = _uneven_pipelines(plan) if isinstance(plan, UnevenFile) else [_only_pipeline(plan)]
+    place_of = {
+        rank: (number, stage)
+        for number, pipeline in enumerate(pipelines)
+        for stage, ranks in enumerate(pipeline.ranks)
+        for rank in ranks
+    }
+    by_rank = _spans_of_ranks(measured, place_of)
+    disorder = _disorder(pipelines, by_rank, place_of)
     start_s = min(span.start_s for span in measured.spans)
     finish_s = max(span.finish_s for span in measured.spans)
     times = {rank: stage_times(spans, start_s=start_s, finish_s=finish_s) for rank, spans in by_rank.items()}
-    schedule, durations = search.step_durations(plan.model, plan.cluster, plan.job, plan.best.strategy)
-    if schedule != plan.schedule:
-        raise ConfigError("is not the schedule of the strategy", key="schedule")
-    timeline = trace_of(simulate(task_graph(schedule, durations)))
+    places = tuple(sorted(set(place_of.values())))
+    parts = None if isinstance(plan, UnevenFile) else plan.best.breakdown
     return Comparison(
         predicted_s=plan.best.step_time_s,
         measured_s=finish_s - start_s,
-        predicted=tuple(_predicted(plan, timeline, stage) for stage in range(schedule.pp)),
+        places=places,
+        predicted=tuple(_predicted(pipelines[one], stage, plan.best.step_time_s) for one, stage in places),
         measured=tuple(
-            _mean([times[rank] for rank in sorted(times) if stage_of[rank] == stage])
-            for stage in range(schedule.pp)
+            _mean([times[rank] for rank in sorted(times) if place_of[rank] == place]) for place in places
         ),
-        predicted_collectives_s=sum(plan.best.breakdown[part] for part in COLLECTIVES),
-        predicted_optimizer_s=plan.best.breakdown["optimizer"],
+        predicted_collectives_s=None if parts is None else sum(parts[part] for part in COLLECTIVES),
+        predicted_optimizer_s=None if parts is None else parts["optimizer"],
         disorder=disorder,
-        both=_both(timeline, measured, stage_of, start_s),
+        both=_both(pipelines, measured, place_of, start_s),
     )
 
 
-def _stage_of_rank(plan: Plan) -> dict[int, int]:
-    """The pipeline rank of every rank, by the layout in the plan."""
+def _only_pipeline(plan: Plan) -> _Pipeline:
     pipelines = plan.best.layout.pipelines
     if len(pipelines) != 1:
         raise ConfigError(
             "is not compared", key="best.layout", found=f"{len(pipelines)} pipelines", allowed="one pipeline"
         )
-    stage_of: dict[int, int] = {}
-    for index, stage in enumerate(pipelines[0].stages):
-        stage_of |= dict.fromkeys(stage.rank_numbers, index)
-    return stage_of
+    schedule, durations = search.step_durations(plan.model, plan.cluster, plan.job, plan.best.strategy)
+    if schedule != plan.schedule:
+        raise ConfigError("is not the schedule of the strategy", key="schedule")
+    return _pipeline(schedule, durations, [stage.rank_numbers for stage in pipelines[0].stages])
 
 
-def _spans_of_ranks(measured: Trace, stage_of: Mapping[int, int]) -> dict[int, list[Span]]:
+def _uneven_pipelines(plan: UnevenFile) -> list[_Pipeline]:
+    best = plan.best
+    found = search.priced_again(plan.model, plan.cluster, plan.job, best)
+    if found.faults:
+        raise ConfigError("is not a plan of its cluster", key="best", found=found.faults[0])
+    return [
+        _pipeline(
+            generate("1f1b", pp=len(pipeline.stages), microbatches=count, vpp=1),
+            times.durations,
+            [stage.rank_numbers for stage in pipeline.stages],
+        )
+        for pipeline, count, times in zip(
+            best.layout.pipelines, best.microbatches, found.pipelines, strict=True
+        )
+    ]
+
+
+def _pipeline(schedule: Schedule, durations: Durations, ranks: Sequence[tuple[int, ...]]) -> _Pipeline:
+    timeline = trace_of(simulate(task_graph(schedule, durations)))
+    return _Pipeline(schedule, timeline, tuple(ranks))
+
+
+def _spans_of_ranks(measured: Trace, place_of: Mapping[int, Place]) -> dict[int, list[Span]]:
     by_rank: dict[int, list[Span]] = {}
     for span in measured.spans:
         by_rank.setdefault(span.rank, []).append(span)
-    if set(by_rank) != set(stage_of):
+    if set(by_rank) != set(place_of):
         raise ConfigError(
             "is not of this plan: it has other ranks", key="traceEvents", found=f"{len(by_rank)} ranks",
-            allowed=f"the plan's {len(stage_of)}",
+            allowed=f"the plan's {len(place_of)}",
         )  # fmt: skip
     return by_rank
 
 
-def _disorder(plan: Plan, by_rank: Mapping[int, Sequence[Span]], stage_of: Mapping[int, int]) -> str | None:
+def _disorder(
+    pipelines: Sequence[_Pipeline], by_rank: Mapping[int, Sequence[Span]], place_of: Mapping[int, Place]
+) -> str | None:
     """Where a rank first left the order of its row; ConfigError where it ran other actions."""
     found = None
     for rank in sorted(by_rank):
         ran = [span.name for span in action_spans(by_rank[rank])]
-        asked = [str(action) for action in plan.schedule.ranks[stage_of[rank]]]
+        number, stage = place_of[rank]
+        asked = [str(action) for action in pipelines[number].schedule.ranks[stage]]
         if sorted(ran) != sorted(asked):
             other = sorted(set(ran) ^ set(asked)) or ["an action twice"]
             raise ConfigError(
@@ -113,10 +158,10 @@ def _disorder(plan: Plan, by_rank: Mapping[int, Sequence[Span]], stage_of: Mappi
     return found
 
 
-def _predicted(plan: Plan, timeline: Trace, stage: int) -> StageTimes:
+def _predicted(pipeline: _Pipeline, stage: int, step_s: float) -> StageTimes:
     """What the plan's timeline says of a stage, to the end of the step behind it."""
-    spans = [span for span in timeline.spans if span.rank == stage]
-    times = stage_times(spans, start_s=0.0, finish_s=plan.best.step_time_s)
+    spans = [span for span in pipeline.timeline.spans if span.rank == stage]
+    times = stage_times(spans, start_s=0.0, finish_s=step_s)
     return replace(times, collectives_s=None, optimizer_s=None)  # inside actions, and behind the timeline
 
 
@@ -127,19 +172,31 @@ def _mean(times: Sequence[StageTimes]) -> StageTimes:
     return StageTimes(**{field.name: mean(field.name) for field in fields(StageTimes)})
 
 
-def _both(timeline: Trace, measured: Trace, stage_of: Mapping[int, int], start_s: float) -> Trace:
+def place_name(place: Place, places: Sequence[Place]) -> str:
+    """What a stage is called among all `places` of its plan."""
+    pipeline, stage = place
+    return f"pipeline {pipeline}, stage {stage}" if any(one for one, _ in places) else f"stage {stage}"
+
+
+def _both(
+    pipelines: Sequence[_Pipeline], measured: Trace, place_of: Mapping[int, Place], start_s: float
+) -> Trace:
     """One trace: each predicted stage, and below it its measured ranks, all from instant 0."""
-    place: dict[tuple[str, int], int] = {}
+    row_of: dict[Place | int, int] = {}
     names: dict[int, str] = {}
-    for stage in sorted(set(stage_of.values())):
-        rows = [("predicted", stage)]
-        rows += [("measured", rank) for rank in sorted(stage_of) if stage_of[rank] == stage]
-        for kind, number in rows:
-            place[kind, number] = row = len(place)
-            names[row] = f"{kind}: {'stage' if kind == 'predicted' else 'rank'} {number}"
-    spans = [replace(span, rank=place["predicted", span.rank]) for span in timeline.spans]
+    places = sorted(set(place_of.values()))
+    for place in places:
+        names[len(row_of)] = f"predicted: {place_name(place, places)}"
+        row_of[place] = len(row_of)
+        for rank in sorted(rank for rank in place_of if place_of[rank] == place):
+            names[len(row_of)] = f"measured: rank {rank}"
+            row_of[rank] = len(row_of)
+    spans = [
+        replace(span, rank=row_of[number, span.rank])
+        for number, pipeline in enumerate(pipelines)
+        for span in pipeline.timeline.spans
+    ]
     for span in measured.spans:
-        row = place["measured", span.rank]
         shifted = replace(span, start_s=span.start_s - start_s, finish_s=span.finish_s - start_s)
-        spans.append(replace(shifted, rank=row))
+        spans.append(replace(shifted, rank=row_of[span.rank]))
     return Trace(spans=tuple(spans), names=names)

@@ -90,13 +90,15 @@ def stage_times(
     input_s = stage["input_s"] + host_s + back_s + again_s + in_s + stage["input_traffic_s"]
     weight_s = stage["weight_s"] + stage["weight_traffic_s"]
     last_s = weight_s if family.splits_backward else input_s + weight_s
+    profile = figures.profile
+    overlap = np.where(rows.optim_shard == 1, profile.data_overlap, profile.state_overlap)
     return StageTimes(
         forward_s=forward_s,
         input_s=input_s,
         weight_s=weight_s,
         weight_action_s=weight_s + host_s,
-        gather_s=_beside(gathering_s, figures.profile.data_overlap * forward_s, layers),
-        reduce_s=_beside(reduction_s, figures.profile.data_overlap * last_s, layers),
+        gather_s=_beside(gathering_s, overlap * forward_s, layers),
+        reduce_s=_beside(reduction_s, overlap * last_s, layers),
         again_s=again_s,
         offload_s=out_s + in_s,
         traffic_s=stage["forward_traffic_s"] + stage["input_traffic_s"] + stage["weight_traffic_s"],

@@ -262,9 +262,11 @@ def _ends(
     buckets = np.maximum(layers.most_first, 1)
     reduction = reduction_s(figures, pipeline.fabric, shardings, first, first_expert)
     gathering = gathering_s(figures, pipeline.fabric, shardings, first, first_expert)
+    profile = figures.profile
+    overlap = np.where(d.optim == 1, profile.data_overlap, profile.state_overlap)
     return _Ends(
-        gather_s=_left_s(gathering, figures.profile.data_overlap * forward_s, buckets),
-        reduce_s=_left_s(reduction, figures.profile.data_overlap * last_s, buckets),
+        gather_s=_left_s(gathering, overlap * forward_s, buckets),
+        reduce_s=_left_s(reduction, overlap * last_s, buckets),
         step_s=step_s,
     )
 

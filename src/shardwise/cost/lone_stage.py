@@ -131,7 +131,7 @@ def stage_price(kinds: Kinds, shape: StageShape) -> StagePrice:
     reduction_s = kinds.fabric.scatter_s(weights * recipe.gradient_bytes, sizes)
     buckets = np.maximum(shape.layers, 1)
     allocated = _allocated_bytes(kinds, shape, sums, weights, replicas)
-    overlap = profile.data_overlap
+    overlap = profile.state_overlap
     return StagePrice(
         forward_s=forward_s,
         backward_s=backward_s,

@@ -11,12 +11,12 @@ import numpy as np
 from shardwise.cost.layers import BlockCost, GridCost
 from shardwise.cost.places import Places
 from shardwise.cost.problem import Problem
-from shardwise.schedule import in_flight
+from shardwise.schedule import SPLIT_NAMES, in_flight
 from shardwise.strategy import IS_V, SCHEDULES
 
 GPIPE = SCHEDULES.index("gpipe")
 
-IS_SPLIT = np.array([name in ("zb_h1", "zb_h2", "zb_v", "dualpipe_v") for name in SCHEDULES])
+IS_SPLIT = np.array([name in SPLIT_NAMES for name in SCHEDULES])
 """Per schedule whether it gives weight gradients actions of their own."""
 
 

@@ -171,7 +171,7 @@ class Shards:
 
     Per place: gathers and `scatter_s` per microbatch on the stage; bytes on the rank, with optimizer states
     and without. `reduction_s` and `gathering_s`, once per step and before overlap, only at the places asked
-    for. Per row: the end of the step.
+    for. Per row: whether ranks share optimizer states, and the end of the step.
     """
 
     forward_gather_s: Any
@@ -183,6 +183,7 @@ class Shards:
     gradient_bytes: Any
     state_bytes: Any
     gathered_bytes: Any
+    shares_states: Any
     norm_s: Any
     tied_s: Any
     device_update_s: Any
@@ -231,6 +232,7 @@ def shards_of(
         )
         + memory.sharded_bytes(rank_expert, own_bytes(problem, expert.param, expert.optim), expert.optim),
         gathered_bytes=gathered_bytes(problem, node, of_node, sharding),
+        shares_states=dense.optim > 1,
         norm_s=norm_s(problem, table, fabric, owned),
         tied_s=node.tied_s[of_node],
         device_update_s=device_update_s(problem, owned),

@@ -71,7 +71,8 @@ def ends_of_step(
     node, of_node = price.node, price.of_node
     buckets = np.maximum(node.places.layers.sum(axis=0), 1)[places][:, of_node]
     last_s = np.where(node.is_split[of_node], weight_s, input_s + weight_s)
-    overlap = problem.profile.data_overlap
+    profile, shares_states = problem.profile, price.shards.shares_states[price.of_shards]
+    overlap = np.where(shares_states, profile.state_overlap, profile.data_overlap)
     gathering_s = price.shards.gathering_s[:, price.of_shards]
     reduction_s = price.shards.reduction_s[:, price.of_shards]
     return (

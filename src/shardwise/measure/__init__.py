@@ -11,8 +11,8 @@ except ModuleNotFoundError as error:
     ) from error
 
 from shardwise.measure.clock import Clock
-from shardwise.measure.kernels import KernelTimes, kernel_times
-from shardwise.measure.links import LINK_SIZES, link_times
+from shardwise.measure.kernels import KernelTimes, kernel_times, pace_s
+from shardwise.measure.links import LINK_SIZES, beside_times, link_times
 from shardwise.measure.messages import Pair, message_rates
 from shardwise.measure.process import launched_group, torch_version, use_threads
 
@@ -21,10 +21,12 @@ __all__ = [
     "Clock",
     "KernelTimes",
     "Pair",
+    "beside_times",
     "kernel_times",
     "launched_group",
     "link_times",
     "message_rates",
+    "pace_s",
     "torch_version",
     "use_threads",
 ]

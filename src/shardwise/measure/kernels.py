@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from statistics import median
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -25,6 +28,8 @@ ATTENTIONS = ((64, 8), (128, 4), (256, 2), (512, 1))
 
 HEADS, HEAD_DIM = 8, 64
 
+PACE_SIDE, PACE_CALLS = 512, 16
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelTimes:
@@ -35,9 +40,35 @@ class KernelTimes:
     attentions: tuple[AttentionSample, ...]
     bf16_ratio: float
 
+    @classmethod
+    def typical(cls, rounds: Sequence[KernelTimes]) -> KernelTimes:
+        """The medians of several rounds of the same kernels."""
+        return cls(
+            matmuls=tuple(map(_typical, zip(*(each.matmuls for each in rounds), strict=True))),
+            passes=tuple(map(_typical, zip(*(each.passes for each in rounds), strict=True))),
+            attentions=tuple(map(_typical, zip(*(each.attentions for each in rounds), strict=True))),
+            bf16_ratio=median(each.bf16_ratio for each in rounds),
+        )
+
+
+Sample = TypeVar("Sample", MatmulSample, MemorySample, AttentionSample)
+
+
+def _typical(of: Sequence[Sample]) -> Sample:
+    return replace(of[0], seconds=median(each.seconds for each in of))
+
+
+def pace_s() -> float:
+    """Seconds of a product of matrices, some calls of it: how fast this machine is at this moment."""
+    x = torch.ones(PACE_SIDE, PACE_SIDE)
+    start_s = time.perf_counter()
+    for _ in range(PACE_CALLS):
+        functional.linear(x, x)
+    return time.perf_counter() - start_s
+
 
 def kernel_times(clock: Clock, *, device: str = "cpu") -> KernelTimes:
-    """Measure this process's `device` with the number of threads that PyTorch has; some 15 s on a core."""
+    """Measure this process's `device` with the number of threads that PyTorch has."""
     with torch.device(device), torch.no_grad():
         matmuls = tuple(_matmul(clock, rows, k, n) for rows in ROWS for k, n in WIDTHS)
         passes = tuple(_pass(clock, elements) for elements in PASS_ELEMENTS)

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from statistics import median
 
 import torch
 from torch import distributed
+from torch.nn import functional
 
-from shardwise.accuracy import COLLECTIVES, Collective, LinkSample
+from shardwise.accuracy import COLLECTIVES, BesideSample, Collective, LinkSample
+from shardwise.measure.kernels import PACE_SIDE
 
 LINK_SIZES = (2**12, 2**19, 2**21, 2**23, 2**25)
 """Bytes of the whole tensor."""
+
+BESIDE_BYTES, BESIDE_REPEATS = 2**21, 9
 
 _BATCH_S = 0.1
 _MOST_CALLS = 50
@@ -33,25 +38,67 @@ def link_times(
     Every rank of the default process group calls this with the same arguments. A time is the median of
     `repeats`, each that of the slowest rank; all ranks return the same samples.
     """
-    rank, ranks = distributed.get_rank(), len(groups[0])
-    made = [distributed.new_group(list(members)) for members in groups]
-    own = next((group for group, members in zip(made, groups, strict=True) if rank in members), None)
+    ranks = len(groups[0])
     samples = []
-    for kind in kinds:
-        if kind == "message" and ranks % 2:
-            continue
-        for nbytes in sizes:
-            call = _call(kind, nbytes, ranks, own)
-            seconds = _slowest_s(call, repeats)
-            on = 2 if kind == "message" else ranks
-            moved = _elements(nbytes, ranks) * ranks * 4.0
-            samples.append(LinkSample(kind=kind, ranks=on, nbytes=moved, seconds=seconds))
-            if seconds > _ENOUGH_S:
-                break
+    with _own_group(groups) as own:
+        for kind in kinds:
+            if kind == "message" and ranks % 2:
+                continue
+            for nbytes in sizes:
+                call = _call(kind, nbytes, ranks, own)
+                seconds = _slowest_s(call, repeats)
+                on = 2 if kind == "message" else ranks
+                moved = _elements(nbytes, ranks) * ranks * 4.0
+                samples.append(LinkSample(kind=kind, ranks=on, nbytes=moved, seconds=seconds))
+                if seconds > _ENOUGH_S:
+                    break
+    return samples
+
+
+@contextmanager
+def _own_group(groups: Sequence[Sequence[int]]) -> Iterator[distributed.ProcessGroup | None]:
+    """The one of disjoint `groups`, made and ended by all ranks together, that this rank is in, if any."""
+    rank = distributed.get_rank()
+    made = [distributed.new_group(list(members)) for members in groups]
+    yield next((group for group, members in zip(made, groups, strict=True) if rank in members), None)
     for group in made:
         if group is not distributed.GroupMember.NON_GROUP_MEMBER:
             distributed.destroy_process_group(group)
-    return samples
+
+
+def beside_times(groups: Sequence[Sequence[int]], *, repeats: int = BESIDE_REPEATS) -> list[BesideSample]:
+    """Measure what passes of an all-reduce beside products of matrices that take as long, in all the disjoint
+    `groups` at a time, as gradients are summed beside the rest of a backward pass.
+
+    Every rank of the default process group calls this with the same groups; all return the same samples.
+    """
+    whole, x = torch.ones(BESIDE_BYTES // 4), torch.ones(PACE_SIDE, PACE_SIDE)
+
+    def computed(calls: int) -> None:
+        for _ in range(calls):
+            functional.linear(x, x)
+
+    with _own_group(groups) as own:
+
+        def summed(calls: int) -> None:
+            work = None
+            if own is not None:
+                work = distributed.all_reduce(whole.fill_(1.0), group=own, async_op=True)
+            computed(calls)
+            if work is not None:
+                work.wait()
+
+        for _ in range(2):  # the first connects
+            alone_s, one_s = _batch_s(lambda: summed(0), 1), _batch_s(lambda: computed(4), 1) / 4.0
+        calls = max(1, round(alone_s / one_s))
+        return [
+            BesideSample(
+                communication_s=_batch_s(lambda: summed(0), 1),
+                computation_s=_batch_s(lambda: computed(calls), 1),
+                both_s=_batch_s(lambda: summed(calls), 1),
+            )
+            for _ in range(repeats)
+        ]
 
 
 def _elements(nbytes: int, ranks: int) -> int:

@@ -3,6 +3,7 @@
 from shardwise.strategy.calibration import (
     CALIBRATION_SCHEMA,
     CALIBRATION_VERSION,
+    OWN_PROFILE,
     Calibration,
     read_calibration,
 )
@@ -82,6 +83,7 @@ __all__ = [
     "NAMES",
     "OFFLOADS",
     "ORDERS",
+    "OWN_PROFILE",
     "PROFILES",
     "REASONS",
     "RECOMPUTES",

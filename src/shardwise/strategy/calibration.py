@@ -14,6 +14,9 @@ from shardwise.strategy.profile import OVERLAPS, PROFILES, Profile
 CALIBRATION_SCHEMA = "shardwise.calibration"
 CALIBRATION_VERSION = 1
 
+OWN_PROFILE = "shardwise"
+"""What software that `calibrate` measured, our own runtime, is called."""
+
 _COSTS = ("pointwise_passes", "dispatch_s", "expert_dispatch_s", "host_action_s", "host_step_s")
 _NUMBERS = (*_COSTS, *(f"{kind}_overlap" for kind in OVERLAPS))
 
@@ -26,6 +29,18 @@ class Calibration:
     machine: str
     devices: Mapping[str, Device]
     profile: Profile | None
+
+    def profile_of(self, dtype: str, *, has_experts: bool) -> Profile | None:
+        """The software as it trains such a model: our own sums only the gradients of dense models in fp32
+        beside a backward pass."""
+        return self.profile if dtype == "fp32" and not has_experts else self.waiting_profile
+
+    @property
+    def waiting_profile(self) -> Profile | None:
+        """The software where our own waits for its sums of gradients, as under plans of operator graphs."""
+        if self.profile is None or self.profile.name != OWN_PROFILE:
+            return self.profile
+        return replace(self.profile, data_overlap=0.0)
 
 
 def read_calibration(path: str) -> Calibration:
@@ -72,6 +87,8 @@ def _profile(part: Fields, source: str) -> Profile:
         for name in _NUMBERS
         if part.has(name)
     }
+    if "data_overlap" in values:
+        values.setdefault("state_overlap", values["data_overlap"])
     if part.has("attention"):
         kernels = enumerate(part.sequence("attention"))
         listed = Fields(

@@ -22,9 +22,10 @@ class Profile:
     attention unfused. `*_overlap` are the shares of each communication that the software can run beside
     computation, 0 to 1: `tensor` beside the matmuls of its layer, `tensor_backward` more of the backward
     pass's beside the gradients of the layer's weights, `context` (ring) beside attention, `expert` beside the
-    experts' matmuls, `data` the reduction beside the last backward and the gathering beside the first
-    forward, `shard` the gathers and reductions of sharded parameters beside the neighbouring layer,
-    `pipeline` sends between stages beside the next action. `pointwise_passes` is how often memory-bound
+    experts' matmuls, `data` the reduction of gradients beside the last backward, `state` the same where ranks
+    share optimizer states, and the gathering beside the first forward (as `data` where nothing else is said),
+    `shard` the gathers and reductions of sharded parameters beside the neighbouring layer, `pipeline` sends
+    between stages beside the next action. `pointwise_passes` is how often memory-bound
     operators move their tensors, relative to kernels fused as far as they can be.
 
     Host: `dispatch_s` per kernel, `expert_dispatch_s` more per pass through routed experts (permutations,
@@ -50,6 +51,7 @@ class Profile:
     context_overlap: float
     expert_overlap: float
     data_overlap: float
+    state_overlap: float
     shard_overlap: float
     pipeline_overlap: float
     pointwise_passes: float
@@ -75,7 +77,7 @@ class Profile:
         return replace(self, **none)
 
 
-OVERLAPS = ("tensor", "tensor_backward", "context", "expert", "data", "shard", "pipeline")
+OVERLAPS = ("tensor", "tensor_backward", "context", "expert", "data", "state", "shard", "pipeline")
 """What software can run beside computation."""
 
 
@@ -106,6 +108,8 @@ def profile_of(name: str, numbers: Iterable[Number]) -> Profile:
     words |= {f"{kind}_band": tuple(float(end) for end in bands[kind]) for kind in ("warm", "cold")}
     values: dict[str, Any] = {f"{kind}_overlap": 1.0 if kind in overlaps else 0.0 for kind in OVERLAPS}
     values |= {field: number.value for field, number in found.items()}
+    if "state_overlap" not in found:
+        values["state_overlap"] = values["data_overlap"]
     values |= {key: tuple(value) if isinstance(value, list) else value for key, value in words.items()}
     return Profile(**values, name=name, provenance={field: number.source for field, number in found.items()})
 
@@ -124,8 +128,13 @@ def _lineage(name: str) -> list[str]:
 
 
 def profile_from_record(fields: Fields) -> Profile:
-    """The inverse of `dataclasses.asdict` for a Profile; every field must be there."""
-    values = {each.name: _value(fields, each.name, str(each.type)) for each in dataclass_fields(Profile)}
+    """The inverse of `dataclasses.asdict` for a Profile; every field must be there but `state_overlap`."""
+    values = {
+        each.name: _value(fields, each.name, str(each.type))
+        for each in dataclass_fields(Profile)
+        if each.name != "state_overlap" or fields.has(each.name)
+    }
+    values.setdefault("state_overlap", values["data_overlap"])  # files from before there was one of its own
     fields.finish()
     profile = Profile(**values)
     if profile.tensor_overlap + profile.tensor_backward_overlap > 1.0:

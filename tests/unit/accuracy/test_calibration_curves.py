@@ -12,6 +12,7 @@ from shardwise.accuracy.calibration import (
     COLLECTIVES,
     UNSHARDED,
     AttentionSample,
+    BesideSample,
     Collective,
     KernelCurves,
     LinkCurve,
@@ -20,8 +21,10 @@ from shardwise.accuracy.calibration import (
     MemorySample,
     attention_curve,
     collective_s,
+    hidden_share,
     kernel_curves,
     link_curve,
+    links,
     mean_error,
     with_exchanges,
 )
@@ -147,6 +150,50 @@ def test_exchanges_have_a_share_of_their_own() -> None:
     fast = [replace(sample, seconds=sample.seconds / 2) for sample in link_samples(LINK)]
     assert with_exchanges(unsharded, fast).exchange_fraction == 1.0
     assert with_exchanges(unsharded, link_samples(true, UNSHARDED)) == unsharded
+
+
+def test_small_exchanges_tell_nothing_of_the_share() -> None:
+    """Half of 4 KiB pass in 20 us at 100 MB/s; that its hop took 2.1 ms, not 1 ms, is no share of 2 %."""
+    link = LinkCurve(latency_s=1e-3, startup_s=0.0, bytes_per_s=1e8)
+    small = LinkSample(kind="all_to_all", ranks=2, nbytes=4096.0, seconds=2.1e-3)
+    # Half of 2 MB take 10 ms at the whole pace; 20 ms behind the hop are half of it.
+    large = LinkSample(kind="all_to_all", ranks=2, nbytes=2e6, seconds=21e-3)
+    assert with_exchanges(link, [small, large]).exchange_fraction == pytest.approx(0.5)
+    assert with_exchanges(link, [small]).exchange_fraction == 1.0
+
+
+def test_small_collectives_that_come_late_hardly_move_large_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 4 KiB all take three times as long. A twin for which all sizes count alike is off at 8 MiB
+    by more than twice as much."""
+    samples = [
+        LinkSample(kind="all_reduce", ranks=4, nbytes=nbytes, seconds=1.0)
+        for nbytes in (4096.0, 2.0**19, 2.0**21, 2.0**23)
+    ]
+    link = LinkCurve(latency_s=1e-3, startup_s=0.0, bytes_per_s=25e6)
+    late = [
+        replace(each, seconds=collective_s(link, each) * (3.0 if each.nbytes == 4096.0 else 1.0))
+        for each in samples
+    ]
+
+    def error_of_largest() -> float:
+        return abs(collective_s(link_curve(late), late[-1]) / late[-1].seconds - 1.0)
+
+    weighted = error_of_largest()
+    monkeypatch.setattr(links, "_weights", lambda samples: [1.0] * len(samples))
+    assert weighted < error_of_largest() / 2.0
+
+
+def test_what_passes_beside_computation_is_a_share_of_the_shorter() -> None:
+    def sample(both_s: float, communication_s: float = 2.0) -> BesideSample:
+        return BesideSample(communication_s=communication_s, computation_s=1.0, both_s=both_s)
+
+    # 2 + 1 - 2.25 = 0.75 of the second of computation; of 0.5 s of communication, 0.5 + 1 - 1.25 are half.
+    assert hidden_share([sample(2.25)]) == pytest.approx(0.75)
+    assert hidden_share([sample(1.25, 0.5)]) == pytest.approx(0.5)
+    # Slower than one after the other, and faster than either: errors of the clock.
+    assert hidden_share([sample(3.5)]) == 0.0
+    assert hidden_share([sample(1.5)]) == 1.0
+    assert hidden_share([sample(2.25), sample(3.5), sample(2.5)]) == pytest.approx(0.5)  # the median
 
 
 def test_a_twin_that_takes_a_shard_for_the_whole_tensor_is_caught() -> None:

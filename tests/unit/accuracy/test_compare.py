@@ -7,12 +7,14 @@ from dataclasses import replace
 
 import pytest
 from tests.runtime.plans import make_plan
+from tests.runtime.uneven_plans import make_uneven
 
 from shardwise import search
 from shardwise.accuracy import StageTimes, compare
 from shardwise.accuracy.stage_times import stage_times
 from shardwise.errors import ConfigError
-from shardwise.plan import Plan
+from shardwise.plan import Plan, UnevenFile
+from shardwise.schedule import generate
 from shardwise.sim import COMMUNICATION, COMPUTE, Span, Trace, simulate, task_graph, trace_of
 
 PIPELINE = "tp=2,pp=2,micro_batch_size=4"
@@ -83,6 +85,52 @@ def measured_like(plan: Plan, *, slower: float = 1.0) -> Trace:
 
 def sums(times: Sequence[StageTimes]) -> list[float]:
     return [each.step_s for each in times]
+
+
+def measured_unevenly(plan: UnevenFile, *, slower: float = 1.0) -> Trace:
+    """As `measured_like`, of all pipelines of an uneven plan."""
+    found = search.priced_again(plan.model, plan.cluster, plan.job, plan.best)
+    spans: list[Span] = []
+    for pipeline, count, times in zip(
+        plan.best.layout.pipelines, plan.best.microbatches, found.pipelines, strict=True
+    ):
+        schedule = generate("1f1b", pp=len(pipeline.stages), microbatches=count, vpp=1)
+        timeline = trace_of(simulate(task_graph(schedule, times.durations)))
+        for place, stage in enumerate(pipeline.stages):
+            own = [span for span in timeline.spans if span.rank == place and span.track == COMPUTE]
+            end_s = plan.best.step_time_s
+            own.append(Span(place, COMPUTE, "optimizer", end_s * 0.999, end_s))
+            own.append(Span(place, COMMUNICATION, "all_gather", 0.0, 0.0))
+            spans += [
+                replace(span, rank=rank, start_s=slower * span.start_s, finish_s=slower * span.finish_s)
+                for rank in stage.rank_numbers
+                for span in own
+            ]
+    return Trace(spans=tuple(spans))
+
+
+def test_an_uneven_step_that_goes_as_planned_is_what_was_predicted() -> None:
+    """Two stages of two and one of one rank, 5 and 3 microbatches."""
+    plan = make_uneven("5 tp2l1 l3 + 3 l4")
+    found = compare(plan, measured_unevenly(plan, slower=2.0))
+    assert found.places == ((0, 0), (0, 1), (1, 0))
+    assert found.error == pytest.approx(-0.5)
+    assert found.disorder is None
+    assert sums(found.predicted) == pytest.approx([plan.best.step_time_s] * 3)
+    for told, seen in zip(found.predicted, found.measured, strict=True):
+        for part in ("forward_s", "backward_s", "waiting_s", "after_s"):
+            assert getattr(seen, part) == pytest.approx(2.0 * getattr(told, part), abs=1e-9)
+    # Five microbatches on one pipeline, three on the other, which has all the layers.
+    assert found.predicted[2].forward_s > found.predicted[0].forward_s
+    assert [found.both.name_of(rank) for rank in found.both.ranks] == [
+        "predicted: pipeline 0, stage 0", "measured: rank 0", "measured: rank 1",
+        "predicted: pipeline 0, stage 1", "measured: rank 2",
+        "predicted: pipeline 1, stage 0", "measured: rank 3",
+    ]  # fmt: skip
+    swapped = renamed(measured_unevenly(plan), 2, {"1B0": "1F1", "1F1": "1B0"})
+    assert compare(plan, swapped).disorder == "rank 2 ran 1F1 as action 2, where the plan has 1B0"
+    with pytest.raises(ConfigError, match="other ranks"):
+        compare(plan, Trace(spans=tuple(s for s in measured_unevenly(plan).spans if s.rank < 3)))
 
 
 @pytest.mark.parametrize("slower", [1.0, 2.5])

@@ -111,6 +111,33 @@ def test_a_calibration_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert replace(found, provenance={}) == replace(profile(), provenance={})
 
 
+def test_shared_states_overlap_as_data_where_a_file_says_nothing_else(tmp_path: Path) -> None:
+    def read(**software: object) -> Profile:
+        found = read_calibration(written(tmp_path, software={"like": "fsdp2", **software})).profile
+        assert found is not None
+        return found
+
+    assert read().state_overlap == read().data_overlap == 1.0
+    assert read(data_overlap=0.5).state_overlap == 0.5
+    assert read(data_overlap=0.5, state_overlap=0.25).state_overlap == 0.25
+
+
+def test_our_own_runtime_sums_only_dense_gradients_in_fp32_beside_a_backward_pass(tmp_path: Path) -> None:
+    other = read_calibration(written(tmp_path, software={"like": "fsdp2"}))
+    assert other.waiting_profile == other.profile
+    ours = read_calibration(written(tmp_path, software={"like": "fsdp2", "name": "shardwise"}))
+    assert ours.profile is not None and ours.waiting_profile is not None
+    assert (ours.profile.data_overlap, ours.waiting_profile.data_overlap) == (1.0, 0.0)
+    for found, dtype, has_experts, is_beside in (
+        (ours, "fp32", False, True),
+        (ours, "bf16", False, False),
+        (ours, "fp32", True, False),
+        (other, "bf16", True, True),  # other software does so whatever it trains
+    ):
+        profile = found.profile_of(dtype, has_experts=has_experts)
+        assert profile == (found.profile if is_beside else found.waiting_profile)
+
+
 def test_a_calibrated_device_stands_in_the_place_of_the_known_one(tmp_path: Path) -> None:
     measured = read_calibration(written(tmp_path)).devices
     shorthand = load_cluster("2x2xcpu", measured=measured)

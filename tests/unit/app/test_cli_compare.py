@@ -8,10 +8,11 @@ from pathlib import Path
 import jsonschema
 import pytest
 from tests.runtime.plans import make_plan
-from tests.unit.accuracy.test_compare import PIPELINE, measured_like, renamed
+from tests.runtime.uneven_plans import make_uneven
+from tests.unit.accuracy.test_compare import PIPELINE, measured_like, measured_unevenly, renamed
 from tests.unit.app.conftest import Run
 
-from shardwise.plan import write_plan
+from shardwise.plan import write_plan, write_uneven_plan
 from shardwise.sim import read_trace, write_trace
 
 SCHEMA = Path(__file__).parents[3] / "docs" / "schemas" / "comparison.json"
@@ -62,6 +63,19 @@ def test_the_document_and_the_trace(run: Run, files: None) -> None:
     events = json.loads(Path("both.json").read_text())["traceEvents"]
     named = [event["args"]["name"] for event in events if event["name"] == "process_name"]
     assert named[:2] == ["predicted: stage 0", "measured: rank 0"]
+
+
+def test_an_uneven_plan_is_compared_pipeline_by_pipeline(run: Run, files: None) -> None:
+    plan = make_uneven("5 tp2l1 l3 + 3 l4")
+    write_uneven_plan("u.yaml", plan)
+    write_trace(measured_unevenly(plan, slower=2.0), "um.json")
+    ran = run("compare", "u.yaml", "um.json")
+    assert (ran.code, ran.err) == (0, "")
+    assert "2 pipelines" in ran.out and "(-50.0%)" in ran.out and "pipeline 0, stage 1" in ran.out
+    document = json.loads(run("compare", "u.yaml", "um.json", "--json").out)
+    jsonschema.validate(document, json.loads(SCHEMA.read_text()))
+    assert [(one["pipeline"], one["stage"]) for one in document["stages"]] == [(0, 0), (0, 1), (1, 0)]
+    assert document["predicted_collectives_s"] is None
 
 
 def test_an_order_that_was_not_kept_is_exit_code_4(run: Run, files: None) -> None:

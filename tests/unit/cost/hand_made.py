@@ -62,6 +62,7 @@ SOFTWARE = Profile(
     context_overlap=1.0,
     expert_overlap=0.0,
     data_overlap=1.0,
+    state_overlap=1.0,
     shard_overlap=1.0,
     pipeline_overlap=1.0,
     pointwise_passes=1.0,
@@ -260,7 +261,7 @@ def with_software(asked: Problem, **changes: Any) -> Problem:
 
 def exposed(asked: Problem) -> Problem:
     """The same problem with software that hides no communication but that between stages."""
-    return with_software(asked, context_overlap=0.0, data_overlap=0.0, shard_overlap=0.0)
+    return with_software(asked, context_overlap=0.0, data_overlap=0.0, state_overlap=0.0, shard_overlap=0.0)
 
 
 def times_of(asked: Problem, text: str) -> StageTimes:

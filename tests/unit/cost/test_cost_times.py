@@ -251,11 +251,14 @@ def test_context_ranks_share_gradients_too() -> None:
 
 
 def test_reductions_hide_beside_the_last_backward() -> None:
-    p = with_software(one_node(), data_overlap=0.5)
+    p = with_software(one_node(), data_overlap=0.25, state_overlap=0.5)
     times = times_of(p, "zero_stage=1")
     # Four layers are four buckets: 25.2 - 0.5 * (7.6 + 6.5) * 3/4; gathering 12.6 - 0.5 * 7.8 * 3/4.
     close(times.reduce_s, 25.2 - 5.2875)
     close(times.gather_s, 12.6 - 2.925)
+    # Whole copies on every rank are summed, 2 * 1/2 of twice the bytes, and nothing is gathered:
+    # 50.4 - 0.25 * (7.6 + 6.5) * 3/4 where ranks share no states.
+    close(times_of(p, "zero_stage=0").reduce_s, 2 * 25.2 - 2.64375)
 
 
 def test_a_split_backward_ends_with_the_weights() -> None:

@@ -50,7 +50,7 @@ def test_every_profile_is_plausible_and_knows_its_sources(name: str) -> None:
     shares = {
         field.name: getattr(profile, field.name) for field in fields(Profile) if "overlap" in field.name
     }
-    assert len(shares) == 7 and all(0.0 <= share <= 1.0 for share in shares.values())
+    assert len(shares) == 8 and all(0.0 <= share <= 1.0 for share in shares.values())
     assert shares["tensor_overlap"] + shares["tensor_backward_overlap"] <= 1.0
     assert set(profile.zero_stages) <= {0, 1, 2, 3} and set(profile.recomputes) <= {
         "none",
@@ -123,12 +123,16 @@ def test_overlaps_are_all_or_nothing_but_where_a_number_says_more() -> None:
         return {f.name: getattr(found, f.name) for f in fields(Profile) if getattr(found, f.name) != 0.0
                 and "overlap" in f.name}  # fmt: skip
 
-    assert shares("root") == {"data_overlap": 1.0, "context_overlap": 1.0}
+    assert shares("root") == {"data_overlap": 1.0, "state_overlap": 1.0, "context_overlap": 1.0}
     # A list of overlaps takes the place of the one before.
     assert shares("child") == shares("grandchild") == {"tensor_backward_overlap": 1.0}
     half = Number(of=("root",), field="data_overlap", value=0.5, source="a test")
-    assert shares("root", half) == {"data_overlap": 0.5, "context_overlap": 1.0}
-    assert shares("child", half) == {"data_overlap": 0.5, "tensor_backward_overlap": 1.0}
+    # Shared states overlap as data does, where nothing else is said.
+    halves = {"data_overlap": 0.5, "state_overlap": 0.5}
+    assert shares("root", half) == {**halves, "context_overlap": 1.0}
+    assert shares("child", half) == {**halves, "tensor_backward_overlap": 1.0}
+    states = Number(of=("root",), field="state_overlap", value=0.25, source="a test")
+    assert shares("root", states) == {"data_overlap": 1.0, "state_overlap": 0.25, "context_overlap": 1.0}
 
 
 def test_whole_numbers_are_floats() -> None:
@@ -163,8 +167,22 @@ def _set(name: str, value: object) -> Callable[[dict[str, Any]], None]:
     return lambda record: record.update({name: value})
 
 
+LATER = "state_overlap"
+"""What records did not have at first."""
+
+
+def test_a_record_from_before_shared_states_had_a_share_of_their_own() -> None:
+    changed = record(replace(MEGATRON_2024, data_overlap=0.75, state_overlap=0.25))
+    del changed[LATER]
+    assert profile_from_record(Fields(changed)).state_overlap == 0.75
+
+
 FAULTS: list[tuple[str, Callable[[dict[str, Any]], None]]] = [
-    *((field.name, lambda record, name=field.name: record.pop(name)) for field in fields(Profile)),
+    *(
+        (field.name, lambda record, name=field.name: record.pop(name))
+        for field in fields(Profile)
+        if field.name != LATER
+    ),
     ("surplus", _set("surplus", 1)),
     ("data_overlap", _set("data_overlap", 1.01)),  # hides more than there is
     ("data_overlap", _set("data_overlap", -0.01)),

@@ -12,6 +12,7 @@ from shardwise.accuracy.calibration.links import (
     UNSHARDED,
     LinkCurve,
     collective_s,
+    hidden_share,
     link_curve,
     with_exchanges,
 )
@@ -27,6 +28,7 @@ from shardwise.accuracy.calibration.record import (
 )
 from shardwise.accuracy.calibration.samples import (
     AttentionSample,
+    BesideSample,
     Collective,
     LinkSample,
     MatmulSample,
@@ -40,6 +42,7 @@ __all__ = [
     "COLLECTIVES",
     "UNSHARDED",
     "AttentionSample",
+    "BesideSample",
     "Collective",
     "KernelCurves",
     "LinkCurve",
@@ -55,6 +58,7 @@ __all__ = [
     "collective_s",
     "device_speed",
     "eager_profile",
+    "hidden_share",
     "kernel_curves",
     "link_curve",
     "logged_times",

@@ -6,9 +6,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import log2, sqrt
-from statistics import fmean, geometric_mean
+from statistics import fmean, geometric_mean, median
 
-from shardwise.accuracy.calibration.samples import Collective, LinkSample
+from shardwise.accuracy.calibration.samples import BesideSample, Collective, LinkSample
 from shardwise.accuracy.calibration.solve import coefficients
 from shardwise.errors import ConfigError
 
@@ -78,24 +78,34 @@ def _ways(sample: LinkSample) -> tuple[tuple[float, float], ...]:
 
 def with_exchanges(curve: LinkCurve, samples: Sequence[LinkSample]) -> LinkCurve:
     """`curve` with the share of its pace that exchanges among `samples` reach: the geometric mean of those
-    whose time is mostly that of their bytes; all of it where there are none, or they are faster."""
+    whose bytes take longer than the hops before them; all of it where there are none, or they are faster."""
     shares = []
     for sample in filter(is_exchange, samples):
         if sample.kind == "reduce_scatter":  # gloo passes twice its bytes, all other ways
             continue
         ((hops, tensors),) = _ways(sample)
         bytes_s = tensors * sample.nbytes / curve.bytes_per_s
-        rest_s = sample.seconds - hops * curve.latency_s - curve.startup_s
-        if rest_s > sample.seconds / 2.0:
-            shares.append(bytes_s / rest_s)
+        before_s = hops * curve.latency_s + curve.startup_s
+        if bytes_s > before_s and sample.seconds > before_s:
+            shares.append(bytes_s / (sample.seconds - before_s))
     return replace(curve, exchange_fraction=min(geometric_mean(shares), 1.0)) if shares else curve
+
+
+def hidden_share(samples: Sequence[BesideSample]) -> float:
+    """The share of the shorter of communication and computation that passes beside the other: the median."""
+    return median(
+        min(max((each.communication_s + each.computation_s - each.both_s) / shorter_s, 0.0), 1.0)
+        for each in samples
+        if (shorter_s := min(each.communication_s, each.computation_s)) > 0.0
+    )
 
 
 def link_curve(samples: Sequence[LinkSample]) -> LinkCurve:
     """The curve whose times are closest to the measured ones, as factors.
 
     Times of small collectives scatter upwards, by factors: an error counts in relation to the geometric mean
-    of both times, so that half and twice are as far off. Linear in the curve's three numbers once that mean
+    of both times, so that half and twice are as far off, and for less the fewer the bytes (`_weights`), since
+    steps spend their time in large collectives. Linear in the curve's three numbers once that mean
     is known, and which algorithm an all-reduce takes; both are found by turns, from every size up to which
     the algorithm with the fewest hops may be the fastest, and the best of these ends counts.
 
@@ -120,7 +130,8 @@ def _curve_from(samples: Sequence[LinkSample], limit_bytes: float) -> LinkCurve 
     None where they settle no bandwidth."""
     seconds = [sample.seconds for sample in samples]
     chosen = [min(_ways(s), key=lambda way: way[0 if s.nbytes <= limit_bytes else 1]) for s in samples]
-    scale_s = seconds
+    weights = _weights(samples)
+    scale_s = [each_s / weight for each_s, weight in zip(seconds, weights, strict=True)]
     for _ in range(_ROUNDS):
         latency_s, startup_s, per_byte_s = coefficients(
             (
@@ -135,14 +146,26 @@ def _curve_from(samples: Sequence[LinkSample], limit_bytes: float) -> LinkCurve 
             return None
         curve = LinkCurve(latency_s=latency_s, startup_s=startup_s, bytes_per_s=1.0 / per_byte_s)
         chosen = [_fastest(curve, sample) for sample in samples]
-        scale_s = [sqrt(sample.seconds * collective_s(curve, sample)) for sample in samples]
+        scale_s = [
+            sqrt(sample.seconds * collective_s(curve, sample)) / weight
+            for sample, weight in zip(samples, weights, strict=True)
+        ]
     return curve
 
 
+def _weights(samples: Sequence[LinkSample]) -> list[float]:
+    """Of the error of each: the fourth root of its bytes over the most, 0.15 for 4 KiB beside 8 MiB."""
+    most = max(sample.nbytes for sample in samples)
+    return [(sample.nbytes / most) ** 0.25 for sample in samples]
+
+
 def _distance(curve: LinkCurve, samples: Sequence[LinkSample]) -> float:
-    """Sum of squared errors, each in relation to the geometric mean of both times."""
+    """Sum of squared errors, each in relation to the geometric mean of both times, weighted."""
     ratios = [collective_s(curve, sample) / sample.seconds for sample in samples]
-    return sum((sqrt(ratio) - 1.0 / sqrt(ratio)) ** 2 for ratio in ratios)
+    return sum(
+        (weight * (sqrt(ratio) - 1.0 / sqrt(ratio))) ** 2
+        for ratio, weight in zip(ratios, _weights(samples), strict=True)
+    )
 
 
 def _fastest(curve: LinkCurve, sample: LinkSample) -> tuple[float, float]:

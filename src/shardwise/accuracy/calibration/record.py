@@ -9,7 +9,7 @@ from typing import Any
 from shardwise.accuracy.calibration.kernels import KernelCurves
 from shardwise.accuracy.calibration.links import LinkCurve
 from shardwise.cluster import AttentionCurve, Device, Tier, find_device
-from shardwise.strategy import CALIBRATION_SCHEMA, CALIBRATION_VERSION, PROFILES, Profile
+from shardwise.strategy import CALIBRATION_SCHEMA, CALIBRATION_VERSION, OWN_PROFILE, PROFILES, Profile
 
 KERNEL = "flash-2"
 """The generation of fused attention kernels that PyTorch has on CPUs."""
@@ -155,11 +155,9 @@ def most_speed(device: Device) -> float:
 def eager_profile() -> Profile:
     """Our own runtime on processors of general purpose: operators one by one, collectives that are waited
     for, sends between stages beside the next action."""
-    none: dict[str, Any] = {
-        f"{kind}_overlap": 0.0 for kind in ("tensor", "tensor_backward", "context", "expert", "data", "shard")
-    }
+    waiting = PROFILES["fsdp2"].without_overlap()
     return replace(
-        PROFILES["fsdp2"], name="shardwise", attention=(KERNEL,), recompute_stops_early=False, **none
+        waiting, name=OWN_PROFILE, attention=(KERNEL,), recompute_stops_early=False, pipeline_overlap=1.0
     )
 
 

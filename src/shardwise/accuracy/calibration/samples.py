@@ -58,3 +58,13 @@ class LinkSample:
     share: float = 1.0
     alone: float = 1.0
     reduces_in_switch: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BesideSample:
+    """Seconds of an all-reduce alone, of computation alone, and of the computation with the all-reduce begun
+    before it and waited for behind it."""
+
+    communication_s: float
+    computation_s: float
+    both_s: float

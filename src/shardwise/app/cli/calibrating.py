@@ -6,12 +6,13 @@ import os
 import platform
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from statistics import fmean, median
 from typing import TYPE_CHECKING
 
 from shardwise import accuracy
-from shardwise.accuracy import LinkSample, MeasuredStep, TierCurve
+from shardwise.accuracy import BesideSample, LinkSample, MeasuredStep, TierCurve
 from shardwise.app.cli import words
 from shardwise.app.cli.calibrating_from import Found, found_in, given_by
 from shardwise.app.cli.output import Line, Output, row
@@ -28,7 +29,13 @@ if TYPE_CHECKING:
 
 CLASS = "cpu"
 TORCHRUN_VARIABLE = "TORCHELASTIC_RUN_ID"
-STEPS = 8
+
+ROUNDS = 3
+"""Of all kernels and steps: a machine that others use too is faster and slower from second to second, and a
+median over rounds has some of each."""
+
+STEPS = 3
+"""Of each plan in a round, the first to warm up."""
 
 
 def calibrated(*, out: str, cluster: str | None, links: bool, sources: Sequence[str], threads: int) -> Output:
@@ -76,11 +83,14 @@ def _measured_here(
     if known is None:
         device, profile, measured = _kernels(device, place.devices, threads)
     if links:
-        curves = _links(place, threads)
-        if curves is None:
+        found = _links(place, threads)
+        if found is None:
             return None
+        curves, hidden = found
         device = accuracy.with_links(device, [curve for curve, _ in curves])
         measured |= {f"links of {curve.tier.name}": dict(errors) for curve, errors in curves}
+        if profile is not None:
+            profile = replace(profile, data_overlap=hidden)
     return Found(device=device, profile=profile, machine=_machine(threads), measured=measured)
 
 
@@ -101,18 +111,17 @@ def _kernels(device: Device, processes: int, threads: int) -> tuple[Device, Prof
     caches and cores when they train; the process in the middle counts."""
     from shardwise.runtime import Team
 
-    def measured() -> tuple[KernelTimes, list[float]]:
+    def measured() -> _Times:
         with Team(1) as team:
-            (found,) = team.run(1, _measure_kernels, plans, threads)
-        kernels: KernelTimes
-        kernels, seconds = found
-        return kernels, seconds
+            found: list[_Times] = team.run(1, _measure_kernels, plans, threads)
+        return found[0]
 
     cluster, profile = load_cluster(f"1x1x{CLASS}"), accuracy.eager_profile()
     plans = accuracy.calibration_plans(cluster, profile)
     with ThreadPoolExecutor(processes) as pool:
         found = [each.result() for each in [pool.submit(measured) for _ in range(processes)]]
-    times, seconds = sorted(found, key=lambda each: sum(each[1]))[processes // 2]
+    typical = sorted(found, key=lambda each: sum(each.steps_s))[processes // 2]
+    times, seconds = typical.kernels, typical.steps_s
     curves = accuracy.kernel_curves(times.matmuls, times.passes)
     attention = accuracy.attention_curve(
         times.attentions, launch_s=curves.launch_s, flop_per_s=curves.flop_per_s
@@ -130,31 +139,50 @@ def _kernels(device: Device, processes: int, threads: int) -> tuple[Device, Prof
                 "mean_error": accuracy.mean_error(curves.matmul_s, times.matmuls),
             },
             "steps": {"times": len(steps), "mean_error": fmean(errors), "worst_error": max(errors)},
+            "pace": {"seconds": typical.pace_s},
         },
     )
 
 
-def _measure_kernels(report: object, plans: Sequence[Plan], threads: int) -> tuple[KernelTimes, list[float]]:
-    """Times of kernels, and of a step of each plan, in a process of its own."""
-    from shardwise.measure import Clock, kernel_times, use_threads
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Times:
+    """Medians over all rounds: of kernels, of a step of each plan, and of the product between them that tells
+    how fast the machine was."""
+
+    kernels: KernelTimes
+    steps_s: Sequence[float]
+    pace_s: float
+
+
+def _measure_kernels(report: object, plans: Sequence[Plan], threads: int) -> _Times:
+    """Times of kernels and of a step of each plan, in a process of its own."""
+    from shardwise.measure import Clock, KernelTimes, kernel_times, pace_s, use_threads
     from shardwise.runtime import StepRecord, TrainOptions, train
 
     use_threads(threads)
-    seconds = []
-    for plan in plans:
-        records: list[StepRecord] = []
-        train(records.append, plan, TrainOptions(steps=STEPS))
-        seconds.append(median(record.step_time_s for record in records[2:]))
-    return kernel_times(Clock()), seconds
+    steps: list[list[float]] = [[] for _ in plans]
+    kernels, paces = [], []
+    for _ in range(ROUNDS):
+        for plan, seconds in zip(plans, steps, strict=True):
+            records: list[StepRecord] = []
+            train(records.append, plan, TrainOptions(steps=STEPS))
+            seconds += [record.step_time_s for record in records[1:]]
+            paces.append(pace_s())
+        kernels.append(kernel_times(Clock(batches=2)))
+        paces.append(pace_s())
+    return _Times(
+        kernels=KernelTimes.typical(kernels), steps_s=[median(each) for each in steps], pace_s=median(paces)
+    )
 
 
 # --- links -----------------------------------------------------------------------------------------------
 
-_Measured = list[tuple[TierCurve, Mapping[str, float]]]
+_Curves = list[tuple[TierCurve, Mapping[str, float]]]
 
 
-def _links(cluster: Cluster, threads: int) -> _Measured | None:
-    """The curve of each tier with its mean errors by collective; None on ranks that torchrun started but the
+def _links(cluster: Cluster, threads: int) -> tuple[_Curves, float] | None:
+    """The curve of each tier with its mean errors by collective, and the share of sums between the devices
+    that are furthest apart that passes beside computation; None on ranks that torchrun started but the
     first."""
     groups = _groups(cluster)
     if TORCHRUN_VARIABLE in os.environ:
@@ -166,22 +194,22 @@ def _links(cluster: Cluster, threads: int) -> _Measured | None:
                 found=str(cluster.devices), allowed=os.environ["WORLD_SIZE"],
             )  # fmt: skip
         with launched_group() as rank:
-            samples = _measure_links(None, groups, threads)
+            samples, beside = _measure_links(None, groups, threads)
         if rank > 0:
             return None
     else:
         from shardwise.runtime import Team
 
         with Team(cluster.devices) as team:
-            samples = team.run(cluster.devices, _measure_links, groups, threads)[0]
-    curves: _Measured = []
+            samples, beside = team.run(cluster.devices, _measure_links, groups, threads)[0]
+    curves: _Curves = []
     for place, tier in enumerate(cluster.tiers):
         of = [sample for at, each in zip(groups, samples, strict=True) if at[0] == place for sample in each]
         if of:
             unsharded = accuracy.link_curve([each for each in of if each.kind in accuracy.UNSHARDED])
             curve = accuracy.with_exchanges(unsharded, of)
             curves.append((TierCurve(tier=tier, curve=curve), curve.errors(of)))
-    return curves
+    return curves, accuracy.hidden_share(beside)
 
 
 def _groups(cluster: Cluster) -> list[tuple[int, list[list[int]]]]:
@@ -207,11 +235,12 @@ def _groups(cluster: Cluster) -> list[tuple[int, list[list[int]]]]:
 
 def _measure_links(
     report: object, groups: Sequence[tuple[int, Sequence[Sequence[int]]]], threads: int
-) -> list[list[LinkSample]]:
-    from shardwise.measure import link_times, use_threads
+) -> tuple[list[list[LinkSample]], list[BesideSample]]:
+    """Samples of each of the groups, and of what passes beside computation in the last."""
+    from shardwise.measure import beside_times, link_times, use_threads
 
     use_threads(threads)
-    return [link_times(members) for _, members in groups]
+    return [link_times(members) for _, members in groups], beside_times(groups[-1][1])
 
 
 # --- the answer ------------------------------------------------------------------------------------------
@@ -239,7 +268,8 @@ def _lines(found: Found, out: str) -> list[Line]:
         lines.append(
             row("software", (f"{profile.pointwise_passes:.2f} passes", "value"),
                 (f", {words.seconds(profile.host_action_s)} an action,"
-                 f" {words.seconds(profile.host_step_s)} a step", ""))
+                 f" {words.seconds(profile.host_step_s)} a step,"
+             f" {profile.data_overlap:.0%} of sums of gradients beside computation", ""))
         )  # fmt: skip
     for name, errors in found.measured.items():
         if isinstance(errors, Mapping):

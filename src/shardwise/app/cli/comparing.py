@@ -4,14 +4,23 @@ from __future__ import annotations
 
 from dataclasses import asdict
 
-from shardwise.accuracy import Comparison, StageTimes, compare
+from shardwise.accuracy import Comparison, StageTimes, compare, place_name
 from shardwise.app.cli import words
 from shardwise.app.cli.output import Line, Output, row
 from shardwise.app.cli.request import writable
 from shardwise.app.cli.tables import table
 from shardwise.errors import ConfigError
 from shardwise.inputs import printable
-from shardwise.plan import Plan, document_hash, plan_document, read_plan
+from shardwise.plan import (
+    Plan,
+    UnevenFile,
+    document_hash,
+    is_uneven_plan,
+    plan_document,
+    read_plan,
+    read_uneven_plan,
+    uneven_plan_document,
+)
 from shardwise.sim import read_trace, write_trace
 
 VERSION = 1
@@ -28,7 +37,7 @@ def compared(path: str, measured: str, *, trace: str | None, is_json: bool) -> O
     """
     if trace is not None:
         writable("--trace", trace, inputs=(path, measured))
-    plan = read_plan(path)
+    plan = read_uneven_plan(path) if is_uneven_plan(path) else read_plan(path)
     steps = read_trace(measured)
     try:
         found = compare(plan, steps)
@@ -45,10 +54,14 @@ def compared(path: str, measured: str, *, trace: str | None, is_json: bool) -> O
     return Output(lines=_lines(plan, found), talk=talk, code=code)
 
 
-def _lines(plan: Plan, found: Comparison) -> list[Line]:
+def _lines(plan: Plan | UnevenFile, found: Comparison) -> list[Line]:
     rows = [
-        (f"stage {stage}", part, *_pair(getattr(told, f"{part}_s"), getattr(seen, f"{part}_s")))
-        for stage, (told, seen) in enumerate(zip(found.predicted, found.measured, strict=True))
+        (
+            place_name(place, found.places),
+            part,
+            *_pair(getattr(told, f"{part}_s"), getattr(seen, f"{part}_s")),
+        )
+        for place, told, seen in zip(found.places, found.predicted, found.measured, strict=True)
         for part in _PARTS
     ]
     seen = max(found.measured, key=lambda times: times.forward_s + times.backward_s)
@@ -56,9 +69,13 @@ def _lines(plan: Plan, found: Comparison) -> list[Line]:
         ("of these", "in collectives", *_pair(found.predicted_collectives_s, seen.collectives_s or 0.0)),
         ("", "in the optimizer", *_pair(found.predicted_optimizer_s, seen.optimizer_s or 0.0)),
     ]
+    if isinstance(plan, UnevenFile):
+        of = words.counted(len(plan.best.layout.pipelines), "pipeline")
+    else:
+        of = words.degrees_text(plan.best.strategy)
     return [
         row("compared", (f"{plan.model.name} on {plan.cluster.name}", "value"),
-            (f"   {words.degrees_text(plan.best.strategy)}", "")),
+            (f"   {of}", "")),
         row("step time", (words.seconds(found.predicted_s), "time"), (" predicted, ", ""),
             (words.seconds(found.measured_s), "time"), (f" measured ({found.error:+.1%})", "")),
         row("order", (found.disorder or "every rank ran its actions as planned", "")),
@@ -67,19 +84,27 @@ def _lines(plan: Plan, found: Comparison) -> list[Line]:
     ]  # fmt: skip
 
 
-def _pair(predicted_s: float, measured_s: float) -> tuple[str, str, str]:
+def _pair(predicted_s: float | None, measured_s: float) -> tuple[str, str, str]:
+    if predicted_s is None:
+        return "-", words.seconds(measured_s), "-"
     ratio = f"{predicted_s / measured_s:.2f}" if measured_s > 0 else "-"
     return words.seconds(predicted_s), words.seconds(measured_s), ratio
 
 
-def _document(plan: Plan, found: Comparison, trace: str | None) -> dict[str, object]:
+def _hash(plan: Plan | UnevenFile) -> object:
+    if isinstance(plan, UnevenFile):
+        return uneven_plan_document(plan)["hash"]
+    return document_hash(plan_document(plan))
+
+
+def _document(plan: Plan | UnevenFile, found: Comparison, trace: str | None) -> dict[str, object]:
     def times(of: StageTimes) -> dict[str, object]:
         return asdict(of) | {"step_s": of.step_s}
 
     return {
         "schema": "shardwise.comparison",
         "version": VERSION,
-        "plan_hash": document_hash(plan_document(plan)),
+        "plan_hash": _hash(plan),
         "predicted_s": found.predicted_s,
         "measured_s": found.measured_s,
         "error": found.error,
@@ -88,8 +113,10 @@ def _document(plan: Plan, found: Comparison, trace: str | None) -> dict[str, obj
         "predicted_collectives_s": found.predicted_collectives_s,
         "predicted_optimizer_s": found.predicted_optimizer_s,
         "stages": [
-            {"stage": stage, "predicted": times(told), "measured": times(seen)}
-            for stage, (told, seen) in enumerate(zip(found.predicted, found.measured, strict=True))
+            {"pipeline": pipeline, "stage": stage, "predicted": times(told), "measured": times(seen)}
+            for (pipeline, stage), told, seen in zip(
+                found.places, found.predicted, found.measured, strict=True
+            )
         ],
         "trace": trace,
     }

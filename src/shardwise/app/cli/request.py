@@ -98,8 +98,9 @@ def load_request(options: JobOptions) -> Request:
         memory_margin=margin,
         expert_imbalance=imbalance,
     )
-    if calibration is not None and calibration.profile is not None:
-        job = replace(job, profile=calibration.profile)
+    if calibration is not None:
+        measured = calibration.profile_of(job.dtype, has_experts=model.experts is not None)
+        job = replace(job, profile=measured or job.profile)
     own = target_of(OWN)
     if own.knows_devices(cluster.classes):
         job = replace(job, profile=own.run_by(job.profile))

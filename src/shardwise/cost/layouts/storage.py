@@ -106,7 +106,7 @@ def used_beside(ground: Ground, moved: Brought, forward_s: Any, backward_s: Any)
     scattered_s = np.where(is_sharded, moved.sync_s, 0.0)
     columns.hidden_backward(*ground.beside(scattered_s, half_s, profile.shard_overlap))
     columns.summed_gradients(np.where(is_sharded, 0.0, moved.sync_s), profile.data_overlap)
-    columns.once(moved.update_s - np.minimum(profile.data_overlap * moved.update_s, forward_s))
+    columns.once(moved.update_s - np.minimum(profile.state_overlap * moved.update_s, forward_s))
     return columns
 
 

@@ -92,7 +92,7 @@ def use_alone(rank: Rank, ledger: Ledger, use: Use) -> None:
     there_s, _ = _beside_s(rank, gather_s, forward_s, shard_overlap)
     back_s, busy_s = _beside_s(rank, gather_s, half_s, shard_overlap)
     update_s = _update_s(rank, use)
-    update_s -= min(data_overlap * update_s, forward_s)
+    update_s -= min(rank.profile.state_overlap * update_s, forward_s)
     ledger.spend("gathers", there_s, "forward")
     ledger.spend("gathers", back_s, "backward")
     ledger.spend("gathers", update_s, "step")

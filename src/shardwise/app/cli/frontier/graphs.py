@@ -77,8 +77,8 @@ def load_graph_request(options: JobOptions, meshes: str) -> GraphRequest:
         measured=None if calibration is None else calibration.devices,
     )
     training = Training(dtype=dtype or best_dtype(cluster), optimizer=optimizer)
-    if calibration is not None and calibration.profile is not None:
-        training = replace(training, profile=calibration.profile)
+    if calibration is not None and calibration.waiting_profile is not None:
+        training = replace(training, profile=calibration.waiting_profile)
     return GraphRequest(
         graph=graph,
         cluster=cluster,
