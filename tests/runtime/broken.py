@@ -6,13 +6,14 @@ from typing import Any
 
 import torch
 from torch.distributed.fsdp import FSDPModule
-from torch.distributed.tensor import Partial, distribute_module
+from torch.distributed.tensor import DTensor
 
 from shardwise.runtime.context import _exchanged
 from shardwise.runtime.experts import Experts
 from shardwise.runtime.job import Job
 from shardwise.runtime.loss import batch_share_loss
 from shardwise.runtime.modules import Stage, rotation_of
+from shardwise.runtime.parts import _part
 from shardwise.runtime.shard import shard_states, synchronise
 
 
@@ -55,11 +56,20 @@ def _back_in_another_order(x: torch.Tensor, split: int, joined: int, group: Any)
     return exchanged.flip(1) if joined == 1 else exchanged
 
 
-def _first_head(self: Any, module: Any, device_mesh: Any) -> Any:
-    def own_head(_: Any, output: Any, mesh: Any) -> torch.Tensor:
-        return output.to_local(grad_placements=[Partial()]).chunk(self._heads, dim=-1)[0]
+def _first_head(self: Any, rank: int, ranks: int) -> int:
+    return 0
 
-    return distribute_module(module, device_mesh, output_fn=own_head)
+
+def _own_input_gradients(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    return grads[0] if ctx.dim is None else _part(grads[0], ctx.dim, ctx.group), None, None
+
+
+def _like_the_weight(self: Any, parameter: Any, place: torch.Tensor) -> torch.Tensor:
+    if not isinstance(parameter, DTensor):
+        return place
+    return DTensor.from_local(
+        place, parameter.device_mesh, parameter.placements, shape=parameter.shape, stride=parameter.stride()
+    )
 
 
 def _as_they_come(counts: torch.Tensor, longest: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -99,8 +109,16 @@ TWINS: dict[str, tuple[str, Any]] = {
     ),
     "heads are not exchanged back": ("shardwise.runtime.context._exchanged", _back_in_another_order),
     "all tensor ranks take the first key-value head": (
-        "shardwise.runtime.shard.SharedHeads._apply",
+        "shardwise.runtime.tensor_parallel.SharedHeads.head_of",
         _first_head,
+    ),
+    "tensor ranks keep their inputs' gradients": (
+        "shardwise.runtime.parts._Whole.backward",
+        staticmethod(_own_input_gradients),
+    ),
+    "replicas take partial sums for whole ones": (
+        "shardwise.runtime.replicas.Replicas._like",
+        _like_the_weight,
     ),
     "tokens stay in the order of their senders": ("shardwise.runtime.dispatch._by_expert", _as_they_come),
     "parts of experts are not added up": ("shardwise.runtime.dispatch.summed_part", _own_part),

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -21,7 +22,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from shardwise.cluster import find_device
 from shardwise.plan import Plan
-from shardwise.runtime import Report, Team, parallelize
+from shardwise.runtime import Job, Report, Team, parallelize
 from shardwise.runtime.collectives import Collective, recorded
 
 pytestmark = pytest.mark.xdist_group("runtime")
@@ -215,6 +216,41 @@ def test_parts_of_experts_are_gathered_and_added_up(team: Team) -> None:
     found = times_of(team.run(2, step_of, plan)[0])
     assert found[("all_gather", 8_192)] == found[("reduce_scatter", 8_192)] == 2 * 8 * 4
     assert {("pass", round(1.1 * 8_192, 3)), ("all_reduce", round(1.1 * 8_192, 3))} <= charged(plan)
+
+
+def begun_before_the_end(report: Report, plan: Plan) -> tuple[int, int]:
+    """Of the blocks of this rank's gradients, how many were being reduced when a step's backward passes were
+    done; and how many there are."""
+    job = parallelize(whole_module(plan.model, 0), plan)
+    assert isinstance(job, Job)
+    (replicas,) = [stage.replicas for _, stage in job.stages if stage.replicas is not None]
+    begun = []
+    reduce = replicas.reduce
+
+    def told() -> None:
+        begun.append(len(replicas._works))
+        reduce()
+
+    with patch.object(replicas, "reduce", told):
+        job.step(batches(plan, 0).batch(0))
+    return begun[0], len(replicas.memory)
+
+
+@pytest.mark.parametrize(
+    ("text", "is_beside"),
+    [
+        ("dp=2", True),
+        ("pp=2,dp=2,schedule=1f1b", True),
+        ("pp=2,dp=2,schedule=gpipe", True),
+        ("tp=2,dp=2", True),
+        # Weights have a pass of their own, which tells nobody when their gradients are there.
+        ("pp=2,dp=2,schedule=zb_h1", False),
+    ],
+)
+def test_gradients_are_summed_beside_the_last_backward_pass(team: Team, text: str, is_beside: bool) -> None:
+    plan = make_plan(text)
+    for begun, blocks in team.run(plan.cluster.devices, begun_before_the_end, plan):
+        assert begun == (blocks if is_beside else 0) and blocks > 1
 
 
 def names_of(report: Report, collective: str) -> list[str]:

@@ -138,7 +138,7 @@ def live_meshes(report: Report) -> int:
 
 
 @pytest.mark.parametrize(
-    "text", ["tp=2,sequence_parallel=true", "dp=2,zero_stage=3", "pp=2,dp=2,zero_stage=1"]
+    "text", ["tp=2,sequence_parallel=true", "tp=2,dp=2", "dp=2,zero_stage=3", "pp=2,dp=2,zero_stage=1"]
 )
 def test_a_run_leaves_no_groups(team: Team, text: str) -> None:
     """Each holds three threads, one of which never sleeps long: a hundred runs would keep a machine busy."""

@@ -17,7 +17,8 @@ from shardwise.runtime.modules import Stage
 from shardwise.runtime.parts import Boundary, Shared
 from shardwise.runtime.pipeline import Pipeline, synchronised_stages
 from shardwise.runtime.recompute import recompute_kinds
-from shardwise.runtime.shard import mixtures, shard_states, split_experts, split_tensors, synchronise
+from shardwise.runtime.shard import mixtures, shard_states, split_experts, synchronise
+from shardwise.runtime.tensor_parallel import split_tensors
 from shardwise.strategy import Strategy, layer_counts
 
 Stages = tuple[tuple[int, Stage], ...]

@@ -104,12 +104,36 @@ class _Sum(Function):
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, dim: int | None, group: ProcessGroup) -> Tensor:
         ctx.dim, ctx.group = dim, group
-        if dim is None:
-            total = tensor.clone()
-            distributed.all_reduce(total, group=group)
-            return total
-        return summed_part(tensor.transpose(0, dim), group).transpose(0, dim).contiguous()
+        return _summed(tensor, dim, group)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         return grads[0] if ctx.dim is None else _joined(grads[0], ctx.dim, ctx.group), None, None
+
+
+def whole_of(tensor: Tensor, dim: int | None, group: ProcessGroup) -> Tensor:
+    """What all ranks of `group` have, from this rank's part along `dim`; with None they have it whole. The
+    gradient of a part is the sum of what all ranks have for it."""
+    whole: Tensor = _Whole.apply(tensor, dim, group)
+    return whole
+
+
+class _Whole(Function):
+    """The inverse of `_Sum`: parts are joined, gradients summed over the ranks, whole or in parts."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, dim: int | None, group: ProcessGroup) -> Tensor:
+        ctx.dim, ctx.group = dim, group
+        return tensor.view_as(tensor) if dim is None else _joined(tensor, dim, group)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        return _summed(grads[0], ctx.dim, ctx.group), None, None
+
+
+def _summed(tensor: Tensor, dim: int | None, group: ProcessGroup) -> Tensor:
+    if dim is None:
+        total = tensor.clone(memory_format=torch.contiguous_format)
+        distributed.all_reduce(total, group=group)
+        return total
+    return summed_part(tensor.transpose(0, dim), group).transpose(0, dim).contiguous()

@@ -13,7 +13,7 @@ from torch.distributed.pipelining import PipelineStage
 from shardwise.runtime.modules import Stage
 from shardwise.runtime.private import SynchronisedStage, executed_actions, pipeline_runtime
 from shardwise.runtime.shard import synchronise
-from shardwise.schedule import Schedule, lower
+from shardwise.schedule import SPLIT_NAMES, Schedule, lower
 from shardwise.strategy import Strategy
 
 
@@ -87,8 +87,11 @@ def synchronised_stages(
 
 
 def _before_backward(stage: Stage, strategy: Strategy, is_last: bool) -> None:
-    """Where gradients are reduced once per step, REDUCE_GRAD of the schedule does it."""
+    """Where gradients are reduced once per step, REDUCE_GRAD of the schedule does it; `Replicas` begin
+    beside the last backward pass, unless weights have a pass of their own."""
     synchronise(stage, strategy, is_last=is_last and strategy.grad_shard > 1)
+    if is_last and stage.replicas is not None and strategy.schedule not in SPLIT_NAMES:
+        stage.replicas.expect_last()
 
 
 def _reduce(stage: Stage) -> None:

@@ -1,17 +1,24 @@
-"""Gradients of weights of which data ranks hold whole copies: added up once per step, where they lie."""
+"""Gradients of weights of which data ranks hold the same: added up once per step, where they lie."""
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterable, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor, distributed, nn
 from torch.distributed import ProcessGroup
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.placement_types import Placement
+
+from shardwise.runtime.gradients import local
 
 
 class Replicas:
     """The weights of a stage in blocks, each with one piece of memory for its gradients, in which they are
-    accumulated, reduced over `group` and left for the optimizer.
+    accumulated, reduced over `group` and left for the optimizer. Of weights that tensor ranks divide it is
+    this rank's part; gradients of it that are partial sums over them stay so.
 
     `blocks` are in the order in which backward passes are done with them, the same on every rank; so are the
     reductions.
@@ -22,6 +29,7 @@ class Replicas:
         self._blocks: list[list[nn.Parameter]] = []
         self._memory: list[Tensor] = []
         self._place: dict[nn.Parameter, Tensor] = {}
+        self._placements: dict[nn.Parameter, Sequence[Placement]] = {}
         self._empty: set[nn.Parameter] = set()
         self._missing: list[int] | None = None
         self._works: list[distributed.Work | None] = []
@@ -31,11 +39,16 @@ class Replicas:
             seen.update(new)
             if new:
                 self._blocks.append(new)
+        # Weakly: autograd holds hooks where no collection of cycles finds them, and with them the groups.
+        seen_by = weakref.WeakMethod(self._seen)
+
+        def tell(parameter: Tensor, number: int) -> None:
+            if (told := seen_by()) is not None:
+                told(parameter, number)
+
         for number, block in enumerate(self._blocks):
             for parameter in block:
-                parameter.register_post_accumulate_grad_hook(
-                    lambda parameter, number=number: self._seen(parameter, number)
-                )
+                parameter.register_post_accumulate_grad_hook(partial(tell, number=number))
 
     @property
     def memory(self) -> tuple[Tensor, ...]:
@@ -47,9 +60,9 @@ class Replicas:
         if not self._memory:
             self._memory = [_memory_of(block) for block in self._blocks]
             for block, memory in zip(self._blocks, self._memory, strict=True):
-                parts = memory.split([parameter.numel() for parameter in block])
+                parts = memory.split([local(parameter).numel() for parameter in block])
                 for parameter, part in zip(block, parts, strict=True):
-                    self._place[parameter] = part.view_as(parameter)
+                    self._place[parameter] = part.view_as(local(parameter))
         self._empty = set(self._place)
         self._missing = None
         self._works = []
@@ -71,7 +84,17 @@ class Replicas:
             if work is not None:
                 work.wait()
         for parameter, place in self._place.items():
-            parameter.grad = place
+            parameter.grad = self._like(parameter, place)
+
+    def _like(self, parameter: nn.Parameter, place: Tensor) -> Tensor:
+        """The gradient of `parameter` of which this rank has `place`."""
+        if not isinstance(parameter, DTensor):
+            return place
+        placements = self._placements.get(parameter, parameter.placements)
+        return DTensor.from_local(
+            place, parameter.device_mesh, placements, run_check=False,
+            shape=parameter.shape, stride=parameter.stride(),
+        )  # fmt: skip
 
     def _seen(self, parameter: Tensor, number: int) -> None:
         """A backward pass has a gradient of `parameter`, of this block."""
@@ -86,11 +109,13 @@ class Replicas:
         place, grad = self._place[parameter], parameter.grad
         if grad is None:
             return
+        if isinstance(grad, DTensor):
+            self._placements[parameter] = grad.placements
         if parameter in self._empty:
             self._empty.remove(parameter)
-            place.copy_(grad)
+            place.copy_(local(grad))
         else:
-            place.add_(grad)
+            place.add_(local(grad))
         parameter.grad = None
 
     def _begin(self) -> None:
@@ -106,5 +131,5 @@ class Replicas:
 
 def _memory_of(block: Sequence[nn.Parameter]) -> Tensor:
     first = block[0]
-    total = sum(parameter.numel() for parameter in block)
+    total = sum(local(parameter).numel() for parameter in block)
     return torch.empty(total, dtype=first.dtype, device=first.device)

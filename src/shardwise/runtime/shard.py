@@ -1,152 +1,24 @@
-"""Splits a stage over the ranks of its tensor group and of its data group, by PyTorch's own parts."""
+"""Splits a stage over the ranks of its expert and data groups, by PyTorch's own parts."""
 
 from __future__ import annotations
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import (
     DTensor,
-    Partial,
-    Replicate,
     Shard,
-    distribute_module,
     distribute_tensor,
 )
-from torch.distributed.tensor.parallel import (
-    ColwiseParallel,
-    ParallelStyle,
-    PrepareModuleInput,
-    RowwiseParallel,
-    SequenceParallel,
-    parallelize_module,
-)
-from torch.nn import functional
 
 from shardwise.runtime.experts import Experts, MixtureOfExperts
-from shardwise.runtime.feed_forward import FeedForward
 from shardwise.runtime.mesh import expert_degree, expert_ranks
-from shardwise.runtime.modules import Layer, Stage
-from shardwise.runtime.parts import summed_over
+from shardwise.runtime.modules import Stage
 from shardwise.runtime.replicas import Replicas
 from shardwise.strategy import Strategy
 
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
-
-
-def split_tensors(stage: Stage, mesh: DeviceMesh, *, sequence_parallel: bool) -> None:
-    """Divide heads, MLP widths and the vocabulary over the one-dimensional `mesh` (Shoeybi et al. 2019).
-
-    With `sequence_parallel` hidden states between the blocks are divided along the sequence (Korthikanti et
-    al. 2022), else whole on every rank.
-    """
-    stream = Shard(1) if sequence_parallel else Replicate()
-    if stage.embedding is not None:
-        parallelize_module(stage.embedding, mesh, {"tokens": VocabularyParts(sequence_parallel)})
-        if stage.embedding.positions is not None:
-            _replicate(stage.embedding.positions, mesh, 0 if sequence_parallel else None)
-    for layer in stage.layers.values():
-        parallelize_module(layer, mesh, _layer_styles(layer, stream, mesh.size()))
-        if isinstance(layer.mlp, MixtureOfExperts):
-            distribute_module(layer.mlp.router, mesh)
-        for norm in (layer.attention_norm, layer.mlp_norm):
-            if norm is not None:
-                _replicate(norm, mesh, 1 if sequence_parallel else None)
-    if stage.head is not None:
-        output = ColwiseParallel(input_layouts=stream, output_layouts=Shard(-1))
-        parallelize_module(stage.head, mesh, {"output": output})
-        if stage.head.norm is not None:
-            _replicate(stage.head.norm, mesh, 1 if sequence_parallel else None)
-        if stage.embedding is not None and stage.model.tied_embeddings:
-            stage.head.output.weight = stage.embedding.tokens.weight
-
-
-def _layer_styles(layer: Layer, stream: Shard | Replicate, ranks: int) -> dict[str, ParallelStyle]:
-    whole = Replicate()
-    styles: dict[str, ParallelStyle] = {
-        "attention": PrepareModuleInput(input_layouts=(stream, None), desired_input_layouts=(whole, None)),
-        "attention.q": ColwiseParallel(),
-        "attention.k": ColwiseParallel(),
-        "attention.v": ColwiseParallel(),
-        "attention.out": RowwiseParallel(output_layouts=stream),
-    }
-    if layer.attention.kv_heads < ranks:
-        heads = SharedHeads(layer.attention.kv_heads)
-        styles |= {"attention.k": heads, "attention.v": heads}
-    if isinstance(layer.mlp, FeedForward):
-        styles |= _mlp_styles("mlp", layer.mlp, stream)
-    elif layer.mlp.shared is not None:
-        styles |= _mlp_styles("mlp.shared", layer.mlp.shared, stream)
-    if layer.attention.q_norm is not None:
-        norm = SequenceParallel(sequence_dim=2, use_local_output=True)
-        styles |= {"attention.q_norm": norm, "attention.k_norm": norm}
-    return styles
-
-
-def _mlp_styles(at: str, mlp: FeedForward, stream: Shard | Replicate) -> dict[str, ParallelStyle]:
-    styles: dict[str, ParallelStyle] = {
-        at: PrepareModuleInput(input_layouts=(stream,), desired_input_layouts=(Replicate(),)),
-        f"{at}.up": ColwiseParallel(),
-        f"{at}.down": RowwiseParallel(output_layouts=stream),
-    }
-    if mlp.gate is not None:
-        styles[f"{at}.gate"] = ColwiseParallel()
-    return styles
-
-
-class VocabularyParts(ParallelStyle):
-    """A table of which every rank holds some rows: it looks up the tokens that it has, and the sum over the
-    ranks, whole or each rank's part of the sequence, has all. (DTensor's own embedding computes the gradient
-    of the whole table on every rank.)"""
-
-    def __init__(self, sequence_parallel: bool) -> None:
-        self._sequence_parallel = sequence_parallel
-
-    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
-        if not isinstance(module, nn.Embedding):
-            raise TypeError(type(module).__name__)
-        whole = module.weight.detach()
-        divided = distribute_tensor(whole, device_mesh, [Shard(0)], src_data_rank=None)
-        module.weight = nn.Parameter(divided)
-        first = device_mesh.get_local_rank() * -(-len(whole) // device_mesh.size())
-        dim = 1 if self._sequence_parallel else None
-
-        def own_rows(tokens: Tensor) -> Tensor:
-            rows = module.weight.to_local()
-            places = tokens - first
-            is_here = (places >= 0) & (places < len(rows))
-            if len(rows):
-                found = functional.embedding(places.where(is_here, 0), rows)
-            else:  # more ranks than parts
-                found = rows.sum().expand(*tokens.shape, rows.shape[1])
-            return summed_over(found.where(is_here[..., None], 0.0), dim, device_mesh.get_group())
-
-        module.forward = own_rows
-        return module
-
-
-class SharedHeads(ParallelStyle):
-    """Keys or values of which several ranks need the same head: every rank computes all heads and keeps its
-    own, and gradients are sums over the ranks."""
-
-    def __init__(self, heads: int) -> None:
-        self._heads = heads
-
-    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
-        def own_head(_: nn.Module, output: DTensor, mesh: DeviceMesh) -> Tensor:
-            heads = output.to_local(grad_placements=[Partial()]).chunk(self._heads, dim=-1)
-            return heads[mesh.get_local_rank() * self._heads // mesh.size()]
-
-        return distribute_module(module, device_mesh, output_fn=own_head)
-
-
-def _replicate(module: nn.Module, mesh: DeviceMesh, split_dim: int | None) -> None:
-    """Keep `module`'s parameters whole on every rank. Where its input is divided along `split_dim`, their
-    gradients are sums over the ranks; where it is not (None), all ranks compute the same gradients."""
-    if split_dim is not None:
-        style = SequenceParallel(sequence_dim=split_dim, use_local_output=True)
-        parallelize_module(module, mesh, style)
 
 
 def split_experts(stage: Stage, mesh: DeviceMesh) -> None:
@@ -167,7 +39,7 @@ def mixtures(stage: Stage) -> list[MixtureOfExperts]:
 def shard_states(
     stage: Stage, mesh: DeviceMesh, expert_mesh: DeviceMesh | None, strategy: Strategy, dtype: str
 ) -> None:
-    """Have the data ranks add up gradients: as `Replicas` where they hold all of a dense model whole and
+    """Have the data ranks add up gradients: as `Replicas` where they hold the same of a dense model and
     compute in fp32, else wrap layers, experts and stage in `fully_shard` over (`replicate`, `shard`) of their
     mesh, where there is more than one rank or the computation is narrower than the parameters.
 
@@ -179,7 +51,7 @@ def shard_states(
     policy = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=torch.float32 if compute else None)
     is_dense = strategy.cp * strategy.dp > 1 or dtype in _DTYPES
     data = _data_mesh(mesh)
-    if expert_mesh is None and dtype not in _DTYPES and strategy.optim_shard * strategy.tp == 1:
+    if expert_mesh is None and dtype not in _DTYPES and strategy.optim_shard == 1:
         # `fully_shard` would hold a second copy of the weights, and move gradients into it and out again.
         if is_dense:
             stage.replicas = Replicas(_blocks_of(stage), mesh["replicate"].get_group())

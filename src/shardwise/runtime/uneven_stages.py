@@ -16,7 +16,7 @@ from shardwise.runtime.loss import batch_share_loss
 from shardwise.runtime.modules import Stage
 from shardwise.runtime.pipeline import Pipeline
 from shardwise.runtime.private import Handed, HandingStage
-from shardwise.runtime.shard import split_tensors
+from shardwise.runtime.tensor_parallel import split_tensors
 from shardwise.runtime.transfers import Region, overlap
 from shardwise.schedule import generate
 

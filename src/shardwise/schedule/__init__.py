@@ -8,6 +8,7 @@ from shardwise.schedule.in_flight import in_flight, peak_activations, peak_in_fl
 from shardwise.schedule.legality import (
     NAMES,
     REASONS,
+    SPLIT_NAMES,
     code_of,
     illegal_codes,
     illegal_reason,
@@ -32,6 +33,7 @@ __all__ = [
     "MAX_ACTIONS",
     "NAMES",
     "REASONS",
+    "SPLIT_NAMES",
     "Action",
     "Cell",
     "Columns",

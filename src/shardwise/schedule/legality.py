@@ -17,6 +17,9 @@ NAMES: tuple[str, ...] = ("1f1b", "gpipe", "interleaved_1f1b", "zb_h1", "zb_h2",
 """Schedules in the order of their codes."""
 
 CODE_OF_NAME: dict[str, int] = {name: code for code, name in enumerate(NAMES)}
+SPLIT_NAMES: frozenset[str] = frozenset({"zb_h1", "zb_h2", "zb_v", "dualpipe_v"})
+"""Schedules whose backward passes may be in two parts: the input's gradient, and later the weights'."""
+
 V_NAMES: frozenset[str] = frozenset({"zb_v", "dualpipe_v"})
 """Schedules whose rank r holds stages r and 2 pp - 1 - r; in all others rank r holds r, pp + r, 2 pp + r,
 ..."""

@@ -1,0 +1,215 @@
+"""Splits a stage over the ranks of its tensor group."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import Partial, Replicate, Shard, distribute_module, distribute_tensor
+from torch.distributed.tensor.parallel import ParallelStyle, SequenceParallel, parallelize_module
+from torch.distributed.tensor.placement_types import Placement
+from torch.nn import functional
+
+from shardwise.runtime.experts import MixtureOfExperts
+from shardwise.runtime.feed_forward import FeedForward
+from shardwise.runtime.gradients import local
+from shardwise.runtime.modules import Layer, Stage
+from shardwise.runtime.parts import summed_over, whole_of
+
+
+def split_tensors(stage: Stage, mesh: DeviceMesh, *, sequence_parallel: bool) -> None:
+    """Divide heads, MLP widths and the vocabulary over the one-dimensional `mesh` (Shoeybi et al. 2019).
+
+    With `sequence_parallel` hidden states between the blocks are divided along the sequence (Korthikanti et
+    al. 2022), else whole on every rank.
+    """
+    stream = 1 if sequence_parallel else None
+    if stage.embedding is not None:
+        parallelize_module(stage.embedding, mesh, {"tokens": VocabularyParts(stream)})
+        if stage.embedding.positions is not None:
+            _replicate(stage.embedding.positions, mesh, 0 if sequence_parallel else None)
+    for layer in stage.layers.values():
+        parallelize_module(layer, mesh, _layer_styles(layer, stream, mesh.size()))
+        if isinstance(layer.mlp, MixtureOfExperts):
+            distribute_module(layer.mlp.router, mesh)
+        for norm in (layer.attention_norm, layer.mlp_norm):
+            if norm is not None:
+                _replicate(norm, mesh, stream)
+    if stage.head is not None:
+        parallelize_module(stage.head.output, mesh, Columns())
+        parallelize_module(stage.head.output, mesh, WholeInput(stream))
+        if stage.head.norm is not None:
+            _replicate(stage.head.norm, mesh, stream)
+        if stage.embedding is not None and stage.model.tied_embeddings:
+            stage.head.output.weight = stage.embedding.tokens.weight
+
+
+def _layer_styles(layer: Layer, stream: int | None, ranks: int) -> dict[str, ParallelStyle]:
+    styles: dict[str, ParallelStyle] = {
+        "attention": WholeInput(stream),
+        "attention.q": Columns(),
+        "attention.k": Columns(),
+        "attention.v": Columns(),
+        "attention.out": Rows(stream),
+    }
+    if layer.attention.kv_heads < ranks:
+        heads = SharedHeads(layer.attention.kv_heads)
+        styles |= {"attention.k": heads, "attention.v": heads}
+    if isinstance(layer.mlp, FeedForward):
+        styles |= _mlp_styles("mlp", layer.mlp, stream)
+    elif layer.mlp.shared is not None:
+        styles |= _mlp_styles("mlp.shared", layer.mlp.shared, stream)
+    if layer.attention.q_norm is not None:
+        norm = SequenceParallel(sequence_dim=2, use_local_output=True)
+        styles |= {"attention.q_norm": norm, "attention.k_norm": norm}
+    return styles
+
+
+def _mlp_styles(at: str, mlp: FeedForward, stream: int | None) -> dict[str, ParallelStyle]:
+    styles: dict[str, ParallelStyle] = {
+        at: WholeInput(stream), f"{at}.up": Columns(), f"{at}.down": Rows(stream),
+    }  # fmt: skip
+    if mlp.gate is not None:
+        styles[f"{at}.gate"] = Columns()
+    return styles
+
+
+class WholeInput(ParallelStyle):
+    """A module that works on all tokens: it gets them whole from the parts along `stream`, or as they are
+    (None), and its gradients of them are summed over the ranks."""
+
+    def __init__(self, stream: int | None) -> None:
+        self._stream = stream
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        group = device_mesh.get_group()
+
+        def gather(_: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+            return whole_of(inputs[0], self._stream, group), *inputs[1:]
+
+        module.register_forward_pre_hook(gather)
+        return module
+
+
+class Columns(ParallelStyle):
+    """A linear layer of which every rank computes some outputs, from the whole input.
+
+    Parameters are DTensors; products are of their local tensors, as in `Rows`: what DTensor does for each
+    operator took an eighth of a step of two processes.
+    """
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        linear = _linear(module)
+        _divide(linear, device_mesh, Shard(0), Shard(0))
+
+        def own_columns(x: Tensor) -> Tensor:
+            return functional.linear(
+                x, local(linear.weight), None if linear.bias is None else local(linear.bias)
+            )
+
+        linear.forward = own_columns
+        return linear
+
+
+class Rows(ParallelStyle):
+    """A linear layer of which every rank has some inputs, and whose sum over the ranks all have, or each a
+    part of along `stream`."""
+
+    def __init__(self, stream: int | None) -> None:
+        self._stream = stream
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        linear, group = _linear(module), device_mesh.get_group()
+        _divide(linear, device_mesh, Shard(1), Replicate())
+        of_bias = None if self._stream is None else [Partial()]
+
+        def own_rows(x: Tensor) -> Tensor:
+            summed = summed_over(functional.linear(x, local(linear.weight)), self._stream, group)
+            if linear.bias is None:
+                return summed
+            return summed + linear.bias.to_local(grad_placements=of_bias)
+
+        linear.forward = own_rows
+        return linear
+
+
+def _linear(module: nn.Module) -> nn.Linear:
+    if not isinstance(module, nn.Linear):
+        raise TypeError(type(module).__name__)
+    return module
+
+
+def _divide(linear: nn.Linear, mesh: DeviceMesh, weight: Placement, bias: Placement) -> None:
+    """Make the parameters of `linear` this rank's parts of them."""
+    for name, placement in (("weight", weight), ("bias", bias)):
+        whole = getattr(linear, name)
+        if whole is not None:
+            divided = distribute_tensor(whole.detach(), mesh, [placement], src_data_rank=None)
+            setattr(linear, name, nn.Parameter(divided))
+
+
+class VocabularyParts(ParallelStyle):
+    """A table of which every rank holds some rows: it looks up the tokens that it has, and the sum over the
+    ranks, whole or each rank's part of the sequence, has all. (DTensor's own embedding computes the gradient
+    of the whole table on every rank.)"""
+
+    def __init__(self, stream: int | None) -> None:
+        self._stream = stream
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        if not isinstance(module, nn.Embedding):
+            raise TypeError(type(module).__name__)
+        whole = module.weight.detach()
+        divided = distribute_tensor(whole, device_mesh, [Shard(0)], src_data_rank=None)
+        module.weight = nn.Parameter(divided)
+        first = device_mesh.get_local_rank() * -(-len(whole) // device_mesh.size())
+
+        def own_rows(tokens: Tensor) -> Tensor:
+            rows = module.weight.to_local()
+            places = tokens - first
+            is_here = (places >= 0) & (places < len(rows))
+            if len(rows):
+                found = functional.embedding(places.where(is_here, 0), rows)
+            else:  # more ranks than parts
+                found = rows.sum().expand(*tokens.shape, rows.shape[1])
+            return summed_over(found.where(is_here[..., None], 0.0), self._stream, device_mesh.get_group())
+
+        module.forward = own_rows
+        return module
+
+
+class SharedHeads(ParallelStyle):
+    """Keys or values of which several ranks need the same head: every rank computes all heads and keeps its
+    own, and gradients are sums over the ranks."""
+
+    def __init__(self, heads: int) -> None:
+        self._heads = heads
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        linear = _linear(module)
+        head = self.head_of(device_mesh.get_local_rank(), device_mesh.size())
+        _divide(linear, device_mesh, Replicate(), Replicate())
+
+        def own_head(x: Tensor) -> Tensor:
+            weight, bias = (
+                None if each is None else each.to_local(grad_placements=[Partial()])
+                for each in (linear.weight, linear.bias)
+            )
+            heads = functional.linear(x, weight, bias).chunk(self._heads, dim=-1)
+            return heads[head]
+
+        linear.forward = own_head
+        return linear
+
+    def head_of(self, rank: int, ranks: int) -> int:
+        """Which head a rank of so many keeps."""
+        return rank * self._heads // ranks
+
+
+def _replicate(module: nn.Module, mesh: DeviceMesh, split_dim: int | None) -> None:
+    """Keep `module`'s parameters whole on every rank. Where its input is divided along `split_dim`, their
+    gradients are sums over the ranks; where it is not (None), all ranks compute the same gradients."""
+    if split_dim is not None:
+        style = SequenceParallel(sequence_dim=split_dim, use_local_output=True)
+        parallelize_module(module, mesh, style)
