@@ -36,8 +36,10 @@ from shardwise.search.tracking import (
     prune,
     scalars,
     state,
+    track,
     walk,
 )
+from shardwise.search.tracking.cases import cases_of
 from shardwise.search.tracking.scalars import Scalars
 from shardwise.search.tracking.simplify import without
 from shardwise.search.tracking.solution import Solution, measures
@@ -236,6 +238,25 @@ def test_cases_of_one_question_have_one_frontier() -> None:
     assert used == {0, 1, 2}
 
 
+def test_modes_of_what_is_most_of_a_chain_are_cases() -> None:
+    """Each has one mode of one link, and all choices besides; chains without such a link are one case."""
+    counts = []
+    for seed in range(60):
+        chain = chain_of(seed)
+        found = cases_of(chain)
+        many = [link.repeat * max(len(part.sizes) for _, part in link.modes) for link in chain]
+        modes = [len(link.modes) for link in chain]
+        largest = int(np.argmax(many))
+        is_most = 2 * many[largest] > sum(many) and chain[largest].repeat == 1
+        assert len(found) == (modes[largest] if is_most else 1)
+        for number, case in enumerate(found):
+            left = [len(link.modes) for link in case.chain]
+            assert left == [1 if is_most and place == largest else own for place, own in enumerate(modes)]
+            assert not is_most or case.modes[largest] == (number,)
+        counts.append(len(found))
+    assert 10 < counts.count(2) < 50
+
+
 def agrees(seeds: range, drawn: Callable[[int], Chain] = chain_of) -> bool:
     """Whether tracking with bounds and without agrees with enumeration on all seeds."""
     for seed in seeds:
@@ -328,6 +349,7 @@ def by_one_form_too_much(within: labels.Within, cells: Any, points: Any) -> Any:
         (bounds.Bounds, "_within", nearer),
         (peaks.Peaks, "around", lambda least, spans: 1.1 * AROUND(least, spans)),
         (state, "simplified", without_exposed),
+        (track, "cases_of", lambda chain: cases_of(chain)[:1]),
     ],
 )
 def test_a_broken_rule_is_noticed(
@@ -342,7 +364,7 @@ def test_every_form_of_a_line_is_below_the_measures_of_solutions() -> None:
     others = 0
     for seed in LONG:
         chain = long_chain(seed)
-        own = state.State.of(0, chain, found.Found(), 0.0)
+        own = state.State.of(0, chain, prune.Narrowed.of(chain), found.Found(), 0.0)
         weights, parts = np.array([1.0, 0.7]), np.full(len(chain), 1.0 / sum(link.repeat for link in chain))
         every = forms.Forms(weights, np.array([0.4]), parts[None]).with_others(own.narrowed)
         sums = every.of(own, own.narrowed).weighing

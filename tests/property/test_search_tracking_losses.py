@@ -89,6 +89,30 @@ def test_excesses_of_a_solution_are_no_more_than_its_own(seed: int) -> None:
     assert -1e-9 <= excess <= beyond + 1e-9
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_what_may_be_lost_by_number_is_no_more_than_its_share(seed: int) -> None:
+    """Of elimination and the walk together 0.35, of links 0.05: a large link only moves what either has."""
+    chain = long_chain(seed)
+    own = weighed(
+        chain, orders_of(chain), Weighing.without_peaks(chain, np.array([[1.0, 0.0, 0.5, 0.0, 0.0]]))
+    )
+    around = bounds.Bounds(own, 1e9, np.ones(4))
+    total, parts = 0.0, 0.0
+    for place, link in enumerate(chain):
+        grids = around.in_link(place), around.in_part(place, link.modes[0][1])
+        assert grids[0] is not None and grids[1] is not None
+        total += link.repeat * float(grids[0].base[0] + grids[1].base[0])
+        parts += link.repeat * float(grids[1].base[0])
+    count = around.occurrences
+    for border in range(2, count + 1):
+        grid_there = around.in_walk(border - 1, border, sum(range(2, count + 1)))[1]
+        assert grid_there is not None
+        total += float(grid_there.base[0])
+    largest = max(around._weight(place) for place in range(len(chain)))
+    assert parts == pytest.approx(max(0.05, 0.35 * largest))
+    assert total == pytest.approx(0.4 if count > 1 else 0.05 + parts)
+
+
 def lost_in_a_part(seed: int) -> tuple[int, bool]:
     """How many labels elimination left out of a random part, and whether each is matched by one that costs no
     more than its excess allows."""
@@ -178,7 +202,7 @@ def test_losses_in_a_part_that_add_up_to_too_much_are_noticed(
             Scalars, "potentials", lambda own, end: {t: np.zeros_like(v) for t, v in own.tables.items()}
         )
     else:
-        monkeypatch.setattr(eliminate, "LOSSY_PART", 1.0)
+        monkeypatch.setattr(eliminate, "may_be_lost", lambda share: 1.0)
         monkeypatch.setattr(eliminate._Losing, "_lost_before", lambda own, step: 0.0)
     assert not all(lost_in_a_braid(seed)[1] for seed in range(40))
 

@@ -18,7 +18,8 @@ Values = npt.NDArray[np.float64]
 
 PARTS_SHARE, LINKS_SHARE, RUNS_SHARE, WALK_SHARE = 0.05, 0.05, 0.05, 0.3
 """Of what may be lost along a chain, the parts of elimination within its links, of the links, of runs of like
-links, and of the walk."""
+links, and of the walk. Where one link has many of all variables, elimination has so much of what it and the
+walk have together."""
 
 PARTS_EXCESS_SHARE, LINKS_EXCESS_SHARE, RUNS_EXCESS_SHARE = 0.25, 0.15, 0.15
 """The parts that elimination, links and runs lose in proportion to their excess."""
@@ -62,6 +63,12 @@ class Bounds:
         total = sum(count * link.repeat for count, link in zip(counts, chain, strict=True))
         return counts[place] / total
 
+    @property
+    def _parts_share(self) -> float:
+        """Of what may be lost, the part of elimination within links."""
+        largest = max(self._weight(place) for place in range(len(self.weighed.chain)))
+        return max(PARTS_SHARE, (PARTS_SHARE + WALK_SHARE) * largest)
+
     def in_link(self, place: int) -> Grid | None:
         """What the labels of a link may lose."""
         spans = [range(at, at + 1) for at in self.span(place)]
@@ -72,7 +79,7 @@ class Bounds:
         """What the labels of a mode of a link, `part`, may lose while its variables are eliminated; the
         potential is that of its last table, variables by their numbers."""
         spans = [range(at, at + 1) for at in self.span(place)]
-        share = PARTS_SHARE * self._weight(place)
+        share = self._parts_share * self._weight(place)
         grid = self._grid(share, PARTS_EXCESS_SHARE, spans, self.weights_in(spans[0]))
         if grid is None:
             return None
@@ -101,7 +108,7 @@ class Bounds:
         if after == self.occurrences:  # no variable is left there
             outside, peaks = outside[..., 0, :], peaks[0]
         within = self._within((range(border), range(border, after)), outside, peaks)
-        share = WALK_SHARE * after / reached
+        share = (PARTS_SHARE + WALK_SHARE - self._parts_share) * after / reached
         return within, Grid.even(self.loss * share) if self.loss.any() else None
 
     def _grid(self, share: float, excess_share: float, spans: list[range], weights: Values) -> Grid | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import sqrt
 
 import numpy as np
 
@@ -12,9 +13,8 @@ from shardwise.search.tracking.labels import Labels, Values, Within, joined, lab
 from shardwise.search.tracking.scalars import Scalars, Sums
 from shardwise.search.tracking.steps import Order, Step
 
-LOSSY_PART, MANY = 0.25, 32768
-"""Of what may still be lost along the way to a table, what its step loses; and from how many pairs of labels
-on it does."""
+MANY = 32768
+"""From how many pairs of labels on a step loses what may be lost by then."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -98,8 +98,9 @@ class _Likes:
 
 @dataclass(slots=True, eq=False)
 class _Losing:
-    """What the steps of a part may lose that come to many pairs: of what those before them have left a part,
-    so that it is never more than all along any way from the factors to the last table (`lost`).
+    """What the steps of a part may lose that come to many pairs: along any way from the factors to a table
+    (`lost`) no more than what `may_be_lost` by then. What is not lost early, where labels are few, is left
+    for the large tables at the end.
 
     Each table bears it for the factors in it, of all that there are, and in proportion to the excesses of its
     labels: of tables side by side both add up to no more than the whole.
@@ -124,16 +125,23 @@ class _Losing:
     def grid_of(self, step: Step, likes: _Likes, factors: int, weights: Values) -> Grid:
         """Of the labels of a step's table, made of so many factors, whose columns weigh this much."""
         before = self._lost_before(step)
-        part = LOSSY_PART * (1.0 - before)
+        share = factors / len(self.scalars.part.factors)
+        part = max(may_be_lost(share) - before, 0.0)
         self.lost[step.output] = before + part
         potential = likes.least(self.potentials, step.output)[..., 0].reshape(-1)
         potential[~np.isfinite(potential)] = 0.0  # no label matters there
-        base = part * factors / len(self.scalars.part.factors) * self.grid.base
+        base = part * share * self.grid.base
         return Grid(_unfolded(base), _unfolded(part * self.grid.rate), weights[:, 0], potential)
 
     def _lost_before(self, step: Step) -> float:
         firsts = (self.scalars.made[table] for table in step.inputs)
         return max((self.lost.get(table, 0.0) for table in firsts), default=0.0)
+
+
+def may_be_lost(share: float) -> float:
+    """Of all that a part may lose, what it may have lost where this share of its factors is joined; all at
+    most."""
+    return sqrt(share)
 
 
 def _unfolded(loss: Values) -> Values:

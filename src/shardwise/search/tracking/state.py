@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -34,8 +34,8 @@ NARROWING = 5
 
 @dataclass(slots=True, eq=False)
 class State:
-    """A chain, number `case` of a question; lines that bound it, the solutions `found` for all cases, and up
-    to which factor 1 + `matched` one of these stands for another.
+    """A chain, number `case` of a question, or a case of it; lines that bound it, the solutions `found` for
+    all cases, and up to which factor 1 + `matched` one of these stands for another.
 
     `narrowed` is the chain without columns that decide nothing and choices that lead nowhere. `peak_factors`
     is where the largest temporary is weighed: a factor of each mode of each link; `orders` how each is
@@ -56,10 +56,13 @@ class State:
     _costs: dict[tuple[int, Choice], Values] = field(default_factory=dict)
 
     @staticmethod
-    def of(case: int, chain: Chain, found: Found, matched: float) -> State:
-        """Nothing known yet."""
-        narrowed = Narrowed.of(simplified(chain))
-        factors = [tuple(_peak_factor(part) for _, part in link.modes) for link in narrowed.chain]
+    def of(case: int, chain: Chain, start: Narrowed, found: Found, matched: float) -> State:
+        """Nothing known yet of a chain, or of so much of it as `start` has."""
+        narrowed = replace(start, chain=simplified(start.chain))
+        factors = []
+        for link, modes, given in zip(narrowed.chain, narrowed.modes, chain, strict=True):
+            own = {mode: _peak_factor(part) for mode, (_, part) in zip(modes, link.modes, strict=True)}
+            factors.append(tuple(own.get(mode) for mode in range(len(given.modes))))
         return State(case, chain, found, matched, narrowed, factors, orders_of(chain))
 
     def open_corners(self) -> Values:

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardwise.frontier import Chain
+from shardwise.search.tracking.cases import cases_of
 from shardwise.search.tracking.draw import draw_between, draw_ends, draw_first
 from shardwise.search.tracking.found import Found
 from shardwise.search.tracking.labels import TooManyLabels
@@ -71,9 +72,9 @@ class Tracked:
 def tracked(chains: Sequence[Chain], *, epsilon: float = 0.0, most_labels: float = inf) -> Tracked:
     """Track the frontier of all `chains` together, exact up to a relative `epsilon`.
 
-    Several chains are the cases of one question: what conditioning on a choice makes of a chain that no rule
-    reduces, or meshes to choose from. What one case found is held against the next. Once looks have kept
-    `most_labels` for a chain, or all that are left would go through too many, what is proven so far is the
+    Several chains are the cases of one question, such as meshes to choose from; a chain of which one link is
+    most falls into cases itself. What one case found is held against the next. Once looks have kept
+    `most_labels` for a case, or all that are left would go through too many, what is proven so far is the
     answer: the same on any machine.
 
     How the epsilon is shared: `ANSWER_SHARE` of it for leaving out points of the answer that others match,
@@ -87,8 +88,8 @@ def tracked(chains: Sequence[Chain], *, epsilon: float = 0.0, most_labels: float
     points = (1.0 + tracking) / (1.0 + labels) - 1.0
     found = Found()
     states = []
-    for case, chain in enumerate(chains):
-        state = State.of(case, chain, found, tracking)
+    for number, start in [(number, each) for number, chain in enumerate(chains) for each in cases_of(chain)]:
+        state = State.of(number, chains[number], start, found, tracking)
         losses = Losses.of(labels, points, *draw_ends(state))
         tried = draw_first(state)
         with suppress(TooManyLabels):
@@ -97,7 +98,10 @@ def tracked(chains: Sequence[Chain], *, epsilon: float = 0.0, most_labels: float
         _settle(state, losses, most_labels)
         states.append(state)
     answer = found.thinned(epsilon * ANSWER_SHARE)
-    efforts = tuple(Effort(state.asked, _choices(state.given), state.labels) for state in states)
+    efforts = tuple(
+        _effort(chain, [state for state in states if state.case == number])
+        for number, chain in enumerate(chains)
+    )
     return Tracked(answer.points, tuple(answer.solutions), _proven(states, epsilon), efforts)
 
 
@@ -180,5 +184,7 @@ def _proven(states: list[State], epsilon: float) -> float:
     return (1.0 + high) * (1.0 + epsilon * ANSWER_SHARE) - 1.0
 
 
-def _choices(chain: Chain) -> int:
-    return sum(sum(part.sizes) for link in chain for _, part in link.modes)
+def _effort(chain: Chain, states: list[State]) -> Effort:
+    """What a chain took in all of its cases."""
+    choices = sum(sum(part.sizes) for link in chain for _, part in link.modes)
+    return Effort(sum(state.asked for state in states), choices, sum(state.labels for state in states))

@@ -1,0 +1,35 @@
+"""The cases that a chain falls into, each of which has lines of its own."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from shardwise.frontier import Chain
+from shardwise.search.tracking.prune import Narrowed
+
+MOST_OF_IT = 0.5
+"""Of the variables of a chain, more than this in one link make its modes cases."""
+
+
+def cases_of(chain: Chain) -> list[Narrowed]:
+    """A chain with each mode of the link that is most of it; where no link is, the chain as it is.
+
+    A line lies below every mean of two solutions, and so far below all that there is between two modes of
+    most of a chain: lines of each mode alone are closer. Each solution is in one of the cases.
+    """
+    whole = Narrowed.of(chain)
+    counts = [link.repeat * max((len(part.sizes) for _, part in link.modes), default=0) for link in chain]
+    for place, (link, count) in enumerate(zip(chain, counts, strict=True)):
+        if link.repeat == 1 and len(link.modes) > 1 and count > MOST_OF_IT * sum(counts):
+            return [_in_mode(whole, place, mode) for mode in range(len(link.modes))]
+    return [whole]
+
+
+def _in_mode(whole: Narrowed, place: int, mode: int) -> Narrowed:
+    """A chain with all of its choices, but one mode of a link."""
+    own = replace(whole.chain[place], modes=(whole.chain[place].modes[mode],))
+    return Narrowed(
+        (*whole.chain[:place], own, *whole.chain[place + 1 :]),
+        (*whole.modes[:place], (mode,), *whole.modes[place + 1 :]),
+        (*whole.choices[:place], (whole.choices[place][mode],), *whole.choices[place + 1 :]),
+    )
