@@ -11,9 +11,11 @@ from shardwise.plan import Answer, MixedFigures, Part, usd_per_step
 from shardwise.search.answer import answered, plan, search
 from shardwise.search.clock import Clock
 from shardwise.search.drive import Outcome, Progress
+from shardwise.search.evaluate import step_times_s
 from shardwise.search.goals import Fastest
 from shardwise.search.parts import Searched
 from shardwise.search.question import Question
+from shardwise.strategy import StrategyTable, complete
 
 MOST_POOLS = 4
 """Pools of a cluster that is planned pool by pool, at most: 15 unions of them."""
@@ -51,7 +53,7 @@ def baselines_of(question: Question, clock: Clock, progress: Progress | None = N
     best_s, alone_s = float("inf"), float("inf")
     union, alone = pools_of(cluster), None
     parts: dict[tuple[Pool, ...], Part] = {}
-    for pools in _strongest_first(question):
+    for pools in _fastest_first(question):
         asked = replace(question, cluster=cluster_of_pools(cluster, pools))
         if clock.is_interrupted:
             parts[pools] = _part(asked, None)
@@ -76,16 +78,29 @@ def baselines_of(question: Question, clock: Clock, progress: Progress | None = N
     )
 
 
-def _strongest_first(question: Question) -> list[tuple[Pool, ...]]:
-    """The unions of pools, single ones first, and of these the one with the most arithmetic."""
+def _fastest_first(question: Question) -> list[tuple[Pool, ...]]:
+    """The unions of pools, single ones first, and of these the one whose devices need least for the step,
+    each by itself: what it is found to take cuts most of the others."""
 
     def key(pools: tuple[Pool, ...]) -> tuple[int, float]:
-        if len(pools) > 1:
-            return len(pools), 0.0
-        own = replace(question, cluster=cluster_of_pools(question.cluster, pools)).problem()
-        return 1, -own.matmul_flop_per_s * pools[0].devices
+        return len(pools), _alone_s(question, pools) if len(pools) == 1 else 0.0
 
     return sorted(unions_of(pools_of(question.cluster)), key=key)
+
+
+def _alone_s(question: Question, pools: tuple[Pool, ...]) -> float:
+    """Seconds of a step on one device of the pools, over how many there are: whether it fits is not asked."""
+    problem = replace(question, cluster=cluster_of_pools(question.cluster, pools)).problem()
+    experts = None if question.model.experts is None else question.model.experts.experts
+    plainest = complete(
+        {},
+        devices=1,
+        layers=question.model.layers,
+        experts=experts,
+        global_batch_size=question.job.global_batch_size,
+    )
+    time_s = step_times_s(problem, StrategyTable.of([plainest]))[0]
+    return float(time_s) / sum(pool.devices for pool in pools)
 
 
 def _part(asked: Question, outcome: Outcome | None) -> Part:

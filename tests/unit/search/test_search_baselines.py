@@ -41,6 +41,17 @@ def test_the_answer_is_the_best_union_searched_on_its_own(cluster: str) -> None:
     assert len(answer.parts) == len(alone) and answer.is_proven
 
 
+def test_the_pool_that_is_fastest_cuts_those_with_more_arithmetic() -> None:
+    """96 V100 have 1.2e16 FLOP/s and 32 A100 have 0.998e16, but the A100 are faster: they come first, and
+    nothing of the V100 has to be found."""
+    question = _question("8x4xA100-40G+24x4xV100-16G", "opt-350m", batch=1024)
+    answer = plan_mixed(replace(question, job=replace(question.job, seq_len=2048)))
+    a100, v100, both = answer.parts
+    assert answer.mixed is not None and answer.mixed.fastest_class == "A100-40G"
+    assert a100.step_time_s == pytest.approx(answer.best.step_time_s, rel=1e-12)
+    assert v100.step_time_s is None and v100.is_complete and both.is_complete
+
+
 def test_slow_devices_are_left_idle_where_all_would_wait_for_them() -> None:
     answer = plan_mixed(_question("1x2xH100-SXM+1x2xT4"))
     assert answer.mixed is not None and answer.mixed.idle == ("T4",)

@@ -48,3 +48,21 @@ def test_alike_pipelines_have_the_same_stages_and_nearly_the_same_shares(pricing
     assert found is not None
     ((laid, count),) = found
     assert count == 3 and laid.microbatches == 6  # 16 by three, the last of them does four
+
+
+@pytest.mark.parametrize("pools", [(0,), (0, 1)])
+@pytest.mark.parametrize("least", [1, 2])
+def test_figures_of_a_range_are_the_least_of_any_of_its_numbers(
+    pricing: Pricing, pools: tuple[int, ...], least: int
+) -> None:
+    """Each number priced by itself; with one that is left out they would be higher."""
+    block = replace(MIXED, pools=pools, least=least, most=6)
+    every = [
+        pricing.options(replace(block, least=number, most=number)).stages[0] for number in range(least, 7)
+    ]
+    found = pricing.options(block).stages[0]
+    for name in ("forward_s", "backward_s", "gather_s", "reduce_s", "end_s"):
+        expected = np.min([getattr(stages, name) for stages in every], axis=0)
+        np.testing.assert_array_equal(getattr(found, name), expected, err_msg=name)
+        if name in ("reduce_s", "end_s"):
+            assert np.max([getattr(stages, name) for stages in every]) > np.max(expected)

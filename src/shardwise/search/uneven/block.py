@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from shardwise.search.uneven.options import Options
 from shardwise.search.uneven.proving import FOREVER_S, Search
-from shardwise.search.uneven.shares import Item, best_set, dear, is_counted, undominated
+from shardwise.search.uneven.shares import Items, best_set, dear, is_counted, undominated
 from shardwise.search.uneven.space import Block
 
 Ints = NDArray[np.int64]
@@ -52,18 +52,18 @@ class MixedSearch(Search):
         wanted = self.options.microbatches
         if self.most * int(done.max(initial=0)) < wanted:
             return np.empty(0, dtype=np.int64)
-        return dear(self.options.available, self.devices, done * self.alike, wanted * (1.0 - NEARLY))
+        return dear(
+            self.options.available, self.shapes.devices, done * self.shapes.alike, wanted * (1.0 - NEARLY)
+        )
 
     def chosen(self, done: Ints) -> Counter[int] | None:
         """By dynamic programming over devices."""
         options = self.options
         return best_set(options.available, self._items(done), self.least, self.most, options.microbatches)
 
-    def _items(self, done: Ints) -> list[Item]:
-        return [
-            Item(devices, microbatches * pipelines, pipelines)
-            for microbatches, (devices, pipelines) in zip(done.tolist(), self.sets, strict=True)
-        ]
+    def _items(self, done: Ints) -> Items:
+        shapes = self.shapes
+        return Items(shapes.devices, done * shapes.alike, shapes.alike)
 
 
 class AlikeSearch(Search):
@@ -83,8 +83,8 @@ class AlikeSearch(Search):
     def _needed(self) -> Ints:
         """What each shape has to do where there are as many of it as can be; nothing where there are too
         few."""
-        number = (np.array(self.options.available) // np.maximum(self.devices, 1)).astype(np.int64)
-        number = np.where(self.devices > 0, number, self.most).min(axis=1)
+        number = (np.array(self.options.available) // np.maximum(self.shapes.devices, 1)).astype(np.int64)
+        number = np.where(self.shapes.devices > 0, number, self.most).min(axis=1)
         needed: Ints = -(-self.options.microbatches // np.clip(number, 1, self.most))
         return np.where(number >= self.least, needed, 0)
 
@@ -96,7 +96,7 @@ class AlikeSearch(Search):
         """Those of which there are devices for as many as do all microbatches."""
         number = self._number(done)
         there = np.array(self.options.available)
-        enough = (number <= self.most) & (number[:, None] * self.devices <= there).all(axis=1)
+        enough = (number <= self.most) & (number[:, None] * self.shapes.devices <= there).all(axis=1)
         places = np.flatnonzero(enough)
         found: Ints = places[np.argsort(-done[places], kind="stable")]
         return found

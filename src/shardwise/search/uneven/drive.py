@@ -13,7 +13,8 @@ from shardwise.search.uneven.block import search_of
 from shardwise.search.uneven.grown import Placed
 from shardwise.search.uneven.options import Options, Pricing
 from shardwise.search.uneven.partitions import pipeline_s
-from shardwise.search.uneven.proving import FOREVER_S, Laid, Search, Shape
+from shardwise.search.uneven.proving import FOREVER_S, Laid, Search
+from shardwise.search.uneven.shapes import Shape
 from shardwise.search.uneven.space import Block, UnevenSpace
 
 ALMOST = 1.0 - 5e-13

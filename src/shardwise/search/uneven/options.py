@@ -53,7 +53,7 @@ class Options:
     """The stages of a block, one `Stages` for each of its `sites` (by place in its `pools`, which are the
     first of them), and their hops, the same both ways. Alike pipelines fill whole `units` of devices.
 
-    Where the block has a range of numbers of pipelines, every figure is the least of any of them.
+    Where the block has a range of numbers of pipelines, seconds are the least of any of them.
     """
 
     pools: tuple[int, ...]
@@ -117,13 +117,14 @@ class Pricing:
             microbatches=space.job.global_batch_size // block.micro_batch_size,
         )
 
-    def _telling(self, block: Block) -> list[int]:
+    def _telling(self, block: Block, own: int) -> list[int]:
         """Numbers of pipelines among which every figure of the block is least: replicas that fill the tiers
         inside a node, in each of two groups, make the outer ones pay more the more they are, and the rest
-        falls with their number."""
+        falls with their number. One pipeline whose stages have no more than one replica, their `own`, has
+        nothing to gather or to reduce, which no number undercuts: it and the most tell all."""
         inner = max(self._space.pools[pool].node.devices for pool in block.pools)
         few = range(block.least, min(block.most, 2 * inner) + 1)
-        return sorted({block.least, *few, block.most})
+        return sorted({block.least, block.most, *(few if block.least * own > 1 else ())})
 
     def soon_s(self, block: Block) -> float:
         """Seconds that the devices of the block's pools take at least, whatever stages they are: as `least_s`
@@ -179,14 +180,14 @@ class Pricing:
         size = block.micro_batch_size
         kinds = self._kinds(pool, block.pools, size, block.is_alike)
         groups = 1 if block.is_alike or len(block.pools) == 1 else 2
-        price = stage_price(kinds, self._shape(self._telling(block), groups))
+        price = stage_price(kinds, self._shape(self._telling(block, self._space.limits.rows), groups))
         fits = price.device_bytes <= kinds.problem.usable_bytes
         return self._fastest(self._space.kinds(pool, size), price, fits, 0)
 
     def _braids_of(self, block: Block, pair: Site) -> tuple[Stages, Hops]:
         """Both parts of a braid are replicas of its stage: there are twice as many as pipelines."""
         size, found = block.micro_batch_size, []
-        shape = self._shape([2 * number for number in self._telling(block)], 2)
+        shape = self._shape([2 * number for number in self._telling(block, 2)], 2)
         braids = self._space.braids(pair, size)
         hops_s = []
         for rows in range(1, size):
@@ -245,32 +246,36 @@ def _fastest(
     kinds: tuple[Kind | Braid, ...], price: StagePrice, fits: Any, fullest: Any, shape: tuple[int, ...]
 ) -> Stages:
     """Of each stage, and of each number of pipelines, the fastest recomputation that fits; and of these the
-    least figures. The recomputation itself is that of the first number of pipelines."""
+    least seconds. The recomputation itself and the bytes are those of the first number of pipelines."""
     backward_s = np.where(fits, price.backward_s, np.inf)
-    chosen = np.argmin(backward_s, axis=0)[None]
+    chosen = np.argmin(backward_s, axis=0)
 
-    def picked(values: Any) -> Floats:
+    def picked(values: Any) -> Any:
         full = np.broadcast_to(values, backward_s.shape)
-        return least(np.take_along_axis(full, chosen, axis=0)[0])
+        return np.choose(chosen, list(full))
+
+    def first(values: Any) -> Any:
+        full = np.broadcast_to(values, backward_s.shape)[:, 0]
+        return arranged(np.choose(chosen[0], list(full)))
 
     def least(values: Any) -> Floats:
-        full: Floats = arranged(np.broadcast_to(values, backward_s.shape[1:]).min(axis=0))
-        return full
+        found: Floats = arranged(values.min(axis=0))
+        return found
 
     def arranged(values: Any) -> Any:
         full = np.broadcast_to(values, backward_s.shape[2:])
         return np.ascontiguousarray(np.moveaxis(full.reshape(*shape, len(kinds)), -1, 0))
 
-    backward = picked(backward_s)
+    backward = least(backward_s.min(axis=0))
     return Stages(
         kinds=kinds,
         forward_s=arranged(price.forward_s),
         backward_s=backward,
         gather_s=least(price.gather_s),
-        reduce_s=picked(price.reduce_s),
+        reduce_s=least(picked(price.reduce_s)),
         end_s=least(price.end_s),
-        recompute=np.where(np.isinf(backward), -1, arranged(chosen[0, 0])),
-        allocated_bytes=picked(price.allocated_bytes),
-        device_bytes=picked(price.device_bytes),
-        fullest=picked(fullest).astype(np.int64),
+        recompute=np.where(np.isinf(backward), -1, arranged(chosen[0])),
+        allocated_bytes=first(price.allocated_bytes),
+        device_bytes=first(price.device_bytes),
+        fullest=first(fullest).astype(np.int64),
     )

@@ -8,23 +8,19 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from itertools import product
-from math import gcd, lcm
 
 import numpy as np
 from numpy.typing import NDArray
 
 from shardwise.errors import InternalError
-from shardwise.search.uneven.bounds import Counts, Entries, Relaxation
+from shardwise.search.uneven.bounds import Entries, Relaxation
 from shardwise.search.uneven.options import Options
 from shardwise.search.uneven.partitions import Found, best_partition
 from shardwise.search.uneven.reach import Reach
+from shardwise.search.uneven.shapes import Shape, shapes_of
 
 Ints = NDArray[np.int64]
-Tuple = tuple[int, ...]
 
 FOREVER_S = 1e9
 """No step takes so long."""
@@ -43,14 +39,6 @@ ROUNDS = 60
 
 SHARPENINGS = 2
 """Halvings of the time in which a block's bound lies before it is searched."""
-
-
-@dataclass(frozen=True, slots=True)
-class Shape:
-    """A pipeline but for its layout: the kind of its stages on each site, and how many there are."""
-
-    kinds: Tuple
-    counts: Counts
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,23 +66,14 @@ class Search(ABC):
     ) -> None:
         self.options, self.least, self.most = options, least, most
         self._effort, self._wider = effort, wider
-        self._shapes, self.sets = _shapes(
+        self.shapes = shapes_of(
             options.takes,
             options.devices,
             options.units,
             options.most_stages,
             most_sites or len(options.sites),
         )
-        kinds, counts, self.devices = (
-            np.array(rows, dtype=np.int64).reshape(-1, columns)
-            for rows, columns in (
-                ([shape.kinds for shape in self._shapes], len(options.sites)),
-                ([shape.counts for shape in self._shapes], len(options.sites)),
-                ([devices for devices, _ in self.sets], len(options.pools)),
-            )
-        )
-        self.reach, self._entries = Reach(options, kinds, counts), Entries(options)
-        self.alike = np.array([pipelines for _, pipelines in self.sets], dtype=np.int64)
+        self.reach, self._entries = Reach(options, self.shapes.kinds, self.shapes.counts), Entries(options)
         self._bounds: dict[int, dict[int, float]] = {}
         self._known: dict[int, dict[int, Found | None]] = {}
         self.evaluated, self.bounded = 0, 0
@@ -158,7 +137,7 @@ class Search(ABC):
             shares = {place: int(done[place]) for place in sets}
             if all([self._is_proven(place, share, time_s) for place, share in shares.items()]):
                 return [
-                    (self._laid(place, share), sets[place] * self.sets[place][1])
+                    (self._laid(place, share), sets[place] * int(self.shapes.alike[place]))
                     for place, share in shares.items()
                 ]
 
@@ -225,7 +204,7 @@ class Search(ABC):
         found = known.get(microbatches)
         if found is not None and found.time_s <= time_s:
             return True
-        shape, bounds = self._shapes[place], self._bounds.setdefault(place, {})
+        shape, bounds = self.shapes.at(place), self._bounds.setdefault(place, {})
         if microbatches not in bounds:
             self._bound([place], np.array([microbatches]))
             if bounds[microbatches] > time_s:
@@ -247,8 +226,8 @@ class Search(ABC):
             return
         fewer = (2.5 ** np.arange(CLOSER)).astype(np.int64) - 1
         every = np.maximum(microbatches[:, None] - fewer, 1)
-        shapes = [(self._shapes[place].kinds, self._shapes[place].counts) for place in places]
-        relaxation = Relaxation(self._entries, shapes, every)
+        shapes = [self.shapes.at(place) for place in places]
+        relaxation = Relaxation(self._entries, [(shape.kinds, shape.counts) for shape in shapes], every)
         self.bounded += relaxation.runs
         for place, ms, found in zip(places, every.tolist(), relaxation.bounds().tolist(), strict=True):
             bounds = self._bounds.setdefault(place, {})
@@ -259,56 +238,4 @@ class Search(ABC):
         found = self._known[place][microbatches]
         if found is None:
             raise InternalError("a pipeline that does not fit was chosen")
-        return Laid(self._shapes[place], microbatches, found)
-
-
-@lru_cache(maxsize=256)
-def _shapes(
-    takes: tuple[tuple[Tuple, ...], ...], devices: Tuple, units: Tuple, most_stages: int, most_sites: int
-) -> tuple[tuple[Shape, ...], tuple[tuple[Tuple, int], ...]]:
-    """Every pipeline for which there are devices, and the units that alike ones take together with how many
-    these are; `takes` has the devices of each pool that a stage takes, by site and kind."""
-    available = tuple(count // unit for count, unit in zip(devices, units, strict=True))
-    shapes, sets = [], []
-    for counts in _counts(takes, devices, most_stages):
-        if sum(count > 0 for count in counts) > most_sites:
-            continue
-        for one in product(*(range(len(some)) if n else (0,) for n, some in zip(counts, takes, strict=True))):
-            stages = [(n, some[kind]) for n, some, kind in zip(counts, takes, one, strict=True) if n]
-            taken = tuple(sum(n * of[pool] for n, of in stages) for pool in range(len(devices)))
-            units_taken, alike = _set_of(taken, units)
-            if _fits(units_taken, available):
-                shapes.append(Shape(one, counts))
-                sets.append((units_taken, alike))
-    return tuple(shapes), tuple(sets)
-
-
-def _counts(takes: Sequence[Sequence[Tuple]], devices: Tuple, most_stages: int) -> list[Counts]:
-    """How many stages of each site a pipeline may have, short pipelines first; of the sites that are pairs of
-    pools it has stages on one at most. A kind of each site takes the least of every pool."""
-    most = [
-        min(most_stages, *(there // need for there, need in zip(devices, some[0], strict=True) if need))
-        for some in takes
-    ]
-    pools, pairs = len(devices), len(takes) - len(devices)
-    found = []
-    for alone in product(*(range(count + 1) for count in most[:pools])):
-        left = most_stages - sum(alone)
-        if left < 0:
-            continue
-        found.append((*alone, *(0,) * pairs))
-        for pair in range(pairs):
-            behind = (0,) * (pairs - pair - 1)
-            braids = range(1, min(left, most[pools + pair]) + 1)
-            found += [(*alone, *(0,) * pair, count, *behind) for count in braids]
-    return sorted((one for one in found if sum(one)), key=lambda counts: (sum(counts), counts))
-
-
-def _set_of(devices: Tuple, units: Tuple) -> tuple[Tuple, int]:
-    """How many alike pipelines fill whole units of every pool, and the units that they take."""
-    pipelines = lcm(*(unit // gcd(unit, taken) for taken, unit in zip(devices, units, strict=True)))
-    return tuple(pipelines * taken // unit for taken, unit in zip(devices, units, strict=True)), pipelines
-
-
-def _fits(taken: Tuple, there: Tuple) -> bool:
-    return all(a <= b for a, b in zip(taken, there, strict=True))
+        return Laid(self.shapes.at(place), microbatches, found)

@@ -19,6 +19,9 @@ from shardwise.search.uneven.options import Options, Stages
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
+ROUNDING = 1e-9
+"""Of a rate that nothing exceeds, so that rounding forbids nothing."""
+
 
 class Reach:
     """The bound for pipelines of given `kinds` and `counts` of stages, both of shape (pipelines, pools)."""
@@ -38,6 +41,8 @@ class Reach:
         self._forward_share = np.where(self._used, forward, 0.0).max(axis=1)
         around = np.stack([self._pools[i].around_s[kinds[:, i]] for i in every], axis=1)
         self._around_s = np.where(self._used, around, np.inf).min(axis=1)
+        # Layers per second of all stages together, each at its best.
+        self._rate = (np.where(self._used, counts, 0) / per_layer).sum(axis=1) * (1.0 + ROUNDING)
         self._known: dict[float, Ints] = {}
 
     def microbatches(self, time_s: float, most: Ints | None = None) -> Ints:
@@ -60,9 +65,11 @@ class Reach:
         that is left is tried first."""
         shorter = max((known_s for known_s in self._known if known_s < time_s), default=None)
         longer = min((known_s for known_s in self._known if known_s > time_s), default=None)
-        low = np.zeros_like(self._counts[:, 0]) if shorter is None else self._known[shorter].copy()
+        low: Ints = np.zeros_like(self._counts[:, 0]) if shorter is None else self._known[shorter].copy()
         high = np.full_like(low, self._options.microbatches) if longer is None else self._known[longer]
         high = high.copy() if most is None else np.minimum(high, most)
+        at_best = np.minimum(time_s * self._rate / self._options.layers, self._options.microbatches)
+        high = np.minimum(high, at_best.astype(np.int64))
         low = np.minimum(low, high)
         alone = [pool.most_alone(time_s) for pool in self._pools]
         is_first = True
@@ -82,8 +89,10 @@ class Reach:
         can = np.ones(len(rows), dtype=np.bool_)
         for _ in range(2):
             open_ = np.flatnonzero(can)
+            most_s = self._most_work_s(rows[open_], m[open_], left_s[open_], through_s[open_])
+            can[open_] = most_s * self._rate[rows[open_]] >= layers
+            open_, most_s = open_[can[open_]], most_s[can[open_]]
             some = rows[open_]
-            most_s = self._most_work_s(some, m[open_], left_s[open_], through_s[open_])
             takes, more = self._layers(some, m[open_], most_s, alone)
             can[open_] = (takes.sum(axis=1) + more.max(axis=1) >= layers) & (most_s > 0.0)
             through_s[open_] = hops_s[open_] + self._quickest_s(some, takes + np.maximum(more, 0.0))

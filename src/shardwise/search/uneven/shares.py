@@ -8,7 +8,7 @@ where it is small enough, with the number of pipelines as one more.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from itertools import product
@@ -37,22 +37,48 @@ class Item:
     pipelines: int = 1
 
 
-def undominated(items: Sequence[Item]) -> list[int]:
+@dataclass(frozen=True, slots=True)
+class Items:
+    """Many of them, as columns; `devices` has a row for each."""
+
+    devices: Ints
+    microbatches: Ints
+    pipelines: Ints
+
+    def at(self, places: Ints) -> dict[int, Item]:
+        """Those at these places, by place."""
+        rows = zip(
+            self.devices[places].tolist(),
+            self.microbatches[places].tolist(),
+            self.pipelines[places].tolist(),
+            strict=True,
+        )
+        return {
+            place: Item(tuple(devices), microbatches, pipelines)
+            for place, (devices, microbatches, pipelines) in zip(places.tolist(), rows, strict=True)
+        }
+
+
+def undominated(items: Items) -> Ints:
     """Places of the items that matter: of those with equal devices and pipelines the one that does most,
     unless one does as much on no more devices with as many pipelines."""
-    best: dict[tuple[int, tuple[int, ...]], int] = {}
-    for place, item in enumerate(items):
-        if item.microbatches > 0:
-            key = (item.pipelines, item.devices)
-            if key not in best or item.microbatches > items[best[key]].microbatches:
-                best[key] = place
-    kept: list[int] = []
-    for pipelines in {key[0] for key in best}:
-        mine = [place for key, place in best.items() if key[0] == pipelines]
-        taken = np.array([items[place].devices for place in mine])
-        does = np.array([items[place].microbatches for place in mine])
-        kept += [mine[at] for at in np.flatnonzero(does > _done_on_less(taken, does)).tolist()]
-    return sorted(kept, key=lambda one: (sum(items[one].devices), items[one].devices, items[one].pipelines))
+    does = np.flatnonzero(items.microbatches > 0)
+    if not len(does):
+        return does
+    # The first of those that do most, by pipelines and devices.
+    columns = (*items.devices[does].T, items.pipelines[does])
+    order = np.lexsort((does, -items.microbatches[does], *columns[::-1]))
+    sorted_ = np.stack(columns, axis=1)[order]
+    is_first = np.concatenate([[True], (sorted_[1:] != sorted_[:-1]).any(axis=1)])
+    best = does[order[is_first]]
+    kept = []
+    for pipelines in np.unique(items.pipelines[best]):
+        mine = best[items.pipelines[best] == pipelines]
+        done = items.microbatches[mine]
+        kept.append(mine[done > _done_on_less(items.devices[mine], done)])
+    every = np.concatenate(kept)
+    devices = items.devices[every]
+    return every[np.lexsort((items.pipelines[every], *devices.T[::-1], devices.sum(axis=1)))]
 
 
 def _done_on_less(taken: Ints, does: Ints) -> Ints:
@@ -104,42 +130,41 @@ def is_counted(devices: tuple[int, ...], items: int, most: int) -> bool:
 
 
 def best_set(
-    devices: tuple[int, ...], items: Sequence[Item], least: int, most: int, wanted: int
+    devices: tuple[int, ...], items: Items, least: int, most: int, wanted: int
 ) -> Counter[int] | None:
     """Places of items, with counts, that do `wanted` microbatches on the devices in `least` to `most`
     pipelines; None where no set can.
 
     Where it is not `is_counted`, the set may have other numbers of pipelines; None still means that none can.
     """
-    kept = undominated(items)
-    if not kept or most * max(items[p].microbatches / items[p].pipelines for p in kept) < wanted:
+    kept = items.at(undominated(items))
+    if not kept or most * max(item.microbatches / item.pipelines for item in kept.values()) < wanted:
         return None
     if is_counted(devices, len(kept), most):
-        return _counted(devices, items, kept, least, most, wanted)
-    return _priced(devices, items, kept, (least, most), wanted)
+        return _counted(devices, kept, least, most, wanted)
+    return _priced(devices, kept, (least, most), wanted)
 
 
 def _counted(
-    devices: tuple[int, ...], items: Sequence[Item], kept: list[int], least: int, most: int, wanted: int
+    devices: tuple[int, ...], items: Mapping[int, Item], least: int, most: int, wanted: int
 ) -> Counter[int] | None:
     """Layer by layer: the most that exactly j pipelines do."""
     states = tuple(count + 1 for count in devices)
-    shifts = {place: _shift(devices, items[place].devices) for place in kept}
+    shifts = {place: _shift(devices, item.devices) for place, item in items.items()}
     layers = [np.zeros(states, dtype=np.int64)]
     choices = [np.full(states, -1, dtype=np.int64)]
     for pipelines in range(1, most + 1):
         done = np.full(states, NOTHING, dtype=np.int64)
         choice = np.full(states, -1, dtype=np.int64)
-        for place in kept:
-            item = items[place]
+        for place, item in items.items():
             shift = shifts[place]
             if shift is None or item.pipelines > pipelines:
                 continue
             into, out = shift
             more = layers[pipelines - item.pipelines][out] + item.microbatches
             better = more > done[into]
-            done[into] = np.where(better, more, done[into])
-            choice[into] = np.where(better, place, choice[into])
+            np.copyto(done[into], more, where=better)
+            np.copyto(choice[into], place, where=better)
         layers.append(done)
         choices.append(choice)
         if pipelines >= least and done.max() >= wanted:
@@ -150,7 +175,7 @@ def _counted(
 NOTHING = -(1 << 40)
 
 
-def _traced(layers: list[Ints], choices: list[Ints], items: Sequence[Item]) -> Counter[int]:
+def _traced(layers: list[Ints], choices: list[Ints], items: Mapping[int, Item]) -> Counter[int]:
     pipelines = len(layers) - 1
     state = tuple(int(x) for x in np.unravel_index(int(layers[-1].argmax()), layers[-1].shape))
     found: Counter[int] = Counter()
@@ -163,17 +188,17 @@ def _traced(layers: list[Ints], choices: list[Ints], items: Sequence[Item]) -> C
 
 
 def _priced(
-    devices: tuple[int, ...], items: Sequence[Item], kept: list[int], range_: tuple[int, int], wanted: int
+    devices: tuple[int, ...], items: Mapping[int, Item], range_: tuple[int, int], wanted: int
 ) -> Counter[int] | None:
     """Any number of each item, with a price on every pipeline, or a reward: what the set does less what its
     pipelines cost, and the price of `most` pipelines back (or the reward of `least`), is no less than the
     pipelines of the range do at best, whatever the price is."""
     least, most = range_
-    top = max(items[place].microbatches / items[place].pipelines for place in kept)
+    top = max(item.microbatches / item.pipelines for item in items.values())
     low, high, price = -top - 1.0, top, 0.0
     found: Counter[int] | None = None
     for _ in range(PRICES):
-        value, chosen = _unbounded(devices, items, kept, price)
+        value, chosen = _unbounded(devices, items, price)
         if value + price * (most if price > 0.0 else least) < wanted - 1e-9:
             return None
         does = sum(items[place].microbatches * count for place, count in chosen.items())
@@ -189,11 +214,11 @@ def _priced(
         else:
             return found  # the right number does not do enough, and the bound does not forbid it
         price = (low + high) / 2.0
-    return found if found is not None else _unbounded(devices, items, kept, 0.0)[1]
+    return found if found is not None else _unbounded(devices, items, 0.0)[1]
 
 
 def _unbounded(
-    devices: tuple[int, ...], items: Sequence[Item], kept: list[int], price: float
+    devices: tuple[int, ...], items: Mapping[int, Item], price: float
 ) -> tuple[float, Counter[int]]:
     """The most that any set does less the price of its pipelines, and such a set: of each item once, twice,
     four times ... , one after another."""
@@ -201,8 +226,7 @@ def _unbounded(
     done = np.zeros(states)
     last = np.full(states, -1, dtype=np.int64)
     times = np.zeros(states, dtype=np.int64)
-    for place in kept:
-        item = items[place]
+    for place, item in items.items():
         worth = item.microbatches - price * item.pipelines
         if _shift(devices, item.devices) is None or done[item.devices] >= worth:
             continue  # smaller items do as much on the same devices
@@ -211,9 +235,10 @@ def _unbounded(
             into, out = shift
             more = done[out] + count * worth
             better = more > done[into]
-            done[into] = np.where(better, more, done[into])
-            last[into] = np.where(better, place, last[into])
-            times[into] = np.where(better, count, times[into])
+            if better.any():
+                np.copyto(done[into], more, where=better)
+                np.copyto(last[into], place, where=better)
+                np.copyto(times[into], count, where=better)
             count *= 2
     state = tuple(int(x) for x in np.unravel_index(int(done.argmax()), states))
     value, found = float(done[state]), Counter[int]()

@@ -1,0 +1,83 @@
+"""Which pipelines there are for the devices, and which of them matter for shares, against plain twins."""
+
+from __future__ import annotations
+
+import random
+from itertools import product
+from math import gcd, lcm
+
+import numpy as np
+import pytest
+
+from shardwise.search.uneven.shapes import shapes_of
+from shardwise.search.uneven.shares import Items, undominated
+
+TAKES = (((1, 0), (2, 0), (4, 0)), ((0, 1), (0, 2)), ((1, 1), (1, 2), (2, 1)))
+"""Two pools, and a pair of them."""
+
+
+@pytest.mark.parametrize("most_sites", [1, 2, 3])
+@pytest.mark.parametrize("units", [(1, 1), (4, 2)])
+def test_shapes_are_all_pipelines_for_which_there_are_devices(
+    units: tuple[int, int], most_sites: int
+) -> None:
+    devices, stages = (8, 4), 3
+    expected = {}
+    for counts in product(range(stages + 1), repeat=3):
+        if not 0 < sum(counts) <= stages or sum(count > 0 for count in counts) > most_sites:
+            continue
+        for kinds in product(*(range(len(of)) if n else (0,) for n, of in zip(counts, TAKES, strict=True))):
+            taken = [
+                sum(
+                    n * TAKES[site][kind][pool]
+                    for site, (n, kind) in enumerate(zip(counts, kinds, strict=True))
+                )
+                for pool in range(2)
+            ]
+            # So many alike ones fill whole units of both pools.
+            alike = lcm(*(unit // gcd(unit, one) for unit, one in zip(units, taken, strict=True)))
+            if all(alike * one <= there for one, there in zip(taken, devices, strict=True)):
+                expected[counts, kinds] = (
+                    [alike * one // unit for one, unit in zip(taken, units, strict=True)],
+                    alike,
+                )
+    shapes = shapes_of(TAKES, devices, units, stages, most_sites)
+    found = {
+        (shapes.at(place).counts, shapes.at(place).kinds): (
+            shapes.devices[place].tolist(),
+            int(shapes.alike[place]),
+        )
+        for place in range(len(shapes.alike))
+    }
+    assert found == expected and len(shapes.alike) == len(expected) > 5
+
+
+def test_no_pipeline_is_there_for_too_few_devices() -> None:
+    shapes = shapes_of((((4,),),), (3,), (1,), 2, 1)
+    assert shapes.kinds.shape == shapes.counts.shape == (0, 1) and shapes.devices.shape == (0, 1)
+
+
+def test_items_matter_that_none_undercuts() -> None:
+    for seed in range(100):
+        rng = random.Random(seed)
+        rows = [
+            (rng.randint(0, 3), rng.randint(1, 3), rng.randint(0, 4), rng.randint(1, 2)) for _ in range(12)
+        ]
+        items = Items(*(np.array(column) for column in (
+            [row[:2] for row in rows], [row[2] for row in rows], [row[3] for row in rows]
+        )))  # fmt: skip
+
+        def undercut(one: int, rows: list[tuple[int, int, int, int]] = rows) -> bool:
+            a, b, does, pipelines = rows[one]
+            others = [
+                (x <= a and y <= b and z >= does and p == pipelines)
+                and ((x, y, z) != (a, b, does) or place < one)
+                for place, (x, y, z, p) in enumerate(rows)
+            ]
+            return any(others)
+
+        expected = {place for place, row in enumerate(rows) if row[2] and not undercut(place)}
+        assert set(undominated(items).tolist()) == expected, seed
+    assert not len(
+        undominated(Items(np.ones((2, 1), dtype=int), np.zeros(2, dtype=int), np.ones(2, dtype=int)))
+    )
