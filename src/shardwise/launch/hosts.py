@@ -6,8 +6,9 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from shardwise.cluster import Node
 from shardwise.errors import ConfigError
-from shardwise.plan import Plan
+from shardwise.plan import Plan, UnevenFile
 
 LAUNCHERS = ("torchrun", "slurm", "ray", "k8s")
 
@@ -21,7 +22,8 @@ class Launch:
 
     `arguments` are those of `shardwise` (`train PLAN ...`); `processes` has the devices of each host. `head`
     is the host where ranks meet (host 0), None where the launcher finds it; `port` is free there. `gpu` is
-    the vendor whose devices the plan is for, None for a plan on CPUs.
+    the vendor whose devices the plan is for, None for a plan on CPUs. `unlike` has the device class of each
+    host where none may stand for one of another class; it is empty where any may.
     """
 
     name: str
@@ -30,6 +32,7 @@ class Launch:
     head: str | None
     port: int
     gpu: str | None
+    unlike: tuple[str, ...] = ()
 
     @property
     def hosts(self) -> int:
@@ -55,19 +58,30 @@ class Launch:
         return [*map(written, before), *meeting, *map(written, self.program)]
 
     def alike(self, launcher: str) -> int:
-        """Processes of each host, where all hosts have as many; ConfigError names the launcher that needs
-        it."""
+        """Processes of each host, where all hosts have as many and any may be any of the plan's; ConfigError
+        names the launcher that needs it."""
         if len(set(self.processes)) > 1:
             raise ConfigError(
                 "starts hosts that are alike", key=f"--with {launcher}",
                 found="hosts of " + ", ".join(map(str, sorted(set(self.processes)))) + " devices",
                 allowed="--with torchrun, a command per host",
             )  # fmt: skip
+        if len(set(self.unlike)) > 1:
+            raise ConfigError(
+                "starts hosts that are alike", key=f"--with {launcher}",
+                found="hosts of " + ", ".join(sorted(set(self.unlike))),
+                allowed="--with torchrun, a command per host",
+            )  # fmt: skip
         return self.processes[0]
 
 
-def launch_of(plan: Plan, arguments: Sequence[str], *, head: str | None = None, port: int = 29500) -> Launch:
-    """How `plan` is run by `shardwise ARGUMENTS` on the hosts of its cluster."""
+def launch_of(
+    plan: Plan | UnevenFile, arguments: Sequence[str], *, head: str | None = None, port: int = 29500
+) -> Launch:
+    """How `plan` is run by `shardwise ARGUMENTS` on the hosts of its cluster, those that it leaves idle too.
+
+    An uneven plan says which devices have which stages, so that its hosts are told apart by class and speed.
+    """
     vendors = {device.vendor for device in plan.cluster.classes.values()} - {"host"}
     words = re.sub(r"[^a-z0-9]+", "-", plan.model.name.lower()).strip("-")
     return Launch(
@@ -77,4 +91,10 @@ def launch_of(plan: Plan, arguments: Sequence[str], *, head: str | None = None, 
         head=head,
         port=port,
         gpu=" and ".join(sorted(vendors)) or None,
+        unlike=tuple(_kind(node) for node in plan.cluster.nodes) if isinstance(plan, UnevenFile) else (),
     )
+
+
+def _kind(node: Node) -> str:
+    """What tells a host of an uneven plan from others."""
+    return node.device_class if node.speed == 1.0 else f"{node.device_class} at {node.speed:g}"

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from tests.runtime.plans import make_plan
+from tests.runtime.uneven_plans import make_uneven
 from tests.unit.app.conftest import Run
 
-from shardwise.plan import write_plan
+from shardwise.cluster import load_cluster
+from shardwise.plan import write_plan, write_uneven_plan
 
 
 @pytest.fixture
@@ -85,3 +88,20 @@ def test_a_file_that_is_no_plan_is_refused(run: Run, tmp_path: Path) -> None:
     path.write_text("a: 1\n")
     ran = run("launch", str(path), "--with", "torchrun", "--print")
     assert ran.code == 2 and "schema" in ran.err
+
+
+def test_an_uneven_plan_starts_as_many_processes_as_each_host_has(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    uneven = replace(make_uneven("5 tp2l4+3 l2 l2"), cluster=load_cluster("1x2xcpu+2x1xcpu"))
+    write_uneven_plan("u.yaml", uneven)
+    ran = run("launch", "u.yaml", "--with", "torchrun", "--head", "h0", "--print", "--", "--steps", "5")
+    assert (ran.code, ran.err) == (0, "")
+    tail = "--master-port 29500 --node-rank {} --master-addr h0 -m -- shardwise train u.yaml --steps 5"
+    assert ran.out.splitlines() == [
+        f"torchrun --nnodes 3 --nproc-per-node {processes} {tail.format(host)}"
+        for host, processes in enumerate((2, 1, 1))
+    ]
+    refused = run("launch", "u.yaml", "--with", "slurm", "--print")
+    assert (refused.code, refused.out) == (2, "") and "hosts of 1, 2 devices" in refused.err

@@ -8,16 +8,21 @@ import os
 import shlex
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from tests.runtime.plans import make_plan
+from tests.runtime.uneven_plans import make_uneven
 
+from shardwise.cluster import load_cluster
 from shardwise.errors import ConfigError
 from shardwise.launch import (
     Launch,
     kubernetes_manifest,
+    launch_of,
     ray_script,
     slurm_script,
     torchrun_commands,
@@ -223,3 +228,25 @@ def test_what_kubernetes_cannot_take_is_refused() -> None:
         manifest(launch(4), "x" * 1_000_001)
     with pytest.raises(ConfigError, match="no device plugin"):
         manifest(launch(4, gpu="Huawei"))
+
+
+@pytest.mark.parametrize(
+    "write", [slurm_script, ray_script, lambda start: kubernetes_manifest(start, plan_text="", image="it")]
+)
+def test_files_are_for_hosts_that_may_change_places(write: Any) -> None:
+    """Hosts of an uneven plan have as many devices, but not the same: no file says which of them is which."""
+    unlike = replace(launch(4, 4), unlike=("A100-80G", "V100-32G"))
+    with pytest.raises(ConfigError, match="hosts of A100-80G, V100-32G"):
+        write(unlike)
+    write(replace(unlike, unlike=("V100-32G", "V100-32G")))
+    commands = torchrun_commands(replace(unlike, head="h0"))
+    assert commands == [["torchrun", *words_of(host)] for host in range(2)]
+
+
+def test_hosts_of_an_uneven_plan_are_told_apart_by_class_and_speed() -> None:
+    slow = load_cluster("2x2xcpu")
+    slow = replace(slow, nodes=(slow.nodes[0], replace(slow.nodes[1], speed=0.5)))
+    uneven = replace(make_uneven("5 tp2l4+3 tp2l4"), cluster=slow)
+    assert launch_of(uneven, ("train", "p.yaml")).unlike == ("cpu", "cpu at 0.5")
+    assert launch_of(uneven, ("train", "p.yaml")).processes == (2, 2)
+    assert launch_of(make_plan("tp=2,dp=2"), ("train", "p.yaml")).unlike == ()

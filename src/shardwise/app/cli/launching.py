@@ -13,7 +13,7 @@ from shardwise.app.cli.request import choice, writable
 from shardwise.errors import ConfigError
 from shardwise.inputs import read_bytes
 from shardwise.launch import LAUNCHERS, PLAN_PATH, Launch
-from shardwise.plan import read_plan, write_file
+from shardwise.plan import is_uneven_plan, read_plan, read_uneven_plan, write_file
 
 _MAX_PLAN_BYTES = 8 * 2**20
 
@@ -59,7 +59,7 @@ def launched(
     `training` are options of `train`. ConfigError where the plan cannot be started so.
     """
     choice("--with", launcher, LAUNCHERS)
-    plan = read_plan(path)
+    plan = read_uneven_plan(path) if is_uneven_plan(path) else read_plan(path)
     seen = PLAN_PATH if launcher == "k8s" else path
     start = launch.launch_of(plan, ("train", seen, *training), head=head, port=port)
     if launcher == "torchrun":
