@@ -102,7 +102,11 @@ OFF: Mapping[str, Callable[[Problem], Problem]] = {
         ),
     ),
     "messages that block": lambda p: with_profile(p, pipeline_overlap=late(p.profile, "pipeline_overlap")),
-    "no overlap in early software": lambda p: with_profile(p, data_overlap=late(p.profile, "data_overlap")),
+    "no overlap in early software": lambda p: with_profile(
+        p,
+        data_overlap=late(p.profile, "data_overlap"),
+        state_overlap=late(p.profile, "state_overlap"),
+    ),
     "recomputation that stops early": lambda p: with_profile(p, recompute_stops_early=False),
     "casts of 8- and 4-bit matmuls": lambda p: replace(p, recipe=replace(p.recipe, cast_bytes=0.0)),
     "matmuls of a dtype against its own peak": lambda p: with_efficiency(

@@ -1,5 +1,4 @@
 """Steps of several plans in turns, on the ranks that `emulate` started: OUT REPEATS EPOCH_S EPOCHS PLAN...
-Without plans, the time of the reference alone.
 
 Where there are several epochs all plans are measured in each, and wait for the next: then the network
 changes.
@@ -18,8 +17,8 @@ from statistics import median
 
 import torch
 from torch import distributed
-from torch.nn import functional
 
+from shardwise.measure import pace_s
 from shardwise.plan import is_graph_plan, read_graph_plan, read_plan
 from shardwise.runtime import (
     TrainOptions,
@@ -31,32 +30,34 @@ from shardwise.runtime import (
     synthetic_batch,
 )
 
-REFERENCES = 10
-_MATRIX = torch.ones(512, 512)
-
 SETTLED_S = 3.0
 """Between the change of an epoch by this process's clock and the first step after it."""
 
 
 def main(out: str, repeats: int, epoch_s: float, epochs: int, paths: list[str]) -> None:
     """Rank 0 writes, of each epoch and plan, the median seconds of a step of the slowest rank, and all of
-    them; and the median seconds that the same product took it before each."""
+    them; and the median seconds that the product that `calibrate` times took it before and after each."""
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     distributed.init_process_group("gloo")
     steps = [_graph_step(path) if is_graph_plan(path) else _step(path) for path in paths]
     found = []
-    reference_s = [_reference_s() for _ in range(REFERENCES)]
     for epoch in range(epochs):
-        found.append(_in_turns(steps, repeats, reference_s))
+        found.append(_in_turns(steps, repeats))
         if epochs > 1:
             left_s = (epoch + 1) * epoch_s - _age_s()
             if left_s < 0.0:
                 raise SystemExit(f"{out}: the network changed {-left_s:.0f} s before all plans were measured")
             time.sleep(left_s + SETTLED_S)
     if os.environ["RANK"] == "0":
-        medians = [[{"measured_s": median(own), "times_s": own} for own in times] for times in found]
-        Path(out).write_text(json.dumps({"epochs": medians, "reference_s": median(reference_s)}))
+        medians = [
+            [
+                {"measured_s": median(own), "times_s": own, "pace_s": median(paces)}
+                for own, paces in zip(*epoch, strict=True)
+            ]
+            for epoch in found
+        ]
+        Path(out).write_text(json.dumps({"epochs": medians}))
     distributed.destroy_process_group()
 
 
@@ -66,35 +67,31 @@ def _age_s() -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
 
 
-def _reference_s() -> float:
-    """Seconds of a product of matrices: how fast this machine is now."""
-    start_s = time.perf_counter()
-    for _ in range(16):
-        functional.linear(_MATRIX, _MATRIX)
-    return time.perf_counter() - start_s
-
-
 def _in_turns(
-    steps: Sequence[Callable[[], object]], repeats: int, reference_s: list[float]
-) -> list[list[float]]:
-    """Seconds of `repeats` calls of each of `steps`, that of the slowest rank each.
+    steps: Sequence[Callable[[], object]], repeats: int
+) -> tuple[list[list[float]], list[list[float]]]:
+    """Seconds of `repeats` calls of each of `steps`, that of the slowest rank each; and of the product beside
+    them.
 
     A step behind one of another plan takes up to a fifth longer: its memory has been used for others. One
     behind its like, as in training, is what is timed.
     """
     times: list[list[float]] = [[] for _ in steps]
+    paces: list[list[float]] = [[] for _ in steps]
     for repeat in range(1 + repeats):
-        for step, own in zip(steps, times, strict=True):
+        for step, own, beside in zip(steps, times, paces, strict=True):
             step()
-            reference_s.append(_reference_s())
+            before_s = pace_s()
             distributed.barrier()
             start_s = time.perf_counter()
             step()
             spent = torch.tensor([time.perf_counter() - start_s], dtype=torch.float64)
             distributed.all_reduce(spent, op=distributed.ReduceOp.MAX)
+            after_s = pace_s()
             if repeat:  # all before is to warm up
                 own.append(float(spent))
-    return times
+                beside += [before_s, after_s]
+    return times, paces
 
 
 def _step(path: str) -> Callable[[], object]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from benchmarks.emulated import (
@@ -30,8 +31,10 @@ CORES = 2
 """Of the machine that the settings are made for."""
 
 
-def rows(*pairs: tuple[float, float]) -> list[dict[str, float]]:
-    return [{"predicted_s": predicted, "measured_s": measured} for predicted, measured in pairs]
+def rows(*times: tuple[float, float, float], job: str = "model") -> list[dict[str, Any]]:
+    """Seconds as predicted at the pace of the machine, as calibrated, and measured."""
+    names = ("predicted_s", "calibrated_s", "measured_s")
+    return [{"job": job, **dict(zip(names, each, strict=True))} for each in times]
 
 
 def test_a_machine_at_half_its_speed_is_priced_so(tmp_path: Path) -> None:
@@ -48,13 +51,19 @@ def test_a_machine_at_half_its_speed_is_priced_so(tmp_path: Path) -> None:
 
 
 def test_figures_by_hand() -> None:
-    # Accuracies 0.9, 1 and 0.75; the first is predicted best, measured 2.0 of a best of 1.9: 0.1 / 1.9.
-    # Pairs: (1, 2) predicted up, measured down; (1, 3) both up; (2, 3) both up: tau (2 - 1) / 3.
-    found = judged(rows((1.8, 2.0), (1.9, 1.9), (3.0, 4.0)))
+    # Accuracies 0.9, 1 and 0.75; by the calibration the first is best, measured 2.0 of a best of 1.9.
+    # Pairs: (1, 2) told up, measured down; (1, 3) both up; (2, 3) both up: tau (2 - 1) / 3.
+    of_model = rows((1.8, 1.7, 2.0), (1.9, 1.8, 1.9), (3.0, 2.9, 4.0))
+    found = judged(of_model)
     assert found["mean_accuracy"] == pytest.approx((0.9 + 1.0 + 0.75) / 3)
     assert found["worst_accuracy"] == pytest.approx(0.75)
     assert found["regret"] == pytest.approx(2.0 / 1.9 - 1)
     assert found["kendall_tau"] == pytest.approx(1 / 3)
+    # Two plans of another job, faster than all of them, told in their order: (3 * 1/3 + 1) / 4 pairs, and the
+    # regret is still that of the model, which a twin that takes all for one job would not see.
+    both = judged([*of_model, *rows((1.0, 1.0, 1.0), (1.1, 1.1, 1.1), job="graph")])
+    assert both["regret"] == pytest.approx(2.0 / 1.9 - 1)
+    assert both["kendall_tau"] == pytest.approx(0.5)
     assert accuracy_of(3.0, 2.0) == pytest.approx(0.5)
 
 
