@@ -45,28 +45,55 @@ def groups() -> set[str]:
     return {str(path) for path in Path("/sys/fs/cgroup").glob("**/shardwise-*")}
 
 
-def left(names: set[str]) -> set[str]:
-    """Those named after a process that is no more; other tests may be emulating at this time."""
-    own = {name: re.search(r"(?:sw|shardwise-)(\d+)", name) for name in names}
-    return {name for name, pid in own.items() if pid and not Path(f"/proc/{pid[1]}").exists()}
+def left_by(pid: int) -> set[str]:
+    """Namespaces and control groups that are named after a process. Others may be emulating at this time, and
+    be killed."""
+    return {name for name in namespaces() | groups() if re.search(rf"(?:sw|shardwise-){pid}(?!\d)", name)}
+
+
+class Emulate:
+    """`shardwise emulate` as a user runs it; knows the processes it was."""
+
+    def __init__(self) -> None:
+        self.pids: list[int] = []
+
+    def started(self, *words: str, is_interruptible: bool = False) -> subprocess.Popen[str]:
+        def interruptible() -> None:  # a shell's background has it ignored
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+        # What runs in there asks for its own links by name.
+        place = dict(os.environ, PATH=os.pathsep.join([os.environ["PATH"], "/usr/sbin", "/sbin"]))
+        process = subprocess.Popen(
+            [*COMMAND, *words],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=place,
+            preexec_fn=interruptible if is_interruptible else None,
+        )
+        self.pids.append(process.pid)
+        return process
+
+    def __call__(self, *words: str) -> subprocess.CompletedProcess[str]:
+        with self.started(*words) as process:
+            out, err = process.communicate(timeout=600)
+        return subprocess.CompletedProcess(words, process.returncode, out, err)
 
 
 @pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[str]:
-    """The file of a cluster; afterwards no namespace and no control group may be left."""
-    before = namespaces(), groups()
+def emulate() -> Iterator[Emulate]:
+    """Afterwards no namespace and no control group of what it started may be left."""
+    emulate = Emulate()
+    yield emulate
+    assert {name for pid in emulate.pids for name in left_by(pid)} == set()
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> str:
+    """The file of a cluster."""
     path = tmp_path / "cluster.yaml"
     path.write_text(CLUSTER)
-    yield str(path)
-    assert (left(namespaces() - before[0]), left(groups() - before[1])) == (set(), set())
-
-
-def emulate(*words: str) -> subprocess.CompletedProcess[str]:
-    # What runs in there asks for its own links by name.
-    place = dict(os.environ, PATH=os.pathsep.join([os.environ["PATH"], "/usr/sbin", "/sbin"]))
-    return subprocess.run(
-        [*COMMAND, *words], capture_output=True, text=True, check=False, timeout=600, env=place
-    )
+    return str(path)
 
 
 LACKING = ("needs root", "lacks", "not installed")
@@ -96,7 +123,9 @@ with open(sys.argv[1] + os.environ["RANK"], "w") as file:
 """
 
 
-def test_every_rank_has_its_place_its_link_and_its_share(cluster: str, tmp_path: Path) -> None:
+def test_every_rank_has_its_place_its_link_and_its_share(
+    emulate: Emulate, cluster: str, tmp_path: Path
+) -> None:
     ran = emulate(cluster, "--", sys.executable, "-c", TELL, f"{tmp_path}/told")
     if not is_possible(ran):
         return
@@ -124,7 +153,7 @@ def test_every_rank_has_its_place_its_link_and_its_share(cluster: str, tmp_path:
     ],
 )
 def test_a_rank_that_fails_ends_all_with_its_code(
-    cluster: str, monkeypatch: pytest.MonkeyPatch, program: str, code: int
+    emulate: Emulate, cluster: str, program: str, code: int
 ) -> None:
     ran = emulate(cluster, "--", sys.executable, "-c", program)
     assert not is_possible(ran) or ran.returncode == code
@@ -139,25 +168,19 @@ def test_tools_are_found_beside_the_path(monkeypatch: pytest.MonkeyPatch, tmp_pa
     assert system.tool_path("tc") == str(tmp_path / "tc")
 
 
-def test_a_command_that_does_not_exist_ends_with_a_code(cluster: str) -> None:
+def test_a_command_that_does_not_exist_ends_with_a_code(emulate: Emulate, cluster: str) -> None:
     ran = emulate(cluster, "--", "/nowhere/command")
     assert not is_possible(ran) or ran.returncode not in (0, 2)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupt_takes_everything_down(cluster: str, tmp_path: Path, number: int) -> None:
+def test_an_interrupt_takes_everything_down(
+    emulate: Emulate, cluster: str, tmp_path: Path, number: int
+) -> None:
     ready = tmp_path / "ready"
     program = f"import os, time; os.mkfifo('{ready}') if os.environ['RANK'] == '0' else 0; time.sleep(60)"
 
-    def interruptible() -> None:  # a shell's background has it ignored
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-
-    with subprocess.Popen(
-        [*COMMAND, cluster, "--", sys.executable, "-c", program],
-        stderr=subprocess.PIPE,
-        text=True,
-        preexec_fn=interruptible,
-    ) as process:
+    with emulate.started(cluster, "--", sys.executable, "-c", program, is_interruptible=True) as process:
         deadline_s = time.monotonic() + 100
         while not ready.exists() and process.poll() is None and time.monotonic() < deadline_s:
             os.sched_yield()
@@ -169,22 +192,21 @@ def test_an_interrupt_takes_everything_down(cluster: str, tmp_path: Path, number
         assert process.returncode == 130 and said.startswith("shardwise: error: interrupted")
 
 
-def test_what_a_killed_emulation_left_is_removed_by_the_next(cluster: str, tmp_path: Path) -> None:
+def test_what_a_killed_emulation_left_is_removed_by_the_next(
+    emulate: Emulate, cluster: str, tmp_path: Path
+) -> None:
     ready = tmp_path / "ready"
     program = f"import os, time; os.mkfifo('{ready}') if os.environ['RANK'] == '0' else 0; time.sleep(60)"
-    with subprocess.Popen(
-        [*COMMAND, cluster, "--", sys.executable, "-c", program], stderr=subprocess.DEVNULL
-    ) as process:
+    with emulate.started(cluster, "--", sys.executable, "-c", program) as process:
         deadline_s = time.monotonic() + 100
         while not ready.exists() and process.poll() is None and time.monotonic() < deadline_s:
             os.sched_yield()
         process.kill()
-    own = f"sw{process.pid}-"
     is_possible(emulate(cluster, "--", "true"))
-    assert not [name for name in namespaces() if name.startswith(own)]
+    assert left_by(process.pid) == set()
 
 
-def test_links_and_shares_change_on_the_way(cluster: str, tmp_path: Path) -> None:
+def test_links_and_shares_change_on_the_way(emulate: Emulate, cluster: str, tmp_path: Path) -> None:
     """The command of rank 0 ends once it has seen its link at the changed bandwidth."""
     events = tmp_path / "events.jsonl"
     events.write_text(
@@ -264,7 +286,9 @@ def test_events_become_changes_of_links_and_ranks(tmp_path: Path) -> None:
         (("1x2xcpu", "--events", "missing.jsonl", "--", "true"), "missing.jsonl"),
     ],
 )
-def test_what_cannot_be_emulated_is_refused_in_one_line(words: tuple[str, ...], named: str) -> None:
+def test_what_cannot_be_emulated_is_refused_in_one_line(
+    emulate: Emulate, words: tuple[str, ...], named: str
+) -> None:
     ran = emulate(*words)
     assert (ran.returncode, ran.stdout) == (2, "")
     assert ran.stderr.count("\n") == 1 and named in ran.stderr
