@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,10 @@ from shardwise.accuracy import (
     MemorySample,
 )
 from shardwise.app.cli.main import main
-from shardwise.measure import Clock, KernelTimes, beside_times, kernel_times, link_times
+from shardwise.measure import Clock, KernelTimes, beside_times, kernel_times, kernels, link_times, lockstep_s
+from shardwise.measure.links import lost_s
 from shardwise.runtime import Team
+from shardwise.runtime.private import DispatchMode
 from shardwise.strategy import read_calibration
 
 pytestmark = pytest.mark.xdist_group("runtime")
@@ -86,6 +89,58 @@ def test_sums_are_measured_beside_computation() -> None:
     assert samples[0] == samples[1] == samples[2]
     (sample,) = samples[0]
     assert min(sample.communication_s, sample.computation_s, sample.both_s) > 0.0
+
+
+def _lockstep(report: Any, groups: list[list[int]]) -> float:
+    return lockstep_s(groups, repeats=2)
+
+
+def test_waiting_for_each_other_is_measured_on_all_ranks() -> None:
+    with Team(3) as team:
+        found = team.run(3, _lockstep, [[0, 2]])  # rank 1 takes part in none
+    assert found[0] == found[1] == found[2] >= 0.0
+
+
+def test_ranks_lose_what_all_of_a_group_wait() -> None:
+    """Ranks 0 and 2 wait 3 and 5 ms: now one is late, now the other, and 3 ms are lost. Rank 3 is always the
+    last, and what rank 1 waits for it is its own slowness: nothing is lost."""
+    waits_s = [0.003, 0.008, 0.005, 0.0]
+    assert lost_s(waits_s, [[0, 2]]) == 0.003
+    assert lost_s(waits_s, [[1, 3]]) == 0.0
+    assert lost_s(waits_s, [[0, 2], [1, 3]]) == pytest.approx(0.0015)
+    assert lost_s([-1e-4, -2e-4], [[0, 1]]) == 0.0  # less than the collective alone took
+
+
+class Operators(DispatchMode):
+    """Notes what is called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+class Noting:
+    """A clock that notes the operators of each call."""
+
+    def __init__(self) -> None:
+        self.seen: list[list[str]] = []
+
+    def seconds(self, call: Callable[[], object]) -> float:
+        with Operators() as operators:
+            call()
+        self.seen.append(operators.names)
+        return 1.0
+
+
+def test_a_pass_through_memory_is_into_memory_that_is_there() -> None:
+    """A sum into a new tensor of 32 MiB or more took five times as long: its pages are cleared first."""
+    clock = Noting()
+    kernels._pass(clock, 256)  # type: ignore[arg-type]
+    assert clock.seen == [["aten.add.out"]]
 
 
 def test_medians_of_rounds_are_those_of_each_kernel() -> None:

@@ -18,7 +18,8 @@ class TierCost:
     Rings through more than one but not all of the `inside` devices below the tier reach the share `partial`,
     unless one card is the only way out for all of these.
     Groups of at least so many members of the tier have the share of `links` that stands beside the number.
-    A device that sends alone reaches `alone` times that, two that send to each other `both_ways` times.
+    A device that sends alone reaches `alone` times that, two that send to each other `both_ways` times. At a
+    collective, not at a message, ranks wait `wait_s` for each other.
     """
 
     latency_s: float
@@ -30,6 +31,7 @@ class TierCost:
     links: tuple[tuple[int, float], ...] = ()
     alone: float = 1.0
     both_ways: float = 1.0
+    wait_s: float = 0.0
 
     @property
     def has_ways(self) -> bool:
@@ -64,6 +66,7 @@ def fabric_of(cluster: Cluster, efficiency: Efficiency) -> Fabric:
                 links=tier.part_shares,
                 alone=tier.flow_bytes_per_s / tier.bytes_per_s,
                 both_ways=curve.exchange_fraction,
+                wait_s=curve.lockstep_s,
             )
         )
         inside = tier.span
@@ -95,7 +98,7 @@ def _crossed(fabric: Fabric, nbytes: Column, group: Sizes) -> _Crossed:
         share = np.where(is_part, tier.partial, 1.0)
         seconds = nbytes / (below * (tier.pace(size) * share))
         latency = np.maximum(latency, np.where(crosses, tier.latency_s, 0.0))
-        start = np.maximum(start, np.where(crosses, tier.start_s, 0.0))
+        start = np.maximum(start, np.where(crosses, tier.start_s + tier.wait_s, 0.0))
         transfer = np.maximum(transfer, np.where(crosses, seconds, 0.0))
         in_switch = in_switch & (tier.in_switch | ~crosses)
         below = below * size

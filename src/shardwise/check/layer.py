@@ -9,7 +9,7 @@ import numpy as np
 
 from shardwise.check.collectives import Fabric, all_reduce_s, all_to_all_s, pass_s, scatter_s
 from shardwise.check.figures import Figures
-from shardwise.check.groups import Groups
+from shardwise.check.groups import Groups, Sizes
 from shardwise.check.operators import Place, operator_seconds, score_bytes
 from shardwise.check.rows import Column, Rows
 from shardwise.model import Experts, Model
@@ -23,11 +23,13 @@ PHASES = ("forward", "input", "weight")
 AMOUNTS = (
     "forward_computation_s", "input_computation_s", "weight_computation_s", "forward_s", "input_s",
     "weight_s", "matmul_s", "attention_s", "memory_bound_s", "tensor_s", "context_s", "expert_s",
-    "host_s", "selective_s", "repeated_s", "dense", "expert", "kept_bytes", "kept_selective_bytes",
-    "input_bytes",
+    "host_s", "selective_s", "repeated_s", "forward_crowded_s", "input_crowded_s", "repeated_crowded_s",
+    "dense", "expert", "kept_bytes", "kept_selective_bytes", "input_bytes",
 )  # fmt: skip
 """Seconds of the phases, alone and with communication; parts of all phases; what selective and full
-recomputation would repeat; elements of dense and expert weights; bytes kept by each choice of recompute.
+recomputation would repeat; of the forward, the gradient of the input and a repeated forward what passes in
+collectives over the outermost tier of the replicas; elements of dense and expert weights; bytes kept by each
+choice of recompute.
 Beside them a block has `largest_bytes`, `logits_bytes` and `replicated`, which are not summed over stages."""
 
 
@@ -90,6 +92,13 @@ def block_amounts(
         found["host_s"] = found.get("host_s", 0.0) + waits
     for kind in ("tensor", "context", "expert"):
         found[f"{kind}_s"] = traffic[kind, "forward"] + traffic[kind, "input"]
+    for phase in ("forward", "input"):
+        found[f"{phase}_crowded_s"] = sum(
+            np.where(_meets_replicas(groups, getattr(groups, kind)), traffic[kind, phase], 0.0)
+            for kind in ("tensor", "context", "expert")
+        )
+    again_s = found["forward_crowded_s"]
+    found["repeated_crowded_s"] = again_s if shape.is_layer else 0.0 * again_s
     found |= _bytes(place, shape)
     selective = parts["selective", "forward"]
     found["selective_s"] = selective if shape.is_layer else 0.0 * selective
@@ -97,6 +106,14 @@ def block_amounts(
     again = np.maximum(busy["forward"] - parts["left_out", "forward"], started)
     found["repeated_s"] = again if shape.is_layer else 0.0 * selective
     return found
+
+
+def _meets_replicas(groups: Groups, group: Sizes) -> Column:
+    """Whether members of a group lie apart on the outermost tier on which replicas do."""
+    replicas, members = (np.array(np.broadcast_arrays(*each)) for each in (groups.data, group))
+    outermost = np.where(replicas > 1, np.arange(len(replicas))[:, None], -1).max(axis=0)
+    met: Column = (outermost >= 0) & (np.take_along_axis(members, outermost[None], axis=0)[0] > 1)
+    return met
 
 
 def _computation(place: Place, shape: BlockShape) -> dict[tuple[str, str], Column]:

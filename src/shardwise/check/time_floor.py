@@ -279,17 +279,21 @@ def _left_s(seconds: Column, beside_s: Column, buckets: Column) -> Column:
 def _first_stage_at_most_s(
     pipeline: Pipeline, layers: Layers, cells: Cells, *, is_paired: bool
 ) -> tuple[Column, Column]:
-    """The most that stage 0's forward takes, and its action beside which gradients are reduced."""
+    """The most of stage 0's forward and of its last action beside which parameters are gathered and gradients
+    reduced: without what passes in collectives by the same cards."""
     figures = pipeline.figures
     host_s = figures.profile.host_action_s
     box, most = cells.box, layers.most_first
-    forward_s, input_s, weight_s = (
-        layers.first_at_most(pipeline.with_traffic(phase, cells, is_paired=is_paired))
+    of_blocks = {
+        phase: pipeline.with_traffic(phase, cells, is_paired=is_paired)
         for phase in ("forward", "input", "weight")
-    )
+    }
+    for phase in ("forward", "input"):
+        of_blocks[phase] = of_blocks[phase] - pipeline.amount(f"{phase}_crowded_s", cells)
+    forward_s, input_s, weight_s = (layers.first_at_most(each) for each in of_blocks.values())
     if pipeline.splits_backward:
         input_s = 0.0 * input_s
-    repeated = pipeline.amount("repeated_s", cells)
+    repeated = pipeline.amount("repeated_s", cells) - pipeline.amount("repeated_crowded_s", cells)
     mean = (layers.first_at_most(repeated) - repeated[EMBEDDING]) / np.maximum(most, 1)
     each = np.where(box.first_low == box.first_high, mean, repeated[:EMBEDDING].max(axis=0))
     full = np.minimum(box.layers_high, most) * each

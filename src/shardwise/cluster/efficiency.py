@@ -69,7 +69,8 @@ class CollectiveCurve:
     of that between nodes. A tier
     that joins n groups has n^-crowding of it: the more senders, the more often their ways cross. Where ranks
     send whole parts to each other, both ways at once, they reach `exchange_fraction` of it: all-gathers of
-    two, and all-to-alls.
+    two, and all-to-alls. For `lockstep_s` the ranks of a collective wait for the last of them, which is now
+    this one, now that.
     """
 
     fraction: float
@@ -77,6 +78,12 @@ class CollectiveCurve:
     partial_fraction: float = 1.0
     crowding: float = 0.0
     exchange_fraction: float = 1.0
+    lockstep_s: float = 0.0
+
+    @property
+    def before_s(self) -> float:
+        """Seconds of each collective before its first byte moves."""
+        return self.startup_s + self.lockstep_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,7 +14,7 @@ from shardwise.cost.distinct import Index, distinct_rows
 from shardwise.cost.fabric import alike_grids
 from shardwise.cost.handing import Handing, handing_of
 from shardwise.cost.keeping import ACTIVATIONS
-from shardwise.cost.layers import GRID_FIELDS, Parts
+from shardwise.cost.layers import GRID_FIELDS
 from shardwise.cost.layouts import (
     LaidOut,
     border_shapes,
@@ -26,6 +26,7 @@ from shardwise.cost.layouts import (
 from shardwise.cost.lone_stage import Kinds, StagePrice, StageShape, hop_s, kinds_of, stage_price
 from shardwise.cost.memory import PARTS, RankBytes, host_bytes, peak_bytes, rank_bytes
 from shardwise.cost.one_layout import LayoutPrice, price_layout, price_stage
+from shardwise.cost.parts import Parts
 from shardwise.cost.paths import Paths, least_s
 from shardwise.cost.peaks import Peaks, around_s, peaks_of
 from shardwise.cost.price import (

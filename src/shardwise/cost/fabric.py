@@ -69,6 +69,17 @@ def outer_part(sizes: Sizes, part: Sizes) -> Sizes:
     return left
 
 
+def crowds(sizes: Sizes, others: Sizes) -> Any:
+    """Whether a group has more than one member on the outermost tier that another group crosses: then both
+    leave by the same cards, and what one sends the other waits for."""
+    found: Any = False
+    is_outermost: Any = True
+    for own, other in zip(reversed(sizes), reversed(others), strict=True):
+        found = found | (is_outermost & (other > 1) & (own > 1))
+        is_outermost = is_outermost & (other <= 1)
+    return found
+
+
 def groups_of(problem: Problem, table: Any) -> Groups:
     """The groups of each row: mesh axes by the row's axis order, experts on the ranks of a stage."""
     tiers = problem.tiers
@@ -117,11 +128,13 @@ def _stage_group(tiers: Sequence[Tier], table: Any, pp_stride: Any, offset: Any,
 
 @dataclass(frozen=True, slots=True)
 class Fabric:
-    """Alpha and bandwidth per tier as collectives reach them, and the collectives on groups of any sizes as
+    """Alpha and bandwidth per tier as collectives reach them, what a message takes before its first byte
+    (`startups_s`) and what a collective does (`befores_s`), and the collectives on groups of any sizes as
     the backend has them."""
 
     alphas_s: tuple[float, ...]
     startups_s: tuple[float, ...]
+    befores_s: tuple[float, ...]
     bytes_per_s: tuple[float, ...]
     flow_bytes_per_s: tuple[float, ...]
     in_switch: tuple[float, ...]
@@ -144,14 +157,14 @@ class Fabric:
             bytes_per_s * np.where(is_exchange, exchange, 1.0)
             for bytes_per_s, exchange in zip(self._ring_bytes_per_s(sizes), self.exchange, strict=True)
         )
-        return comm.pass_s(nbytes, sizes, self.alphas_s, reached) + self._startup_s(sizes)
+        return comm.pass_s(nbytes, sizes, self.alphas_s, reached) + self._before_s(sizes)
 
     def all_reduce_s(self, nbytes: Any, sizes: Sizes) -> Any:
         """All-reduce of a whole tensor of `nbytes`."""
         whole_s = comm.all_reduce_s(
             nbytes, sizes, self.alphas_s, self._ring_bytes_per_s(sizes), self.in_switch
         )
-        return whole_s + self._startup_s(sizes)
+        return whole_s + self._before_s(sizes)
 
     def all_to_all_s(self, nbytes: Any, sizes: Sizes, outer_copies: Any = 1.0) -> Any:
         """All-to-all in which each rank sends `nbytes`; `outer_copies` of it beyond the innermost tier."""
@@ -159,7 +172,7 @@ class Fabric:
         linked = zip(self._linked_bytes_per_s(sizes), self.exchange, strict=True)
         reached = tuple(bytes_per_s * exchange for bytes_per_s, exchange in linked)
         moved_s = comm.all_to_all_s(nbytes, sizes, self.alphas_s, reached, copies)
-        return moved_s + self._startup_s(sizes)
+        return moved_s + self._before_s(sizes)
 
     def neighbour_s(self, nbytes: Any, tier: Any, senders: Any = 0) -> Any:
         """One message of `nbytes` to a rank behind tier `tier` (a column of indices).
@@ -195,8 +208,8 @@ class Fabric:
             inside = inside * size
         return tuple(reached)
 
-    def _startup_s(self, sizes: Sizes) -> Any:
-        return comm.flat_ring_alpha_s(sizes, self.startups_s)
+    def _before_s(self, sizes: Sizes) -> Any:
+        return comm.flat_ring_alpha_s(sizes, self.befores_s)
 
 
 def _of_tier(figures: Sequence[Any], tier: Any) -> Any:
@@ -224,6 +237,7 @@ def fabric_of(problem: Machine) -> Fabric:
     return Fabric(
         alphas_s=tuple(tier.latency_s for tier in problem.tiers),
         startups_s=tuple(curve.startup_s for curve in curves),
+        befores_s=tuple(curve.before_s for curve in curves),
         bytes_per_s=tuple(fraction * tier.bytes_per_s for tier, fraction in pairs),
         flow_bytes_per_s=tuple(fraction * tier.flow_bytes_per_s for tier, fraction in pairs),
         in_switch=tuple(1.0 if tier.in_switch_reduction else 0.0 for tier in problem.tiers),

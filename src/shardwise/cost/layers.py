@@ -15,6 +15,7 @@ import numpy as np
 from shardwise.cost.fabric import Fabric, Groups, fabric_of, groups_of
 from shardwise.cost.hops import Hops
 from shardwise.cost.operators import UNFUSED_SCORE_BYTES, element_bytes, operator_times, rows_of, width_of
+from shardwise.cost.parts import PART_NAMES, Parts
 from shardwise.cost.problem import Problem
 from shardwise.cost.temporaries import Temporaries, temporaries_of
 from shardwise.equations import comm, compute
@@ -28,50 +29,6 @@ GRID_FIELDS = (
 
 WORK_FIELDS = ("tp", "cp", "ep", "etp", "micro_batch_size", "sequence_parallel")
 """Those of them on which it depends without communication."""
-
-
-@dataclass(frozen=True, slots=True)
-class Parts:
-    """Seconds of one phase, by what they are spent on; communication as far as it is exposed."""
-
-    matmul_s: Any = 0.0
-    attention_s: Any = 0.0
-    memory_bound_s: Any = 0.0
-    tensor_s: Any = 0.0
-    context_s: Any = 0.0
-    expert_s: Any = 0.0
-    host_s: Any = 0.0
-
-    @property
-    def compute_s(self) -> Any:
-        """What communication can hide beside: computation, and waiting for the host."""
-        return self.matmul_s + self.attention_s + self.memory_bound_s + self.host_s
-
-    @property
-    def total_s(self) -> Any:
-        return self.compute_s + self.tensor_s + self.context_s + self.expert_s
-
-    def __add__(self, other: Parts) -> Parts:
-        return Parts(
-            matmul_s=self.matmul_s + other.matmul_s,
-            attention_s=self.attention_s + other.attention_s,
-            memory_bound_s=self.memory_bound_s + other.memory_bound_s,
-            tensor_s=self.tensor_s + other.tensor_s,
-            context_s=self.context_s + other.context_s,
-            expert_s=self.expert_s + other.expert_s,
-            host_s=self.host_s + other.host_s,
-        )
-
-    def taken(self, rows: Any) -> Parts:
-        """The columns at these rows."""
-        return Parts(*(getattr(self, name)[rows] for name in _PARTS))
-
-    def scaled(self, factor: Any) -> Parts:
-        """Every part times `factor`."""
-        return Parts(**{f.name: factor * getattr(self, f.name) for f in fields(Parts)})
-
-
-_PARTS = tuple(f.name for f in fields(Parts))
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,7 +253,7 @@ def _work_of(
 ) -> BlockCost:
     """The sum over `operators` without communication."""
     zero = 0.0 * table.tp
-    forward, backward_input, backward_weight, selective = (dict.fromkeys(_PARTS, zero) for _ in range(4))
+    forward, backward_input, backward_weight, selective = (dict.fromkeys(PART_NAMES, zero) for _ in range(4))
     left_out_s = zero
     first_left_out = _first_left_out(problem, operators)
     for place, operator in enumerate(operators):

@@ -12,10 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from shardwise.cost.fabric import Fabric, Sizes, fabric_of
+from shardwise.cost.fabric import Fabric, Sizes, crowds, fabric_of
 from shardwise.cost.layers import GridCost, grid_cost
 from shardwise.cost.memory import BOUNDARY_BUFFERS
 from shardwise.cost.nodes import Sums, block_columns, over_places
+from shardwise.cost.parts import Crowding
 from shardwise.cost.problem import Problem
 from shardwise.cost.sync import device_update_s, own_bytes
 from shardwise.equations import memory, pipeline
@@ -94,7 +95,7 @@ def kinds_of(problem: Problem, kinds: Sequence[tuple[int, int]], micro_batch_siz
     ]
     table = StrategyTable.of(rows)
     grid = grid_cost(problem, table)
-    return Kinds(problem, table.tp, table.dp, grid, fabric_of(problem), block_columns(grid))
+    return Kinds(problem, table.tp, table.dp, grid, fabric_of(problem), block_columns(grid, Crowding()))
 
 
 def hop_s(kinds: Kinds, tier: int = -1, senders: Any = 0) -> Any:
@@ -132,11 +133,15 @@ def stage_price(kinds: Kinds, shape: StageShape) -> StagePrice:
     buckets = np.maximum(shape.layers, 1)
     allocated = _allocated_bytes(kinds, shape, sums, weights, replicas)
     overlap = profile.state_overlap
+    crowded = 1.0 * crowds(kinds.grid.groups.tensor, sizes)
+    there_s = forward_s - crowded * sums.forward_crowded_s
+    again_s = np.array([0.0 * sums.full_s, 0.0 * sums.full_s, sums.full_crowded_s])[:, None]
+    back_s = backward_s - crowded * (sums.input_crowded_s + again_s)
     return StagePrice(
         forward_s=forward_s,
         backward_s=backward_s,
-        gather_s=pipeline.gathering_before_forward_s(gathering_s, overlap * forward_s, buckets),
-        reduce_s=pipeline.reduction_after_backward_s(reduction_s, overlap * backward_s, buckets),
+        gather_s=pipeline.gathering_before_forward_s(gathering_s, overlap * there_s, buckets),
+        reduce_s=pipeline.reduction_after_backward_s(reduction_s, overlap * back_s, buckets),
         end_s=_end_s(
             kinds, shape, weights / replicas, tied * (shape.is_first + shape.is_last - 2 * is_alone)
         ),

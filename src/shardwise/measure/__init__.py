@@ -12,7 +12,7 @@ except ModuleNotFoundError as error:
 
 from shardwise.measure.clock import Clock
 from shardwise.measure.kernels import KernelTimes, kernel_times, pace_s
-from shardwise.measure.links import LINK_SIZES, beside_times, link_times
+from shardwise.measure.links import LINK_SIZES, beside_times, link_times, lockstep_s
 from shardwise.measure.messages import Pair, message_rates
 from shardwise.measure.process import launched_group, torch_version, use_threads
 
@@ -25,6 +25,7 @@ __all__ = [
     "kernel_times",
     "launched_group",
     "link_times",
+    "lockstep_s",
     "message_rates",
     "pace_s",
     "torch_version",

@@ -19,6 +19,9 @@ LINK_SIZES = (2**12, 2**19, 2**21, 2**23, 2**25)
 
 BESIDE_BYTES, BESIDE_REPEATS = 2**21, 9
 
+LOCKSTEP_CALLS, LOCKSTEP_REPEATS = 4, 40
+"""Products before each collective, as many as a part of a small layer has."""
+
 _BATCH_S = 0.1
 _MOST_CALLS = 50
 
@@ -99,6 +102,41 @@ def beside_times(groups: Sequence[Sequence[int]], *, repeats: int = BESIDE_REPEA
             )
             for _ in range(repeats)
         ]
+
+
+def lockstep_s(groups: Sequence[Sequence[int]], *, repeats: int = LOCKSTEP_REPEATS) -> float:
+    """Seconds that the slowest rank of a group waits at a collective behind a product of matrices that all
+    compute at once, beyond what the collective takes alone: now one rank is late, now another.
+
+    The median of all the disjoint `groups`. Every rank of the default process group calls this with the same
+    groups; all return the same number.
+    """
+    x, one = torch.ones(PACE_SIDE, PACE_SIDE), torch.zeros(1)
+    with _own_group(groups) as own:
+
+        def waits_s(calls: int) -> float:
+            """Seconds of a collective behind so many products, the mean of all."""
+            spent_s = 0.0
+            for _ in range(repeats if own is not None else 0):
+                for _ in range(calls):
+                    functional.linear(x, x)
+                start_s = time.perf_counter()
+                distributed.all_reduce(one, group=own)
+                spent_s += time.perf_counter() - start_s
+            return spent_s / repeats
+
+        waits_s(0)  # the first connects
+        distributed.barrier()
+        alone_s, behind_s = waits_s(0), waits_s(LOCKSTEP_CALLS)
+        found = [torch.zeros(1, dtype=torch.float64) for _ in range(distributed.get_world_size())]
+        distributed.all_gather(found, torch.tensor([behind_s - alone_s], dtype=torch.float64))
+        return lost_s([float(each) for each in found], groups)
+
+
+def lost_s(waits_s: Sequence[float], groups: Sequence[Sequence[int]]) -> float:
+    """What all ranks of a group wait, of the seconds that each does: a rank that is always the last waits for
+    nobody, and is no slower for the others. The median of the groups, at least 0."""
+    return max(median(min(waits_s[rank] for rank in members) for members in groups), 0.0)
 
 
 def _elements(nbytes: int, ranks: int) -> int:

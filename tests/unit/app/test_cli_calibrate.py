@@ -80,7 +80,9 @@ def test_a_twin_whose_steps_all_have_one_action_cannot_tell_actions_from_steps()
 def document() -> dict[str, Any]:
     tiers = load_cluster("2x2xcpu").tiers
     inside = LinkCurve(latency_s=3e-5, startup_s=1e-4, bytes_per_s=2e9)
-    outside = LinkCurve(latency_s=2e-4, startup_s=5e-4, bytes_per_s=tiers[1].bytes_per_s * 0.95)
+    outside = LinkCurve(
+        latency_s=2e-4, startup_s=5e-4, lockstep_s=3e-3, bytes_per_s=tiers[1].bytes_per_s * 0.95
+    )
     linked = with_links(
         device(), [TierCurve(tier=tiers[0], curve=inside), TierCurve(tier=tiers[1], curve=outside)]
     )
@@ -105,6 +107,7 @@ def test_a_calibration_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert read.efficiency.scale_up.fraction == 1.0 and read.efficiency.scale_up.startup_s == 1e-4
     assert read.scale_out_latency_s == 2e-4
     assert read.efficiency.scale_out.fraction == pytest.approx(0.95)
+    assert (read.efficiency.scale_up.lockstep_s, read.efficiency.scale_out.lockstep_s) == (0.0, 3e-3)
     assert read.efficiency.provenance["launch_s"] == "measured: a machine"
     found = calibration.profile
     assert found is not None

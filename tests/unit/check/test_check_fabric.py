@@ -145,7 +145,7 @@ def test_tiers_of_a_cluster() -> None:
     curves = {
         "scale_up": CollectiveCurve(fraction=0.5, startup_s=0.2),
         "scale_out": CollectiveCurve(
-            fraction=0.25, startup_s=4.0, partial_fraction=0.5, exchange_fraction=0.75
+            fraction=0.25, startup_s=4.0, partial_fraction=0.5, exchange_fraction=0.75, lockstep_s=0.125
         ),
     }
     on = cluster(2, of=with_efficiency(**curves), latency_s=(0.5, 2.0), in_switch=True)
@@ -160,6 +160,7 @@ def test_tiers_of_a_cluster() -> None:
             partial=0.5,
             inside=4,
             both_ways=0.75,
+            wait_s=0.125,
         ),
     )
     # Nine nodes share what crosses between them: 5 / 9^(1/2).
@@ -167,6 +168,16 @@ def test_tiers_of_a_cluster() -> None:
     crowded = cluster(9, of=with_efficiency(**curves))
     found = fabric_of(crowded, crowded.classes["ideal"].efficiency)
     assert [tier.bytes_per_s for tier in found] == pytest.approx([50.0, 5.0 / 3])
+
+
+def test_ranks_wait_for_each_other_at_collectives_alone() -> None:
+    """3.25 s outside before the first byte, where it had been the 0.5 s inside."""
+    waiting = (FABRIC[0], replace(FABRIC[1], wait_s=3.0))
+    for collective in (pass_s, all_reduce_s):
+        assert collective(waiting, 80.0, group(2, 2))[0] == collective(FABRIC, 80.0, group(2, 2))[0] + 2.75
+    sent = all_to_all_s(FABRIC, 80.0, group(2, 2), 1.0)[0]
+    assert all_to_all_s(waiting, 80.0, group(2, 2), 1.0)[0] == sent + 2.75
+    assert message_s(waiting, 80.0, np.array([1])) == message_s(FABRIC, 80.0, np.array([1]))
 
 
 def test_groups_without_a_switch_have_the_links_between_them() -> None:

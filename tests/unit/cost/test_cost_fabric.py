@@ -18,6 +18,7 @@ from shardwise.cost.fabric import (
     Groups,
     Sizes,
     alike_grids,
+    crowds,
     fabric_of,
     groups_of,
     inner_part,
@@ -279,6 +280,34 @@ def test_two_that_send_to_each_other_at_once_reach_a_share() -> None:
     # Rows of a column each by their own size.
     both = fabric.pass_s(100.0, (np.array([1, 2]), np.array([2, 2])))
     np.testing.assert_allclose(both, [26.0, 25.0], rtol=1e-14)
+
+
+def test_ranks_wait_for_each_other_at_collectives_and_not_at_messages() -> None:
+    curves = CURVES | {"scale_out": replace(CURVES["scale_out"], lockstep_s=3.0)}
+    fabric = fabric_of(problem(on=cluster(2, of=with_efficiency(**curves), latency_s=(0.5, 2.0))))
+    plain = fabric_of(slow_problem())
+    sizes = (2, 2)
+    for name in ("pass_s", "all_reduce_s", "all_to_all_s"):
+        assert float(getattr(fabric, name)(100.0, sizes)) == float(getattr(plain, name)(100.0, sizes)) + 3.0
+    assert float(fabric.pass_s(100.0, (4, 1))) == float(plain.pass_s(100.0, (4, 1)))  # inside a node
+    assert float(fabric.neighbour_s(100.0, 1)) == float(plain.neighbour_s(100.0, 1))
+
+
+@pytest.mark.parametrize(
+    ("group", "replicas", "expected"),
+    [
+        ((2, 1), (2, 1), True),  # both inside nodes
+        ((2, 1), (2, 2), False),  # replicas' pace is set between the nodes, where the group does not go
+        ((2, 2), (1, 2), True),
+        ((1, 2), (4, 1), False),  # the group leaves the node, replicas do not
+        ((2, 1), (1, 1), False),  # no replicas
+        ((1, 1), (1, 2), False),
+    ],
+)
+def test_who_leaves_by_the_cards_of_the_replicas(group: Sizes, replicas: Sizes, expected: bool) -> None:
+    assert crowds(group, replicas) == expected
+    columns = [tuple(np.array([size, 1]) for size in sizes) for sizes in (group, replicas)]
+    assert crowds(*columns).tolist() == [expected, False]
 
 
 def test_a_scatter_is_what_the_backend_does_for_it() -> None:

@@ -93,6 +93,23 @@ def test_gradients_in_the_dtype_of_the_weights_are_half_as_long() -> None:
     close(end.optimizer_s, 840 * 28 / 1000)  # 2 + 2 * 4 + 2 * 8 + 2
 
 
+def test_what_tensor_ranks_send_by_the_same_cards_hides_no_gradients() -> None:
+    """A backward of 16.3 s over one node, of which 9 s join tensor ranks' parts (2 of 1 s in each of four
+    layers, 1 in the head): 7.3 s are left to sum 17.6 s of gradients in four buckets, 17.6 - 3/4 * 7.3."""
+    hiding = with_software(one_node(), data_overlap=1.0, state_overlap=1.0)
+    assert times_of(hiding, "tp=2,dp=2").backward_s[0, 0] == pytest.approx(16.3)
+    close(times_of(hiding, "tp=2,dp=2").reduce_s, 12.125)
+    # Repeated forwards take 10.2 s more, 8 of them in collectives: 17.6 - 3/4 * 9.5.
+    close(times_of(hiding, "tp=2,dp=2,recompute=full").reduce_s, 10.475)
+    # Shared states: half of it is scattered, 8.8 s; gathering 4.4 s hides beside 13 - 9 s of the forward.
+    shared = times_of(hiding, "tp=2,dp=2,zero_stage=1")
+    close(shared.reduce_s, 3.325)
+    close(shared.gather_s, 1.4)
+    # Over two nodes tensor ranks keep inside theirs: all of the 16.3 s hide 66 s over the network.
+    hiding = with_software(two_nodes(), data_overlap=1.0, state_overlap=1.0)
+    close(times_of(hiding, "tp=2,dp=4").reduce_s, 66.0 - 0.75 * 16.3)
+
+
 @pytest.mark.parametrize("recompute", ["full,recompute_layers=4", "selective"])
 def test_recomputation_that_stops_early(recompute: str) -> None:
     # Layers with the norm first: only that is computed again of each, by selective recompute too.

@@ -28,12 +28,14 @@ _LEAST_SHARE = 1e-6
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkCurve:
     """`latency_s` of a hop, `startup_s` of a collective, bytes per second and direction of a device; of which
-    two that send to each other at once reach `exchange_fraction`."""
+    two that send to each other at once reach `exchange_fraction`; and `lockstep_s` for which ranks wait for
+    each other where each comes from a computation of its own, as the samples of collectives do not."""
 
     latency_s: float
     startup_s: float
     bytes_per_s: float
     exchange_fraction: float = 1.0
+    lockstep_s: float = 0.0
 
     def errors(self, samples: Sequence[LinkSample]) -> Mapping[str, float]:
         """Mean of |predicted / measured - 1| of each kind of collective that was measured."""

@@ -69,6 +69,7 @@ def with_links(device: Device, measured: Sequence[TierCurve]) -> Device:
             reached = replace(
                 efficiency.scale_out, fraction=fraction, startup_s=curve.startup_s,
                 partial_fraction=1.0, crowding=0.0, exchange_fraction=curve.exchange_fraction,
+                lockstep_s=curve.lockstep_s,
             )  # fmt: skip
             device = replace(
                 device,
@@ -79,6 +80,7 @@ def with_links(device: Device, measured: Sequence[TierCurve]) -> Device:
             inside = replace(
                 efficiency.scale_up, fraction=1.0, startup_s=curve.startup_s,
                 partial_fraction=1.0, crowding=0.0, exchange_fraction=curve.exchange_fraction,
+                lockstep_s=curve.lockstep_s,
             )  # fmt: skip
             device = replace(
                 device,

@@ -194,22 +194,24 @@ def _links(cluster: Cluster, threads: int) -> tuple[_Curves, float] | None:
                 found=str(cluster.devices), allowed=os.environ["WORLD_SIZE"],
             )  # fmt: skip
         with launched_group() as rank:
-            samples, beside = _measure_links(None, groups, threads)
+            found = _measure_links(None, groups, threads)
         if rank > 0:
             return None
     else:
         from shardwise.runtime import Team
 
         with Team(cluster.devices) as team:
-            samples, beside = team.run(cluster.devices, _measure_links, groups, threads)[0]
+            found = team.run(cluster.devices, _measure_links, groups, threads)[0]
     curves: _Curves = []
     for place, tier in enumerate(cluster.tiers):
-        of = [sample for at, each in zip(groups, samples, strict=True) if at[0] == place for sample in each]
+        here = [number for number, (at, _) in enumerate(groups) if at == place]
+        of = [sample for number in here for sample in found.samples[number]]
         if of:
             unsharded = accuracy.link_curve([each for each in of if each.kind in accuracy.UNSHARDED])
-            curve = accuracy.with_exchanges(unsharded, of)
+            alone = accuracy.with_exchanges(unsharded, of)
+            curve = replace(alone, lockstep_s=found.lockstep_s[here[0]])
             curves.append((TierCurve(tier=tier, curve=curve), curve.errors(of)))
-    return curves, accuracy.hidden_share(beside)
+    return curves, accuracy.hidden_share(found.beside)
 
 
 def _groups(cluster: Cluster) -> list[tuple[int, list[list[int]]]]:
@@ -233,14 +235,27 @@ def _groups(cluster: Cluster) -> list[tuple[int, list[list[int]]]]:
     return groups
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Links:
+    """Of each of the groups the samples, and how long ranks wait for each other at a collective; what passes
+    beside computation in the last."""
+
+    samples: Sequence[Sequence[LinkSample]]
+    lockstep_s: Sequence[float]
+    beside: Sequence[BesideSample]
+
+
 def _measure_links(
     report: object, groups: Sequence[tuple[int, Sequence[Sequence[int]]]], threads: int
-) -> tuple[list[list[LinkSample]], list[BesideSample]]:
-    """Samples of each of the groups, and of what passes beside computation in the last."""
-    from shardwise.measure import beside_times, link_times, use_threads
+) -> _Links:
+    from shardwise.measure import beside_times, link_times, lockstep_s, use_threads
 
     use_threads(threads)
-    return [link_times(members) for _, members in groups], beside_times(groups[-1][1])
+    return _Links(
+        samples=[link_times(members) for _, members in groups],
+        lockstep_s=[lockstep_s(members) for _, members in groups],
+        beside=beside_times(groups[-1][1]),
+    )
 
 
 # --- the answer ------------------------------------------------------------------------------------------
@@ -259,10 +274,10 @@ def _lines(found: Found, out: str) -> list[Line]:
             (f", {words.seconds(efficiency.launch_s)} a kernel", "")),
         row("in a node", (format_rate(device.scale_up_bytes_per_s * efficiency.scale_up.fraction), "value"),
             (f", {words.seconds(device.scale_up_latency_s)} a hop,"
-             f" {words.seconds(efficiency.scale_up.startup_s)} a collective", "")),
+             f" {words.seconds(efficiency.scale_up.before_s)} a collective", "")),
         row("network", (f"{efficiency.scale_out.fraction:.0%} of its cards", "value"),
             (f", {words.seconds(device.scale_out_latency_s)} a hop,"
-             f" {words.seconds(efficiency.scale_out.startup_s)} a collective", "")),
+             f" {words.seconds(efficiency.scale_out.before_s)} a collective", "")),
     ]  # fmt: skip
     if profile is not None:
         lines.append(

@@ -105,7 +105,8 @@ class Rank:
         return speeds
 
     def _reached(self, sizes: list[int]) -> tuple[list[float], list[float], list[float]]:
-        """Latency, start and bytes per second of rings through such a group, per tier."""
+        """Latency, what passes before the first byte, and bytes per second of rings through such a group, per
+        tier."""
         tiers, efficiency = self.machine.tiers, self.machine.efficiency
         alphas, starts, speeds = [], [], []
         inside, below = 1, 1
@@ -115,7 +116,7 @@ class Rank:
             if 1 < inside < below and not one_card:
                 speed *= curve.partial_fraction
             alphas.append(tier.latency_s)
-            starts.append(curve.startup_s)
+            starts.append(curve.before_s)
             speeds.append(speed)
             inside *= size
             below = tier.span
@@ -158,9 +159,11 @@ class Rank:
         """So many bytes to the nearest ranks of a group, over the outermost tier that it meets on."""
         met = [tier for tier, size in enumerate(sizes) if size > 1]
         tier = met[-1] if met else 0
-        alphas, starts, _ = self._reached(sizes)
+        efficiency = self.machine.efficiency
+        curve = efficiency.scale_out if self.machine.tiers[tier].is_network else efficiency.scale_up
+        alpha_s = self.machine.tiers[tier].latency_s + curve.startup_s
         speed = self._linked([2] * len(sizes))[tier]
-        return float(comm.point_to_point_s(nbytes, alphas[tier] + starts[tier], speed))
+        return float(comm.point_to_point_s(nbytes, alpha_s, speed))
 
     def bring_s(
         self, shape: tuple[int, ...], element_bytes: float, start: tuple[Held, ...], end: tuple[Held, ...]

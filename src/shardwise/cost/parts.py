@@ -1,0 +1,76 @@
+"""What a pass through a block spends its seconds on, and what of it crowds the cards of replicas."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any
+
+from shardwise.cost.fabric import Groups, crowds
+
+
+@dataclass(frozen=True, slots=True)
+class Crowding:
+    """Of each kind of collectives within the passes, whether (0 or 1) they leave by the cards by which
+    gradients are summed over replicas."""
+
+    tensor: Any = 1.0
+    context: Any = 1.0
+    expert: Any = 1.0
+
+    @staticmethod
+    def of(groups: Groups) -> Crowding:
+        """Of grids with these groups."""
+        kinds = (groups.tensor, groups.context, groups.expert)
+        return Crowding(*(1.0 * crowds(kind, groups.data) for kind in kinds))
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """Seconds of one phase, by what they are spent on; communication as far as it is exposed."""
+
+    matmul_s: Any = 0.0
+    attention_s: Any = 0.0
+    memory_bound_s: Any = 0.0
+    tensor_s: Any = 0.0
+    context_s: Any = 0.0
+    expert_s: Any = 0.0
+    host_s: Any = 0.0
+
+    @property
+    def compute_s(self) -> Any:
+        """What communication can hide beside: computation, and waiting for the host."""
+        return self.matmul_s + self.attention_s + self.memory_bound_s + self.host_s
+
+    @property
+    def total_s(self) -> Any:
+        return self.compute_s + self.tensor_s + self.context_s + self.expert_s
+
+    def crowded_s(self, crowding: Crowding) -> Any:
+        """What passes in collectives of the kinds that crowd."""
+        return (
+            crowding.tensor * self.tensor_s
+            + crowding.context * self.context_s
+            + crowding.expert * self.expert_s
+        )
+
+    def __add__(self, other: Parts) -> Parts:
+        return Parts(
+            matmul_s=self.matmul_s + other.matmul_s,
+            attention_s=self.attention_s + other.attention_s,
+            memory_bound_s=self.memory_bound_s + other.memory_bound_s,
+            tensor_s=self.tensor_s + other.tensor_s,
+            context_s=self.context_s + other.context_s,
+            expert_s=self.expert_s + other.expert_s,
+            host_s=self.host_s + other.host_s,
+        )
+
+    def taken(self, rows: Any) -> Parts:
+        """The columns at these rows."""
+        return Parts(*(getattr(self, name)[rows] for name in PART_NAMES))
+
+    def scaled(self, factor: Any) -> Parts:
+        """Every part times `factor`."""
+        return Parts(**{f.name: factor * getattr(self, f.name) for f in fields(Parts)})
+
+
+PART_NAMES = tuple(f.name for f in fields(Parts))
