@@ -153,8 +153,9 @@ def measure(name: str, setting: Setting, base: Path, folder: Path, repeats: int)
     """Calibrate the links of a cluster, price its plans and run them: a row for each, and for each epoch.
 
     The machine may be faster or slower by then than when its device was calibrated, by as much as a quarter:
-    the product of matrices that `calibrate` times between all it measures, and that is timed again beside the
-    steps of each plan, tells by how much, and devices are priced at that speed. `calibrated_s` is the price
+    the product of matrices that `calibrate` times between all it measures, and that is timed again between
+    the steps of all plans, tells by how much, and devices are priced at that speed. (What it takes just
+    before and after one plan's steps scatters by more than the machine drifts.) `calibrated_s` is the price
     without.
     """
     calibration, steps = folder / "links.yaml", folder / "steps.json"
@@ -175,16 +176,17 @@ def measure(name: str, setting: Setting, base: Path, folder: Path, repeats: int)
         events = folder / "events.jsonl"
         events.write_text(events_between(*files, at_s=epoch_s))
         options = ["--events", events]
-    _emulate(files[0], "-m", "benchmarks.emulated_steps", steps, repeats, epoch_s, len(files), *paths,
-             options=options)  # fmt: skip
+    speeds = [node.speed for node in load_cluster(str(files[0])).nodes for _ in range(node.devices)]
+    _emulate(files[0], "-m", "benchmarks.emulated_steps", steps, repeats, epoch_s, len(files),
+             ",".join(map(str, speeds)), *paths, options=options)  # fmt: skip
     document = json.loads(steps.read_text())
     calibrated_pace_s = float(yaml.safe_load(base.read_text())["measured"]["pace"]["seconds"])
     plain = read_calibration(str(calibration))
     rows = []
     for epoch, (file, found) in enumerate(zip(files, document["epochs"], strict=True)):
         asked_for: list[str | Path] = [*setting.plans, *points]
-        for called, asked, measured in zip(names, asked_for, found, strict=True):
-            speed = calibrated_pace_s / measured["pace_s"]
+        speed = calibrated_pace_s / found["pace_s"]
+        for called, asked, measured in zip(names, asked_for, found["plans"], strict=True):
             calibrated_s, predicted_s = (
                 _priced_s(asked, file, each) for each in (plain, at_speed(plain, speed))
             )

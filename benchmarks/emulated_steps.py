@@ -1,4 +1,6 @@
-"""Steps of several plans in turns, on the ranks that `emulate` started: OUT REPEATS EPOCH_S EPOCHS PLAN...
+"""Steps of several plans in turns, on the ranks that `emulate` started.
+
+Arguments: OUT REPEATS EPOCH_S EPOCHS SPEEDS PLAN...; SPEEDS are those of the ranks' devices, with commas.
 
 Where there are several epochs all plans are measured in each, and wait for the next: then the network
 changes.
@@ -34,16 +36,18 @@ SETTLED_S = 3.0
 """Between the change of an epoch by this process's clock and the first step after it."""
 
 
-def main(out: str, repeats: int, epoch_s: float, epochs: int, paths: list[str]) -> None:
+def main(
+    out: str, repeats: int, epoch_s: float, epochs: int, speeds: Sequence[float], paths: Sequence[str]
+) -> None:
     """Rank 0 writes, of each epoch and plan, the median seconds of a step of the slowest rank, and all of
-    them; and the median seconds that the product that `calibrate` times took it before and after each."""
+    them; and of each epoch those of the product that `calibrate` times."""
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     distributed.init_process_group("gloo")
     steps = [_graph_step(path) if is_graph_plan(path) else _step(path) for path in paths]
     found = []
     for epoch in range(epochs):
-        found.append(_in_turns(steps, repeats))
+        found.append(_in_turns(steps, repeats, speeds[distributed.get_rank()]))
         if epochs > 1:
             left_s = (epoch + 1) * epoch_s - _age_s()
             if left_s < 0.0:
@@ -51,11 +55,11 @@ def main(out: str, repeats: int, epoch_s: float, epochs: int, paths: list[str]) 
             time.sleep(left_s + SETTLED_S)
     if os.environ["RANK"] == "0":
         medians = [
-            [
-                {"measured_s": median(own), "times_s": own, "pace_s": median(paces)}
-                for own, paces in zip(*epoch, strict=True)
-            ]
-            for epoch in found
+            {
+                "pace_s": median(paces),
+                "plans": [{"measured_s": median(own), "times_s": own} for own in times],
+            }
+            for times, paces in found
         ]
         Path(out).write_text(json.dumps({"epochs": medians}))
     distributed.destroy_process_group()
@@ -68,30 +72,36 @@ def _age_s() -> float:
 
 
 def _in_turns(
-    steps: Sequence[Callable[[], object]], repeats: int
-) -> tuple[list[list[float]], list[list[float]]]:
-    """Seconds of `repeats` calls of each of `steps`, that of the slowest rank each; and of the product beside
-    them.
+    steps: Sequence[Callable[[], object]], repeats: int, speed: float
+) -> tuple[list[list[float]], list[float]]:
+    """Seconds of `repeats` calls of each of `steps`, and of the product before and after each: of the slowest
+    rank, since all wait for it. Those of the product are what a device of speed 1 would take; `speed` is that
+    of this rank's.
 
     A step behind one of another plan takes up to a fifth longer: its memory has been used for others. One
     behind its like, as in training, is what is timed.
     """
     times: list[list[float]] = [[] for _ in steps]
-    paces: list[list[float]] = [[] for _ in steps]
+    paces: list[float] = []
     for repeat in range(1 + repeats):
-        for step, own, beside in zip(steps, times, paces, strict=True):
+        for step, own in zip(steps, times, strict=True):
             step()
-            before_s = pace_s()
-            distributed.barrier()
-            start_s = time.perf_counter()
-            step()
-            spent = torch.tensor([time.perf_counter() - start_s], dtype=torch.float64)
-            distributed.all_reduce(spent, op=distributed.ReduceOp.MAX)
-            after_s = pace_s()
+            before_s, spent_s = _slowest_s(pace_s, speed), _slowest_s(step)
+            after_s = _slowest_s(pace_s, speed)
             if repeat:  # all before is to warm up
-                own.append(float(spent))
-                beside += [before_s, after_s]
+                own.append(spent_s)
+                paces += [before_s, after_s]
     return times, paces
+
+
+def _slowest_s(call: Callable[[], object], speed: float = 1.0) -> float:
+    """Seconds until every rank is done with what all begin at once, times the rank's `speed`."""
+    distributed.barrier()
+    start_s = time.perf_counter()
+    call()
+    spent = torch.tensor([speed * (time.perf_counter() - start_s)], dtype=torch.float64)
+    distributed.all_reduce(spent, op=distributed.ReduceOp.MAX)
+    return float(spent)
 
 
 def _step(path: str) -> Callable[[], object]:
@@ -112,4 +122,11 @@ def _graph_step(path: str) -> Callable[[], object]:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), float(sys.argv[3]), int(sys.argv[4]), sys.argv[5:])
+    main(
+        sys.argv[1],
+        int(sys.argv[2]),
+        float(sys.argv[3]),
+        int(sys.argv[4]),
+        [float(speed) for speed in sys.argv[5].split(",")],
+        sys.argv[6:],
+    )
