@@ -91,10 +91,10 @@ def stage_times(
     weight_s = stage["weight_s"] + stage["weight_traffic_s"]
     # What leaves by the replicas' cards leaves them nothing to sum gradients by.
     repeated_s = np.where(
-        rows.recompute == "full", recomputed_share(rows, layers) * stage["repeated_crowded_s"], 0.0
+        rows.recompute == "full", recomputed_share(rows, layers) * stage["repeated_contended_s"], 0.0
     )
-    crowded_s = stage["input_crowded_s"] + repeated_s
-    last_s = weight_s if family.splits_backward else input_s + weight_s - crowded_s
+    contended_s = stage["input_contended_s"] + repeated_s
+    last_s = weight_s if family.splits_backward else input_s + weight_s - contended_s
     profile = figures.profile
     overlap = np.where(rows.optim_shard == 1, profile.data_overlap, profile.state_overlap)
     return StageTimes(
@@ -102,7 +102,7 @@ def stage_times(
         input_s=input_s,
         weight_s=weight_s,
         weight_action_s=weight_s + host_s,
-        gather_s=_beside(gathering_s, overlap * (forward_s - stage["forward_crowded_s"]), layers),
+        gather_s=_beside(gathering_s, overlap * (forward_s - stage["forward_contended_s"]), layers),
         reduce_s=_beside(reduction_s, overlap * last_s, layers),
         again_s=again_s,
         offload_s=out_s + in_s,

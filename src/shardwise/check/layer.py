@@ -23,13 +23,13 @@ PHASES = ("forward", "input", "weight")
 AMOUNTS = (
     "forward_computation_s", "input_computation_s", "weight_computation_s", "forward_s", "input_s",
     "weight_s", "matmul_s", "attention_s", "memory_bound_s", "tensor_s", "context_s", "expert_s",
-    "host_s", "selective_s", "repeated_s", "forward_crowded_s", "input_crowded_s", "repeated_crowded_s",
+    "host_s", "selective_s", "repeated_s", "forward_contended_s", "input_contended_s", "repeated_contended_s",
     "dense", "expert", "kept_bytes", "kept_selective_bytes", "input_bytes",
 )  # fmt: skip
 """Seconds of the phases, alone and with communication; parts of all phases; what selective and full
 recomputation would repeat; of the forward, the gradient of the input and a repeated forward what passes in
-collectives over the outermost tier of the replicas; elements of dense and expert weights; bytes kept by each
-choice of recompute.
+collectives by the cards by which replicas sum gradients; elements of dense and expert weights; bytes kept by
+each choice of recompute.
 Beside them a block has `largest_bytes`, `logits_bytes` and `replicated`, which are not summed over stages."""
 
 
@@ -93,12 +93,12 @@ def block_amounts(
     for kind in ("tensor", "context", "expert"):
         found[f"{kind}_s"] = traffic[kind, "forward"] + traffic[kind, "input"]
     for phase in ("forward", "input"):
-        found[f"{phase}_crowded_s"] = sum(
-            np.where(_meets_replicas(groups, getattr(groups, kind)), traffic[kind, phase], 0.0)
+        found[f"{phase}_contended_s"] = sum(
+            np.where(_meets_replicas(place, groups, getattr(groups, kind)), traffic[kind, phase], 0.0)
             for kind in ("tensor", "context", "expert")
         )
-    again_s = found["forward_crowded_s"]
-    found["repeated_crowded_s"] = again_s if shape.is_layer else 0.0 * again_s
+    again_s = found["forward_contended_s"]
+    found["repeated_contended_s"] = again_s if shape.is_layer else 0.0 * again_s
     found |= _bytes(place, shape)
     selective = parts["selective", "forward"]
     found["selective_s"] = selective if shape.is_layer else 0.0 * selective
@@ -108,12 +108,18 @@ def block_amounts(
     return found
 
 
-def _meets_replicas(groups: Groups, group: Sizes) -> Column:
-    """Whether members of a group lie apart on the outermost tier on which replicas do."""
-    replicas, members = (np.array(np.broadcast_arrays(*each)) for each in (groups.data, group))
-    outermost = np.where(replicas > 1, np.arange(len(replicas))[:, None], -1).max(axis=0)
-    met: Column = (outermost >= 0) & (np.take_along_axis(members, outermost[None], axis=0)[0] > 1)
-    return met
+def _meets_replicas(place: Place, groups: Groups, group: Sizes) -> Column:
+    """Whether members of a group lie apart where the slowest hop between replicas is: on different nodes, or
+    only inside them."""
+    tiers = place.figures.cluster.tiers
+    apart: Column = np.zeros_like(place.rows.tp, dtype=bool)
+    is_out = apart
+    for tier, size in zip(tiers, groups.data, strict=True):
+        is_out = is_out | (tier.is_network & (size > 1))
+    are_replicas: Column = np.prod(np.broadcast_arrays(*groups.data), axis=0) > 1
+    for tier, size in zip(tiers, group, strict=True):
+        apart = apart | ((size > 1) & (is_out == tier.is_network))
+    return apart & are_replicas
 
 
 def _computation(place: Place, shape: BlockShape) -> dict[tuple[str, str], Column]:

@@ -289,11 +289,11 @@ def _first_stage_at_most_s(
         for phase in ("forward", "input", "weight")
     }
     for phase in ("forward", "input"):
-        of_blocks[phase] = of_blocks[phase] - pipeline.amount(f"{phase}_crowded_s", cells)
+        of_blocks[phase] = of_blocks[phase] - pipeline.amount(f"{phase}_contended_s", cells)
     forward_s, input_s, weight_s = (layers.first_at_most(each) for each in of_blocks.values())
     if pipeline.splits_backward:
         input_s = 0.0 * input_s
-    repeated = pipeline.amount("repeated_s", cells) - pipeline.amount("repeated_crowded_s", cells)
+    repeated = pipeline.amount("repeated_s", cells) - pipeline.amount("repeated_contended_s", cells)
     mean = (layers.first_at_most(repeated) - repeated[EMBEDDING]) / np.maximum(most, 1)
     each = np.where(box.first_low == box.first_high, mean, repeated[:EMBEDDING].max(axis=0))
     full = np.minimum(box.layers_high, most) * each

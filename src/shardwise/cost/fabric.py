@@ -69,15 +69,19 @@ def outer_part(sizes: Sizes, part: Sizes) -> Sizes:
     return left
 
 
-def crowds(sizes: Sizes, others: Sizes) -> Any:
-    """Whether a group has more than one member on the outermost tier that another group crosses: then both
-    leave by the same cards, and what one sends the other waits for."""
-    found: Any = False
-    is_outermost: Any = True
-    for own, other in zip(reversed(sizes), reversed(others), strict=True):
-        found = found | (is_outermost & (other > 1) & (own > 1))
-        is_outermost = is_outermost & (other <= 1)
-    return found
+def contends(tiers: Sequence[Tier], group: Sizes, replicas: Sizes) -> Any:
+    """Whether a group leaves by the cards that set the pace of its replicas' group: both over the network,
+    whatever tiers of it, or both inside a node."""
+
+    def crosses(sizes: Sizes, is_network: bool) -> Any:
+        found: Any = False
+        for size, tier in zip(sizes, tiers, strict=True):
+            if tier.is_network == is_network:
+                found = found | np.greater(size, 1)
+        return found
+
+    are_both_inside = crosses(replicas, False) & crosses(group, False)
+    return np.where(crosses(replicas, True), crosses(group, True), are_both_inside)
 
 
 def groups_of(problem: Problem, table: Any) -> Groups:

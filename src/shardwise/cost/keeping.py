@@ -27,7 +27,7 @@ class Keeping:
     """Per place, one microbatch without sharding.
 
     Phases of its stage in seconds, of which `recompute_s` and `offload_s` are told apart; of the forward and
-    of the gradient of the input `crowded`: what passes in collectives by the cards by which gradients are
+    of the gradient of the input `contended`: what passes in collectives by the cards by which gradients are
     summed.
 
     Bytes: kept by one microbatch on the stage (`stage_bytes`), on the device at the peak, and moved to the
@@ -39,8 +39,8 @@ class Keeping:
     weight_s: Any
     recompute_s: Any
     offload_s: Any
-    forward_crowded_s: Any
-    input_crowded_s: Any
+    forward_contended_s: Any
+    input_contended_s: Any
     stage_bytes: Any
     device_bytes: Any
     host_bytes: Any
@@ -71,8 +71,8 @@ def keeping_of(problem: Problem, table: Any, node: Node, of_node: Any) -> Keepin
         weight_s=stage.weight_s,
         recompute_s=recompute_s,
         offload_s=out_s + in_s,
-        forward_crowded_s=stage.forward_crowded_s,
-        input_crowded_s=stage.input_crowded_s + share * stage.full_crowded_s,
+        forward_contended_s=stage.forward_contended_s,
+        input_contended_s=stage.input_contended_s + share * stage.full_contended_s,
         stage_bytes=one,
         device_bytes=np.where(moves, np.minimum(held, one + layer_kept), held)
         + np.where(table.recompute == FULL, layer_kept - layer_input, 0.0),

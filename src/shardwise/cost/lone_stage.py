@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from shardwise.cost.fabric import Fabric, Sizes, crowds, fabric_of
+from shardwise.cost.fabric import Fabric, Sizes, contends, fabric_of
 from shardwise.cost.layers import GridCost, grid_cost
 from shardwise.cost.memory import BOUNDARY_BUFFERS
 from shardwise.cost.nodes import Sums, block_columns, over_places
-from shardwise.cost.parts import Crowding
+from shardwise.cost.parts import Contention
 from shardwise.cost.problem import Problem
 from shardwise.cost.sync import device_update_s, own_bytes
 from shardwise.equations import memory, pipeline
@@ -95,7 +95,7 @@ def kinds_of(problem: Problem, kinds: Sequence[tuple[int, int]], micro_batch_siz
     ]
     table = StrategyTable.of(rows)
     grid = grid_cost(problem, table)
-    return Kinds(problem, table.tp, table.dp, grid, fabric_of(problem), block_columns(grid, Crowding()))
+    return Kinds(problem, table.tp, table.dp, grid, fabric_of(problem), block_columns(grid, Contention()))
 
 
 def hop_s(kinds: Kinds, tier: int = -1, senders: Any = 0) -> Any:
@@ -133,10 +133,10 @@ def stage_price(kinds: Kinds, shape: StageShape) -> StagePrice:
     buckets = np.maximum(shape.layers, 1)
     allocated = _allocated_bytes(kinds, shape, sums, weights, replicas)
     overlap = profile.state_overlap
-    crowded = 1.0 * crowds(kinds.grid.groups.tensor, sizes)
-    there_s = forward_s - crowded * sums.forward_crowded_s
-    again_s = np.array([0.0 * sums.full_s, 0.0 * sums.full_s, sums.full_crowded_s])[:, None]
-    back_s = backward_s - crowded * (sums.input_crowded_s + again_s)
+    contended = 1.0 * contends(problem.tiers, kinds.grid.groups.tensor, sizes)
+    there_s = forward_s - contended * sums.forward_contended_s
+    again_s = np.array([0.0 * sums.full_s, 0.0 * sums.full_s, sums.full_contended_s])[:, None]
+    back_s = backward_s - contended * (sums.input_contended_s + again_s)
     return StagePrice(
         forward_s=forward_s,
         backward_s=backward_s,

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from shardwise.cost.layers import BlockCost, GridCost
-from shardwise.cost.parts import Crowding
+from shardwise.cost.parts import Contention
 from shardwise.cost.places import Places
 from shardwise.cost.problem import Problem
 from shardwise.schedule import SPLIT_NAMES, in_flight
@@ -26,7 +26,7 @@ class Sums:
     """Sums over some layers (and ends) of one microbatch, per place or per row.
 
     Seconds of the phases, of their computation alone, and of what recomputing selectively or in full would
-    add; of the forward, the gradient of the input and a repeated forward what is `crowded`: passes in
+    add; of the forward, the gradient of the input and a repeated forward what is `contended`: passes in
     collectives by the cards by which gradients are summed; bytes that are kept without recomputation, under
     selective, and of inputs alone (embedding and head keep the same in any case); elements of dense and of
     expert weights.
@@ -39,9 +39,9 @@ class Sums:
     weight_s: Any
     selective_s: Any
     full_s: Any
-    forward_crowded_s: Any
-    input_crowded_s: Any
-    full_crowded_s: Any
+    forward_contended_s: Any
+    input_contended_s: Any
+    full_contended_s: Any
     kept_bytes: Any
     selective_bytes: Any
     input_bytes: Any
@@ -90,7 +90,7 @@ def node_of(problem: Problem, table: Any, grid: GridCost, of_grid: Any, places: 
     Where embedding and head are tied but lie on different ranks, the head's rank holds a copy of the weights.
     """
     microbatches = problem.job.global_batch_size // (table.dp * table.micro_batch_size)
-    blocks = block_columns(grid, Crowding.of(grid.groups))[:, :, of_grid]
+    blocks = block_columns(grid, Contention.of(problem.tiers, grid.groups))[:, :, of_grid]
     flying = in_flight(table.schedule, table.pp, microbatches, table.vpp, places.rank)
     is_split = IS_SPLIT[table.schedule]
     # Elsewhere the loss of a microbatch is gone before the next comes to the head.
@@ -133,15 +133,15 @@ def node_of(problem: Problem, table: Any, grid: GridCost, of_grid: Any, places: 
     )
 
 
-def block_columns(grid: GridCost, crowding: Crowding) -> Any:
+def block_columns(grid: GridCost, contention: Contention) -> Any:
     """What `Sums` adds up, of every kind of layer and then embedding and head; shape (fields of Sums, blocks,
     grids)."""
-    columns = [_layer_columns(kind, crowding) for kind in grid.kinds]
-    columns += [_end_columns(end, crowding) for end in (grid.embedding, grid.head)]
+    columns = [_layer_columns(kind, contention) for kind in grid.kinds]
+    columns += [_end_columns(end, contention) for end in (grid.embedding, grid.head)]
     return np.array([[getattr(block, f.name) for block in columns] for f in fields(Sums)])
 
 
-def _layer_columns(block: BlockCost, crowding: Crowding) -> Sums:
+def _layer_columns(block: BlockCost, contention: Contention) -> Sums:
     return Sums(
         forward_s=block.forward.total_s,
         forward_compute_s=block.forward.compute_s,
@@ -150,9 +150,9 @@ def _layer_columns(block: BlockCost, crowding: Crowding) -> Sums:
         weight_s=block.backward_weight.total_s,
         selective_s=block.selective.total_s,
         full_s=block.repeated_s,
-        forward_crowded_s=block.forward.crowded_s(crowding),
-        input_crowded_s=block.backward_input.crowded_s(crowding),
-        full_crowded_s=block.forward.crowded_s(crowding),
+        forward_contended_s=block.forward.contended_s(contention),
+        input_contended_s=block.backward_input.contended_s(contention),
+        full_contended_s=block.forward.contended_s(contention),
         kept_bytes=block.kept_bytes,
         selective_bytes=block.selective_bytes,
         input_bytes=block.input_bytes,
@@ -161,10 +161,10 @@ def _layer_columns(block: BlockCost, crowding: Crowding) -> Sums:
     )
 
 
-def _end_columns(block: BlockCost, crowding: Crowding) -> Sums:
+def _end_columns(block: BlockCost, contention: Contention) -> Sums:
     """Embedding and head are never recomputed."""
-    layer = _layer_columns(block, crowding)
-    never = dict.fromkeys(("selective_s", "full_s", "full_crowded_s"), 0.0 * block.kept_bytes)
+    layer = _layer_columns(block, contention)
+    never = dict.fromkeys(("selective_s", "full_s", "full_contended_s"), 0.0 * block.kept_bytes)
     always = {"selective_bytes": block.kept_bytes, "input_bytes": block.kept_bytes}
     return Sums(**{f.name: getattr(layer, f.name) for f in fields(Sums)} | never | always)
 

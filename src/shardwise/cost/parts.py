@@ -1,15 +1,17 @@
-"""What a pass through a block spends its seconds on, and what of it crowds the cards of replicas."""
+"""What a pass through a block spends its seconds on, and what of it contends for the cards of replicas."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
-from shardwise.cost.fabric import Groups, crowds
+from shardwise.cluster import Tier
+from shardwise.cost.fabric import Groups, contends
 
 
 @dataclass(frozen=True, slots=True)
-class Crowding:
+class Contention:
     """Of each kind of collectives within the passes, whether (0 or 1) they leave by the cards by which
     gradients are summed over replicas."""
 
@@ -18,10 +20,10 @@ class Crowding:
     expert: Any = 1.0
 
     @staticmethod
-    def of(groups: Groups) -> Crowding:
-        """Of grids with these groups."""
+    def of(tiers: Sequence[Tier], groups: Groups) -> Contention:
+        """Of grids with these groups on these tiers."""
         kinds = (groups.tensor, groups.context, groups.expert)
-        return Crowding(*(1.0 * crowds(kind, groups.data) for kind in kinds))
+        return Contention(*(1.0 * contends(tiers, kind, groups.data) for kind in kinds))
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,12 +47,12 @@ class Parts:
     def total_s(self) -> Any:
         return self.compute_s + self.tensor_s + self.context_s + self.expert_s
 
-    def crowded_s(self, crowding: Crowding) -> Any:
-        """What passes in collectives of the kinds that crowd."""
+    def contended_s(self, contention: Contention) -> Any:
+        """What passes in collectives of the kinds that contend."""
         return (
-            crowding.tensor * self.tensor_s
-            + crowding.context * self.context_s
-            + crowding.expert * self.expert_s
+            contention.tensor * self.tensor_s
+            + contention.context * self.context_s
+            + contention.expert * self.expert_s
         )
 
     def __add__(self, other: Parts) -> Parts:

@@ -70,17 +70,17 @@ def ends_of_step(
     """
     node, of_node = price.node, price.of_node
     buckets = np.maximum(node.places.layers.sum(axis=0), 1)[places][:, of_node]
-    crowded_s, input_crowded_s = (
+    contended_s, input_contended_s = (
         each[places][:, price.of_keeping]
-        for each in (price.keeping.forward_crowded_s, price.keeping.input_crowded_s)
+        for each in (price.keeping.forward_contended_s, price.keeping.input_contended_s)
     )
-    last_s = np.where(node.is_split[of_node], weight_s, input_s + weight_s - input_crowded_s)
+    last_s = np.where(node.is_split[of_node], weight_s, input_s + weight_s - input_contended_s)
     profile, shares_states = problem.profile, price.shards.shares_states[price.of_shards]
     overlap = np.where(shares_states, profile.state_overlap, profile.data_overlap)
     gathering_s = price.shards.gathering_s[:, price.of_shards]
     reduction_s = price.shards.reduction_s[:, price.of_shards]
     return (
-        pipeline.gathering_before_forward_s(gathering_s, overlap * (forward_s - crowded_s), buckets),
+        pipeline.gathering_before_forward_s(gathering_s, overlap * (forward_s - contended_s), buckets),
         pipeline.reduction_after_backward_s(reduction_s, overlap * last_s, buckets),
     )
 

@@ -18,7 +18,7 @@ from shardwise.cost.fabric import (
     Groups,
     Sizes,
     alike_grids,
-    crowds,
+    contends,
     fabric_of,
     groups_of,
     inner_part,
@@ -300,14 +300,19 @@ def test_ranks_wait_for_each_other_at_collectives_and_not_at_messages() -> None:
         ((2, 1), (2, 2), False),  # replicas' pace is set between the nodes, where the group does not go
         ((2, 2), (1, 2), True),
         ((1, 2), (4, 1), False),  # the group leaves the node, replicas do not
+        ((2, 2), (2, 2), True),
         ((2, 1), (1, 1), False),  # no replicas
         ((1, 1), (1, 2), False),
     ],
 )
 def test_who_leaves_by_the_cards_of_the_replicas(group: Sizes, replicas: Sizes, expected: bool) -> None:
-    assert crowds(group, replicas) == expected
+    tiers = cluster(2).tiers
+    assert contends(tiers, group, replicas) == expected
     columns = [tuple(np.array([size, 1]) for size in sizes) for sizes in (group, replicas)]
-    assert crowds(*columns).tolist() == [expected, False]
+    assert contends(tiers, *columns).tolist() == [expected, False]
+    # Racks and what lies between them are left by the same cards.
+    racks = (*tiers, replace(tiers[1], name="between racks", span=16))
+    assert contends(racks, (1, 2, 1), (1, 1, 2)) and not contends(racks, (2, 1, 1), (1, 1, 2))
 
 
 def test_a_scatter_is_what_the_backend_does_for_it() -> None:
