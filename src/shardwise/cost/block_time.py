@@ -16,7 +16,6 @@ from shardwise.cost.distinct import distinct_rows
 from shardwise.cost.keeping import ACTIVATIONS, BOTH, FULL, OPTIMIZER, SELECTIVE
 from shardwise.cost.layers import GRID_FIELDS, WORK_FIELDS, compute_s, grid_cost
 from shardwise.cost.nodes import Sums, block_columns, whole_sums
-from shardwise.cost.parts import Contention
 from shardwise.cost.problem import Problem
 from shardwise.cost.sync import device_update_s, host_update_s
 from shardwise.cost.totals import Totals, Traffic
@@ -51,7 +50,7 @@ def least_of_any_micro_batch_s(problem: Problem, table: Any) -> Any:
         return least_compute_of_any_micro_batch_s(problem, table)
     rows, of_grid = distinct_rows([getattr(table, name) for name in GRID_FIELDS])
     few = table.take(rows)
-    whole = whole_sums(problem, block_columns(grid_cost(_without_tiles(problem), few), Contention()))
+    whole = whole_sums(problem, block_columns(grid_cost(_without_tiles(problem), few)))
     each_s = (whole.forward_s + whole.input_s + whole.weight_s) / few.micro_batch_size
     samples = problem.job.global_batch_size / (few.dp * few.pp)
     return (samples * each_s)[of_grid] + problem.profile.host_step_s

@@ -71,8 +71,8 @@ def keeping_of(problem: Problem, table: Any, node: Node, of_node: Any) -> Keepin
         weight_s=stage.weight_s,
         recompute_s=recompute_s,
         offload_s=out_s + in_s,
-        forward_contended_s=stage.forward_contended_s,
-        input_contended_s=stage.input_contended_s + share * stage.full_contended_s,
+        forward_contended_s=node.contended.forward_s[:, of_node],
+        input_contended_s=node.contended.input_s[:, of_node] + share * node.contended.again_s[:, of_node],
         stage_bytes=one,
         device_bytes=np.where(moves, np.minimum(held, one + layer_kept), held)
         + np.where(table.recompute == FULL, layer_kept - layer_input, 0.0),

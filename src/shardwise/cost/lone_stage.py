@@ -15,7 +15,7 @@ import numpy as np
 from shardwise.cost.fabric import Fabric, Sizes, contends, fabric_of
 from shardwise.cost.layers import GridCost, grid_cost
 from shardwise.cost.memory import BOUNDARY_BUFFERS
-from shardwise.cost.nodes import Sums, block_columns, over_places
+from shardwise.cost.nodes import Contended, Sums, block_columns, contended_columns, over_places
 from shardwise.cost.parts import Contention
 from shardwise.cost.problem import Problem
 from shardwise.cost.sync import device_update_s, own_bytes
@@ -63,7 +63,8 @@ class StagePrice:
 @dataclass(frozen=True, slots=True)
 class Kinds:
     """Kinds of stages on one pool of devices: `tp` ranks that share each layer, `dp` replicas that share the
-    rows of a microbatch. `grid` has their prices, `fabric` the tiers on which their replicas meet."""
+    rows of a microbatch. `grid` has their prices, `fabric` the tiers on which their replicas meet;
+    `contended` is as if tensor ranks and replicas left by the same cards."""
 
     problem: Problem
     tp: Any
@@ -71,6 +72,7 @@ class Kinds:
     grid: GridCost
     fabric: Fabric
     blocks: Any
+    contended: Any
 
     def among(self, problem: Problem) -> Kinds:
         """The same kinds with another outermost tier, over which no stage reaches."""
@@ -95,7 +97,15 @@ def kinds_of(problem: Problem, kinds: Sequence[tuple[int, int]], micro_batch_siz
     ]
     table = StrategyTable.of(rows)
     grid = grid_cost(problem, table)
-    return Kinds(problem, table.tp, table.dp, grid, fabric_of(problem), block_columns(grid, Contention()))
+    return Kinds(
+        problem,
+        table.tp,
+        table.dp,
+        grid,
+        fabric_of(problem),
+        block_columns(grid),
+        contended_columns(grid, Contention()),
+    )
 
 
 def hop_s(kinds: Kinds, tier: int = -1, senders: Any = 0) -> Any:
@@ -118,7 +128,8 @@ def stage_price(kinds: Kinds, shape: StageShape) -> StagePrice:
     """
     problem = kinds.problem
     profile, recipe = problem.profile, problem.recipe
-    sums = Sums(*over_places(kinds.blocks, np.asarray(shape.layers)[None], shape.is_first, shape.is_last))
+    layers = np.asarray(shape.layers)[None]
+    sums = Sums(*over_places(kinds.blocks, layers, shape.is_first, shape.is_last))
     is_alone = shape.is_first * shape.is_last
     tied = kinds.grid.embedding.dense_weights * (1.0 if problem.model.tied_embeddings else 0.0)
     weights = sums.dense_weights + tied * (shape.is_last - is_alone)
@@ -133,10 +144,11 @@ def stage_price(kinds: Kinds, shape: StageShape) -> StagePrice:
     buckets = np.maximum(shape.layers, 1)
     allocated = _allocated_bytes(kinds, shape, sums, weights, replicas)
     overlap = profile.state_overlap
-    contended = 1.0 * contends(problem.tiers, kinds.grid.groups.tensor, sizes)
-    there_s = forward_s - contended * sums.forward_contended_s
-    again_s = np.array([0.0 * sums.full_s, 0.0 * sums.full_s, sums.full_contended_s])[:, None]
-    back_s = backward_s - contended * (sums.input_contended_s + again_s)
+    sent = Contended(*over_places(kinds.contended, layers, shape.is_first, shape.is_last))
+    shares_cards = 1.0 * contends(problem.tiers, kinds.grid.groups.tensor, sizes)
+    there_s = forward_s - shares_cards * sent.forward_s
+    again_s = np.array([0.0 * sent.again_s, 0.0 * sent.again_s, sent.again_s])[:, None]
+    back_s = backward_s - shares_cards * (sent.input_s + again_s)
     return StagePrice(
         forward_s=forward_s,
         backward_s=backward_s,

@@ -26,10 +26,8 @@ class Sums:
     """Sums over some layers (and ends) of one microbatch, per place or per row.
 
     Seconds of the phases, of their computation alone, and of what recomputing selectively or in full would
-    add; of the forward, the gradient of the input and a repeated forward what is `contended`: passes in
-    collectives by the cards by which gradients are summed; bytes that are kept without recomputation, under
-    selective, and of inputs alone (embedding and head keep the same in any case); elements of dense and of
-    expert weights.
+    add; bytes that are kept without recomputation, under selective, and of inputs alone (embedding and head
+    keep the same in any case); elements of dense and of expert weights.
     """
 
     forward_s: Any
@@ -39,9 +37,6 @@ class Sums:
     weight_s: Any
     selective_s: Any
     full_s: Any
-    forward_contended_s: Any
-    input_contended_s: Any
-    full_contended_s: Any
     kept_bytes: Any
     selective_bytes: Any
     input_bytes: Any
@@ -54,10 +49,21 @@ class Sums:
 
 
 @dataclass(frozen=True, slots=True)
+class Contended:
+    """Seconds of one microbatch's collectives by the cards by which gradients are summed, per place: in the
+    forward, in the gradient of the input, and in a forward that is repeated in full."""
+
+    forward_s: Any
+    input_s: Any
+    again_s: Any
+
+
+@dataclass(frozen=True, slots=True)
 class Node:
     """Everything of a row that its grid, schedule and stage split decide.
 
-    `stage` and `rank` are sums over each place's stage and over its whole rank; shape (places, rows).
+    `stage` and `rank` are sums over each place's stage and over its whole rank, `contended` over its stage;
+    shape (places, rows).
     `layer_*` and `boundary` columns are single layers and tensors. `tied_s` synchronises gradients that more
     than one rank accumulates (a V holds both ends on one rank). From each place on, `hop_s` of a message to
     the next stage pass beside other work; for `blocked_on_s` a forward waits for what it sends on, for
@@ -68,6 +74,7 @@ class Node:
     places: Places
     stage: Sums
     rank: Sums
+    contended: Contended
     in_flight: Any
     microbatches: Any
     is_split: Any
@@ -90,7 +97,8 @@ def node_of(problem: Problem, table: Any, grid: GridCost, of_grid: Any, places: 
     Where embedding and head are tied but lie on different ranks, the head's rank holds a copy of the weights.
     """
     microbatches = problem.job.global_batch_size // (table.dp * table.micro_batch_size)
-    blocks = block_columns(grid, Contention.of(problem.tiers, grid.groups))[:, :, of_grid]
+    blocks = block_columns(grid)[:, :, of_grid]
+    contended = contended_columns(grid, Contention.of(problem.tiers, grid.groups))[:, :, of_grid]
     flying = in_flight(table.schedule, table.pp, microbatches, table.vpp, places.rank)
     is_split = IS_SPLIT[table.schedule]
     # Elsewhere the loss of a microbatch is gone before the next comes to the head.
@@ -116,6 +124,7 @@ def node_of(problem: Problem, table: Any, grid: GridCost, of_grid: Any, places: 
         places=places,
         stage=replace(stage, dense_weights=stage.dense_weights + places.has_head * copied),
         rank=replace(rank, dense_weights=rank.dense_weights + places.rank_has_head * copied),
+        contended=Contended(*over_places(contended, places.layers, places.has_embedding, places.has_head)),
         in_flight=flying,
         microbatches=microbatches,
         is_split=is_split,
@@ -133,15 +142,25 @@ def node_of(problem: Problem, table: Any, grid: GridCost, of_grid: Any, places: 
     )
 
 
-def block_columns(grid: GridCost, contention: Contention) -> Any:
+def contended_columns(grid: GridCost, contention: Contention) -> Any:
+    """What `Contended` adds up, of every kind of layer and then embedding and head; shape (fields of
+    Contended, blocks, grids)."""
+    forward_s = np.array([block.forward.contended_s(contention) for block in grid.blocks])
+    input_s = np.array([block.backward_input.contended_s(contention) for block in grid.blocks])
+    again_s = forward_s.copy()
+    again_s[len(grid.kinds) :] = 0.0  # the ends are never recomputed
+    return np.array([forward_s, input_s, again_s])
+
+
+def block_columns(grid: GridCost) -> Any:
     """What `Sums` adds up, of every kind of layer and then embedding and head; shape (fields of Sums, blocks,
     grids)."""
-    columns = [_layer_columns(kind, contention) for kind in grid.kinds]
-    columns += [_end_columns(end, contention) for end in (grid.embedding, grid.head)]
+    columns = [_layer_columns(kind) for kind in grid.kinds]
+    columns += [_end_columns(grid.embedding), _end_columns(grid.head)]
     return np.array([[getattr(block, f.name) for block in columns] for f in fields(Sums)])
 
 
-def _layer_columns(block: BlockCost, contention: Contention) -> Sums:
+def _layer_columns(block: BlockCost) -> Sums:
     return Sums(
         forward_s=block.forward.total_s,
         forward_compute_s=block.forward.compute_s,
@@ -150,9 +169,6 @@ def _layer_columns(block: BlockCost, contention: Contention) -> Sums:
         weight_s=block.backward_weight.total_s,
         selective_s=block.selective.total_s,
         full_s=block.repeated_s,
-        forward_contended_s=block.forward.contended_s(contention),
-        input_contended_s=block.backward_input.contended_s(contention),
-        full_contended_s=block.forward.contended_s(contention),
         kept_bytes=block.kept_bytes,
         selective_bytes=block.selective_bytes,
         input_bytes=block.input_bytes,
@@ -161,10 +177,10 @@ def _layer_columns(block: BlockCost, contention: Contention) -> Sums:
     )
 
 
-def _end_columns(block: BlockCost, contention: Contention) -> Sums:
+def _end_columns(block: BlockCost) -> Sums:
     """Embedding and head are never recomputed."""
-    layer = _layer_columns(block, contention)
-    never = dict.fromkeys(("selective_s", "full_s", "full_contended_s"), 0.0 * block.kept_bytes)
+    layer = _layer_columns(block)
+    never = {"selective_s": 0.0 * block.kept_bytes, "full_s": 0.0 * block.kept_bytes}
     always = {"selective_bytes": block.kept_bytes, "input_bytes": block.kept_bytes}
     return Sums(**{f.name: getattr(layer, f.name) for f in fields(Sums)} | never | always)
 

@@ -14,7 +14,6 @@ from shardwise.cost.distinct import distinct_rows
 from shardwise.cost.layers import GridCost, grid_cost
 from shardwise.cost.memory import communicators
 from shardwise.cost.nodes import Sums, block_columns, whole_sums
-from shardwise.cost.parts import Contention
 from shardwise.cost.price import GridPrices, taken
 from shardwise.cost.problem import Problem
 from shardwise.cost.sync import ShardedBlocks, shard_degrees
@@ -159,7 +158,7 @@ def priced_grids(problem: Problem, table: Any) -> Grids:
 
 def totals_of(problem: Problem, table: Any, grid: GridCost) -> Totals:
     """Totals of each grid; `table` has the rows of `grid`."""
-    blocks = block_columns(grid, Contention.of(problem.tiers, grid.groups))
+    blocks = block_columns(grid)
     kinds = len(grid.kinds)
     each = [Sums(*blocks[:, k]) for k in range(kinds)]
     major = major_kind(problem)
