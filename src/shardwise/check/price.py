@@ -19,6 +19,7 @@ from shardwise.check.operators import Place
 from shardwise.check.rows import Column, Family, Rows, distinct, families
 from shardwise.check.schedules import table_of
 from shardwise.check.sharding import (
+    Reduced,
     gathering_s,
     reduction_s,
     shardings_of,
@@ -81,6 +82,13 @@ def price(figures: Figures, family: Family) -> Price:
     copy = blocks[-2]["dense"] if model.tied_embeddings else 0.0
     dense = with_tied_copy(family, stages, "dense", copy)
     expert = [stage["expert"] for stage in stages]
+    reduced = [Reduced(dense=here, expert=experts) for here, experts in zip(dense, expert, strict=True)]
+    if figures.profile.reduces_by_block:
+        last = family.stages - 1
+        reduced = [
+            held.by_block(model, counts, is_first=number == 0, is_last=number == last)
+            for number, (held, counts) in enumerate(zip(reduced, kinds, strict=True))
+        ]
     sent_s = hops_s(family, rank_hops_s(figures, fabric, groups, rows, family.pp))
     share = figures.profile.pipeline_overlap
     # The last stage sends nothing on, the first nothing back.
@@ -92,8 +100,8 @@ def price(figures: Figures, family: Family) -> Price:
             family,
             stages[number],
             layers[number],
-            reduction_s(figures, fabric, shardings, dense[number], expert[number]),
-            gathering_s(figures, fabric, shardings, dense[number], expert[number]),
+            reduction_s(figures, fabric, shardings, reduced[number]),
+            gathering_s(figures, fabric, shardings, reduced[number]),
             (waits_s[number + 1], waits_s[number]),
         )
         for number in range(family.stages)

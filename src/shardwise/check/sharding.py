@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -12,6 +12,7 @@ from shardwise.check.figures import Figures
 from shardwise.check.groups import Groups, Sizes, inner, outer
 from shardwise.check.layer import PHASES, Amounts
 from shardwise.check.rows import Column
+from shardwise.model import Model
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,10 +94,26 @@ def traffic_amounts(
     }
 
 
-def reduction_s(
-    figures: Figures, fabric: Fabric, shardings: Shardings, dense: Column, expert: Column
-) -> Column:
-    """Seconds of a stage's gradient reduction at the end of the step, for its elements on a rank."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reduced:
+    """Elements of a stage on a rank, dense and of experts, and in how many collectives each are reduced."""
+
+    dense: Column
+    expert: Column
+    dense_blocks: Column | int = 1
+    expert_blocks: Column | int = 1
+
+    def by_block(self, model: Model, counts: Sequence[Column], *, is_first: bool, is_last: bool) -> Reduced:
+        """The same in one collective for each block that has such weights, of a stage with so many layers of
+        each kind."""
+        of_dense, of_expert = sum(counts) + is_first + is_last, is_last and model.head_experts is not None
+        for count, kind in zip(counts, model.kinds, strict=True):
+            of_expert = of_expert + (kind.experts is not None) * count
+        return replace(self, dense_blocks=np.maximum(of_dense, 1), expert_blocks=np.maximum(of_expert, 1))
+
+
+def reduction_s(figures: Figures, fabric: Fabric, shardings: Shardings, stage: Reduced) -> Column:
+    """Seconds of a stage's gradient reduction at the end of the step."""
 
     def of(family: Sharding, elements: Column) -> Column:
         nbytes = elements * figures.recipe.gradient_bytes
@@ -104,25 +121,22 @@ def reduction_s(
         scatter = np.where(family.grad == 1, whole, 0.0)
         return scatter + all_reduce_s(fabric, nbytes / family.reduced, family.replica_group)
 
-    return _of_both(shardings, dense, expert, of)
+    return _of_both(shardings, stage, of)
 
 
-def gathering_s(
-    figures: Figures, fabric: Fabric, shardings: Shardings, dense: Column, expert: Column
-) -> Column:
-    """Seconds of a stage's parameter gathering at the start of the step, for its elements on a rank."""
+def gathering_s(figures: Figures, fabric: Fabric, shardings: Shardings, stage: Reduced) -> Column:
+    """Seconds of a stage's parameter gathering at the start of the step."""
 
     def of(family: Sharding, elements: Column) -> Column:
         return pass_s(fabric, elements * figures.recipe.weight_bytes / family.param, family.regather_group)
 
-    return _of_both(shardings, dense, expert, of)
+    return _of_both(shardings, stage, of)
 
 
-def _of_both(
-    shardings: Shardings, dense: Column, expert: Column, of: Callable[[Sharding, Column], Column]
-) -> Column:
-    """The sum over both families; experts count only where there are any."""
-    seconds = of(shardings.dense, dense)
+def _of_both(shardings: Shardings, stage: Reduced, of: Callable[[Sharding, Column], Column]) -> Column:
+    """The sum over both families, each in equal parts; experts count only where there are any."""
+    seconds = stage.dense_blocks * of(shardings.dense, stage.dense / stage.dense_blocks)
     if not shardings.has_experts:
         return seconds
-    return seconds + np.where(expert > 0, of(shardings.expert, expert), 0.0)
+    more = stage.expert_blocks * of(shardings.expert, stage.expert / stage.expert_blocks)
+    return seconds + np.where(stage.expert > 0, more, 0.0)

@@ -28,7 +28,7 @@ from shardwise.check.bytes_floor import (
 )
 from shardwise.check.cells import EMBEDDING, Cells, Layers, Pipeline, layers_of
 from shardwise.check.rows import Column
-from shardwise.check.sharding import Shardings, gathering_s, reduction_s
+from shardwise.check.sharding import Reduced, Shardings, gathering_s, reduction_s
 from shardwise.check.splits import FULL
 from shardwise.check.step import norm_s, optimizer_s
 
@@ -260,8 +260,9 @@ def _ends(
     first_expert = layers.summed(pipeline.amount("expert", cells))[0]
     forward_s, last_s = _first_stage_at_most_s(pipeline, layers, cells, is_paired=is_paired)
     buckets = np.maximum(layers.most_first, 1)
-    reduction = reduction_s(figures, pipeline.fabric, shardings, first, first_expert)
-    gathering = gathering_s(figures, pipeline.fabric, shardings, first, first_expert)
+    held = Reduced(dense=first, expert=first_expert)  # all at once, which takes no longer than by block
+    reduction = reduction_s(figures, pipeline.fabric, shardings, held)
+    gathering = gathering_s(figures, pipeline.fabric, shardings, held)
     profile = figures.profile
     overlap = np.where(d.optim == 1, profile.data_overlap, profile.state_overlap)
     return _Ends(

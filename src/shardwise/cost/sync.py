@@ -217,7 +217,7 @@ def shards_of(
         dense_bytes = memory.sharded_bytes(rank_dense, element_bytes, dense_degree)
         return dense_bytes + memory.sharded_bytes(rank_expert, element_bytes, expert_degree)
 
-    weights = (node.stage.dense_weights[synced][:, of_node], node.stage.expert_weights[synced][:, of_node])
+    weights = _weights_of(problem, node, of_node, synced)
     return Shards(
         forward_gather_s=over_places(sharding.forward_gather_s, *stage),
         backward_gather_s=over_places(sharding.backward_gather_s, *stage),
@@ -250,18 +250,49 @@ def own_bytes(problem: Problem, param_shard: Any, optim_shard: Any) -> Any:
     return own + recipe.weight_bytes * np.where(param_shard < optim_shard, 1.0, 0.0)
 
 
-def reduction_s(problem: Problem, fabric: Fabric, sharding: Sharding, dense: Any, expert: Any) -> Any:
-    """Reducing the gradients of so many dense and expert weights at the end of the step, before any overlap.
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """Weights of one family on stages, and in how many equal parts they are reduced and gathered."""
+
+    elements: Any
+    blocks: Any = 1
+
+    def moved_s(self, element_bytes: Any, collective_s: Callable[[Any], Any]) -> Any:
+        """Moving so many bytes per weight, each part by a collective of its own."""
+        return self.blocks * collective_s(self.elements * element_bytes / self.blocks)
+
+
+def _weights_of(problem: Problem, node: Node, of_node: Any, synced: slice) -> tuple[Weights, Weights]:
+    """Dense and expert weights of the `synced` places: whole, or where the software goes by block its layers,
+    those with experts, and the ends."""
+    dense, expert = (
+        weights[synced][:, of_node] for weights in (node.stage.dense_weights, node.stage.expert_weights)
+    )
+    if not problem.profile.reduces_by_block:
+        return Weights(dense), Weights(expert)
+    model, places = problem.model, node.places
+    have_experts = [kind.experts is not None for kind in model.kinds]
+    of_dense = places.layers.sum(axis=0) + places.has_embedding + places.has_head
+    of_expert = places.layers[have_experts].sum(axis=0)
+    of_expert = of_expert + (model.head_experts is not None) * places.has_head
+    return (
+        Weights(dense, np.maximum(of_dense, 1)[synced][:, of_node]),
+        Weights(expert, np.maximum(of_expert, 1)[synced][:, of_node]),
+    )
+
+
+def reduction_s(problem: Problem, fabric: Fabric, sharding: Sharding, dense: Weights, expert: Weights) -> Any:
+    """Reducing the gradients of what stages hold at the end of the step, before any overlap.
 
     Unsharded: one all-reduce. Optimizer states sharded k ways: reduce-scatter among the k, then all-reduce of
     a k-th among the replicas. Gradients sharded: the reduce-scatter was done with each microbatch.
     """
     gradient_bytes = problem.recipe.gradient_bytes
-    dense_s = _reduction_s(fabric, dense * gradient_bytes, sharding.dense)
+    dense_s = dense.moved_s(gradient_bytes, lambda nbytes: _reduction_s(fabric, nbytes, sharding.dense))
     if problem.model.experts is None:
         return dense_s
-    expert_s = _reduction_s(fabric, expert * gradient_bytes, sharding.expert)
-    return dense_s + np.where(expert > 0, expert_s, 0.0)
+    expert_s = expert.moved_s(gradient_bytes, lambda nbytes: _reduction_s(fabric, nbytes, sharding.expert))
+    return dense_s + np.where(expert.elements > 0, expert_s, 0.0)
 
 
 def _reduction_s(fabric: Fabric, nbytes: Any, degrees: Degrees) -> Any:
@@ -270,15 +301,20 @@ def _reduction_s(fabric: Fabric, nbytes: Any, degrees: Degrees) -> Any:
     return scatter_s + fabric.all_reduce_s(nbytes / shard, degrees.replicate)
 
 
-def gathering_s(problem: Problem, fabric: Fabric, sharding: Sharding, dense: Any, expert: Any) -> Any:
-    """Gathering so many updated weights from the ranks that share their optimizer states, before any
-    overlap."""
+def gathering_s(problem: Problem, fabric: Fabric, sharding: Sharding, dense: Weights, expert: Weights) -> Any:
+    """Gathering updated weights of what stages hold from the ranks that share their optimizer states, before
+    any overlap."""
     weight_bytes = problem.recipe.weight_bytes
-    dense_s = fabric.pass_s(dense * weight_bytes / sharding.dense.param, sharding.dense.regather)
+
+    def of(family: Weights, degrees: Degrees) -> Any:
+        return family.moved_s(
+            weight_bytes, lambda nbytes: fabric.pass_s(nbytes / degrees.param, degrees.regather)
+        )
+
+    dense_s = of(dense, sharding.dense)
     if problem.model.experts is None:
         return dense_s
-    expert_s = fabric.pass_s(expert * weight_bytes / sharding.expert.param, sharding.expert.regather)
-    return dense_s + np.where(expert > 0, expert_s, 0.0)
+    return dense_s + np.where(expert.elements > 0, of(expert, sharding.expert), 0.0)
 
 
 def gathered_bytes(problem: Problem, node: Node, of_node: Any, sharding: Sharding) -> Any:

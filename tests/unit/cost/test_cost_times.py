@@ -261,6 +261,19 @@ def test_sharding_keeps_to_the_inner_tier(shards: str, gather: float, reduce: fl
     close(times.reduce_s, reduce)
 
 
+def test_software_that_reduces_by_block_starts_a_collective_for_each() -> None:
+    curve = replace(IDEAL.scale_up, startup_s=0.5)
+    whole = one_node(scale_up=curve)
+    by_block = with_software(whole, reduces_by_block=True)
+    # Embedding, four layers and head start six times for 0.5 s instead of once; the bytes are the same.
+    close(times_of(whole, "zero_stage=1").gather_s, 12.6 + 0.5)
+    close(times_of(by_block, "zero_stage=1").gather_s, 12.6 + 3.0)
+    close(times_of(by_block, "zero_stage=1").reduce_s, 25.2 + 3.0)
+    close(times_of(by_block, "zero_stage=0").reduce_s, 50.4 + 3.0)
+    # Two stages of an end and two layers: 420 weights over two ranks, 1/2 * 840 / 100.
+    close(times_of(by_block, "pp=2,zero_stage=1").gather_s, 4.2 + 1.5, 4.2 + 1.5)
+
+
 def test_context_ranks_share_gradients_too() -> None:
     times = times_of(one_node(), "cp=2,zero_stage=1")
     close(times.gather_s, 12.6)
@@ -447,6 +460,9 @@ def test_a_stage_without_experts_pays_no_latency_for_them() -> None:
     # 110 weights over two ranks: two passes of 0.5 + 1/2 * 440 / 100, and with experts 1600 * 4 B besides.
     close(times_of(p, "pp=2,ep=1").reduce_s, 5.4, 5.4 + 1.0 + 64.0)
     close(times_of(p, "pp=2,ep=1,zero_stage=1").gather_s, 0.5 + 1.1, 0.5 + 1.1 + 0.5 + 16.0)
+    # By block: an end and a layer on each stage start twice, and the experts once more on the last.
+    by_block = with_software(p, reduces_by_block=True)
+    close(times_of(by_block, "pp=2,ep=1,zero_stage=1").gather_s, 1.0 + 1.1, 1.0 + 1.1 + 0.5 + 16.0)
     # The embedding's 200 weights too: gathers of 1.6 and 2.5 s in each pass, reductions of 2.7 and 4.5 s.
     ends = brick_model((0, 1), kinds=model.kinds)
     with_ends = exposed(problem(ends, cluster(1, latency_s=(0.5, 0.5))))
