@@ -24,12 +24,12 @@ AMOUNTS = (
     "forward_computation_s", "input_computation_s", "weight_computation_s", "forward_s", "input_s",
     "weight_s", "matmul_s", "attention_s", "memory_bound_s", "tensor_s", "context_s", "expert_s",
     "host_s", "selective_s", "repeated_s", "forward_contended_s", "input_contended_s", "repeated_contended_s",
-    "dense", "expert", "kept_bytes", "kept_selective_bytes", "input_bytes",
+    "dense", "expert", "dense_blocks", "expert_blocks", "kept_bytes", "kept_selective_bytes", "input_bytes",
 )  # fmt: skip
 """Seconds of the phases, alone and with communication; parts of all phases; what selective and full
 recomputation would repeat; of the forward, the gradient of the input and a repeated forward what passes in
-collectives by the cards by which replicas sum gradients; elements of dense and expert weights; bytes kept by
-each choice of recompute.
+collectives by the cards by which replicas sum gradients; elements of dense and expert weights, and 1 where it
+has such; bytes kept by each choice of recompute.
 Beside them a block has `largest_bytes`, `logits_bytes` and `replicated`, which are not summed over stages."""
 
 
@@ -100,6 +100,9 @@ def block_amounts(
     again_s = found["forward_contended_s"]
     found["repeated_contended_s"] = again_s if shape.is_layer else 0.0 * again_s
     found |= _bytes(place, shape)
+    one: Column = np.ones(np.shape(place.tokens))
+    found["dense_blocks"] = one
+    found["expert_blocks"] = one if shape.experts is not None else 0.0 * one
     selective = parts["selective", "forward"]
     found["selective_s"] = selective if shape.is_layer else 0.0 * selective
     started = _host_s(place, shape.operators[: _left_out(place, shape)], "forward")

@@ -82,13 +82,10 @@ def price(figures: Figures, family: Family) -> Price:
     copy = blocks[-2]["dense"] if model.tied_embeddings else 0.0
     dense = with_tied_copy(family, stages, "dense", copy)
     expert = [stage["expert"] for stage in stages]
-    reduced = [Reduced(dense=here, expert=experts) for here, experts in zip(dense, expert, strict=True)]
-    if figures.profile.reduces_by_block:
-        last = family.stages - 1
-        reduced = [
-            held.by_block(model, counts, is_first=number == 0, is_last=number == last)
-            for number, (held, counts) in enumerate(zip(reduced, kinds, strict=True))
-        ]
+    reduced = [
+        Reduced.of(figures, here, experts, stage["dense_blocks"], stage["expert_blocks"])
+        for here, experts, stage in zip(dense, expert, stages, strict=True)
+    ]
     sent_s = hops_s(family, rank_hops_s(figures, fabric, groups, rows, family.pp))
     share = figures.profile.pipeline_overlap
     # The last stage sends nothing on, the first nothing back.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -12,7 +12,6 @@ from shardwise.check.figures import Figures
 from shardwise.check.groups import Groups, Sizes, inner, outer
 from shardwise.check.layer import PHASES, Amounts
 from shardwise.check.rows import Column
-from shardwise.model import Model
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,16 +99,18 @@ class Reduced:
 
     dense: Column
     expert: Column
-    dense_blocks: Column | int = 1
-    expert_blocks: Column | int = 1
+    dense_parts: Column | int
+    expert_parts: Column | int
 
-    def by_block(self, model: Model, counts: Sequence[Column], *, is_first: bool, is_last: bool) -> Reduced:
-        """The same in one collective for each block that has such weights, of a stage with so many layers of
-        each kind."""
-        of_dense, of_expert = sum(counts) + is_first + is_last, is_last and model.head_experts is not None
-        for count, kind in zip(counts, model.kinds, strict=True):
-            of_expert = of_expert + (kind.experts is not None) * count
-        return replace(self, dense_blocks=np.maximum(of_dense, 1), expert_blocks=np.maximum(of_expert, 1))
+    @staticmethod
+    def of(
+        figures: Figures, dense: Column, expert: Column, dense_blocks: Column, expert_blocks: Column
+    ) -> Reduced:
+        """Of so many elements in so many blocks: each has a collective where the software goes by block."""
+        if not figures.profile.reduces_by_block:
+            return Reduced(dense=dense, expert=expert, dense_parts=1, expert_parts=1)
+        parts = np.maximum(dense_blocks, 1), np.maximum(expert_blocks, 1)
+        return Reduced(dense=dense, expert=expert, dense_parts=parts[0], expert_parts=parts[1])
 
 
 def reduction_s(figures: Figures, fabric: Fabric, shardings: Shardings, stage: Reduced) -> Column:
@@ -135,8 +136,8 @@ def gathering_s(figures: Figures, fabric: Fabric, shardings: Shardings, stage: R
 
 def _of_both(shardings: Shardings, stage: Reduced, of: Callable[[Sharding, Column], Column]) -> Column:
     """The sum over both families, each in equal parts; experts count only where there are any."""
-    seconds = stage.dense_blocks * of(shardings.dense, stage.dense / stage.dense_blocks)
+    seconds = stage.dense_parts * of(shardings.dense, stage.dense / stage.dense_parts)
     if not shardings.has_experts:
         return seconds
-    more = stage.expert_blocks * of(shardings.expert, stage.expert / stage.expert_blocks)
+    more = stage.expert_parts * of(shardings.expert, stage.expert / stage.expert_parts)
     return seconds + np.where(stage.expert > 0, more, 0.0)

@@ -256,11 +256,11 @@ def _ends(
     zero = np.zeros(len(cells))
     if not is_sharded:
         return _Ends(gather_s=zero, reduce_s=zero, step_s=step_s)
-    first = layers.summed(pipeline.amount("dense", cells))[0]
-    first_expert = layers.summed(pipeline.amount("expert", cells))[0]
     forward_s, last_s = _first_stage_at_most_s(pipeline, layers, cells, is_paired=is_paired)
     buckets = np.maximum(layers.most_first, 1)
-    held = Reduced(dense=first, expert=first_expert)  # all at once, which takes no longer than by block
+    names = ("dense", "expert", "dense_blocks", "expert_blocks")
+    # Fewer elements in fewer parts never take longer.
+    held = Reduced.of(figures, *(layers.summed(pipeline.amount(name, cells))[0] for name in names))
     reduction = reduction_s(figures, pipeline.fabric, shardings, held)
     gathering = gathering_s(figures, pipeline.fabric, shardings, held)
     profile = figures.profile
