@@ -1,11 +1,11 @@
 """Plans on emulated clusters against the clock (`make accuracy`): needs root, Linux and PyTorch.
 
-`python -m benchmarks.emulated [CLUSTER ...] [--repeats N] [--base FILE] [--out FILE]` calibrates one device
-at the share of a core that all devices get (FILE keeps it for the next time), then for each cluster its
-links; prices the plans below and points of the frontier of a captured graph, runs them in turns in one group
-of processes, and holds their medians against the predictions. Where the network changes, each plan is priced
-and measured before and after. It fails where a goal is missed or a part is not there, and never skips.
-Nothing else may run meanwhile.
+`python -m benchmarks.emulated [CLUSTER ...] [--repeats N] [--base FILE] [--out FILE]` calibrates for each
+cluster one device at the share of a core that all devices get (FILE keeps it for the next time and for all),
+then its links; prices the plans below and points of the frontier of a captured graph, runs them in turns in
+one group of processes, and holds their medians against the predictions. Where the network changes, each plan
+is priced and measured before and after. It fails where a goal is missed or a part is not there, and never
+skips. Nothing else may run meanwhile.
 """
 
 from __future__ import annotations
@@ -152,7 +152,8 @@ def missed(figures: Mapping[str, float]) -> Iterator[str]:
 def measure(name: str, setting: Setting, base: Path, folder: Path, repeats: int) -> list[dict[str, Any]]:
     """Calibrate the links of a cluster, price its plans and run them: a row for each, and for each epoch.
 
-    The machine may be faster or slower by then than when its device was calibrated, by as much as a quarter:
+    The machine may be faster or slower by then than when its device was calibrated, by as much as a quarter
+    within minutes, and by more within an hour:
     the product of matrices that `calibrate` times between all it measures, and that is timed again between
     the steps of all plans, tells by how much, and devices are priced at that speed. (What it takes just
     before and after one plan's steps scatters by more than the machine drifts.) `calibrated_s` is the price
@@ -283,12 +284,12 @@ def main() -> int:
     rows: list[dict[str, Any]] = []
     clusters: dict[str, dict[str, float]] = {}
     with tempfile.TemporaryDirectory() as folder:
-        base = asked.base or Path(folder) / "base.yaml"
-        if not base.exists():
-            _emulate("1x1xcpu", "-m", "shardwise", "calibrate", "--cluster", "1x1xcpu", "--out", base)
         for name in asked.clusters or SETTINGS:
             own = Path(folder) / name.replace(" ", "-")
             own.mkdir()
+            base = asked.base or own / "base.yaml"
+            if not base.exists():
+                _emulate("1x1xcpu", "-m", "shardwise", "calibrate", "--cluster", "1x1xcpu", "--out", base)
             of = measure(name, SETTINGS[name], base, own, asked.repeats)
             rows += of
             for epoch in range(len(SETTINGS[name].clusters)):

@@ -46,7 +46,7 @@ def draw(path: Path, panels: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
         axes = figure.subplots(len(panels), 1, sharex=True, squeeze=False, height_ratios=heights)
         for axis, (name, rows) in zip(axes.ravel().tolist(), panels.items(), strict=True):
             _panel(axis, name, rows)
-        figure.supxlabel("predicted step time over measured", fontsize=10)
+        figure.supxlabel("by how much the predicted step is longer than the measured", fontsize=10)
         figure.savefig(path, metadata={"Date": None, "Creator": None} if path.suffix == ".svg" else None)
 
 
