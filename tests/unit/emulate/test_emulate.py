@@ -206,6 +206,43 @@ def test_what_a_killed_emulation_left_is_removed_by_the_next(
     assert left_by(process.pid) == set()
 
 
+STREAM = """
+import os, socket, subprocess
+if os.environ["RANK"] == "0":
+    server = socket.create_server(("10.77.0.1", 7717))
+    server.settimeout(60)
+    stream, _ = server.accept()
+    stream.settimeout(60)
+    shown = ("tc", "qdisc", "show", "dev", "eth0")
+    while "rate 48Mbit" not in subprocess.run(shown, capture_output=True, text=True, check=True).stdout:
+        stream.sendall(bytes(2**22))
+    stream.sendall(bytes(2**20))
+else:
+    while True:
+        try:
+            stream = socket.create_connection(("10.77.0.1", 7717), timeout=60)
+            break
+        except ConnectionRefusedError:
+            os.sched_yield()
+    while stream.recv(2**20):
+        pass
+"""
+
+
+def test_what_waits_at_a_link_goes_on_when_it_becomes_slow(emulate: Emulate, tmp_path: Path) -> None:
+    """Pieces of 64 KiB waited at a bucket of 80 kB; when it became one of 32 they never left it."""
+    hosts, events = tmp_path / "hosts.yaml", tmp_path / "events.jsonl"
+    hosts.write_text(
+        "name: two\nnodes:\n"
+        "- {device: cpu, count: 2, devices: 1, nics: {count: 1, bandwidth: 640Mb/s}}\n"
+    )  # fmt: skip
+    dropped = {"time_s": 2.0, "kind": "link", "link": "n0>s0g0", "bytes_per_s": 6e6}
+    head = {"schema": "shardwise.events", "version": 1, "nodes": 2}
+    events.write_text("".join(json.dumps(line) + "\n" for line in (head, dropped)))
+    ran = emulate("--events", str(events), str(hosts), "--", sys.executable, "-c", STREAM)
+    assert not is_possible(ran) or (ran.returncode, ran.stderr) == (0, "")
+
+
 def test_links_and_shares_change_on_the_way(emulate: Emulate, cluster: str, tmp_path: Path) -> None:
     """The command of rank 0 ends once it has seen its link at the changed bandwidth."""
     events = tmp_path / "events.jsonl"
