@@ -227,6 +227,8 @@ def draw(fit: Fit, folder: Path) -> None:
 
 
 def main(arguments: Sequence[str]) -> None:
+    if unknown := [word for word in arguments if word.startswith("-")]:
+        raise SystemExit(f"{unknown[0]}: no such option; [FOLDER] or exactly [SOURCE ...]")
     fit = shipped_fit()
     if arguments[:1] == ["exactly"]:
         print_left_out_exactly(fit, arguments[1:] or list(dict.fromkeys(sources_of(fit.runs).tolist())))
