@@ -19,6 +19,7 @@ from shardwise.plan import (
     read_plan,
     read_uneven_plan,
 )
+from shardwise.runtime.allocator import keep_freed_memory
 from shardwise.runtime.capability import check_graph_runnable, check_runnable, check_uneven_runnable
 from shardwise.runtime.graphs import GraphJob, laid_job
 from shardwise.runtime.job import Job, checked_stage, divided_job
@@ -72,9 +73,10 @@ def parallelize(
     Call it on every rank of a process group with as many ranks as the plan has devices; where torchrun
     started the process and there is no group yet, one is made. `module` is the whole model, alike on every
     rank: a `reference_module`; for the plan of an operator graph the module that the graph was captured from,
-    and `inputs` that its forward is called with, of the whole batch, or a `graph_module`. Raises ConfigError
-    where the plan cannot be run here.
+    and `inputs` that its forward is called with, of the whole batch, or a `graph_module`. Memory that tensors
+    on the host free stays with the process from then on. Raises ConfigError where the plan cannot be run here.
     """
+    keep_freed_memory()
     if not isinstance(plan, Plan | UnevenFile | GraphPlan):
         plan = _read(os.fspath(plan))
     if isinstance(plan, GraphPlan):
