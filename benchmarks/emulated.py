@@ -207,12 +207,19 @@ def _priced_s(asked: str | Path, cluster_file: Path, calibration: Calibration) -
 
 
 def at_speed(calibration: Calibration, speed: float) -> Calibration:
-    """`calibration` with devices that take 1 / speed of the time for what they compute."""
+    """`calibration` with devices, and a host, that take 1 / speed of the time for what they compute."""
     devices = {}
     for name, device in calibration.devices.items():
         efficiency = replace(device.efficiency, launch_s=device.efficiency.launch_s / speed)
         devices[name] = replace(with_speed(device, speed), efficiency=efficiency)
-    return replace(calibration, devices=devices)
+    profile = calibration.profile
+    if profile is not None:
+        profile = replace(
+            profile,
+            host_action_s=profile.host_action_s / speed,
+            host_step_s=profile.host_step_s / speed,
+        )
+    return replace(calibration, devices=devices, profile=profile)
 
 
 def events_between(before: Path, after: Path, *, at_s: float) -> str:

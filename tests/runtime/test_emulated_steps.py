@@ -18,21 +18,23 @@ READINGS = ((10.0, 14.0), (20.0, 26.0))
 """Of each rank's clock, before and after."""
 
 
-def _timed(report: Any, speeds: list[float]) -> float:
+def _timed(report: Any, speeds: list[float]) -> tuple[float, float]:
     rank = distributed.get_rank()
-    readings = iter(READINGS[rank])
+    readings = iter(2 * READINGS[rank])
     clock = SimpleNamespace(perf_counter=lambda: next(readings))
     with mock.patch.object(emulated_steps, "time", clock):
-        return emulated_steps._slowest_s(lambda: None, speeds[rank])
+        return emulated_steps.slowest_s(lambda: None), emulated_steps.mean_pace_s(speeds[rank])
 
 
 @pytest.mark.parametrize(
-    ("speeds", "expected_s"),
+    ("speeds", "pace_s"),
     [
-        ([1.0, 1.0], 6.0),  # of 4 and 6 s
-        ([1.0, 0.5], 4.0),  # 6 s of a device of half the speed are 3 of one of speed 1
+        ([1.0, 1.0], 5.0),  # of 4 and 6 s
+        ([1.0, 0.5], 3.5),  # 6 s of a device of half the speed are 3 of one of speed 1, beside 4
     ],
 )
-def test_the_slowest_rank_counts_at_its_own_speed(speeds: list[float], expected_s: float) -> None:
+def test_a_step_takes_what_the_slowest_rank_takes_and_the_pace_is_that_of_all(
+    speeds: list[float], pace_s: float
+) -> None:
     with Team(2) as team:
-        assert team.run(2, _timed, speeds) == [expected_s, expected_s]
+        assert team.run(2, _timed, speeds) == [(6.0, pace_s), (6.0, pace_s)]
