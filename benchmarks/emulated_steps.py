@@ -104,7 +104,8 @@ def mean_pace_s(speed: float) -> float:
     A product is too short for the mean of a rank's times to hold: of the slowest of four ranks it takes 8 %
     longer than of one, a step does not.
     """
-    return _over_ranks(speed * _spent_s(pace_s), distributed.ReduceOp.SUM) / distributed.get_world_size()
+    ranks: int = distributed.get_world_size()
+    return _over_ranks(speed * _spent_s(pace_s), distributed.ReduceOp.SUM) / ranks
 
 
 def _spent_s(call: Callable[[], object]) -> float:

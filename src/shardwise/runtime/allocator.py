@@ -22,4 +22,5 @@ def keep_freed_memory() -> bool:
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None:
         return False
-    return all(mallopt(name, value) == 1 for name, value in ((_MMAP_MAX, 0), (_TRIM_THRESHOLD, _NEVER_TRIMMED)))
+    settings = ((_MMAP_MAX, 0), (_TRIM_THRESHOLD, _NEVER_TRIMMED))
+    return all(mallopt(name, value) == 1 for name, value in settings)

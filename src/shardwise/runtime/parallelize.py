@@ -74,7 +74,8 @@ def parallelize(
     started the process and there is no group yet, one is made. `module` is the whole model, alike on every
     rank: a `reference_module`; for the plan of an operator graph the module that the graph was captured from,
     and `inputs` that its forward is called with, of the whole batch, or a `graph_module`. Memory that tensors
-    on the host free stays with the process from then on. Raises ConfigError where the plan cannot be run here.
+    on the host free stays with the process from then on. Raises ConfigError where the plan cannot be run
+    here.
     """
     keep_freed_memory()
     if not isinstance(plan, Plan | UnevenFile | GraphPlan):

@@ -276,18 +276,27 @@ def test_shares_are_of_the_cores_and_follow_the_speeds(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("is_v2", [False, True])
-def test_a_share_is_a_quota_of_each_period(tmp_path: Path, is_v2: bool) -> None:
+@pytest.mark.parametrize(
+    ("share", "quota", "period"),
+    [
+        (0.4, 2_000, 5_000),
+        (0.05, 1_000, 20_000),  # 0.05 of 5,000 would be 250, and the kernel takes 1,000 or more
+    ],
+)
+def test_a_share_is_a_quota_of_each_period(
+    tmp_path: Path, is_v2: bool, share: float, quota: int, period: int
+) -> None:
     if is_v2:
         (tmp_path / "cgroup.controllers").write_text("cpu memory")
     shares = Shares(2, 4711, root=tmp_path)
     shares.build()
-    shares.set(1, 0.25)
+    shares.set(1, share)
     group = tmp_path / "shardwise-4711" / "d1"
     if is_v2:
-        assert (group / "cpu.max").read_text() == "2500 10000"
+        assert (group / "cpu.max").read_text() == f"{quota} {period}"
     else:
-        assert (group / "cpu.cfs_period_us").read_text() == "10000"
-        assert (group / "cpu.cfs_quota_us").read_text() == "2500"
+        assert (group / "cpu.cfs_period_us").read_text() == str(period)
+        assert (group / "cpu.cfs_quota_us").read_text() == str(quota)
 
 
 def test_events_become_changes_of_links_and_ranks(tmp_path: Path) -> None:
