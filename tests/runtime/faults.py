@@ -6,15 +6,15 @@ import contextlib
 import os
 import shutil
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, NoReturn
 from unittest.mock import patch
 
 import torch
 
-from shardwise.plan import Plan
-from shardwise.runtime import Job, Report, Stage, TrainOptions, checkpoint, train
+from shardwise.plan import Plan, UnevenFile
+from shardwise.runtime import Job, Report, Stage, TrainOptions, UnevenJob, checkpoint, train
 
 PASSES = ("forward", "backward", "optimizer")
 PHASES = (*PASSES, "writing", "committing", "renaming", "pruning")
@@ -36,7 +36,7 @@ class Fault:
 
 
 def train_with(
-    report: Report, plan: Plan, options: TrainOptions, *, faults: tuple[Fault, ...]
+    report: Report, plan: Plan | UnevenFile, options: TrainOptions, *, faults: tuple[Fault, ...]
 ) -> tuple[Any, ...]:
     """`train`, with these faults."""
     with contextlib.ExitStack() as stack:
@@ -51,13 +51,17 @@ def train_with(
 def _counted(start: int) -> Iterator[list[int]]:
     """The number of the step under way."""
     now = [start]
-    backward = Job.backward
 
-    def counting(job: Job, batch: torch.Tensor) -> Any:
-        now[0] += 1
-        return backward(job, batch)
+    def counting(backward: Callable[[Any, torch.Tensor], Any]) -> Callable[[Any, torch.Tensor], Any]:
+        def counted(job: Any, batch: torch.Tensor) -> Any:
+            now[0] += 1
+            return backward(job, batch)
 
-    with patch.object(Job, "backward", counting):
+        return counted
+
+    with contextlib.ExitStack() as stack:
+        for kind in (Job, UnevenJob):
+            stack.enter_context(patch.object(kind, "backward", counting(kind.backward)))
         yield now
 
 

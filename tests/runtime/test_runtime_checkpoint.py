@@ -10,10 +10,11 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
+from math import prod
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -22,12 +23,24 @@ import pytest
 import torch
 from tests.runtime.equality import LR, MAX_NORM, batches, single_process, whole_module
 from tests.runtime.faults import OF_RANK_0, PASSES, PHASES, Fault, train_with
-from tests.runtime.plans import make_plan
+from tests.runtime.plans import BATCH, make_plan
+from tests.runtime.uneven_plans import make_uneven
+from torch.distributed.checkpoint import FileSystemReader, TensorStorageMetadata
 
 from shardwise.app.cli.main import main
 from shardwise.errors import ConfigError
-from shardwise.plan import Plan, write_plan
-from shardwise.runtime import RankLost, Report, StepRecord, Team, TrainOptions, parallelize, train, train_here
+from shardwise.plan import Plan, UnevenFile, write_plan
+from shardwise.runtime import (
+    RankLost,
+    Report,
+    StepRecord,
+    Team,
+    TrainOptions,
+    parallelize,
+    reference_module,
+    train,
+    train_here,
+)
 from shardwise.runtime.checkpoint import Saving, load, resumable
 from shardwise.runtime.manifest import (
     MANIFEST,
@@ -40,6 +53,8 @@ from shardwise.runtime.manifest import (
     newest,
     prune,
 )
+from shardwise.runtime.owned import Owned
+from shardwise.runtime.state import state_of
 
 pytestmark = pytest.mark.xdist_group("runtime")
 
@@ -47,7 +62,7 @@ BEFORE, AFTER = 2, 2
 """Steps before and behind the checkpoint."""
 
 
-def saves(report: Report, plan: Plan, root: str) -> list[float]:
+def saves(report: Report, plan: Plan | UnevenFile, root: str) -> list[float]:
     """Losses of a run that goes on while it is saved on the way."""
     job = parallelize(whole_module(plan.model, 0), plan, lr=LR, max_norm=MAX_NORM)
     losses = [job.step(batches(plan, 0).batch(step)).loss for step in range(BEFORE)]
@@ -57,7 +72,7 @@ def saves(report: Report, plan: Plan, root: str) -> list[float]:
     return losses
 
 
-def loads(report: Report, plan: Plan, root: str) -> list[float]:
+def loads(report: Report, plan: Plan | UnevenFile, root: str) -> list[float]:
     """Losses of a run that starts from other parameters, then from the checkpoint."""
     job = parallelize(whole_module(plan.model, 5), plan, lr=LR, max_norm=MAX_NORM)
     load(job, resumable(plan, root)[0])
@@ -86,6 +101,84 @@ def test_a_run_goes_on_under_another_plan(
     loaded = team.run(second.cluster.devices, loads, second, str(tmp_path))[0]
     assert saved == pytest.approx(whole, rel=2e-5)
     assert loaded == pytest.approx(whole[BEFORE:], rel=2e-5)
+
+
+UNEVEN_MOVES = [
+    # cuts and tensor degrees that cross, a tied table that one plan has on three ranks and the other on two
+    ("5 tp2l4 + 3 l2 l2", "3 l1 tp2l3 + 5 l4", "gpt", "adamw"),
+    ("2 dp2l2 tp2l2 + 2 l4", "4 l3 l1", "llama", "sgd"),
+    # from an uneven plan to one of another kind, and back
+    ("6 l4 + 2 l1 l3", "tp=2,dp=2,zero_stage=1,micro_batch_size=4", "gpt", "adamw"),
+    ("dp=2,zero_stage=3", "3 tp2l1 l3 + 5 l4", "llama", "adamw"),
+]
+
+
+def of_either_kind(text: str, model: str, optimizer: str) -> Plan | UnevenFile:
+    if "=" in text:
+        return make_plan(text, model=model, optimizer=optimizer)
+    shares = sum(int(pipeline.split()[0]) for pipeline in text.split("+"))
+    return make_uneven(text, model=model, optimizer=optimizer, micro_batch_size=BATCH // shares)
+
+
+@pytest.mark.parametrize(("before", "after", "model", "optimizer"), UNEVEN_MOVES)
+def test_a_run_goes_on_from_an_uneven_plan_or_under_one(
+    team: Team, tmp_path: Path, before: str, after: str, model: str, optimizer: str
+) -> None:
+    first, second = (of_either_kind(text, model, optimizer) for text in (before, after))
+    one = make_plan("dp=1", model=model, optimizer=optimizer)
+    whole = single_process(one, seed=0, steps=BEFORE + AFTER).losses
+    saved = team.run(first.cluster.devices, saves, first, str(tmp_path))[0]
+    loaded = team.run(second.cluster.devices, loads, second, str(tmp_path))[0]
+    assert saved == pytest.approx(whole, rel=2e-5)
+    assert loaded == pytest.approx(whole[BEFORE:], rel=2e-5)
+
+
+UNEVEN = "5 tp2l4 + 3 l4"
+
+
+def test_under_the_same_uneven_plan_it_goes_on_bit_by_bit(team: Team, tmp_path: Path) -> None:
+    """With a rank that the plan leaves idle."""
+    plan = make_uneven(UNEVEN, model="gpt", devices=4)
+    saved = team.run(4, saves, plan, str(tmp_path))[0]
+    assert team.run(4, loads, plan, str(tmp_path))[0] == saved[BEFORE:]
+
+
+def test_an_uneven_checkpoint_has_every_element_once(team: Team, tmp_path: Path) -> None:
+    plan = make_uneven(UNEVEN, model="gpt")
+    team.run(3, saves, plan, str(tmp_path))
+    kept = FileSystemReader(folder_of(str(tmp_path), BEFORE)).read_metadata().state_dict_metadata
+    tensors = {name: one for name, one in kept.items() if isinstance(one, TensorStorageMetadata)}
+    assert all(prod(one.size) == sum(prod(chunk.sizes) for chunk in one.chunks) for one in tensors.values())
+    weights = [name for name, _ in reference_module(plan.model).named_parameters()]
+    states = ("step", "exp_avg", "exp_avg_sq")
+    assert set(tensors) == set(kept) == {
+        *(f"model.{name}" for name in weights),
+        *(f"optimizer.{name}.{state}" for name in weights for state in states),
+    }  # fmt: skip
+
+
+def loads_upside_down(report: Report, plan: UnevenFile, root: str) -> list[float]:
+    """As `loads`, with every share of weights and states from its end to its beginning."""
+    dealt = Owned.dealt
+    with patch.object(Owned, "dealt", lambda *given: [share.flip(0) for share in dealt(*given)]):
+        return loads(report, plan, root)
+
+
+def loads_without_states(report: Report, plan: UnevenFile, root: str) -> list[float]:
+    """As `loads`, with the optimizer as it is before the first step."""
+    job = parallelize(whole_module(plan.model, 5), plan, lr=LR, max_norm=MAX_NORM)
+    load(job, resumable(plan, root)[0])
+    if job.optimizer is not None:
+        job.optimizer.state.clear()
+    return [job.step(batches(plan, 0).batch(BEFORE + step)).loss for step in range(AFTER)]
+
+
+@pytest.mark.parametrize("broken", [loads_upside_down, loads_without_states])
+def test_a_broken_load_is_caught(team: Team, tmp_path: Path, broken: Callable[..., list[float]]) -> None:
+    plan = make_uneven(UNEVEN, model="gpt")
+    saved = team.run(3, saves, plan, str(tmp_path))[0]
+    found = team.run(3, broken, plan, str(tmp_path))[0]
+    assert found != pytest.approx(saved[BEFORE:], rel=2e-3)
 
 
 @pytest.mark.parametrize(
@@ -161,7 +254,7 @@ def saves_late(report: Report, plan: Plan, root: str, is_broken: bool) -> list[f
     with ExitStack() as stack:
         stack.enter_context(patch("torch.distributed.checkpoint.save", late))
         if is_broken:
-            stack.enter_context(patch("shardwise.runtime.checkpoint.copied", lambda state: state))
+            stack.enter_context(patch("shardwise.runtime.checkpoint.copied", state_of))
         job = parallelize(whole_module(plan.model, 0), plan, lr=LR, max_norm=MAX_NORM)
         for step in range(BEFORE):
             job.step(batches(plan, 0).batch(step))
@@ -273,7 +366,7 @@ class Survived:
         self.losses = {done: loss for done, loss in self.losses.items() if done <= step}
 
 
-def survived(plan: Plan, root: Path, faults: tuple[Fault, ...] = ()) -> Survived:
+def survived(plan: Plan | UnevenFile, root: Path, faults: tuple[Fault, ...] = ()) -> Survived:
     options = TrainOptions(steps=STEPS, checkpoint=str(root), checkpoint_every=EVERY)
     run = Survived()
     train_here(
@@ -284,7 +377,7 @@ def survived(plan: Plan, root: Path, faults: tuple[Fault, ...] = ()) -> Survived
 
 
 def check_survives(
-    plan: Plan, folder: Path, whole: Mapping[int, float], struck: Sequence[tuple[int, int, str]]
+    plan: Plan | UnevenFile, folder: Path, whole: Mapping[int, float], struck: Sequence[tuple[int, int, str]]
 ) -> None:
     """Each rank, step and phase in `struck`, in order, is a death; the run ends as one without."""
     faults = tuple(
@@ -298,7 +391,7 @@ def check_survives(
     assert resumable(plan, str(folder / "run"))[1].step == STEPS
 
 
-def undisturbed(team: Team, plan: Plan) -> dict[int, float]:
+def undisturbed(team: Team, plan: Plan | UnevenFile) -> dict[int, float]:
     """Losses of a run that nothing happens to and that saves nothing."""
     run = Survived()
     team.run(plan.cluster.devices, train, plan, TrainOptions(steps=STEPS), report=run.report)
@@ -311,6 +404,12 @@ def test_a_run_survives_a_death_with_the_same_losses(team: Team, tmp_path: Path)
     that of the undisturbed run, bit by bit."""
     plan = make_plan("dp=2,zero_stage=1")
     check_survives(plan, tmp_path, undisturbed(team, plan), [(0, 4, "committing")])
+
+
+def test_a_run_under_an_uneven_plan_survives_a_death(team: Team, tmp_path: Path) -> None:
+    """The rank whose pipeline has 3 of the 8 microbatches dies in the backward pass of step 5."""
+    plan = make_uneven("5 l4 + 3 l4")
+    check_survives(plan, tmp_path, undisturbed(team, plan), [(1, 5, "backward")])
 
 
 MATRIX = ("dp=2,zero_stage=1", "pp=2,schedule=1f1b,micro_batch_size=2", "tp=2,zero_stage=0")

@@ -6,13 +6,14 @@ import gc
 import inspect
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
 from tests.runtime.equality import divided, single_process
 from tests.runtime.plans import make_plan
 from torch import distributed
-from torch.distributed import DeviceMesh, init_device_mesh
+from torch.distributed import DeviceMesh, checkpoint, init_device_mesh
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining._backward import stage_backward
 from torch.distributed.pipelining.schedules import _Action, _PipelineScheduleRuntime
@@ -23,6 +24,9 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from shardwise.runtime import Report, Team
 from shardwise.runtime.private import (
+    Boxes,
+    LoadsBoxes,
+    SavesBoxes,
     chunk_of,
     destroy_groups,
     forget_meshes,
@@ -113,6 +117,21 @@ def test_a_part_of_a_tensor_is_told_by_where_it_starts() -> None:
     )
     assert chunk_of(divided) == ((6, 0), (3, 5))
     assert chunk_of(torch.zeros(2, 3)) == ((0, 0), (2, 3))
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_boxes_of_a_tensor_are_saved_and_filled(tmp_path: Path) -> None:
+    """4 x 2 elements, saved in two boxes of two rows and read in one of the last three; beside it a plain
+    tensor."""
+    whole = torch.arange(8.0).reshape(4, 2)
+    saved = Boxes((4, 2), {(0, 0): whole[:2].clone(), (2, 0): whole[2:].clone()})
+    checkpoint.save(
+        {"x": saved, "y": torch.ones(3)}, checkpoint_id=tmp_path, planner=SavesBoxes(), no_dist=True
+    )
+    rows, plain = torch.zeros(3, 2), torch.zeros(3)
+    wanted = {"x": Boxes((4, 2), {(1, 0): rows}), "y": plain}
+    checkpoint.load(wanted, checkpoint_id=tmp_path, planner=LoadsBoxes(), no_dist=True)
+    assert torch.equal(rows, whole[1:]) and torch.equal(plain, torch.ones(3))
 
 
 @pytest.mark.usefixtures("third_of_four")

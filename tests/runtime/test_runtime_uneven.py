@@ -237,7 +237,7 @@ PLAN = make_uneven("5 l4 + 3 l4")
         (changed(PLAN, microbatches=(5, 2)), [], "best.microbatches: is not run"),
         (braided(PLAN), [], "best.layout: is not run by this runtime; found a stage on two pools"),
         (doubled(PLAN), [], "best.layout: is not run by this runtime; found ranks taken twice"),
-        (PLAN, ["--checkpoint", "none"], "--checkpoint: is not there under an uneven plan"),
+        (PLAN, ["--resume"], "--resume: needs --checkpoint"),
         (PLAN, ["--adaptive"], "--adaptive: is not there under an uneven plan"),
         (PLAN, ["--data", "none.bin"], "none.bin"),
     ],

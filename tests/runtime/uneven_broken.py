@@ -33,8 +33,8 @@ def _none_of_the_head(piece: Any) -> Tensor:
     return _gradient(piece) * (0.0 if is_head else 1.0)
 
 
-def _whole_weight(same: Any, region: Any, weight: float) -> Any:
-    return _piece_of(same, region, 1.0)
+def _whole_weight(same: Any, region: Any, weight: float, saves: bool) -> Any:
+    return _piece_of(same, region, 1.0, saves)
 
 
 def _from_the_first(plan: Any, pipeline: int) -> int:

@@ -29,7 +29,8 @@ def _gradient_error(job: Any, expected: Gradients) -> float:
     floor = 1e-3 * max(float(np.abs(gradient).max()) for gradient in expected.values())
     names = {} if job.stage is None else {id(p): name for name, p in job.stage.named_parameters()}
     worst, elements = 0.0, 0
-    for parameter, region, values in job.owned.joined([own.grad for own, _ in job.owned.parameters]):
+    gradients = job.owned.joined([own.grad for own, _ in job.owned.parameters])
+    for (parameter, region, _), values in zip(job.owned.regions, gradients, strict=True):
         whole = expected.get(names[id(parameter)], expected[TABLE])
         right = whole[tuple(slice(*ends) for ends in region[: whole.ndim])]
         error = np.abs(values.numpy() - right.flatten()).max() / max(float(np.abs(whole).max()), floor)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
@@ -12,11 +13,14 @@ from torch import Tensor, distributed
 from torch.distributed import checkpoint
 
 from shardwise.errors import ConfigError
-from shardwise.plan import Plan, UnevenFile, document_hash, plan_document
+from shardwise.plan import Plan, UnevenFile, document_hash, plan_document, uneven_plan_document
 from shardwise.runtime.job import Job
 from shardwise.runtime.manifest import Manifest, commit, files_in, folder_of, model_hash, newest, prune
 from shardwise.runtime.modules import reference_module
+from shardwise.runtime.private import Boxes, LoadsBoxes, SavesBoxes
 from shardwise.runtime.state import make_states, named, state_of, whole_name
+from shardwise.runtime.uneven import UnevenJob
+from shardwise.runtime.uneven_state import copied_of, fill, wanted_of
 from shardwise.runtime.weights import save_weights
 
 
@@ -28,7 +32,7 @@ class Saving:
     before the next one.
     """
 
-    def __init__(self, job: Job, root: str, *, step: int, seed: int, data: str) -> None:
+    def __init__(self, job: Job | UnevenJob, root: str, *, step: int, seed: int, data: str) -> None:
         self._folder = folder_of(root, step)
         # Collectives of the thread must not come between those of the steps.
         self._group = distributed.new_group(backend="gloo")
@@ -41,17 +45,21 @@ class Saving:
             global_batch_size=plan.job.global_batch_size,
             seq_len=plan.job.seq_len,
             model=model_hash(plan.model.config),
-            plan=document_hash(plan_document(plan)),
+            plan=document_hash(
+                uneven_plan_document(plan) if isinstance(plan, UnevenFile) else plan_document(plan)
+            ),
             files={},
         )
         executor = ThreadPoolExecutor(1)
-        self._written = executor.submit(self._write, copied(state_of(job)), root, manifest)
+        self._written = executor.submit(self._write, copied(job), root, manifest)
         executor.shutdown(wait=False)
 
-    def _write(self, state: dict[str, Tensor], root: str, manifest: Manifest) -> None:
+    def _write(self, state: dict[str, Tensor | Boxes], root: str, manifest: Manifest) -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of being the only process, of plain tensors
-            checkpoint.save(state, checkpoint_id=self._folder, process_group=self._group)
+            checkpoint.save(
+                state, checkpoint_id=self._folder, planner=SavesBoxes(), process_group=self._group
+            )
         if distributed.get_rank(self._group) == 0:  # has heard of every rank that it is done
             commit(self._folder, replace(manifest, files=files_in(self._folder)))
             prune(root)
@@ -69,9 +77,11 @@ class Saving:
         distributed.destroy_process_group(self._group)
 
 
-def copied(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The same that no step changes."""
-    return {name: tensor.detach().clone() for name, tensor in state.items()}
+def copied(job: Job | UnevenJob) -> dict[str, Tensor | Boxes]:
+    """What this rank saves of `job`, as no step changes it. Call it on every rank."""
+    if isinstance(job, UnevenJob):
+        return copied_of(job)
+    return {name: tensor.detach().clone() for name, tensor in state_of(job).items()}
 
 
 def _not_written(folder: str, error: BaseException) -> ConfigError:
@@ -79,19 +89,28 @@ def _not_written(folder: str, error: BaseException) -> ConfigError:
     return ConfigError(f"cannot be written: {why.lower()}", file=folder, key="--checkpoint")
 
 
-def load(job: Job, folder: str) -> None:
+def load(job: Job | UnevenJob, folder: str) -> None:
     """Put the checkpoint in `folder` into `job`, however it was divided when it was saved; on every rank."""
+    if isinstance(job, UnevenJob):
+        wanted, values = wanted_of(job)
+        _load(wanted, folder)
+        fill(job, wanted, values)
+        return
     make_states(job)
     state = state_of(job)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        checkpoint.load(state, checkpoint_id=folder)
+    _load(state, folder)
     with torch.no_grad():  # of two copies on one rank, only the second has been filled
         for index, name, parameter in named(job):
             whole = whole_name(job, index, name)
             parameter.copy_(state[f"model.{whole}"])
             for key, value in job.optimizer.state[parameter].items():
                 value.copy_(state[f"optimizer.{whole}.{key}"])
+
+
+def _load(state: Mapping[str, Tensor | Boxes], folder: str) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        checkpoint.load(dict(state), checkpoint_id=folder, planner=LoadsBoxes())
 
 
 def export(plan: Plan | UnevenFile, root: str, folder: str) -> None:

@@ -25,12 +25,13 @@ from shardwise.runtime.transfers import Region, owners
 @dataclass(slots=True, kw_only=True)
 class _Piece:
     """A region of a weight that is here: the parameter, and what it holds; `weight` is what its gradient
-    counts, where several ranks have computed the same."""
+    counts, where several ranks have computed the same. Of all ranks that hold it one `saves` it."""
 
     parameter: nn.Parameter
     held: Region
     region: Region
     weight: float
+    saves: bool
 
     def view(self, values: Tensor) -> Tensor:
         """The region in `values`, which are like the parameter's part here."""
@@ -84,7 +85,11 @@ class Owned:
             group = distributed.new_group(list(ranks)) if len(ranks) > 1 else None
             if rank in ranks:
                 weight = 1.0 / len(mates[rank] & set(ranks))
-                pieces = [_piece_of(here[tensor], region, weight) for tensor, region in regions]
+                turns = (number % len(ranks) == ranks.index(rank) for number in range(len(regions)))
+                pieces = [
+                    _piece_of(here[tensor], region, weight, saves)
+                    for (tensor, region), saves in zip(regions, turns, strict=True)
+                ]
                 pieces.sort(key=lambda piece: piece.parameter.dim() <= 1)  # those that decay come first
                 self._shared.append(_shared_of(group, pieces, len(ranks), ranks.index(rank)))
 
@@ -119,10 +124,28 @@ class Owned:
                 there = piece.view(local(piece.parameter))
                 there.copy_(values.view(there.shape))
 
-    def joined(self, shares: Sequence[Tensor]) -> list[tuple[nn.Parameter, Region, Tensor]]:
-        """What the owners of every region of a weight here have in their `shares`, which are like
-        `parameters`; call it on every rank."""
-        return [(piece.parameter, piece.region, values) for piece, values in self._joined(shares)]
+    @property
+    def regions(self) -> list[tuple[nn.Parameter, Region, bool]]:
+        """Of every weight here the regions that are owned by the same ranks each, and whether this rank is
+        the one of them that saves it."""
+        return [
+            (piece.parameter, piece.region, piece.saves) for shared in self._shared for piece in shared.pieces
+        ]
+
+    def joined(self, shares: Sequence[Tensor]) -> Iterator[Tensor]:
+        """What the owners of every one of `regions` have in their `shares`, which are like `parameters`; a
+        region's elements one after the other. Call it on every rank."""
+        return (values for _, values in self._joined(shares))
+
+    def dealt(self, values: Sequence[Tensor]) -> list[Tensor]:
+        """This rank's shares, like `parameters`, of `values`, which are those of `regions`."""
+        left, shares = iter(values), []
+        for shared in self._shared:
+            whole = _packed([next(left) for _ in shared.pieces], shared)
+            first = 0 if shared.group is None else distributed.get_rank(shared.group) * len(shared.share)
+            own = whole[first : first + len(shared.share)]
+            shares += [own[place] for _, _, place in shared.parameters]
+        return shares
 
     def _joined(self, shares: Sequence[Tensor]) -> Iterator[tuple[_Piece, Tensor]]:
         left = iter(shares)
@@ -137,9 +160,9 @@ class Owned:
             yield from zip(shared.pieces, parts, strict=True)
 
 
-def _piece_of(same: Sequence[nn.Parameter], region: Region, weight: float) -> _Piece:
+def _piece_of(same: Sequence[nn.Parameter], region: Region, weight: float, saves: bool) -> _Piece:
     (parameter,) = same
-    return _Piece(parameter=parameter, held=region_of(parameter), region=region, weight=weight)
+    return _Piece(parameter=parameter, held=region_of(parameter), region=region, weight=weight, saves=saves)
 
 
 def _shared_of(group: ProcessGroup | None, pieces: list[_Piece], ranks: int, place: int) -> _Shared:

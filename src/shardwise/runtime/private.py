@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, distributed
 from torch.distributed import ProcessGroup
+from torch.distributed.checkpoint import DefaultLoadPlanner, DefaultSavePlanner
+from torch.distributed.checkpoint.metadata import (
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    TensorProperties,
+)
+from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining._backward import stage_backward
 from torch.distributed.pipelining.schedules import _Action, _PipelineScheduleRuntime
@@ -20,9 +28,12 @@ from torch.utils._python_dispatch import TorchDispatchMode as DispatchMode
 
 __all__ = [
     "ALL_TO_ALL",
+    "Boxes",
     "DispatchMode",
     "Handed",
     "HandingStage",
+    "LoadsBoxes",
+    "SavesBoxes",
     "SynchronisedStage",
     "all_to_all_rows",
     "chunk_of",
@@ -195,6 +206,65 @@ def chunk_of(tensor: Tensor) -> tuple[Sequence[int], Sequence[int]]:
         return (0,) * tensor.dim(), tuple(tensor.shape)
     (chunk,) = tensor.__create_chunk_list__()
     return tuple(chunk.offsets), tuple(chunk.sizes)
+
+
+class Boxes:
+    """Boxes of a tensor of `shape`, each by where it starts, as PyTorch's checkpoints list them: by methods
+    that they ask DTensors for."""
+
+    def __init__(self, shape: Sequence[int], boxes: Mapping[tuple[int, ...], Tensor]) -> None:
+        self._shape = torch.Size(shape)
+        self._boxes = boxes
+
+    def size(self) -> torch.Size:
+        return self._shape
+
+    def __create_chunk_list__(self) -> list[ChunkStorageMetadata]:
+        return [ChunkStorageMetadata(torch.Size(start), box.shape) for start, box in self._boxes.items()]
+
+    def __create_write_items__(self, fqn: str, object: object) -> list[WriteItem]:
+        return [
+            WriteItem(
+                index=MetadataIndex(fqn, chunk.offsets),
+                type=WriteItemType.SHARD,
+                tensor_data=TensorWriteData(
+                    chunk=chunk,
+                    properties=TensorProperties.create_from_tensor(self._boxes[tuple(chunk.offsets)]),
+                    size=self._shape,
+                ),
+            )
+            for chunk in self.__create_chunk_list__()
+        ]
+
+    def at(self, index: MetadataIndex) -> Tensor:
+        return self._boxes[tuple(index.offset or ())]
+
+
+class SavesBoxes(DefaultSavePlanner):
+    """Has checkpoints take what they write of boxes from them, as of tensors."""
+
+    def lookup_object(self, index: MetadataIndex) -> Any:
+        found = self.state_dict[index.fqn]
+        return found.at(index) if isinstance(found, Boxes) else super().lookup_object(index)
+
+
+class LoadsBoxes(DefaultLoadPlanner):
+    """Has checkpoints put what they read of boxes into them, as into tensors. Names are those of the state:
+    PyTorch's own looks into values for more, and finds None in the place of boxes."""
+
+    def __init__(self) -> None:
+        super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
+
+    def set_up_planner(
+        self, state_dict: dict[str, Any], metadata: Metadata | None = None, is_coordinator: bool = False
+    ) -> None:
+        self.state_dict = self.original_state_dict = state_dict
+        self.metadata = metadata
+        self.is_coordinator = is_coordinator
+
+    def lookup_tensor(self, index: MetadataIndex) -> Tensor:
+        found = self.state_dict[index.fqn]
+        return found.at(index) if isinstance(found, Boxes) else super().lookup_tensor(index)
 
 
 def process_groups() -> set[ProcessGroup]:

@@ -90,8 +90,8 @@ def train(
     `report` gets a record of every step, the same on every rank but for the clock. Returns what the last step
     did on this rank, where it `is_traced` (which makes it slower); else nothing.
     """
-    if isinstance(plan, UnevenFile):
-        check_uneven_options(options)
+    if isinstance(plan, UnevenFile) and options.advisor is not None:
+        raise ConfigError("is not there under an uneven plan", key="--adaptive", allowed="train without it")
     samples = samples_of(plan, options)
     module = reference_module(plan.model)
     if options.weights is not None and options.resumed is None:
@@ -100,7 +100,7 @@ def train(
         initialise(module, seed=options.seed, layers=plan.model.layers)
     job = parallelize(module, plan, lr=options.lr)
     rank = distributed.get_rank()
-    if isinstance(job, Job) and options.resumed is not None:
+    if options.resumed is not None:
         load(job, options.resumed)
     if options.checkpoint is not None and rank == 0:
         clear_unfinished(options.checkpoint)
@@ -133,21 +133,11 @@ def train(
             record = replace(record, change=change)
         report(record)
         is_due = (step + 1) % options.checkpoint_every == 0 or is_last
-        if options.checkpoint is not None and isinstance(job, Job) and is_due:
+        if options.checkpoint is not None and is_due:
             saving = Saving(job, options.checkpoint, step=step + 1, seed=options.seed, data=options.data)
     if saving is not None:
         saving.wait()
     return trace.spans
-
-
-def check_uneven_options(options: TrainOptions) -> None:
-    """ConfigError for what is asked for and not there under an uneven plan."""
-    asked = {
-        "--checkpoint": options.checkpoint, "--resume": options.resumed, "--adaptive": options.advisor,
-    }  # fmt: skip
-    for key, value in asked.items():
-        if value is not None:
-            raise ConfigError("is not there under an uneven plan", key=key, allowed="train without it")
 
 
 def check_unused(folder: str) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor, nn
 from torch.profiler import record_function
@@ -33,7 +35,8 @@ class UnevenJob:
     """A module, its optimizer and its step, divided over the running processes as an uneven plan says.
 
     A rank has one stage of one pipeline, or none where the plan leaves it idle. Optimizer states (ZeRO-1) are
-    divided over all ranks that hold the same part of a weight.
+    divided over all ranks that hold the same part of a weight. `names` are those of the rank's parameters in
+    the whole model.
     """
 
     def __init__(
@@ -46,6 +49,7 @@ class UnevenJob:
         owned: Owned,
         optimizer: torch.optim.Optimizer | None,
         max_norm: float,
+        names: Mapping[nn.Parameter, str],
     ) -> None:
         self.plan = plan
         self.seat = seat
@@ -53,6 +57,7 @@ class UnevenJob:
         self.owned = owned
         self.optimizer = optimizer
         self.max_norm = max_norm
+        self.names = names
         self._engine = engine
 
     @property
@@ -111,8 +116,9 @@ def uneven_job(module: Stage, plan: UnevenFile, *, lr: float, max_norm: float) -
     if owned.parameters:
         optimizer = optimizer_of_parameters(plan.job.optimizer, owned.parameters, lr=lr)
     return UnevenJob(
-        plan=plan, seat=seat, stage=stage, engine=engine, owned=owned, optimizer=optimizer, max_norm=max_norm
-    )
+        plan=plan, seat=seat, stage=stage, engine=engine, owned=owned, optimizer=optimizer, max_norm=max_norm,
+        names={parameter: name for name, parameter in named},
+    )  # fmt: skip
 
 
 def _whole_name(name: str, names: list[str]) -> str:

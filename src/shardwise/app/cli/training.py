@@ -146,7 +146,7 @@ def trained(
         is_traced=trace is not None,
         weights=weights,
     )
-    _check_runs(plan, options, adaptive=adaptive)
+    _check_runs(plan, adaptive=adaptive)
     if adaptive and isinstance(plan, Plan):
         options = replace(options, advisor=advisor_for(plan))
     if weights is not None or export is not None:
@@ -170,9 +170,9 @@ def trained(
     return _ended(run, options, export)
 
 
-def _check_runs(plan: Plan | UnevenFile, options: TrainOptions, *, adaptive: bool) -> None:
+def _check_runs(plan: Plan | UnevenFile, *, adaptive: bool) -> None:
     """ConfigError where the runtime does not run `plan`, or not so."""
-    from shardwise.runtime import check_runnable, check_uneven_options, check_uneven_runnable
+    from shardwise.runtime import check_runnable, check_uneven_runnable
 
     if isinstance(plan, Plan):
         check_runnable(plan)
@@ -180,7 +180,6 @@ def _check_runs(plan: Plan | UnevenFile, options: TrainOptions, *, adaptive: boo
     if adaptive:
         raise ConfigError("is not there under an uneven plan", key="--adaptive", allowed="train without it")
     check_uneven_runnable(plan)
-    check_uneven_options(options)
 
 
 def _trained_here(

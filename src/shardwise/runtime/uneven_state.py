@@ -1,0 +1,97 @@
+"""What a job under an uneven plan saves and loads, by the names of the whole model."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from shardwise.runtime.private import Boxes
+from shardwise.runtime.state import STATES
+from shardwise.runtime.transfers import Region
+from shardwise.runtime.uneven import UnevenJob
+
+MODEL = "model"
+
+Saved = dict[str, Tensor | Boxes]
+"""Parameters as `model.NAME`, optimizer states as `optimizer.NAME.KIND`."""
+
+
+def copied_of(job: UnevenJob) -> Saved:
+    """Copies of what this rank saves: over all ranks every element of the model and of each of its states is
+    there once. Call it on every rank, between steps."""
+    boxes: dict[str, tuple[Sequence[int], dict[tuple[int, ...], Tensor]]] = {}
+    for kind, shares in _shares(job).items():
+        for (parameter, region, saves), values in zip(
+            job.owned.regions, job.owned.joined(shares), strict=True
+        ):
+            if saves:
+                start, shape = _placed(region, parameter.dim())
+                of_name = boxes.setdefault(_key(kind, job.names[parameter]), (parameter.shape, {}))
+                of_name[1][start] = values.reshape(shape).clone()
+    saved: Saved = {name: Boxes(*of_name) for name, of_name in boxes.items()}
+    return saved | {name: step.clone() for name, step in _steps(job).items()}
+
+
+def fill(job: UnevenJob, saved: Saved, values: Mapping[str, Sequence[Tensor]]) -> None:
+    """Give `job` what a checkpoint has put into `wanted_of`'s. Call it on every rank."""
+    steps = [step for step in saved.values() if isinstance(step, Tensor)]
+    with torch.no_grad():
+        for kind, regions in values.items():
+            for (own, _), share in zip(job.owned.parameters, job.owned.dealt(regions), strict=True):
+                if kind == MODEL:
+                    own.copy_(share)
+                elif job.optimizer is not None:
+                    job.optimizer.state[own][kind] = share.clone()
+                    if steps:
+                        job.optimizer.state[own]["step"] = steps[0].clone()
+    job.owned.spread()
+
+
+def wanted_of(job: UnevenJob) -> tuple[Saved, dict[str, list[Tensor]]]:
+    """What a checkpoint fills for this rank, all that it holds; and the same by kind, region after region."""
+    kinds = [MODEL, *(kind for kind in STATES[job.plan.job.optimizer] if kind != "step")]
+    boxes: dict[str, tuple[Sequence[int], dict[tuple[int, ...], Tensor]]] = {}
+    values: dict[str, list[Tensor]] = defaultdict(list)
+    for kind in kinds:
+        for parameter, region, _ in job.owned.regions:
+            start, shape = _placed(region, parameter.dim())
+            values[kind].append(torch.empty(shape))
+            of_name = boxes.setdefault(_key(kind, job.names[parameter]), (parameter.shape, {}))
+            of_name[1][start] = values[kind][-1]
+    wanted: Saved = {name: Boxes(*of_name) for name, of_name in boxes.items()}
+    if "step" in STATES[job.plan.job.optimizer]:
+        wanted |= {_key("step", name): torch.zeros(()) for name in job.names.values()}
+    return wanted, values
+
+
+def _shares(job: UnevenJob) -> dict[str, list[Tensor]]:
+    """This rank's shares of the weights and of each state that there is."""
+    shares: dict[str, list[Tensor]] = {MODEL: [own.detach() for own, _ in job.owned.parameters]}
+    for kind in STATES[job.plan.job.optimizer]:
+        if kind != "step":
+            shares[kind] = [state[kind] for state in _states(job)]
+    return shares
+
+
+def _states(job: UnevenJob) -> Iterator[dict[str, Tensor]]:
+    if job.optimizer is not None:
+        yield from (job.optimizer.state[own] for own, _ in job.owned.parameters)
+
+
+def _steps(job: UnevenJob) -> dict[str, Tensor]:
+    """How many steps the optimizer has taken, which is the same for all, for each name that is here."""
+    step = next((state["step"] for state in _states(job) if "step" in state), None)
+    return {} if step is None else {_key("step", name): step for name in job.names.values()}
+
+
+def _key(kind: str, name: str) -> str:
+    return f"model.{name}" if kind == MODEL else f"optimizer.{name}.{kind}"
+
+
+def _placed(region: Region, dims: int) -> tuple[tuple[int, ...], list[int]]:
+    """Where a region starts, and its sizes, in a tensor of so many dims."""
+    kept = region[:dims]
+    return tuple(start for start, _ in kept), [stop - start for start, stop in kept]
