@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from math import prod
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from shardwise.runtime.private import Boxes
 from shardwise.runtime.state import STATES
@@ -22,17 +23,13 @@ Saved = dict[str, Tensor | Boxes]
 def copied_of(job: UnevenJob) -> Saved:
     """Copies of what this rank saves: over all ranks every element of the model and of each of its states is
     there once. Call it on every rank, between steps."""
-    boxes: dict[str, tuple[Sequence[int], dict[tuple[int, ...], Tensor]]] = {}
+    boxes = _Boxed(job)
     for kind, shares in _shares(job).items():
-        for (parameter, region, saves), values in zip(
-            job.owned.regions, job.owned.joined(shares), strict=True
-        ):
+        for held, values in zip(job.owned.regions, job.owned.joined(shares), strict=True):
+            parameter, region, saves = held
             if saves:
-                start, shape = _placed(region, parameter.dim())
-                of_name = boxes.setdefault(_key(kind, job.names[parameter]), (parameter.shape, {}))
-                of_name[1][start] = values.reshape(shape).clone()
-    saved: Saved = {name: Boxes(*of_name) for name, of_name in boxes.items()}
-    return saved | {name: step.clone() for name, step in _steps(job).items()}
+                boxes.add(kind, parameter, region, values.clone())
+    return boxes.by_name() | {name: step.clone() for name, step in _steps(job).items()}
 
 
 def fill(job: UnevenJob, saved: Saved, values: Mapping[str, Sequence[Tensor]]) -> None:
@@ -52,19 +49,31 @@ def fill(job: UnevenJob, saved: Saved, values: Mapping[str, Sequence[Tensor]]) -
 
 def wanted_of(job: UnevenJob) -> tuple[Saved, dict[str, list[Tensor]]]:
     """What a checkpoint fills for this rank, all that it holds; and the same by kind, region after region."""
-    kinds = [MODEL, *(kind for kind in STATES[job.plan.job.optimizer] if kind != "step")]
-    boxes: dict[str, tuple[Sequence[int], dict[tuple[int, ...], Tensor]]] = {}
-    values: dict[str, list[Tensor]] = defaultdict(list)
-    for kind in kinds:
+    boxes, values = _Boxed(job), defaultdict[str, list[Tensor]](list)
+    states = STATES[job.plan.job.optimizer]
+    for kind in (MODEL, *(state for state in states if state != "step")):
         for parameter, region, _ in job.owned.regions:
-            start, shape = _placed(region, parameter.dim())
-            values[kind].append(torch.empty(shape))
-            of_name = boxes.setdefault(_key(kind, job.names[parameter]), (parameter.shape, {}))
-            of_name[1][start] = values[kind][-1]
-    wanted: Saved = {name: Boxes(*of_name) for name, of_name in boxes.items()}
-    if "step" in STATES[job.plan.job.optimizer]:
-        wanted |= {_key("step", name): torch.zeros(()) for name in job.names.values()}
-    return wanted, values
+            values[kind].append(torch.empty(prod(stop - start for start, stop in region)))
+            boxes.add(kind, parameter, region, values[kind][-1])
+    steps = {_key("step", name): torch.zeros(()) for name in job.names.values()} if "step" in states else {}
+    return boxes.by_name() | steps, values
+
+
+class _Boxed:
+    """Regions of the whole model's tensors with their values, as they are added."""
+
+    def __init__(self, job: UnevenJob) -> None:
+        self._names = job.names
+        self._found: dict[str, tuple[nn.Parameter, dict[tuple[int, ...], Tensor]]] = {}
+
+    def add(self, kind: str, parameter: nn.Parameter, region: Region, values: Tensor) -> None:
+        """Of the parameter itself or of a state of it; `values` lie one after the other."""
+        _, boxes = self._found.setdefault(_key(kind, self._names[parameter]), (parameter, {}))
+        kept = region[: parameter.dim()]
+        boxes[tuple(start for start, _ in kept)] = values.view([stop - start for start, stop in kept])
+
+    def by_name(self) -> Saved:
+        return {name: Boxes(parameter.shape, boxes) for name, (parameter, boxes) in self._found.items()}
 
 
 def _shares(job: UnevenJob) -> dict[str, list[Tensor]]:
@@ -89,9 +98,3 @@ def _steps(job: UnevenJob) -> dict[str, Tensor]:
 
 def _key(kind: str, name: str) -> str:
     return f"model.{name}" if kind == MODEL else f"optimizer.{name}.{kind}"
-
-
-def _placed(region: Region, dims: int) -> tuple[tuple[int, ...], list[int]]:
-    """Where a region starts, and its sizes, in a tensor of so many dims."""
-    kept = region[:dims]
-    return tuple(start for start, _ in kept), [stop - start for start, stop in kept]
