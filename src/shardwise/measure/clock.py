@@ -12,7 +12,7 @@ from statistics import median
 class Clock:
     """Times calls in `batches` batches of at least `batch_s` seconds each; the median batch counts.
 
-    A batch spans several periods of a scheduler that gives a process a share of a core (10 ms to 100 ms), so
+    A batch spans several periods of a scheduler that gives a process a share of a core (5 ms to 100 ms), so
     that its pauses are spread over the calls. `now` and `wait` are the machine's clock and the device's end
     of work; tests have their own.
     """

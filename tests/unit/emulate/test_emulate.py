@@ -281,6 +281,7 @@ def test_shares_are_of_the_cores_and_follow_the_speeds(tmp_path: Path) -> None:
     [
         (0.4, 2_000, 5_000),
         (0.05, 1_000, 20_000),  # 0.05 of 5,000 would be 250, and the kernel takes 1,000 or more
+        (0.0004, 1_000, 1_000_000),  # 2,500,000 would be too long for it: 0.001 is the least share
     ],
 )
 def test_a_share_is_a_quota_of_each_period(
