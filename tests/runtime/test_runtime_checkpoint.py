@@ -36,6 +36,8 @@ from shardwise.runtime import (
     StepRecord,
     Team,
     TrainOptions,
+    export,
+    load_weights,
     parallelize,
     reference_module,
     train,
@@ -155,6 +157,21 @@ def test_an_uneven_checkpoint_has_every_element_once(team: Team, tmp_path: Path)
         *(f"model.{name}" for name in weights),
         *(f"optimizer.{name}.{state}" for name in weights for state in states),
     }  # fmt: skip
+
+
+def test_what_an_uneven_run_exports_is_what_another_plan_would(team: Team, tmp_path: Path) -> None:
+    found: list[dict[str, Any]] = []
+    for name, plan in (("uneven", make_uneven(UNEVEN)), ("even", make_plan("dp=2"))):
+        root, out = str(tmp_path / name), str(tmp_path / f"{name}-weights")
+        team.run(plan.cluster.devices, saves, plan, root)
+        export(plan, root, out)
+        module = reference_module(plan.model)
+        load_weights(module, plan.model, out)
+        found.append(dict(module.state_dict()))
+    uneven, even = found
+    start = whole_module(make_plan("dp=2").model, 0).state_dict()
+    assert all(torch.allclose(uneven[key], even[key], rtol=0.0, atol=5e-5) for key in even)
+    assert not all(torch.allclose(uneven[key], start[key], rtol=0.0, atol=5e-5) for key in even)
 
 
 def loads_upside_down(report: Report, plan: UnevenFile, root: str) -> list[float]:

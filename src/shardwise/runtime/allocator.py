@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 
 # The parameters of `mallopt`, of <malloc.h>.
 _TRIM_THRESHOLD, _MMAP_MAX = -1, -4
@@ -19,7 +20,7 @@ def keep_freed_memory() -> bool:
     system, which clears each page of it before it gives it again: up to 6 % of a step, more or less by the
     order of allocations. What a process took at its peak stays with it until it ends.
     """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if os.name == "posix" else None
     if mallopt is None:
         return False
     settings = ((_MMAP_MAX, 0), (_TRIM_THRESHOLD, _NEVER_TRIMMED))
