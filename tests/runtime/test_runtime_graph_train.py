@@ -35,6 +35,16 @@ def test_the_users_own_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert "trained" in shown.out and "predicted" in shown.out
     records = [json.loads(line) for line in log.read_text().splitlines()]
     assert [record["samples"] for record in records] == [8 * step for step in range(1, 41)]
+    assert set(records[0]) == {
+        "step", "loss", "gradient_norm", "step_time_s", "exposed_communication_s", "predicted_s", "samples",
+        "samples_per_s", "mfu",
+    }  # fmt: skip
+    # Products of a step: 2 x 8 x (6 x 12 + 12 x 5) forth, the same again for the weights, and 2 x 8 x 12 x 5
+    # for the hidden layer (the input has no gradient): 2,112 + 2,112 + 960 = 5,184 flop on two devices.
+    peak = read_graph_plan(str(points / on_two)).cluster.classes["cpu"].peak_flop_per_s["fp32"]
+    for record in records:
+        assert record["mfu"] == pytest.approx(5_184 / (record["step_time_s"] * 2 * peak))
+        assert record["samples_per_s"] * record["step_time_s"] == pytest.approx(8)
     losses = [record["loss"] for record in records]
     assert sum(losses[-4:]) < sum(losses[:4]) - 0.2  # the same four batches
 

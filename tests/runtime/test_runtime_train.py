@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -52,10 +53,18 @@ def test_the_users_own_lines(tmp_path: Path) -> None:
     records = [json.loads(line) for line in log.read_text().splitlines()]
     assert [record["step"] for record in records] == list(range(1, 21))
     assert [record["tokens"] for record in records] == [512 * step for step in range(1, 21)]
-    assert set(records[0]) == {"step", "loss", "gradient_norm", "step_time_s", "predicted_s", "tokens"}
+    assert set(records[0]) == {
+        "step", "loss", "gradient_norm", "step_time_s", "exposed_communication_s", "predicted_s", "tokens",
+        "tokens_per_s", "mfu",
+    }  # fmt: skip
     assert records[-1]["loss"] < records[0]["loss"] - 0.5
-    assert all(record["step_time_s"] > 0 for record in records)
-    assert ran.stderr.splitlines()[-1].startswith("step 20/20 · loss ")
+    for record in records:
+        assert 0.0 < record["exposed_communication_s"] < record["step_time_s"]
+        assert record["tokens_per_s"] * record["step_time_s"] == pytest.approx(512)
+        assert 0.0 < record["mfu"] < 1.0
+    last = ran.stderr.splitlines()[-1]
+    assert last.startswith("step 20/20 · loss ")
+    assert re.search(r"tokens/s · MFU [0-9.]+ % · .* \([0-9.]+ % exposed communication\), predicted ", last)
 
 
 def saved(tmp_path: Path, text: str, **changes: Any) -> str:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from tests.runtime.equality import Difference, Trajectory, batches, single_process, whole_module
 from tests.runtime.plans import make_plan, tiny
 from tests.runtime.uneven_broken import TWINS
@@ -29,6 +30,8 @@ from shardwise.plan import (
 )
 from shardwise.runtime import Report, Team, TrainOptions, parallelize, reference_module, train
 from shardwise.runtime.collectives import Collective, recorded
+from shardwise.runtime.gradients import local
+from shardwise.runtime.holdings import Part, region_of
 from shardwise.schedule import generate
 from shardwise.sim import COMPUTE
 
@@ -95,6 +98,48 @@ def test_sgd_another_seed_and_an_idle_rank(team: Team) -> None:
     found = run(team, plan, seed=7)
     assert max(rank.largest for rank in found) < TOLERANCE
     assert (found[3].executed, found[3].parameters) == ((), 0)
+
+
+HALF_TOLERANCE = 2e-2
+"""As for other plans: bf16, held against fp32."""
+
+
+@pytest.mark.parametrize(("text", "model"), [("6 l4 + 2 l4", "llama"), ("3 l1 tp2l2 l1 + 5 tp2l4", "gpt")])
+def test_bf16_with_fp32_reduction_stays_close(team: Team, text: str, model: str) -> None:
+    found = run(team, make_uneven(text, model=model, dtype="bf16"))
+    assert 1e-6 < max(rank.loss for rank in found) < HALF_TOLERANCE  # not fp32 under another name
+    assert max(rank.norm for rank in found) < HALF_TOLERANCE
+
+
+def _precision(report: Report, plan: UnevenFile) -> tuple[bool, bool, bool]:
+    """Whether the weights compute in bf16 and are what the owned ones round to; whether those are more than
+    bf16 can tell, before a step and behind it; and whether so are the sums of gradients."""
+    job = parallelize(reference_module(plan.model), plan)
+
+    def is_more(shares: list[Any]) -> bool:
+        return any(bool((share != share.bfloat16().float()).any()) for share in shares)
+
+    def is_rounded() -> bool:
+        owned = job.owned.joined([own for own, _ in job.owned.parameters])
+        return all(
+            torch.equal(
+                Part(region_of(weight), {"": local(weight.detach())}).view("", region).flatten(),
+                values.bfloat16(),
+            )
+            for (weight, region, _), values in zip(job.owned.regions, owned, strict=True)
+        )
+
+    before = is_more([own for own, _ in job.owned.parameters])
+    job.backward(batches(plan, 0).batch(0))
+    sums = is_more([own.grad for own, _ in job.owned.parameters])
+    job.update()
+    return is_rounded(), before and is_more([own for own, _ in job.owned.parameters]), sums
+
+
+def test_in_bf16_weights_and_sums_are_kept_in_fp32(team: Team) -> None:
+    """A twin that rounded what it owns would lose every update below 2^-9 of a weight."""
+    plan = make_uneven("3 l1 tp2l3 + 5 l4", dtype="bf16")
+    assert team.run(4, _precision, plan) == [(True, True, True)] * 4
 
 
 BROKEN = [
@@ -191,7 +236,10 @@ def test_the_users_own_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     shown = capsys.readouterr()
     assert f"uneven: 2 pipelines, {shares[0]} + {shares[1]} microbatches" in shown.out
     records = [json.loads(line) for line in log.read_text().splitlines()]
-    assert set(records[0]) == {"step", "loss", "gradient_norm", "step_time_s", "predicted_s", "tokens"}
+    assert set(records[0]) == {
+        "step", "loss", "gradient_norm", "step_time_s", "exposed_communication_s", "predicted_s", "tokens",
+        "tokens_per_s", "mfu",
+    }  # fmt: skip
     assert [record["tokens"] for record in records] == [1024 * step for step in range(1, 7)]
     assert records[-1]["loss"] < records[0]["loss"] - 0.1
 
@@ -230,7 +278,7 @@ PLAN = make_uneven("5 l4 + 3 l4")
 @pytest.mark.parametrize(
     ("plan", "options", "named"),
     [
-        (make_uneven("5 l4 + 3 l4", dtype="bf16"), [], "job.dtype: is not run by this runtime; found bf16;"),
+        (make_uneven("5 l4 + 3 l4", dtype="fp16"), [], "job.dtype: is not run by this runtime; found fp16;"),
         (make_uneven("5 l4 + 3 l4", optimizer="muon"), [], "job.optimizer: is not run"),
         (make_uneven("5 l4 + 3 l3"), [], "best.layout.pipelines.1: is not run by this runtime; found 3"),
         (make_uneven("8 tp3l4"), [], "best.layout: is not run by this runtime; found tp 3"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -14,16 +13,19 @@ from shardwise.plan import GraphPlan
 from shardwise.runtime.graphs import check_told, graph_module
 from shardwise.runtime.initial import generator_of
 from shardwise.runtime.parallelize import parallelize
+from shardwise.runtime.waiting import Stopwatch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GraphStep:
-    """One step as it went: `step` from 1, the loss, seconds on the clock, and samples so far."""
+    """One step as it went: `step` from 1, the loss, seconds on the clock, those of them in which the rank
+    waited for others (None where the system does not tell), and samples so far."""
 
     step: int
     loss: float
     gradient_norm: float
     step_time_s: float
+    exposed_s: float | None
     samples: int
 
 
@@ -40,14 +42,16 @@ def train_graph(
     job = parallelize(graph_module(plan.graph, seed=seed), plan, lr=lr)
     for step in range(steps):
         batch = synthetic_batch(plan.graph, seed=seed, step=step)
-        start_s = time.perf_counter()
+        stopwatch = Stopwatch.begun()
         result = job.step(batch)
+        step_s, exposed_s = stopwatch.read()
         report(
             GraphStep(
                 step=step + 1,
                 loss=result.loss,
                 gradient_norm=result.gradient_norm,
-                step_time_s=time.perf_counter() - start_s,
+                step_time_s=step_s,
+                exposed_s=exposed_s,
                 samples=(step + 1) * plan.graph.batch,
             )
         )

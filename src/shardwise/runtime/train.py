@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -20,6 +19,7 @@ from shardwise.runtime.manifest import clear_unfinished, finished
 from shardwise.runtime.modules import reference_module
 from shardwise.runtime.parallelize import parallelize
 from shardwise.runtime.trace import StepTrace, traced
+from shardwise.runtime.waiting import Stopwatch
 from shardwise.runtime.weights import load_weights
 from shardwise.sim import Span
 from shardwise.strategy import Strategy
@@ -53,8 +53,8 @@ class TrainOptions:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepRecord:
     """One step as it went: `step` from 1, mean loss per token, seconds on the clock and as predicted for its
-    strategy (None: an uneven plan), and tokens so far. `change` is what happened after it, where the run
-    re-plans."""
+    strategy (None: an uneven plan), and tokens so far. In `exposed_s` of them the rank waited for others
+    (None where the system does not tell). `change` is what happened after it, where the run re-plans."""
 
     step: int
     loss: float
@@ -63,6 +63,7 @@ class StepRecord:
     predicted_s: float
     strategy: Strategy | None
     tokens: int
+    exposed_s: float | None = None
     change: Change | None = None
 
 
@@ -111,11 +112,11 @@ def train(
         adaptation = Adaptation(options.advisor, plan, options.steps)
     for step in range(options.start, options.steps):
         batch = samples.batch(step)
-        start_s = time.perf_counter()
+        stopwatch = Stopwatch.begun()
         is_last = step + 1 == options.steps
         with traced(rank) if is_last and options.is_traced else nullcontext(trace) as trace:
             result = job.step(batch)
-        step_s = time.perf_counter() - start_s
+        step_s, exposed_s = stopwatch.read()
         record = StepRecord(
             step=step + 1,
             loss=result.loss,
@@ -124,6 +125,7 @@ def train(
             predicted_s=plan.best.step_time_s if adaptation is None else adaptation.predicted_s,
             strategy=job.plan.best.strategy if isinstance(job, Job) else None,
             tokens=(step + 1) * plan.job.global_batch_size * plan.job.seq_len,
+            exposed_s=exposed_s,
         )
         if saving is not None:  # no step counts as done behind one that is not saved yet
             saving.wait()

@@ -19,8 +19,10 @@ from shardwise.runtime.pipeline import Pipeline
 from shardwise.runtime.result import StepResult
 from shardwise.runtime.trace import OPTIMIZER
 from shardwise.runtime.uneven_stages import (
+    COMPUTE,
     Seat,
     engine_of,
+    narrow,
     own_samples,
     stage_of,
     tensor_mates,
@@ -34,8 +36,9 @@ TABLE = "embedding.tokens.weight"
 class UnevenJob:
     """A module, its optimizer and its step, divided over the running processes as an uneven plan says.
 
-    A rank has one stage of one pipeline, or none where the plan leaves it idle. Optimizer states (ZeRO-1) are
-    divided over all ranks that hold the same part of a weight. `names` are those of the rank's parameters in
+    A rank has one stage of one pipeline, or none where the plan leaves it idle. Optimizer states (ZeRO-1),
+    and where the computation is narrower the weights in fp32, are divided over all ranks that hold the same
+    part of a weight. `names` are those of the rank's parameters in
     the whole model.
     """
 
@@ -112,6 +115,8 @@ def uneven_job(module: Stage, plan: UnevenFile, *, lr: float, max_norm: float) -
     engine = None if seat is None or stage is None else engine_of(stage, plan, seat, mesh)
     named = [] if stage is None else [(_whole_name(name, names), p) for name, p in stage.named_parameters()]
     owned = Owned(named, names, tensor_mates(plan))
+    if stage is not None and plan.job.dtype != "fp32":
+        narrow(stage, COMPUTE[plan.job.dtype])
     optimizer = None
     if owned.parameters:
         optimizer = optimizer_of_parameters(plan.job.optimizer, owned.parameters, lr=lr)

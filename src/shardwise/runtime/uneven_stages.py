@@ -20,6 +20,8 @@ from shardwise.runtime.tensor_parallel import split_tensors
 from shardwise.runtime.transfers import Region, overlap
 from shardwise.schedule import generate
 
+COMPUTE = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seat:
@@ -92,6 +94,14 @@ def stage_of(module: Stage, plan: UnevenFile, seat: Seat, mesh: DeviceMesh | Non
     return part
 
 
+def narrow(stage: Stage, dtype: torch.dtype) -> None:
+    """Have `stage` compute in `dtype`, its gradients added up in fp32. Whoever owns its weights keeps them in
+    fp32."""
+    stage.to(dtype)
+    for parameter in stage.parameters():
+        parameter.grad_dtype = torch.float32
+
+
 def engine_of(stage: Stage, plan: UnevenFile, seat: Seat, mesh: DeviceMesh | None) -> Accumulation | Pipeline:
     """What runs 1F1B of the seat's pipeline on its stage."""
     best, job = plan.best, plan.job
@@ -102,11 +112,11 @@ def engine_of(stage: Stage, plan: UnevenFile, seat: Seat, mesh: DeviceMesh | Non
     if len(stages) == 1:
         return Accumulation(stage, actions=schedule.ranks[0], loss=loss, before_backward=_nothing)
     own = stages[seat.stage]
-    rows = best.micro_batch_size // own.dp
+    rows, classes, dtype = best.micro_batch_size // own.dp, -(-plan.model.vocab // own.tp), COMPUTE[job.dtype]
     with torch.device("meta"):
         tokens = torch.empty(rows, job.seq_len, dtype=torch.long)
-        hidden = torch.empty(rows, job.seq_len // own.tp, plan.model.hidden, requires_grad=True)
-        logits = torch.empty(rows, job.seq_len, -(-plan.model.vocab // own.tp), requires_grad=True)
+        hidden = torch.empty(rows, job.seq_len // own.tp, plan.model.hidden, dtype=dtype, requires_grad=True)
+        logits = torch.empty(rows, job.seq_len, classes, dtype=dtype, requires_grad=True)
     part = HandingStage(
         stage,
         seat.stage,

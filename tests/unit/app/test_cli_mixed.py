@@ -14,6 +14,7 @@ from tests.unit.app.test_cli_commands import validated
 from shardwise.plan import Layout, MixedFigures, Pipeline, read_uneven_plan, write_uneven_plan
 from shardwise.search import priced_again
 from shardwise.sim import read_trace
+from shardwise.strategy import target_of
 
 SCHEMA = Path(__file__).parents[3] / "docs" / "schemas" / "plan-answer.json"
 REPLAN_SCHEMA = SCHEMA.with_name("replan.json")
@@ -41,20 +42,32 @@ def answer(run: Any, *argv: str) -> Any:
     return document
 
 
-def test_what_our_runtime_does_not_run_is_planned_where_any_is_asked_for(run: Any) -> None:
-    """It runs uneven plans in fp32."""
-    asked = (
-        "plan", "examples/tiny.yaml", "--cluster", "examples/clusters/unequal.yaml", "--seq-len", "64",
-        "--global-batch-size", "16", "--dtype",
-    )  # fmt: skip
-    trained = answer(run, *asked, "fp32")
+ON_PROCESSORS = (
+    "plan", "examples/tiny.yaml", "--cluster", "examples/clusters/unequal.yaml", "--seq-len", "64",
+    "--global-batch-size", "16", "--dtype",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_our_runtime_runs_uneven_plans(run: Any, dtype: str) -> None:
+    trained = answer(run, *ON_PROCESSORS, dtype)
     assert trained["best"]["strategy"] is None and trained["not_run"] == []
-    assert answer(run, *asked, "fp32", "--target", "shardwise")["best"] == trained["best"]
-    uniform = answer(run, *asked, "bf16")
+    assert answer(run, *ON_PROCESSORS, dtype, "--target", "shardwise")["best"] == trained["best"]
+
+
+def test_what_our_runtime_does_not_run_is_planned_where_any_is_asked_for(run: Any) -> None:
+    ran = run(*ON_PROCESSORS, "bf16", "--optimizer", "muon", "--target", "any")
+    assert "--target any --save plan.yaml" in ran.out and "does not run this plan" in ran.err
+
+
+def test_a_runtime_with_fewer_dtypes_under_uneven_plans_gets_the_best_uniform_one(
+    run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    narrow = replace(target_of("shardwise"), uneven_dtypes=("fp32",))
+    monkeypatch.setattr("shardwise.app.cli.targets.target_of", lambda name: narrow)
+    uniform = answer(run, *ON_PROCESSORS, "bf16")
     assert uniform["best"]["strategy"] is not None and uniform["not_run"] == []
-    assert "in fp32 only" in run(*asked, "bf16").out
-    ran = run(*asked, "bf16", "--target", "any")
-    assert "--dtype bf16 --target any --save plan.yaml" in ran.out and "does not run this plan" in ran.err
+    assert "in fp32 only" in run(*ON_PROCESSORS, "bf16").out
 
 
 @pytest.mark.parametrize("question", [QUESTION, PIPED])

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 
 from shardwise.app.cli import words
 from shardwise.app.cli.output import Output, progress, row, talk
-from shardwise.app.cli.training import FAILED, TORCHRUN_VARIABLE, opened
+from shardwise.app.cli.training import FAILED, TORCHRUN_VARIABLE, opened, taken
 from shardwise.errors import ConfigError
+from shardwise.graph import step_flop
 from shardwise.plan import GraphPlan, read_graph_plan
 
 if TYPE_CHECKING:
@@ -34,8 +35,19 @@ class _GraphRun:
         rate = self.plan.graph.batch / last.step_time_s
         return (
             f"step {last.step:,}/{self.steps:,} · loss {last.loss:.4f} · {rate:,.1f} samples/s"
-            f" · {words.seconds(last.step_time_s)}, predicted {words.seconds(self.plan.step_time_s)}"
+            f" · MFU {words.percent(self._mfu(last))} · {taken(last.step_time_s, last.exposed_s)},"
+            f" predicted {words.seconds(self.plan.step_time_s)}"
         )
+
+    def _mfu(self, record: GraphStep) -> float:
+        """The flop of a step over what the peaks of the devices that it is on would do in its time."""
+        plan, classes = self.plan, self.plan.cluster.classes
+        peak_flop_per_s = sum(
+            classes[node.device_class].peak_flop_per_s[plan.job.dtype] * node.speed * node.devices
+            for node in plan.cluster.nodes
+        )
+        used = plan.mesh.devices / plan.cluster.devices
+        return step_flop(plan.graph) / (record.step_time_s * peak_flop_per_s * used)
 
     def log_line(self) -> str:
         """The last step as a line of JSON (docs/formats.md)."""
@@ -45,8 +57,11 @@ class _GraphRun:
             "loss": last.loss,
             "gradient_norm": last.gradient_norm,
             "step_time_s": last.step_time_s,
+            "exposed_communication_s": last.exposed_s,
             "predicted_s": self.plan.step_time_s,
             "samples": last.samples,
+            "samples_per_s": self.plan.graph.batch / last.step_time_s,
+            "mfu": self._mfu(last),
         }
         return json.dumps(document) + "\n"
 

@@ -47,13 +47,19 @@ class _Run:
 
     def line(self) -> str:
         """How the last step went, in one line."""
-        last, best = self.records[-1], self.plan.best
-        rate = self.plan.job.global_batch_size * self.plan.job.seq_len / last.step_time_s
+        last = self.records[-1]
         return (
-            f"step {last.step:,}/{self.steps:,} · loss {last.loss:.4f} · {rate:,.0f} tokens/s"
-            f" · MFU {words.percent(best.mfu * best.step_time_s / last.step_time_s)}"
-            f" · {words.seconds(last.step_time_s)}, predicted {words.seconds(last.predicted_s)}"
+            f"step {last.step:,}/{self.steps:,} · loss {last.loss:.4f}"
+            f" · {self._tokens_per_s(last):,.0f} tokens/s · MFU {words.percent(self._mfu(last))}"
+            f" · {taken(last.step_time_s, last.exposed_s)}, predicted {words.seconds(last.predicted_s)}"
         )
+
+    def _tokens_per_s(self, record: StepRecord) -> float:
+        return self.plan.job.global_batch_size * self.plan.job.seq_len / record.step_time_s
+
+    def _mfu(self, record: StepRecord) -> float:
+        best = self.plan.best
+        return best.mfu * best.step_time_s / record.step_time_s
 
     def change_line(self) -> str:
         """What was measured after the last step, and what was done."""
@@ -83,8 +89,11 @@ class _Run:
             "loss": record.loss,
             "gradient_norm": record.gradient_norm,
             "step_time_s": record.step_time_s,
+            "exposed_communication_s": record.exposed_s,
             "predicted_s": record.predicted_s,
             "tokens": record.tokens,
+            "tokens_per_s": self._tokens_per_s(record),
+            "mfu": self._mfu(record),
         }
         if record.strategy is not None and self.is_adaptive:
             plan = self.plan
@@ -270,6 +279,12 @@ def _showing(run: _Run, log: str | None) -> Iterator[_Shown]:
     with contextlib.ExitStack() as stack:
         file = stack.enter_context(opened(log)) if log is not None else None
         yield _Shown(run=run, file=file, show=stack.enter_context(progress()))
+
+
+def taken(step_s: float, exposed_s: float | None) -> str:
+    """What a step took, and what of it was waiting for other ranks."""
+    exposed = "" if exposed_s is None else f" ({words.percent(exposed_s / step_s)} exposed communication)"
+    return words.seconds(step_s) + exposed
 
 
 def opened(path: str) -> contextlib.AbstractContextManager[TextIO]:
