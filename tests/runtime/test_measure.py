@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from shardwise.accuracy import (
@@ -19,7 +21,18 @@ from shardwise.accuracy import (
     MemorySample,
 )
 from shardwise.app.cli.main import main
-from shardwise.measure import Clock, KernelTimes, beside_times, kernel_times, kernels, link_times, lockstep_s
+from shardwise.cluster import find_device
+from shardwise.equations import compute
+from shardwise.measure import (
+    Clock,
+    KernelTimes,
+    accelerator,
+    beside_times,
+    kernel_times,
+    kernels,
+    link_times,
+    lockstep_s,
+)
 from shardwise.measure.links import lost_s
 from shardwise.runtime import Team
 from shardwise.runtime.private import DispatchMode
@@ -154,7 +167,7 @@ class Noting:
 def test_a_pass_through_memory_is_into_memory_that_is_there() -> None:
     """A sum into a new tensor of 32 MiB or more took five times as long: its pages are cleared first."""
     clock = Noting()
-    kernels._pass(clock, 256)  # type: ignore[arg-type]
+    kernels._pass(clock, 256, torch.float32)  # type: ignore[arg-type]
     assert clock.seen == [["aten.add.out"]]
 
 
@@ -195,3 +208,109 @@ def test_calibrate_writes_what_the_planner_reads(
     assert calibration.waiting_profile == replace(calibration.profile, data_overlap=0.0)
     if not full:
         assert device.peak_flop_per_s["fp32"] == 7.5e10
+
+
+# --- CUDA devices ----------------------------------------------------------------------------------------
+
+PEAK, MEMORY = find_device("H100-SXM").peak_flop_per_s["bf16"], find_device("H100-SXM").memory_bytes_per_s
+LAUNCH_S = 5e-6
+"""Of each kernel of the stand-in."""
+
+REACHED = {"peak_fraction": 0.7, "k_half": 250.0}
+
+
+class Accelerator:
+    """A clock of a device that is not here: what is called runs on no device at all, and takes what an
+    H100-SXM would take that reaches so much of its peaks."""
+
+    def __init__(self) -> None:
+        self.dtypes: set[torch.dtype] = set()
+
+    def seconds(self, call: Callable[[], object]) -> float:
+        spent = Spent()
+        with spent:
+            call()
+        self.dtypes |= spent.dtypes
+        return spent.seconds
+
+
+class Spent(DispatchMode):
+    """Seconds of the operators that are called on it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seconds = 0.0
+        self.dtypes: set[torch.dtype] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        tensors = [each for each in (*args, *(kwargs or {}).values()) if isinstance(each, Tensor)]
+        self.dtypes |= {each.dtype for each in tensors}
+        name = func.__name__
+        if name == "mm.default":
+            (m, k), n = tensors[0].shape, tensors[1].shape[1]
+            matmul = find_device("H100-SXM").efficiency.matmul
+            share = compute.matmul_efficiency(
+                m, n, k, **REACHED, tile_m=matmul.tile_m, tile_n=matmul.tile_n, units=matmul.units,
+                small_tile_fraction=matmul.small_tile_fraction,
+            )  # fmt: skip
+            self.seconds += LAUNCH_S + 2.0 * m * n * k / (PEAK * float(share))
+        elif name == "add.out":
+            self.seconds += LAUNCH_S + 6.0 * tensors[0].numel() / (0.8 * MEMORY)
+        elif name == "bmm.default":  # of attention, which has no fused kernel here: causal, the half of it
+            (batch, m, k), n = tensors[0].shape, tensors[1].shape[2]
+            self.seconds += batch * m * n * k / (0.5 * PEAK)
+        elif "softmax" in name:
+            self.seconds += LAUNCH_S
+        return result
+
+
+def test_a_cuda_device_is_told_by_what_its_kernels_reach(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The driver's name finds the device; the file has the shares that its kernels reach of the peaks."""
+    clock = Accelerator()
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA H100 80GB HBM3")
+    monkeypatch.setattr(accelerator, "Clock", lambda wait: clock)
+    on_cuda = kernel_times
+    monkeypatch.setattr(
+        accelerator, "kernel_times", lambda clock, device, sizes: on_cuda(clock, device="meta", sizes=sizes)
+    )
+    out = str(tmp_path / "h100.yaml")
+    assert main(["calibrate", "--devices", "cuda", "--out", out]) == 0
+    assert "bf16" in capsys.readouterr().out
+    device = read_calibration(out).devices["H100-SXM"]
+    efficiency, known = device.efficiency, find_device("H100-SXM")
+    assert torch.bfloat16 in clock.dtypes
+    assert device.peak_flop_per_s == known.peak_flop_per_s
+    for name, reached in REACHED.items():
+        assert getattr(efficiency.matmul, name) == pytest.approx(reached, rel=1e-6), name
+    assert efficiency.matmul.units == known.efficiency.matmul.units
+    assert efficiency.memory.fraction == pytest.approx(0.8, rel=1e-6)
+    assert efficiency.launch_s == pytest.approx(LAUNCH_S, rel=1e-6)
+    assert efficiency.attention["flash-2"].forward_fraction == pytest.approx(0.5, rel=1e-6)
+    # Four products back and two forth, where a fused kernel makes 2.5 times those: 0.5 * 2.5 / 2.
+    assert efficiency.attention["flash-2"].backward_fraction == pytest.approx(0.625, rel=1e-6)
+    assert efficiency.is_calibrated
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ((), "shardwise: error: --devices: finds no CUDA device here"),
+        (("--links",), "shardwise: error: --links: does not go with --devices cuda"),
+        (("--from", "steps.jsonl"), "shardwise: error: --from: does not go with --devices cuda"),
+        (("--devices", "tpu"), "shardwise: error: --devices: is not measured"),
+    ],
+)
+def test_what_cannot_be_measured_is_one_line(
+    options: tuple[str, ...], told: str, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    out = tmp_path / "out.yaml"
+    assert main(["calibrate", "--devices", "cuda", "--out", str(out), *options]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(told) and error.count("\n") == 1
+    assert not out.exists()

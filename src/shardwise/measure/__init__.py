@@ -10,18 +10,22 @@ except ModuleNotFoundError as error:
         "is not installed, and measuring needs it", key="torch", allowed="pip install 'shardwise[torch]'"
     ) from error
 
+from shardwise.measure.accelerator import accelerator_name, accelerator_times
 from shardwise.measure.clock import Clock
 from shardwise.measure.kernels import KernelTimes, kernel_times, pace_s
 from shardwise.measure.links import LINK_SIZES, beside_times, link_times, lockstep_s
 from shardwise.measure.messages import Pair, message_rates
-from shardwise.measure.process import launched_group, torch_version, use_threads
+from shardwise.measure.process import from_all_ranks, launched_group, torch_version, use_threads
 
 __all__ = [
     "LINK_SIZES",
     "Clock",
     "KernelTimes",
     "Pair",
+    "accelerator_name",
+    "accelerator_times",
     "beside_times",
+    "from_all_ranks",
     "kernel_times",
     "launched_group",
     "link_times",

@@ -15,18 +15,35 @@ from torch.nn import functional
 from shardwise.accuracy import AttentionSample, MatmulSample, MemorySample
 from shardwise.measure.clock import Clock
 
-ROWS = (64, 256, 1024)
-WIDTHS = ((128, 128), (128, 512), (512, 128), (512, 512), (1024, 1024))
-"""(k, n): inner dimension and columns."""
 
-PASS_ELEMENTS = (2**8, 2**10, 2**23, 2**24)
-"""The small ones tell the launch. The others lie beyond any cache, as parameters and their states do; tensors
-between operators may not, which the passes of memory-bound operators absorb."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelSizes:
+    """What is measured, in numbers of `dtype`: matmuls of `rows` by `widths` (k, n: inner dimension and
+    columns), sums of `pass_elements`, and causal attention of `heads` heads of `head_dim` on `attentions`
+    (sequence length, batch).
 
-ATTENTIONS = ((64, 8), (128, 4), (256, 2), (512, 1))
-"""(sequence length, batch), with `HEADS` heads of `HEAD_DIM`."""
+    The small passes tell the launch. The others lie beyond any cache, as parameters and their states do;
+    tensors between operators may not, which the passes of memory-bound operators absorb.
+    """
 
-HEADS, HEAD_DIM = 8, 64
+    dtype: torch.dtype
+    rows: tuple[int, ...]
+    widths: tuple[tuple[int, int], ...]
+    pass_elements: tuple[int, ...]
+    attentions: tuple[tuple[int, int], ...]
+    heads: int
+    head_dim: int
+
+
+PROCESSOR_SIZES = KernelSizes(
+    dtype=torch.float32,
+    rows=(64, 256, 1024),
+    widths=((128, 128), (128, 512), (512, 128), (512, 512), (1024, 1024)),
+    pass_elements=(2**8, 2**10, 2**23, 2**24),
+    attentions=((64, 8), (128, 4), (256, 2), (512, 1)),
+    heads=8,
+    head_dim=64,
+)
 
 PACE_SIDE, PACE_CALLS = 512, 16
 
@@ -67,30 +84,34 @@ def pace_s() -> float:
     return time.perf_counter() - start_s
 
 
-def kernel_times(clock: Clock, *, device: str = "cpu") -> KernelTimes:
+def kernel_times(clock: Clock, *, device: str = "cpu", sizes: KernelSizes = PROCESSOR_SIZES) -> KernelTimes:
     """Measure this process's `device` with the number of threads that PyTorch has."""
+    dtype = sizes.dtype
     with torch.device(device), torch.no_grad():
-        matmuls = tuple(_matmul(clock, rows, k, n) for rows in ROWS for k, n in WIDTHS)
-        passes = tuple(_pass(clock, elements) for elements in PASS_ELEMENTS)
+        matmuls = tuple(_matmul(clock, rows, k, n, dtype) for rows in sizes.rows for k, n in sizes.widths)
+        passes = tuple(_pass(clock, elements, dtype) for elements in sizes.pass_elements)
         bf16_ratio = _bf16_ratio(clock)
     with torch.device(device):
         attentions = tuple(
-            sample for seq_len, batch in ATTENTIONS for sample in _attention(clock, seq_len, batch)
+            sample
+            for seq_len, batch in sizes.attentions
+            for sample in _attention(clock, (batch, sizes.heads, seq_len, sizes.head_dim), dtype)
         )
     return KernelTimes(matmuls=matmuls, passes=passes, attentions=attentions, bf16_ratio=bf16_ratio)
 
 
-def _matmul(clock: Clock, rows: int, k: int, n: int) -> MatmulSample:
+def _matmul(clock: Clock, rows: int, k: int, n: int, dtype: torch.dtype) -> MatmulSample:
     """A linear layer's product: weights are kept as [n, k], as its modules have them."""
-    x, weight = torch.randn(rows, k), torch.randn(n, k)
+    x, weight = torch.randn(rows, k, dtype=dtype), torch.randn(n, k, dtype=dtype)
     return MatmulSample(m=rows, n=n, k=k, seconds=clock.seconds(lambda: functional.linear(x, weight)))
 
 
-def _pass(clock: Clock, elements: int) -> MemorySample:
-    """A sum of two tensors into a third: 12 bytes per element move. (Into a new one it took five times as
-    long: memory that the system hands out is cleared first, page by page.)"""
-    x, y, total = torch.randn(elements), torch.randn(elements), torch.empty(elements)
-    return MemorySample(nbytes=12.0 * elements, seconds=clock.seconds(lambda: torch.add(x, y, out=total)))
+def _pass(clock: Clock, elements: int, dtype: torch.dtype) -> MemorySample:
+    """A sum of two tensors into a third: three numbers per element move. (Into a new one it took five times
+    as long: memory that the system hands out is cleared first, page by page.)"""
+    x, y, total = (torch.ones(elements, dtype=dtype) for _ in range(3))
+    nbytes = 3.0 * dtype.itemsize * elements
+    return MemorySample(nbytes=nbytes, seconds=clock.seconds(lambda: torch.add(x, y, out=total)))
 
 
 def _bf16_ratio(clock: Clock) -> float:
@@ -102,10 +123,13 @@ def _square_s(clock: Clock, x: Tensor) -> float:
     return clock.seconds(lambda: functional.linear(x, x))
 
 
-def _attention(clock: Clock, seq_len: int, batch: int) -> tuple[AttentionSample, AttentionSample]:
-    """Causal attention, forward and backward; the backward alone is the difference to both together."""
-    q, k, v = (torch.randn(batch, HEADS, seq_len, HEAD_DIM, requires_grad=True) for _ in range(3))
-    upstream = torch.randn(batch, HEADS, seq_len, HEAD_DIM)
+def _attention(
+    clock: Clock, shape: tuple[int, int, int, int], dtype: torch.dtype
+) -> tuple[AttentionSample, AttentionSample]:
+    """Causal attention of [batch, heads, sequence, head], forward and backward; the backward alone is the
+    difference to both together."""
+    q, k, v = (torch.randn(shape, dtype=dtype, requires_grad=True) for _ in range(3))
+    upstream = torch.randn(shape, dtype=dtype)
 
     def forward() -> Tensor:
         return functional.scaled_dot_product_attention(q, k, v, is_causal=True)
@@ -114,7 +138,8 @@ def _attention(clock: Clock, seq_len: int, batch: int) -> tuple[AttentionSample,
     with torch.no_grad():
         forward_s = clock.seconds(forward)
     backward_s = max(clock.seconds(both) - forward_s, forward_s)
-    work = 2.0 * batch * seq_len * (seq_len / 2) * HEADS * 2 * HEAD_DIM
+    batch, heads, seq_len, head_dim = shape
+    work = 2.0 * batch * seq_len * (seq_len / 2) * heads * 2 * head_dim
     return (
         AttentionSample(seq_len=seq_len, work_flop=work, is_backward=False, seconds=forward_s),
         AttentionSample(seq_len=seq_len, work_flop=work, is_backward=True, seconds=backward_s),

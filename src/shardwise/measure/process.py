@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import distributed
@@ -26,3 +27,10 @@ def launched_group() -> Iterator[int]:
         yield distributed.get_rank()
     finally:
         distributed.destroy_process_group()
+
+
+def from_all_ranks(value: Any) -> list[Any]:
+    """What each rank of the default process group has to say, by rank."""
+    found: list[Any] = [None] * distributed.get_world_size()
+    distributed.all_gather_object(found, value)
+    return found

@@ -19,6 +19,7 @@ from shardwise.accuracy.calibration import (
     LinkSample,
     MatmulSample,
     MemorySample,
+    Tiles,
     attention_curve,
     collective_s,
     hidden_share,
@@ -45,7 +46,7 @@ def matmuls(curves: KernelCurves) -> list[MatmulSample]:
 
 
 def passes(curves: KernelCurves) -> list[MemorySample]:
-    sizes = [MemorySample(nbytes=4.0**power, seconds=1.0) for power in range(6, 13)]
+    sizes = [MemorySample(nbytes=4.0**power, seconds=1.0) for power in range(6, 16)]
     return [replace(sample, seconds=curves.memory_s(sample)) for sample in sizes]
 
 
@@ -67,6 +68,34 @@ def test_times_without_a_prologue_are_not_explained_by_curves_that_have_one() ->
     """A twin that takes every k for the longest would miss times of short sums by far."""
     twin = replace(TRUE, k_half=0.0)
     assert mean_error(twin.matmul_s, matmuls(TRUE)) > 0.1
+
+
+TILED = KernelCurves(
+    launch_s=4e-6, flop_per_s=7e14, k_half=300.0, memory_bytes_per_s=2.8e12, number_bytes=2.0,
+    tiles=Tiles(tile_m=128, tile_n=256, units=132, small_fraction=0.8),
+)  # fmt: skip
+LARGE = [(m, n, k) for m in (2000, 8192) for n in (1024, 4096) for k in (512, 4096, 16384)]
+
+
+def test_the_time_of_a_matmul_in_tiles_by_hand() -> None:
+    # 8 x 4 = 32 tiles of 128 x 256 on 132 units: one wave, 32 / 132 of it filled. Tiles of 64 x 128: 16 x 8 =
+    # 128, one wave, 128 / 132 filled at 0.8 of the speed: 0.775758, the better one. 2 * 1024^3 flop =
+    # 2,147,483,648, over 0.775758 = 2,768,240,640, at 7e14 * 1024 / 1324: 5.113215 us,
+    # and 4 us for the launch.
+    sample = MatmulSample(m=1024, n=1024, k=1024, seconds=1.0)
+    assert TILED.tiles.fill(sample) == pytest.approx(0.8 * 128 / 132, rel=1e-12)
+    assert TILED.matmul_s(sample) == pytest.approx(9.113215e-6, rel=1e-6)
+
+
+def test_known_curves_of_kernels_in_tiles_are_recovered() -> None:
+    """A twin that knows no tiles takes what they compute in vain for a slower device."""
+    shapes = [MatmulSample(m=m, n=n, k=k, seconds=1.0) for m, n, k in LARGE]
+    times = [replace(sample, seconds=TILED.matmul_s(sample)) for sample in shapes]
+    found = kernel_curves(times, passes(TILED), number_bytes=2.0, tiles=TILED.tiles)
+    for name in ("launch_s", "flop_per_s", "k_half", "memory_bytes_per_s"):
+        assert getattr(found, name) == pytest.approx(getattr(TILED, name), rel=1e-6), name
+    twin = kernel_curves(times, passes(TILED), number_bytes=2.0)
+    assert twin.flop_per_s < 0.95 * TILED.flop_per_s
 
 
 def test_noise_moves_the_curves_little() -> None:

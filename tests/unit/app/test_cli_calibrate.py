@@ -224,11 +224,13 @@ def test_groups_of_links_cross_one_tier_each() -> None:
     assert _groups(load_cluster("1x4xcpu")) == [(0, [[0, 1], [2, 3]]), (0, [[0, 1, 2, 3]])]
 
 
-def test_several_ranks_measure_links_only(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cluster_of_other_ranks_than_were_started_is_refused(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "x")
     monkeypatch.setenv("WORLD_SIZE", "2")
-    ran = run("calibrate", "--out", str(tmp_path / "c.yaml"), "--links", "--cluster", "1x2xcpu")
-    assert ran.code == 2 and ran.err.startswith("shardwise: error: --from: is needed on several ranks")
+    ran = run("calibrate", "--out", str(tmp_path / "c.yaml"), "--links", "--cluster", "1x4xcpu")
+    assert ran.code == 2 and ran.err.startswith("shardwise: error: --cluster: has another number of devices")
     assert list(tmp_path.iterdir()) == []
 
 

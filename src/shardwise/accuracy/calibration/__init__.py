@@ -3,6 +3,7 @@
 from shardwise.accuracy.calibration.cases import calibration_plans
 from shardwise.accuracy.calibration.kernels import (
     KernelCurves,
+    Tiles,
     attention_curve,
     kernel_curves,
     mean_error,
@@ -21,6 +22,8 @@ from shardwise.accuracy.calibration.record import (
     TierCurve,
     calibration_document,
     eager_profile,
+    tiles_of,
+    with_accelerated_kernels,
     with_kernels,
     with_links,
     with_reached,
@@ -52,6 +55,7 @@ __all__ = [
     "MemorySample",
     "NcclTable",
     "TierCurve",
+    "Tiles",
     "attention_curve",
     "calibration_document",
     "calibration_plans",
@@ -67,6 +71,8 @@ __all__ = [
     "priced_s",
     "software_costs",
     "table_samples",
+    "tiles_of",
+    "with_accelerated_kernels",
     "with_exchanges",
     "with_kernels",
     "with_links",

@@ -18,32 +18,66 @@ FLOAT_BYTES = 4.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Tiles:
+    """What outputs are computed in: waves of `units` tiles, or of tiles of half the sides at `small_fraction`
+    of the speed. Processors of general purpose have none that count."""
+
+    tile_m: int = 1
+    tile_n: int = 1
+    units: int = 1
+    small_fraction: float = 1.0
+
+    def fill(self, sample: MatmulSample) -> float:
+        """Share of the machine that computes wanted output, in (0, 1]."""
+        m, n, tile_m, tile_n = sample.m, sample.n, self.tile_m, self.tile_n
+        whole = float(compute.tile_fill(m, n, tile_m, tile_n, self.units))
+        half = float(compute.tile_fill(m, n, tile_m / 2.0, tile_n / 2.0, self.units))
+        return max(whole, self.small_fraction * half)
+
+
+NO_TILES = Tiles()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class KernelCurves:
-    """What plain kernels take: `launch_s` each, matmuls at `flop_per_s * k / (k + k_half)`, and
-    `memory_bytes_per_s` for what moves."""
+    """What plain kernels take: `launch_s` each, matmuls that fill all tiles at `flop_per_s * k / (k +
+    k_half)`, and `memory_bytes_per_s` for what moves; numbers have `number_bytes`."""
 
     launch_s: float
     flop_per_s: float
     k_half: float
     memory_bytes_per_s: float
+    number_bytes: float = FLOAT_BYTES
+    tiles: Tiles = NO_TILES
 
     def matmul_s(self, sample: MatmulSample) -> float:
-        """Seconds of a matmul of fp32 numbers: limited by arithmetic or by memory, and the launch."""
-        m, n, k = sample.m, sample.n, sample.k
-        work_s = float(compute.matmul_work(m, n, k)) / self.flop_per_s * (k + self.k_half) / k
-        return self.launch_s + max(work_s, moved_bytes(sample) / self.memory_bytes_per_s)
+        """Seconds of a matmul: limited by arithmetic or by memory, and the launch."""
+        work_s = filled_work(sample, self.tiles) / self.flop_per_s * (sample.k + self.k_half) / sample.k
+        moved_s = moved_bytes(sample, self.number_bytes) / self.memory_bytes_per_s
+        return self.launch_s + max(work_s, moved_s)
 
     def memory_s(self, sample: MemorySample) -> float:
         return self.launch_s + sample.nbytes / self.memory_bytes_per_s
 
 
-def moved_bytes(sample: MatmulSample) -> float:
-    """Both operands and the result, once, in fp32."""
+def moved_bytes(sample: MatmulSample, number_bytes: float) -> float:
+    """Both operands and the result, once."""
     m, n, k = sample.m, sample.n, sample.k
-    return FLOAT_BYTES * (m * k + k * n + m * n)
+    return number_bytes * (m * k + k * n + m * n)
 
 
-def kernel_curves(matmuls: Sequence[MatmulSample], passes: Sequence[MemorySample]) -> KernelCurves:
+def filled_work(sample: MatmulSample, tiles: Tiles) -> float:
+    """The flop of a matmul with what its last tiles and wave compute in vain."""
+    return float(compute.matmul_work(sample.m, sample.n, sample.k)) / tiles.fill(sample)
+
+
+def kernel_curves(
+    matmuls: Sequence[MatmulSample],
+    passes: Sequence[MemorySample],
+    *,
+    number_bytes: float = FLOAT_BYTES,
+    tiles: Tiles = NO_TILES,
+) -> KernelCurves:
     """The curves whose times are closest to the measured ones, in the squares of relative errors.
 
     A matmul takes launch + 2 m n k / speed + 2 m n k_half / speed, which is linear in the three; so is a pass
@@ -55,14 +89,15 @@ def kernel_curves(matmuls: Sequence[MatmulSample], passes: Sequence[MemorySample
     launch_s, per_byte_s = coefficients(
         ([1.0] * len(passes), [sample.nbytes for sample in passes]), [sample.seconds for sample in passes]
     )
-    bound = [s for s in matmuls if s.seconds > launch_s + 1.5 * per_byte_s * moved_bytes(s)]
+    bound = [s for s in matmuls if s.seconds > launch_s + 1.5 * per_byte_s * moved_bytes(s, number_bytes)]
     if len(bound) < 2 or per_byte_s <= 0.0:
         raise ConfigError(
             "do not tell arithmetic from memory", key="measurements",
             found=f"{len(bound)} matmuls that memory does not limit", allowed="2 or more, and passes",
         )  # fmt: skip
+    work_flop = [filled_work(sample, tiles) for sample in bound]
     per_flop_s, per_output_s = coefficients(
-        ([float(compute.matmul_work(s.m, s.n, s.k)) for s in bound], [2.0 * s.m * s.n for s in bound]),
+        (work_flop, [flop / sample.k for flop, sample in zip(work_flop, bound, strict=True)]),
         [sample.seconds - launch_s for sample in bound],
     )
     if per_flop_s <= 0.0:
@@ -72,6 +107,8 @@ def kernel_curves(matmuls: Sequence[MatmulSample], passes: Sequence[MemorySample
         flop_per_s=1.0 / per_flop_s,
         k_half=per_output_s / per_flop_s,
         memory_bytes_per_s=1.0 / per_byte_s,
+        number_bytes=number_bytes,
+        tiles=tiles,
     )
 
 

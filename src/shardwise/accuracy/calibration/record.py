@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from shardwise.accuracy.calibration.kernels import KernelCurves
+from shardwise.accuracy.calibration.kernels import KernelCurves, Tiles
 from shardwise.accuracy.calibration.links import LinkCurve
 from shardwise.cluster import AttentionCurve, Device, Tier, find_device
 from shardwise.strategy import CALIBRATION_SCHEMA, CALIBRATION_VERSION, OWN_PROFILE, PROFILES, Profile
 
 KERNEL = "flash-2"
-"""The generation of fused attention kernels that PyTorch has on CPUs."""
+"""The generation of fused attention kernels that PyTorch brings along, on CPUs and on CUDA devices."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,12 +37,6 @@ def with_kernels(
         efficiency.matmul, peak_fraction=1.0, tile_m=1, tile_n=1, units=1, k_half=curves.k_half,
         small_tile_fraction=1.0,
     )  # fmt: skip
-    # A kernel cannot be faster than the peak; fractions beyond would be errors of the clock.
-    bounded = replace(
-        attention,
-        forward_fraction=min(attention.forward_fraction, 1.0),
-        backward_fraction=min(attention.backward_fraction, 1.0),
-    )
     return replace(
         device,
         peak_flop_per_s={"fp32": curves.flop_per_s, "bf16": curves.flop_per_s * bf16_ratio},
@@ -51,11 +45,62 @@ def with_kernels(
             efficiency,
             matmul=matmul,
             memory=replace(efficiency.memory, fraction=1.0, half_bytes=0.0),
-            attention={**efficiency.attention, KERNEL: bounded},
+            attention={**efficiency.attention, KERNEL: _bounded(attention)},
             launch_s=curves.launch_s,
             overlap_slowdown=1.0,
             is_calibrated=True,
         ),
+    )
+
+
+def with_accelerated_kernels(
+    device: Device, curves: KernelCurves, attention: AttentionCurve, *, dtype: str
+) -> Device:
+    """`device`, an accelerator of known peaks, with what kernels of `dtype` reach of them.
+
+    `attention` counts from the peak. No kernel is faster than that, nor memory than twice its bandwidth:
+    shares beyond are cut. Other dtypes reach the same shares; what collectives slow beside computation is
+    not measured and stays as it is known.
+    """
+    efficiency, peak = device.efficiency, device.peak_flop_per_s[dtype]
+    matmul = replace(
+        efficiency.matmul, peak_fraction=min(curves.flop_per_s / peak, 1.0), k_half=curves.k_half
+    )
+    memory = replace(
+        efficiency.memory,
+        fraction=min(curves.memory_bytes_per_s / device.memory_bytes_per_s, 2.0),
+        half_bytes=0.0,
+    )
+    return replace(
+        device,
+        efficiency=replace(
+            efficiency,
+            matmul=matmul,
+            memory=memory,
+            attention={**efficiency.attention, KERNEL: _bounded(attention)},
+            launch_s=curves.launch_s,
+            is_calibrated=True,
+        ),
+    )
+
+
+def _bounded(attention: AttentionCurve) -> AttentionCurve:
+    """A kernel cannot be faster than the peak; fractions beyond would be errors of the clock."""
+    return replace(
+        attention,
+        forward_fraction=min(attention.forward_fraction, 1.0),
+        backward_fraction=min(attention.backward_fraction, 1.0),
+    )
+
+
+def tiles_of(device: Device) -> Tiles:
+    """What the matmuls of an accelerator compute their outputs in, as far as its tables know."""
+    matmul = device.efficiency.matmul
+    return Tiles(
+        tile_m=matmul.tile_m,
+        tile_n=matmul.tile_n,
+        units=matmul.units,
+        small_fraction=matmul.small_tile_fraction,
     )
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from statistics import fmean, median
@@ -14,12 +13,14 @@ from typing import TYPE_CHECKING
 from shardwise import accuracy
 from shardwise.accuracy import BesideSample, LinkSample, MeasuredStep, TierCurve
 from shardwise.app.cli import words
+from shardwise.app.cli.calibrating_cuda import found_on_accelerator
 from shardwise.app.cli.calibrating_from import Found, found_in, given_by
+from shardwise.app.cli.calibrating_ranks import Ranks, processes_here, ranks_of
 from shardwise.app.cli.output import Line, Output, row
 from shardwise.app.cli.request import writable
 from shardwise.cluster import Cluster, Device, load_cluster
 from shardwise.errors import ConfigError
-from shardwise.inputs import written
+from shardwise.inputs import shown, written
 from shardwise.plan import Plan, write_file
 from shardwise.strategy import Calibration, Profile
 from shardwise.units import format_rate
@@ -28,7 +29,8 @@ if TYPE_CHECKING:
     from shardwise.measure import KernelTimes
 
 CLASS = "cpu"
-TORCHRUN_VARIABLE = "TORCHELASTIC_RUN_ID"
+ACCELERATOR = "cuda"
+DEVICES = (CLASS, ACCELERATOR)
 
 ROUNDS = 3
 """Of all kernels and steps: a machine that others use too is faster and slower from second to second, and a
@@ -38,14 +40,30 @@ STEPS = 3
 """Of each plan in a round, the first to warm up."""
 
 
-def calibrated(*, out: str, cluster: str | None, links: bool, sources: Sequence[str], threads: int) -> Output:
+def calibrated(
+    *,
+    out: str,
+    devices: str,
+    cluster: str | None,
+    links: bool,
+    sources: Sequence[str],
+    threads: int,
+) -> Output:
     """Find the curves that the files `sources` tell, or, where they hold no more than a calibration, measure
     kernels and software on the processes of `cluster` (those of the calibration stay), with `links` the links
-    between them too; write the calibration to `out`.
+    between them too; write the calibration to `out`. `devices` are those that are measured: cpu, or cuda,
+    whose kernels alone are.
 
-    Under torchrun every rank takes part in measuring links, and rank 0 writes.
+    Under torchrun every rank takes part, and rank 0 writes.
     """
+    if devices not in DEVICES:
+        raise ConfigError(
+            "is not measured", key="--devices", found=shown(devices), allowed=", ".join(DEVICES)
+        )
     writable("--out", out, inputs=tuple(sources))
+    if devices == ACCELERATOR:
+        found = _on_accelerator(cluster, links=links, sources=sources)
+        return _written(found, out)
     given = given_by(sources)
     if given.is_measured:
         if links:
@@ -56,6 +74,20 @@ def calibrated(*, out: str, cluster: str | None, links: bool, sources: Sequence[
         if measured is None:  # another rank writes
             return Output()
         found = measured
+    return _written(found, out)
+
+
+def _on_accelerator(cluster: str | None, *, links: bool, sources: Sequence[str]) -> Found:
+    for option, is_given in (("--links", links), ("--from", bool(sources))):
+        if is_given:
+            raise ConfigError(
+                f"does not go with --devices {ACCELERATOR}", key=option,
+                allowed="kernels alone; then output of nccl-tests beside this calibration, with --from",
+            )  # fmt: skip
+    return found_on_accelerator(cluster)
+
+
+def _written(found: Found, out: str) -> Output:
     document = accuracy.calibration_document(
         found.device, found.profile, machine=found.machine, measured=found.measured
     )
@@ -67,12 +99,7 @@ def _measured_here(
     known: Calibration | None, cluster: str | None, *, links: bool, threads: int
 ) -> Found | None:
     """What this machine's processes take; None on ranks that torchrun started but the first."""
-    if known is None and os.environ.get("WORLD_SIZE", "1") != "1" and TORCHRUN_VARIABLE in os.environ:
-        raise ConfigError(
-            "is needed on several ranks: kernels are measured by one command", key="--from",
-            allowed="a calibration of one device",
-        )  # fmt: skip
-    place = load_cluster(cluster or f"1x{os.cpu_count() or 1}x{CLASS}")
+    place = load_cluster(cluster or f"1x{processes_here()}x{CLASS}")
     if set(place.classes) != {CLASS}:
         raise ConfigError("is not measured", key="--cluster", found=", ".join(place.classes), allowed=CLASS)
     if links and place.devices < 2:
@@ -80,17 +107,17 @@ def _measured_here(
     device = place.classes[CLASS] if known is None else known.devices.get(CLASS, place.classes[CLASS])
     profile = None if known is None else known.profile
     measured: dict[str, object] = {}
-    if known is None:
-        device, profile, measured = _kernels(device, place.devices, threads)
-    if links:
-        found = _links(place, threads)
-        if found is None:
+    with ranks_of(place) as ranks:
+        if known is None:
+            device, profile, measured = _kernels(device, ranks, threads)
+        if links:
+            curves, hidden = _links(place, ranks, threads)
+            device = accuracy.with_links(device, [curve for curve, _ in curves])
+            measured |= {f"links of {curve.tier.name}": dict(errors) for curve, errors in curves}
+            if profile is not None:
+                profile = replace(profile, data_overlap=hidden)
+        if ranks.rank > 0:
             return None
-        curves, hidden = found
-        device = accuracy.with_links(device, [curve for curve, _ in curves])
-        measured |= {f"links of {curve.tier.name}": dict(errors) for curve, errors in curves}
-        if profile is not None:
-            profile = replace(profile, data_overlap=hidden)
     return Found(device=device, profile=profile, machine=_machine(threads), measured=measured)
 
 
@@ -106,21 +133,13 @@ def _machine(threads: int) -> str:
 # --- kernels and software --------------------------------------------------------------------------------
 
 
-def _kernels(device: Device, processes: int, threads: int) -> tuple[Device, Profile, dict[str, object]]:
-    """The device and its software, measured on so many processes of this machine at a time, as they share
-    caches and cores when they train; the process in the middle counts."""
-    from shardwise.runtime import Team
-
-    def measured() -> _Times:
-        with Team(1) as team:
-            found: list[_Times] = team.run(1, _measure_kernels, plans, threads)
-        return found[0]
-
+def _kernels(device: Device, ranks: Ranks, threads: int) -> tuple[Device, Profile, dict[str, object]]:
+    """The device and its software, measured on all ranks at a time, as they share caches and cores when they
+    train; the one in the middle counts, of those whose device has speed 1."""
     cluster, profile = load_cluster(f"1x1x{CLASS}"), accuracy.eager_profile()
     plans = accuracy.calibration_plans(cluster, profile)
-    with ThreadPoolExecutor(processes) as pool:
-        found = [each.result() for each in [pool.submit(measured) for _ in range(processes)]]
-    typical = sorted(found, key=lambda each: sum(each.steps_s))[processes // 2]
+    found: list[_Times] = ranks.apart(_measure_kernels, plans, threads)
+    typical = _typical(found, ranks.speeds)
     times, seconds = typical.kernels, typical.steps_s
     curves = accuracy.kernel_curves(times.matmuls, times.passes)
     attention = accuracy.attention_curve(
@@ -154,6 +173,17 @@ class _Times:
     pace_s: float
 
 
+def _typical(found: Sequence[_Times], speeds: Sequence[float]) -> _Times:
+    """That of the rank in the middle, of those whose device has speed 1."""
+    whole = [times for times, speed in zip(found, speeds, strict=True) if speed == 1.0]
+    if not whole:
+        raise ConfigError(
+            "has no device of speed 1, which a calibration is of", key="--cluster",
+            found=f"speeds up to {max(speeds):g}", allowed="a node whose speed is 1",
+        )  # fmt: skip
+    return sorted(whole, key=lambda each: sum(each.steps_s))[len(whole) // 2]
+
+
 def _measure_kernels(report: object, plans: Sequence[Plan], threads: int) -> _Times:
     """Times of kernels and of a step of each plan, in a process of its own."""
     from shardwise.measure import Clock, KernelTimes, kernel_times, pace_s, use_threads
@@ -180,28 +210,11 @@ def _measure_kernels(report: object, plans: Sequence[Plan], threads: int) -> _Ti
 _Curves = list[tuple[TierCurve, Mapping[str, float]]]
 
 
-def _links(cluster: Cluster, threads: int) -> tuple[_Curves, float] | None:
+def _links(cluster: Cluster, ranks: Ranks, threads: int) -> tuple[_Curves, float]:
     """The curve of each tier with its mean errors by collective, and the share of sums between the devices
-    that are furthest apart that passes beside computation; None on ranks that torchrun started but the
-    first."""
+    that are furthest apart that passes beside computation."""
     groups = _groups(cluster)
-    if TORCHRUN_VARIABLE in os.environ:
-        from shardwise.measure import launched_group
-
-        if int(os.environ["WORLD_SIZE"]) != cluster.devices:
-            raise ConfigError(
-                "has another number of devices than processes were started", key="--cluster",
-                found=str(cluster.devices), allowed=os.environ["WORLD_SIZE"],
-            )  # fmt: skip
-        with launched_group() as rank:
-            found = _measure_links(None, groups, threads)
-        if rank > 0:
-            return None
-    else:
-        from shardwise.runtime import Team
-
-        with Team(cluster.devices) as team:
-            found = team.run(cluster.devices, _measure_links, groups, threads)[0]
+    found: _Links = ranks.together(_measure_links, groups, threads)
     curves: _Curves = []
     for place, tier in enumerate(cluster.tiers):
         here = [number for number, (at, _) in enumerate(groups) if at == place]
@@ -264,7 +277,9 @@ def _measure_links(
 def _lines(found: Found, out: str) -> list[Line]:
     device, profile = found.device, found.profile
     efficiency = device.efficiency
-    dtype, peak = next(iter(device.peak_flop_per_s.items()))
+    half = next((name for name in ("bf16", "fp16") if name in device.peak_flop_per_s), "fp32")
+    dtype = "fp32" if device.name == CLASS else half
+    peak = device.peak_flop_per_s[dtype]
     matmul = efficiency.matmul
     lines = [
         row("calibrated", (out, "value"), (f"   {device.name}", "")),

@@ -96,7 +96,7 @@ def found_in(given: Given, cluster: str | None) -> Found:
     devices = {} if known is None else dict(known.devices)
     steps = _steps(given)
     place = _place(given, cluster, steps, devices)
-    (device,) = place.classes.values()
+    device = only_class(place)
     measured: dict[str, object] = {}
     sources: list[str] = [] if known is None else [known.machine]
     if given.tables:
@@ -174,13 +174,18 @@ def _place(
     return place
 
 
-def _class(cluster: Cluster) -> str:
+def only_class(cluster: Cluster) -> Device:
+    """The one kind of devices of `cluster`. ConfigError where it has several."""
     if len(cluster.classes) != 1:
         raise ConfigError(
             "has several kinds of devices", key="--cluster", found=", ".join(cluster.classes), allowed="one"
         )
     (device,) = cluster.classes.values()
-    return device.name
+    return device
+
+
+def _class(cluster: Cluster) -> str:
+    return only_class(cluster).name
 
 
 def _shorthand(tables: Sequence[tuple[str, NcclTable]]) -> str:

@@ -76,12 +76,15 @@ def calibrate(
     out: Annotated[
         str, typer.Option(metavar="FILE", help="Where the calibration is written.", show_default=False)
     ],
+    devices: Annotated[
+        str, typer.Option(metavar="KIND", help="What is measured: cpu, or cuda, of which kernels alone are.")
+    ] = "cpu",
     cluster: Annotated[
         str | None,
         typer.Option(
             metavar="C",
-            help="The processes that are measured at a time (default: a cpu device per core), or where"
-            " nccl-tests ran.",
+            help="The processes that are measured at a time (default: a cpu device per core), where"
+            " nccl-tests ran, or what the CUDA device is.",
             show_default=False,
         ),
     ] = None,
@@ -103,6 +106,7 @@ def calibrate(
 
     return calibrating.calibrated(
         out=out,
+        devices=devices,
         cluster=cluster,
         links=links,
         sources=sources or (),
