@@ -1,11 +1,10 @@
 """Plans on emulated clusters against the clock (`make accuracy`): needs root, Linux and PyTorch.
 
-`python -m benchmarks.emulated [CLUSTER ...] [--repeats N] [--base FILE] [--out FILE]` calibrates for each
-cluster one device at the share of a core that all devices get (FILE keeps it for the next time and for all),
-then its links; prices the plans below and points of the frontier of a captured graph, runs them in turns in
-one group of processes, and holds their medians against the predictions. Where the network changes, each plan
-is priced and measured before and after. It fails where a goal is missed or a part is not there, and never
-skips. Nothing else may run meanwhile.
+`python -m benchmarks.emulated [CLUSTER ...] [--repeats N] [--out FILE]` calibrates each cluster, all its
+devices at a time and the links between them; prices the plans below and points of the frontier of a captured
+graph, runs them in turns in one group of processes, and holds their medians against the predictions. Where
+the network changes, each plan is priced and measured before and after. It fails where a goal is missed or a
+part is not there, and never skips. Nothing else may run meanwhile.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ REPEATS = 10
 MODEL = {"layers": 4, "hidden": 256, "ffn": 1024, "heads": 4, "vocab": 512, "seq_len": 256}
 BATCH = 8
 
-EPOCH_S, REPEAT_S = 90.0, 30.0
+EPOCH_S, REPEAT_S = 90.0, 45.0
 """How long a changing network keeps a bandwidth: for the processes to start and warm up, and for each
 repeat."""
 
@@ -68,7 +67,9 @@ TWO = (
 )
 CHANGING = (
     "dp=2,micro_batch_size=4",
+    "dp=2,micro_batch_size=4,recompute=full",
     "dp=2,micro_batch_size=4,zero_stage=1",
+    "tp=2,micro_batch_size=4,sequence_parallel=false",
     "pp=2,micro_batch_size=1",
     "pp=2,micro_batch_size=2,recompute=full",
 )
@@ -149,22 +150,20 @@ def missed(figures: Mapping[str, float]) -> Iterator[str]:
             yield f"{name} {figures[name]:.3f}, goal {goal:g}"
 
 
-def measure(name: str, setting: Setting, base: Path, folder: Path, repeats: int) -> list[dict[str, Any]]:
-    """Calibrate the links of a cluster, price its plans and run them: a row for each, and for each epoch.
+def measure(name: str, setting: Setting, folder: Path, repeats: int) -> list[dict[str, Any]]:
+    """Calibrate a cluster, price its plans and run them: a row for each, and for each epoch.
 
-    The machine may be faster or slower by then than when its device was calibrated, by as much as a quarter
-    within minutes, and by more within an hour:
-    the product of matrices that `calibrate` times between all it measures, and that is timed again between
-    the steps of all plans, tells by how much, and devices are priced at that speed. (What it takes just
-    before and after one plan's steps scatters by more than the machine drifts.) `calibrated_s` is the price
-    without.
+    The machine may be faster or slower by then than when it was calibrated, by as much as a quarter within
+    minutes, and by more within an hour: the product of matrices that `calibrate` times between all it
+    measures, and that is timed again between the steps of all plans, tells by how much, and devices are
+    priced at that speed. (What it takes just before and after one plan's steps scatters by more than the
+    machine drifts.) `calibrated_s` is the price without.
     """
     calibration, steps = folder / "links.yaml", folder / "steps.json"
     files = [folder / f"cluster-{epoch}.yaml" for epoch in range(len(setting.clusters))]
     for file, said in zip(files, setting.clusters, strict=True):
         file.write_text(f"name: {name}\nnodes:\n{said}")
-    _emulate(files[0], "-m", "shardwise", "calibrate", "--from", base, "--links", "--cluster", files[0],
-             "--out", calibration)  # fmt: skip
+    _emulate(files[0], "-m", "shardwise", "calibrate", "--links", "--cluster", files[0], "--out", calibration)
     paths = [folder / f"plan-{number}.yaml" for number in range(len(setting.plans))]
     for text, path in zip(setting.plans, paths, strict=True):
         write_plan(str(path), plan_of(text, files[0], read_calibration(str(calibration))))
@@ -181,7 +180,7 @@ def measure(name: str, setting: Setting, base: Path, folder: Path, repeats: int)
     _emulate(files[0], "-m", "benchmarks.emulated_steps", steps, repeats, epoch_s, len(files),
              ",".join(map(str, speeds)), *paths, options=options)  # fmt: skip
     document = json.loads(steps.read_text())
-    calibrated_pace_s = float(yaml.safe_load(base.read_text())["measured"]["pace"]["seconds"])
+    calibrated_pace_s = float(yaml.safe_load(calibration.read_text())["measured"]["pace"]["seconds"])
     plain = read_calibration(str(calibration))
     rows = []
     for epoch, (file, found) in enumerate(zip(files, document["epochs"], strict=True)):
@@ -285,7 +284,6 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.emulated")
     parser.add_argument("clusters", nargs="*", choices=[[], *SETTINGS])
     parser.add_argument("--repeats", type=int, default=REPEATS)
-    parser.add_argument("--base", type=Path)
     parser.add_argument("--out", type=Path)
     asked = parser.parse_args()
     rows: list[dict[str, Any]] = []
@@ -294,10 +292,7 @@ def main() -> int:
         for name in asked.clusters or SETTINGS:
             own = Path(folder) / name.replace(" ", "-")
             own.mkdir()
-            base = asked.base or own / "base.yaml"
-            if not base.exists():
-                _emulate("1x1xcpu", "-m", "shardwise", "calibrate", "--cluster", "1x1xcpu", "--out", base)
-            of = measure(name, SETTINGS[name], base, own, asked.repeats)
+            of = measure(name, SETTINGS[name], own, asked.repeats)
             rows += of
             for epoch in range(len(SETTINGS[name].clusters)):
                 part = [row for row in of if row["epoch"] == epoch]
