@@ -353,7 +353,7 @@ OPTIONS = {
     "graphs": "--json",
     "capture": "--out --batch",
     "launch": "--with --print --head --port --host --image",
-    "calibrate": "--out --cluster --links --from --threads",
+    "calibrate": "--out --devices --cluster --links --from --threads",
     "compare": "--trace --json",
     "emulate": "--cpu-share --events",
 }
