@@ -13,7 +13,8 @@ import pytest
 import torch
 from tests.runtime.equality import Difference, Trajectory, batches, single_process, whole_module
 from tests.runtime.plans import make_plan, tiny
-from tests.runtime.uneven_broken import TWINS
+from tests.runtime.twin import broken_twin
+from tests.runtime.uneven_broken import HALF_TWINS, TWINS
 from tests.runtime.uneven_equality import divided_unevenly
 from tests.runtime.uneven_plans import make_uneven
 
@@ -111,9 +112,14 @@ def test_bf16_with_fp32_reduction_stays_close(team: Team, text: str, model: str)
     assert max(rank.norm for rank in found) < HALF_TOLERANCE
 
 
-def _precision(report: Report, plan: UnevenFile) -> tuple[bool, bool, bool]:
+def _precision(report: Report, plan: UnevenFile, broken: str | None) -> tuple[bool, bool, bool]:
     """Whether the weights compute in bf16 and are what the owned ones round to; whether those are more than
-    bf16 can tell, before a step and behind it; and whether so are the sums of gradients."""
+    bf16 can tell before the first step; and whether so are the sums of gradients."""
+    with broken_twin(HALF_TWINS, broken):
+        return _precision_of(plan)
+
+
+def _precision_of(plan: UnevenFile) -> tuple[bool, bool, bool]:
     job = parallelize(reference_module(plan.model), plan)
 
     def is_more(shares: list[Any]) -> bool:
@@ -122,7 +128,8 @@ def _precision(report: Report, plan: UnevenFile) -> tuple[bool, bool, bool]:
     def is_rounded() -> bool:
         owned = job.owned.joined([own for own, _ in job.owned.parameters])
         return all(
-            torch.equal(
+            weight.dtype == torch.bfloat16
+            and torch.equal(
                 Part(region_of(weight), {"": local(weight.detach())}).view("", region).flatten(),
                 values.bfloat16(),
             )
@@ -133,13 +140,27 @@ def _precision(report: Report, plan: UnevenFile) -> tuple[bool, bool, bool]:
     job.backward(batches(plan, 0).batch(0))
     sums = is_more([own.grad for own, _ in job.owned.parameters])
     job.update()
-    return is_rounded(), before and is_more([own for own, _ in job.owned.parameters]), sums
+    return is_rounded(), before, sums
 
 
-def test_in_bf16_weights_and_sums_are_kept_in_fp32(team: Team) -> None:
-    """A twin that rounded what it owns would lose every update below 2^-9 of a weight."""
-    plan = make_uneven("3 l1 tp2l3 + 5 l4", dtype="bf16")
-    assert team.run(4, _precision, plan) == [(True, True, True)] * 4
+@pytest.mark.parametrize("text", ["3 l1 tp2l3 + 5 l4", "8 l4"])
+def test_in_bf16_weights_and_sums_are_kept_in_fp32(team: Team, text: str) -> None:
+    plan = make_uneven(text, dtype="bf16")
+    devices = plan.cluster.devices
+    assert team.run(devices, _precision, plan, None) == [(True, True, True)] * devices
+
+
+@pytest.mark.parametrize(
+    ("twin", "found"),
+    [
+        ("gradients are added up in bf16", (True, True, False)),
+        ("weights are owned in bf16", (True, False, True)),
+        ("weights compute in fp32", (False, True, True)),
+    ],
+)
+def test_a_twin_of_other_precision_is_seen(team: Team, twin: str, found: tuple[bool, bool, bool]) -> None:
+    """On one rank no weight has two owners, whose sum would hide what is rounded."""
+    assert team.run(1, _precision, make_uneven("8 l4", dtype="bf16"), twin) == [found]
 
 
 BROKEN = [

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor, distributed
 
 from shardwise.runtime.owned import _gradient, _piece_of
-from shardwise.runtime.uneven_stages import _handed, engine_of, own_samples
+from shardwise.runtime.uneven_stages import _handed, engine_of, own_samples, stage_of
 
 
 def _mean_of_pipelines(stage: Any, plan: Any, seat: Any, mesh: Any) -> Any:
@@ -72,3 +72,19 @@ TWINS: dict[str, tuple[str, Any]] = {
     "weights stay": ("shardwise.runtime.owned.Owned.spread", _nothing),
 }
 """What is replaced (a dotted name), and by what."""
+
+
+def _rounded_sum(piece: Any) -> Tensor:
+    return _gradient(piece).bfloat16().float()
+
+
+def _rounded_stage(*of: Any) -> Any:
+    return stage_of(*of).bfloat16().float()
+
+
+HALF_TWINS: dict[str, tuple[str, Any]] = {
+    "gradients are added up in bf16": ("shardwise.runtime.owned._gradient", _rounded_sum),
+    "weights are owned in bf16": ("shardwise.runtime.uneven.stage_of", _rounded_stage),
+    "weights compute in fp32": ("shardwise.runtime.uneven.narrow", _nothing),
+}
+"""Of runs in bf16."""

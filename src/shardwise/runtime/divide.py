@@ -10,6 +10,7 @@ from shardwise.plan import Plan
 from shardwise.runtime.accumulate import Accumulation
 from shardwise.runtime.context import AllToAll, Context, Ring
 from shardwise.runtime.dispatch import Dispatch
+from shardwise.runtime.dtypes import COMPUTE
 from shardwise.runtime.gradients import Tie
 from shardwise.runtime.loss import batch_share_loss
 from shardwise.runtime.mesh import Place, expert_mesh, rank_grid
@@ -101,7 +102,7 @@ def engine_of(stages: Stages, plan: Plan, place: Place, mesh: DeviceMesh) -> Acc
     kept = tokens_here // strategy.tp if strategy.sequence_parallel else tokens_here
     width = plan.model.hidden // strategy.tp if sends_parts(plan) else plan.model.hidden
     classes = -(-plan.model.vocab // strategy.tp)
-    dtype = torch.bfloat16 if job.dtype == "bf16" else torch.float32
+    dtype = COMPUTE[job.dtype]
     with torch.device("meta"):
         tokens = torch.empty(rows, tokens_here, dtype=torch.long)
         hidden = torch.empty(rows, kept, width, dtype=dtype, requires_grad=True)

@@ -12,13 +12,12 @@ from torch.distributed.tensor import (
     distribute_tensor,
 )
 
+from shardwise.runtime.dtypes import COMPUTE
 from shardwise.runtime.experts import Experts, MixtureOfExperts
 from shardwise.runtime.mesh import expert_degree, expert_ranks
 from shardwise.runtime.modules import Stage
 from shardwise.runtime.replicas import Replicas
 from shardwise.strategy import Strategy
-
-_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def split_experts(stage: Stage, mesh: DeviceMesh) -> None:
@@ -47,11 +46,13 @@ def shard_states(
     not averaged. `param_shard` says over how many ranks parameters stay divided between uses. A table that is
     both embedding and output projection stays gathered through a pass, since both of its ends need it.
     """
-    compute = _DTYPES.get(dtype)
-    policy = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=torch.float32 if compute else None)
-    is_dense = strategy.cp * strategy.dp > 1 or dtype in _DTYPES
+    is_narrow = COMPUTE[dtype] != torch.float32
+    policy = MixedPrecisionPolicy()
+    if is_narrow:
+        policy = MixedPrecisionPolicy(param_dtype=COMPUTE[dtype], reduce_dtype=torch.float32)
+    is_dense = strategy.cp * strategy.dp > 1 or is_narrow
     data = _data_mesh(mesh)
-    if expert_mesh is None and dtype not in _DTYPES and strategy.optim_shard == 1:
+    if expert_mesh is None and not is_narrow and strategy.optim_shard == 1:
         # `fully_shard` would hold a second copy of the weights, and move gradients into it and out again.
         if is_dense:
             stage.replicas = Replicas(_blocks_of(stage), mesh["replicate"].get_group())

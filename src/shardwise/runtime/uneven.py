@@ -11,6 +11,7 @@ from torch.profiler import record_function
 from shardwise.plan import UnevenFile
 from shardwise.runtime.accumulate import Accumulation
 from shardwise.runtime.data import check_batch
+from shardwise.runtime.dtypes import COMPUTE
 from shardwise.runtime.gradients import clip, settle
 from shardwise.runtime.modules import Stage
 from shardwise.runtime.optimizer import optimizer_of_parameters
@@ -19,7 +20,6 @@ from shardwise.runtime.pipeline import Pipeline
 from shardwise.runtime.result import StepResult
 from shardwise.runtime.trace import OPTIMIZER
 from shardwise.runtime.uneven_stages import (
-    COMPUTE,
     Seat,
     engine_of,
     narrow,
@@ -38,8 +38,7 @@ class UnevenJob:
 
     A rank has one stage of one pipeline, or none where the plan leaves it idle. Optimizer states (ZeRO-1),
     and where the computation is narrower the weights in fp32, are divided over all ranks that hold the same
-    part of a weight. `names` are those of the rank's parameters in
-    the whole model.
+    part of a weight. `names` are those of the rank's parameters in the whole model.
     """
 
     def __init__(

@@ -12,6 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from shardwise.plan import Stage as PlannedStage
 from shardwise.plan import UnevenFile
 from shardwise.runtime.accumulate import Accumulation
+from shardwise.runtime.dtypes import COMPUTE
 from shardwise.runtime.loss import batch_share_loss
 from shardwise.runtime.modules import Stage
 from shardwise.runtime.pipeline import Pipeline
@@ -19,8 +20,6 @@ from shardwise.runtime.private import Handed, HandingStage
 from shardwise.runtime.tensor_parallel import split_tensors
 from shardwise.runtime.transfers import Region, overlap
 from shardwise.schedule import generate
-
-COMPUTE = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
