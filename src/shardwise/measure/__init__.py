@@ -12,10 +12,16 @@ except ModuleNotFoundError as error:
 
 from shardwise.measure.accelerator import accelerator_name, accelerator_times
 from shardwise.measure.clock import Clock
-from shardwise.measure.kernels import KernelTimes, kernel_times, pace_s
+from shardwise.measure.kernels import KernelTimes, kernel_times
 from shardwise.measure.links import LINK_SIZES, beside_times, link_times, lockstep_s
 from shardwise.measure.messages import Pair, message_rates
-from shardwise.measure.process import from_all_ranks, launched_group, torch_version, use_threads
+from shardwise.measure.process import (
+    from_all_ranks,
+    group_clock,
+    launched_group,
+    torch_version,
+    use_threads,
+)
 
 __all__ = [
     "LINK_SIZES",
@@ -26,12 +32,12 @@ __all__ = [
     "accelerator_times",
     "beside_times",
     "from_all_ranks",
+    "group_clock",
     "kernel_times",
     "launched_group",
     "link_times",
     "lockstep_s",
     "message_rates",
-    "pace_s",
     "torch_version",
     "use_threads",
 ]

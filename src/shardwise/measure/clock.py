@@ -13,14 +13,16 @@ class Clock:
     """Times calls in `batches` batches of at least `batch_s` seconds each; the median batch counts.
 
     A batch spans several periods of a scheduler that gives a process a share of a core (5 ms to 100 ms), so
-    that its pauses are spread over the calls. `now` and `wait` are the machine's clock and the device's end
-    of work; tests have their own.
+    that its pauses are spread over the calls. `ready` comes back when a batch may begin: with the others',
+    where several processes measure. `now` and `wait` are the machine's clock and the device's end of work;
+    tests have their own.
     """
 
     batches: int = 5
     batch_s: float = 0.03
     now: Callable[[], float] = time.perf_counter
     wait: Callable[[], object] = lambda: None
+    ready: Callable[[], object] = lambda: None
 
     def seconds(self, call: Callable[[], object]) -> float:
         """Seconds of one call, the first of all (which warms up) not counted."""
@@ -30,6 +32,7 @@ class Clock:
         return median(self._batch(call, calls) for _ in range(self.batches))
 
     def _batch(self, call: Callable[[], object], calls: int) -> float:
+        self.ready()
         start_s = self.now()
         for _ in range(calls):
             call()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
@@ -45,8 +44,6 @@ PROCESSOR_SIZES = KernelSizes(
     head_dim=64,
 )
 
-PACE_SIDE, PACE_CALLS = 512, 16
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelTimes:
@@ -73,15 +70,6 @@ Sample = TypeVar("Sample", MatmulSample, MemorySample, AttentionSample)
 
 def _typical(of: Sequence[Sample]) -> Sample:
     return replace(of[0], seconds=median(each.seconds for each in of))
-
-
-def pace_s() -> float:
-    """Seconds of a product of matrices, some calls of it: how fast this machine is at this moment."""
-    x = torch.ones(PACE_SIDE, PACE_SIDE)
-    start_s = time.perf_counter()
-    for _ in range(PACE_CALLS):
-        functional.linear(x, x)
-    return time.perf_counter() - start_s
 
 
 def kernel_times(clock: Clock, *, device: str = "cpu", sizes: KernelSizes = PROCESSOR_SIZES) -> KernelTimes:

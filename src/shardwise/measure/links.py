@@ -12,12 +12,14 @@ from torch import distributed
 from torch.nn import functional
 
 from shardwise.accuracy import COLLECTIVES, BesideSample, Collective, LinkSample
-from shardwise.measure.kernels import PACE_SIDE
 
 LINK_SIZES = (2**12, 2**19, 2**21, 2**23, 2**25)
 """Bytes of the whole tensor."""
 
 BESIDE_BYTES, BESIDE_REPEATS = 2**21, 9
+
+PRODUCT_SIDE = 512
+"""Of what ranks compute beside a collective, or before it."""
 
 LOCKSTEP_CALLS, LOCKSTEP_REPEATS = 4, 40
 """Products before each collective, as many as a part of a small layer has."""
@@ -75,7 +77,7 @@ def beside_times(groups: Sequence[Sequence[int]], *, repeats: int = BESIDE_REPEA
 
     Every rank of the default process group calls this with the same groups; all return the same samples.
     """
-    whole, x = torch.ones(BESIDE_BYTES // 4), torch.ones(PACE_SIDE, PACE_SIDE)
+    whole, x = torch.ones(BESIDE_BYTES // 4), torch.ones(PRODUCT_SIDE, PRODUCT_SIDE)
 
     def computed(calls: int) -> None:
         for _ in range(calls):
@@ -111,7 +113,7 @@ def lockstep_s(groups: Sequence[Sequence[int]], *, repeats: int = LOCKSTEP_REPEA
     The median of all the disjoint `groups`. Every rank of the default process group calls this with the same
     groups; all return the same number.
     """
-    x, one = torch.ones(PACE_SIDE, PACE_SIDE), torch.zeros(1)
+    x, one = torch.ones(PRODUCT_SIDE, PRODUCT_SIDE), torch.zeros(1)
     with _own_group(groups) as own:
 
         def waits_s(calls: int) -> float:

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import distributed
 
+from shardwise.measure.clock import Clock
+
 
 def torch_version() -> str:
     return str(torch.__version__)
@@ -27,6 +29,11 @@ def launched_group() -> Iterator[int]:
         yield distributed.get_rank()
     finally:
         distributed.destroy_process_group()
+
+
+def group_clock(*, batches: int) -> Clock:
+    """A clock whose batches all ranks of the default process group begin at once."""
+    return Clock(batches=batches, ready=distributed.barrier)
 
 
 def from_all_ranks(value: Any) -> list[Any]:
