@@ -6,6 +6,8 @@ import os
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +15,12 @@ import pytest
 import torch
 from torch import distributed
 
-from shardwise.app.cli import calibrating
+from shardwise.accuracy import calibration_plans, eager_profile
 from shardwise.app.cli.calibrating_ranks import ranks_of
+from shardwise.app.cli.calibrating_steps import SmallSteps
 from shardwise.cluster import load_cluster
 from shardwise.errors import ConfigError
-from shardwise.measure import KernelTimes
+from shardwise.measure import Clock
 from shardwise.runtime.team import HOST
 
 pytestmark = pytest.mark.xdist_group("runtime")
@@ -35,7 +38,8 @@ def test_without_a_launcher_processes_are_started() -> None:
         apart = ranks.apart(seen, 5)
         assert [found[:2] for found in apart] == [(5, 1), (5, 1)]
         assert len({os.getpid(), *(pid for _, _, pid in apart)}) == 3
-        assert ranks.together(seen, 5)[:2] == (10, 2)
+        assert [pid for *_, pid in ranks.apart(seen, 5)] == [pid for *_, pid in apart]  # they stay
+        assert [found[:2] for found in ranks.together(seen, 5)] == [(10, 2), (10, 2)]
         assert ranks.rank == 0 and list(ranks.speeds) == [1.0, 1.0]
 
 
@@ -46,7 +50,8 @@ from tests.runtime.test_calibrating_ranks import seen
 if __name__ == "__main__":
     with ranks_of(load_cluster("1x2xcpu")) as ranks:
         apart = ranks.apart(seen, 5 + ranks.rank)
-        print(ranks.rank, [found[:2] for found in apart], ranks.together(seen, 5)[:2])
+        together = ranks.together(seen, 5)
+        print(ranks.rank, [found[:2] for found in apart], [found[:2] for found in together])
 """
 
 
@@ -66,16 +71,64 @@ def test_ranks_of_a_launcher_measure_apart_and_together(tmp_path: Path) -> None:
         for rank in range(2)
     ]  # fmt: skip
     told = [each.communicate(timeout=120)[0] for each in ranks]
-    assert [line.strip() for line in told] == [f"{rank} [(5, 1), (6, 1)] (10, 2)" for rank in range(2)]
+    assert [line.strip() for line in told] == [
+        f"{rank} [(5, 1), (6, 1)] [(10, 2), (10, 2)]" for rank in range(2)
+    ]
+
+
+@dataclass(frozen=True)
+class Told:
+    """Ranks that say what is told: of each call in turn the seconds of steps on every rank."""
+
+    speeds: list[float]
+    found: Iterator[list[list[float]]]
+    rank: int = 0
+
+    def apart(self, *_: object) -> list[list[float]]:
+        return next(self.found)
+
+    together = apart
+
+
+def small_steps(speeds: list[float], *found: list[list[float]]) -> SmallSteps:
+    plans = calibration_plans(load_cluster("1x1xcpu"), eager_profile())[:2]
+    return SmallSteps(Told(speeds, iter(found)), plans, threads=1)
+
+
+def test_steps_are_those_of_their_plan_and_rank_and_medians_count() -> None:
+    steps = small_steps(
+        [1.0, 1.0],
+        [[1.0, 2.0], [10.0, 20.0]],  # of the first plan, on either rank
+        [[5.0, 5.0], [7.0, 7.0]],  # of the second
+        [[90.0, 2.0], [20.0, 20.0]],  # of the first again: 1, 2, 2, 90 and 10, 20, 20, 20
+    )
+    for number in (0, 1, 0):
+        steps.take(number)
+    assert steps.medians(0) == [2.0, 5.0] and steps.medians(1) == [20.0, 7.0]
 
 
 def test_the_middle_one_of_the_devices_of_speed_one_counts() -> None:
-    """Of 1, 2 and 3 s it is 2 s; among all five, with two of half the speed that take 8 and 9, 3 s."""
-    nothing = KernelTimes(matmuls=(), passes=(), attentions=(), bf16_ratio=1.0)
-    found = [
-        calibrating._Times(kernels=nothing, steps_s=[seconds], pace_s=seconds)
-        for seconds in (3.0, 9.0, 1.0, 8.0, 2.0)
-    ]
-    assert calibrating._typical(found, [1.0, 0.5, 1.0, 0.5, 1.0]).pace_s == 2.0
+    """Of 1, 2 and 3 s it is that of 2 s, the last; among all five, with two of half the speed that take 8 and
+    9, it would be the first, of 3 s."""
+    of_ranks = [[3.0], [9.0], [1.0], [8.0], [2.0]]
+    steps = small_steps([1.0, 0.5, 1.0, 0.5, 1.0], of_ranks, [[0.0]] * 5)
+    steps.take(0)
+    steps.take(1)
+    assert steps.middle() == 4
+    slow = small_steps([0.5] * 5, of_ranks, [[0.0]] * 5)
+    slow.take(0)
+    slow.take(1)
     with pytest.raises(ConfigError, match="no device of speed 1"):
-        calibrating._typical(found, [0.5] * 5)
+        slow.middle()
+
+
+def test_batches_begin_when_all_are_ready() -> None:
+    """Warming up, one call, and three batches: five times ready, each before the clock is read."""
+    said: list[str] = []
+
+    def now() -> float:
+        said.append("now")
+        return float(len(said))
+
+    Clock(batches=3, batch_s=1e-9, now=now, ready=lambda: said.append("ready")).seconds(lambda: None)
+    assert said == ["ready", "now", "now"] * 5

@@ -7,7 +7,7 @@ import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from statistics import fmean, median
+from statistics import fmean
 from typing import TYPE_CHECKING
 
 from shardwise import accuracy
@@ -16,12 +16,13 @@ from shardwise.app.cli import words
 from shardwise.app.cli.calibrating_cuda import found_on_accelerator
 from shardwise.app.cli.calibrating_from import Found, found_in, given_by
 from shardwise.app.cli.calibrating_ranks import Ranks, processes_here, ranks_of
+from shardwise.app.cli.calibrating_steps import SmallSteps
 from shardwise.app.cli.output import Line, Output, row
 from shardwise.app.cli.request import writable
 from shardwise.cluster import Cluster, Device, load_cluster
 from shardwise.errors import ConfigError
 from shardwise.inputs import shown, written
-from shardwise.plan import Plan, write_file
+from shardwise.plan import write_file
 from shardwise.strategy import Calibration, Profile
 from shardwise.units import format_rate
 
@@ -35,9 +36,6 @@ DEVICES = (CLASS, ACCELERATOR)
 ROUNDS = 3
 """Of all kernels and steps: a machine that others use too is faster and slower from second to second, and a
 median over rounds has some of each."""
-
-STEPS = 3
-"""Of each plan in a round, the first to warm up."""
 
 
 def calibrated(
@@ -136,19 +134,25 @@ def _machine(threads: int) -> str:
 def _kernels(device: Device, ranks: Ranks, threads: int) -> tuple[Device, Profile, dict[str, object]]:
     """The device and its software, measured on all ranks at a time, as they share caches and cores when they
     train; the one in the middle counts, of those whose device has speed 1."""
+    from shardwise.measure import KernelTimes
+
     cluster, profile = load_cluster(f"1x1x{CLASS}"), accuracy.eager_profile()
-    plans = accuracy.calibration_plans(cluster, profile)
-    found: list[_Times] = ranks.apart(_measure_kernels, plans, threads)
-    typical = _typical(found, ranks.speeds)
-    times, seconds = typical.kernels, typical.steps_s
+    steps = SmallSteps(ranks, accuracy.calibration_plans(cluster, profile), threads=threads)
+    rounds = []
+    for _ in range(ROUNDS):
+        for number in range(len(steps.plans)):
+            steps.take(number)
+        rounds.append(ranks.together(_kernel_times, threads))
+    middle = steps.middle()
+    times, seconds = KernelTimes.typical([found[middle] for found in rounds]), steps.medians(middle)
     curves = accuracy.kernel_curves(times.matmuls, times.passes)
     attention = accuracy.attention_curve(
         times.attentions, launch_s=curves.launch_s, flop_per_s=curves.flop_per_s
     )
     device = accuracy.with_kernels(device, curves, attention, bf16_ratio=times.bf16_ratio)
-    steps = [MeasuredStep(plan=plan, seconds=each) for plan, each in zip(plans, seconds, strict=True)]
-    device, profile = accuracy.software_costs(steps, device, profile)
-    errors = [abs(accuracy.priced_s(step.plan, device, profile) / step.seconds - 1.0) for step in steps]
+    taken = [MeasuredStep(plan=plan, seconds=each) for plan, each in zip(steps.plans, seconds, strict=True)]
+    device, profile = accuracy.software_costs(taken, device, profile)
+    errors = [abs(accuracy.priced_s(step.plan, device, profile) / step.seconds - 1.0) for step in taken]
     return (
         device,
         profile,
@@ -157,52 +161,21 @@ def _kernels(device: Device, ranks: Ranks, threads: int) -> tuple[Device, Profil
                 "times": len(times.matmuls),
                 "mean_error": accuracy.mean_error(curves.matmul_s, times.matmuls),
             },
-            "steps": {"times": len(steps), "mean_error": fmean(errors), "worst_error": max(errors)},
-            "pace": {"seconds": typical.pace_s},
+            "steps": {
+                "times": len(taken),
+                "mean_error": fmean(errors),
+                "worst_error": max(errors),
+                "seconds": sum(seconds),
+            },
         },
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Times:
-    """Medians over all rounds: of kernels, of a step of each plan, and of the product between them that tells
-    how fast the machine was."""
-
-    kernels: KernelTimes
-    steps_s: Sequence[float]
-    pace_s: float
-
-
-def _typical(found: Sequence[_Times], speeds: Sequence[float]) -> _Times:
-    """That of the rank in the middle, of those whose device has speed 1."""
-    whole = [times for times, speed in zip(found, speeds, strict=True) if speed == 1.0]
-    if not whole:
-        raise ConfigError(
-            "has no device of speed 1, which a calibration is of", key="--cluster",
-            found=f"speeds up to {max(speeds):g}", allowed="a node whose speed is 1",
-        )  # fmt: skip
-    return sorted(whole, key=lambda each: sum(each.steps_s))[len(whole) // 2]
-
-
-def _measure_kernels(report: object, plans: Sequence[Plan], threads: int) -> _Times:
-    """Times of kernels and of a step of each plan, in a process of its own."""
-    from shardwise.measure import Clock, KernelTimes, kernel_times, pace_s, use_threads
-    from shardwise.runtime import StepRecord, TrainOptions, train
+def _kernel_times(report: object, threads: int) -> KernelTimes:
+    from shardwise.measure import group_clock, kernel_times, use_threads
 
     use_threads(threads)
-    steps: list[list[float]] = [[] for _ in plans]
-    kernels, paces = [], []
-    for _ in range(ROUNDS):
-        for plan, seconds in zip(plans, steps, strict=True):
-            records: list[StepRecord] = []
-            train(records.append, plan, TrainOptions(steps=STEPS))
-            seconds += [record.step_time_s for record in records[1:]]
-            paces.append(pace_s())
-        kernels.append(kernel_times(Clock(batches=2)))
-        paces.append(pace_s())
-    return _Times(
-        kernels=KernelTimes.typical(kernels), steps_s=[median(each) for each in steps], pace_s=median(paces)
-    )
+    return kernel_times(group_clock(batches=2))
 
 
 # --- links -----------------------------------------------------------------------------------------------
@@ -214,7 +187,7 @@ def _links(cluster: Cluster, ranks: Ranks, threads: int) -> tuple[_Curves, float
     """The curve of each tier with its mean errors by collective, and the share of sums between the devices
     that are furthest apart that passes beside computation."""
     groups = _groups(cluster)
-    found: _Links = ranks.together(_measure_links, groups, threads)
+    found: _Links = ranks.together(_measure_links, groups, threads)[0]
     curves: _Curves = []
     for place, tier in enumerate(cluster.tiers):
         here = [number for number, (at, _) in enumerate(groups) if at == place]

@@ -7,10 +7,13 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from shardwise.cluster import Cluster
 from shardwise.errors import ConfigError
+
+if TYPE_CHECKING:
+    from shardwise.runtime import Team
 
 TORCHRUN_VARIABLE = "TORCHELASTIC_RUN_ID"
 
@@ -29,10 +32,10 @@ class Ranks(Protocol):
     def speeds(self) -> Sequence[float]: ...
 
     def apart(self, work: Work, *arguments: object) -> list[Any]:
-        """What `work` returns on every rank, each in a group of its own, all at a time."""
+        """What `work` returns on every rank, each in a group of its own; all begin at once."""
 
-    def together(self, work: Work, *arguments: object) -> Any:
-        """What `work` returns on rank 0, all ranks in one group."""
+    def together(self, work: Work, *arguments: object) -> list[Any]:
+        """What `work` returns on every rank, all in one group."""
 
 
 def processes_here() -> int:
@@ -47,54 +50,59 @@ def ranks_of(cluster: Cluster) -> Iterator[Ranks]:
     machine, started for each piece of work. ConfigError where other numbers were started than there are
     devices."""
     if TORCHRUN_VARIABLE not in os.environ:
-        yield _Own(speeds=(1.0,) * cluster.devices)
+        with contextlib.ExitStack() as teams:
+            yield _Own(teams=teams, speeds=(1.0,) * cluster.devices)
         return
     from shardwise.measure import launched_group
+    from shardwise.runtime import Team
 
     if int(os.environ["WORLD_SIZE"]) != cluster.devices:
         raise ConfigError(
             "has another number of devices than processes were started", key="--cluster",
             found=str(cluster.devices), allowed=os.environ["WORLD_SIZE"],
         )  # fmt: skip
-    with launched_group() as rank:
-        yield _Launched(rank=rank, speeds=[node.speed for node in cluster.nodes for _ in range(node.devices)])
+    speeds = [node.speed for node in cluster.nodes for _ in range(node.devices)]
+    with launched_group() as rank, Team(1) as alone:
+        yield _Launched(alone=alone, rank=rank, speeds=speeds)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class _Own:
-    speeds: Sequence[float]
-    rank: int = 0
+    """Processes that live until `teams` ends: one group of them all, and one of each alone."""
 
-    def apart(self, work: Work, *arguments: object) -> list[Any]:
-        count = len(self.speeds)
-        with ThreadPoolExecutor(count) as pool:
-            started = [pool.submit(_alone, work, *arguments) for _ in range(count)]
-            return [each.result() for each in started]
+    rank = 0
 
-    def together(self, work: Work, *arguments: object) -> Any:
+    def __init__(self, *, teams: contextlib.ExitStack, speeds: Sequence[float]) -> None:
         from shardwise.runtime import Team
 
-        with Team(len(self.speeds)) as team:
-            return team.run(len(self.speeds), work, *arguments)[0]
+        self.speeds = speeds
+        self._alone = [teams.enter_context(Team(1)) for _ in speeds]
+        self._all = teams.enter_context(Team(len(speeds)))
+
+    def apart(self, work: Work, *arguments: object) -> list[Any]:
+        with ThreadPoolExecutor(len(self._alone)) as pool:
+            started = [pool.submit(team.run, 1, work, *arguments) for team in self._alone]
+            return [each.result()[0] for each in started]
+
+    def together(self, work: Work, *arguments: object) -> list[Any]:
+        return self._all.run(len(self.speeds), work, *arguments)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Launched:
-    speeds: Sequence[float]
+    """This process among those of a launcher, and one that it started, which is in no group with others."""
+
+    alone: Team
     rank: int
+    speeds: Sequence[float]
 
     def apart(self, work: Work, *arguments: object) -> list[Any]:
+        return self._of_all(self.alone.run(1, work, *arguments)[0])
+
+    def together(self, work: Work, *arguments: object) -> list[Any]:
+        return self._of_all(work(None, *arguments))
+
+    def _of_all(self, value: Any) -> list[Any]:
+        """What each has to say, when all have: so none begins what follows before the others."""
         from shardwise.measure import from_all_ranks
 
-        return from_all_ranks(_alone(work, *arguments))
-
-    def together(self, work: Work, *arguments: object) -> Any:
-        return work(None, *arguments)
-
-
-def _alone(work: Work, *arguments: object) -> Any:
-    """What `work` returns in a process of its own, started for it."""
-    from shardwise.runtime import Team
-
-    with Team(1) as team:
-        return team.run(1, work, *arguments)[0]
+        return from_all_ranks(value)
