@@ -41,7 +41,7 @@ REPEATS = 10
 MODEL = {"layers": 4, "hidden": 256, "ffn": 1024, "heads": 4, "vocab": 512, "seq_len": 256}
 BATCH = 8
 
-EPOCH_S, REPEAT_S = 90.0, 45.0
+EPOCH_S, REPEAT_S = 90.0, 50.0
 """How long a changing network keeps a bandwidth: for the processes to start and warm up, and for each
 repeat."""
 
@@ -154,10 +154,9 @@ def measure(name: str, setting: Setting, folder: Path, repeats: int) -> list[dic
     """Calibrate a cluster, price its plans and run them: a row for each, and for each epoch.
 
     The machine may be faster or slower by then than when it was calibrated, by as much as a quarter within
-    minutes, and by more within an hour: the product of matrices that `calibrate` times between all it
-    measures, and that is timed again between the steps of all plans, tells by how much, and devices are
-    priced at that speed. (What it takes just before and after one plan's steps scatters by more than the
-    machine drifts.) `calibrated_s` is the price without.
+    minutes, and by more within an hour: the steps of small plans that `calibrate` takes, and that are taken
+    again between the steps of all plans, tell by how much, and devices are priced at that speed.
+    `calibrated_s` is the price without.
     """
     calibration, steps = folder / "links.yaml", folder / "steps.json"
     files = [folder / f"cluster-{epoch}.yaml" for epoch in range(len(setting.clusters))]
@@ -176,24 +175,21 @@ def measure(name: str, setting: Setting, folder: Path, repeats: int) -> list[dic
         events = folder / "events.jsonl"
         events.write_text(events_between(*files, at_s=epoch_s))
         options = ["--events", events]
-    speeds = [node.speed for node in load_cluster(str(files[0])).nodes for _ in range(node.devices)]
     _emulate(files[0], "-m", "benchmarks.emulated_steps", steps, repeats, epoch_s, len(files),
-             ",".join(map(str, speeds)), *paths, options=options)  # fmt: skip
+             files[0], *paths, options=options)  # fmt: skip
     document = json.loads(steps.read_text())
-    calibrated_pace_s = float(yaml.safe_load(calibration.read_text())["measured"]["pace"]["seconds"])
+    calibrated_s = float(yaml.safe_load(calibration.read_text())["measured"]["steps"]["seconds"])
     plain = read_calibration(str(calibration))
     rows = []
     for epoch, (file, found) in enumerate(zip(files, document["epochs"], strict=True)):
         asked_for: list[str | Path] = [*setting.plans, *points]
-        speed = calibrated_pace_s / found["pace_s"]
+        speed = calibrated_s / found["small_s"]
         for called, asked, measured in zip(names, asked_for, found["plans"], strict=True):
-            calibrated_s, predicted_s = (
-                _priced_s(asked, file, each) for each in (plain, at_speed(plain, speed))
-            )
+            plain_s, predicted_s = (_priced_s(asked, file, each) for each in (plain, at_speed(plain, speed)))
             rows.append(
                 {"cluster": name, "epoch": epoch, "plan": called, "speed": speed,
                  "job": "model" if isinstance(asked, str) else "graph",
-                 "calibrated_s": calibrated_s, "predicted_s": predicted_s, **measured}
+                 "calibrated_s": plain_s, "predicted_s": predicted_s, **measured}
             )  # fmt: skip
     return rows
 

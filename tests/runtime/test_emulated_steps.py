@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 from unittest import mock
 
 import pytest
@@ -18,23 +18,26 @@ READINGS = ((10.0, 14.0), (20.0, 26.0))
 """Of each rank's clock, before and after."""
 
 
-def _timed(report: Any, speeds: list[float]) -> tuple[float, float]:
-    rank = distributed.get_rank()
-    readings = iter(2 * READINGS[rank])
+def _timed(report: Any) -> float:
+    readings = iter(READINGS[distributed.get_rank()])
     clock = SimpleNamespace(perf_counter=lambda: next(readings))
     with mock.patch.object(emulated_steps, "time", clock):
-        return emulated_steps.slowest_s(lambda: None), emulated_steps.mean_pace_s(speeds[rank])
+        return emulated_steps.slowest_s(lambda: None)
 
 
-@pytest.mark.parametrize(
-    ("speeds", "pace_s"),
-    [
-        ([1.0, 1.0], 5.0),  # of 4 and 6 s
-        ([1.0, 0.5], 3.5),  # 6 s of a device of half the speed are 3 of one of speed 1, beside 4
-    ],
-)
-def test_a_step_takes_what_the_slowest_rank_takes_and_the_pace_is_that_of_all(
-    speeds: list[float], pace_s: float
-) -> None:
+def test_a_step_takes_what_the_slowest_rank_takes() -> None:
+    """Of 4 and 6 s; a twin without the maximum over ranks would tell 4 on the first."""
     with Team(2) as team:
-        assert team.run(2, _timed, speeds) == [(6.0, pace_s), (6.0, pace_s)]
+        assert team.run(2, _timed) == [6.0, 6.0]
+
+
+def test_small_steps_are_taken_between_all_plans_and_only_the_first_turn_warms_up() -> None:
+    done: list[str] = []
+    small = SimpleNamespace(plans=[None] * 3, take=lambda number: done.append(f"small {number}"))
+    spent = iter([9.0, 9.0, 1.0, 2.0, 3.0, 4.0])
+    steps = [lambda: done.append("a"), lambda: done.append("b")]
+    with mock.patch.object(emulated_steps, "slowest_s", lambda step: step() or next(spent)):
+        times = emulated_steps._in_turns(steps, 2, cast(Any, small))
+    assert times == [[1.0, 3.0], [2.0, 4.0]]  # the nines warm up
+    assert done[:6] == ["a", "a", "small 0", "b", "b", "small 1"] and done[8] == "small 2"
+    assert done.count("small 0") == 2 and len(done) == 18
