@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -20,7 +21,7 @@ from shardwise.app.cli.calibrating_ranks import ranks_of
 from shardwise.app.cli.calibrating_steps import SmallSteps
 from shardwise.cluster import load_cluster
 from shardwise.errors import ConfigError
-from shardwise.measure import Clock
+from shardwise.measure import Clock, group_clock
 from shardwise.runtime.team import HOST
 
 pytestmark = pytest.mark.xdist_group("runtime")
@@ -115,11 +116,8 @@ def test_the_middle_one_of_the_devices_of_speed_one_counts() -> None:
     steps.take(0)
     steps.take(1)
     assert steps.middle() == 4
-    slow = small_steps([0.5] * 5, of_ranks, [[0.0]] * 5)
-    slow.take(0)
-    slow.take(1)
-    with pytest.raises(ConfigError, match="no device of speed 1"):
-        slow.middle()
+    with pytest.raises(ConfigError, match="no device of speed 1"):  # before anything is measured
+        small_steps([0.5] * 5)
 
 
 def test_batches_begin_when_all_are_ready() -> None:
@@ -132,3 +130,12 @@ def test_batches_begin_when_all_are_ready() -> None:
 
     Clock(batches=3, batch_s=1e-9, now=now, ready=lambda: said.append("ready")).seconds(lambda: None)
     assert said == ["ready", "now", "now"] * 5
+
+
+def test_batches_of_a_group_begin_together() -> None:
+    """Three: warming up, one call, and a batch; a clock of one process alone never waits for others."""
+    with mock.patch.object(distributed, "barrier") as barrier:
+        group_clock(batches=1).seconds(lambda: None)
+        assert barrier.call_count == 3
+        Clock(batches=1).seconds(lambda: None)
+        assert barrier.call_count == 3

@@ -47,7 +47,7 @@ def processes_here() -> int:
 @contextlib.contextmanager
 def ranks_of(cluster: Cluster) -> Iterator[Ranks]:
     """Those that torchrun (or `emulate`) started, of which this process is one; else processes of this
-    machine, started for each piece of work. ConfigError where other numbers were started than there are
+    machine, which end with this. ConfigError where other numbers were started than there are
     devices."""
     if TORCHRUN_VARIABLE not in os.environ:
         with contextlib.ExitStack() as teams:

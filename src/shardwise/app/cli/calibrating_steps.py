@@ -15,12 +15,19 @@ STEPS = 3
 
 class SmallSteps:
     """Seconds of steps of `plans`, of one device each, which all `ranks` begin together: as in training they
-    do alike things at like times, for which two that share a core wait for each other."""
+    do alike things at like times, for which two that share a core wait for each other. ConfigError where no
+    rank's device has speed 1."""
 
     def __init__(self, ranks: Ranks, plans: Sequence[Plan], *, threads: int) -> None:
         self.plans = plans
         self._ranks, self._threads = ranks, threads
         self._seconds: list[list[list[float]]] = [[[] for _ in plans] for _ in ranks.speeds]
+        self._whole = [rank for rank, speed in enumerate(ranks.speeds) if speed == 1.0]
+        if not self._whole:
+            raise ConfigError(
+                "has no device of speed 1, which a calibration is of", key="--cluster",
+                found=f"speeds up to {max(ranks.speeds):g}", allowed="a node whose speed is 1",
+            )  # fmt: skip
 
     def take(self, number: int) -> None:
         """Some steps of one of the plans; every rank calls this."""
@@ -33,15 +40,8 @@ class SmallSteps:
         return [median(of) for of in self._seconds[rank]]
 
     def middle(self) -> int:
-        """The rank in the middle, of those whose device has speed 1. ConfigError where there is none."""
-        speeds = self._ranks.speeds
-        whole = [rank for rank, speed in enumerate(speeds) if speed == 1.0]
-        if not whole:
-            raise ConfigError(
-                "has no device of speed 1, which a calibration is of", key="--cluster",
-                found=f"speeds up to {max(speeds):g}", allowed="a node whose speed is 1",
-            )  # fmt: skip
-        return sorted(whole, key=lambda rank: sum(self.medians(rank)))[len(whole) // 2]
+        """The rank in the middle, of those whose device has speed 1."""
+        return sorted(self._whole, key=lambda rank: sum(self.medians(rank)))[len(self._whole) // 2]
 
 
 def _steps_s(report: object, plan: Plan, threads: int) -> list[float]:
