@@ -32,7 +32,15 @@ from shardwise.cluster import link_graph, load_cluster, mesh_of
 from shardwise.cost import Training, price_layout
 from shardwise.model import model_from_config
 from shardwise.plan import Plan, read_graph_plan, write_plan
-from shardwise.strategy import Calibration, Job, complete, parse_fields, read_calibration
+from shardwise.strategy import (
+    OWN_PROFILE,
+    Calibration,
+    Job,
+    complete,
+    parse_fields,
+    read_calibration,
+    target_of,
+)
 
 SHARE = 0.4
 """Of a core, for a device of speed 1: four devices take 80 % of two cores."""
@@ -268,7 +276,7 @@ def plan_of(text: str, cluster_file: Path, calibration: Calibration) -> Plan:
     model = model_from_config(MODEL, name="accuracy")
     job = Job(seq_len=MODEL["seq_len"], global_batch_size=BATCH, dtype="fp32")
     if calibration.profile is not None:
-        job = replace(job, profile=calibration.profile)
+        job = replace(job, profile=target_of(OWN_PROFILE).run_by(calibration.profile))
     strategy = complete(
         parse_fields(text), devices=cluster.devices, layers=model.layers, experts=None,
         global_batch_size=BATCH,

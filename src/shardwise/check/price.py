@@ -82,8 +82,9 @@ def price(figures: Figures, family: Family) -> Price:
     copy = blocks[-2]["dense"] if model.tied_embeddings else 0.0
     dense = with_tied_copy(family, stages, "dense", copy)
     expert = [stage["expert"] for stage in stages]
+    is_joint = model.tied_embeddings and family.stages == 1  # both ends, one table, one block
     reduced = [
-        Reduced.of(figures, here, experts, stage["dense_blocks"], stage["expert_blocks"])
+        Reduced.of(figures, here, experts, stage["dense_blocks"] - is_joint, stage["expert_blocks"])
         for here, experts, stage in zip(dense, expert, stages, strict=True)
     ]
     sent_s = hops_s(family, rank_hops_s(figures, fabric, groups, rows, family.pp))

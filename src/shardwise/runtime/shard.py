@@ -74,12 +74,13 @@ def shard_states(
 
 
 def _blocks_of(stage: Stage) -> list[list[nn.Parameter]]:
-    """The stage's parameters in blocks, in the order in which a backward pass is done with them."""
-    modules = [stage.head, *reversed(list(stage.layers.values())), stage.embedding]
-    blocks = [list(module.parameters()) for module in modules if module is not None]
-    if stage.head is not None and stage.embedding is not None:  # a tied table is done with the embedding
-        blocks[0] = [parameter for parameter in blocks[0] if all(parameter is not p for p in blocks[-1])]
-    return blocks
+    """The stage's parameters in blocks, in the order in which a backward pass is done with them. The ends of
+    a tied table are one block, done with the embedding."""
+    head, embedding = ([] if end is None else list(end.parameters()) for end in (stage.head, stage.embedding))
+    if any(parameter is p for parameter in head for p in embedding):
+        head, embedding = [], list(dict.fromkeys([*embedding, *head]))
+    layers = [list(layer.parameters()) for layer in reversed(list(stage.layers.values()))]
+    return [block for block in (head, *layers, embedding) if block]
 
 
 def _data_mesh(mesh: DeviceMesh) -> DeviceMesh:

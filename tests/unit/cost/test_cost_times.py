@@ -274,6 +274,16 @@ def test_software_that_reduces_by_block_starts_a_collective_for_each() -> None:
     close(times_of(by_block, "pp=2,zero_stage=1").gather_s, 4.2 + 1.5, 4.2 + 1.5)
 
 
+def test_the_two_ends_of_a_tied_table_are_one_block_where_a_stage_has_both() -> None:
+    on = cluster(1, of=with_efficiency(scale_up=replace(IDEAL.scale_up, startup_s=0.5)))
+    tied = with_software(exposed(problem(brick_model(tied=True), on)), reduces_by_block=True)
+    # 640 weights over four ranks in five parts: the table and four layers.
+    close(times_of(tied, "zero_stage=1").gather_s, 0.75 * 1280.0 / 100.0 + 2.5)
+    close(times_of(tied, "zero_stage=1").reduce_s, 0.75 * 2560.0 / 100.0 + 2.5)
+    # On two stages each end has the table, and is a block.
+    close(times_of(tied, "pp=2,zero_stage=1").gather_s, 4.2 + 1.5, 4.2 + 1.5)
+
+
 def test_context_ranks_share_gradients_too() -> None:
     times = times_of(one_node(), "cp=2,zero_stage=1")
     close(times.gather_s, 12.6)

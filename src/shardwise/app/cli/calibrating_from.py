@@ -125,7 +125,7 @@ def _steps(given: Given) -> list[MeasuredStep]:
     """Each plan with what its steps took, told by the predicted time that log and plan have in common."""
     calibrated = given.calibration.profile if given.calibration is not None else None
     known = [*PROFILES.values(), *([] if calibrated is None else [calibrated])]
-    run_by = target_of(OWN).run_by  # which says where bytes are, and changes no time
+    run_by = target_of(OWN).run_by  # plans for our own runtime were made with what it does in its own way
     by_time = {plan.best.step_time_s: (path, plan) for path, plan in given.plans}
     used: set[str] = set()
     steps = []
