@@ -259,8 +259,11 @@ def _ends(
     forward_s, last_s = _first_stage_at_most_s(pipeline, layers, cells, is_paired=is_paired)
     buckets = np.maximum(layers.most_first, 1)
     names = ("dense", "expert", "dense_blocks", "expert_blocks")
+    of_first = {name: layers.summed(pipeline.amount(name, cells))[0] for name in names}
+    if figures.model.tied_embeddings and pipeline.pp == 1:  # both ends, one table, one block
+        of_first["dense_blocks"] = of_first["dense_blocks"] - 1
     # Fewer elements in fewer parts never take longer.
-    held = Reduced.of(figures, *(layers.summed(pipeline.amount(name, cells))[0] for name in names))
+    held = Reduced.of(figures, **{name: of_first[name] for name in names})
     reduction = reduction_s(figures, pipeline.fabric, shardings, held)
     gathering = gathering_s(figures, pipeline.fabric, shardings, held)
     profile = figures.profile
