@@ -36,6 +36,10 @@ NORM: Times = {("all_reduce", 8): 1}
 BLOCKS = {12_288: 1, 12_416: 1, 30_976: 4}
 """Bytes of the blocks' parameters, and how many there are."""
 
+TIED_BLOCKS = {16_640: 1, 34_176: 4}
+"""Of a tiny GPT of hidden 32 and ffn 64: tables of 96 and 32 rows and the last norm, 32 * (96 + 32 + 2)
+parameters; in a layer 4 * 33 * 32 of attention, 33 * 64 + 65 * 32 of the MLP and 4 * 32 of norms."""
+
 
 @dataclass(frozen=True)
 class Case:
@@ -52,13 +56,26 @@ class Case:
 GLOO = find_device("cpu").backend
 
 
-def each_block(kind: str, times: int) -> Times:
-    return {(kind, nbytes): count * times for nbytes, count in BLOCKS.items()}
+def each_block(kind: str, times: int, blocks: dict[int, int] = BLOCKS) -> Times:
+    return {(kind, nbytes): count * times for nbytes, count in blocks.items()}
 
 
 CASES = {
     # One reduction of all gradients.
     "replicas": Case("dp=2,micro_batch_size=2", summed=each_block("all_reduce", 1), beside=NORM),
+    # Both ends of a tied table are one block.
+    "replicas of a tied table": Case(
+        "dp=2,micro_batch_size=2", "gpt", summed=each_block("all_reduce", 1, TIED_BLOCKS), beside=NORM
+    ),
+    "optimizer states of a tied table": Case(
+        "dp=2,zero_stage=1,micro_batch_size=2",
+        "gpt",
+        summed={
+            **each_block("reduce_scatter", 1, TIED_BLOCKS),
+            **each_block("all_gather", 1, TIED_BLOCKS),
+        },
+        beside=NORM,
+    ),
     # Gradients to their owners once, parameters back once.
     "optimizer states": Case(
         "dp=2,zero_stage=1,micro_batch_size=2",
