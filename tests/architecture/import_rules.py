@@ -45,6 +45,7 @@ THIRD_PARTY: Mapping[str, frozenset[str]] = {
     "errors": frozenset(),
     "units": frozenset(),
     "operators": frozenset(),
+    "search": frozenset({"numpy", "numba"}),
     "runtime": frozenset({"numpy", "torch", "safetensors"}),
     "measure": frozenset({"numpy", "torch"}),
 }

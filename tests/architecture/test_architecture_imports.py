@@ -7,12 +7,15 @@ import subprocess
 import sys
 
 import pytest
-from tests.architecture.import_rules import BASE, LEVELS, TOP, import_violations, public_names
+from tests.architecture.import_rules import BASE, LEVELS, TOP, import_violations, imports_of, public_names
 from tests.architecture.sources import ROOT, module_of, package_modules
 
 MODULES = package_modules()
 
 WITH_TORCH = ("runtime", "measure")
+
+WITH_NUMBA = ("shardwise.search.tracking.compiled", "shardwise.search.tracking.compiled_sums")
+"""Modules whose functions numba compiles; read where they are used, and only then."""
 """Rooms that nothing imports before a command needs them."""
 PUBLIC = public_names(MODULES)
 
@@ -123,9 +126,21 @@ def test_a_module_that_obeys_is_not_caught() -> None:
     assert import_violations(module_of("shardwise.sim.engine", source), PUBLIC) == []
 
 
+def test_one_module_imports_numba() -> None:
+    found = [
+        module.name for module in MODULES if any(own.target.startswith("numba") for own in imports_of(module))
+    ]
+    assert found == ["shardwise.search.tracking.compiled"]
+
+
 def test_planning_imports_no_heavy_package() -> None:
-    """Every module of the package but the rooms that run PyTorch, imported in a fresh interpreter."""
-    names = [module.name for module in MODULES if module.room not in ("__main__", *WITH_TORCH)]
+    """Every module of the package but the rooms that run PyTorch and the loops that numba compiles, imported
+    in a fresh interpreter."""
+    names = [
+        module.name
+        for module in MODULES
+        if module.room not in ("__main__", *WITH_TORCH) and module.name not in WITH_NUMBA
+    ]
     script = (
         "import importlib, sys\n"
         f"for name in {names!r}:\n"
@@ -137,4 +152,4 @@ def test_planning_imports_no_heavy_package() -> None:
     )
     loaded = set(run.stdout.split())
     assert "numpy" in loaded
-    assert loaded & {"torch", "scipy", "pandas", "transformers", "matplotlib", "jax"} == set()
+    assert loaded & {"torch", "numba", "scipy", "pandas", "transformers", "matplotlib", "jax"} == set()

@@ -31,8 +31,8 @@ class Bounds:
     much more than it each may cost that stands for it: `loss` (4), of each folded column; zeros where none
     may. `peaks`, once they are known, are the least that the largest temporary can be.
 
-    What a table loses counts as often as the chain has it: a link's once per occurrence. A walk loses in
-    proportion to how far it has come, since labels lie further apart there.
+    What a table loses counts as often as the chain has it: a link's once per occurrence. A walk loses more
+    the further it has come, since labels lie further apart there.
     """
 
     weighed: Weighed
@@ -100,16 +100,25 @@ class Bounds:
         grid = self._grid(share, RUNS_EXCESS_SHARE * part, spans, self.weights_in(first))
         return self._within((range(first.start, half), range(half, first.stop)), outside, peaks), grid
 
-    def in_walk(self, border: int, after: int, reached: int) -> tuple[Within, Grid | None]:
-        """What may matter of what a walk comes to on the way from a border to one after it, and what it may
-        lose there; `reached` is the sum of all borders that it comes to."""
-        outside = self.weighed.borders.on(self.weighed.behind[after], self._hubs(range(after)))
-        peaks = self.peaks.behind[after] if self.peaks is not None else np.zeros(1)
-        if after == self.occurrences:  # no variable is left there
-            outside, peaks = outside[..., 0, :], peaks[0]
-        within = self._within((range(border), range(border, after)), outside, peaks)
-        share = (PARTS_SHARE + WALK_SHARE - self._parts_share) * after / reached
-        return within, Grid.even(self.loss * share) if self.loss.any() else None
+    def in_walk(self, border: int, after: int, end: int) -> tuple[Within, Grid | None]:
+        """What may matter of what a walk from one end of the chain (0, or the last border) comes to on the
+        way from a border to the next, and what it may lose there."""
+        way = range(min(end, after), max(end, after))
+        rest = self.weighed.behind[after] if end == 0 else self.weighed.ahead[after]
+        outside = self.weighed.borders.on(rest, self._hubs(way))
+        peaks = np.zeros(1)
+        if self.peaks is not None:
+            peaks = self.peaks.behind[after] if end == 0 else self.peaks.ahead[after]
+        parts = (range(way.start, border), range(border, way.stop))
+        part = _walked_by(len(way) / self.occurrences) - _walked_by(abs(border - end) / self.occurrences)
+        share = (PARTS_SHARE + WALK_SHARE - self._parts_share) * part
+        return self._within(parts, outside, peaks), Grid.even(self.loss * share) if self.loss.any() else None
+
+    def in_whole(self, border: int) -> Within:
+        """What may matter of whole solutions, of what is ahead of a border and behind it."""
+        hubs = self._hubs(range(self.occurrences))
+        outside = self.weighed.borders.on(np.zeros_like(self.weighed.ahead[0]), hubs)[..., 0, :]
+        return self._within((range(border), range(border, self.occurrences)), outside, np.zeros(()))
 
     def _grid(self, share: float, excess_share: float, spans: list[range], weights: Values) -> Grid | None:
         """For a table on (hubs..., entry, exit) of labels under `weights`, one for all these spans of
@@ -156,6 +165,12 @@ class Bounds:
             self.weights_in(range(spans[0].start, spans[1].stop)),
             np.where(is_some[..., None], outside, np.inf), self.limit, np.where(is_some, peaks, 0.0),
         )  # fmt: skip
+
+
+def _walked_by(part: float) -> float:
+    """Of what a walk may lose, what it may have lost when it has come so far: little at first, where labels
+    are few and lie close. Walks from both ends that meet lose it all together, wherever they do."""
+    return 2.0 * part**2 if part < 0.5 else 1.0 - 2.0 * (1.0 - part) ** 2
 
 
 def _finite(potential: Values) -> Values:

@@ -67,14 +67,14 @@ def draw_first(state: State) -> set[float]:
 
 def draw_between(state: State, tried: set[float]) -> None:
     """Lines between neighbours that are still open, but for slopes that were tried, until none of them tells
-    anything new; without the choices that lead nowhere."""
-    if not state.is_exhausted and len(state.open_corners()):
-        state.narrow()
-        _draw_rounds(state, ROUNDS, tried)
+    anything new; without the choices that lead nowhere, which are fewer after each round."""
+    _draw_rounds(state, ROUNDS, tried, is_narrowed=True)
 
 
-def _draw_rounds(state: State, rounds: int, tried: set[float]) -> None:
+def _draw_rounds(state: State, rounds: int, tried: set[float], is_narrowed: bool = False) -> None:
     for _ in range(rounds):
+        if is_narrowed and not state.is_exhausted and len(state.open_corners()):
+            state.narrow()
         fresh = [slope for slope in dict.fromkeys(_between(state)) if slope not in tried]
         if not fresh or state.is_exhausted:
             break

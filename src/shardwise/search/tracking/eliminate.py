@@ -8,6 +8,7 @@ from math import sqrt
 import numpy as np
 
 from shardwise.frontier import COLUMNS, Part
+from shardwise.search.tracking.flat import Views
 from shardwise.search.tracking.grid import Grid
 from shardwise.search.tracking.labels import Labels, Values, Within, joined, labels_of, pairs_of
 from shardwise.search.tracking.scalars import Scalars, Sums
@@ -45,7 +46,7 @@ def eliminated(part: Part, order: Order, limits: Limits | None = None) -> Labels
             tables[step.output] = likes.renamed(tables[first], step.output)
             continue
         inputs = [(tables[table], factors_in[table]) for table in step.inputs]
-        tables[step.output] = _done(step, inputs, limits, likes, losing)
+        tables[step.output] = _done(step, inputs, limits, likes, losing, order.is_flat)
     found = tables[order.last]
     for end in part.kept:
         if end not in found.variables:  # nothing there costs anything
@@ -73,7 +74,7 @@ class _Likes:
         """The first table that is like this one."""
         return self.scalars.made[table]
 
-    def least(self, sums: dict[int, Sums], table: int) -> Values:
+    def least(self, sums: dict[int, Sums] | Views, table: int) -> Values:
         """The least, in all that are like a table, of sums by table, its variables in ascending order."""
         order = np.argsort(self.scalars.axes[table])
         rows = [sums[like] for like in self.alike[self.first(table)]]
@@ -108,7 +109,7 @@ class _Losing:
 
     scalars: Scalars
     grid: Grid
-    potentials: dict[int, Sums]
+    potentials: dict[int, Sums] | Views
     lost: dict[int, float]
 
     @staticmethod
@@ -156,6 +157,7 @@ def _done(
     limits: Limits | None,
     likes: _Likes | None,
     losing: _Losing | None,
+    by_machine: bool,
 ) -> Labels:
     """The table that a step makes, of tables and the factors in each; small tables are joined first."""
     waiting = sorted(inputs, key=lambda each: (len(each[0]), each[0].variables))
@@ -163,11 +165,11 @@ def _done(
     waiting += [nothing] * (2 - len(waiting))
     while len(waiting) > 2:
         a, b = waiting[:2]
-        both = (joined(a[0], b[0]), a[1] | b[1])
+        both = (joined(a[0], b[0], by_machine=by_machine), a[1] | b[1])
         waiting = sorted([both, *waiting[2:]], key=lambda each: (len(each[0]), each[0].variables))
     a, b = waiting
     if limits is None or likes is None:
-        return joined(a[0], b[0], without=step.variable)
+        return joined(a[0], b[0], without=step.variable, by_machine=by_machine)
     factors = a[1] | b[1]
     within = Within(
         _weights(limits, a[1]), _weights(limits, b[1]), _weights(limits, factors),
@@ -179,7 +181,7 @@ def _done(
             grid = losing.grid_of(step, likes, len(factors), within.weights)
         else:
             losing.pass_by(step)
-    return joined(a[0], b[0], without=step.variable, within=within, grid=grid)
+    return joined(a[0], b[0], without=step.variable, within=within, grid=grid, by_machine=by_machine)
 
 
 def _are_many(a: Labels, b: Labels, without: int | None, within: Within) -> bool:

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardwise.frontier import reduce
+from shardwise.search.tracking import machine
 
 Indices = npt.NDArray[np.intp]
 Values = npt.NDArray[np.float64]
@@ -33,12 +34,17 @@ class Grid:
         """The same for every label."""
         return Grid(steps, np.zeros(len(steps)), np.zeros(len(steps)), np.zeros(1))
 
+    @property
+    def growth(self) -> float:
+        """How much more than the base a label may lose for each unit of its excess, in bases."""
+        is_some = self.rate > 0.0
+        return float((self.rate[is_some] / self.base[is_some]).min()) if is_some.any() else 0.0
+
     def ranges(self, cells: Indices, points: Values) -> Indices:
         """The range of what each label may lose: 0 for less than twice the base, then twice as much each."""
-        is_some = self.rate > 0.0
-        if not is_some.any():
+        rate = self.growth
+        if rate == 0.0:
             return np.zeros(len(cells), dtype=np.intp)
-        rate = float((self.rate[is_some] / self.base[is_some]).min())
         excess = np.maximum(points @ self.weights + self.potential[cells], 0.0)
         return np.asarray(np.frexp(1.0 + rate * excess)[1], dtype=np.intp) - 1
 
@@ -54,6 +60,8 @@ def reduced(cells: Indices, points: Values, ranks: Values, grid: Grid | None) ->
     of least rank stays."""
     if grid is None:
         return reduce(points, cells=cells)
+    if machine.pays(len(cells)):
+        return machine.kept(cells, points, ranks, grid)
     ranges = grid.ranges(cells, points)
     kept = np.empty(0, dtype=np.intp)
     for place in range(int(ranges.max(initial=0)) + 1):

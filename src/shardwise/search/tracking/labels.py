@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardwise.frontier import Costs, reduce
+from shardwise.search.tracking import machine
 from shardwise.search.tracking.bins import in_bins
 from shardwise.search.tracking.grid import Grid, reduced
 from shardwise.search.tracking.lines import SLACK
@@ -108,6 +109,8 @@ def labels_of(variables: tuple[int, ...], costs: Costs) -> Labels:
 def pairs_of(a: Labels, b: Labels, *, without: int | None, within: Within) -> int:
     """How many pairs of labels a join looks at."""
     left, sizes = _left(a, b, without)
+    if machine.pays(len(a) * len(b)):
+        return machine.Meeting(a, b, left, sizes, without, within).count(len(a) * len(b))
     return int(_Pairs.of(a, b, left, sizes, within).counts.sum())
 
 
@@ -126,15 +129,27 @@ def joined(
     within: Within | None = None,
     grid: Grid | None = None,
     measured: bool = False,
+    by_machine: bool = False,
 ) -> Labels:
     """What `a` and `b` cost together, in the cells of all their variables but `without`, reduced.
 
     The columns add, but for the last, of which the larger counts. Labels that are not `within` are dropped
     before anything is compared. With a `grid`, labels that others match up to a step of it are left out too.
     `measured` are those that nothing follows: their folded columns count as seconds and bytes alone.
+    `by_machine` where machine code is at work already, however few they are.
     TooManyLabels where there are more than a search should go through.
     """
     left, sizes = _left(a, b, without)
+    if by_machine or machine.pays(len(a) * len(b)):
+        meeting = machine.Meeting(a, b, left, sizes, without, within)
+        found = meeting.ends(MOST_PAIRS) if measured else meeting.labels(grid, MOST_PAIRS, MOST_LABELS)
+        if found is None:
+            raise TooManyLabels
+        rows_a, rows_b, cells = found
+        points = _Joint.of(a, b, left, sizes, within, None, measured).points(rows_a, rows_b)
+        order = np.lexsort((*points.T[::-1], cells))
+        origins = ((a, rows_a[order]), (b, rows_b[order]))
+        return Labels(left, sizes, cells[order], points[order], origins)
     pairs = _Pairs.of(a, b, left, sizes, within)
     joint = _Joint.of(a, b, left, sizes, within, grid, measured)
     if pairs.counts.sum() > MOST_PAIRS:

@@ -132,7 +132,8 @@ def _alive(found: Weighed, place: int, mode: int, limits: npt.NDArray[np.float64
         [found.around(at, at + 1) for at in range(start, start + found.chain[place].repeat)]
     )
     scalars.spread(found.borders.unbordered(scalars.part, beyond))
-    return [may_matter(scalars.through(variable), limits) for variable in range(len(scalars.part.sizes))]
+    is_alive = may_matter(np.concatenate(scalars.through()), limits)
+    return np.split(is_alive, np.cumsum(scalars.part.sizes)[:-1])
 
 
 def _agree_on_borders(chain: Chain, masks: list[list[list[Mask]]]) -> None:

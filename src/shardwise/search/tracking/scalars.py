@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import dataclass, field
+from functools import lru_cache
 from functools import reduce as folded
 from math import prod
 
@@ -12,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardwise.frontier import Part
+from shardwise.search.tracking.flat import Flat, Views
 from shardwise.search.tracking.steps import Order, Step
 
 Sums = npt.NDArray[np.float64]
@@ -24,16 +26,17 @@ MANY = 1 << 16
 @dataclass(slots=True)
 class Scalars:
     """The tables of a part as weighted sums: `tables[i]` of table i, variables in the order of `axes[i]`;
-    `made[i]` is the first table that is like it."""
+    `made[i]` is the first table that is like it. `flat` is where they lie if machine code works on them."""
 
     part: Part
     order: Order
     weights: npt.NDArray[np.float64]
     peaked: int | None
-    tables: dict[int, Sums]
+    tables: dict[int, Sums] | Views
     axes: dict[int, tuple[int, ...]]
     made: dict[int, int]
-    outside: dict[int, Sums] = field(default_factory=dict)
+    outside: dict[int, Sums] | Views = field(default_factory=dict)
+    flat: Flat | None = None
 
     @staticmethod
     def of(part: Part, order: Order, weights: npt.NDArray[np.float64], peaked: int | None = None) -> Scalars:
@@ -43,28 +46,23 @@ class Scalars:
         A block may hold what is alike many times, such as layers that all read one tensor: a table that is
         made like another one is the same numbers, which are worked out once.
         """
-        made: dict[int, int] = {}
-        scalars = Scalars(part, order, weights, peaked, {}, {}, made)
+        scalars = Scalars(part, order, weights, peaked, {}, *_alike(part, order, peaked))
+        if order.is_flat and part.factors:
+            scalars.flat = Flat.of(part, order, scalars.made, weights, peaked)
+            scalars.tables = scalars.flat.tables
+            return scalars
+        tables: dict[int, Sums] = {}
+        scalars.tables = tables
         unpeaked = weights.copy()
         unpeaked[:, -1] = 0.0
-        like: dict[Hashable, int] = {}
         for place, factor in enumerate(part.factors):
-            first = like.setdefault((part.kinds[place], place == peaked), place)
-            if first == place:
-                scalars.tables[place] = _weighted(factor.costs, weights if place == peaked else unpeaked)
-            made[place] = first
-            scalars.tables[place], scalars.axes[place] = scalars.tables[first], factor.variables
+            if scalars.made[place] == place:
+                tables[place] = _weighted(factor.costs, weights if place == peaked else unpeaked)
+            tables[place] = tables[scalars.made[place]]
         for step in order.steps:
-            onto = scalars._joint_axes(step)
-            inputs = tuple(
-                (made[table], tuple(map(onto.index, scalars.axes[table]))) for table in step.inputs
-            )
-            sizes = tuple(part.sizes[variable] for variable in onto)
-            first = like.setdefault((step.variable is None, sizes, inputs), step.output)
-            if first == step.output:
-                scalars.tables[first] = scalars._least(step)
-            made[step.output] = first
-            scalars.tables[step.output], scalars.axes[step.output] = scalars.tables[first], step.variables
+            if scalars.made[step.output] == step.output:
+                tables[step.output] = scalars._least(step)
+            tables[step.output] = tables[scalars.made[step.output]]
         return scalars
 
     @property
@@ -73,7 +71,7 @@ class Scalars:
         return self.tables[self.order.last]
 
     def _joint_axes(self, step: Step) -> tuple[int, ...]:
-        return step.variables if step.variable is None else (*step.variables, step.variable)
+        return _joint_axes(step)
 
     def _aligned(self, table: int, onto: tuple[int, ...]) -> Sums:
         """A table with an axis for each variable of `onto`, of size 1 where it does not have it."""
@@ -115,7 +113,7 @@ class Scalars:
     def spread(self, outside: Sums) -> None:
         """Fill `outside`: for each table, the least sum of all that is not in it, given `outside` of the last
         table."""
-        self.outside = self.beyond(outside)
+        self.outside = self.beyond(outside) if self.flat is None else self.flat.spread(outside)
 
     def beyond(self, outside: Sums) -> dict[int, Sums]:
         """For each table, the least sum of all that is not in it, given that of the last table."""
@@ -127,15 +125,17 @@ class Scalars:
                 found[table] = self._least_for(table, onto, folded(np.add, others, beyond))
         return found
 
-    def potentials(self, outside: Sums) -> dict[int, Sums]:
+    def potentials(self, outside: Sums) -> dict[int, Sums] | Views:
         """For each table what a label of it adds to the excess of the whole beside its own sum, given that of
-        the last table.
+        the last table, (..., 1), under the first weights.
 
         Excesses (sum and potential) are none below 0, and those of a step's inputs come to no more than that
         of what it makes of them: the input that is made of most has what the others come to at least, and
         what that leaves is shared by those in the same way. So excesses of labels none of which is made of
         another come to no more than that of the whole.
         """
+        if self.flat is not None:
+            return self.flat.potentials(outside)
         counts = {table: 1 for table in range(len(self.part.factors))}
         for step in self.order.steps:
             counts[step.output] = sum(counts[table] for table in step.inputs)
@@ -165,20 +165,25 @@ class Scalars:
         left = tuple(variable for variable in onto if variable in own)
         return np.asarray(least.transpose((*(left.index(v) for v in own), len(own))))
 
-    def through(self, variable: int) -> Sums:
-        """A total that no solution with a choice of the variable is below, (choices, weights); after
+    def through(self) -> list[Sums]:
+        """Of each variable a total that no solution with a choice of it is below, (choices, weights); after
         `spread`. The largest that the factors on it tell, and nothing where there are none."""
-        best = np.full((self.part.sizes[variable], self.last.shape[-1]), -np.inf)
+        if self.flat is not None:
+            return self.flat.through()
+        weights = self.last.shape[-1]
+        best = [np.full((size, weights), -np.inf) for size in self.part.sizes]
         for place, factor in enumerate(self.part.factors):
-            if variable in factor.variables:
-                total = self.tables[place] + self.outside[place]
+            total = self.tables[place] + self.outside[place]
+            for variable in factor.variables:
                 away = tuple(i for i, other in enumerate(factor.variables) if other != variable)
                 least = total.min(axis=away) if away else total
-                best = np.maximum(best, least)
+                best[variable] = np.maximum(best[variable], least)
         return best
 
     def choices(self, ends: dict[int, npt.NDArray[np.intp]]) -> dict[int, npt.NDArray[np.intp]]:
         """Choices of all variables that reach the least sums, one per weight, given those of the ends."""
+        if self.flat is not None:
+            return self.flat.choices(ends)
         found = dict(ends)
         for step in reversed(self.order.steps):
             if step.variable is None:
@@ -192,6 +197,29 @@ class Scalars:
                 total = total + _picked(self.tables[table], index, place, each)
             found[step.variable] = total.argmin(axis=1)
         return found
+
+
+def _joint_axes(step: Step) -> tuple[int, ...]:
+    return step.variables if step.variable is None else (*step.variables, step.variable)
+
+
+@lru_cache(maxsize=64)
+def _alike(part: Part, order: Order, peaked: int | None) -> tuple[dict[int, tuple[int, ...]], dict[int, int]]:
+    """The variables of each table, in the order of its axes, and the first table that is made like it; the
+    same for all weights of a part."""
+    axes: dict[int, tuple[int, ...]] = {}
+    made: dict[int, int] = {}
+    like: dict[Hashable, int] = {}
+    for place, factor in enumerate(part.factors):
+        made[place] = like.setdefault((part.kinds[place], place == peaked), place)
+        axes[place] = factor.variables
+    for step in order.steps:
+        onto = _joint_axes(step)
+        inputs = tuple((made[table], tuple(map(onto.index, axes[table]))) for table in step.inputs)
+        sizes = tuple(part.sizes[variable] for variable in onto)
+        made[step.output] = like.setdefault((step.variable is None, sizes, inputs), step.output)
+        axes[step.output] = step.variables
+    return axes, made
 
 
 def _picked(

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from math import prod
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from shardwise.frontier import Part
+from shardwise.search.tracking import machine
+
+if TYPE_CHECKING:
+    from shardwise.search.tracking.compiled_sums import Program
 
 Rule = Literal["edge", "leaf", "node", "branch"]
 """`edge`: tables on the same variables become one. The others take a variable out: `leaf` one that meets no
@@ -26,14 +31,28 @@ class Step:
     variables: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, eq=False)
 class Order:
-    """Steps of a part: tables 0 and up are its factors, the rest are made by the steps; `last` is the table
-    on the kept variables that remains (entry, exit and hubs, those that there are, in the order of their
-    numbers)."""
+    """Steps of a part: tables 0 and up are its factors, of these variables, the rest are made by the steps;
+    `last` is the table on the kept variables that remains (entry, exit and hubs, those that there are, in the
+    order of their numbers). `is_flat` where its sums are worked out by machine code."""
 
+    factors: tuple[tuple[int, ...], ...]
     steps: tuple[Step, ...]
     last: int
+    is_flat: bool
+
+    def variables_of(self, table: int) -> tuple[int, ...]:
+        """The variables of a table, in the order of its axes."""
+        given = len(self.factors)
+        return self.factors[table] if table < given else self.steps[table - given].variables
+
+    @cached_property
+    def program(self) -> Program:
+        """The steps as machine code takes them."""
+        from shardwise.search.tracking.flat import program_of
+
+        return program_of(self)
 
 
 def order_of(part: Part) -> Order:
@@ -88,4 +107,6 @@ def order_of(part: Part) -> Order:
         merge()
     if len(tables) > 1 or not tables or set(next(iter(tables.values()))) != kept:
         add("edge", None, tuple(sorted(tables)), tuple(sorted(kept)))
-    return Order(tuple(steps), next(iter(tables)))
+    factors = tuple(factor.variables for factor in part.factors)
+    costs = sum(factor.costs.size for factor in part.factors)
+    return Order(factors, tuple(steps), next(iter(tables)), machine.pays_for_sums(costs))

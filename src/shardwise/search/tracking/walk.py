@@ -10,7 +10,8 @@ import numpy.typing as npt
 
 from shardwise.frontier import Chain, reduce
 from shardwise.search.tracking.bounds import Bounds
-from shardwise.search.tracking.labels import Labels, joined, unfolded
+from shardwise.search.tracking.grid import Grid
+from shardwise.search.tracking.labels import Labels, Within, joined, unfolded
 from shardwise.search.tracking.links import LinkLabels
 from shardwise.search.tracking.solution import Choice, Solution, measures, occurrences
 
@@ -53,26 +54,43 @@ def _named(links: list[LinkLabels], place: int, border: int) -> Labels:
 
 def walked(chain: Chain, links: list[LinkLabels], bounds: Bounds | None = None) -> Walked:
     """The frontier by linear dynamic programming (FT-LDP): what every border's choices can come to from the
-    start, by steps of a run of like links at a time."""
-    pieces: list[tuple[int, Labels]] = []
+    start, and from the end, by steps of a run of like links at a time; always from where there is less, until
+    both meet."""
+    tables: list[Labels] = []
+    borders = [0]
     for place, link in enumerate(chain):
         length = 1 << (link.repeat.bit_length() - 1) // 2
-        start = sum(length for length, _ in pieces)
-        pieces += [(1, links[place].table)] * (link.repeat % length)
+        start = borders[-1]
+        pieces = [(1, links[place].table)] * (link.repeat % length)
         pieces += [(length, _run(links[place], start, length, bounds))] * (link.repeat // length)
-    reached = np.cumsum([length for length, _ in pieces])
-    state = _between(pieces[0][1], 0, int(reached[0]))
-    for (_, table), border, after in zip(
-        pieces[1:], reached[:-1].tolist(), reached[1:].tolist(), strict=True
-    ):
-        within = grid = None
-        if bounds is not None:
-            within, grid = bounds.in_walk(border, after, int(reached.sum()))
-        state = joined(
-            state, _between(table, border, after), without=border, within=within, grid=grid,
-            measured=after == reached[-1],
-        )  # fmt: skip
-    return _ended(chain, links, state)
+        for covered, table in pieces:
+            borders.append(borders[-1] + covered)
+            tables.append(_between(table, borders[-2], borders[-1]))
+    if len(tables) == 1:
+        return _ended(chain, links, tables[0])
+    first, last = 0, len(tables) - 1
+    ahead, behind = tables[first], tables[last]
+    while last - first > 1:
+        if _pairs_at_most(ahead, tables[first + 1]) <= _pairs_at_most(behind, tables[last - 1]):
+            first += 1
+            within, grid = _limits(bounds, borders[first], borders[first + 1], 0)
+            ahead = joined(ahead, tables[first], without=borders[first], within=within, grid=grid)
+        else:
+            last -= 1
+            within, grid = _limits(bounds, borders[last + 1], borders[last], borders[-1])
+            behind = joined(tables[last], behind, without=borders[last + 1], within=within, grid=grid)
+    within = bounds.in_whole(borders[last]) if bounds is not None else None
+    end = joined(ahead, behind, without=borders[last], within=within, measured=True)
+    return _ended(chain, links, end)
+
+
+def _pairs_at_most(a: Labels, b: Labels) -> int:
+    return len(a) * len(b)
+
+
+def _limits(bounds: Bounds | None, border: int, after: int, end: int) -> tuple[Within | None, Grid | None]:
+    """Of what a walk from an end of the chain comes to, on the way from a border to the next."""
+    return (None, None) if bounds is None else bounds.in_walk(border, after, end)
 
 
 def _run(link: LinkLabels, start: int, length: int, bounds: Bounds | None) -> Labels:

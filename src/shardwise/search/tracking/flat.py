@@ -1,0 +1,140 @@
+"""The weighted sums of a part in one array, and what machine code works out of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from shardwise.frontier import Part
+from shardwise.search.tracking.steps import Order
+
+if TYPE_CHECKING:
+    from shardwise.search.tracking.compiled_sums import Program
+
+Indices = npt.NDArray[np.intp]
+Values = npt.NDArray[np.float64]
+
+
+def program_of(order: Order) -> Program:
+    """The steps of an order as the loops take them."""
+    from shardwise.search.tracking.compiled_sums import Program
+
+    tables = [*order.factors, *(step.variables for step in order.steps)]
+    return Program(
+        _starts(tables),
+        _joined(tables),
+        len(order.factors),
+        _starts([step.inputs for step in order.steps]),
+        _joined([step.inputs for step in order.steps]),
+        np.array([-1 if step.variable is None else step.variable for step in order.steps], dtype=np.intp),
+    )
+
+
+def _starts(groups: list[tuple[int, ...]]) -> Indices:
+    return np.cumsum([0, *map(len, groups)], dtype=np.intp)
+
+
+def _joined(groups: list[tuple[int, ...]]) -> Indices:
+    return np.array([each for group in groups for each in group], dtype=np.intp)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Views:
+    """Tables that lie one after the other in `columns` (weights, cells), from offsets[t] on: each with an
+    axis for each of its variables and one for the weights."""
+
+    order: Order
+    sizes: tuple[int, ...]
+    offsets: Indices
+    columns: Values
+
+    def __getitem__(self, table: int) -> Values:
+        sizes = tuple(self.sizes[variable] for variable in self.order.variables_of(table))
+        start = int(self.offsets[table])
+        own = self.columns[:, start : start + prod(sizes)].reshape((-1, *sizes))
+        return own.transpose((*range(1, own.ndim), 0))
+
+
+@dataclass(slots=True, eq=False)
+class Flat:
+    """The tables of a part one after the other: cell c of table t is column offsets[t] + c of `sums`
+    (weights, cells); what is alike has the same columns. `places` and `outside` are that of what is not in a
+    table."""
+
+    part: Part
+    order: Order
+    sizes: Indices
+    offsets: Indices
+    sums: Values
+    places: Indices
+    outside: Values
+
+    @staticmethod
+    def of(part: Part, order: Order, first: Mapping[int, int], weights: Values, peaked: int | None) -> Flat:
+        """Of weights (J, 5), the last of which counts at factor `peaked` alone; `first` of each table's
+        like."""
+        from shardwise.search.tracking.compiled_sums import least_sums, table_sizes, weighted_costs
+
+        sizes = np.array(part.sizes, dtype=np.intp)
+        cells = table_sizes(order.program, sizes)
+        firsts = np.array([first[table] for table in range(len(cells))], dtype=np.intp)
+        count = len(part.factors)
+        is_made = firsts[count:] == np.arange(count, len(cells))
+        given = np.cumsum([0, *cells[:count]], dtype=np.intp)
+        offsets = np.concatenate([given[:-1], given[-1] + np.cumsum([0, *(cells[count:] * is_made)])[:-1]])
+        sums = np.empty((len(weights), int(given[-1] + (cells[count:] * is_made).sum())))
+        own = slice(0, 0) if peaked is None else slice(int(given[peaked]), int(given[peaked + 1]))
+        weighted_costs(part.costs, np.ascontiguousarray(weights), own.start, own.stop, sums)
+        offsets = offsets[firsts]
+        least_sums(order.program, sizes, firsts, offsets, sums)
+        places = np.cumsum([0, *cells], dtype=np.intp)
+        return Flat(part, order, sizes, offsets, sums, places, np.empty((len(weights), 0)))
+
+    @property
+    def tables(self) -> Views:
+        """Each table."""
+        return Views(self.order, self.part.sizes, self.offsets, self.sums)
+
+    def spread(self, outside: Values) -> Views:
+        """What is least outside of each table, given that of the last."""
+        from shardwise.search.tracking.compiled_sums import sums_outside
+
+        self.outside = np.empty((len(self.sums), int(self.places[-1])))
+        found = Views(self.order, self.part.sizes, self.places, self.outside)
+        found[self.order.last][:] = outside
+        sums_outside(self.order.program, self.sizes, self.offsets, self.sums, self.places, self.outside)
+        return found
+
+    def potentials(self, outside: Values) -> Views:
+        """What a label of each table adds to the excess of the whole beside its own sum, under the first
+        weights, given that of the last table."""
+        from shardwise.search.tracking.compiled_sums import potential_sums
+
+        found = Views(self.order, self.part.sizes, self.places, np.empty((1, int(self.places[-1]))))
+        found[self.order.last][:] = outside
+        potential_sums(self.order.program, self.sizes, self.offsets, self.sums, self.places, found.columns)
+        return found
+
+    def through(self) -> list[Values]:
+        """Of each variable the totals that no solution with a choice of it is below, (choices, weights)."""
+        from shardwise.search.tracking.compiled_sums import sums_through
+
+        start, found = sums_through(
+            self.order.program, self.sizes, self.offsets, self.sums, self.places, self.outside
+        )
+        return [found[:, start[variable] : start[variable + 1]].T for variable in range(len(self.sizes))]
+
+    def choices(self, ends: Mapping[int, Indices]) -> dict[int, Indices]:
+        """Choices of all variables that reach the least sums, one per weight, given those of the ends."""
+        from shardwise.search.tracking.compiled_sums import least_choices
+
+        chosen = np.zeros((len(self.sizes), len(self.sums)), dtype=np.intp)
+        for variable, own in ends.items():
+            chosen[variable] = own
+        least_choices(self.order.program, self.sizes, self.offsets, self.sums, chosen)
+        return dict(enumerate(chosen))

@@ -1,0 +1,150 @@
+"""When loops over pairs of labels are run as machine code, and the tables as these take them."""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib.util import find_spec
+from math import prod
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+if TYPE_CHECKING:  # numba takes half a second to be read
+    from shardwise.search.tracking.compiled import Loss, Reach
+    from shardwise.search.tracking.grid import Grid
+    from shardwise.search.tracking.labels import Labels, Within
+
+Indices = npt.NDArray[np.intp]
+Values = npt.NDArray[np.float64]
+
+PAYS_FROM = 256
+"""Pairs of labels, at most, of a join from which on machine code is worth its start."""
+
+
+SUMS_PAY_FROM = 2048
+"""Costs of a part from which on its weighted sums are."""
+
+
+@cache
+def is_installed() -> bool:
+    """Whether numba is there (`pip install 'shardwise[fast]'`)."""
+    return find_spec("numba") is not None
+
+
+def pays(pairs: int) -> bool:
+    """Whether a join of at most so many pairs is run as machine code. Labels that stand for each other up to
+    a loss may be others than without it; without a loss they are the same."""
+    return pairs >= PAYS_FROM and is_installed()
+
+
+def pays_for_sums(costs: int) -> bool:
+    """Whether the weighted sums of a part of so many costs are worked out by machine code."""
+    return costs >= SUMS_PAY_FROM and is_installed()
+
+
+class Meeting:
+    """Two tables that meet in the cells of `left` (variables, of `sizes`), `without` taken out."""
+
+    def __init__(
+        self, a: Labels, b: Labels, left: tuple[int, ...], sizes: tuple[int, ...], without: int | None,
+        within: Within | None,
+    ) -> None:  # fmt: skip
+        from shardwise.search.tracking.compiled import side_of
+
+        self._cells = prod(sizes)
+        self.reach = _reach(within, self._cells, a.points.shape[1])
+        weights = (None, None) if within is None else (within.weights_a[:, 0], within.weights_b[:, 0])
+        axes, left_sizes = {v: axis for axis, v in enumerate(left)}, np.array(sizes, dtype=np.intp)
+        sides, orders, differing = [], [], np.zeros(a.points.shape[1])
+        for table, own in zip((a, b), weights, strict=True):
+            sums = np.zeros(len(table)) if own is None else table.points @ own
+            order = np.arange(len(table)) if own is None else np.lexsort((sums, table.cells))
+            side, differs = side_of(
+                np.ascontiguousarray(table.points), table.cells, sums, order,
+                np.array(table.sizes, dtype=np.intp),
+                np.array([axes.get(v, -1) for v in table.variables], dtype=np.intp), left_sizes,
+            )  # fmt: skip
+            sides.append(side)
+            orders.append(order)
+            differing += differs
+        (self.a, self.b), (self._order_a, self._order_b) = sides, orders
+        self.choices = a.sizes[a.variables.index(without)] if without in a.variables else 1
+        if without not in a.variables and without in b.variables:
+            self.choices = b.sizes[b.variables.index(without)]
+        self._columns = np.flatnonzero(differing)
+
+    def count(self, enough: int) -> int:
+        """How many pairs there are to look at, or enough."""
+        from shardwise.search.tracking.compiled import number_of_pairs
+
+        return number_of_pairs(self.a, self.b, self.choices, self.reach, enough)
+
+    def labels(
+        self, grid: Grid | None, most_pairs: int, most_labels: int
+    ) -> tuple[Indices, Indices, Indices] | None:
+        """Rows of both tables and their cells, of the labels that stay; None if too many."""
+        from shardwise.search.tracking.compiled import labels_of_pairs
+
+        loss = _loss(grid, self._cells, self.a.points.shape[1])
+        return self._rows(
+            *labels_of_pairs(
+                self.a, self.b, self.choices, self.reach, loss, self._columns, most_pairs, most_labels
+            )
+        )
+
+    def ends(self, most_pairs: int) -> tuple[Indices, Indices, Indices] | None:
+        """The same of labels that nothing follows, by seconds and bytes, whatever their cell."""
+        from shardwise.search.tracking.compiled import ends_of_pairs
+
+        return self._rows(*ends_of_pairs(self.a, self.b, self.choices, self.reach, most_pairs))
+
+    def _rows(self, count: int, rows: Indices) -> tuple[Indices, Indices, Indices] | None:
+        if count < 0:
+            return None
+        return self._order_a[rows[0, :count]], self._order_b[rows[1, :count]], rows[2, :count]
+
+
+def kept(cells: Indices, points: Values, ranks: Values, grid: Grid) -> Indices:
+    """The labels that stay of one table, cell by cell: as `grid.reduced`."""
+    from shardwise.search.tracking.compiled import Reach, Side, labels_of_pairs
+
+    order = np.lexsort((ranks, cells))
+    count, width = int(cells.max(initial=-1)) + 1, points.shape[1]
+    every = np.arange(count, dtype=np.intp)
+    own = Side(
+        np.ascontiguousarray(points[order]), np.zeros(len(order)),
+        np.searchsorted(cells[order], np.arange(count + 1)), every, 0,
+    )  # fmt: skip
+    nothing = Side(
+        np.zeros((1, width)), np.zeros(1), np.array([0, 1], dtype=np.intp), np.zeros(count, dtype=np.intp), 0
+    )
+    # In order of rank, so that of like labels the one of least rank stays.
+    reach = Reach(np.zeros((0, width)), np.zeros((count, 0)), np.inf, np.full(count, -np.inf))
+    columns = np.flatnonzero((points != points[:1]).any(axis=0))
+    left, rows = labels_of_pairs(
+        own, nothing, 1, reach, _loss(grid, count, width), columns, len(order) + 1, len(order) + 1
+    )
+    return np.asarray(order[rows[0, :left]])
+
+
+def _reach(within: Within | None, cells: int, width: int) -> Reach:
+    from shardwise.search.tracking.compiled import Reach
+
+    if within is None:
+        return Reach(np.zeros((0, width)), np.zeros((cells, 0)), np.inf, np.full(cells, -np.inf))
+    forms = within.weights.shape[1]
+    peaks = np.full(cells, -np.inf) if within.peaks is None else np.array(within.peaks).reshape(-1)
+    return Reach(
+        np.array(within.weights.T, order="C"), np.array(within.outside, order="C").reshape((-1, forms)),
+        float(within.reach), peaks,
+    )  # fmt: skip
+
+
+def _loss(grid: Grid | None, cells: int, width: int) -> Loss:
+    from shardwise.search.tracking.compiled import Loss
+
+    if grid is None:
+        return Loss(np.zeros(width), 0.0, np.zeros(width), np.zeros(cells))
+    potential = np.array(np.broadcast_to(grid.potential, (max(cells, len(grid.potential)),)))
+    return Loss(np.array(grid.base), grid.growth, np.array(grid.weights), potential)

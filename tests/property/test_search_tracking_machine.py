@@ -1,0 +1,322 @@
+"""What machine code finds is what numpy finds; with a loss, nothing that costs more than it may."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.property.test_search_tracking import LONG, agrees, by_labels, matches
+from tests.property.tracking_instances import braid, chain_of, hubbed_chain, long_chain
+
+from shardwise.frontier import reduce
+from shardwise.search.tracking import compiled, compiled_sums, eliminate, grid, labels, machine, tracked, walk
+from shardwise.search.tracking.labels import Labels, Within, joined
+from shardwise.search.tracking.scalars import Scalars
+from shardwise.search.tracking.solution import measures
+from shardwise.search.tracking.steps import order_of
+
+NEVER = 1 << 60
+
+
+@pytest.fixture(autouse=True)
+def always(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Machine code for every join and every part."""
+    assert machine.is_installed(), "pip install 'shardwise[fast]'"
+    monkeypatch.setattr(machine, "PAYS_FROM", 0)
+    monkeypatch.setattr(machine, "SUMS_PAY_FROM", 0)
+
+
+def table(
+    random: np.random.Generator, variables: tuple[int, ...], sizes: tuple[int, ...], columns: int
+) -> Labels:
+    """Labels with small whole numbers, so that many are equal, in some of the cells."""
+    count = int(random.integers(1, 60))
+    cells = np.sort(random.integers(0, int(np.prod(sizes)), count))
+    return Labels(variables, sizes, cells, random.integers(0, 6, (count, columns)).astype(float))
+
+
+def drawn(seed: int) -> tuple[Labels, Labels, int | None, Within | None]:
+    """Two tables with some variables in common, one of which may be taken out; half of them within a reach in
+    one to three forms."""
+    random = np.random.default_rng(seed)
+    size_of = dict(enumerate(random.integers(1, 4, 4).tolist()))
+    columns = int(random.integers(4, 6))
+    both = []
+    for _ in range(2):
+        variables = tuple(sorted(random.choice(4, int(random.integers(1, 4)), replace=False).tolist()))
+        both.append(table(random, variables, tuple(size_of[v] for v in variables), columns))
+    a, b = both
+    shared = sorted({*a.variables} & {*b.variables})
+    without = int(random.choice(shared)) if shared and random.random() < 0.8 else None
+    if random.random() < 0.5:
+        return a, b, without, None
+    left = tuple(size_of[v] for v in sorted({*a.variables, *b.variables} - {without}))
+    forms = int(random.integers(1, 4))
+    weights = random.integers(0, 3, (columns, forms)).astype(float)
+    own, other = weights.copy(), weights.copy()
+    other[-1] = 0.0
+    outside = random.integers(0, 9, (*left, forms)).astype(float)
+    outside[random.random(left) < 0.1] = np.inf
+    peaks = random.integers(0, 6, left).astype(float) if random.random() < 0.5 else None
+    return a, b, without, Within(own, other, weights, outside, float(random.integers(8, 40)), peaks)
+
+
+def contents(found: Labels) -> list[tuple[int, ...]]:
+    assert (np.diff(found.cells) >= 0).all()
+    (a, rows_a), (b, rows_b) = found.origins
+    points = a.points[rows_a] + b.points[rows_b]
+    assert (points[:, :-1] == found.points[:, :-1]).all()
+    return sorted(zip(found.cells.tolist(), *found.points.T.tolist(), strict=True))
+
+
+def test_joins_are_those_of_numpy(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = []
+    for seed in range(400):
+        a, b, without, within = drawn(seed)
+        found = contents(joined(a, b, without=without, within=within))
+        pairs = labels.pairs_of(a, b, without=without, within=within or _any(a, b, without))
+        monkeypatch.setattr(machine, "PAYS_FROM", NEVER)
+        expected = contents(joined(a, b, without=without, within=within))
+        at_least = len(labels.joined(a, b, without=without, within=within))
+        monkeypatch.setattr(machine, "PAYS_FROM", 0)
+        assert found == expected, seed
+        assert pairs >= at_least
+        sizes.append(len(found))
+    assert max(sizes) > 100 and sizes.count(0) < 200
+
+
+def _any(a: Labels, b: Labels, without: int | None) -> Within:
+    left, sizes = labels._left(a, b, without)
+    del left
+    nothing = np.zeros((a.points.shape[1], 1))
+    return Within(nothing, nothing, nothing, np.zeros((*sizes, 1)), 1.0)
+
+
+def test_ends_are_those_of_numpy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By seconds and bytes alone: what is best of all cells."""
+    many = 0
+    for seed in range(400):
+        a, b, without, within = drawn(seed)
+        if a.points.shape[1] != 4:
+            continue
+        ends = joined(a, b, without=without, within=within, measured=True)
+        monkeypatch.setattr(machine, "PAYS_FROM", NEVER)
+        every = joined(a, b, without=without, within=within, measured=True)
+        monkeypatch.setattr(machine, "PAYS_FROM", 0)
+        expected = measures(every.points)
+        best = expected[reduce(expected)]
+        own = measures(ends.points)
+        assert own[np.argsort(own[:, 0])].tolist() == best.tolist(), seed
+        many += len(best) > 2
+    assert many > 10
+
+
+def lost_too_much(seed: int) -> bool:
+    """Whether a pair that is left out costs more than it may less than every pair that stays."""
+    random = np.random.default_rng(seed)
+    a, b = (
+        Labels((v,), (3,), np.sort(random.integers(0, 3, 40)), random.uniform(0.0, 20.0, (40, 4)))
+        for v in (0, 0)
+    )
+    own = grid.Grid(
+        np.array([0.5, 0.5, 2.0, 1.0]), np.array([0.2, 0.2, 0.8, 0.4]), np.array([1.0, 0.0, 0.25, 0.0]),
+        np.array([0.0]),
+    )  # fmt: skip
+    kept = joined(a, b, without=0, grid=own)
+    every = a.cells[:, None] == b.cells[None]
+    points = (a.points[:, None] + b.points[None])[every]
+    points[:, -1] = np.maximum(a.points[:, None, -1], b.points[None, :, -1])[every]
+    assert 0 < len(kept) < len(points)
+    may_cost = points + own.base + own.rate * (points @ own.weights)[:, None]
+    return not (kept.points[:, None] <= may_cost[None]).all(axis=2).any(axis=0).all()
+
+
+def test_no_pair_loses_more_than_its_excess_allows() -> None:
+    assert not any(lost_too_much(seed) for seed in range(40))
+
+
+def test_a_loss_that_grows_too_fast_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grid.Grid, "growth", 8.0)
+    assert any(lost_too_much(seed) for seed in range(40))
+
+
+def test_labels_of_one_table_stay_as_by_numpy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """But for those that are alike one of a finer range of the grid, and of less rank: numpy keeps both."""
+    fewer = 0
+    for seed in range(60):
+        random = np.random.default_rng(seed)
+        cells, points = np.sort(random.integers(0, 3, 300)), random.uniform(0.0, 40.0, (300, 4))
+        own = grid.Grid(
+            np.array([4.0, 4.0, 8.0, 4.0]), np.array([0.5, 0.5, 2.0, 1.0]), np.array([1.0, 0.0, 0.25, 0.0]),
+            np.array([0.0, -5.0, 3.0]),
+        )  # fmt: skip
+        ranks = points.sum(axis=1)
+        found = grid.reduced(cells, points, ranks, own)
+        monkeypatch.setattr(machine, "PAYS_FROM", NEVER)
+        expected = grid.reduced(cells, points, ranks, own)
+        monkeypatch.setattr(machine, "PAYS_FROM", 0)
+        assert (np.diff(cells[found]) >= 0).all()
+        steps = own.base * 2.0 ** own.ranges(cells, points)[:, None]
+        floors = np.floor(points[found][:, None] / steps[None])
+        is_matched = (floors <= np.floor(points / steps)[None]).all(axis=2)
+        is_matched &= cells[found][:, None] == cells[None]
+        assert is_matched.any(axis=0).all(), seed
+        assert len(found) <= len(expected) <= len(found) + 1, seed
+        fewer += len(found) < len(expected)
+    assert fewer < 6
+
+
+def scalars_agree(seed: int, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Tables, what is outside of them and through their variables, of chains' parts and of layers alike."""
+    random = np.random.default_rng(seed)
+    parts = [braid(seed), *(part for link in chain_of(seed) for _, part in link.modes)]
+    for part in parts:
+        weights = random.integers(0, 4, (3, 5)).astype(float)
+        peaked = int(random.integers(len(part.factors)))
+        own = Scalars.of(part, order_of(part), weights, peaked)
+        monkeypatch.setattr(machine, "SUMS_PAY_FROM", NEVER)
+        other = Scalars.of(part, order_of(part), weights, peaked)
+        monkeypatch.setattr(machine, "SUMS_PAY_FROM", 0)
+        assert own.flat is not None and other.flat is None
+        outside = random.integers(0, 9, other.last.shape).astype(float)
+        for scalars in (own, other):
+            scalars.spread(outside)
+        ends = {variable: random.integers(0, part.sizes[variable], 3) for variable in part.kept}
+        chosen = [scalars.choices(ends) for scalars in (own, other)]
+        for table in other.made:
+            if not np.array_equal(own.tables[table], other.tables[table]):
+                return False
+            finite = np.isfinite(other.outside[table])
+            if not np.array_equal(np.isfinite(own.outside[table]), finite):
+                return False
+            if not np.allclose(own.outside[table][finite], other.outside[table][finite]):
+                return False
+        alike = own.potentials(outside[..., :1]), other.potentials(outside[..., :1])
+        for table in other.made:
+            one, two = alike[0][table][..., 0], alike[1][table][..., 0]
+            finite = np.isfinite(two)
+            if not np.array_equal(np.isfinite(one), finite) or not np.allclose(one[finite], two[finite]):
+                return False
+        for one, two in zip(own.through(), other.through(), strict=True):
+            if not np.array_equal(one, two):
+                return False
+        for variable, values in chosen[1].items():
+            if not (chosen[0][variable] == values).all():
+                return False
+    return True
+
+
+def test_weighted_sums_are_those_of_numpy(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert all(scalars_agree(seed, monkeypatch) for seed in range(60))
+
+
+WEIGHTED = compiled_sums.weighted_costs
+
+
+def weighted_alike(costs: Any, weights: Any, first: int, stop: int, sums: Any) -> None:
+    """The peak weighed wherever there is one."""
+    WEIGHTED(costs, weights, 0, costs.shape[1], sums)
+
+
+def test_a_peak_that_counts_at_every_factor_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiled_sums, "weighted_costs", weighted_alike)
+    assert not all(scalars_agree(seed, monkeypatch) for seed in range(20))
+
+
+def test_tracking_finds_what_enumeration_finds() -> None:
+    assert agrees(range(150))
+    assert agrees(range(60), hubbed_chain)
+
+
+def test_an_epsilon_is_all_that_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(eliminate, "MANY", 0)
+    thinner = 0
+    for seed in LONG:
+        chain = long_chain(seed)
+        expected = by_labels(chain, walk.merged)[0]
+        for epsilon in (0.003, 0.05):
+            close = tracked([chain], epsilon=epsilon)
+            assert matches(close.points, expected, epsilon), (seed, epsilon)
+            thinner += len(close.points) < len(expected)
+    assert thinner > 5
+
+
+@pytest.mark.parametrize("limit", ["MOST_PAIRS", "MOST_LABELS"])
+def test_a_search_that_would_take_too_long_tells_what_it_proved(
+    monkeypatch: pytest.MonkeyPatch, limit: str
+) -> None:
+    stopped = 0
+    for seed in LONG:
+        chain = long_chain(seed)
+        expected = by_labels(chain, walk.merged)[0]
+        with monkeypatch.context() as patched:
+            patched.setattr(labels, limit, 15)
+            found = tracked([chain], epsilon=0.001)
+        assert matches(found.points, expected, found.epsilon), seed
+        stopped += found.epsilon > 0.001
+    assert stopped > 2
+
+
+PAIRS, ENDS, SIDE = compiled.labels_of_pairs, compiled.ends_of_pairs, compiled.side_of
+
+
+def nearer(a: Any, b: Any, choices: int, reach: Any, *rest: Any) -> Any:
+    """Limits that are taken for a fifth less than they are."""
+    return PAIRS(a, b, choices, reach._replace(limit=0.8 * reach.limit), *rest)
+
+
+def without_last(a: Any, b: Any, choices: int, *rest: Any) -> Any:
+    """The last choice of what is taken out is forgotten."""
+    return PAIRS(a, b, max(choices - 1, 1), *rest)
+
+
+def fewer_columns(a: Any, b: Any, choices: int, reach: Any, loss: Any, columns: Any, *rest: Any) -> Any:
+    """The last column that differs is not compared."""
+    return PAIRS(a, b, choices, reach, loss, columns[:-1], *rest)
+
+
+def ends_nearer(a: Any, b: Any, choices: int, reach: Any, most: int) -> Any:
+    return ENDS(a, b, choices, reach._replace(limit=0.8 * reach.limit), most)
+
+
+def unsorted(*arguments: Any) -> Any:
+    """Rows by descending sums, of which the first that is too much ends a cell."""
+    points, cells, sums, _, *rest = arguments
+    return SIDE(points, cells, sums, np.lexsort((-sums, cells)), *rest)
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "broken"),
+    [
+        (compiled, "labels_of_pairs", nearer),
+        (compiled, "labels_of_pairs", without_last),
+        (compiled, "labels_of_pairs", fewer_columns),
+        (compiled, "ends_of_pairs", ends_nearer),
+        (compiled, "side_of", unsorted),
+    ],
+)
+def test_a_broken_loop_is_noticed(
+    monkeypatch: pytest.MonkeyPatch, module: Any, name: str, broken: Callable[..., Any]
+) -> None:
+    monkeypatch.setattr(module, name, broken)
+    assert not agrees(range(60))
+
+
+def test_without_numba_numpy_does_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "is_installed", lambda: False)
+    for function in ("labels_of_pairs", "ends_of_pairs", "number_of_pairs"):
+        monkeypatch.setattr(compiled, function, None)
+    assert agrees(range(20))
+
+
+def test_what_is_like_an_earlier_table_is_not_made_again() -> None:
+    part = braid(3, layers=4)
+    own = Scalars.of(part, order_of(part), np.ones((2, 5)))
+    other = Scalars.of(replace(part), order_of(part), np.ones((2, 5)))
+    assert own.flat is not None and other.flat is not None
+    assert len(set(own.made.values())) < len(own.made)
+    assert own.flat.sums.shape == other.flat.sums.shape
+    assert own.flat.sums.shape[1] < int(own.flat.places[-1])
