@@ -13,7 +13,7 @@ from tests.property.tracking_instances import braid, chain_of, hubbed_chain, lon
 
 from shardwise.frontier import reduce
 from shardwise.search.tracking import compiled, compiled_sums, eliminate, grid, labels, machine, tracked, walk
-from shardwise.search.tracking.labels import Labels, Within, joined
+from shardwise.search.tracking.labels import Ends, Labels, Within, joined
 from shardwise.search.tracking.scalars import Scalars
 from shardwise.search.tracking.solution import measures
 from shardwise.search.tracking.steps import order_of
@@ -97,21 +97,25 @@ def _any(a: Labels, b: Labels, without: int | None) -> Within:
 
 def test_ends_are_those_of_numpy(monkeypatch: pytest.MonkeyPatch) -> None:
     """By seconds and bytes alone: what is best of all cells."""
-    many = 0
+    many = fewer = 0
     for seed in range(400):
         a, b, without, within = drawn(seed)
         if a.points.shape[1] != 4:
             continue
-        ends = joined(a, b, without=without, within=within, measured=True)
+        ends = joined(a, b, without=without, within=within, ends=Ends())
         monkeypatch.setattr(machine, "PAYS_FROM", NEVER)
-        every = joined(a, b, without=without, within=within, measured=True)
+        every = joined(a, b, without=without, within=within, ends=Ends())
         monkeypatch.setattr(machine, "PAYS_FROM", 0)
         expected = measures(every.points)
         best = expected[reduce(expected)]
         own = measures(ends.points)
         assert own[np.argsort(own[:, 0])].tolist() == best.tolist(), seed
+        close = measures(joined(a, b, without=without, within=within, ends=Ends(np.array([2.0, 1.0]))).points)
+        assert len(close) <= len(own)
+        assert all(((close <= one + np.array([2.0, 1.0])).all(axis=1)).any() for one in own), seed
+        fewer += len(close) < len(own)
         many += len(best) > 2
-    assert many > 10
+    assert many > 10 and fewer > 10
 
 
 def lost_too_much(seed: int) -> bool:
@@ -278,8 +282,8 @@ def fewer_columns(a: Any, b: Any, choices: int, reach: Any, loss: Any, columns: 
     return PAIRS(a, b, choices, reach, loss, columns[:-1], *rest)
 
 
-def ends_nearer(a: Any, b: Any, choices: int, reach: Any, most: int) -> Any:
-    return ENDS(a, b, choices, reach._replace(limit=0.8 * reach.limit), most)
+def ends_nearer(a: Any, b: Any, choices: int, reach: Any, slack: Any, most: int) -> Any:
+    return ENDS(a, b, choices, reach._replace(limit=0.8 * reach.limit), slack, most)
 
 
 def unsorted(*arguments: Any) -> Any:

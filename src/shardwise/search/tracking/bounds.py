@@ -21,6 +21,9 @@ PARTS_SHARE, LINKS_SHARE, RUNS_SHARE, WALK_SHARE = 0.05, 0.05, 0.05, 0.3
 links, and of the walk. Where one link has many of all variables, elimination has so much of what it and the
 walk have together."""
 
+MEETING_SHARE = 0.2
+"""Of the walk's part, that of where the walks from both ends meet."""
+
 PARTS_EXCESS_SHARE, LINKS_EXCESS_SHARE, RUNS_EXCESS_SHARE = 0.25, 0.15, 0.15
 """The parts that elimination, links and runs lose in proportion to their excess."""
 
@@ -111,14 +114,24 @@ class Bounds:
             peaks = self.peaks.behind[after] if end == 0 else self.peaks.ahead[after]
         parts = (range(way.start, border), range(border, way.stop))
         part = _walked_by(len(way) / self.occurrences) - _walked_by(abs(border - end) / self.occurrences)
-        share = (PARTS_SHARE + WALK_SHARE - self._parts_share) * part
+        share = (1.0 - MEETING_SHARE) * self._walk_share * part
         return self._within(parts, outside, peaks), Grid.even(self.loss * share) if self.loss.any() else None
 
-    def in_whole(self, border: int) -> Within:
-        """What may matter of whole solutions, of what is ahead of a border and behind it."""
+    @property
+    def _walk_share(self) -> float:
+        """Of what may be lost, the part of the walk."""
+        return PARTS_SHARE + WALK_SHARE - self._parts_share
+
+    def in_whole(self, border: int) -> tuple[Within, Values | None]:
+        """What may matter of whole solutions, of what is ahead of a border and behind it, and the seconds and
+        bytes that may be lost there."""
         hubs = self._hubs(range(self.occurrences))
         outside = self.weighed.borders.on(np.zeros_like(self.weighed.ahead[0]), hubs)[..., 0, :]
-        return self._within((range(border), range(border, self.occurrences)), outside, np.zeros(()))
+        within = self._within((range(border), range(border, self.occurrences)), outside, np.zeros(()))
+        if not self.loss.any():
+            return within, None
+        own = MEETING_SHARE * self._walk_share * self.loss
+        return within, np.array([own[:2].max(), own[2:].sum()])
 
     def _grid(self, share: float, excess_share: float, spans: list[range], weights: Values) -> Grid | None:
         """For a table on (hubs..., entry, exit) of labels under `weights`, one for all these spans of

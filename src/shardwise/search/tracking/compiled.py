@@ -200,9 +200,11 @@ def labels_of_pairs(
 
 
 @machine_code
-def ends_of_pairs(a: Side, b: Side, choices: int, reach: Reach, most_pairs: int) -> tuple[int, Rows]:
-    """Pairs of rows with folded columns that no other pair, whatever its cell, is below in seconds and bytes:
-    as `labels_of_pairs`, by ascending seconds."""
+def ends_of_pairs(
+    a: Side, b: Side, choices: int, reach: Reach, slack: Values, most_pairs: int
+) -> tuple[int, Rows]:
+    """Pairs of rows with folded columns that no other pair, whatever its cell, is below in seconds and bytes,
+    up to a `slack` of both: as `labels_of_pairs`, by ascending seconds."""
     forms, width = reach.weights.shape
     found = np.empty((2, _FEW))  # seconds and bytes
     rows = np.empty((3, _FEW), np.intp)
@@ -234,18 +236,20 @@ def ends_of_pairs(a: Side, b: Side, choices: int, reach: Reach, most_pairs: int)
                     point[3] = max(a.points[i, 3], b.points[j, 3], reach.peaks[cell])
                     time = max(point[0], point[1])
                     memory = point[2] + point[3]
-                    low, high = 0, count  # the first that takes longer
+                    low, high = 0, count  # the first that takes longer than may stand for it
                     while low < high:
                         middle = (low + high) // 2
-                        if found[0, middle] <= time:
+                        if found[0, middle] <= time + slack[0]:
                             low = middle + 1
                         else:
                             high = middle
-                    if low > 0 and found[1, low - 1] <= memory:
+                    if low > 0 and found[1, low - 1] <= memory + slack[1]:
                         continue
                     if _sum_within(point, cell, reach) == np.inf:
                         continue
-                    start = low - 1 if low > 0 and found[0, low - 1] == time else low
+                    start = low
+                    while start > 0 and found[0, start - 1] >= time:
+                        start -= 1
                     stop = start
                     while stop < count and found[1, stop] >= memory:
                         stop += 1

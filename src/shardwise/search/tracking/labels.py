@@ -70,6 +70,14 @@ class Within:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Ends:
+    """Labels that nothing follows: their folded columns count as seconds and bytes alone, of which one that
+    stands for another may cost as much more as `slack` (2) says."""
+
+    slack: Values | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Labels:
     """A frontier per cell, a cell being a choice of each of `variables` (of `sizes`; the flat index, the last
     variable fastest).
@@ -128,30 +136,30 @@ def joined(
     without: int | None = None,
     within: Within | None = None,
     grid: Grid | None = None,
-    measured: bool = False,
+    ends: Ends | None = None,
     by_machine: bool = False,
 ) -> Labels:
     """What `a` and `b` cost together, in the cells of all their variables but `without`, reduced.
 
     The columns add, but for the last, of which the larger counts. Labels that are not `within` are dropped
     before anything is compared. With a `grid`, labels that others match up to a step of it are left out too.
-    `measured` are those that nothing follows: their folded columns count as seconds and bytes alone.
+    `ends` where nothing follows.
     `by_machine` where machine code is at work already, however few they are.
     TooManyLabels where there are more than a search should go through.
     """
     left, sizes = _left(a, b, without)
     if by_machine or machine.pays(len(a) * len(b)):
         meeting = machine.Meeting(a, b, left, sizes, without, within)
-        found = meeting.ends(MOST_PAIRS) if measured else meeting.labels(grid, MOST_PAIRS, MOST_LABELS)
+        found = meeting.ends(ends, MOST_PAIRS) if ends else meeting.labels(grid, MOST_PAIRS, MOST_LABELS)
         if found is None:
             raise TooManyLabels
         rows_a, rows_b, cells = found
-        points = _Joint.of(a, b, left, sizes, within, None, measured).points(rows_a, rows_b)
+        points = _Joint.of(a, b, left, sizes, within, None, None).points(rows_a, rows_b)
         order = np.lexsort((*points.T[::-1], cells))
         origins = ((a, rows_a[order]), (b, rows_b[order]))
         return Labels(left, sizes, cells[order], points[order], origins)
     pairs = _Pairs.of(a, b, left, sizes, within)
-    joint = _Joint.of(a, b, left, sizes, within, grid, measured)
+    joint = _Joint.of(a, b, left, sizes, within, grid, ends)
     if pairs.counts.sum() > MOST_PAIRS:
         raise TooManyLabels
     pieces = [joint.reduced(*pairs.rows(start, stop)) for start, stop in _chunks(pairs.counts)]
@@ -174,17 +182,17 @@ class _Joint:
     grid: Grid | None
     at_a: Indices
     at_b: Indices
-    measured: bool
+    ends: Ends | None
 
     @staticmethod
     def of(
         a: Labels, b: Labels, left: tuple[int, ...], sizes: tuple[int, ...], within: Within | None,
-        grid: Grid | None, measured: bool,
+        grid: Grid | None, ends: Ends | None,
     ) -> _Joint:  # fmt: skip
         """Of the pairs of two tables, on what variables are left."""
         shared = tuple(variable for variable in a.variables if variable in b.variables)
         at_a, at_b = _strides(left, sizes, a), _strides(left, sizes, b, skip=shared)
-        return _Joint(a, b, within, grid, at_a, at_b, measured)
+        return _Joint(a, b, within, grid, at_a, at_b, ends)
 
     def cells(self, rows_a: Indices, rows_b: Indices) -> Indices:
         """The cell of each pair."""
@@ -204,7 +212,7 @@ class _Joint:
 
     def reduced(self, rows_a: Indices, rows_b: Indices) -> tuple[Indices, Indices]:
         """The pairs that stay, cell by cell."""
-        if self.grid is not None and not self.measured and (self.grid.base > 0.0).all():
+        if self.grid is not None and self.ends is None and (self.grid.base > 0.0).all():
             kept = in_bins(self.cells(rows_a, rows_b), self._steps(rows_a, rows_b, self.grid.base))
             rows_a, rows_b = rows_a[kept], rows_b[kept]
         cells = self.cells(rows_a, rows_b)
@@ -213,7 +221,7 @@ class _Joint:
         if self.within is not None:
             kept, ranks = self.within.of(cells, points)
             rows_a, rows_b, cells, points = rows_a[kept], rows_b[kept], cells[kept], points[kept]
-        if self.measured:
+        if self.ends is not None:
             best = reduce(measures(points), cells=cells)
         else:
             best = reduced(cells, points, ranks, self.grid)

@@ -13,7 +13,7 @@ import numpy.typing as npt
 if TYPE_CHECKING:  # numba takes half a second to be read
     from shardwise.search.tracking.compiled import Loss, Reach
     from shardwise.search.tracking.grid import Grid
-    from shardwise.search.tracking.labels import Labels, Within
+    from shardwise.search.tracking.labels import Ends, Labels, Within
 
 Indices = npt.NDArray[np.intp]
 Values = npt.NDArray[np.float64]
@@ -93,11 +93,12 @@ class Meeting:
             )
         )
 
-    def ends(self, most_pairs: int) -> tuple[Indices, Indices, Indices] | None:
+    def ends(self, ends: Ends, most_pairs: int) -> tuple[Indices, Indices, Indices] | None:
         """The same of labels that nothing follows, by seconds and bytes, whatever their cell."""
         from shardwise.search.tracking.compiled import ends_of_pairs
 
-        return self._rows(*ends_of_pairs(self.a, self.b, self.choices, self.reach, most_pairs))
+        slack = np.zeros(2) if ends.slack is None else ends.slack
+        return self._rows(*ends_of_pairs(self.a, self.b, self.choices, self.reach, slack, most_pairs))
 
     def _rows(self, count: int, rows: Indices) -> tuple[Indices, Indices, Indices] | None:
         if count < 0:

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from shardwise.frontier import Chain, reduce
 from shardwise.search.tracking.bounds import Bounds
 from shardwise.search.tracking.grid import Grid
-from shardwise.search.tracking.labels import Labels, Within, joined, unfolded
+from shardwise.search.tracking.labels import Ends, Labels, Within, joined, unfolded
 from shardwise.search.tracking.links import LinkLabels
 from shardwise.search.tracking.solution import Choice, Solution, measures, occurrences
 
@@ -79,8 +79,8 @@ def walked(chain: Chain, links: list[LinkLabels], bounds: Bounds | None = None) 
             last -= 1
             within, grid = _limits(bounds, borders[last + 1], borders[last], borders[-1])
             behind = joined(tables[last], behind, without=borders[last + 1], within=within, grid=grid)
-    within = bounds.in_whole(borders[last]) if bounds is not None else None
-    end = joined(ahead, behind, without=borders[last], within=within, measured=True)
+    within, slack = (None, None) if bounds is None else bounds.in_whole(borders[last])
+    end = joined(ahead, behind, without=borders[last], within=within, ends=Ends(slack))
     return _ended(chain, links, end)
 
 
