@@ -111,7 +111,6 @@ def test_ends_are_those_of_numpy(monkeypatch: pytest.MonkeyPatch) -> None:
         own = measures(ends.points)
         assert own[np.argsort(own[:, 0])].tolist() == best.tolist(), seed
         close = measures(joined(a, b, without=without, within=within, ends=Ends(np.array([2.0, 1.0]))).points)
-        assert len(close) <= len(own)
         assert all(((close <= one + np.array([2.0, 1.0])).all(axis=1)).any() for one in own), seed
         fewer += len(close) < len(own)
         many += len(best) > 2

@@ -65,15 +65,6 @@ class Part:
         return tuple(sorted({*ends, *(variable for _, variable in self.hubs)}))
 
     @cached_property
-    def costs(self) -> Costs:
-        """The costs of all factors one after the other, (6, cells): nothing in the columns where they are
-        infinite, which the last row is."""
-        every = np.concatenate([factor.costs.reshape((-1, len(COLUMNS))) for factor in self.factors])
-        is_out = ~np.isfinite(every).all(axis=1)
-        every[is_out] = 0.0
-        return np.concatenate([every.T, np.where(is_out, np.inf, 0.0)[None]])
-
-    @cached_property
     def kinds(self) -> tuple[Hashable, ...]:
         """What each factor is but for its variables: those of one kind have equal costs."""
         return tuple(

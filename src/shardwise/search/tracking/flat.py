@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from math import prod
 from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
-from shardwise.frontier import Part
+from shardwise.frontier import COLUMNS, Part
 from shardwise.search.tracking.steps import Order
 
 if TYPE_CHECKING:
@@ -33,6 +34,16 @@ def program_of(order: Order) -> Program:
         _joined([step.inputs for step in order.steps]),
         np.array([-1 if step.variable is None else step.variable for step in order.steps], dtype=np.intp),
     )
+
+
+@lru_cache(maxsize=64)
+def costs_of(part: Part) -> Values:
+    """The costs of all factors one after the other, (6, cells): nothing in the columns where they are
+    infinite, which the last row is."""
+    every = np.concatenate([factor.costs.reshape((-1, len(COLUMNS))) for factor in part.factors])
+    is_out = ~np.isfinite(every).all(axis=1)
+    every[is_out] = 0.0
+    return np.concatenate([every.T, np.where(is_out, np.inf, 0.0)[None]])
 
 
 def _starts(groups: list[tuple[int, ...]]) -> Indices:
@@ -89,7 +100,7 @@ class Flat:
         offsets = np.concatenate([given[:-1], given[-1] + np.cumsum([0, *(cells[count:] * is_made)])[:-1]])
         sums = np.empty((len(weights), int(given[-1] + (cells[count:] * is_made).sum())))
         own = slice(0, 0) if peaked is None else slice(int(given[peaked]), int(given[peaked + 1]))
-        weighted_costs(part.costs, np.ascontiguousarray(weights), own.start, own.stop, sums)
+        weighted_costs(costs_of(part), np.ascontiguousarray(weights), own.start, own.stop, sums)
         offsets = offsets[firsts]
         least_sums(order.program, sizes, firsts, offsets, sums)
         places = np.cumsum([0, *cells], dtype=np.intp)
