@@ -6,13 +6,24 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import numba
 import numpy as np
 import pytest
 from tests.property.test_search_tracking import LONG, agrees, by_labels, matches
 from tests.property.tracking_instances import braid, chain_of, hubbed_chain, long_chain
 
 from shardwise.frontier import reduce
-from shardwise.search.tracking import compiled, compiled_sums, eliminate, grid, labels, machine, tracked, walk
+from shardwise.search.tracking import (
+    bounds,
+    compiled,
+    compiled_sums,
+    eliminate,
+    grid,
+    labels,
+    machine,
+    tracked,
+    walk,
+)
 from shardwise.search.tracking.labels import Ends, Labels, Within, joined
 from shardwise.search.tracking.scalars import Scalars
 from shardwise.search.tracking.solution import measures
@@ -77,22 +88,31 @@ def test_joins_are_those_of_numpy(monkeypatch: pytest.MonkeyPatch) -> None:
     for seed in range(400):
         a, b, without, within = drawn(seed)
         found = contents(joined(a, b, without=without, within=within))
-        pairs = labels.pairs_of(a, b, without=without, within=within or _any(a, b, without))
         monkeypatch.setattr(machine, "PAYS_FROM", NEVER)
         expected = contents(joined(a, b, without=without, within=within))
-        at_least = len(labels.joined(a, b, without=without, within=within))
         monkeypatch.setattr(machine, "PAYS_FROM", 0)
         assert found == expected, seed
-        assert pairs >= at_least
         sizes.append(len(found))
     assert max(sizes) > 100 and sizes.count(0) < 200
 
 
-def _any(a: Labels, b: Labels, without: int | None) -> Within:
-    left, sizes = labels._left(a, b, without)
-    del left
-    nothing = np.zeros((a.points.shape[1], 1))
-    return Within(nothing, nothing, nothing, np.zeros((*sizes, 1)), 1.0)
+def miscounted(seed: int) -> bool:
+    """Whether the pairs are not as many as agree in all common variables and weigh less than the limit."""
+    a, b, without, _ = drawn(seed)
+    sizes = labels._left(a, b, without)[1]
+    weights = np.zeros((a.points.shape[1], 1))
+    weights[0] = 1.0
+    within = Within(weights, weights, weights, np.zeros((*sizes, 1)), 6.0)
+    meets = np.ones((len(a), len(b)), dtype=bool)
+    at, other = a.coordinates(), b.coordinates()
+    for variable in at.keys() & other.keys():
+        meets &= at[variable][:, None] == other[variable][None]
+    meets &= a.points[:, None, 0] + b.points[None, :, 0] <= 6.0
+    return labels.pairs_of(a, b, without=without, within=within) != int(meets.sum())
+
+
+def test_pairs_are_counted() -> None:
+    assert not any(miscounted(seed) for seed in range(200))
 
 
 def test_ends_are_those_of_numpy(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -216,16 +236,48 @@ def test_weighted_sums_are_those_of_numpy(monkeypatch: pytest.MonkeyPatch) -> No
     assert all(scalars_agree(seed, monkeypatch) for seed in range(60))
 
 
-WEIGHTED = compiled_sums.weighted_costs
-
-
 def weighted_alike(costs: Any, weights: Any, first: int, stop: int, sums: Any) -> None:
     """The peak weighed wherever there is one."""
-    WEIGHTED(costs, weights, 0, costs.shape[1], sums)
+    SUMS["weighted_costs"](costs, weights, 0, costs.shape[1], sums)
 
 
-def test_a_peak_that_counts_at_every_factor_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compiled_sums, "weighted_costs", weighted_alike)
+def with_less(name: str) -> Callable[..., Any]:
+    """All that a function fills in, its last argument, a tenth less."""
+
+    def broken(*arguments: Any) -> None:
+        SUMS[name](*arguments)
+        arguments[-1][:] = arguments[-1] * 0.9
+
+    return broken
+
+
+def through_one(*arguments: Any) -> Any:
+    """What leads through a choice told a tenth too low."""
+    start, found = SUMS["sums_through"](*arguments)
+    return start, 0.9 * found
+
+
+def another_choice(program: Any, sizes: Any, offsets: Any, sums: Any, chosen: Any) -> None:
+    """The first choice of all that is taken out."""
+    kept = set(range(len(sizes))) - set(program.taken.tolist())
+    chosen[[variable for variable in range(len(sizes)) if variable not in kept]] = 0
+
+
+SUMS = {name: getattr(compiled_sums, name) for name in (
+    "weighted_costs", "least_sums", "sums_outside", "potential_sums", "sums_through", "least_choices",
+)}  # fmt: skip
+
+BROKEN_SUMS = {
+    "weighted_costs": weighted_alike,
+    "sums_through": through_one,
+    "least_choices": another_choice,
+    **{name: with_less(name) for name in ("least_sums", "sums_outside", "potential_sums")},
+}
+
+
+@pytest.mark.parametrize("name", SUMS)
+def test_broken_sums_are_noticed(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setattr(compiled_sums, name, BROKEN_SUMS[name])
     assert not all(scalars_agree(seed, monkeypatch) for seed in range(20))
 
 
@@ -245,6 +297,53 @@ def test_an_epsilon_is_all_that_is_lost(monkeypatch: pytest.MonkeyPatch) -> None
             assert matches(close.points, expected, epsilon), (seed, epsilon)
             thinner += len(close.points) < len(expected)
     assert thinner > 5
+
+
+IN_WALK, IN_WHOLE = bounds.Bounds.in_walk, bounds.Bounds.in_whole
+
+
+def from_the_end_too_near(own: bounds.Bounds, border: int, after: int, end: int) -> Any:
+    """What is still to come of walks from the end taken for a tenth more than it is."""
+    within, losing = IN_WALK(own, border, after, end)
+    return (replace(within, outside=(1.1 if end else 1.0) * within.outside), losing)
+
+
+def test_walks_from_the_end_that_see_too_little_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bounds.Bounds, "in_walk", from_the_end_too_near)
+    assert not agrees(range(150))
+
+
+def with_slack(own: bounds.Bounds, border: int) -> Any:
+    """A hundred times what may be lost where walks meet."""
+    within, slack = IN_WHOLE(own, border)
+    return within, None if slack is None else 100.0 * slack
+
+
+def test_a_meeting_that_loses_too_much_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bounds.Bounds, "in_whole", with_slack)
+    chains = [long_chain(seed) for seed in LONG]
+    assert not all(
+        matches(tracked([chain], epsilon=0.05).points, by_labels(chain, walk.merged)[0], 0.05)
+        for chain in chains
+    )
+
+
+def test_where_nothing_can_be_kept_functions_are_compiled_all_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    compiling = numba.njit
+
+    def without_a_folder(*, cache: bool = False, **options: Any) -> Any:
+        if cache:
+            raise RuntimeError("no locator available")
+        return compiling(**options)
+
+    monkeypatch.setattr(numba, "njit", without_a_folder)
+
+    def twice(number: float) -> float:
+        return 2.0 * number
+
+    assert compiled.machine_code(twice)(3.0) == 6.0
 
 
 @pytest.mark.parametrize("limit", ["MOST_PAIRS", "MOST_LABELS"])

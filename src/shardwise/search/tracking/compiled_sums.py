@@ -102,43 +102,58 @@ def _packed_strides(shape: Indices, strides: Indices) -> Indices:
 
 
 @machine_code
-def _pack(values: Values, start: int, shape: Indices, strides: Indices, packed: Values, at: int) -> None:
-    """Copy the cells of a table from `start` of `values` to `at` of `packed`, in the order of the axes."""
+def _places(shape: Indices, strides: Indices) -> Indices:
+    """Where the cells of a table are, in the order of the axes."""
     index = np.zeros(len(shape), np.intp)
-    own = shape.copy()
     cells = 1
     for axis in range(len(shape)):
-        if strides[axis] == 0:
-            own[axis] = 1
-        cells *= own[axis]
-    for cell in range(at, at + cells):
-        packed[cell] = values[start]
-        for axis in range(len(own) - 1, -1, -1):
+        if strides[axis] > 0:
+            cells *= shape[axis]
+    found = np.empty(cells, np.intp)
+    place = 0
+    for cell in range(cells):
+        found[cell] = place
+        for axis in range(len(shape) - 1, -1, -1):
+            if strides[axis] == 0:
+                continue
             index[axis] += 1
-            start += strides[axis]
-            if index[axis] < own[axis]:
+            place += strides[axis]
+            if index[axis] < shape[axis]:
                 break
-            start -= strides[axis] * own[axis]
+            place -= strides[axis] * shape[axis]
             index[axis] = 0
+    return found
 
 
 @machine_code
-def _unpack(packed: Values, shape: Indices, strides: Indices, values: Values, start: int) -> None:
-    """Copy them back."""
-    index = np.zeros(len(shape), np.intp)
-    own = shape.copy()
-    for axis in range(len(shape)):
-        if strides[axis] == 0:
-            own[axis] = 1
-    for cell in range(len(packed)):
-        values[start] = packed[cell]
-        for axis in range(len(own) - 1, -1, -1):
-            index[axis] += 1
-            start += strides[axis]
-            if index[axis] < own[axis]:
-                break
-            start -= strides[axis] * own[axis]
-            index[axis] = 0
+def _shape(sizes: Indices, axes: Indices) -> Indices:
+    """How many choices there are along axes; one where nothing is chosen."""
+    found = np.ones(len(axes), np.intp)
+    for axis in range(len(axes)):
+        if axes[axis] >= 0:
+            found[axis] = sizes[axes[axis]]
+    return found
+
+
+@machine_code
+def _packing(
+    program: Program, sizes: Indices, tables: Indices, axes: Indices, shape: Indices
+) -> tuple[Indices, Indices, Indices]:
+    """How tables are packed one after the other: how far apart the cells of each are along the axes then,
+    where each starts, and where its cells come from in the table."""
+    strides = np.zeros((len(tables), len(axes)), np.intp)
+    starts = np.zeros(len(tables) + 1, np.intp)
+    cells = table_sizes(program, sizes)
+    for row in range(len(tables)):
+        starts[row + 1] = starts[row] + cells[tables[row]]
+    where = np.empty(starts[-1], np.intp)
+    for row in range(len(tables)):
+        own = _strides(program, sizes, tables[row], axes)
+        strides[row] = _packed_strides(shape, own)
+        found = _places(shape, own)
+        for cell in range(len(found)):
+            where[starts[row] + cell] = found[cell]
+    return strides, starts, where
 
 
 @machine_code
@@ -222,25 +237,18 @@ def least_sums(program: Program, sizes: Indices, first: Indices, offsets: Indice
         if first[made] != made:
             continue
         axes = _axes(program, step)
-        shape = np.ones(len(axes), np.intp)
-        for axis in range(len(axes)):
-            if axes[axis] >= 0:
-                shape[axis] = sizes[axes[axis]]
+        shape = _shape(sizes, axes)
         inputs = program.inputs[program.of_step[step] : program.of_step[step + 1]]
-        own = np.zeros((len(inputs), len(axes)), np.intp)
-        strides = np.zeros((len(inputs), len(axes)), np.intp)
-        starts = np.zeros(len(inputs) + 1, np.intp)
-        for place in range(len(inputs)):
-            own[place] = _strides(program, sizes, inputs[place], axes)
-            strides[place] = _packed_strides(shape, own[place])
-            starts[place + 1] = starts[place] + cells[inputs[place]]
+        strides, starts, where = _packing(program, sizes, inputs, axes, shape)
         packed = np.empty(starts[-1])
         out_strides = _strides(program, sizes, made, axes)
         for j in range(len(sums)):
-            for place in range(len(inputs)):
-                _pack(sums[j], offsets[inputs[place]], shape, own[place], packed, starts[place])
+            for row in range(len(inputs)):
+                for cell in range(starts[row], starts[row + 1]):
+                    packed[cell] = sums[j, offsets[inputs[row]] + where[cell]]
             out = sums[j, offsets[made] : offsets[made] + cells[made]]
-            out[:] = np.inf
+            for cell in range(len(out)):
+                out[cell] = np.inf
             _add_up(shape, packed, starts[:-1], strides, -1, out, out_strides)
 
 
@@ -250,33 +258,27 @@ def sums_outside(
 ) -> None:
     """Fill in the least of all that is not in a table: cell c of table t is column places[t] + c of
     `outside`, of which that of the last table is given."""
-    cells = table_sizes(program, sizes)
     for step in range(len(program.taken) - 1, -1, -1):
-        made = program.factors + step
         axes = _axes(program, step)
-        shape = np.ones(len(axes), np.intp)
-        for axis in range(len(axes)):
-            if axes[axis] >= 0:
-                shape[axis] = sizes[axes[axis]]
-        inputs = program.inputs[program.of_step[step] : program.of_step[step + 1]]
-        count = len(inputs)
-        own = np.zeros((count + 1, len(axes)), np.intp)
-        strides = np.zeros((count + 1, len(axes)), np.intp)
-        starts = np.zeros(count + 2, np.intp)
-        for place in range(count + 1):
-            table = inputs[place] if place < count else made
-            own[place] = _strides(program, sizes, table, axes)
-            strides[place] = _packed_strides(shape, own[place])
-            starts[place + 1] = starts[place] + cells[table]
+        shape = _shape(sizes, axes)
+        count = program.of_step[step + 1] - program.of_step[step]
+        tables = np.empty(count + 1, np.intp)  # the inputs, and what is made of them
+        for row in range(count):
+            tables[row] = program.inputs[program.of_step[step] + row]
+        tables[count] = program.factors + step
+        strides, starts, where = _packing(program, sizes, tables, axes, shape)
         packed = np.empty(starts[-1])
         for j in range(len(sums)):
-            for place in range(count):
-                _pack(sums[j], offsets[inputs[place]], shape, own[place], packed, starts[place])
-            _pack(outside[j], places[made], shape, own[count], packed, starts[count])
-            for place in range(count):
-                out = np.full(cells[inputs[place]], np.inf)
-                _add_up(shape, packed, starts[:-1], strides, place, out, strides[place])
-                _unpack(out, shape, own[place], outside[j], places[inputs[place]])
+            for row in range(count):
+                for cell in range(starts[row], starts[row + 1]):
+                    packed[cell] = sums[j, offsets[tables[row]] + where[cell]]
+            for cell in range(starts[count], starts[count + 1]):
+                packed[cell] = outside[j, places[tables[count]] + where[cell]]
+            for row in range(count):
+                out = np.full(starts[row + 1] - starts[row], np.inf)
+                _add_up(shape, packed, starts[:-1], strides, row, out, strides[row])
+                for cell in range(len(out)):
+                    outside[j, places[tables[row]] + where[starts[row] + cell]] = out[cell]
 
 
 @machine_code
@@ -295,11 +297,9 @@ def potential_sums(
     for step in range(len(program.taken) - 1, -1, -1):
         made = program.factors + step
         axes = _axes(program, step)
-        shape = np.ones(len(axes), np.intp)
+        shape = _shape(sizes, axes)
         total = 1
         for axis in range(len(axes)):
-            if axes[axis] >= 0:
-                shape[axis] = sizes[axes[axis]]
             total *= shape[axis]
         inputs = program.inputs[program.of_step[step] : program.of_step[step + 1]].copy()
         for place in range(1, len(inputs)):  # that made of most first, of equal ones the first

@@ -61,26 +61,32 @@ def draw_ends(state: State) -> tuple[float, float]:
 def draw_first(state: State) -> set[float]:
     """The first lines between neighbours, and their slopes."""
     tried: set[float] = set()
-    _draw_rounds(state, FIRST_ROUNDS, tried)
+    for _ in range(FIRST_ROUNDS):
+        if not _draw_round(state, tried):
+            break
     return tried
 
 
 def draw_between(state: State, tried: set[float]) -> None:
     """Lines between neighbours that are still open, but for slopes that were tried, until none of them tells
-    anything new; without the choices that lead nowhere, which are fewer after each round."""
-    _draw_rounds(state, ROUNDS, tried, is_narrowed=True)
-
-
-def _draw_rounds(state: State, rounds: int, tried: set[float], is_narrowed: bool = False) -> None:
-    for _ in range(rounds):
-        if is_narrowed and not state.is_exhausted and len(state.open_corners()):
-            state.narrow()
-        fresh = [slope for slope in dict.fromkeys(_between(state)) if slope not in tried]
-        if not fresh or state.is_exhausted:
+    anything new; without the choices that lead nowhere, which are more after each round."""
+    for _ in range(ROUNDS):
+        if state.is_exhausted or not len(state.open_corners()):
             break
-        slopes = _spread(fresh, SLOPES_AT_ONCE)
-        tried |= set(slopes)
-        _draw(state, slopes)
+        state.narrow()
+        if not _draw_round(state, tried):
+            break
+
+
+def _draw_round(state: State, tried: set[float]) -> bool:
+    """Draw some of the lines whose slopes were not tried yet; whether there were any."""
+    fresh = [slope for slope in dict.fromkeys(_between(state)) if slope not in tried]
+    if not fresh or state.is_exhausted:
+        return False
+    slopes = _spread(fresh, SLOPES_AT_ONCE)
+    tried |= set(slopes)
+    _draw(state, slopes)
+    return True
 
 
 def _ask(state: State, weights: Values, shares: Values, peaks: Values) -> Weighed:

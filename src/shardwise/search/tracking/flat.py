@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
 from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +22,7 @@ Indices = npt.NDArray[np.intp]
 Values = npt.NDArray[np.float64]
 
 
+@lru_cache(maxsize=256)
 def program_of(order: Order) -> Program:
     """The steps of an order as the loops take them."""
     from shardwise.search.tracking.compiled_sums import Program
@@ -36,10 +38,19 @@ def program_of(order: Order) -> Program:
     )
 
 
-@lru_cache(maxsize=64)
+_COSTS: WeakKeyDictionary[Part, Values] = WeakKeyDictionary()
+"""What `costs_of` told, as long as its part is in use."""
+
+
 def costs_of(part: Part) -> Values:
     """The costs of all factors one after the other, (6, cells): nothing in the columns where they are
     infinite, which the last row is."""
+    if part not in _COSTS:
+        _COSTS[part] = _costs(part)
+    return _COSTS[part]
+
+
+def _costs(part: Part) -> Values:
     every = np.concatenate([factor.costs.reshape((-1, len(COLUMNS))) for factor in part.factors])
     is_out = ~np.isfinite(every).all(axis=1)
     every[is_out] = 0.0
@@ -91,8 +102,8 @@ class Flat:
         like."""
         from shardwise.search.tracking.compiled_sums import least_sums, table_sizes, weighted_costs
 
-        sizes = np.array(part.sizes, dtype=np.intp)
-        cells = table_sizes(order.program, sizes)
+        sizes, program = np.array(part.sizes, dtype=np.intp), program_of(order)
+        cells = table_sizes(program, sizes)
         firsts = np.array([first[table] for table in range(len(cells))], dtype=np.intp)
         count = len(part.factors)
         is_made = firsts[count:] == np.arange(count, len(cells))
@@ -102,7 +113,7 @@ class Flat:
         own = slice(0, 0) if peaked is None else slice(int(given[peaked]), int(given[peaked + 1]))
         weighted_costs(costs_of(part), np.ascontiguousarray(weights), own.start, own.stop, sums)
         offsets = offsets[firsts]
-        least_sums(order.program, sizes, firsts, offsets, sums)
+        least_sums(program, sizes, firsts, offsets, sums)
         places = np.cumsum([0, *cells], dtype=np.intp)
         return Flat(part, order, sizes, offsets, sums, places, np.empty((len(weights), 0)))
 
@@ -118,7 +129,7 @@ class Flat:
         self.outside = np.empty((len(self.sums), int(self.places[-1])))
         found = Views(self.order, self.part.sizes, self.places, self.outside)
         found[self.order.last][:] = outside
-        sums_outside(self.order.program, self.sizes, self.offsets, self.sums, self.places, self.outside)
+        sums_outside(program_of(self.order), self.sizes, self.offsets, self.sums, self.places, self.outside)
         return found
 
     def potentials(self, outside: Values) -> Views:
@@ -128,7 +139,9 @@ class Flat:
 
         found = Views(self.order, self.part.sizes, self.places, np.empty((1, int(self.places[-1]))))
         found[self.order.last][:] = outside
-        potential_sums(self.order.program, self.sizes, self.offsets, self.sums, self.places, found.columns)
+        potential_sums(
+            program_of(self.order), self.sizes, self.offsets, self.sums, self.places, found.columns
+        )
         return found
 
     def through(self) -> list[Values]:
@@ -136,7 +149,7 @@ class Flat:
         from shardwise.search.tracking.compiled_sums import sums_through
 
         start, found = sums_through(
-            self.order.program, self.sizes, self.offsets, self.sums, self.places, self.outside
+            program_of(self.order), self.sizes, self.offsets, self.sums, self.places, self.outside
         )
         return [found[:, start[variable] : start[variable + 1]].T for variable in range(len(self.sizes))]
 
@@ -147,5 +160,5 @@ class Flat:
         chosen = np.zeros((len(self.sizes), len(self.sums)), dtype=np.intp)
         for variable, own in ends.items():
             chosen[variable] = own
-        least_choices(self.order.program, self.sizes, self.offsets, self.sums, chosen)
+        least_choices(program_of(self.order), self.sizes, self.offsets, self.sums, chosen)
         return dict(enumerate(chosen))

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import dataclass, field
-from functools import lru_cache
 from functools import reduce as folded
 from math import prod
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import numpy.typing as npt
@@ -203,10 +203,22 @@ def _joint_axes(step: Step) -> tuple[int, ...]:
     return step.variables if step.variable is None else (*step.variables, step.variable)
 
 
-@lru_cache(maxsize=64)
-def _alike(part: Part, order: Order, peaked: int | None) -> tuple[dict[int, tuple[int, ...]], dict[int, int]]:
+_Likes = tuple[dict[int, tuple[int, ...]], dict[int, int]]
+
+_LIKES: WeakKeyDictionary[Part, dict[tuple[Order, int | None], _Likes]] = WeakKeyDictionary()
+"""What `_alike` told, as long as its part is in use."""
+
+
+def _alike(part: Part, order: Order, peaked: int | None) -> _Likes:
     """The variables of each table, in the order of its axes, and the first table that is made like it; the
     same for all weights of a part."""
+    known = _LIKES.setdefault(part, {})
+    if (order, peaked) not in known:
+        known[order, peaked] = _found_alike(part, order, peaked)
+    return known[order, peaked]
+
+
+def _found_alike(part: Part, order: Order, peaked: int | None) -> _Likes:
     axes: dict[int, tuple[int, ...]] = {}
     made: dict[int, int] = {}
     like: dict[Hashable, int] = {}

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 from math import prod
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from shardwise.frontier import Part
 from shardwise.search.tracking import machine
-
-if TYPE_CHECKING:
-    from shardwise.search.tracking.compiled_sums import Program
 
 Rule = Literal["edge", "leaf", "node", "branch"]
 """`edge`: tables on the same variables become one. The others take a variable out: `leaf` one that meets no
@@ -46,13 +42,6 @@ class Order:
         """The variables of a table, in the order of its axes."""
         given = len(self.factors)
         return self.factors[table] if table < given else self.steps[table - given].variables
-
-    @cached_property
-    def program(self) -> Program:
-        """The steps as machine code takes them."""
-        from shardwise.search.tracking.flat import program_of
-
-        return program_of(self)
 
 
 def order_of(part: Part) -> Order:
