@@ -18,7 +18,7 @@ if TYPE_CHECKING:  # numba takes half a second to be read
 Indices = npt.NDArray[np.intp]
 Values = npt.NDArray[np.float64]
 
-PAYS_FROM = 256
+PAYS_FROM = 1024
 """Pairs of labels, at most, of a join from which on machine code is worth its start."""
 
 
