@@ -91,6 +91,11 @@ class Cluster:
         )
 
     @property
+    def vendors(self) -> Mapping[str, str]:
+        """Who makes the devices of each class."""
+        return {name: device.vendor for name, device in self.classes.items()}
+
+    @property
     def is_uniform(self) -> bool:
         """Whether all nodes are alike: one class, one speed, one number of devices."""
         return len({(node.device_class, node.devices, node.speed) for node, _ in node_runs(self.nodes)}) == 1

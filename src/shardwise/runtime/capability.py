@@ -16,9 +16,14 @@ def check_runnable(plan: Plan) -> None:
     for refusal in TARGET.refusals(plan.best.strategy):
         raise _refusal(f"best.strategy.{refusal.key}", refusal.found, refusal.allowed)
     _check_known(plan, TARGET.dtypes)
+    strategy = plan.best.strategy
+    is_ring = strategy.cp > 1 and strategy.cp_kind == "ring"
+    if is_ring and plan.job.dtype == "fp32" and not TARGET.knows_devices(plan.cluster.classes):
+        # The kernels that give the sums of a part of the keys take no wider dtype there.
+        raise _refusal("job.dtype", "fp32 with a ring of context ranks", "bf16, or cp_kind all_to_all")
     windows = {getattr(shape.attention, "window", None) for shape in decoder_of(plan.model).layers}
-    if plan.best.strategy.cp > 1 and any(window and window < plan.job.seq_len for window in windows):
-        raise _refusal("best.strategy.cp", str(plan.best.strategy.cp), "1 where attention has windows")
+    if strategy.cp > 1 and any(window and window < plan.job.seq_len for window in windows):
+        raise _refusal("best.strategy.cp", str(strategy.cp), "1 where attention has windows")
     if (
         len(plan.best.layout.pipelines) > 1
         or len({s.device_class for p in plan.best.layout.pipelines for s in p.stages}) > 1
@@ -78,8 +83,8 @@ def _check_known(plan: Plan | UnevenFile, dtypes: tuple[str, ...]) -> None:
     ):
         if found not in known:
             raise _refusal(key, found, ", ".join(known))
-    if not set(plan.cluster.classes) <= set(TARGET.devices):
-        raise _refusal("cluster", ", ".join(plan.cluster.classes), ", ".join(TARGET.devices))
+    if not TARGET.runs_on(plan.cluster.vendors):
+        raise _refusal("cluster", ", ".join(plan.cluster.classes), TARGET.known_devices)
 
 
 def _refusal(key: str, found: str, allowed: str) -> ConfigError:

@@ -11,13 +11,15 @@ from typing import Any
 import torch
 from torch import Tensor, distributed
 from torch.distributed import checkpoint
+from torch.distributed.tensor import DTensor
 
 from shardwise.errors import ConfigError
 from shardwise.plan import Plan, UnevenFile, document_hash, plan_document, uneven_plan_document
+from shardwise.runtime.gradients import local
 from shardwise.runtime.job import Job
 from shardwise.runtime.manifest import Manifest, commit, files_in, folder_of, model_hash, newest, prune
 from shardwise.runtime.modules import reference_module
-from shardwise.runtime.private import Boxes, LoadsBoxes, SavesBoxes
+from shardwise.runtime.private import Boxes, LoadsBoxes, SavesBoxes, chunk_of
 from shardwise.runtime.state import make_states, named, state_of, whole_name
 from shardwise.runtime.uneven import UnevenJob
 from shardwise.runtime.uneven_state import copied_of, fill, wanted_of
@@ -78,10 +80,18 @@ class Saving:
 
 
 def copied(job: Job | UnevenJob) -> dict[str, Tensor | Boxes]:
-    """What this rank saves of `job`, as no step changes it. Call it on every rank."""
+    """What this rank saves of `job`, on the host, as no step changes it. Call it on every rank."""
     if isinstance(job, UnevenJob):
         return copied_of(job)
-    return {name: tensor.detach().clone() for name, tensor in state_of(job).items()}
+    return {name: _copied(tensor.detach()) for name, tensor in state_of(job).items()}
+
+
+def _copied(tensor: Tensor) -> Tensor | Boxes:
+    own = local(tensor).to("cpu", copy=True)
+    if not isinstance(tensor, DTensor):
+        return own
+    start, _ = chunk_of(tensor)
+    return Boxes(tensor.shape, {tuple(start): own} if own.numel() else {})
 
 
 def _not_written(folder: str, error: BaseException) -> ConfigError:

@@ -17,8 +17,7 @@ from torch.autograd import Function
 from torch.distributed import ProcessGroup
 from torch.nn import functional
 
-_forward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+from shardwise.runtime.private import attention_part, attention_part_backward
 
 
 class Context(Protocol):
@@ -52,7 +51,7 @@ class Ring:
         size = len(self._ranks)
         after, before = self._ranks[(self._rank + 1) % size], self._ranks[(self._rank - 1) % size]
         sent = [tensor.contiguous() for tensor in tensors]
-        received = [torch.empty(tensor.shape, dtype=tensor.dtype) for tensor in tensors]
+        received = [torch.empty_like(tensor) for tensor in sent]
         sends = [distributed.P2POp(distributed.isend, tensor, after, self._group) for tensor in sent]
         receives = [distributed.P2POp(distributed.irecv, tensor, before, self._group) for tensor in received]
         for work in distributed.batch_isend_irecv(sends + receives):
@@ -81,18 +80,14 @@ class _RingAttention(Function):
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, ring: Ring) -> Tensor:
         tokens, groups = q.shape[2], q.shape[1] // k.shape[1]
         out = torch.zeros_like(q, dtype=torch.float32)
-        scale = torch.full(q.shape[:3], -torch.inf, dtype=torch.float32)  # log-sum-exp of the scores so far
+        scale = q.new_full(q.shape[:3], -torch.inf, dtype=torch.float32)  # log-sum-exp of the scores so far
         here = (k, v)
         for turn, owner in enumerate(ring.turns()):
             if turn:
                 here = ring.passed(*here)
             queries, keys, is_causal = ring.part(owner, tokens)
-            part, part_scale = _forward(
-                q[:, :, queries],
-                *(_spread(tensor[:, :, keys], groups) for tensor in here),
-                0.0,
-                is_causal,
-            )
+            keys_here, values_here = (_spread(tensor[:, :, keys], groups) for tensor in here)
+            part, part_scale = attention_part(q[:, :, queries], keys_here, values_here, is_causal=is_causal)
             _merge(out[:, :, queries], scale[:, :, queries], part, part_scale)
         out = out.to(q.dtype)
         ctx.save_for_backward(q, k, v, out, scale)
@@ -110,14 +105,15 @@ class _RingAttention(Function):
             if turn:
                 here = ring.passed(*here)
             queries, keys, is_causal = ring.part(owner, tokens)
-            parts = _backward(
+            keys_here, values_here = (_spread(tensor[:, :, keys], groups) for tensor in here[:2])
+            parts = attention_part_backward(
                 grads[0][:, :, queries].contiguous(),
                 q[:, :, queries],
-                *(_spread(tensor[:, :, keys], groups) for tensor in here[:2]),
+                keys_here,
+                values_here,
                 out[:, :, queries],
                 scale[:, :, queries],
-                0.0,
-                is_causal,
+                is_causal=is_causal,
             )
             dq[:, :, queries] += parts[0]
             for total, part in zip(here[2:], parts[1:], strict=True):

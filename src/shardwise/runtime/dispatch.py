@@ -8,6 +8,7 @@ first, and an all-to-all has as many rows for each rank as its experts were chos
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -101,11 +102,9 @@ class Route:
 def _by_expert(counts: Tensor, longest: int) -> tuple[Tensor, Tensor]:
     """The order that sorts gathered rows by expert (padding left out), and its inverse."""
     parts, senders, experts = counts.shape
-    of_expert = torch.arange(experts).repeat(parts * senders)
-    starts = torch.arange(parts) * longest
-    places = torch.cat(
-        [start + torch.arange(int(part.sum())) for start, part in zip(starts, counts, strict=True)]
-    )
+    numbers = partial(torch.arange, device=counts.device)
+    of_expert = numbers(experts).repeat(parts * senders)
+    places = torch.cat([part * longest + numbers(int(of_part.sum())) for part, of_part in enumerate(counts)])
     order = torch.argsort(of_expert.repeat_interleave(counts.flatten()), stable=True)
     return places[order], torch.argsort(order)
 

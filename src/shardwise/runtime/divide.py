@@ -35,9 +35,10 @@ def stages_of(module: Stage, plan: Plan, place: Place, mesh: DeviceMesh) -> Stag
     stages = _parts(module, plan, place)
     for _, stage in stages:
         _prepare_layers(stage, plan, context)
-        stage.positions = torch.arange(plan.job.seq_len)
+        positions = torch.arange(plan.job.seq_len)
         if context is not None:
-            stage.positions = context.positions(plan.job.seq_len)
+            positions = context.positions(plan.job.seq_len)
+        stage.positions = positions.to(mesh.device_type)
         stage.kept = stage.positions
         if strategy.tp > 1:
             split_tensors(stage, mesh["tp"], sequence_parallel=strategy.sequence_parallel)

@@ -105,5 +105,5 @@ class MixtureOfExperts(nn.Module):
             made = self.experts(route.to_experts(rows), route.to_experts(shares), route.here)
             made = route.from_experts(made)
         back = torch.empty_like(order)
-        back[order] = torch.arange(len(order))
+        back[order] = torch.arange(len(order), device=order.device)
         return made[back].view(*experts.shape, -1).sum(dim=1)

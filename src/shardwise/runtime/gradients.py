@@ -36,9 +36,10 @@ def copies(parameter: Tensor, ranks: int) -> int:
     return ranks // shards
 
 
-def square_sum(parameters: Iterable[nn.Parameter], ranks: int) -> Tensor:
-    """This rank's share of the sum of the squares of all gradients: over all ranks, shares add up to it."""
-    total = torch.zeros(())
+def square_sum(parameters: Iterable[nn.Parameter], ranks: int, *, device: str) -> Tensor:
+    """This rank's share of the sum of the squares of all gradients, which lie on `device`: over all ranks,
+    shares add up to it."""
+    total = torch.zeros((), device=device)
     for parameter in parameters:
         if parameter.grad is not None:
             total += local(parameter.grad).float().square().sum() / copies(parameter, ranks)

@@ -79,8 +79,8 @@ class Job:
             self._tie.add_up()
         strategy = self.plan.best.strategy
         ranks = strategy.tp * strategy.cp * strategy.dp
-        squares = square_sum(self._counted(), ranks)
-        return clip(loss.cpu() / strategy.tp, squares, self.parameters, self.max_norm)
+        squares = square_sum(self._counted(), ranks, device=self.mesh.device_type)
+        return clip(loss / strategy.tp, squares, self.parameters, self.max_norm)
 
     def update(self) -> None:
         """The part of `step` behind `backward`: the optimizer takes the gradients, and they are gone."""
@@ -112,12 +112,12 @@ class Job:
         return own[..., places].contiguous(), own[..., places + 1].contiguous()
 
 
-def divided_job(module: Stage, plan: Plan, *, lr: float, max_norm: float) -> Job:
+def divided_job(module: Stage, plan: Plan, *, device_type: str, lr: float, max_norm: float) -> Job:
     """`module`, a whole reference module, divided as `plan` says over the running processes, of which there
-    are as many as it has devices."""
+    are as many as it has devices; each computes on its device of this type."""
     strategy = plan.best.strategy
     place = place_of(strategy, distributed.get_rank())
-    mesh = device_mesh(strategy, "cpu")
+    mesh = device_mesh(strategy, device_type)
     stages = stages_of(module, plan, place, mesh)
     return Job(
         plan=plan,

@@ -54,7 +54,8 @@ def move(job: Job, plan: Plan) -> tuple[Job, dict[tuple[int, int], int]]:
     with torch.no_grad():
         _keep(have, need, streams)
         for turn, source in enumerate((have, need)):
-            _exchange([one for one in planned if one.round == turn], source, need, streams)
+            these = [one for one in planned if one.round == turn]
+            _exchange(these, source, need, streams, device=target.mesh.device_type)
     distributed.barrier()
     destroy_groups(groups)
     moved: dict[tuple[int, int], int] = defaultdict(int)
@@ -131,7 +132,12 @@ def _put(parts: Sequence[Part], kind: str, region: Region, values: Tensor) -> No
 
 
 def _exchange(
-    planned: Sequence[Transfer], source: Parts, need: Parts, streams: Mapping[int, Sequence[str]]
+    planned: Sequence[Transfer],
+    source: Parts,
+    need: Parts,
+    streams: Mapping[int, Sequence[str]],
+    *,
+    device: str,
 ) -> None:
     """Carry out the transfers of one round that this rank has a part in: with each other rank piece after
     piece, with all of them at a time."""
@@ -153,16 +159,16 @@ def _exchange(
             if piece is None:
                 del incoming[other]
                 continue
-            buffer = torch.empty(sum(_size(region) for _, _, region in piece))
-            pending.append(distributed.irecv(buffer, other))
+            buffer = torch.empty(sum(_size(region) for _, _, region in piece), device=device)
+            pending.append(distributed.P2POp(distributed.irecv, buffer, other))
             arriving.append((piece, buffer))
         for other, pieces in list(outgoing.items()):
             piece = next(pieces, None)
             if piece is None:
                 del outgoing[other]
                 continue
-            pending.append(distributed.isend(_packed(piece, source), other))
-        for request in pending:
+            pending.append(distributed.P2POp(distributed.isend, _packed(piece, source), other))
+        for request in distributed.batch_isend_irecv(pending) if pending else ():
             request.wait()
         for piece, buffer in arriving:
             _unpack(piece, buffer, need)

@@ -170,8 +170,7 @@ def _shared_of(group: ProcessGroup | None, pieces: list[_Piece], ranks: int, pla
     decaying = sum(piece.elements for piece in pieces if piece.parameter.dim() > 1)
     size = -(-elements // ranks)
     start = place * size
-    whole = torch.zeros(ranks * size)
-    shared = _Shared(group=group, pieces=pieces, share=whole)
+    shared = _Shared(group=group, pieces=pieces, share=torch.empty(0))
     with torch.no_grad():
         values = _packed([piece.view(local(piece.parameter)) for piece in pieces], shared)
     shared.share = values[start : start + size].clone()

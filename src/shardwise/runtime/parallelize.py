@@ -21,6 +21,7 @@ from shardwise.plan import (
 )
 from shardwise.runtime.allocator import keep_freed_memory
 from shardwise.runtime.capability import check_graph_runnable, check_runnable, check_uneven_runnable
+from shardwise.runtime.devices import backends, take_device
 from shardwise.runtime.graphs import GraphJob, laid_job
 from shardwise.runtime.job import Job, checked_stage, divided_job
 from shardwise.runtime.uneven import UnevenJob, uneven_job
@@ -88,12 +89,14 @@ def parallelize(
         check_uneven_runnable(plan)
         whole = checked_stage(module, plan.model)
         _check_processes(plan.cluster.devices)
-        return uneven_job(whole, plan, lr=lr, max_norm=max_norm)
+        device_type = take_device(plan.cluster, distributed.get_rank())
+        return uneven_job(whole, plan, device_type=device_type, lr=lr, max_norm=max_norm)
     check_runnable(plan)
     whole = checked_stage(module, plan.model)
     strategy = plan.best.strategy
     _check_processes(strategy.tp * strategy.cp * strategy.pp * strategy.dp)
-    return divided_job(whole, plan, lr=lr, max_norm=max_norm)
+    device_type = take_device(plan.cluster, distributed.get_rank())
+    return divided_job(whole, plan, device_type=device_type, lr=lr, max_norm=max_norm)
 
 
 def _read(path: str) -> Plan | UnevenFile | GraphPlan:
@@ -117,7 +120,7 @@ def _check_processes(devices: int) -> None:
 def _join_processes() -> None:
     """Make the process group that torchrun's variables describe."""
     try:
-        distributed.init_process_group("gloo")
+        distributed.init_process_group(backends())
     except (distributed.DistNetworkError, distributed.DistStoreError, ValueError) as error:
         host, port = (os.environ.get(name, "?") for name in ("MASTER_ADDR", "MASTER_PORT"))
         why = str(error).strip().splitlines()[0]

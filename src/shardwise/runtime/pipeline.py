@@ -51,7 +51,11 @@ class Pipeline:
             losses=losses if self._has_last else None,
             return_outputs=False,
         )
-        return torch.stack([loss.detach() for loss in losses]).sum() if losses else torch.zeros(())
+        return (
+            torch.stack([loss.detach() for loss in losses]).sum()
+            if losses
+            else torch.zeros((), device=tokens.device)
+        )
 
 
 def synchronised_stages(

@@ -36,6 +36,8 @@ __all__ = [
     "SavesBoxes",
     "SynchronisedStage",
     "all_to_all_rows",
+    "attention_part",
+    "attention_part_backward",
     "chunk_of",
     "destroy_groups",
     "executed_actions",
@@ -58,6 +60,33 @@ def all_to_all_rows(rows: Tensor, sent: list[int], received: list[int], group: P
     """The rows that come from each rank of `group`, `received` of them, for those that go there, `sent`."""
     result = ALL_TO_ALL(rows.contiguous(), received, sent, group.group_name)
     return torch.ops._c10d_functional.wait_tensor(result)
+
+
+def attention_part(q: Tensor, k: Tensor, v: Tensor, *, is_causal: bool) -> tuple[Tensor, Tensor]:
+    """Attention of q on some of its keys, each (batch, heads, tokens, elements), and the log of the sum of
+    the exponentials of its scores (batch, heads, tokens), in fp32: what parts are put together by."""
+    if q.device.type == "cpu":
+        out, scale = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, is_causal)
+    else:
+        out, scale = torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, 0.0, is_causal)[:2]
+    return out, scale
+
+
+def attention_part_backward(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, scale: Tensor, *, is_causal: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of q, k and v, where `out` and `scale` are those of attention on all keys."""
+    if q.device.type == "cpu":
+        dq, dk, dv = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
+            grad, q, k, v, out, scale, 0.0, is_causal
+        )
+    else:
+        seed = torch.zeros(2, dtype=torch.int64, device=q.device)  # of dropout, which there is none of
+        dq, dk, dv = torch.ops.aten._scaled_dot_product_flash_attention_backward(
+            grad, q, k, v, out, scale.contiguous(), None, None, q.shape[2], k.shape[2], 0.0, is_causal,
+            seed, seed,
+        )  # fmt: skip
+    return dq, dk, dv
 
 
 class SynchronisedStage(PipelineStage):

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from shardwise.plan import Plan, UnevenFile
+from shardwise.runtime.devices import check_here
 from shardwise.runtime.manifest import finished
 from shardwise.runtime.team import RankLost, Team, Work
 from shardwise.runtime.train import StepRecord, TrainOptions, resumed_options, train
@@ -26,9 +27,11 @@ def train_here(
 
     A rank that is ended from outside, up to `restarts` times, ends the others, and all start again from the
     newest checkpoint, or from the beginning where there is none yet; `on_restart` gets the loss and the steps
-    that are done there, and after it `report` gets the steps behind them again. Raises RankLost where a rank
-    fails by itself, where nothing is saved, and after the last restart.
+    that are done there, and after it `report` gets the steps behind them again. Raises ConfigError where the
+    plan's devices are not all here, RankLost where a rank fails by itself, where nothing is saved, and after
+    the last restart.
     """
+    check_here(plan.cluster)
     ranks = plan.cluster.devices
     with Team(ranks) as team:
         while True:

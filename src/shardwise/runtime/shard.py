@@ -12,6 +12,7 @@ from torch.distributed.tensor import (
     distribute_tensor,
 )
 
+from shardwise.runtime.devices import place
 from shardwise.runtime.dtypes import COMPUTE
 from shardwise.runtime.experts import Experts, MixtureOfExperts
 from shardwise.runtime.mesh import expert_degree, expert_ranks
@@ -54,10 +55,13 @@ def shard_states(
     data = _data_mesh(mesh)
     if expert_mesh is None and not is_narrow and strategy.optim_shard == 1:
         # `fully_shard` would hold a second copy of the weights, and move gradients into it and out again.
+        place(stage, mesh.device_type)
         if is_dense:
             stage.replicas = Replicas(_blocks_of(stage), mesh["replicate"].get_group())
         return
     is_routed = bool(mixtures(stage)) and (is_dense or expert_ranks(strategy) > 1)
+    if not is_dense:
+        place(stage, mesh.device_type)
     if is_routed and expert_mesh is not None:
         _shard_experts(stage, _data_mesh(expert_mesh), strategy, policy)
     if is_dense:
@@ -94,7 +98,9 @@ def _shard_dense(stage: Stage, data: DeviceMesh, strategy: Strategy, policy: Mix
     if not (stage.embedding is not None and stage.head is not None and stage.model.tied_embeddings):
         blocks += [end for end in (stage.embedding, stage.head) if end is not None]
     for block in blocks:
+        place(block, data.device_type)  # one at a time: before it is divided it is there whole
         fully_shard(block, mesh=data, mp_policy=policy, reshard_after_forward=reshard)
+    place(stage, data.device_type)
     fully_shard(stage, mesh=data, mp_policy=policy, reshard_after_forward=False)
 
 
@@ -107,6 +113,7 @@ def _shard_experts(stage: Stage, data: DeviceMesh, strategy: Strategy, policy: M
         return Shard(next((dim for dim in range(3) if local.shape[dim] % optim == 0), 0))
 
     for mixture in mixtures(stage):
+        place(mixture.experts, data.device_type)
         fully_shard(
             mixture.experts, mesh=data, mp_policy=policy, reshard_after_forward=_reshard(param, optim),
             shard_placement_fn=even,

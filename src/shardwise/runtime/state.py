@@ -28,7 +28,10 @@ def make_states(job: Job) -> None:
     for _, _, parameter in named(job):
         states = job.optimizer.state[parameter]
         for name in STATES[job.plan.job.optimizer]:
-            states[name] = torch.zeros(()) if name == "step" else torch.zeros_like(parameter)
+            if name == "step":  # where the fused optimizer has it
+                states[name] = torch.zeros((), device=parameter.device)
+            else:
+                states[name] = torch.zeros_like(parameter)
 
 
 def state_of(job: Job) -> dict[str, Tensor]:

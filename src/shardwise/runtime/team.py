@@ -19,6 +19,7 @@ import torch
 from torch import distributed
 
 from shardwise.errors import ConfigError
+from shardwise.runtime.devices import backends
 from shardwise.runtime.private import forget_meshes
 
 HOST = "127.0.0.1"
@@ -209,12 +210,12 @@ def _work(
 
 @contextlib.contextmanager
 def process_group(rank: int, ranks: int, port: int, *, name: str) -> Iterator[None]:
-    """The default process group (gloo) of `ranks` ranks that meet at the store behind `port`."""
+    """The default process group of `ranks` ranks that meet at the store behind `port`."""
     if not distributed.is_gloo_available():
-        raise ConfigError("has no gloo, which CPU clusters need", key="torch", found=torch.__version__)
+        raise ConfigError("has no gloo, by which ranks talk", key="torch", found=torch.__version__)
     store = distributed.TCPStore(HOST, port, is_master=False)
     distributed.init_process_group(
-        "gloo", store=distributed.PrefixStore(name, store), rank=rank, world_size=ranks
+        backends(), store=distributed.PrefixStore(name, store), rank=rank, world_size=ranks
     )
     try:
         distributed.barrier()  # a rank that is done and gone would fail those that are still on their way
@@ -227,11 +228,11 @@ def process_group(rank: int, ranks: int, port: int, *, name: str) -> Iterator[No
 @contextlib.contextmanager
 def losses_of_peers() -> Iterator[None]:
     """RankLost where a collective of this process fails because a peer is gone: of gloo's errors nothing but
-    the text tells that."""
+    the text tells that, and NCCL's are of a kind of their own."""
     try:
         yield
     except RuntimeError as error:
-        if "gloo" not in str(error):
+        if not (isinstance(error, distributed.DistBackendError) or "gloo" in str(error)):
             raise
         raise RankLost(None, "is gone", details=traceback.format_exc()) from None
 

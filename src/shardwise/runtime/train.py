@@ -13,13 +13,14 @@ from shardwise.plan import Plan, UnevenFile
 from shardwise.runtime.adapt import Adaptation, Advisor, Change
 from shardwise.runtime.checkpoint import Saving, load, resumable
 from shardwise.runtime.data import Samples, Synthetic, TokenFile
+from shardwise.runtime.devices import is_on_host
 from shardwise.runtime.initial import initialise
 from shardwise.runtime.job import Job
 from shardwise.runtime.manifest import clear_unfinished, finished
 from shardwise.runtime.modules import reference_module
 from shardwise.runtime.parallelize import parallelize
 from shardwise.runtime.trace import StepTrace, traced
-from shardwise.runtime.waiting import Stopwatch
+from shardwise.runtime.waiting import Stopwatch, thread_busy_s, untold
 from shardwise.runtime.weights import load_weights
 from shardwise.sim import Span
 from shardwise.strategy import Strategy
@@ -91,8 +92,8 @@ def train(
     `report` gets a record of every step, the same on every rank but for the clock. Returns what the last step
     did on this rank, where it `is_traced` (which makes it slower); else nothing.
     """
-    if isinstance(plan, UnevenFile) and options.advisor is not None:
-        raise ConfigError("is not there under an uneven plan", key="--adaptive", allowed="train without it")
+    check_options(plan, is_adaptive=options.advisor is not None, is_traced=options.is_traced)
+    busy = thread_busy_s if is_on_host(plan.cluster) else untold
     samples = samples_of(plan, options)
     module = reference_module(plan.model)
     if options.weights is not None and options.resumed is None:
@@ -112,7 +113,7 @@ def train(
         adaptation = Adaptation(options.advisor, plan, options.steps)
     for step in range(options.start, options.steps):
         batch = samples.batch(step)
-        stopwatch = Stopwatch.begun()
+        stopwatch = Stopwatch.begun(busy=busy)
         is_last = step + 1 == options.steps
         with traced(rank) if is_last and options.is_traced else nullcontext(trace) as trace:
             result = job.step(batch)
@@ -140,6 +141,20 @@ def train(
     if saving is not None:
         saving.wait()
     return trace.spans
+
+
+def check_options(plan: Plan | UnevenFile, *, is_adaptive: bool, is_traced: bool) -> None:
+    """ConfigError where what is asked for is not there under such a plan, or on its devices."""
+    if is_adaptive and isinstance(plan, UnevenFile):
+        raise ConfigError("is not there under an uneven plan", key="--adaptive", allowed="train without it")
+    if is_on_host(plan.cluster):
+        return
+    for key, is_asked in (("--adaptive", is_adaptive), ("--trace", is_traced)):
+        if is_asked:
+            raise ConfigError(
+                "is not there on accelerators", key=key, found=", ".join(plan.cluster.classes),
+                allowed="train without it",
+            )  # fmt: skip
 
 
 def check_unused(folder: str) -> None:

@@ -52,8 +52,10 @@ class UnevenJob:
         optimizer: torch.optim.Optimizer | None,
         max_norm: float,
         names: Mapping[nn.Parameter, str],
+        device_type: str,
     ) -> None:
         self.plan = plan
+        self.device_type = device_type
         self.seat = seat
         self.stage = stage
         self.owned = owned
@@ -82,16 +84,19 @@ class UnevenJob:
     def backward(self, batch: Tensor) -> StepResult:
         """The part of `step` before the optimizer: loss, and clipped gradients in `owned.parameters`."""
         check_batch(batch, self.plan.job)
-        loss = torch.zeros(())
+        loss = torch.zeros((), device=self.device_type)
         if self.seat is not None and self._engine is not None:
-            own = own_samples(self.plan, self.seat, batch)
+            own = own_samples(self.plan, self.seat, batch).to(self.device_type)
             loss = self._engine.run(own[..., :-1].contiguous(), own[..., 1:].contiguous())
             stages = self.plan.best.layout.pipelines[self.seat.pipeline].stages
             loss = loss / stages[self.seat.stage].tp  # all tensor ranks have it
         settle(self.parameters)
         self.owned.reduce()
         shares = [own for own, _ in self.owned.parameters]
-        squares = sum((own.grad.square().sum() for own in shares if own.grad is not None), torch.zeros(()))
+        squares = torch.zeros((), device=self.device_type)
+        for own in shares:
+            if own.grad is not None:
+                squares += own.grad.square().sum()
         return clip(loss, squares, shares, self.max_norm)
 
     def update(self) -> None:
@@ -103,14 +108,14 @@ class UnevenJob:
         self.owned.spread()
 
 
-def uneven_job(module: Stage, plan: UnevenFile, *, lr: float, max_norm: float) -> UnevenJob:
+def uneven_job(module: Stage, plan: UnevenFile, *, device_type: str, lr: float, max_norm: float) -> UnevenJob:
     """`module`, a whole reference module, divided as `plan` says over the running processes, of which there
-    are as many as its cluster has devices."""
+    are as many as its cluster has devices; each computes on its device of this type."""
     names = [name for name, _ in module.named_parameters()]
     seat = this_seat(plan)
-    meshes = tensor_meshes(plan, "cpu")
+    meshes = tensor_meshes(plan, device_type)
     mesh = None if seat is None else meshes.get((seat.pipeline, seat.stage))
-    stage = None if seat is None else stage_of(module, plan, seat, mesh)
+    stage = None if seat is None else stage_of(module, plan, seat, mesh, device_type)
     engine = None if seat is None or stage is None else engine_of(stage, plan, seat, mesh)
     named = [] if stage is None else [(_whole_name(name, names), p) for name, p in stage.named_parameters()]
     owned = Owned(named, names, tensor_mates(plan))
@@ -121,7 +126,7 @@ def uneven_job(module: Stage, plan: UnevenFile, *, lr: float, max_norm: float) -
         optimizer = optimizer_of_parameters(plan.job.optimizer, owned.parameters, lr=lr)
     return UnevenJob(
         plan=plan, seat=seat, stage=stage, engine=engine, owned=owned, optimizer=optimizer, max_norm=max_norm,
-        names={parameter: name for name, parameter in named},
+        names={parameter: name for name, parameter in named}, device_type=device_type,
     )  # fmt: skip
 
 

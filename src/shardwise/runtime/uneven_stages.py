@@ -12,6 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from shardwise.plan import Stage as PlannedStage
 from shardwise.plan import UnevenFile
 from shardwise.runtime.accumulate import Accumulation
+from shardwise.runtime.devices import place
 from shardwise.runtime.dtypes import COMPUTE
 from shardwise.runtime.loss import batch_share_loss
 from shardwise.runtime.modules import Stage
@@ -72,9 +73,9 @@ def tensor_meshes(plan: UnevenFile, device_type: str) -> dict[tuple[int, int], D
     }
 
 
-def stage_of(module: Stage, plan: UnevenFile, seat: Seat, mesh: DeviceMesh | None) -> Stage:
-    """The seat's stage of the whole `module`, divided over the tensor ranks of `mesh` where there are more
-    than one; between layers the sequence is then divided too."""
+def stage_of(module: Stage, plan: UnevenFile, seat: Seat, mesh: DeviceMesh | None, device_type: str) -> Stage:
+    """The seat's stage of the whole `module`, on a device of this type, divided over the tensor ranks of
+    `mesh` where there are more than one; between layers the sequence is then divided too."""
     stages = plan.best.layout.pipelines[seat.pipeline].stages
     start = sum(sum(stage.layers) for stage in stages[: seat.stage])
     stop = start + sum(stages[seat.stage].layers)
@@ -85,11 +86,12 @@ def stage_of(module: Stage, plan: UnevenFile, seat: Seat, mesh: DeviceMesh | Non
         part.head.output.weight = nn.Parameter(part.head.output.weight.detach().clone())
     for layer in part.layers.values():
         layer.recompute = plan.best.recompute[seat.pipeline][seat.stage]
-    part.positions = torch.arange(plan.job.seq_len)
+    part.positions = torch.arange(plan.job.seq_len, device=device_type)
     part.kept = part.positions
     if mesh is not None:
         split_tensors(part, mesh["tp"], sequence_parallel=True)
         part.kept = part.positions.chunk(mesh["tp"].size())[seat.tp]
+    place(part, device_type)
     return part
 
 

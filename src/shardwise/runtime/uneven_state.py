@@ -28,8 +28,8 @@ def copied_of(job: UnevenJob) -> Saved:
         for held, values in zip(job.owned.regions, job.owned.joined(shares), strict=True):
             parameter, region, saves = held
             if saves:
-                boxes.add(kind, parameter, region, values.clone())
-    return boxes.by_name() | {name: step.clone() for name, step in _steps(job).items()}
+                boxes.add(kind, parameter, region, values.to("cpu", copy=True))
+    return boxes.by_name() | {name: step.to("cpu", copy=True) for name, step in _steps(job).items()}
 
 
 def fill(job: UnevenJob, saved: Saved, values: Mapping[str, Sequence[Tensor]]) -> None:
@@ -53,9 +53,14 @@ def wanted_of(job: UnevenJob) -> tuple[Saved, dict[str, list[Tensor]]]:
     states = STATES[job.plan.job.optimizer]
     for kind in (MODEL, *(state for state in states if state != "step")):
         for parameter, region, _ in job.owned.regions:
-            values[kind].append(torch.empty(prod(stop - start for start, stop in region)))
+            elements = prod(stop - start for start, stop in region)
+            values[kind].append(torch.empty(elements, device=job.device_type))
             boxes.add(kind, parameter, region, values[kind][-1])
-    steps = {_key("step", name): torch.zeros(()) for name in job.names.values()} if "step" in states else {}
+    steps = (
+        {_key("step", name): torch.zeros((), device=job.device_type) for name in job.names.values()}
+        if "step" in states
+        else {}
+    )
     return boxes.by_name() | steps, values
 
 

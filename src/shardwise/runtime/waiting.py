@@ -38,6 +38,10 @@ class Stopwatch:
         return spent_s, min(max(spent_s - (busy_s - self.busy_s), 0.0), spent_s)
 
 
+def untold() -> None:
+    """What is known of a thread whose work is on a device beside it."""
+
+
 def thread_busy_s() -> float | None:
     """Seconds that this thread has been on a core, or ready for one."""
     try:

@@ -94,7 +94,9 @@ class Target:
     """What one version of a target can do.
 
     `axes` are fields of which it does some values only, `limits` what it does not do together. `devices`,
-    `dtypes`, `optimizers` and model `families` are all that it knows; `command` carries out a plan. Uneven
+    `dtypes`, `optimizers` and model `families` are all that it knows; on devices of the vendors of
+    `accelerators` it runs too, but is not what a plan for them is made for unless it is asked for. `command`
+    carries out a plan. Uneven
     plans it carries out in `uneven_dtypes`, in none where that is empty; `runs_braids`: also those with
     stages on two pools. `software` are fields of a Profile
     that are so here, whatever software the numbers of a plan are from.
@@ -110,12 +112,24 @@ class Target:
     axes: Axes = field(hash=False)
     limits: tuple[Limit, ...]
     software: Mapping[str, bool] = field(hash=False)
+    accelerators: tuple[str, ...] = ()
     uneven_dtypes: tuple[str, ...] = ()
     runs_braids: bool = False
 
     def knows_devices(self, classes: Iterable[str]) -> bool:
         """Whether it runs on clusters of these classes of devices."""
         return set(classes) <= set(self.devices)
+
+    def runs_on(self, vendors: Mapping[str, str]) -> bool:
+        """Whether it runs on clusters of these classes of devices, by their vendors: of those it knows by
+        name alone, or of those vendors alone."""
+        return self.knows_devices(vendors) or set(vendors.values()) <= set(self.accelerators)
+
+    @property
+    def known_devices(self) -> str:
+        """What `runs_on`, in words."""
+        vendors = f"devices of {' and '.join(self.accelerators)}" if self.accelerators else ""
+        return ", or ".join(filter(None, (", ".join(self.devices), vendors)))
 
     def run_by(self, profile: Profile) -> Profile:
         """`profile` with what the target does in its own way."""
@@ -167,6 +181,7 @@ def target_from_record(record: Mapping[str, Any]) -> Target:
             for limit in record["limits"]
         ),
         software=record["software"],
+        accelerators=tuple(record.get("accelerators", ())),
         uneven_dtypes=tuple(record.get("uneven", {}).get("dtypes", ())),
         runs_braids=record.get("uneven", {}).get("braids", False),
         **{name: tuple(record[name]) for name in known},

@@ -488,9 +488,17 @@ def test_what_train_does_not_run_is_planned_where_it_is_asked_for_and_marked(run
 
 
 def test_a_target_on_devices_that_it_does_not_know_is_refused(run: Run) -> None:
-    ran = run("plan", *TINY, "--cluster", "1x4xA100-40G", "--target", "shardwise")
+    ran = run("plan", *TINY, "--cluster", "1x4xTPU-v4", "--target", "shardwise")
     assert ran.code == 2
     assert ran.err.startswith("shardwise: error: --target: shardwise train does not run on this cluster")
+    assert "allowed: clusters of cpu, or devices of NVIDIA and AMD; or --target any" in ran.err
     assert run("plan", *TINY, "--cluster", "1x4xcpu", "--target", "megatron").code == 2
     on_devices = run("plan", *TINY, "--cluster", "1x4xA100-40G", "--json")
     assert validated(on_devices.out, "plan-answer")["not_run"] is None
+
+
+def test_plans_for_accelerators_are_our_runtime_s_where_that_is_asked_for(run: Run) -> None:
+    asked = ("plan", *TINY, "--cluster", "1x4xA100-40G", "--json")
+    free, own = (validated(run(*asked, *more).out, "plan-answer") for more in ((), ("--target", "shardwise")))
+    assert "offload" not in free["certificate"]["axes"]
+    assert own["certificate"]["axes"]["offload"] == ["none"]

@@ -52,6 +52,18 @@ def test_a_target_does_some_things_in_its_own_way() -> None:
     assert own == replace(MEGATRON_2024, reduces_by_block=True, keeps_gathered_inputs=True)
 
 
+def test_a_target_runs_on_devices_that_it_knows_or_on_those_of_its_vendors() -> None:
+    target = target_from_record({**RECORD, "accelerators": ["NVIDIA", "AMD"]})
+    assert target.runs_on({"cpu": "host"})
+    assert target.runs_on({"T4": "NVIDIA", "MI300X": "AMD"})
+    assert not target.runs_on({"cpu": "host", "T4": "NVIDIA"})
+    assert not target.runs_on({"TPU-v4": "Google"})
+    assert not target.knows_devices(["T4"])
+    assert target.known_devices == "cpu, or devices of NVIDIA and AMD"
+    assert target_from_record(RECORD).known_devices == "cpu"
+    assert not target_from_record(RECORD).runs_on({"T4": "NVIDIA"})
+
+
 def test_refusals_name_the_field_what_was_found_and_what_is_run() -> None:
     target = target_from_record(RECORD)
     assert [str(r) for r in target.refusals(strategy())] == []

@@ -56,6 +56,10 @@ def planned(
             "--save", save, inputs=(options.model, options.cluster, *([chosen.file] if chosen.file else []))
         )
     request = load_request(options)
+    target = wanted_target(wanted.target, request)
+    if target is not None:
+        job = replace(request.job, profile=target.run_by(request.job.profile))
+        request = replace(request, job=job)
     uses_parts = wanted.allow_idle or wanted.objective in ("devices", "cost")
     if not uses_parts:
         require_candidates(chosen, fixed, request)
@@ -77,7 +81,6 @@ def planned(
         braid=wanted.braid,
     )
     by_pools = wanted.objective == "time" and not wanted.allow_idle and search.is_mixed(request.cluster)
-    target = wanted_target(wanted.target, request)
     _check_shared_rows(wanted, target, by_pools=by_pools)
     with progress() as show:
         if by_pools:

@@ -18,10 +18,10 @@ def wanted_target(name: str | None, request: Request) -> Target | None:
     if name == ANY or (name is None and not target_of(OWN).knows_devices(request.cluster.classes)):
         return None
     target = target_of(name or OWN)
-    if not target.knows_devices(request.cluster.classes):
+    if not target.runs_on(request.cluster.vendors):
         raise ConfigError(
             f"{target.command} does not run on this cluster", key="--target", found=target.name,
-            allowed=f"clusters of {', '.join(target.devices)}, or --target any",
+            allowed=f"clusters of {target.known_devices}; or --target any",
         )  # fmt: skip
     return target
 

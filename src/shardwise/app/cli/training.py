@@ -139,6 +139,7 @@ def trained(
         RankLost,
         TrainOptions,
         check_named,
+        check_options,
         check_unused,
         resumed_options,
         samples_of,
@@ -155,7 +156,8 @@ def trained(
         is_traced=trace is not None,
         weights=weights,
     )
-    _check_runs(plan, adaptive=adaptive)
+    _check_runs(plan)
+    check_options(plan, is_adaptive=adaptive, is_traced=trace is not None)
     if adaptive and isinstance(plan, Plan):
         options = replace(options, advisor=advisor_for(plan))
     if weights is not None or export is not None:
@@ -179,15 +181,13 @@ def trained(
     return _ended(run, options, export)
 
 
-def _check_runs(plan: Plan | UnevenFile, *, adaptive: bool) -> None:
-    """ConfigError where the runtime does not run `plan`, or not so."""
+def _check_runs(plan: Plan | UnevenFile) -> None:
+    """ConfigError where the runtime does not run `plan`."""
     from shardwise.runtime import check_runnable, check_uneven_runnable
 
     if isinstance(plan, Plan):
         check_runnable(plan)
         return
-    if adaptive:
-        raise ConfigError("is not there under an uneven plan", key="--adaptive", allowed="train without it")
     check_uneven_runnable(plan)
 
 

@@ -1,0 +1,97 @@
+"""The device that a rank computes on, and the libraries that carry messages between ranks.
+
+Plans for `cpu` devices run on the host, all others on the accelerator that PyTorch is built for (CUDA, which
+is also what ROCm goes by). What ranks tell each other about their work lies on the host and goes over gloo
+in both cases.
+"""
+
+from __future__ import annotations
+
+import os
+
+import torch
+from torch import distributed, nn
+from torch.distributed.tensor import DTensor
+
+from shardwise.cluster import Cluster
+from shardwise.errors import ConfigError
+from shardwise.runtime.capability import TARGET
+
+LOCAL_RANK = "LOCAL_RANK"
+"""Set by launchers: which of the processes of its host this one is."""
+
+
+def is_on_host(cluster: Cluster) -> bool:
+    """Whether plans for `cluster` compute on the host itself."""
+    return TARGET.knows_devices(cluster.classes)
+
+
+def backends() -> str:
+    """What a process group is made with here: gloo, and beside it what the accelerator's vendor has."""
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    if accelerator is None:
+        return "gloo"
+    own = distributed.Backend.default_device_backend_map.get(accelerator.type, "gloo")
+    return "gloo" if own == "gloo" else f"cpu:gloo,{accelerator.type}:{own}"
+
+
+def check_here(cluster: Cluster) -> None:
+    """ConfigError where this machine has not all devices of `cluster`, so that a launcher must start it."""
+    if is_on_host(cluster):
+        return
+    count = torch.accelerator.device_count()
+    if count < cluster.devices:
+        raise ConfigError(
+            "has more accelerators than PyTorch finds here", key="cluster",
+            found=f"{cluster.devices} x {', '.join(cluster.classes)}",
+            allowed=f"{count}; on hosts that have them: shardwise launch PLAN --with torchrun",
+        )  # fmt: skip
+
+
+def take_device(cluster: Cluster, rank: int) -> str:
+    """The type of the device on which `rank` computes; of several accelerators of its host this process has
+    its own from now on: that of its place among the host's processes.
+
+    ConfigError where there is none, or no library for messages between such devices.
+    """
+    if is_on_host(cluster):
+        return "cpu"
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    place = int(os.environ.get(LOCAL_RANK, rank))
+    if accelerator is None or place >= torch.accelerator.device_count():
+        count = torch.accelerator.device_count()
+        raise ConfigError(
+            "needs an accelerator for each of its processes", key="cluster",
+            found=f"process {place} of this host, {', '.join(cluster.classes)}",
+            allowed=f"{count} that PyTorch {torch.__version__} finds here",
+        )  # fmt: skip
+    _check_group(accelerator.type)
+    torch.accelerator.set_device_index(place)
+    # NCCL sets a group up at its first message, for which all of its ranks must be there: in a pipeline that
+    # leaves some of them idle they would not be.
+    distributed.all_reduce(torch.zeros(1, device=accelerator.type))
+    return str(accelerator.type)
+
+
+def place(module: nn.Module, device_type: str) -> None:
+    """Have the parameters of `module` lie on the device of this type, where they do not yet; what is one
+    parameter under several names stays one. Those that are divided over a mesh are on its devices."""
+    moved: dict[nn.Parameter, nn.Parameter] = {}
+    for owner in module.modules():
+        for name, parameter in owner.named_parameters(recurse=False, remove_duplicate=False):
+            if isinstance(parameter, DTensor) or parameter.device.type == device_type:
+                continue
+            if parameter not in moved:
+                moved[parameter] = nn.Parameter(parameter.detach().to(device_type))
+            setattr(owner, name, moved[parameter])
+
+
+def _check_group(device_type: str) -> None:
+    """ConfigError where messages do not go between hosts and between devices of this type."""
+    config = distributed.get_backend_config()
+    served = {pair.partition(":")[0] for pair in config.split(",")}
+    if not {"cpu", device_type} <= served:
+        raise ConfigError(
+            "does not serve both hosts and accelerators", key="process group", found=config,
+            allowed=f"init_process_group({backends()!r})",
+        )  # fmt: skip

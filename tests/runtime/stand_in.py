@@ -1,0 +1,223 @@
+"""A stand-in accelerator, on which nothing is computed: PyTorch's place for devices that it does not know,
+taken once and for good, so in a process of its own (`python -m tests.runtime.stand_in`).
+
+Tensors are fake, as in `tracked`, and PyTorch refuses operators whose tensors lie on several devices: a step
+that ends has everything where it belongs. Prints what steps under `PLANS` did, as JSON.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from types import FunctionType
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch import Tensor, distributed
+from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
+from torch.distributed.device_mesh import DeviceMesh
+from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.utils.backend_registration import (
+    _DummyBackendModule,
+    _setup_privateuseone_for_python_backend,
+)
+
+from shardwise import search
+from shardwise.cluster import load_cluster
+from shardwise.model import model_from_config
+from shardwise.plan import Plan
+from shardwise.runtime import Job as Running
+from shardwise.runtime import checkpoint, divide, gradients, job, parallelize, reference_module, shard
+from shardwise.runtime.collectives import recorded
+from shardwise.runtime.devices import LOCAL_RANK
+from shardwise.runtime.gradients import local
+from shardwise.runtime.private import Boxes
+from shardwise.strategy import MEGATRON_2024, Job, complete, parse_fields, target_of
+
+NAME = "standin"
+
+DENSE = {
+    "model_type": "llama", "hidden_size": 256, "intermediate_size": 704, "num_hidden_layers": 2,
+    "num_attention_heads": 8, "num_key_value_heads": 4, "vocab_size": 4096,
+    "max_position_embeddings": 512,
+}  # fmt: skip
+
+PLANS = {
+    "replicas": ("dp=4", "fp32"),
+    "shards": ("dp=4,zero_stage=3", "fp32"),
+    "narrow": ("dp=4,zero_stage=1", "bf16"),
+    "tensors": ("tp=4,micro_batch_size=4", "fp32"),
+    "sequence": ("tp=2,dp=2,sequence_parallel=true,micro_batch_size=2", "bf16"),
+    "stages": ("pp=2,tp=2,micro_batch_size=2", "bf16"),
+    "sharded stages": ("pp=2,dp=2,zero_stage=1", "fp32"),
+    "ring": ("cp=4,cp_kind=ring,micro_batch_size=4", "bf16"),
+    "heads": ("cp=4,cp_kind=all_to_all,micro_batch_size=4", "fp32"),
+}
+"""Strategy and dtype, each on four devices."""
+
+
+class Idle:
+    """A stream or an event of the stand-in: there is nothing to wait for."""
+
+    def __init__(self, *_: Any, **__: Any) -> None: ...
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        return lambda *_, **__: Idle()
+
+
+class Accelerator(_DummyBackendModule):
+    """What `fully_shard` asks a device's module for."""
+
+    Stream = Event = Idle
+
+    def current_stream(self, *_: Any) -> Idle:
+        return Idle()
+
+    def set_device(self, _: int) -> None: ...
+
+    def get_rng_state(self, *_: Any) -> Tensor:
+        return torch.zeros(1, dtype=torch.uint8)
+
+    def set_rng_state(self, *_: Any, **__: Any) -> None: ...
+
+    @contextlib.contextmanager
+    def stream(self, _: Idle) -> Iterator[None]:
+        yield
+
+
+class Fake(FakeTensorMode):
+    """Makes no tensor on the device before it is fake."""
+
+    avoid_device_init = True
+
+
+def plan_of(text: str, dtype: str, device: str) -> Plan:
+    """The plan for four devices of a class."""
+    model = model_from_config(DENSE, name="dense")
+    strategy = complete(parse_fields(text), devices=4, layers=model.layers, experts=None, global_batch_size=8)
+    profile = target_of("shardwise").run_by(MEGATRON_2024)
+    asked = Job(seq_len=64, global_batch_size=4, dtype=dtype, optimizer="adamw", profile=profile)
+    return search.plan_of_strategy(model, load_cluster(f"1x4x{device}"), asked, strategy)
+
+
+def _on_real_tensors(function: Callable[..., Any]) -> Callable[..., Any]:
+    def called(*arguments: Any, **named: Any) -> Any:
+        with unset_fake_temporarily():
+            return function(*arguments, **named)
+
+    return called
+
+
+@contextlib.contextmanager
+def fakes() -> Iterator[None]:
+    """Tensors are fake, but for the numbers of ranks that meshes and groups are made of."""
+    on_real = [
+        (job, "device_mesh"), (job, "place_of"), (divide, "expert_mesh"), (divide, "rank_grid"),
+        (checkpoint, "chunk_of"), (divide, "_context_of"), (divide, "tie_of"),
+        *((DeviceMesh, name) for name, each in vars(DeviceMesh).items() if isinstance(each, FunctionType)),
+    ]  # fmt: skip
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(Fake(allow_non_fake_inputs=True))
+        for owner, name in on_real:
+            stack.enter_context(patch.object(owner, name, _on_real_tensors(getattr(owner, name))))
+        stack.enter_context(patch.object(torch.Tensor, "__float__", lambda _: 1.0))
+        stack.enter_context(patch.object(torch.Tensor, "item", lambda _: 1))
+        stack.enter_context(patch.object(torch.accelerator, "current_stream", lambda *_: Idle()))
+        stack.enter_context(torch.autograd.set_multithreading_enabled(False))
+        stack.enter_context(patch.dict("os.environ", {LOCAL_RANK: "0"}))  # of as many hosts as ranks
+        stack.enter_context(warnings.catch_warnings())
+        warnings.simplefilter("ignore")
+        yield
+
+
+@contextlib.contextmanager
+def ranks(rank: int, count: int) -> Iterator[None]:
+    """The process group of a rank among others that are not there, for tensors here and there."""
+    backend = f"cpu:fake,{NAME}:fake"
+    distributed.init_process_group(backend, rank=rank, world_size=count, store=FakeStore())
+    try:
+        yield
+    finally:
+        distributed.destroy_process_group()
+
+
+def told(plan: Plan, rank: int) -> dict[str, Any]:
+    """Where lies what one rank has after a step, and what it sent in it."""
+    with ranks(rank, plan.cluster.devices), fakes():
+        running = parallelize(reference_module(plan.model), plan)
+        batch = torch.zeros((plan.job.global_batch_size, plan.job.seq_len + 1), dtype=torch.long)
+        with recorded() as sent:
+            running.step(batch)
+        return {
+            "held": sorted({tensor.device.type for tensor in _held(running)}),
+            "saved": sorted({tensor.device.type for tensor in _saved(running)}),
+            "sent": sorted([one.kind, one.nbytes, count] for one, count in sent.counts.items()),
+        }
+
+
+def _held(running: Running) -> Iterator[Tensor]:
+    """Parameters and optimizer states."""
+    for parameter in running.parameters:
+        yield local(parameter)
+        yield from (local(value) for value in running.optimizer.state[parameter].values())
+
+
+def _saved(running: Running) -> Iterator[Tensor]:
+    """What a checkpoint is written from."""
+    for name, value in checkpoint.copied(running).items():
+        if isinstance(value, Boxes):
+            yield from (value.at(item.index) for item in value.__create_write_items__(name, None))
+        else:
+            yield value
+
+
+@contextlib.contextmanager
+def weights_left_on_the_host() -> Iterator[None]:
+    with patch.object(shard, "place", lambda *_: None):
+        yield
+
+
+@contextlib.contextmanager
+def norm_on_the_host() -> Iterator[None]:
+    summed = gradients.square_sum
+    with patch.object(job, "square_sum", lambda own, count, device: summed(own, count, device="cpu")):
+        yield
+
+
+@contextlib.contextmanager
+def checkpoint_left_on_the_device() -> Iterator[None]:
+    with patch.object(checkpoint, "_copied", lambda tensor: local(tensor).clone()):
+        yield
+
+
+BROKEN = (weights_left_on_the_host, norm_on_the_host, checkpoint_left_on_the_device)
+"""Twins of `replicas` on the stand-in that lack one step."""
+
+
+def told_of(twin: Callable[[], contextlib.AbstractContextManager[None]], plan: Plan) -> str:
+    """What is wrong with a broken twin; nothing where nobody notices."""
+    with twin():
+        try:
+            found = told(plan, rank=3)
+        except RuntimeError as error:
+            return str(error).splitlines()[0]
+    return "" if found["saved"] == ["cpu"] else f"saved from {found['saved']}"
+
+
+def main() -> None:
+    _setup_privateuseone_for_python_backend(NAME, Accelerator())
+    done = {
+        name: {device: told(plan_of(text, dtype, device), rank=3) for device in ("cpu", "H100-SXM")}
+        for name, (text, dtype) in PLANS.items()
+    }
+    plan = plan_of(*PLANS["replicas"], "H100-SXM")
+    broken = {twin.__name__: told_of(twin, plan) for twin in BROKEN}
+    json.dump({"done": done, "broken": broken}, sys.stdout)
+
+
+if __name__ == "__main__":
+    main()
