@@ -31,10 +31,11 @@ from shardwise.cluster import load_cluster
 from shardwise.model import model_from_config
 from shardwise.plan import Plan
 from shardwise.runtime import Job as Running
-from shardwise.runtime import checkpoint, divide, gradients, job, parallelize, reference_module, shard
+from shardwise.runtime import checkpoint, divide, gradients, job, reference_module, shard
 from shardwise.runtime.collectives import recorded
 from shardwise.runtime.devices import LOCAL_RANK
 from shardwise.runtime.gradients import local
+from shardwise.runtime.parallelize import divided
 from shardwise.runtime.private import Boxes
 from shardwise.strategy import MEGATRON_2024, Job, complete, parse_fields, target_of
 
@@ -148,7 +149,9 @@ def ranks(rank: int, count: int) -> Iterator[None]:
 def told(plan: Plan, rank: int) -> dict[str, Any]:
     """Where lies what one rank has after a step, and what it sent in it."""
     with ranks(rank, plan.cluster.devices), fakes():
-        running = parallelize(reference_module(plan.model), plan)
+        with torch.device("meta"):
+            module = reference_module(plan.model)
+        running = divided(module, plan)
         batch = torch.zeros((plan.job.global_batch_size, plan.job.seq_len + 1), dtype=torch.long)
         with recorded() as sent:
             running.step(batch)

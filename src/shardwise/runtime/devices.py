@@ -10,8 +10,7 @@ from __future__ import annotations
 import os
 
 import torch
-from torch import distributed, nn
-from torch.distributed.tensor import DTensor
+from torch import Tensor, distributed, nn
 
 from shardwise.cluster import Cluster
 from shardwise.errors import ConfigError
@@ -75,15 +74,21 @@ def take_device(cluster: Cluster, rank: int) -> str:
 
 def place(module: nn.Module, device_type: str) -> None:
     """Have the parameters of `module` lie on the device of this type, where they do not yet; what is one
-    parameter under several names stays one. Those that are divided over a mesh are on its devices."""
+    parameter under several names stays one. Those of the meta device have no values there yet."""
     moved: dict[nn.Parameter, nn.Parameter] = {}
     for owner in module.modules():
         for name, parameter in owner.named_parameters(recurse=False, remove_duplicate=False):
-            if isinstance(parameter, DTensor) or parameter.device.type == device_type:
+            if parameter.device.type == device_type:
                 continue
             if parameter not in moved:
-                moved[parameter] = nn.Parameter(parameter.detach().to(device_type))
+                moved[parameter] = nn.Parameter(_placed(parameter.detach(), device_type))
             setattr(owner, name, moved[parameter])
+
+
+def _placed(tensor: Tensor, device_type: str) -> Tensor:
+    if tensor.device.type == "meta":
+        return torch.empty_like(tensor, device=device_type)
+    return tensor.to(device_type)
 
 
 def _check_group(device_type: str) -> None:

@@ -23,16 +23,16 @@ def initialise(module: nn.Module, *, seed: int, layers: int) -> None:
     """
     with torch.no_grad():
         for name, parameter in module.named_parameters():
-            parameter.copy_(initial_value(name, parameter, seed=seed, layers=layers))
+            parameter.copy_(initial_value(name, parameter.shape, seed=seed, layers=layers))
 
 
-def initial_value(name: str, like: Tensor, *, seed: int, layers: int) -> Tensor:
-    """The first value of parameter `name`, of the shape and dtype of `like`, on the CPU."""
-    if like.dim() < 2:
-        return torch.full(like.shape, 0.0 if name.endswith("bias") else 1.0, dtype=like.dtype)
+def initial_value(name: str, shape: torch.Size, *, seed: int, layers: int) -> Tensor:
+    """The first value of parameter `name`, of this shape, in fp32 on the host."""
+    if len(shape) < 2:
+        return torch.full(shape, 0.0 if name.endswith("bias") else 1.0)
     generator = generator_of(name, seed)
     std = STD / math.sqrt(2 * layers) if name.endswith(_RESIDUAL) else STD
-    return torch.randn(like.shape, generator=generator).mul_(std).to(like.dtype)
+    return torch.randn(shape, generator=generator).mul_(std)
 
 
 def generator_of(name: str, seed: int) -> torch.Generator:

@@ -16,7 +16,7 @@ from shardwise.runtime.gradients import local
 from shardwise.runtime.holdings import Part, region_of, told
 from shardwise.runtime.job import Job
 from shardwise.runtime.modules import reference_module
-from shardwise.runtime.parallelize import parallelize
+from shardwise.runtime.parallelize import divided
 from shardwise.runtime.private import destroy_groups, forget_meshes, process_groups
 from shardwise.runtime.state import STATES, make_states, named, whole_name
 from shardwise.runtime.transfers import Holding, Region, Transfer, overlap, transfers
@@ -42,9 +42,10 @@ def move(job: Job, plan: Plan) -> tuple[Job, dict[tuple[int, int], int]]:
     groups = process_groups()
     forget_meshes()
     lr = job.optimizer.param_groups[0]["lr"]
-    target = parallelize(reference_module(plan.model), plan, lr=lr, max_norm=job.max_norm)
     with torch.device("meta"):
-        names = [name for name, _ in reference_module(plan.model).named_parameters()]
+        module = reference_module(plan.model)
+    names = [name for name, _ in module.named_parameters()]
+    target = divided(module, plan, lr=lr, max_norm=job.max_norm)
     steps = _steps(job, names)
     _make_states(target, steps)
     have, need = _parts(job, names), _parts(target, names)

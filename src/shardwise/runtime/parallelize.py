@@ -78,13 +78,36 @@ def parallelize(
     on the host free stays with the process from then on. Raises ConfigError where the plan cannot be run
     here.
     """
-    keep_freed_memory()
     if not isinstance(plan, Plan | UnevenFile | GraphPlan):
         plan = _read(os.fspath(plan))
     if isinstance(plan, GraphPlan):
+        keep_freed_memory()
         check_graph_runnable(plan)
         _check_processes(plan.mesh.devices)
         return laid_job(module, plan, inputs, lr=lr, max_norm=max_norm)
+    if any(parameter.device.type == "meta" for parameter in module.parameters()):
+        raise ConfigError(
+            "has no values yet", key="module", found="parameters on the meta device", allowed="others"
+        )
+    return divided(module, plan, lr=lr, max_norm=max_norm)
+
+
+@overload
+def divided(module: nn.Module, plan: Plan, *, lr: float = ..., max_norm: float = ...) -> Job: ...
+
+
+@overload
+def divided(
+    module: nn.Module, plan: Plan | UnevenFile, *, lr: float = ..., max_norm: float = ...
+) -> Job | UnevenJob: ...
+
+
+def divided(
+    module: nn.Module, plan: Plan | UnevenFile, *, lr: float = 1e-3, max_norm: float = 1.0
+) -> Job | UnevenJob:
+    """What `parallelize` does with a reference module. One on the meta device is divided before it has
+    memory, so that no rank holds the whole model: its parameters are still to be filled (`values.fill`)."""
+    keep_freed_memory()
     if isinstance(plan, UnevenFile):
         check_uneven_runnable(plan)
         whole = checked_stage(module, plan.model)

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 
+import torch
 from torch import distributed
 
 from shardwise.errors import ConfigError
@@ -14,14 +16,15 @@ from shardwise.runtime.adapt import Adaptation, Advisor, Change
 from shardwise.runtime.checkpoint import Saving, load, resumable
 from shardwise.runtime.data import Samples, Synthetic, TokenFile
 from shardwise.runtime.devices import is_on_host
-from shardwise.runtime.initial import initialise
+from shardwise.runtime.initial import initial_value
 from shardwise.runtime.job import Job
 from shardwise.runtime.manifest import clear_unfinished, finished
 from shardwise.runtime.modules import reference_module
-from shardwise.runtime.parallelize import parallelize
+from shardwise.runtime.parallelize import divided
 from shardwise.runtime.trace import StepTrace, traced
+from shardwise.runtime.values import fill
 from shardwise.runtime.waiting import Stopwatch, thread_busy_s, untold
-from shardwise.runtime.weights import load_weights
+from shardwise.runtime.weights import weights_in
 from shardwise.sim import Span
 from shardwise.strategy import Strategy
 
@@ -95,15 +98,16 @@ def train(
     check_options(plan, is_adaptive=options.advisor is not None, is_traced=options.is_traced)
     busy = thread_busy_s if is_on_host(plan.cluster) else untold
     samples = samples_of(plan, options)
-    module = reference_module(plan.model)
-    if options.weights is not None and options.resumed is None:
-        load_weights(module, plan.model, options.weights)
-    else:
-        initialise(module, seed=options.seed, layers=plan.model.layers)
-    job = parallelize(module, plan, lr=options.lr)
+    with torch.device("meta"):
+        module = reference_module(plan.model)
+    job = divided(module, plan, lr=options.lr)
     rank = distributed.get_rank()
     if options.resumed is not None:
         load(job, options.resumed)
+    elif options.weights is not None:
+        fill(job, weights_in(options.weights, plan.model))
+    else:
+        fill(job, partial(initial_value, seed=options.seed, layers=plan.model.layers))
     if options.checkpoint is not None and rank == 0:
         clear_unfinished(options.checkpoint)
     trace = StepTrace()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -55,6 +55,15 @@ def save_weights(
 def load_weights(module: nn.Module, model: Model, folder: str) -> None:
     """Fill the whole reference `module` from the safetensors in `folder`. ConfigError, by file and name,
     where a tensor is missing or of another shape."""
+    whole = weights_in(folder, model)
+    with torch.no_grad():
+        for name, parameter in module.named_parameters():
+            parameter.copy_(whole(name, parameter.shape))
+
+
+def weights_in(folder: str, model: Model) -> Callable[[str, torch.Size], Tensor]:
+    """The parameters of `model` in the safetensors in `folder`, each by its name when it is asked for, and
+    with the shape that it should have. ConfigError as in `load_weights`."""
     check_named(model)
     places = _places(folder)
     opened = {file: _opened(file) for file in set(places.values())}
@@ -64,15 +73,16 @@ def load_weights(module: nn.Module, model: Model, folder: str) -> None:
             raise ConfigError("has no such tensor", file=folder, key=name, allowed=f"those of {model.name}")
         return opened[places[name]].get_tensor(name)
 
-    with torch.no_grad():
-        for name, parameter in module.named_parameters():
-            found = ours(model, name, read)
-            if found.shape != parameter.shape:
-                raise ConfigError(
-                    "is of another shape than the model's", file=folder, key=name,
-                    found=str(tuple(found.shape)), allowed=str(tuple(parameter.shape)),
-                )  # fmt: skip
-            parameter.copy_(found)
+    def whole(name: str, shape: torch.Size) -> Tensor:
+        found = ours(model, name, read)
+        if found.shape != shape:
+            raise ConfigError(
+                "is of another shape than the model's", file=folder, key=name,
+                found=str(tuple(found.shape)), allowed=str(tuple(shape)),
+            )  # fmt: skip
+        return found
+
+    return whole
 
 
 def _places(folder: str) -> dict[str, str]:

@@ -1,0 +1,100 @@
+"""A model that is divided before it has memory has, bit by bit, what one has that is divided afterwards; and
+no rank makes what it does not hold."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from math import prod
+from unittest.mock import patch
+
+import pytest
+import torch
+from tests.runtime.plans import make_plan
+from tests.runtime.uneven_plans import make_uneven
+from torch import Tensor
+
+from shardwise.errors import ConfigError
+from shardwise.plan import Plan, UnevenFile
+from shardwise.runtime import Job, Report, Team, initialise, parallelize, reference_module, values
+from shardwise.runtime.gradients import local
+from shardwise.runtime.initial import initial_value
+from shardwise.runtime.parallelize import divided
+from shardwise.runtime.transfers import Region
+from shardwise.runtime.uneven import UnevenJob
+
+pytestmark = pytest.mark.xdist_group("runtime")
+
+SEED = 3
+
+
+def first_corner(value: Tensor, region: Region) -> Tensor:
+    """A twin of `values._part` that forgets where the part begins."""
+    places = tuple(slice(0, stop - start) for start, stop in region[: value.dim()])
+    return value[places]
+
+
+def held(job: Job | UnevenJob) -> list[Tensor]:
+    """All values of a rank: its weights, and what it owns of them."""
+    owned = [own for own, _ in job.owned.parameters] if isinstance(job, UnevenJob) else []
+    return [local(parameter).detach() for parameter in (*job.parameters, *owned)]
+
+
+def filled(
+    report: Report, plan: Plan | UnevenFile, part: Callable[[Tensor, Region], Tensor] | None
+) -> tuple[bool, int]:
+    """Whether a rank has the same both ways, and how many elements it had of the model at most before."""
+    whole = reference_module(plan.model)
+    initialise(whole, seed=SEED, layers=plan.model.layers)
+    expected = held(parallelize(whole, plan))
+    with torch.device("meta"):
+        module = reference_module(plan.model)
+    job = divided(module, plan)
+    with patch.object(values, "_part", part or values._part):
+        values.fill(job, partial(initial_value, seed=SEED, layers=plan.model.layers))
+    found = held(job)
+    is_same = len(found) == len(expected) and all(map(torch.equal, found, expected))
+    return is_same, sum(local(parameter).numel() for parameter in job.parameters)
+
+
+WAYS = [
+    ("dp=2", "gpt", 2),
+    ("dp=2,zero_stage=3", "llama", 2),
+    ("tp=2,dp=2,zero_stage=1,micro_batch_size=4", "gpt", 4),
+    ("pp=2,tp=2,schedule=1f1b", "gpt", 4),
+    ("pp=2,schedule=zb_v,vpp=2,micro_batch_size=1", "gpt", 2),
+    ("dp=4,ep=2,zero_stage=3", "mixtral", 4),
+    ("tp=4,etp=2,micro_batch_size=4", "mixtral", 4),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "model", "ranks"), WAYS)
+def test_a_divided_model_is_filled_as_a_whole_one(team: Team, text: str, model: str, ranks: int) -> None:
+    plan = make_plan(text, model=model)
+    whole = sum(prod(parameter.shape) for parameter in reference_module(plan.model).parameters())
+    for is_same, elements in team.run(ranks, filled, plan, None):
+        assert is_same
+        assert elements < whole or plan.best.strategy.dp == ranks
+
+
+@pytest.mark.parametrize("text", ["5 tp2l4 + 3 l4", "8 tp2l1 l3"])
+def test_an_uneven_model_is_filled_too(team: Team, text: str) -> None:
+    assert all(is_same for is_same, _ in team.run(3, filled, make_uneven(text), None))
+
+
+@pytest.mark.parametrize("plan", [make_plan(WAYS[2][0], model="gpt"), make_uneven("5 tp2l4 + 3 l4")])
+def test_a_twin_that_forgets_where_a_part_begins_is_caught(team: Team, plan: Plan | UnevenFile) -> None:
+    assert not all(is_same for is_same, _ in team.run(plan.cluster.devices, filled, plan, first_corner))
+
+
+def _refused(report: Report, plan: Plan) -> str:
+    with torch.device("meta"):
+        module = reference_module(plan.model)
+    with pytest.raises(ConfigError) as refused:
+        parallelize(module, plan)
+    return str(refused.value)
+
+
+def test_a_module_without_values_is_no_model_to_train(team: Team) -> None:
+    (told,) = set(team.run(2, _refused, make_plan("dp=2", model="gpt")))
+    assert told == "module: has no values yet; found parameters on the meta device; allowed: others"
