@@ -16,6 +16,7 @@ from shardwise.frontier import reduce
 from shardwise.search.tracking import (
     bounds,
     compiled,
+    compiled_labels,
     compiled_sums,
     eliminate,
     grid,
@@ -137,15 +138,57 @@ def test_ends_are_those_of_numpy(monkeypatch: pytest.MonkeyPatch) -> None:
     assert many > 10 and fewer > 10
 
 
-def lost_too_much(seed: int) -> bool:
-    """Whether a pair that is left out costs more than it may less than every pair that stays."""
+def with_alike(found: Labels, columns: int) -> Labels:
+    """The labels with nothing in the first of so many columns, and in others from the third on."""
+    points = found.points.copy()
+    points[:, [0, 2, 1, 3][:columns]] = 0.0
+    return replace(found, points=points)
+
+
+@pytest.mark.parametrize("alike", [0, 1, 2, 3, 4])
+def test_joins_where_some_columns_are_alike_are_those_of_numpy(
+    monkeypatch: pytest.MonkeyPatch, alike: int
+) -> None:
+    """Also of more pairs than are held against the labels that stay at a time."""
+    most = 0
+    for seed in range(40):
+        random = np.random.default_rng(seed)
+        a, b = (
+            with_alike(
+                Labels(
+                    (0, variable), (3, 2), np.sort(random.integers(0, 6, 150)), random.uniform(0, 9, (150, 4))
+                ),
+                alike,
+            )
+            for variable in (1, 2)
+        )
+        weights = random.uniform(0.0, 1.0, (4, 2))
+        reach = float(random.uniform(0.0, 2.0)) * float(weights.sum()) * 4.0
+        other = weights * np.array([[1.0], [1.0], [1.0], [0.0]])  # of two peaks one counts
+        within = Within(weights, other, weights, random.uniform(0.0, 9.0, (2, 2, 2)), reach)
+        found = joined(a, b, without=0, within=within)
+        monkeypatch.setattr(machine, "PAYS_FROM", NEVER)
+        expected = joined(a, b, without=0, within=within)
+        monkeypatch.setattr(machine, "PAYS_FROM", 0)
+        most = max(most, labels.pairs_of(a, b, without=0, within=within))
+        assert found.cells.tolist() == expected.cells.tolist(), seed
+        order = np.lexsort((*expected.points.T[::-1], expected.cells))
+        assert np.allclose(found.points, expected.points[order], rtol=1e-12, atol=0.0), seed
+    assert most > 4 * 1024
+
+
+def lost_too_much(seed: int, alike: int = 0) -> bool:
+    """Whether a pair that is left out costs more than it may less than every pair that stays; so many columns
+    alike."""
     random = np.random.default_rng(seed)
     a, b = (
-        Labels((v,), (3,), np.sort(random.integers(0, 3, 40)), random.uniform(0.0, 20.0, (40, 4)))
+        with_alike(
+            Labels((v,), (3,), np.sort(random.integers(0, 3, 40)), random.uniform(0.0, 20.0, (40, 4))), alike
+        )
         for v in (0, 0)
     )
     own = grid.Grid(
-        np.array([0.5, 0.5, 2.0, 1.0]), np.array([0.2, 0.2, 0.8, 0.4]), np.array([1.0, 0.0, 0.25, 0.0]),
+        np.array([0.5, 0.5, 2.0, 1.0]), np.array([0.2, 0.2, 0.8, 0.4]), np.array([0.5, 0.5, 0.25, 0.1]),
         np.array([0.0]),
     )  # fmt: skip
     kept = joined(a, b, without=0, grid=own)
@@ -157,13 +200,15 @@ def lost_too_much(seed: int) -> bool:
     return not (kept.points[:, None] <= may_cost[None]).all(axis=2).any(axis=0).all()
 
 
-def test_no_pair_loses_more_than_its_excess_allows() -> None:
-    assert not any(lost_too_much(seed) for seed in range(40))
+@pytest.mark.parametrize("alike", [0, 1, 2, 3])
+def test_no_pair_loses_more_than_its_excess_allows(alike: int) -> None:
+    assert not any(lost_too_much(seed, alike) for seed in range(40))
 
 
-def test_a_loss_that_grows_too_fast_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("alike", [0, 1, 2])
+def test_a_loss_that_grows_too_fast_is_noticed(monkeypatch: pytest.MonkeyPatch, alike: int) -> None:
     monkeypatch.setattr(grid.Grid, "growth", 8.0)
-    assert any(lost_too_much(seed) for seed in range(40))
+    assert any(lost_too_much(seed, alike) for seed in range(40))
 
 
 def test_labels_of_one_table_stay_as_by_numpy(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -362,7 +407,7 @@ def test_a_search_that_would_take_too_long_tells_what_it_proved(
     assert stopped > 2
 
 
-PAIRS, ENDS, SIDE = compiled.labels_of_pairs, compiled.ends_of_pairs, compiled.side_of
+PAIRS, ENDS, SIDE = compiled_labels.labels_of_pairs, compiled.ends_of_pairs, compiled.side_of
 
 
 def nearer(a: Any, b: Any, choices: int, reach: Any, *rest: Any) -> Any:
@@ -393,9 +438,9 @@ def unsorted(*arguments: Any) -> Any:
 @pytest.mark.parametrize(
     ("module", "name", "broken"),
     [
-        (compiled, "labels_of_pairs", nearer),
-        (compiled, "labels_of_pairs", without_last),
-        (compiled, "labels_of_pairs", fewer_columns),
+        (compiled_labels, "labels_of_pairs", nearer),
+        (compiled_labels, "labels_of_pairs", without_last),
+        (compiled_labels, "labels_of_pairs", fewer_columns),
         (compiled, "ends_of_pairs", ends_nearer),
         (compiled, "side_of", unsorted),
     ],
@@ -409,8 +454,10 @@ def test_a_broken_loop_is_noticed(
 
 def test_without_numba_numpy_does_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "is_installed", lambda: False)
-    for function in ("labels_of_pairs", "ends_of_pairs", "number_of_pairs"):
-        monkeypatch.setattr(compiled, function, None)
+    for module, function in (
+        (compiled_labels, "labels_of_pairs"), (compiled, "ends_of_pairs"), (compiled, "number_of_pairs"),
+    ):  # fmt: skip
+        monkeypatch.setattr(module, function, None)
     assert agrees(range(20))
 
 

@@ -6,7 +6,6 @@ this file, or where the user's caches are.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar, cast
 
@@ -26,9 +25,6 @@ TOO_MANY = -1
 
 _FEW = 1024
 """Rows that there is room for at first."""
-
-_BLOCK = 64
-"""Labels that are compared at a time."""
 
 
 def machine_code(function: Function) -> Function:
@@ -118,88 +114,6 @@ def side_of(
 
 
 @machine_code
-def labels_of_pairs(
-    a: Side,
-    b: Side,
-    choices: int,
-    reach: Reach,
-    loss: Loss,
-    columns: Indices,
-    most_pairs: int,
-    most_labels: int,
-) -> tuple[int, Rows]:
-    """Pairs of rows that no other pair of their cell stands for: how many (TOO_MANY where pairs or labels are
-    too many), and for each its rows in both and its cell, which ascends. Only `columns` differ.
-
-    A pair stands for another one if it is in no coarser range of the grid, and no further in any column than
-    the other one's step of it; of those that stand for each other the one of least sum stays.
-    """
-    forms, width = reach.weights.shape
-    last, count = width - 1, len(columns)
-    rows = np.empty((3, _FEW), np.intp)  # those of the cells that are done, then those of this one
-    costs = np.empty((count, _FEW))  # of this cell
-    tops = np.empty((count, _FEW))
-    ranks = np.empty((2, _FEW))  # the range, and the weighted sum
-    point, cost, top = np.empty(width), np.empty(count), np.empty(count)
-    done = pairs = 0
-    for cell in range(len(a.base)):
-        outside = reach.outside[cell, 0] if forms else 0.0
-        if forms and not outside < reach.limit:
-            continue
-        size = 0
-        for choice in range(choices):
-            at_a = a.base[cell] + choice * a.stride
-            at_b = b.base[cell] + choice * b.stride
-            first, end = b.start[at_b], b.start[at_b + 1]
-            if first == end:
-                continue
-            for i in range(a.start[at_a], a.start[at_a + 1]):
-                room = reach.limit - outside - a.sums[i]
-                if b.sums[first] > room or pairs > most_pairs:
-                    break
-                for j in range(first, end):
-                    if b.sums[j] > room:
-                        break
-                    pairs += 1
-                    for k in range(width):
-                        point[k] = a.points[i, k] + b.points[j, k]
-                    point[last] = max(a.points[i, last], b.points[j, last], reach.peaks[cell])
-                    rank = _sum_within(point, cell, reach)
-                    if rank == np.inf:
-                        continue
-                    place = _on_grid(point, cell, loss, columns, cost, top)
-                    row = _next_below(costs, ranks, top, place, 0, size)
-                    while row >= 0 and ranks[0, row] == place and rank < ranks[1, row]:
-                        if not _is_below(cost, tops, row):
-                            break
-                        row = _next_below(costs, ranks, top, place, row + 1, size)  # it is the better of both
-                    if row >= 0:
-                        # What stands for many is met sooner the next time.
-                        _move(costs, tops, ranks, rows, done, row, row // 2, True)
-                        continue
-                    row = _next_above(cost, place, tops, ranks, 0, size)
-                    while row >= 0:  # the last takes the place of what falls
-                        size -= 1
-                        _move(costs, tops, ranks, rows, done, size, row, False)
-                        row = _next_above(cost, place, tops, ranks, row, size)
-                    if size == costs.shape[1]:
-                        costs, tops, ranks = _wider(costs), _wider(tops), _wider(ranks)
-                    if done + size == rows.shape[1]:
-                        if done + size > most_labels:
-                            return TOO_MANY, rows
-                        rows = _wider_rows(rows)
-                    for c in range(count):
-                        costs[c, size], tops[c, size] = cost[c], top[c]
-                    ranks[0, size], ranks[1, size] = place, rank
-                    rows[0, done + size], rows[1, done + size], rows[2, done + size] = i, j, cell
-                    size += 1
-        done += size
-        if done > most_labels or pairs > most_pairs:
-            return TOO_MANY, rows
-    return done, rows
-
-
-@machine_code
 def ends_of_pairs(
     a: Side, b: Side, choices: int, reach: Reach, slack: Values, most_pairs: int
 ) -> tuple[int, Rows]:
@@ -254,7 +168,7 @@ def ends_of_pairs(
                     while stop < count and found[1, stop] >= memory:
                         stop += 1
                     if count == rows.shape[1]:
-                        found, rows = _wider(found), _wider_rows(rows)
+                        found, rows = wider(found), wider_rows(rows)
                     shift = start + 1 - stop
                     for at in range(stop, count):
                         row = at if shift < 0 else count - 1 + stop - at
@@ -316,125 +230,7 @@ def _sum_within(point: Values, cell: int, reach: Reach) -> float:
 
 
 @machine_code
-def _on_grid(point: Values, cell: int, loss: Loss, columns: Indices, cost: Values, top: Values) -> float:
-    """The range of a label's grid; its `cost` in the steps of the finest, and the `top` of where it lies on
-    its own: what costs less than that stands for it."""
-    place = 0.0
-    if loss.rate > 0.0:
-        excess = loss.potential[cell]
-        for k in range(len(point)):
-            excess += point[k] * loss.weights[k]
-        if excess > 0.0:
-            place = math.frexp(1.0 + loss.rate * excess)[1] - 1.0
-    coarse = 2.0**place
-    for c in range(len(columns)):
-        step = loss.steps[columns[c]]
-        if step > 0.0:
-            cost[c] = point[columns[c]] / step
-            top[c] = (math.floor(cost[c] / coarse) + 1.0) * coarse
-        else:
-            cost[c] = point[columns[c]]
-            top[c] = np.nextafter(cost[c], np.inf)
-    return place
-
-
-@machine_code
-def _is_below(cost: Values, tops: Values, row: int) -> bool:
-    """Whether a label costs less than the tops of one in every column."""
-    is_below = True
-    for c in range(len(cost)):
-        is_below &= cost[c] < tops[c, row]
-    return is_below
-
-
-@machine_code
-def _next_below(costs: Values, ranks: Values, top: Values, place: float, first: int, size: int) -> int:
-    """The first of `size` labels, from one on, that is in no coarser range than `place` and below `top` in
-    every column; -1 where none is. Blocks are compared without a branch, several labels at a time."""
-    count = len(top)
-    for start in range(first, size, _BLOCK):
-        stop = min(start + _BLOCK, size)
-        hits = 0
-        if count == 2:
-            for row in range(start, stop):
-                is_hit = (ranks[0, row] <= place) & (costs[0, row] < top[0]) & (costs[1, row] < top[1])
-                hits += 1 if is_hit else 0
-        elif count == 3:
-            for row in range(start, stop):
-                is_hit = (ranks[0, row] <= place) & (costs[0, row] < top[0]) & (costs[1, row] < top[1])
-                hits += 1 if is_hit & (costs[2, row] < top[2]) else 0
-        elif count == 4:
-            for row in range(start, stop):
-                is_hit = (ranks[0, row] <= place) & (costs[0, row] < top[0]) & (costs[1, row] < top[1])
-                hits += 1 if is_hit & (costs[2, row] < top[2]) & (costs[3, row] < top[3]) else 0
-        else:
-            hits = 1
-        if hits:
-            for row in range(start, stop):
-                is_hit = ranks[0, row] <= place
-                for c in range(count):
-                    is_hit &= costs[c, row] < top[c]
-                if is_hit:
-                    return row
-    return -1
-
-
-@machine_code
-def _next_above(cost: Values, place: float, tops: Values, ranks: Values, first: int, size: int) -> int:
-    """The first of `size` labels, from one on, that is in no finer range than `place` and whose tops are all
-    above `cost`; -1 where none is."""
-    count = len(cost)
-    for start in range(first, size, _BLOCK):
-        stop = min(start + _BLOCK, size)
-        hits = 0
-        if count == 2:
-            for row in range(start, stop):
-                is_hit = (ranks[0, row] >= place) & (tops[0, row] > cost[0]) & (tops[1, row] > cost[1])
-                hits += 1 if is_hit else 0
-        elif count == 3:
-            for row in range(start, stop):
-                is_hit = (ranks[0, row] >= place) & (tops[0, row] > cost[0]) & (tops[1, row] > cost[1])
-                hits += 1 if is_hit & (tops[2, row] > cost[2]) else 0
-        elif count == 4:
-            for row in range(start, stop):
-                is_hit = (ranks[0, row] >= place) & (tops[0, row] > cost[0]) & (tops[1, row] > cost[1])
-                hits += 1 if is_hit & (tops[2, row] > cost[2]) & (tops[3, row] > cost[3]) else 0
-        else:
-            hits = 1
-        if hits:
-            for row in range(start, stop):
-                is_hit = ranks[0, row] >= place
-                for c in range(count):
-                    is_hit &= tops[c, row] > cost[c]
-                if is_hit:
-                    return row
-    return -1
-
-
-@machine_code
-def _move(
-    costs: Values, tops: Values, ranks: Values, rows: Rows, done: int, one: int, other: int, both: bool
-) -> None:
-    """Put one label of a cell in the place of another, and that one in its place if both."""
-    for k in range(len(costs)):
-        kept = costs[k, other]
-        costs[k, other] = costs[k, one]
-        costs[k, one] = kept if both else costs[k, one]
-        kept = tops[k, other]
-        tops[k, other] = tops[k, one]
-        tops[k, one] = kept if both else tops[k, one]
-    for k in range(2):
-        kept = ranks[k, other]
-        ranks[k, other] = ranks[k, one]
-        ranks[k, one] = kept if both else ranks[k, one]
-    for k in range(2):
-        row = rows[k, done + other]
-        rows[k, done + other] = rows[k, done + one]
-        rows[k, done + one] = row if both else rows[k, done + one]
-
-
-@machine_code
-def _wider(values: Values) -> Values:
+def wider(values: Values) -> Values:
     found = np.empty((values.shape[0], 2 * values.shape[1]))
     for k in range(values.shape[0]):
         for row in range(values.shape[1]):
@@ -443,7 +239,7 @@ def _wider(values: Values) -> Values:
 
 
 @machine_code
-def _wider_rows(values: Rows) -> Rows:
+def wider_rows(values: Rows) -> Rows:
     found = np.empty((values.shape[0], 2 * values.shape[1]), np.intp)
     for k in range(values.shape[0]):
         for row in range(values.shape[1]):

@@ -84,7 +84,7 @@ class Meeting:
         self, grid: Grid | None, most_pairs: int, most_labels: int
     ) -> tuple[Indices, Indices, Indices] | None:
         """Rows of both tables and their cells, of the labels that stay; None if too many."""
-        from shardwise.search.tracking.compiled import labels_of_pairs
+        from shardwise.search.tracking.compiled_labels import labels_of_pairs
 
         loss = _loss(grid, self._cells, self.a.points.shape[1])
         return self._rows(
@@ -108,7 +108,8 @@ class Meeting:
 
 def kept(cells: Indices, points: Values, ranks: Values, grid: Grid) -> Indices:
     """The labels that stay of one table, cell by cell: as `grid.reduced`."""
-    from shardwise.search.tracking.compiled import Reach, Side, labels_of_pairs
+    from shardwise.search.tracking.compiled import Reach, Side
+    from shardwise.search.tracking.compiled_labels import labels_of_pairs
 
     order = np.lexsort((ranks, cells))
     count, width = int(cells.max(initial=-1)) + 1, points.shape[1]

@@ -1,0 +1,469 @@
+"""Which labels of a join stay, as machine code: what `labels` and `grid` do in numpy where numba is not
+installed.
+
+Pairs are gone through cell by cell and row by row, roughly by weighted sum, many at a time: what they cost in
+the columns that differ is worked out, and what is left of them after the limits is held against the labels
+that stay. Where two columns differ, or fewer, these lie on a staircase, where one place tells all; else they
+are compared in blocks.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from shardwise.search.tracking.compiled import (
+    TOO_MANY,
+    Loss,
+    Reach,
+    Rows,
+    Side,
+    machine_code,
+    wider_rows,
+)
+
+Indices = npt.NDArray[np.intp]
+Values = npt.NDArray[np.float64]
+
+_FEW = 1024
+"""Labels that there is room for at first."""
+
+_BLOCK = 64
+"""Labels that are compared at a time."""
+
+_STAIRS = 2
+"""Columns that a staircase orders."""
+
+
+class Differing(NamedTuple):
+    """The columns in which the labels of a join differ, and what the others come to: `ours` (columns, rows of
+    one table), `theirs` (columns, rows of the other), `weights` (forms, columns); `excess` (columns) are the
+    weights of the excess. `is_peak` where the last one is the peak."""
+
+    ours: Values
+    theirs: Values
+    weights: Values
+    excess: Values
+    is_peak: bool
+
+
+class Met(NamedTuple):
+    """Pairs of a cell: `costs` and `tops` (columns, pairs), `places` (the steps of the range of the grid, in
+    those of the finest), weighted `sums`, and `rows` in both tables (2, pairs)."""
+
+    costs: Values
+    tops: Values
+    places: Values
+    sums: Values
+    rows: Rows
+
+
+class Kept(NamedTuple):
+    """Labels of a cell, and room for more: their `costs` and `tops` (columns, labels), the range of the grid
+    and the weighted sum of each (2, labels), and their `rows` in both tables (2, labels). `order` is where
+    those lie that stay; on a staircase `stairs` (2, labels) are what they cost."""
+
+    costs: Values
+    tops: Values
+    ranks: Values
+    rows: Rows
+    stairs: Values
+    order: Indices
+
+
+@machine_code
+def labels_of_pairs(
+    a: Side,
+    b: Side,
+    choices: int,
+    reach: Reach,
+    loss: Loss,
+    columns: Indices,
+    most_pairs: int,
+    most_labels: int,
+) -> tuple[int, Rows]:
+    """Pairs of rows that no other pair of their cell stands for: how many (TOO_MANY where pairs or labels are
+    too many), and for each its rows in both and its cell, which ascends. Only `columns` differ.
+
+    A pair stands for another one if it is in no coarser range of the grid, and no further in any column than
+    the other one's step of it; of those that stand for each other the one of least sum stays.
+    """
+    forms, count = reach.weights.shape[0], len(columns)
+    differing = _differing(a, b, reach, loss, columns)
+    rows = np.empty((3, _FEW), np.intp)
+    kept, met = _room(count, _FEW), _met(count, _FEW)
+    fixed = np.empty(forms + 1)
+    done = pairs = 0
+    for cell in range(len(a.base)):
+        outside = reach.outside[cell, 0] if forms else 0.0
+        if forms and not outside < reach.limit:
+            continue
+        size = used = near = 0  # labels that stay, those that were taken in, pairs that wait
+        is_known = False
+        for choice in range(choices):
+            at_a = a.base[cell] + choice * a.stride
+            at_b = b.base[cell] + choice * b.stride
+            i, stop = a.start[at_a], a.start[at_a + 1]
+            first, end = b.start[at_b], b.start[at_b + 1]
+            if first == end or i == stop:
+                continue
+            if not is_known:
+                _fix(a, b, cell, reach, loss, columns, fixed)
+                is_known = True
+            while i < stop and pairs <= most_pairs:
+                if near + end - first > len(met.sums):
+                    kept, size, used = _taken_in(
+                        kept, size, used, met, near, float(fixed[forms]), differing, loss, columns
+                    )
+                    near = 0
+                    if end - first > len(met.sums):
+                        met = _met(count, 2 * (end - first))
+                    if done + size > most_labels:
+                        return TOO_MANY, rows
+                i, near, some = _meet(
+                    differing, a.sums, b.sums, i, stop, first, end, outside, reach.limit, reach.peaks[cell],
+                    fixed, met, near,
+                )  # fmt: skip
+                pairs += some
+        kept, size, used = _taken_in(
+            kept, size, used, met, near, float(fixed[forms]), differing, loss, columns
+        )
+        while done + size > rows.shape[1]:
+            rows = wider_rows(rows)
+        for row in range(size):
+            own = kept.order[row]
+            rows[0, done + row], rows[1, done + row] = kept.rows[0, own], kept.rows[1, own]
+            rows[2, done + row] = cell
+        done += size
+        if done > most_labels or pairs > most_pairs:
+            return TOO_MANY, rows
+    return done, rows
+
+
+@machine_code
+def _differing(a: Side, b: Side, reach: Reach, loss: Loss, columns: Indices) -> Differing:
+    count, forms = len(columns), reach.weights.shape[0]
+    ours, theirs = np.empty((count, len(a.points))), np.empty((count, len(b.points)))
+    weights, excess = np.empty((forms, count)), np.empty(count)
+    for c in range(count):
+        ours[c] = a.points[:, columns[c]]
+        theirs[c] = b.points[:, columns[c]]
+        excess[c] = loss.weights[columns[c]]
+        for form in range(forms):
+            weights[form, c] = reach.weights[form, columns[c]]
+    return Differing(ours, theirs, weights, excess, count > 0 and columns[-1] == a.points.shape[1] - 1)
+
+
+@machine_code
+def _fix(a: Side, b: Side, cell: int, reach: Reach, loss: Loss, columns: Indices, fixed: Values) -> None:
+    """What the columns that do not differ weigh in a cell, in each form, with all outside of it; and what
+    they make of the excess."""
+    forms, width = reach.weights.shape
+    fixed[:forms] = reach.outside[cell]
+    fixed[forms] = loss.potential[cell]
+    for k in range(width):
+        is_fixed = True
+        for c in range(len(columns)):
+            is_fixed &= columns[c] != k
+        if is_fixed:
+            own = a.points[0, k] + b.points[0, k]
+            if k == width - 1:
+                own = max(a.points[0, k], b.points[0, k], reach.peaks[cell])
+            for form in range(forms):
+                fixed[form] += own * reach.weights[form, k]
+            fixed[forms] += own * loss.weights[k]
+
+
+@machine_code
+def _meet(
+    differing: Differing, sums_a: Values, sums_b: Values, i: int, stop: int, first: int, end: int,
+    outside: float, limit: float, peak: float, fixed: Values, met: Met, near: int,
+) -> tuple[int, int, int]:  # fmt: skip
+    """Add the pairs within reach of rows from i to `stop` and rows from `first` to `end`, after so many that
+    are near, as long as there is room: the row to go on from, how many are near then, and how many were
+    looked at."""
+    forms, count = differing.weights.shape
+    last = count - 1 if differing.is_peak else count
+    pairs = 0
+    while i < stop and near + end - first <= len(met.sums):
+        room = limit - outside - sums_a[i]
+        if sums_b[first] > room:
+            return stop, near, pairs
+        for j in range(first, end):
+            if sums_b[j] > room:
+                break
+            pairs += 1
+            for c in range(last):
+                met.costs[c, near] = differing.ours[c, i] + differing.theirs[c, j]
+            if last < count:
+                met.costs[last, near] = max(differing.ours[last, i], differing.theirs[last, j], peak)
+            total = 0.0
+            for form in range(forms - 1, -1, -1):  # of the first form the sum stays
+                total = fixed[form]
+                for c in range(count):
+                    total += differing.weights[form, c] * met.costs[c, near]
+                if not total < limit:
+                    break
+            if total < limit:
+                met.sums[near], met.rows[0, near], met.rows[1, near] = total, i, j
+                near += 1
+        i += 1
+    return i, near, pairs
+
+
+@machine_code
+def _taken_in(
+    kept: Kept, size: int, used: int, met: Met, near: int, fixed: float, differing: Differing, loss: Loss,
+    columns: Indices,
+) -> tuple[Kept, int, int]:  # fmt: skip
+    """Hold so many pairs that are near against the labels of their cell: these then, how many stay of them,
+    and how many were taken in. `fixed` is what columns that do not differ make of the excess."""
+    if used + near > len(kept.order):
+        kept, used = _with_room(kept, size, size + near), size
+    _on_grid(met, near, fixed, differing.excess, loss, columns)
+    if len(columns) <= _STAIRS:
+        size, used = _onto_stairs(kept, size, used, met, near)
+    else:
+        size = used = _into_blocks(kept, size, met, near)
+    return kept, size, used
+
+
+@machine_code
+def _met(count: int, size: int) -> Met:
+    """Room for so many pairs."""
+    width = max(count, _STAIRS)
+    costs, tops = np.zeros((width, size)), np.ones((width, size))
+    return Met(costs, tops, np.zeros(size), np.zeros(size), np.zeros((2, size), np.intp))
+
+
+@machine_code
+def _on_grid(found: Met, near: int, fixed: float, weights: Values, loss: Loss, columns: Indices) -> None:
+    """Of so many pairs the range of the grid; their costs in the steps of the finest, and the tops of where
+    they lie on their own: what costs less than that stands for them."""
+    places = found.places
+    for each in range(near):
+        places[each] = 1.0
+    if loss.rate > 0.0:
+        for each in range(near):
+            excess = fixed
+            for c in range(len(columns)):
+                excess += weights[c] * found.costs[c, each]
+            room = (1.0 + loss.rate * excess) / 2.0
+            while room >= places[each]:
+                places[each] *= 2.0
+    for c in range(len(columns)):
+        costs, tops, step = found.costs[c], found.tops[c], loss.steps[columns[c]]
+        for each in range(near):
+            if step > 0.0:
+                costs[each] /= step
+                tops[each] = (math.floor(costs[each] / places[each]) + 1.0) * places[each]
+            else:
+                tops[each] = np.nextafter(costs[each], np.inf)
+
+
+@machine_code
+def _room(count: int, size: int) -> Kept:
+    """For so many labels; two columns at least."""
+    width = max(count, _STAIRS)
+    costs, tops = np.zeros((width, size)), np.ones((width, size))
+    ranks, rows = np.empty((2, size)), np.empty((2, size), np.intp)
+    return Kept(costs, tops, ranks, rows, np.empty((2, size)), np.arange(size))
+
+
+@machine_code
+def _with_room(kept: Kept, size: int, wanted: int) -> Kept:
+    """The labels that stay, with room for as many as are wanted, and for more."""
+    found = _room(len(kept.costs), max(2 * wanted, _FEW))
+    for row in range(size):
+        own = kept.order[row]
+        for c in range(len(kept.costs)):
+            found.costs[c, row], found.tops[c, row] = kept.costs[c, own], kept.tops[c, own]
+        for k in range(2):
+            found.ranks[k, row], found.rows[k, row] = kept.ranks[k, own], kept.rows[k, own]
+            found.stairs[k, row] = kept.stairs[k, row]
+    return found
+
+
+@machine_code
+def _onto_stairs(kept: Kept, size: int, used: int, found: Met, near: int) -> tuple[int, int]:
+    """Take in so many pairs where at most two columns differ; how many labels stay then, and how
+    many were taken in. Those that stay ascend in the first column and descend in the second: of two that
+    differ no other way the one that costs no more is in no coarser range."""
+    firsts, seconds, order = kept.stairs[0], kept.stairs[1], kept.order
+    places, ranks = kept.ranks[0], kept.ranks[1]
+    for each in range(near):
+        first, second, place = found.costs[0, each], found.costs[1, each], found.places[each]
+        first_top, second_top, rank = found.tops[0, each], found.tops[1, each], found.sums[each]
+        low, end = 0, size  # the first that is too far in the first column
+        while low < end:
+            middle = (low + end) // 2
+            if firsts[middle] < first_top:
+                low = middle + 1
+            else:
+                end = middle
+        row, is_matched = low - 1, False
+        while row >= 0 and seconds[row] < second_top and not is_matched:
+            own = order[row]
+            if places[own] <= place:
+                is_better = places[own] == place and rank < ranks[own]
+                is_better &= first < kept.tops[0, own] and second < kept.tops[1, own]
+                is_matched = not is_better or (firsts[row] <= first and seconds[row] <= second)
+            row -= 1
+        if is_matched:
+            continue
+        while low > 0 and firsts[low - 1] >= first:
+            low -= 1
+        stop = low
+        while stop < size and seconds[stop] >= second:  # all that it is below
+            stop += 1
+        while low > 0 and _stands_for(kept, first, second, place, order[low - 1]):
+            low -= 1
+        while stop < size and _stands_for(kept, first, second, place, order[stop]):
+            stop += 1
+        shift = low + 1 - stop
+        _shift(firsts, stop, size, shift)
+        _shift(seconds, stop, size, shift)
+        _shift(order, stop, size, shift)
+        size += shift
+        firsts[low], seconds[low], order[low] = first, second, used
+        kept.costs[0, used], kept.costs[1, used] = first, second
+        kept.tops[0, used], kept.tops[1, used] = first_top, second_top
+        places[used], ranks[used] = place, rank
+        kept.rows[0, used], kept.rows[1, used] = found.rows[0, each], found.rows[1, each]
+        used += 1
+    return size, used
+
+
+@machine_code
+def _stands_for(kept: Kept, first: float, second: float, place: float, row: int) -> bool:
+    """Whether a label of two columns stands for one that was taken in."""
+    is_below = first < kept.tops[0, row] and second < kept.tops[1, row]
+    return bool(is_below and kept.ranks[0, row] >= place)
+
+
+@machine_code
+def _shift(values: npt.NDArray[np.generic], first: int, stop: int, by: int) -> None:
+    """Move what lies from `first` to `stop`."""
+    if by == 1:
+        for at in range(stop, first, -1):
+            values[at] = values[at - 1]
+    elif by < 0:
+        for at in range(first, stop):
+            values[at + by] = values[at]
+
+
+@machine_code
+def _into_blocks(kept: Kept, size: int, found: Met, near: int) -> int:
+    """Take in so many pairs where more columns differ; how many labels there are then."""
+    costs, tops, ranks = kept.costs, kept.tops, kept.ranks
+    cost, top = np.empty(len(costs)), np.empty(len(costs))
+    for each in range(near):
+        for c in range(len(costs)):
+            cost[c], top[c] = found.costs[c, each], found.tops[c, each]
+        place, rank = found.places[each], found.sums[each]
+        row = _next_below(costs, ranks, top, place, 0, size)
+        while row >= 0 and ranks[0, row] == place and rank < ranks[1, row]:
+            if not _is_below(cost, tops, row):
+                break
+            row = _next_below(costs, ranks, top, place, row + 1, size)  # it is the better of both
+        if row >= 0:
+            _swap(kept, row, row // 2)  # what stands for many is met sooner the next time
+            continue
+        row = _next_above(cost, place, tops, ranks, 0, size)
+        while row >= 0:  # the last takes the place of what falls
+            size -= 1
+            _swap(kept, row, size)
+            row = _next_above(cost, place, tops, ranks, row, size)
+        for c in range(len(cost)):
+            costs[c, size], tops[c, size] = cost[c], top[c]
+        ranks[0, size], ranks[1, size] = place, rank
+        kept.rows[0, size], kept.rows[1, size] = found.rows[0, each], found.rows[1, each]
+        size += 1
+    return size
+
+
+@machine_code
+def _is_below(cost: Values, tops: Values, row: int) -> bool:
+    """Whether a label costs less than the tops of one in every column."""
+    is_below = True
+    for c in range(len(cost)):
+        is_below &= cost[c] < tops[c, row]
+    return is_below
+
+
+@machine_code
+def _next_below(costs: Values, ranks: Values, top: Values, place: float, first: int, size: int) -> int:
+    """The first of `size` labels, from one on, that is in no coarser range than `place` and below `top` in
+    every column; -1 where none is. Blocks are compared without a branch, several labels at a time."""
+    count = len(top)
+    for start in range(first, size, _BLOCK):
+        stop = min(start + _BLOCK, size)
+        hits = 0
+        if count == 2:
+            for row in range(start, stop):
+                is_hit = (ranks[0, row] <= place) & (costs[0, row] < top[0]) & (costs[1, row] < top[1])
+                hits += 1 if is_hit else 0
+        elif count == 3:
+            for row in range(start, stop):
+                is_hit = (ranks[0, row] <= place) & (costs[0, row] < top[0]) & (costs[1, row] < top[1])
+                hits += 1 if is_hit & (costs[2, row] < top[2]) else 0
+        elif count == 4:
+            for row in range(start, stop):
+                is_hit = (ranks[0, row] <= place) & (costs[0, row] < top[0]) & (costs[1, row] < top[1])
+                hits += 1 if is_hit & (costs[2, row] < top[2]) & (costs[3, row] < top[3]) else 0
+        else:
+            hits = 1
+        if hits:
+            for row in range(start, stop):
+                is_hit = ranks[0, row] <= place
+                for c in range(count):
+                    is_hit &= costs[c, row] < top[c]
+                if is_hit:
+                    return row
+    return -1
+
+
+@machine_code
+def _next_above(cost: Values, place: float, tops: Values, ranks: Values, first: int, size: int) -> int:
+    """The first of `size` labels, from one on, that is in no finer range than `place` and whose tops are all
+    above `cost`; -1 where none is."""
+    count = len(cost)
+    for start in range(first, size, _BLOCK):
+        stop = min(start + _BLOCK, size)
+        hits = 0
+        if count == 2:
+            for row in range(start, stop):
+                is_hit = (ranks[0, row] >= place) & (tops[0, row] > cost[0]) & (tops[1, row] > cost[1])
+                hits += 1 if is_hit else 0
+        elif count == 3:
+            for row in range(start, stop):
+                is_hit = (ranks[0, row] >= place) & (tops[0, row] > cost[0]) & (tops[1, row] > cost[1])
+                hits += 1 if is_hit & (tops[2, row] > cost[2]) else 0
+        elif count == 4:
+            for row in range(start, stop):
+                is_hit = (ranks[0, row] >= place) & (tops[0, row] > cost[0]) & (tops[1, row] > cost[1])
+                hits += 1 if is_hit & (tops[2, row] > cost[2]) & (tops[3, row] > cost[3]) else 0
+        else:
+            hits = 1
+        if hits:
+            for row in range(start, stop):
+                is_hit = ranks[0, row] >= place
+                for c in range(count):
+                    is_hit &= tops[c, row] > cost[c]
+                if is_hit:
+                    return row
+    return -1
+
+
+@machine_code
+def _swap(kept: Kept, one: int, other: int) -> None:
+    """Put two labels of a cell in each other's place."""
+    for c in range(len(kept.costs)):
+        kept.costs[c, one], kept.costs[c, other] = kept.costs[c, other], kept.costs[c, one]
+        kept.tops[c, one], kept.tops[c, other] = kept.tops[c, other], kept.tops[c, one]
+    for k in range(2):
+        kept.ranks[k, one], kept.ranks[k, other] = kept.ranks[k, other], kept.ranks[k, one]
+        kept.rows[k, one], kept.rows[k, other] = kept.rows[k, other], kept.rows[k, one]
