@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -40,6 +40,8 @@ class TierCost:
 
     def pace(self, members: Column) -> Column:
         """Bytes per second that so many members reach over the links between them."""
+        if not self.links:
+            return self.bytes_per_s
         share: Column = np.ones(np.shape(members))
         for least, part in self.links:
             share = np.where(np.greater_equal(members, least), part, share)
@@ -76,13 +78,14 @@ def fabric_of(cluster: Cluster, efficiency: Efficiency) -> Fabric:
 @dataclass(frozen=True, slots=True)
 class _Crossed:
     """Of the tiers that a group crosses: the largest latency, start and transfer time; and one trip around a
-    ring."""
+    ring, of two members too, which send to each other."""
 
     members: Column
     latency_s: Column
     start_s: Column
     transfer_s: Column
     ring_s: Column
+    mutual_s: Column
     in_switch: Column
 
 
@@ -91,27 +94,30 @@ def _crossed(fabric: Fabric, nbytes: Column, group: Sizes) -> _Crossed:
     latency: Column = 0.0
     start: Column = 0.0
     transfer: Column = 0.0
+    mutual: Column = 0.0
     in_switch: Column = True
     for tier, size in zip(fabric, group, strict=True):
         crosses = size > 1
-        is_part = (below > 1) & (below < tier.inside) & tier.has_ways
-        share = np.where(is_part, tier.partial, 1.0)
-        seconds = nbytes / (below * (tier.pace(size) * share))
+        pace = tier.pace(size)
+        if tier.has_ways and tier.partial != 1.0:
+            pace = pace * np.where((below > 1) & (below < tier.inside), tier.partial, 1.0)
+        seconds = np.where(crosses, nbytes / (below * pace), 0.0)
         latency = np.maximum(latency, np.where(crosses, tier.latency_s, 0.0))
         start = np.maximum(start, np.where(crosses, tier.start_s + tier.wait_s, 0.0))
-        transfer = np.maximum(transfer, np.where(crosses, seconds, 0.0))
+        transfer = np.maximum(transfer, seconds)
+        mutual = np.maximum(mutual, seconds / tier.both_ways)
         in_switch = in_switch & (tier.in_switch | ~crosses)
         below = below * size
-    flat = (below - 1) * latency + (below - 1) / below * transfer
-    return _Crossed(below, latency, start, transfer, flat, in_switch)
+    hops_s, share = (below - 1) * latency, (below - 1) / below
+    ring_s = hops_s + share * transfer
+    mutual_s = np.where(below == 2, hops_s + share * mutual, ring_s)
+    return _Crossed(below, latency, start, transfer, ring_s, mutual_s, in_switch)
 
 
 def pass_s(fabric: Fabric, nbytes: Column, group: Sizes) -> Column:
     """Once around a ring: an all-gather of a rank's output of `nbytes`."""
     crossed = _crossed(fabric, nbytes, group)
-    mutual = tuple(replace(tier, bytes_per_s=tier.bytes_per_s * tier.both_ways) for tier in fabric)
-    pair = _crossed(mutual, nbytes, group)
-    return np.where(crossed.members == 2, pair.ring_s, crossed.ring_s) + crossed.start_s
+    return crossed.mutual_s + crossed.start_s
 
 
 def scatter_s(fabric: Fabric, backend: Backend, nbytes: Column, group: Sizes) -> Column:

@@ -20,6 +20,7 @@ from shardwise.check.rows import Column, Family, Rows, distinct, families
 from shardwise.check.schedules import table_of
 from shardwise.check.sharding import (
     Reduced,
+    Shardings,
     gathering_s,
     reduction_s,
     shardings_of,
@@ -66,16 +67,15 @@ class Price:
         return makespan + self.end.total_s + figures.profile.host_step_s
 
 
-def price(figures: Figures, family: Family) -> Price:
-    """The price of every row of a family."""
+def price(figures: Figures, family: Family, blocks: list[dict[str, Column]] | None = None) -> Price:
+    """The price of every row of a family; `blocks` are the amounts of `sharded_blocks_of` on its rows, where
+    they are known."""
     model, rows = figures.model, family.rows
     fabric = fabric_of(figures.cluster, figures.efficiency)
     groups = groups_of(rows, figures.cluster)
-    degrees = (rows.param_shard, rows.grad_shard, rows.optim_shard)
-    shardings = shardings_of(degrees, groups, has_experts=model.experts is not None)
-    blocks = blocks_of(figures, fabric, rows)
-    for block in blocks:
-        block |= traffic_amounts(figures, fabric, shardings, block)
+    shardings = _shardings_of(figures, rows, groups)
+    if blocks is None:
+        blocks = sharded_blocks_of(figures, rows)
     layers = layers_of_stages(len(model.pattern), family)
     kinds = kinds_of_stages(model.pattern, len(model.kinds), layers)
     stages = amounts_of_stages(blocks, kinds, STAGE_NAMES)
@@ -83,10 +83,15 @@ def price(figures: Figures, family: Family) -> Price:
     dense = with_tied_copy(family, stages, "dense", copy)
     expert = [stage["expert"] for stage in stages]
     is_joint = model.tied_embeddings and family.stages == 1  # both ends, one table, one block
-    reduced = [
-        Reduced.of(figures, here, experts, stage["dense_blocks"] - is_joint, stage["expert_blocks"])
-        for here, experts, stage in zip(dense, expert, stages, strict=True)
+    of_stages = [
+        dense,
+        expert,
+        [stage["dense_blocks"] - is_joint for stage in stages],
+        [stage["expert_blocks"] for stage in stages],
     ]
+    reduced = Reduced.of(figures, *(np.array(each) for each in of_stages))
+    reductions_s = reduction_s(figures, fabric, shardings, reduced)
+    gatherings_s = gathering_s(figures, fabric, shardings, reduced)
     sent_s = hops_s(family, rank_hops_s(figures, fabric, groups, rows, family.pp))
     share = figures.profile.pipeline_overlap
     # The last stage sends nothing on, the first nothing back.
@@ -98,8 +103,8 @@ def price(figures: Figures, family: Family) -> Price:
             family,
             stages[number],
             layers[number],
-            reduction_s(figures, fabric, shardings, reduced[number]),
-            gathering_s(figures, fabric, shardings, reduced[number]),
+            reductions_s[number],
+            gatherings_s[number],
             (waits_s[number + 1], waits_s[number]),
         )
         for number in range(family.stages)
@@ -125,6 +130,21 @@ def blocks_of(figures: Figures, fabric: Fabric, rows: Rows) -> list[dict[str, Co
         {name: amount[of] for name, amount in block_amounts(figures, fabric, groups, grids, shape).items()}
         for shape in block_shapes(figures.model)
     ]
+
+
+def sharded_blocks_of(figures: Figures, rows: Rows) -> list[dict[str, Column]]:
+    """The same with what sharding adds to each, which no schedule changes."""
+    fabric = fabric_of(figures.cluster, figures.efficiency)
+    shardings = _shardings_of(figures, rows, groups_of(rows, figures.cluster))
+    return [
+        block | traffic_amounts(figures, fabric, shardings, block)
+        for block in blocks_of(figures, fabric, rows)
+    ]
+
+
+def _shardings_of(figures: Figures, rows: Rows, groups: Groups) -> Shardings:
+    degrees = (rows.param_shard, rows.grad_shard, rows.optim_shard)
+    return shardings_of(degrees, groups, has_experts=figures.model.experts is not None)
 
 
 def rank_hops_s(figures: Figures, fabric: Fabric, groups: Groups, rows: Rows, pp: int) -> list[Column]:
@@ -161,14 +181,24 @@ def evaluate(figures: Figures, rows: Rows) -> Evaluation:
     """The figures that decide between strategies, for legal rows of any schedules."""
     found = Evaluation(*(np.empty(len(rows)) for _ in Evaluation._fields))
     blocks = len(figures.model.kinds) + 2
+    most = max(VALUES_AT_A_TIME // (blocks * len(STAGE_NAMES)), 1)
+    for start in range(0, len(rows), most):
+        of_part = Evaluation(*(column[start : start + most] for column in found))
+        _evaluate(figures, rows.take(slice(start, start + most)), of_part)
+    return found
+
+
+def _evaluate(figures: Figures, rows: Rows, found: Evaluation) -> None:
+    """Puts the figures of all rows into `found`. Blocks are priced for all schedules together."""
+    blocks = sharded_blocks_of(figures, rows)
     for places, family in families(rows, figures.job.global_batch_size):
-        length = max(VALUES_AT_A_TIME // (family.stages * (blocks + 16)), 1)
+        length = max(VALUES_AT_A_TIME // (family.stages * (len(blocks) + 16)), 1)
         for part, some in family.slices(length):
-            priced = price(figures, some)
+            own = [{name: amount[places[part]] for name, amount in block.items()} for block in blocks]
+            priced = price(figures, some, own)
             found.step_time_s[places[part]] = priced.step_time_s(figures)
             found.device_bytes[places[part]] = priced.memory.device_bytes
             found.host_bytes[places[part]] = priced.memory.host_bytes
-    return found
 
 
 def fitting(figures: Figures, found: Evaluation) -> tuple[Column, Column]:
