@@ -15,7 +15,7 @@ from tests.property.software import SOFTWARE, drawn_software
 from shardwise.check.figures import Figures, figures_of
 from shardwise.check.layout import layout_of
 from shardwise.check.parameters import active_parameters, parameters
-from shardwise.check.price import evaluate
+from shardwise.check.price import Evaluation, evaluate
 from shardwise.check.result import judged, mfu, tokens_per_s_per_device
 from shardwise.check.rows import families, rows_of
 from shardwise.check.rules import first_broken
@@ -69,16 +69,22 @@ def test_times_and_bytes_of_many_rows(case: Case, full: bool) -> None:
     assert_same_columns(problem, legal_strategies(problem, ALL_ROWS if full else ROWS, seed=23))
 
 
-def assert_same_columns(problem: Problem, strategies: list[Strategy], figures: Figures | None = None) -> None:
+def assert_same_columns(problem: Problem, strategies: list[Strategy]) -> None:
     """Times and bytes of all rows, by either."""
+    assert_alike(evaluate(figures_for(problem), rows_of(strategies)), planned(problem, strategies))
+
+
+def planned(problem: Problem, strategies: list[Strategy]) -> Evaluation:
+    """Times and bytes of all rows, by the planner."""
     table = StrategyTable.of(strategies)
-    found = evaluate(figures or figures_for(problem), rows_of(strategies))
     price = price_everywhere(problem, table)
-    np.testing.assert_allclose(found.step_time_s, step_times_s(problem, table), rtol=TOLERANCE)
-    np.testing.assert_allclose(
-        found.device_bytes, rank_bytes(problem, table, price).device.max(axis=0), rtol=TOLERANCE
-    )
-    np.testing.assert_allclose(found.host_bytes, host_bytes(table, price), rtol=TOLERANCE)
+    device_bytes = rank_bytes(problem, table, price).device.max(axis=0)
+    return Evaluation(step_times_s(problem, table), device_bytes, host_bytes(table, price))
+
+
+def assert_alike(found: Evaluation, expected: Evaluation) -> None:
+    for ours, theirs in zip(found, expected, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=TOLERANCE)
 
 
 UNDER_SOFTWARE = (
@@ -123,14 +129,28 @@ CHANGES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("change", CHANGES)
-def test_the_comparison_sees_every_part_of_software(change: str) -> None:
-    """One evaluator asked about software that differs in one thing."""
+@pytest.fixture(scope="module")
+def compared() -> tuple[Problem, list[Strategy], Evaluation]:
+    """A problem, some strategies and what the planner says of them."""
     problem = problem_of(UNDER_SOFTWARE[1])
     strategies = legal_strategies(problem, 120, seed=27)
-    other = replace(problem.job, profile=replace(problem.profile, **CHANGES[change]))
+    return problem, strategies, planned(problem, strategies)
+
+
+@pytest.mark.xdist_group("compared")  # by one worker, which asks the planner once
+@pytest.mark.parametrize("change", [None, *CHANGES])
+def test_the_comparison_sees_every_part_of_software(
+    change: str | None, compared: tuple[Problem, list[Strategy], Evaluation]
+) -> None:
+    """One evaluator asked about software that differs in one thing; and in nothing."""
+    problem, strategies, expected = compared
+    other = replace(problem.job, profile=replace(problem.profile, **CHANGES[change] if change else {}))
+    found = evaluate(figures_of(problem.model, problem.cluster, other), rows_of(strategies))
+    if change is None:
+        assert_alike(found, expected)
+        return
     with pytest.raises(AssertionError):
-        assert_same_columns(problem, strategies, figures_of(problem.model, problem.cluster, other))
+        assert_alike(found, expected)
 
 
 @pytest.mark.parametrize("seed", range(24))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import lru_cache
 
 import numpy as np
 import pytest
@@ -41,14 +42,21 @@ ROUNDING = 1e-12
 Floats = NDArray[np.float64]
 
 
-def evaluated(case: Case, count: int) -> tuple[list[tuple[Pipeline, Cells, Evaluation]], int]:
+Part = tuple[Pipeline, Cells, Evaluation]
+
+
+@lru_cache(maxsize=len(CASES))
+def evaluated(case: Case, count: int) -> tuple[Part, ...]:
     """Legal strategies of a case as cells of one point, with what each costs."""
     problem = problem_of(case)
-    strategies = legal_strategies(problem, count, seed=41)
-    return as_cells(problem, strategies), len(strategies)
+    return tuple(as_cells(problem, legal_strategies(problem, count, seed=41)))
 
 
-def as_cells(problem: Problem, strategies: Sequence[Strategy]) -> list[tuple[Pipeline, Cells, Evaluation]]:
+ALONE = [pytest.param(case, id=str(case), marks=pytest.mark.xdist_group(f"floors {case}")) for case in CASES]
+"""Each case by one worker, which evaluates it once."""
+
+
+def as_cells(problem: Problem, strategies: Sequence[Strategy]) -> list[Part]:
     """Strategies of a problem as cells of one point, with what each costs."""
     figures = figures_for(problem)
     found = evaluate(figures, rows_of(list(strategies)))
@@ -118,10 +126,10 @@ def ratios(pipeline: Pipeline, cells: Cells, level: str, found: Evaluation) -> t
     )
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("case", ALONE)
 def test_floors_are_floors(case: Case, full: bool) -> None:
     rng = random.Random(42)
-    parts, _ = evaluated(case, ALL_ROWS if full else ROWS)
+    parts = evaluated(case, ALL_ROWS if full else ROWS)
     for pipeline, cells, found in parts:
         for box_cells in (cells, widened(pipeline, cells, rng), widened(pipeline, cells, rng)):
             for level in LEVELS:
@@ -129,7 +137,7 @@ def test_floors_are_floors(case: Case, full: bool) -> None:
                     assert ratio.max() <= 1 + ROUNDING, level
 
 
-def worst_of_work(parts: Sequence[tuple[Pipeline, Cells, Evaluation]]) -> float:
+def worst_of_work(parts: Sequence[Part]) -> float:
     """The largest ratio of what all of a model's work takes, shared evenly, to the seconds of a step."""
     return max(
         float((work_floor(pipeline)[cells.grid] / found.step_time_s).max())
@@ -139,7 +147,7 @@ def worst_of_work(parts: Sequence[tuple[Pipeline, Cells, Evaluation]]) -> float:
 
 def test_work_shared_evenly_is_a_floor_under_any_schedule(monkeypatch: pytest.MonkeyPatch) -> None:
     """And near enough to what is evaluated that a single block counted twice would show."""
-    parts = [part for case in CASES for part in evaluated(case, ROWS // 4)[0]]
+    parts = [part for case in CASES for part in evaluated(case, ROWS // 4)]
     assert 0.8 < worst_of_work(parts) <= 1 + ROUNDING
     whole_model = Pipeline.whole_model
 
@@ -156,7 +164,7 @@ def test_what_may_be_moved_takes_no_device_memory() -> None:
     would be above what those take that move it."""
     worst = 0.0
     for case in CASES[:6]:
-        for pipeline, cells, found in evaluated(case, ROWS // 4)[0]:
+        for pipeline, cells, found in evaluated(case, ROWS // 4):
             stays = replace(opened(cells, "recomputed"), offload=np.zeros(len(cells), dtype=np.int64))
             worst = max(worst, float(ratios(pipeline, stays, "recomputed", found)[1].max()))
     assert worst > 1.1
@@ -182,10 +190,10 @@ def test_a_floor_that_hides_too_little_is_caught(
     assert max(worst_of_hiding(seed) for seed in range(4)) > 1.0001
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("case", ALONE)
 def test_floors_of_points_are_near(case: Case) -> None:
     """Bytes are exact there; times are exact on one rank, and near elsewhere."""
-    parts, _ = evaluated(case, ROWS)
+    parts = evaluated(case, ROWS)
     near = []
     for pipeline, cells, found in parts:
         seconds, device, host = ratios(pipeline, cells, "sharded", found)
@@ -207,7 +215,7 @@ def test_a_path_that_counts_forwards_twice_is_caught(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr("shardwise.check.cells.turns_of", broken)
     worst = 0.0
     for case in CASES[:6]:
-        for pipeline, cells, found in evaluated(case, ROWS // 4)[0]:
+        for pipeline, cells, found in evaluated.__wrapped__(case, ROWS // 4):
             worst = max(worst, float(ratios(pipeline, cells, "sharded", found)[0].max()))
     assert worst > 1.001
 
