@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from itertools import permutations, product
 from typing import Any
 
@@ -16,8 +17,23 @@ Choice = Mapping[str, object]
 V_SHAPED = ("zb_v", "dualpipe_v")
 
 
-def divisors(n: int) -> list[int]:
-    return [d for d in range(1, n + 1) if n % d == 0]
+@cache
+def divisors(n: int) -> tuple[int, ...]:
+    return tuple(d for d in range(1, n + 1) if n % d == 0)
+
+
+@cache
+def degrees(devices: int, *, core: bool) -> tuple[Mapping[str, int], ...]:
+    """Row 1 of the space."""
+    sizes = divisors(devices)
+    return tuple(
+        {"tp": tp, "cp": cp, "pp": pp, "dp": dp}
+        for tp in sizes
+        for cp in (sizes if not core else (1,))
+        for pp in sizes
+        for dp in sizes
+        if tp * cp * pp * dp == devices
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,15 +48,7 @@ class SpaceTwin:
 
     def degrees(self) -> list[Grid]:
         """Row 1."""
-        sizes = divisors(self.devices)
-        return [
-            {"tp": tp, "cp": cp, "pp": pp, "dp": dp}
-            for tp in sizes
-            for cp in (sizes if not self.core else [1])
-            for pp in sizes
-            for dp in sizes
-            if tp * cp * pp * dp == self.devices
-        ]
+        return [dict(grid) for grid in degrees(self.devices, core=self.core)]
 
     def kinds(self, g: Grid) -> list[Choice]:
         """Rows 2 and 5."""
@@ -166,31 +174,34 @@ class SpaceTwin:
                 return some_of(g, choices)
 
             below = list(self._joined(some, self.shards(g), self.offloads()))
+            ends: dict[int, list[Choice]] = {}
             for grid in self._joined(
                 some, self.kinds(g), self.experts(g), self.orders(g), self.batches(g), self.schedules(g)
             ):
                 stages = g["pp"] * int(str(grid["vpp"]))
-                splits: list[Choice] = [
-                    {"first_stage_layers": first, "last_stage_layers": last}
-                    for first, last in self.ends(stages)
-                ]
-                for split in some(splits):
-                    first, last = split["first_stage_layers"], split["last_stage_layers"]
-                    assert isinstance(first, int) and isinstance(last, int)
-                    largest = max(self.layers_of_stages(stages, first, last))
-                    for kept, rest in product(some(self.recomputes(largest)), below):
-                        yield Strategy(**g, **grid, **split, **kept, **rest)  # type: ignore[arg-type]
+                if stages not in ends:
+                    ends[stages] = list(self._ends(some, stages))
+                for end, rest in product(ends[stages], below):
+                    yield Strategy(**g, **grid, **end, **rest)  # type: ignore[arg-type]
+
+    def _ends(self, some: Callable[[list[Choice]], list[Choice]], stages: int) -> Iterator[Choice]:
+        """Rows 8 and 9."""
+        splits: list[Choice] = [
+            {"first_stage_layers": first, "last_stage_layers": last} for first, last in self.ends(stages)
+        ]
+        for split in some(splits):
+            first, last = split["first_stage_layers"], split["last_stage_layers"]
+            assert isinstance(first, int) and isinstance(last, int)
+            largest = max(self.layers_of_stages(stages, first, last))
+            for kept in some(self.recomputes(largest)):
+                yield {**split, **kept}
 
     def _joined(
         self, some_of: Callable[[list[Choice]], list[Choice]], *levels: list[Choice]
     ) -> Iterator[Choice]:
         """Every combination of one choice of each level."""
-        if not levels:
-            yield {}
-            return
-        for choice in some_of(levels[0]):
-            for rest in self._joined(some_of, *levels[1:]):
-                yield {**choice, **rest}
+        for chosen in product(*[some_of(level) for level in levels]):
+            yield {name: value for choice in chosen for name, value in choice.items()}
 
 
 def keeps(strategy: Any, fixed: Mapping[str, object]) -> bool:

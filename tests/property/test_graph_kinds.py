@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from math import prod
 
 import numpy as np
@@ -117,13 +118,22 @@ def whole(op: OpNode) -> tuple[Array, list[Array]]:
     return output, gradients
 
 
-def agree(op: OpNode, rules: Sequence[Rule], counts: Sequence[int]) -> bool:
-    """Whether ranks under `rules` make what one rank makes."""
-    expected, expected_gradients = whole(op)
+@cache
+def whole_instance(name: str) -> tuple[Array, list[Array]]:
+    return whole(INSTANCES[name])
+
+
+def agree(name: str, rules: Sequence[Rule], counts: Sequence[int]) -> bool:
+    """Whether ranks under `rules` make of an instance what one rank makes."""
     try:
-        output, gradients, _ = carried_out(op, rules, counts)
+        output, gradients, _ = carried_out(INSTANCES[name], rules, counts)
     except AssertionError:
         return False
+    return is_whole(name, output, gradients)
+
+
+def is_whole(name: str, output: Array, gradients: list[Array]) -> bool:
+    expected, expected_gradients = whole_instance(name)
     pairs = [(output, expected), *zip(gradients, expected_gradients, strict=True)]
     return all(np.allclose(ours, theirs, rtol=TOLERANCE, atol=TOLERANCE) for ours, theirs in pairs)
 
@@ -151,7 +161,7 @@ def test_ranks_make_what_one_rank_makes(name: str) -> None:
         counts = [n for n in ranks_for(op, rule) if op.kind not in SPATIAL or evenly(op, rule, n)]
         assert counts or not ranks_for(op, rule) or op.kind in SPATIAL, rule.name
         for count in counts:
-            assert agree(op, [rule], [count]), (rule.name, count)
+            assert agree(name, [rule], [count]), (rule.name, count)
 
 
 def declared(op: OpNode, rule: Rule, count: int) -> Counter[tuple[str, str, float]]:
@@ -189,21 +199,22 @@ def test_rules_go_together_along_two_axes(name: str) -> None:
             if op.kind in SPATIAL and not (evenly(op, outer, 4) and evenly(op, inner, 4)):
                 continue
             if allows(op, [outer, inner], [2, 2]):
-                assert agree(op, [outer, inner], [2, 2]), (outer.name, inner.name)
+                assert agree(name, [outer, inner], [2, 2]), (outer.name, inner.name)
 
 
 def test_every_kind_is_carried_out() -> None:
     assert {op.kind for op in INSTANCES.values()} == set(KINDS) == set(PROGRAMS)
 
 
-def holds(op: OpNode, rule: Rule, count: int) -> bool:
-    """Whether a rule says the truth: what ranks hold and what they exchange."""
+def holds(name: str, rule: Rule, count: int) -> bool:
+    """Whether a rule says the truth of an instance: what ranks hold and what they exchange."""
+    op = INSTANCES[name]
     try:
-        _, _, calls = carried_out(op, [rule], [count])
+        output, gradients, calls = carried_out(op, [rule], [count])
     except AssertionError:
         return False
     ran = Counter((call.collective, call.direction, float(call.elements)) for call in calls)
-    return ran == declared(op, rule, count) and agree(op, [rule], [count])
+    return ran == declared(op, rule, count) and is_whole(name, output, gradients)
 
 
 def swapped(
@@ -253,4 +264,4 @@ def test_broken_rules_are_caught(name: str) -> None:
             if op.kind in SPATIAL and not evenly(op, rule, count):
                 continue
             for twin in broken_twins(op, rule):
-                assert not holds(op, twin, count), (rule.name, twin)
+                assert not holds(name, twin, count), (rule.name, twin)

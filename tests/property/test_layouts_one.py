@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -57,20 +58,32 @@ def random_solution(random: np.random.Generator, chain: Chain) -> Solution:
     return tuple(chosen)
 
 
-def both(
-    graph: OpGraph, cluster: str, ranks: tuple[int, ...], training: Training, seed: int
-) -> tuple[tuple[float, float], LayoutPrice]:
+Both = tuple[tuple[float, float], LayoutPrice]
+"""Seconds and bytes by the chain, and a price by the walk."""
+
+
+def both(graph: OpGraph, cluster: str, ranks: tuple[int, ...], training: Training, seed: int) -> Both:
     """A random layout by the chain and by its names."""
+    (found,) = all_both(graph, cluster, ranks, training, [seed])
+    return found
+
+
+def all_both(
+    graph: OpGraph, cluster: str, ranks: tuple[int, ...], training: Training, seeds: Iterable[int]
+) -> list[Both]:
+    """The same of several layouts of one chain, which takes longer to make than a layout to price."""
     machines = load_cluster(cluster)
     mesh: Mesh = mesh_of(machines, ranks)
     laid = layout_chain(graph, machines, training, mesh)
-    random = np.random.default_rng(seed)
-    solution = random_solution(random, laid.chain)
-    # As a plan would hold it: names alone.
-    record = json.loads(json.dumps(layout_record(laid.layout(solution))))
-    layout = layout_from_record(record, graph, ranks)
-    price = price_layout(graph, machines, training, mesh, layout)
-    return measure(laid.chain, solution), price
+    found = []
+    for seed in seeds:
+        solution = random_solution(np.random.default_rng(seed), laid.chain)
+        # As a plan would hold it: names alone.
+        record = json.loads(json.dumps(layout_record(laid.layout(solution))))
+        layout = layout_from_record(record, graph, ranks)
+        price = price_layout(graph, machines, training, mesh, layout)
+        found.append((measure(laid.chain, solution), price))
+    return found
 
 
 @pytest.mark.parametrize("seed", range(60))
@@ -86,12 +99,14 @@ def test_the_chain_and_the_walk_agree(seed: int) -> None:
     assert price.memory_bytes == pytest.approx(memory_bytes, rel=1e-9)
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("software", range(5))
 @pytest.mark.parametrize("graph", [llama(layers=3, batch=16, seq_len=64), mlp(512, 64, 256, 40)])
-def test_they_agree_on_transformers(graph: OpGraph, seed: int) -> None:
-    (time_s, memory_bytes), price = both(graph, "8x8xH100-SXM", (4, 8), SOFTWARE[seed % 5], seed)
-    assert price.time_s == pytest.approx(time_s, rel=1e-9)
-    assert price.memory_bytes == pytest.approx(memory_bytes, rel=1e-9)
+def test_they_agree_on_transformers(graph: OpGraph, software: int) -> None:
+    seeds = range(software, 20, 5)
+    found = all_both(graph, "8x8xH100-SXM", (4, 8), SOFTWARE[software], seeds)
+    for seed, ((time_s, memory_bytes), price) in zip(seeds, found, strict=True):
+        assert price.time_s == pytest.approx(time_s, rel=1e-9), seed
+        assert price.memory_bytes == pytest.approx(memory_bytes, rel=1e-9), seed
 
 
 def test_random_graphs_share_parameters_within_blocks_and_across() -> None:
@@ -118,11 +133,13 @@ def test_they_agree_on_shipped_graphs(name: str) -> None:
 @pytest.mark.parametrize(
     ("graph", "points"), [(mlp(4096, 1024, 4096, 512), 3), (llama(layers=2, batch=64, seq_len=512), 20)]
 )
-def test_every_point_of_a_frontier_costs_what_its_layout_does(graph: OpGraph, points: int) -> None:
+def test_every_point_of_a_frontier_costs_what_its_layout_does(
+    graph: OpGraph, points: int, full: bool
+) -> None:
     machines = load_cluster("8x8xH100-SXM")
     mesh, training = mesh_of(machines, (8,)), SOFTWARE[0]
     laid = layout_chain(graph, machines, training, mesh)
-    found = tracked([laid.chain], epsilon=0.001)
+    found = tracked([laid.chain], epsilon=0.001 if full else 0.005)
     assert len(found.points) >= points
     for (_, solution), (time_s, memory_bytes) in zip(found.solutions, found.points, strict=True):
         price = price_layout(graph, machines, training, mesh, laid.layout(solution))
@@ -182,7 +199,7 @@ def test_a_broken_twin_is_noticed(twin: str, monkeypatch: pytest.MonkeyPatch) ->
     target, replacement = TWINS[twin]
     monkeypatch.setattr(f"shardwise.cost.layouts.{target}", replacement)
     graph = llama(layers=2, batch=16, seq_len=64)
-    found = [both(graph, "8x8xH100-SXM", (4, 8), SOFTWARE[0], seed) for seed in range(4)]
+    found = all_both(graph, "8x8xH100-SXM", (4, 8), SOFTWARE[0], range(4))
     assert any(
         price.time_s != pytest.approx(time_s, rel=1e-9)
         or price.memory_bytes != pytest.approx(memory_bytes, rel=1e-9)
