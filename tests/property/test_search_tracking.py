@@ -474,3 +474,15 @@ def test_repetitions_are_solved_once_and_counted_each() -> None:
         Link("last", (("keep", last),)),
     )
     assert as_points(tracked([chain]).points) == [(2.0, 11.0), (3.0, 9.0), (4.0, 7.0)]
+
+
+def test_choices_that_are_taken_for_those_of_the_whole_chain_are_noticed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(prune.Narrowed, "_original", lambda self, place, choice: choice)
+    assert not agrees(range(60))
+
+
+def test_peaks_of_links_that_add_up_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(state, "joined_all", lambda pieces: pieces.sum(axis=0))
+    assert not agrees(range(60))

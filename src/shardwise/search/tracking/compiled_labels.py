@@ -93,8 +93,9 @@ def labels_of_pairs(
     """
     forms, count = reach.weights.shape[0], len(columns)
     differing = _differing(a, b, reach, loss, columns)
-    rows = np.empty((3, _FEW), np.intp)
-    kept, met = _room(count, _FEW), _met(count, _FEW)
+    few = max(1, min(_FEW, len(a.points) * len(b.points)))
+    rows = np.empty((3, few), np.intp)
+    kept, met = _room(count, few), _met(count, few)
     fixed = np.empty(forms + 1)
     done = pairs = 0
     for cell in range(len(a.base)):

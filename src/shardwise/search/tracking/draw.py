@@ -97,7 +97,7 @@ def _ask(state: State, weights: Values, shares: Values, peaks: Values) -> Weighe
         state.is_exhausted = True
         return answer
     state.lines.add(weights, shares, peaks, answer.least)
-    state.take([state.narrowed.original(solution) for solution in dict.fromkeys(solutions(answer))])
+    state.take(state.narrowed.originals(list(dict.fromkeys(solutions(answer)))))
     return answer
 
 

@@ -63,7 +63,7 @@ def look(state: State, line: int, limit: float, losses: Losses) -> None:
         if end is not None:
             near, labels = end
             wanted = _wanted(state, labels.points, losses.points)
-            state.take([near.original(solution) for solution in labels.solutions(wanted)])
+            state.take(near.originals(labels.solutions(wanted)))
     else:
         column = int(np.flatnonzero(state.lines.weights[line])[0])
         others = (2, 3, 4) if column == 0 else (0, 1)
@@ -71,7 +71,7 @@ def look(state: State, line: int, limit: float, losses: Losses) -> None:
         end = _near(state, alone, line, limit, losses)
         if end is not None:
             near, labels = end
-            state.take([near.original(solution) for solution in labels.solutions()])
+            state.take(near.originals(labels.solutions()))
             lost = losses.labels[:2].max() if column == 0 else losses.labels[2:].sum()
             least = float(labels.points[:, column].min() - lost)
             limit = min(limit, float(state.lines.weights[line, column]) * least)

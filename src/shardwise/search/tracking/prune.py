@@ -52,18 +52,25 @@ class Narrowed:
 
     def original(self, solution: Solution) -> Solution:
         """A solution of the narrowed chain in the numbers of the original."""
+        return self.originals([solution])[0]
+
+    def originals(self, solutions: list[Solution]) -> list[Solution]:
+        """The same of many; what several of them chose is told once."""
         memo: dict[tuple[int, Choice], Choice] = {}
+        places = list(occurrences(self.chain))
         found = []
-        for place, choice in zip(occurrences(self.chain), solution, strict=True):
-            key = (place, choice)
-            if key not in memo:
-                numbers = self.choices[place][choice.mode]
-                picked = zip(numbers, choice.choices, strict=True)
-                memo[key] = Choice(
-                    self.modes[place][choice.mode], tuple(int(each[own]) for each, own in picked)
-                )
-            found.append(memo[key])
-        return tuple(found)
+        for solution in solutions:
+            keys = list(zip(places, solution, strict=True))
+            for key in keys:
+                if key not in memo:
+                    memo[key] = self._original(*key)
+            found.append(tuple(memo[key] for key in keys))
+        return found
+
+    def _original(self, place: int, choice: Choice) -> Choice:
+        numbers = self.choices[place][choice.mode]
+        picked = zip(numbers, choice.choices, strict=True)
+        return Choice(self.modes[place][choice.mode], tuple(int(each[own]) for each, own in picked))
 
 
 def _is_some(factor: Factor, column: int) -> bool:

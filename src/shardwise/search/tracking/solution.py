@@ -53,6 +53,11 @@ def joined(a: Values, b: Values) -> Values:
     return np.concatenate([a[..., :3] + b[..., :3], np.maximum(a[..., 3:], b[..., 3:])], axis=-1)
 
 
+def joined_all(pieces: Values) -> Values:
+    """Folded columns (4) of all pieces (n, 4) of a chain together."""
+    return np.append(pieces[:, :3].sum(axis=0), pieces[:, 3].max(initial=0.0))
+
+
 def measures(costs: Values) -> Values:
     """Seconds and bytes (..., 2) of whole chains with folded columns (..., 4)."""
     time_s = np.maximum(costs[..., 0], costs[..., 1])

@@ -18,7 +18,7 @@ from shardwise.search.tracking.solution import (
     Measure,
     Solution,
     folded,
-    joined,
+    joined_all,
     measures,
     occurrences,
     part_costs,
@@ -98,14 +98,19 @@ class State:
 
     def costs(self, solution: Solution) -> Values:
         """Folded columns of a solution."""
-        total = np.zeros(4)
+        return joined_all(self._costs_of_links(solution))
+
+    def _costs_of_links(self, solution: Solution) -> Values:
+        """Folded columns of each occurrence of a link, (occurrences, 4)."""
+        found = []
         for key in zip(occurrences(self.given), solution, strict=True):
-            if key not in self._costs:
+            own = self._costs.get(key)
+            if own is None:
                 place, choice = key
                 part = self.given[place].modes[choice.mode][1]
-                self._costs[key] = folded(part_costs(part, choice.choices))
-            total = joined(total, self._costs[key])
-        return total
+                own = self._costs[key] = folded(part_costs(part, choice.choices))
+            found.append(own)
+        return np.array(found).reshape(-1, 4)
 
     def weighed(self, narrowed: Narrowed, weights: Values, shares: Values, peaks: Values) -> Weighed:
         """A chain of fewer choices under weights (J, 2) of time and memory; hidden_s has `shares` (J) of
@@ -132,11 +137,10 @@ class State:
 
     def peaks_of(self, solution: Solution) -> Values:
         """The mean of the peaks that a solution has in the occurrences of each link."""
-        self.costs(solution)
-        total = np.zeros(len(self.given))
-        for place, choice in zip(occurrences(self.given), solution, strict=True):
-            total[place] += self._costs[place, choice][3] / self.given[place].repeat
-        return total
+        repeats = np.array([link.repeat for link in self.given])
+        places = np.repeat(np.arange(len(repeats)), repeats)
+        peaks = self._costs_of_links(solution)[:, 3]
+        return np.asarray(np.bincount(places, peaks / repeats[places], len(repeats)), dtype=np.float64)
 
 
 def orders_of(chain: Chain) -> list[list[Order]]:
