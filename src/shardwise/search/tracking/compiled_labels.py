@@ -39,14 +39,17 @@ _STAIRS = 2
 
 
 class Differing(NamedTuple):
-    """The columns in which the labels of a join differ, and what the others come to: `ours` (columns, rows of
-    one table), `theirs` (columns, rows of the other), `weights` (forms, columns); `excess` (columns) are the
-    weights of the excess. `is_peak` where the last one is the peak."""
+    """The columns in which the labels of a join differ: `ours` (columns, rows of one table), `theirs`
+    (columns, rows of the other), `weights` (forms, columns), and `excess` (columns), the weights of the
+    excess. The others come to `fixed` (forms, and the excess) and to a `peak` of both tables; `is_peak` where
+    peaks differ."""
 
     ours: Values
     theirs: Values
     weights: Values
     excess: Values
+    fixed: Values
+    peak: float
     is_peak: bool
 
 
@@ -93,45 +96,31 @@ def labels_of_pairs(
     """
     forms, count = reach.weights.shape[0], len(columns)
     differing = _differing(a, b, reach, loss, columns)
-    few = max(1, min(_FEW, len(a.points) * len(b.points)))
+    widest = 1
+    for cell in range(len(b.start) - 1):
+        widest = max(widest, b.start[cell + 1] - b.start[cell])
+    few = max(widest, min(_FEW, len(a.points) * len(b.points)))
     rows = np.empty((3, few), np.intp)
-    kept, met = _room(count, few), _met(count, few)
-    fixed = np.empty(forms + 1)
+    kept, met, fixed = _room(count, few), _met(count, few), np.empty(forms + 1)
     done = pairs = 0
     for cell in range(len(a.base)):
-        outside = reach.outside[cell, 0] if forms else 0.0
-        if forms and not outside < reach.limit:
+        if forms and not reach.outside[cell, 0] < reach.limit:
             continue
         size = used = near = 0  # labels that stay, those that were taken in, pairs that wait
-        is_known = False
-        for choice in range(choices):
-            at_a = a.base[cell] + choice * a.stride
-            at_b = b.base[cell] + choice * b.stride
-            i, stop = a.start[at_a], a.start[at_a + 1]
-            first, end = b.start[at_b], b.start[at_b + 1]
-            if first == end or i == stop:
+        choice, i = 0, -1
+        while choice < choices and pairs <= most_pairs:
+            choice, i, near, some = _meet(
+                a, b, choices, differing, reach, loss, cell, choice, i, fixed, met, near
+            )
+            pairs += some
+            if near == 0:
                 continue
-            if not is_known:
-                _fix(a, b, cell, reach, loss, columns, fixed)
-                is_known = True
-            while i < stop and pairs <= most_pairs:
-                if near + end - first > len(met.sums):
-                    kept, size, used = _taken_in(
-                        kept, size, used, met, near, float(fixed[forms]), differing, loss, columns
-                    )
-                    near = 0
-                    if end - first > len(met.sums):
-                        met = _met(count, 2 * (end - first))
-                    if done + size > most_labels:
-                        return TOO_MANY, rows
-                i, near, some = _meet(
-                    differing, a.sums, b.sums, i, stop, first, end, outside, reach.limit, reach.peaks[cell],
-                    fixed, met, near,
-                )  # fmt: skip
-                pairs += some
-        kept, size, used = _taken_in(
-            kept, size, used, met, near, float(fixed[forms]), differing, loss, columns
-        )
+            kept, size, used = _taken_in(
+                kept, size, used, met, near, float(fixed[forms]), differing, loss, columns
+            )
+            near = 0
+            if done + size > most_labels:
+                return TOO_MANY, rows
         while done + size > rows.shape[1]:
             rows = wider_rows(rows)
         for row in range(size):
@@ -139,80 +128,87 @@ def labels_of_pairs(
             rows[0, done + row], rows[1, done + row] = kept.rows[0, own], kept.rows[1, own]
             rows[2, done + row] = cell
         done += size
-        if done > most_labels or pairs > most_pairs:
+        if pairs > most_pairs:
             return TOO_MANY, rows
     return done, rows
 
 
 @machine_code
 def _differing(a: Side, b: Side, reach: Reach, loss: Loss, columns: Indices) -> Differing:
-    count, forms = len(columns), reach.weights.shape[0]
+    """The columns in which two tables differ, and what the others come to."""
+    forms, width = reach.weights.shape
+    count = len(columns)
     ours, theirs = np.empty((count, len(a.points))), np.empty((count, len(b.points)))
-    weights, excess = np.empty((forms, count)), np.empty(count)
+    weights, excess, fixed = np.empty((forms, count)), np.empty(count), np.zeros(forms + 1)
     for c in range(count):
         ours[c] = a.points[:, columns[c]]
         theirs[c] = b.points[:, columns[c]]
         excess[c] = loss.weights[columns[c]]
         for form in range(forms):
             weights[form, c] = reach.weights[form, columns[c]]
-    return Differing(ours, theirs, weights, excess, count > 0 and columns[-1] == a.points.shape[1] - 1)
-
-
-@machine_code
-def _fix(a: Side, b: Side, cell: int, reach: Reach, loss: Loss, columns: Indices, fixed: Values) -> None:
-    """What the columns that do not differ weigh in a cell, in each form, with all outside of it; and what
-    they make of the excess."""
-    forms, width = reach.weights.shape
-    fixed[:forms] = reach.outside[cell]
-    fixed[forms] = loss.potential[cell]
-    for k in range(width):
-        is_fixed = True
-        for c in range(len(columns)):
-            is_fixed &= columns[c] != k
-        if is_fixed:
-            own = a.points[0, k] + b.points[0, k]
-            if k == width - 1:
-                own = max(a.points[0, k], b.points[0, k], reach.peaks[cell])
-            for form in range(forms):
-                fixed[form] += own * reach.weights[form, k]
-            fixed[forms] += own * loss.weights[k]
+    peak = 0.0
+    if len(a.points) and len(b.points):
+        peak = max(a.points[0, -1], b.points[0, -1])
+        for k in range(width - 1):
+            if not (columns == k).any():
+                own = a.points[0, k] + b.points[0, k]
+                for form in range(forms):
+                    fixed[form] += own * reach.weights[form, k]
+                fixed[forms] += own * loss.weights[k]
+    return Differing(ours, theirs, weights, excess, fixed, peak, count > 0 and columns[-1] == width - 1)
 
 
 @machine_code
 def _meet(
-    differing: Differing, sums_a: Values, sums_b: Values, i: int, stop: int, first: int, end: int,
-    outside: float, limit: float, peak: float, fixed: Values, met: Met, near: int,
-) -> tuple[int, int, int]:  # fmt: skip
-    """Add the pairs within reach of rows from i to `stop` and rows from `first` to `end`, after so many that
-    are near, as long as there is room: the row to go on from, how many are near then, and how many were
-    looked at."""
+    a: Side, b: Side, choices: int, differing: Differing, reach: Reach, loss: Loss, cell: int, choice: int,
+    i: int, fixed: Values, met: Met, near: int,
+) -> tuple[int, int, int, int]:  # fmt: skip
+    """Add the pairs of a cell within reach, from row i of a choice on (-1: its first), after so many that are
+    near, as long as there is room: where to go on, how many are near then, and how many were looked at.
+    `fixed` becomes what columns that do not differ weigh there in each form, with all outside, and what they
+    make of the excess."""
     forms, count = differing.weights.shape
+    peak = reach.peaks[cell]
     last = count - 1 if differing.is_peak else count
+    own_peak = 0.0 if differing.is_peak else max(differing.peak, peak)
+    for form in range(forms):
+        fixed[form] = reach.outside[cell, form] + differing.fixed[form]
+        fixed[form] += own_peak * reach.weights[form, -1]
+    fixed[forms] = loss.potential[cell] + differing.fixed[forms] + own_peak * loss.weights[-1]
+    outside = reach.outside[cell, 0] if forms else 0.0
     pairs = 0
-    while i < stop and near + end - first <= len(met.sums):
-        room = limit - outside - sums_a[i]
-        if sums_b[first] > room:
-            return stop, near, pairs
-        for j in range(first, end):
-            if sums_b[j] > room:
+    while choice < choices:
+        at_a, at_b = a.base[cell] + choice * a.stride, b.base[cell] + choice * b.stride
+        first, end = b.start[at_b], b.start[at_b + 1]
+        stop = a.start[at_a + 1] if first < end else a.start[at_a]
+        i = max(i, a.start[at_a])
+        while i < stop:
+            room = reach.limit - outside - a.sums[i]
+            if b.sums[first] > room:
                 break
-            pairs += 1
-            for c in range(last):
-                met.costs[c, near] = differing.ours[c, i] + differing.theirs[c, j]
-            if last < count:
-                met.costs[last, near] = max(differing.ours[last, i], differing.theirs[last, j], peak)
-            total = 0.0
-            for form in range(forms - 1, -1, -1):  # of the first form the sum stays
-                total = fixed[form]
-                for c in range(count):
-                    total += differing.weights[form, c] * met.costs[c, near]
-                if not total < limit:
+            if near + end - first > len(met.sums):
+                return choice, i, near, pairs
+            for j in range(first, end):
+                if b.sums[j] > room:
                     break
-            if total < limit:
-                met.sums[near], met.rows[0, near], met.rows[1, near] = total, i, j
-                near += 1
-        i += 1
-    return i, near, pairs
+                pairs += 1
+                for c in range(last):
+                    met.costs[c, near] = differing.ours[c, i] + differing.theirs[c, j]
+                if last < count:
+                    met.costs[last, near] = max(differing.ours[last, i], differing.theirs[last, j], peak)
+                total = 0.0
+                for form in range(forms - 1, -1, -1):  # of the first form the sum stays
+                    total = fixed[form]
+                    for c in range(count):
+                        total += differing.weights[form, c] * met.costs[c, near]
+                    if not total < reach.limit:
+                        break
+                if total < reach.limit:
+                    met.sums[near], met.rows[0, near], met.rows[1, near] = total, i, j
+                    near += 1
+            i += 1
+        choice, i = choice + 1, -1
+    return choice, i, near, pairs
 
 
 @machine_code
