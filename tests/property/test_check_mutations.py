@@ -56,6 +56,8 @@ SCHEDULES = {"experts": "zb_v", "interleaved": "interleaved_1f1b", "tensor": "1f
 
 MUTANTS, ALL_MUTANTS = 500, 10_000
 
+pytestmark = pytest.mark.xdist_group("plans to bend")  # by one worker, which plans once
+
 EFFORT = {"search_s", "search_cpu_s"}
 TRUE_ALL_THE_SAME = {
     "seed", "dtype", "memory_margin", "expert_imbalance", "axis_order", "runners_up", "profile",

@@ -21,6 +21,8 @@ from shardwise.check.rows import rows_of
 from shardwise.check.rules import first_broken
 from shardwise.strategy import Strategy
 
+pytestmark = pytest.mark.xdist_group("enumerated spaces")  # by one worker, which enumerates once
+
 INSTANCES, ALL_INSTANCES = 50, 250
 LARGEST, LARGEST_OF_ALL = 5_000, 60_000
 """Candidates of an instance, at most: each is evaluated."""

@@ -190,6 +190,9 @@ def test_rows_beside_options_are_bounded_as_each_alone(drawn: Drawn) -> None:
 
 # Broken twins.
 
+DRAWN_ONCE = pytest.mark.xdist_group("several")
+"""By one worker, which draws once."""
+
 
 @pytest.fixture(scope="module")
 def several() -> list[Drawn]:
@@ -202,6 +205,7 @@ LOOSE = {"any micro batch": 1.05, "computation alone": 1.5, "sharded": 1.1, "fam
 """How much higher bounds must be to be caught that are not close; 1.01 for the others."""
 
 
+@DRAWN_ONCE
 def test_bounds_of_time_that_are_a_little_too_high_are_caught(several: list[Drawn]) -> None:
     missed = set(least_times_s(several[0].levels))
     for drawn in several:
@@ -211,6 +215,7 @@ def test_bounds_of_time_that_are_a_little_too_high_are_caught(several: list[Draw
     assert missed == set()
 
 
+@DRAWN_ONCE
 def test_bounds_of_memory_that_are_a_little_too_high_are_caught(several: list[Drawn]) -> None:
     missed = {("device", name) for name in least_device_bytes(several[0].levels)}
     missed |= {("host", name) for name in least_hosts_bytes(several[0].levels)}
@@ -223,6 +228,7 @@ def test_bounds_of_memory_that_are_a_little_too_high_are_caught(several: list[Dr
     assert missed == set()
 
 
+@DRAWN_ONCE
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_bounds_of_each_schedule_that_are_too_high_are_caught(several: list[Drawn], schedule: str) -> None:
     """A tenth more on every pipeline of one schedule."""
@@ -241,6 +247,7 @@ def block_s(levels: Levels, rows: Index) -> Any:
     return least_s(levels.problem, block, lie_of(block), totals, traffic)
 
 
+@DRAWN_ONCE
 def test_a_layer_less_of_room_is_caught(several: list[Drawn], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(room, "ROUNDING", -1.0)
     found: set[tuple[str, str]] = set()
