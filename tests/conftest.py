@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 from hypothesis import settings
 
 # No test depends on the clock: one that is held up by others on its core has not failed.
 settings.register_profile("no clock", deadline=None)
 settings.load_profile("no clock")
+
+# Before anything loads them: threads of several workers on few cores spin while they wait for one another.
+for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+    os.environ.setdefault(name, "1")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
