@@ -1,5 +1,5 @@
 """A model that is divided before it has memory has, bit by bit, what one has that is divided afterwards; and
-no rank makes what it does not hold."""
+but for blocks that are to be sharded, ranks make no weights that they do not hold."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from shardwise.errors import ConfigError
 from shardwise.plan import Plan, UnevenFile
-from shardwise.runtime import Job, Report, Team, initialise, parallelize, reference_module, values
+from shardwise.runtime import Job, Report, Team, devices, initialise, parallelize, reference_module, values
 from shardwise.runtime.gradients import local
 from shardwise.runtime.initial import initial_value
 from shardwise.runtime.parallelize import divided
@@ -42,19 +42,28 @@ def held(job: Job | UnevenJob) -> list[Tensor]:
 
 def filled(
     report: Report, plan: Plan | UnevenFile, part: Callable[[Tensor, Region], Tensor] | None
-) -> tuple[bool, int]:
-    """Whether a rank has the same both ways, and how many elements it had of the model at most before."""
+) -> tuple[bool, int, int]:
+    """Whether a rank has the same both ways, how many elements of the model it holds, and how many it made
+    memory for."""
+    made: list[int] = []
+
+    def placed(tensor: Tensor, device_type: str) -> Tensor:
+        there = torch.empty_like(tensor, device=device_type)
+        made.append(local(there).numel())
+        return there
+
     whole = reference_module(plan.model)
     initialise(whole, seed=SEED, layers=plan.model.layers)
     expected = held(parallelize(whole, plan))
     with torch.device("meta"):
         module = reference_module(plan.model)
-    job = divided(module, plan)
+    with patch.object(devices, "_placed", placed):
+        job = divided(module, plan)
     with patch.object(values, "_part", part or values._part):
         values.fill(job, partial(initial_value, seed=SEED, layers=plan.model.layers))
     found = held(job)
     is_same = len(found) == len(expected) and all(map(torch.equal, found, expected))
-    return is_same, sum(local(parameter).numel() for parameter in job.parameters)
+    return is_same, sum(local(parameter).numel() for parameter in job.parameters), sum(made)
 
 
 WAYS = [
@@ -72,19 +81,23 @@ WAYS = [
 def test_a_divided_model_is_filled_as_a_whole_one(team: Team, text: str, model: str, ranks: int) -> None:
     plan = make_plan(text, model=model)
     whole = sum(prod(parameter.shape) for parameter in reference_module(plan.model).parameters())
-    for is_same, elements in team.run(ranks, filled, plan, None):
+    strategy = plan.best.strategy
+    for is_same, elements, made in team.run(ranks, filled, plan, None):
         assert is_same
-        assert elements < whole or plan.best.strategy.dp == ranks
+        assert (elements == whole) == (text == "dp=2")
+        assert made == elements or (strategy.optim_shard > 1 and elements < made <= whole)
 
 
 @pytest.mark.parametrize("text", ["5 tp2l4 + 3 l4", "8 tp2l1 l3"])
 def test_an_uneven_model_is_filled_too(team: Team, text: str) -> None:
-    assert all(is_same for is_same, _ in team.run(3, filled, make_uneven(text), None))
+    for is_same, elements, made in team.run(3, filled, make_uneven(text), None):
+        assert is_same and made == elements
 
 
 @pytest.mark.parametrize("plan", [make_plan(WAYS[2][0], model="gpt"), make_uneven("5 tp2l4 + 3 l4")])
 def test_a_twin_that_forgets_where_a_part_begins_is_caught(team: Team, plan: Plan | UnevenFile) -> None:
-    assert not all(is_same for is_same, _ in team.run(plan.cluster.devices, filled, plan, first_corner))
+    found = team.run(plan.cluster.devices, filled, plan, first_corner)
+    assert not all(is_same for is_same, _, _ in found)
 
 
 def _refused(report: Report, plan: Plan) -> str:

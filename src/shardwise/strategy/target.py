@@ -96,10 +96,9 @@ class Target:
     `axes` are fields of which it does some values only, `limits` what it does not do together. `devices`,
     `dtypes`, `optimizers` and model `families` are all that it knows; on devices of the vendors of
     `accelerators` it runs too, but is not what a plan for them is made for unless it is asked for. `command`
-    carries out a plan. Uneven
-    plans it carries out in `uneven_dtypes`, in none where that is empty; `runs_braids`: also those with
-    stages on two pools. `software` are fields of a Profile
-    that are so here, whatever software the numbers of a plan are from.
+    carries out a plan. Uneven plans it carries out in `uneven_dtypes`, in none where that is empty;
+    `runs_braids`: also those with stages on two pools. `software` are fields of a Profile that are so here,
+    whatever software the numbers of a plan are from.
     """
 
     name: str
