@@ -138,16 +138,21 @@ def test_ends_are_those_of_numpy(monkeypatch: pytest.MonkeyPatch) -> None:
     assert many > 10 and fewer > 10
 
 
-def with_alike(found: Labels, columns: int) -> Labels:
-    """The labels with nothing in the first of so many columns, and in others from the third on."""
+def with_alike(found: Labels, columns: int, levels: int = 0) -> Labels:
+    """The labels with nothing in the first of so many columns, and in others from the third on; with so many
+    levels of peaks, if any."""
     points = found.points.copy()
     points[:, [0, 2, 1, 3][:columns]] = 0.0
+    if levels:
+        points[:, 3] = np.floor(points[:, 3] * levels / (points[:, 3].max() + 1.0))
     return replace(found, points=points)
 
 
-@pytest.mark.parametrize("alike", [0, 1, 2, 3, 4])
+@pytest.mark.parametrize(
+    ("alike", "levels"), [(0, 0), (1, 0), (2, 0), (3, 0), (4, 0), (0, 3), (1, 2), (1, 5), (1, 20), (2, 4)]
+)
 def test_joins_where_some_columns_are_alike_are_those_of_numpy(
-    monkeypatch: pytest.MonkeyPatch, alike: int
+    monkeypatch: pytest.MonkeyPatch, alike: int, levels: int
 ) -> None:
     """Also of more pairs than are held against the labels that stay at a time."""
     most = 0
@@ -159,6 +164,7 @@ def test_joins_where_some_columns_are_alike_are_those_of_numpy(
                     (0, variable), (3, 2), np.sort(random.integers(0, 6, 150)), random.uniform(0, 9, (150, 4))
                 ),
                 alike,
+                levels,
             )
             for variable in (1, 2)
         )
@@ -177,13 +183,15 @@ def test_joins_where_some_columns_are_alike_are_those_of_numpy(
     assert most > 4 * 1024
 
 
-def lost_too_much(seed: int, alike: int = 0) -> bool:
+def lost_too_much(seed: int, alike: int = 0, levels: int = 0) -> bool:
     """Whether a pair that is left out costs more than it may less than every pair that stays; so many columns
-    alike."""
+    alike, and so many levels of peaks."""
     random = np.random.default_rng(seed)
     a, b = (
         with_alike(
-            Labels((v,), (3,), np.sort(random.integers(0, 3, 40)), random.uniform(0.0, 20.0, (40, 4))), alike
+            Labels((v,), (3,), np.sort(random.integers(0, 3, 40)), random.uniform(0.0, 20.0, (40, 4))),
+            alike,
+            levels,
         )
         for v in (0, 0)
     )
@@ -200,15 +208,17 @@ def lost_too_much(seed: int, alike: int = 0) -> bool:
     return not (kept.points[:, None] <= may_cost[None]).all(axis=2).any(axis=0).all()
 
 
-@pytest.mark.parametrize("alike", [0, 1, 2, 3])
-def test_no_pair_loses_more_than_its_excess_allows(alike: int) -> None:
-    assert not any(lost_too_much(seed, alike) for seed in range(40))
+@pytest.mark.parametrize(("alike", "levels"), [(0, 0), (1, 0), (2, 0), (3, 0), (1, 2), (1, 6), (1, 40)])
+def test_no_pair_loses_more_than_its_excess_allows(alike: int, levels: int) -> None:
+    assert not any(lost_too_much(seed, alike, levels) for seed in range(40))
 
 
-@pytest.mark.parametrize("alike", [0, 1, 2])
-def test_a_loss_that_grows_too_fast_is_noticed(monkeypatch: pytest.MonkeyPatch, alike: int) -> None:
+@pytest.mark.parametrize(("alike", "levels"), [(0, 0), (1, 0), (2, 0), (1, 6)])
+def test_a_loss_that_grows_too_fast_is_noticed(
+    monkeypatch: pytest.MonkeyPatch, alike: int, levels: int
+) -> None:
     monkeypatch.setattr(grid.Grid, "growth", 8.0)
-    assert any(lost_too_much(seed, alike) for seed in range(40))
+    assert any(lost_too_much(seed, alike, levels) for seed in range(40))
 
 
 def test_labels_of_one_table_stay_as_by_numpy(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,8 +3,8 @@ installed.
 
 Pairs are gone through cell by cell and row by row, roughly by weighted sum, many at a time: what they cost in
 the columns that differ is worked out, and what is left of them after the limits is held against the labels
-that stay. Where two columns differ, or fewer, these lie on a staircase, where one place tells all; else they
-are compared in blocks.
+that stay. Where two columns differ, or fewer, these lie on a staircase, where one place tells all; where
+peaks differ besides, in few levels, on one for each level; else they are compared in blocks.
 """
 
 from __future__ import annotations
@@ -37,6 +37,9 @@ _BLOCK = 64
 _STAIRS = 2
 """Columns that a staircase orders."""
 
+_MOST_LEVELS = 16
+"""Levels of peaks that have a staircase each."""
+
 
 class Differing(NamedTuple):
     """The columns in which the labels of a join differ: `ours` (columns, rows of one table), `theirs`
@@ -66,15 +69,17 @@ class Met(NamedTuple):
 
 class Kept(NamedTuple):
     """Labels of a cell, and room for more: their `costs` and `tops` (columns, labels), the range of the grid
-    and the weighted sum of each (2, labels), and their `rows` in both tables (2, labels). `order` is where
-    those lie that stay; on a staircase `stairs` (2, labels) are what they cost."""
+    and the weighted sum of each (2, labels), and their `rows` in both tables (2, labels). Those that stay are
+    on `sizes` (levels) staircases, or on one level in blocks: `order` (levels, labels) is where they lie;
+    on a staircase `stairs` (levels, 2, labels) are what they cost."""
 
     costs: Values
     tops: Values
     ranks: Values
     rows: Rows
-    stairs: Values
+    stairs: npt.NDArray[np.float64]
     order: Indices
+    sizes: Indices
 
 
 @machine_code
@@ -101,12 +106,14 @@ def labels_of_pairs(
         widest = max(widest, b.start[cell + 1] - b.start[cell])
     few = max(widest, min(_FEW, len(a.points) * len(b.points)))
     rows = np.empty((3, few), np.intp)
-    kept, met, fixed = _room(count, few), _met(count, few), np.empty(forms + 1)
+    levels = _levels(a, b, reach, differing, loss)
+    kept, met, fixed = _room(count, max(len(levels), 1), few), _met(count, few), np.empty(forms + 1)
     done = pairs = 0
     for cell in range(len(a.base)):
         if forms and not reach.outside[cell, 0] < reach.limit:
             continue
-        size = used = near = 0  # labels that stay, those that were taken in, pairs that wait
+        kept.sizes[:] = 0
+        used = near = 0  # labels that were taken in, pairs that wait
         choice, i = 0, -1
         while choice < choices and pairs <= most_pairs:
             choice, i, near, some = _meet(
@@ -115,19 +122,21 @@ def labels_of_pairs(
             pairs += some
             if near == 0:
                 continue
-            kept, size, used = _taken_in(
-                kept, size, used, met, near, float(fixed[forms]), differing, loss, columns
+            kept, used = _taken_in(
+                kept, used, met, near, float(fixed[forms]), differing, loss, columns, levels
             )
             near = 0
-            if done + size > most_labels:
+            if done + kept.sizes.sum() > most_labels:
                 return TOO_MANY, rows
+        size = kept.sizes.sum()
         while done + size > rows.shape[1]:
             rows = wider_rows(rows)
-        for row in range(size):
-            own = kept.order[row]
-            rows[0, done + row], rows[1, done + row] = kept.rows[0, own], kept.rows[1, own]
-            rows[2, done + row] = cell
-        done += size
+        for level in range(len(kept.sizes)):
+            for row in range(kept.sizes[level]):
+                own = kept.order[level, row]
+                rows[0, done], rows[1, done] = kept.rows[0, own], kept.rows[1, own]
+                rows[2, done] = cell
+                done += 1
         if pairs > most_pairs:
             return TOO_MANY, rows
     return done, rows
@@ -156,6 +165,34 @@ def _differing(a: Side, b: Side, reach: Reach, loss: Loss, columns: Indices) -> 
                     fixed[form] += own * reach.weights[form, k]
                 fixed[forms] += own * loss.weights[k]
     return Differing(ours, theirs, weights, excess, fixed, peak, count > 0 and columns[-1] == width - 1)
+
+
+@machine_code
+def _levels(a: Side, b: Side, reach: Reach, differing: Differing, loss: Loss) -> Values:
+    """The values that the peaks of pairs can have, ascending, in steps of the finest range of the grid, where
+    two columns differ besides; one where no more than two columns differ; none where there are too many."""
+    count = len(differing.ours)
+    if count <= _STAIRS:
+        return np.zeros(1)
+    found, levels = np.empty(_MOST_LEVELS), 0
+    if count > _STAIRS + 1 or not differing.is_peak:
+        return found[:0]
+    for peaks in (differing.ours[-1], differing.theirs[-1], reach.peaks):
+        for peak in peaks:
+            row = np.searchsorted(found[:levels], peak)
+            if row < levels and found[row] == peak:
+                continue
+            if levels == _MOST_LEVELS:
+                return found[:0]
+            for at in range(levels, row, -1):
+                found[at] = found[at - 1]
+            found[row] = peak
+            levels += 1
+    step = loss.steps[-1]
+    if step > 0.0:
+        for level in range(levels):
+            found[level] /= step
+    return found[:levels]
 
 
 @machine_code
@@ -213,19 +250,20 @@ def _meet(
 
 @machine_code
 def _taken_in(
-    kept: Kept, size: int, used: int, met: Met, near: int, fixed: float, differing: Differing, loss: Loss,
-    columns: Indices,
-) -> tuple[Kept, int, int]:  # fmt: skip
-    """Hold so many pairs that are near against the labels of their cell: these then, how many stay of them,
-    and how many were taken in. `fixed` is what columns that do not differ make of the excess."""
-    if used + near > len(kept.order):
-        kept, used = _with_room(kept, size, size + near), size
+    kept: Kept, used: int, met: Met, near: int, fixed: float, differing: Differing, loss: Loss,
+    columns: Indices, levels: Values,
+) -> tuple[Kept, int]:  # fmt: skip
+    """Hold so many pairs that are near against the labels of their cell: these then, and how many were taken
+    in. `fixed` is what columns that do not differ make of the excess."""
+    if used + near > kept.order.shape[1]:
+        kept, used = _with_room(kept, near), kept.sizes.sum()
     _on_grid(met, near, fixed, differing.excess, loss, columns)
-    if len(columns) <= _STAIRS:
-        size, used = _onto_stairs(kept, size, used, met, near)
+    if len(levels):
+        used = _onto_stairs(kept, used, met, near, levels)
     else:
-        size = used = _into_blocks(kept, size, met, near)
-    return kept, size, used
+        used = _into_blocks(kept, kept.sizes[0], met, near)
+        kept.sizes[0] = used
+    return kept, used
 
 
 @machine_code
@@ -262,45 +300,111 @@ def _on_grid(found: Met, near: int, fixed: float, weights: Values, loss: Loss, c
 
 
 @machine_code
-def _room(count: int, size: int) -> Kept:
-    """For so many labels; two columns at least."""
+def _room(count: int, levels: int, size: int) -> Kept:
+    """For so many labels on so many levels; two columns at least."""
     width = max(count, _STAIRS)
     costs, tops = np.zeros((width, size)), np.ones((width, size))
     ranks, rows = np.empty((2, size)), np.empty((2, size), np.intp)
-    return Kept(costs, tops, ranks, rows, np.empty((2, size)), np.arange(size))
+    order = np.empty((levels, size), np.intp)
+    for level in range(levels):
+        order[level] = np.arange(size)
+    return Kept(costs, tops, ranks, rows, np.empty((levels, 2, size)), order, np.zeros(levels, np.intp))
 
 
 @machine_code
-def _with_room(kept: Kept, size: int, wanted: int) -> Kept:
-    """The labels that stay, with room for as many as are wanted, and for more."""
-    found = _room(len(kept.costs), max(2 * wanted, _FEW))
-    for row in range(size):
-        own = kept.order[row]
-        for c in range(len(kept.costs)):
-            found.costs[c, row], found.tops[c, row] = kept.costs[c, own], kept.tops[c, own]
-        for k in range(2):
-            found.ranks[k, row], found.rows[k, row] = kept.ranks[k, own], kept.rows[k, own]
-            found.stairs[k, row] = kept.stairs[k, row]
+def _with_room(kept: Kept, wanted: int) -> Kept:
+    """The labels that stay, with room for as many more as are wanted, and for yet more."""
+    levels = len(kept.sizes)
+    found = _room(len(kept.costs), levels, max(2 * (kept.sizes.sum() + wanted), _FEW))
+    to = 0
+    for level in range(levels):
+        for row in range(kept.sizes[level]):
+            own = kept.order[level, row]
+            for c in range(len(kept.costs)):
+                found.costs[c, to], found.tops[c, to] = kept.costs[c, own], kept.tops[c, own]
+            for k in range(2):
+                found.ranks[k, to], found.rows[k, to] = kept.ranks[k, own], kept.rows[k, own]
+                found.stairs[level, k, row] = kept.stairs[level, k, row]
+            found.order[level, row] = to
+            to += 1
+        found.sizes[level] = kept.sizes[level]
     return found
 
 
 @machine_code
-def _onto_stairs(kept: Kept, size: int, used: int, found: Met, near: int) -> tuple[int, int]:
-    """Take in so many pairs where at most two columns differ; how many labels stay then, and how
-    many were taken in. Those that stay ascend in the first column and descend in the second: of two that
-    differ no other way the one that costs no more is in no coarser range."""
-    firsts, seconds, order = kept.stairs[0], kept.stairs[1], kept.order
-    places, ranks = kept.ranks[0], kept.ranks[1]
-    for each in range(near):
+def _onto_stairs(kept: Kept, used: int, found: Met, near: int, levels: Values) -> int:
+    """Take in so many pairs where at most two columns differ, and peaks on these levels; how many were taken
+    in then. What stands for a pair on a lower level does here."""
+    if len(levels) == 1:
+        return _onto_level(kept, 0, used, found, np.arange(near))
+    own = np.searchsorted(levels, found.costs[-1, :near])
+    for level in range(len(levels)):
+        some = np.flatnonzero(own == level)
+        for other in range(level):
+            some = _unmatched(kept, other, found, some)
+        before = used
+        used = _onto_level(kept, level, used, found, some)
+        for other in range(level + 1, len(levels)):
+            for row in range(before, used):
+                _fall(kept, other, kept.costs[0, row], kept.costs[1, row])
+    return used
+
+
+@machine_code
+def _unmatched(kept: Kept, level: int, found: Met, some: Indices) -> Indices:
+    """Those of some pairs for which no label of a lower level stands."""
+    firsts, seconds, order = kept.stairs[level, 0], kept.stairs[level, 1], kept.order[level]
+    places, size, left = kept.ranks[0], kept.sizes[level], 0
+    for each in some:
+        row = _first_beyond(firsts, size, found.tops[0, each]) - 1
+        second_top, place = found.tops[1, each], found.places[each]
+        while row >= 0 and seconds[row] < second_top and places[order[row]] > place:
+            row -= 1
+        if row < 0 or not seconds[row] < second_top:
+            some[left] = each
+            left += 1
+    return some[:left]
+
+
+@machine_code
+def _fall(kept: Kept, level: int, first: float, second: float) -> None:
+    """Take from a higher level what costs no less in both columns."""
+    firsts, seconds, order = kept.stairs[level, 0], kept.stairs[level, 1], kept.order[level]
+    size = kept.sizes[level]
+    low = stop = _first_beyond(firsts, size, first)
+    while stop < size and seconds[stop] >= second:
+        stop += 1
+    if stop > low:
+        _shift(firsts, stop, size, low - stop)
+        _shift(seconds, stop, size, low - stop)
+        _shift(order, stop, size, low - stop)
+        kept.sizes[level] = size + low - stop
+
+
+@machine_code
+def _first_beyond(firsts: Values, size: int, first: float) -> int:
+    """The first of so many ascending values that is not below one."""
+    low, end = 0, size
+    while low < end:
+        middle = (low + end) // 2
+        if firsts[middle] < first:
+            low = middle + 1
+        else:
+            end = middle
+    return low
+
+
+@machine_code
+def _onto_level(kept: Kept, level: int, used: int, found: Met, some: Indices) -> int:
+    """Take in some pairs of one level; how many were taken in then. Those that stay ascend in the first
+    column and descend in the second: of two that differ no other way the one that costs no more is in no
+    coarser range."""
+    firsts, seconds, order = kept.stairs[level, 0], kept.stairs[level, 1], kept.order[level]
+    places, ranks, size = kept.ranks[0], kept.ranks[1], kept.sizes[level]
+    for each in some:
         first, second, place = found.costs[0, each], found.costs[1, each], found.places[each]
         first_top, second_top, rank = found.tops[0, each], found.tops[1, each], found.sums[each]
-        low, end = 0, size  # the first that is too far in the first column
-        while low < end:
-            middle = (low + end) // 2
-            if firsts[middle] < first_top:
-                low = middle + 1
-            else:
-                end = middle
+        low = _first_beyond(firsts, size, first_top)
         row, is_matched = low - 1, False
         while row >= 0 and seconds[row] < second_top and not is_matched:
             own = order[row]
@@ -326,17 +430,18 @@ def _onto_stairs(kept: Kept, size: int, used: int, found: Met, near: int) -> tup
         _shift(order, stop, size, shift)
         size += shift
         firsts[low], seconds[low], order[low] = first, second, used
-        kept.costs[0, used], kept.costs[1, used] = first, second
-        kept.tops[0, used], kept.tops[1, used] = first_top, second_top
+        for c in range(len(found.costs)):
+            kept.costs[c, used], kept.tops[c, used] = found.costs[c, each], found.tops[c, each]
         places[used], ranks[used] = place, rank
         kept.rows[0, used], kept.rows[1, used] = found.rows[0, each], found.rows[1, each]
         used += 1
-    return size, used
+    kept.sizes[level] = size
+    return used
 
 
 @machine_code
 def _stands_for(kept: Kept, first: float, second: float, place: float, row: int) -> bool:
-    """Whether a label of two columns stands for one that was taken in."""
+    """Whether a label stands for one of its level that was taken in."""
     is_below = first < kept.tops[0, row] and second < kept.tops[1, row]
     return bool(is_below and kept.ranks[0, row] >= place)
 
