@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import log2
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from shardwise.cluster import Cluster, Mesh
 from shardwise.cost.layouts.block import ROLES, LaidBlock, Role, Sharing, Surroundings, Variable, laid_block
@@ -51,20 +51,37 @@ class LaidOut:
 
     def layout(self, solution: Sequence[Chosen]) -> GraphLayout:
         """The layout that a solution of the chain chose, repetitions one by one."""
-        chain = self.chain
-        places = [place for place, link in enumerate(chain) for _ in range(link.repeat)]
-        stored: dict[str, Placements] = {}
-        blocks = []
-        for place, chosen in zip(places, solution, strict=True):
-            found: dict[Role, dict[str, Any]] = {role: {} for role in ROLES}
-            for variable, choice in zip(self.variables[place], chosen.choices, strict=True):
-                found[variable.role][variable.name] = variable.options[choice]
-            block = self.graph.blocks[place]
-            stored |= {name: form for name, form in found["stored"].items() if name in found["used"]}
-            found["stored"] |= {name: stored[name] for name in found["used"]}
-            is_kept = chain[place].modes[chosen.mode][0] == "kept"
-            blocks.append(BlockLayout(name=block.name, mode="kept" if is_kept else "recomputed", **found))
-        return GraphLayout(ranks=self.mesh.ranks, blocks=tuple(blocks))
+        return self.layouts([solution])[0]
+
+    def layouts(self, solutions: Sequence[Sequence[Chosen]]) -> list[GraphLayout]:
+        """The same of many; blocks that chose alike are told once."""
+        places = [place for place, link in enumerate(self.chain) for _ in range(link.repeat)]
+        told: dict[tuple[int, int, tuple[int, ...]], BlockLayout] = {}
+        found = []
+        for solution in solutions:
+            stored: dict[str, Placements] = {}
+            blocks = []
+            for place, chosen in zip(places, solution, strict=True):
+                key = (place, chosen.mode, chosen.choices)
+                if key not in told:
+                    told[key] = self._block(place, chosen)
+                block = told[key]
+                stored |= {name: form for name, form in block.stored.items() if name in block.used}
+                if block.used:
+                    shared = {name: stored[name] for name in block.used}
+                    block = replace(block, stored={**block.stored, **shared})
+                blocks.append(block)
+            found.append(GraphLayout(ranks=self.mesh.ranks, blocks=tuple(blocks)))
+        return found
+
+    def _block(self, place: int, chosen: Chosen) -> BlockLayout:
+        """What one block chose; a parameter that several read is stored where the first of them is."""
+        found: dict[Role, dict[str, Any]] = {role: {} for role in ROLES}
+        for variable, choice in zip(self.variables[place], chosen.choices, strict=True):
+            found[variable.role][variable.name] = variable.options[choice]
+        is_kept = self.chain[place].modes[chosen.mode][0] == "kept"
+        mode: Literal["kept", "recomputed"] = "kept" if is_kept else "recomputed"
+        return BlockLayout(name=self.graph.blocks[place].name, mode=mode, **found)
 
 
 def layout_chain(graph: OpGraph, cluster: Cluster, training: Training, mesh: Mesh) -> LaidOut:

@@ -327,11 +327,11 @@ def unfolded(table: Labels, rows: Indices) -> list[Indices]:
     return [leaf for origin, own in table.origins for leaf in unfolded(origin, own[rows])]
 
 
-def chosen(table: Labels, row: int) -> dict[int, int]:
-    """The choice of every variable that went into a label."""
+def chosen(table: Labels, rows: Indices) -> dict[int, Indices]:
+    """The choice of every variable that went into some labels, one for each of them."""
     if not table.origins:
-        return {variable: int(at[0]) for variable, at in table.coordinates([row]).items()}
-    found: dict[int, int] = {}
-    for origin, rows in table.origins:
-        found |= chosen(origin, int(rows[row]))
+        return table.coordinates(rows)
+    found: dict[int, Indices] = {}
+    for origin, own in table.origins:
+        found |= chosen(origin, own[rows])
     return found

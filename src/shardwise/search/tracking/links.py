@@ -43,12 +43,17 @@ class LinkLabels:
         table = replace(self.table, cells=self.table.cells[best], points=points[best])
         return replace(self, table=table, modes=self.modes[best], rows=self.rows[best])
 
-    def choice(self, row: int) -> Choice:
-        """What a label chose."""
-        mode = int(self.modes[row])
-        found = chosen(self.by_mode[mode], int(self.rows[row]))
-        part = self.link.modes[mode][1]
-        return Choice(mode, tuple(found[variable] for variable in range(len(part.sizes))))
+    def choices(self, rows: Indices) -> list[Choice]:
+        """What each of some labels chose."""
+        found: list[Choice | None] = [None] * len(rows)
+        for mode in np.unique(self.modes[rows]).tolist():
+            own = np.flatnonzero(self.modes[rows] == mode)
+            by_variable = chosen(self.by_mode[mode], self.rows[rows[own]])
+            columns = [by_variable[variable] for variable in range(len(self.link.modes[mode][1].sizes))]
+            told = np.stack(columns, axis=1).tolist() if columns else [[]] * len(own)
+            for place, numbers in zip(own.tolist(), told, strict=True):
+                found[place] = Choice(mode, tuple(numbers))
+        return [choice for choice in found if choice is not None]
 
 
 def link_labels(

@@ -36,7 +36,7 @@ class Walked:
         choices: list[list[Choice]] = []
         for place, own in zip(occurrences(self.chain), unfolded(self.end, rows), strict=True):
             known, inverse = np.unique(own, return_inverse=True)
-            found = [self.links[place].choice(int(row)) for row in known]
+            found = self.links[place].choices(known)
             choices.append([found[at] for at in inverse])
         return list(zip(*choices, strict=True))
 
