@@ -238,6 +238,43 @@ def test_cases_of_one_question_have_one_frontier() -> None:
     assert used == {0, 1, 2}
 
 
+def fitting(seed: int, epsilon: float) -> bool:
+    """Whether what is found below some limit of memory matches all of the frontier that fits, and is the
+    smallest where nothing does."""
+    chain = chain_of(seed)
+    expected = frontier_by_definition(chain)
+    for _, most in expected:
+        for limit in (most, most - 0.5):
+            points = as_points(tracked([chain], epsilon=epsilon, most_bytes=limit).points)
+            left = [point for point in expected if point[1] <= limit]
+            sure = [point for point in left if point[1] * (1.0 + epsilon) <= limit]
+            if sure and not (matches(points, sure, epsilon) and all(point[1] <= limit for point in points)):
+                return False
+            if not left and not (len(points) == 1 and points[0][1] <= most * (1.0 + epsilon)):
+                return False
+            if left and epsilon == 0.0 and points != left:
+                return False
+    return True
+
+
+@pytest.mark.parametrize("epsilon", [0.0, 0.2])
+def test_only_what_fits_is_found(epsilon: float) -> None:
+    assert all(fitting(seed, epsilon) for seed in range(60))
+
+
+CORNERS = found.Found.corners
+
+
+def lower(own: found.Found, epsilon: float) -> Any:
+    """Corners of what fits that are taken for lower than they are."""
+    return CORNERS(own, epsilon) * np.where(np.isfinite(own.most_bytes), 0.8, 1.0)
+
+
+def test_a_limit_that_is_taken_for_less_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(found.Found, "corners", lower)
+    assert not all(fitting(seed, 0.0) for seed in range(60))
+
+
 def test_modes_of_what_is_most_of_a_chain_are_cases() -> None:
     """Each has one mode of one link, and all choices besides; chains without such a link are one case."""
     counts = []
@@ -314,19 +351,26 @@ def nearer(own: bounds.Bounds, spans: tuple[range, range], outside: Any, least: 
 
 WITH_OTHERS, OF = forms.Forms.with_others, labels.Within.of
 
+BELOW = forms.Forms.below
+
+
+def in_smaller_boxes(own: forms.Forms, weights: Any, share: float, parts: Any, reach: float) -> forms.Forms:
+    """Boxes, and all other forms, that are taken for a tenth smaller than they are."""
+    return BELOW(own, weights, share, parts, 0.9 * reach)
+
 
 def with_more_peak(own: forms.Forms, near: Any) -> forms.Forms:
     """Forms that weigh a peak that is in one link alone more than the largest peak weighs."""
     found = WITH_OTHERS(own, near)
     more = np.where(np.arange(len(found.shares)) > 0, 1.5, 1.0)[:, None]
-    return forms.Forms(found.weights, found.shares, more * found.peaks)
+    return replace(found, peaks=more * found.peaks)
 
 
 def with_both_times(own: forms.Forms, near: Any) -> forms.Forms:
     """Forms that count half of the exposed time besides all of the hidden time."""
     found = WITH_OTHERS(own, near)
     more = np.where(np.arange(len(found.shares)) > 0, 1.5, 1.0)
-    return forms.Forms(found.weights, more * found.shares, found.peaks)
+    return replace(found, shares=more * found.shares)
 
 
 def by_one_form_too_much(within: labels.Within, cells: Any, points: Any) -> Any:
@@ -340,6 +384,7 @@ def by_one_form_too_much(within: labels.Within, cells: Any, points: Any) -> Any:
     [
         (forms.Forms, "with_others", with_more_peak),
         (forms.Forms, "with_others", with_both_times),
+        (forms.Forms, "below", in_smaller_boxes),
         (labels.Within, "of", by_one_form_too_much),
         (labels._Joint, "points", broken_edge),
         (labels, "measures", without_peak),
@@ -366,7 +411,7 @@ def test_every_form_of_a_line_is_below_the_measures_of_solutions() -> None:
         chain = long_chain(seed)
         own = state.State.of(0, chain, prune.Narrowed.of(chain), found.Found(), 0.0)
         weights, parts = np.array([1.0, 0.7]), np.full(len(chain), 1.0 / sum(link.repeat for link in chain))
-        every = forms.Forms(weights, np.array([0.4]), parts[None]).with_others(own.narrowed)
+        every = forms.Forms.of_line(weights, 0.4, parts, 1.0).with_others(own.narrowed)
         sums = every.of(own, own.narrowed).weighing
         assert len(every.shares) > 1
         for solution in by_labels(chain, walk.merged)[1]:
@@ -376,6 +421,19 @@ def test_every_form_of_a_line_is_below_the_measures_of_solutions() -> None:
             assert (told <= weights @ measures(costs) * (1.0 + 1e-12)).all(), seed
             others += int(told.argmax() > 0)
     assert others > 50
+
+
+def test_what_was_seen_in_a_box_is_not_all_that_was() -> None:
+    """By t + m, of a line at 4 that was looked at up to 10 where t is below 4: (3, 6) weighs 9; (3, 8) weighs
+    11, and at (6, 3), of weight 9, only what is below 4 was seen."""
+    own = lines.Lines()
+    own.add(np.array([[1.0, 1.0]]), np.ones(1), np.zeros((1, 1)), np.array([4.0]))
+    corners = np.array([[3.0, 6.0], [3.0, 8.0], [6.0, 3.0], [2.0, 1.0]])
+    assert lines.is_open(own, corners).tolist() == [True, True, True, False]
+    own.advance(0, 10.0, np.array([4.0, 9.0]))
+    assert lines.is_open(own, corners).tolist() == [False, True, True, False]
+    own.advance(0, 10.0, np.array([np.inf, np.inf]))
+    assert lines.is_open(own, corners).tolist() == [False, True, False, False]
 
 
 @pytest.mark.parametrize("lowered", [1.0, 0.8])

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from time import perf_counter, process_time
 from typing import Any
 
+import numpy as np
+
 from shardwise.cluster import Cluster, Mesh, part_of, part_sizes, tier_mesh
 from shardwise.cost import LaidOut, Training, layout_chain, price_layout
 from shardwise.errors import Infeasible, InternalError
@@ -18,7 +20,7 @@ from shardwise.search.curves import Curve, Point, Reference
 from shardwise.search.drive import Progress
 from shardwise.search.mesh_choice import MeshChoice
 from shardwise.search.tracking import tracked
-from shardwise.search.tracking.track import Effort
+from shardwise.search.tracking.track import Effort, Tracked
 from shardwise.units import format_bytes
 
 MOST_LABELS = 200_000
@@ -83,18 +85,19 @@ class GraphCurves:
         start_s, start_cpu_s = perf_counter(), process_time()
         cluster = part_of(self.cluster, devices)
         laid = self.laid_out(devices)
-        found = tracked([each.chain for each in laid], epsilon=epsilon, most_labels=MOST_LABELS)
         limit_bytes = self.limit_bytes(devices)
+        chains = [each.chain for each in laid]
+        found = tracked(chains, epsilon=epsilon, most_labels=MOST_LABELS, most_bytes=limit_bytes)
+        fitting = np.flatnonzero(found.points[:, 1] <= limit_bytes).tolist()
         points = tuple(
             Point(
-                time_s=float(time_s),
-                memory_bytes=float(memory_bytes),
-                cost_usd=usd_per_step(cluster, float(time_s)),
+                time_s=float(found.points[row, 0]),
+                memory_bytes=float(found.points[row, 1]),
+                cost_usd=usd_per_step(cluster, float(found.points[row, 0])),
                 devices=devices,
-                layout=laid[mesh].layout(solution),
+                layout=layout,
             )
-            for (time_s, memory_bytes), (mesh, solution) in zip(found.points, found.solutions, strict=True)
-            if memory_bytes <= limit_bytes
+            for row, layout in zip(fitting, _layouts(laid, found, fitting), strict=True)
         )
         return GraphCurve(
             devices=devices,
@@ -151,3 +154,12 @@ def layouts_on_all(laid: Sequence[LaidOut]) -> Mapping[str, int]:
     for each in laid:
         total.update(each.layouts_per_operator)
     return dict(total)
+
+
+def _layouts(laid: Sequence[LaidOut], found: Tracked, rows: Sequence[int]) -> list[GraphLayout]:
+    """The layouts of some points, in their order."""
+    told: dict[int, GraphLayout] = {}
+    for mesh, own in enumerate(laid):
+        ours = [row for row in rows if found.solutions[row][0] == mesh]
+        told |= zip(ours, own.layouts([found.solutions[row][1] for row in ours]), strict=True)
+    return [told[row] for row in rows]

@@ -23,8 +23,9 @@ ALIKE = 1e-3
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Forms:
-    """Weights (2) of time and memory in J forms: `shares` (J) of hidden_s in time's, and `peaks` (J, links),
-    the parts of the peak's in each occurrence of a link. The first is the line as it was drawn.
+    """Weights (J, 2) of time and memory in J forms, `shares` (J) of hidden_s in time's, and `peaks` (J,
+    links), the parts of the peak's in each occurrence of a link: what is wanted weighs less than `reach` in
+    all of them. The first is a line as it was drawn.
 
     The larger time is no less than any mean of both, the largest peak no less than any mean of peaks: a
     solution within reach is within reach in every form. As it was drawn the line is highest, and yet a label
@@ -34,21 +35,37 @@ class Forms:
     weights: Values
     shares: Values
     peaks: Values
+    reach: float
+
+    @staticmethod
+    def of_line(weights: Values, share: float, peaks: Values, reach: float) -> Forms:
+        """A line as it was drawn, of weights (2) and peaks (links)."""
+        return Forms(weights[None], np.array([share]), peaks[None], reach)
+
+    def below(self, weights: Values, share: float, peaks: Values, reach: float) -> Forms:
+        """Besides, what is wanted weighs less than `reach` by these: as if by as much as in the others."""
+        scaled = weights * (self.reach / reach)
+        return Forms(
+            np.concatenate([self.weights, scaled[None]]), np.append(self.shares, share),
+            np.concatenate([self.peaks, peaks[None]]), self.reach,
+        )  # fmt: skip
 
     def with_others(self, near: Narrowed) -> Forms:
         """Besides, the forms that have one time alone, or the peak of one link alone, as far as solutions
         differ in them."""
-        share, parts = self.shares[0], self.peaks[0]
-        found = [(share, parts)]
-        if self.weights[0] > 0.0 and near.decided_share is None:
-            found += [(one, parts) for one in (1.0, 0.0) if abs(one - share) > ALIKE]
-        if self.weights[1] > 0.0:
+        weights, share, parts = self.weights[0], self.shares[0], self.peaks[0]
+        found = self
+        if weights[0] > 0.0 and near.decided_share is None:
+            for one in (1.0, 0.0):
+                if abs(one - share) > ALIKE:
+                    found = found.below(weights, one, parts, self.reach)
+        if weights[1] > 0.0:
             for place, link in enumerate(near.chain):
                 alone = np.zeros(len(near.chain))
                 alone[place] = 1.0 / link.repeat
                 if _has_temporaries(link) and np.abs(alone - parts).max() > ALIKE:
-                    found.append((share, alone))
-        return Forms(self.weights, np.array([one for one, _ in found]), np.array([own for _, own in found]))
+                    found = found.below(weights, share, alone, self.reach)
+        return found
 
     def highest(self, state: State, near: Narrowed) -> Weighed:
         """A chain under the line as it was drawn, and those of the others whose least sums are highest."""
@@ -57,12 +74,11 @@ class Forms:
             return found
         others = 1 + np.argsort(-found.least[1:], kind="stable")[: MOST - 1]
         rows = np.array([0, *others.tolist()], dtype=np.intp)
-        return Forms(self.weights, self.shares[rows], self.peaks[rows]).of(state, near)
+        return Forms(self.weights[rows], self.shares[rows], self.peaks[rows], self.reach).of(state, near)
 
     def of(self, state: State, near: Narrowed) -> Weighed:
         """A chain under all of them."""
-        weights = np.repeat(self.weights[None], len(self.shares), axis=0)
-        return state.weighed(near, weights, self.shares, self.peaks)
+        return state.weighed(near, self.weights, self.shares, self.peaks)
 
 
 def _has_temporaries(link: Link) -> bool:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from math import inf, isfinite
 
 import numpy as np
 import numpy.typing as npt
 
 from shardwise.frontier import reduce
+from shardwise.search.tracking.lines import SLACK
 from shardwise.search.tracking.solution import Measure, Solution
 
 Values = npt.NDArray[np.float64]
@@ -15,8 +17,10 @@ Values = npt.NDArray[np.float64]
 
 @dataclass(slots=True)
 class Found:
-    """Solutions, each with the number of its chain, by time; `points` (n, 2)."""
+    """Solutions, each with the number of its chain, by time; `points` (n, 2). Those that take more than
+    `most_bytes` only tell where lines are worth drawing: nothing has to match what takes as much."""
 
+    most_bytes: float = inf
     points: Values = field(default_factory=lambda: np.empty((0, 2)))
     solutions: list[tuple[int, Solution]] = field(default_factory=list)
 
@@ -28,21 +32,38 @@ class Found:
         self.points, self.solutions = points[kept], [every[row] for row in kept.tolist()]
 
     def corners(self, epsilon: float) -> Values:
-        """(n + 1, 2): whatever no found point matches within a factor 1 + epsilon is below one of these in
-        both.
+        """(n + 1, 2): whatever fits by a factor 1 + epsilon, and no point that fits matches within it, is
+        below one of these in both. Nothing is below that of a point which does not fit: (0, 0).
 
-        Between two neighbours: less time than the slower, less memory than the larger; before the first and
-        after the last: less than its time, or its memory.
+        Between two neighbours: less time than the slower, less memory than the larger, or than what fits;
+        before the first and after the last: less than its time, or its memory.
         """
         times = np.concatenate([self.points[:, 0], [np.inf]])
         memories = np.concatenate([[np.inf], self.points[:, 1]])
-        return np.column_stack([times, memories]) / (1.0 + epsilon)
+        if isfinite(self.most_bytes):
+            # A little above it, so that what takes just as much is below that.
+            memories[memories > self.most_bytes] = self.most_bytes * (1.0 + 4.0 * SLACK)
+        corners = np.column_stack([times, memories]) / (1.0 + epsilon)
+        corners[:-1][self.points[:, 1] > self.most_bytes] = 0.0
+        return corners
+
+    def ends(self, epsilon: float) -> Values:
+        """The corners of less than the least time, and of less than the least memory, (2, 2): (0, 0) where
+        the fastest does not fit. The least memory matters even where that does not."""
+        if not len(self.points):
+            return np.full((2, 2), np.inf)
+        fastest, smallest = self.points[0], self.points[-1]
+        first = [fastest[0], np.inf] if fastest[1] <= self.most_bytes else [0.0, 0.0]
+        return np.array([first, [np.inf, smallest[1]]]) / (1.0 + epsilon)
 
     def thinned(self, epsilon: float) -> Found:
-        """As few of them as still match each within a factor 1 + epsilon: the fastest, and from there always
-        the slowest that matches all it passes by."""
-        kept = representatives(self.points, epsilon)
-        return Found(self.points[kept], [self.solutions[row] for row in kept.tolist()])
+        """As few of those that fit as still match each within a factor 1 + epsilon: the fastest, and from
+        there always the slowest that matches all it passes by. Where none fits, the smallest."""
+        fitting = np.flatnonzero(self.points[:, 1] <= self.most_bytes)
+        if not len(fitting):
+            fitting = np.arange(len(self.points))[-1:]
+        kept = fitting[representatives(self.points[fitting], epsilon)]
+        return Found(self.most_bytes, self.points[kept], [self.solutions[row] for row in kept.tolist()])
 
 
 def representatives(points: Values, epsilon: float) -> npt.NDArray[np.intp]:

@@ -13,13 +13,23 @@ SLACK = 1e-11
 """Rounding of sums added in different orders, relative: a bound this close above a corner does not cut it."""
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Seen:
+    """What a look has seen: every solution that takes less than `box` (2) of both, and weighs less than
+    `limit` by `weights` (2), is matched by one that was found."""
+
+    weights: Values
+    limit: float
+    box: Values
+
+
 @dataclass(slots=True)
 class Lines:
     """Every solution with weights @ (time, memory) below `least` is matched by one that was found; none at
     all is below `drawn`.
 
     Weights (J, 2), least and drawn (J). `shares` (J) are the share of hidden_s in time's weight with which
-    the line was drawn, `peaks` (J, links) the parts of the peak's.
+    the line was drawn, `peaks` (J, links) the parts of the peak's. `seen` is what was seen of some part.
     """
 
     weights: Values = field(default_factory=lambda: np.empty((0, 2)))
@@ -27,6 +37,7 @@ class Lines:
     least: Values = field(default_factory=lambda: np.empty(0))
     drawn: Values = field(default_factory=lambda: np.empty(0))
     peaks: list[Values] = field(default_factory=list)
+    seen: list[Seen] = field(default_factory=list)
 
     def add(self, weights: Values, shares: Values, peaks: Values, least: Values) -> None:
         """Lines as they are drawn: what no solution at all is below. Of like weights the highest stays."""
@@ -56,9 +67,12 @@ class Lines:
         picked = np.linspace(0, len(near) - 1, min(count, len(near))).astype(np.intp)
         return np.asarray(by_slope[picked])
 
-    def advance(self, line: int, limit: float) -> None:
-        """All solutions below `limit` are matched now."""
-        self.least[line] = max(float(self.least[line]), limit)
+    def advance(self, line: int, limit: float, box: Values) -> None:
+        """All solutions below `limit`, and below `box` (2) in time and memory, are matched now."""
+        if np.isinf(box).all():
+            self.least[line] = max(float(self.least[line]), limit)
+        else:
+            self.seen.append(Seen(self.weights[line], limit, box))
 
 
 def weighted(weights: Values, points: Values) -> Values:
@@ -72,5 +86,8 @@ def weighted(weights: Values, points: Values) -> Values:
 
 
 def is_open(lines: Lines, corners: Values) -> npt.NDArray[np.bool_]:
-    """Which corners have something below them that no line forbids, (n)."""
-    return np.asarray((lines.least[None] < weighted(lines.weights, corners) * (1.0 - SLACK)).all(axis=1))
+    """Which corners have something below them that no line forbids, and no look has seen, (n)."""
+    found = (lines.least[None] < weighted(lines.weights, corners) * (1.0 - SLACK)).all(axis=1)
+    for seen in lines.seen:
+        found &= (corners > seen.box).any(axis=1) | (corners @ seen.weights * (1.0 - SLACK) > seen.limit)
+    return np.asarray(found)

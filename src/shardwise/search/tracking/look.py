@@ -53,13 +53,18 @@ class Losses:
         return float(weights @ [self.labels[:2].max(), self.labels[2:].sum()])
 
 
-def look(state: State, line: int, limit: float, losses: Losses) -> None:
-    """Find all solutions whose sum, weighted as in a line, is below the limit, up to the losses.
+EVERYWHERE = np.array([np.inf, np.inf])
+"""A box that all is in."""
+
+
+def look(state: State, line: int, limit: float, losses: Losses, box: Values = EVERYWHERE) -> None:
+    """Find all solutions below `box` (2) in time and memory whose sum, weighted as in a line, is below the
+    limit, up to the losses.
 
     A line of one objective is looked at for the least of it alone.
     """
     if state.lines.weights[line].all():
-        end = _near(state, state.narrowed, line, limit, losses)
+        end = _near(state, state.narrowed, line, limit, losses, box)
         if end is not None:
             near, labels = end
             wanted = _wanted(state, labels.points, losses.points)
@@ -68,35 +73,37 @@ def look(state: State, line: int, limit: float, losses: Losses) -> None:
         column = int(np.flatnonzero(state.lines.weights[line])[0])
         others = (2, 3, 4) if column == 0 else (0, 1)
         alone = replace(state.narrowed, chain=without(state.narrowed.chain, *others))
-        end = _near(state, alone, line, limit, losses)
+        end = _near(state, alone, line, limit, losses, EVERYWHERE)
         if end is not None:
             near, labels = end
             state.take(near.originals(labels.solutions()))
             lost = losses.labels[:2].max() if column == 0 else losses.labels[2:].sum()
             least = float(labels.points[:, column].min() - lost)
             limit = min(limit, float(state.lines.weights[line, column]) * least)
-    state.lines.advance(line, limit)
+    state.lines.advance(line, limit, box)
 
 
 def _near(
-    state: State, start: Narrowed, line: int, limit: float, losses: Losses
+    state: State, start: Narrowed, line: int, limit: float, losses: Losses, box: Values
 ) -> tuple[Narrowed, Walked] | None:
-    """What is left of a chain near a line, and the end of the walk along it; None where nothing is.
+    """What is left of a chain near a line and in a box, and the end of the walk along it; None where nothing
+    is.
 
     What stands for a solution may weigh as much more as it costs more.
     """
     weights, peaks = state.lines.weights[line], state.lines.peaks[line][None]
-    as_drawn = Forms(weights, state.lines.shares[line : line + 1], peaks)
-    near = _within(start, as_drawn.of(state, start), limit + losses.weighing(weights))
+    as_drawn = _forms(state, start, line, limit, losses, box)
+    near = _within(start, as_drawn.of(state, start), as_drawn.reach)
     if not all(link.modes for link in near.chain):
         return None
     if weights.all():
         losses = _own(state, near, peaks, losses)
-    reach = limit + losses.weighing(weights)
     near = replace(near, chain=simplified(near.chain))
+    as_drawn = _forms(state, near, line, limit, losses, box)
+    reach = as_drawn.reach
     near = _in_one_time(state, near, weights, peaks, reach)
     before, forms = near, as_drawn.with_others(near)
-    if len(forms.shares) > 1:
+    if len(forms.shares) > len(as_drawn.shares):
         near = _within(before, forms.of(state, before), reach)
         if not all(link.modes for link in near.chain):
             return None
@@ -112,6 +119,24 @@ def _near(
     end = walked(near.chain, links, bounds)
     state.labels += sum(len(link.table) for link in links) + len(end.end)
     return (near, end) if len(end.points) else None
+
+
+def _forms(state: State, near: Narrowed, line: int, limit: float, losses: Losses, box: Values) -> Forms:
+    """A line as it was drawn, and time and memory alone where a box bounds them."""
+    lines = state.lines
+    weights = lines.weights[line]
+    reach = limit + losses.weighing(weights)
+    found = Forms.of_line(weights, float(lines.shares[line]), lines.peaks[line], reach)
+    for column, alone in enumerate(np.eye(2)):
+        own = np.flatnonzero((lines.weights > 0.0).astype(np.float64) @ (1.0 - alone) == 0.0)
+        if not np.isfinite(box[column]) or not len(own):
+            continue
+        best = int(own[lines.drawn[own].argmax()])
+        below = float(box[column]) + losses.weighing(alone)
+        shares = [float(lines.shares[best])] if column or near.decided_share is not None else [1.0, 0.0]
+        for share in shares:
+            found = found.below(alone, share, lines.peaks[best], below)
+    return found
 
 
 def _choices(near: Narrowed) -> int:

@@ -35,11 +35,15 @@ FIRST_REACH = 0.5
 FIRST_PART = 1.0 / 16.0
 """The same where there is no epsilon, of the way to what is open."""
 
-FURTHER, FAR, FEW_LABELS = 2.5, 8.0, 600
+FURTHER, FAR, FEW_LABELS = 4.0, 8.0, 1500
 """How much further the next look at a line goes; the second where this one kept fewer labels than that."""
 
 MARGIN = 1.15
 """How far looks go at most, of the way to the furthest corner that is open: what they find opens others."""
+
+WIDE = 10.0
+"""A look keeps to a box around the corners for which it is made, and those that are at most so many times as
+far beyond its line as it goes: what it finds there may close them."""
 
 HALVINGS = 40
 """Steps to the least epsilon that is proven."""
@@ -69,7 +73,9 @@ class Tracked:
     efforts: tuple[Effort, ...]
 
 
-def tracked(chains: Sequence[Chain], *, epsilon: float = 0.0, most_labels: float = inf) -> Tracked:
+def tracked(
+    chains: Sequence[Chain], *, epsilon: float = 0.0, most_labels: float = inf, most_bytes: float = inf
+) -> Tracked:
     """Track the frontier of all `chains` together, exact up to a relative `epsilon`.
 
     Several chains are the cases of one question, such as meshes to choose from; a chain of which one link is
@@ -86,17 +92,20 @@ def tracked(chains: Sequence[Chain], *, epsilon: float = 0.0, most_labels: float
     tracking = (1.0 + epsilon) / (1.0 + epsilon * ANSWER_SHARE) - 1.0
     labels = tracking * LABELS_SHARE
     points = (1.0 + tracking) / (1.0 + labels) - 1.0
-    found = Found()
-    states = []
-    for number, start in [(number, each) for number, chain in enumerate(chains) for each in cases_of(chain)]:
-        state = State.of(number, chains[number], start, found, tracking)
-        losses = Losses.of(labels, points, *draw_ends(state))
-        tried = draw_first(state)
+    found = Found(most_bytes)
+    cases = [(number, each) for number, chain in enumerate(chains) for each in cases_of(chain)]
+    states = [State.of(number, chains[number], start, found, tracking) for number, start in cases]
+    # What a case finds is held against the others: all lines of all cases come before any look at one.
+    losses = [Losses.of(labels, points, *draw_ends(state)) for state in states]
+    tried = [draw_first(state) for state in states]
+    for state, own in zip(states, losses, strict=True):
         with suppress(TooManyLabels):
-            _settle_ends(state, losses)
-        draw_between(state, tried)
-        _settle(state, losses, most_labels)
-        states.append(state)
+            _settle_ends(state, own)
+    for _ in range(2):
+        for state, slopes in zip(states, tried, strict=True):
+            draw_between(state, slopes)
+    for state, own in zip(states, losses, strict=True):
+        _settle(state, own, most_labels)
     answer = found.thinned(epsilon * ANSWER_SHARE)
     efforts = tuple(
         _effort(chain, [state for state in states if state.case == number])
@@ -109,7 +118,7 @@ def _settle_ends(state: State, losses: Losses) -> None:
     """The least time and the least memory of all solutions, where lines alone do not tell."""
     for column in (0, 1):
         alone = np.flatnonzero(state.lines.weights[:, 1 - column] == 0.0)
-        corner = state.found.corners(state.matched)[(0, -1)[column]]
+        corner = state.found.ends(state.matched)[column]
         if state.is_exhausted or not is_open(state.lines, corner[None])[0]:
             continue
         line = int(alone[state.lines.least[alone].argmax()])
@@ -126,15 +135,18 @@ def _settle(state: State, losses: Losses, most_labels: float) -> None:
     while not state.is_exhausted and state.labels < most_labels:
         corners = state.open_corners()
         corners = corners[np.isfinite(corners).all(axis=1)]  # the ends are settled, or never will be
-        line, wanted = _next(state, corners, too_much)
+        line, targets = _next(state, corners, too_much)
         if line is None:
             return
         least = float(state.lines.drawn[line])
+        wanted = float((targets @ state.lines.weights[line]).max()) - least
         if line not in reach:
             reach[line] = max(state.matched * FIRST_REACH, usual) * least or FIRST_PART * wanted
         labels, beyond = state.labels, min(reach[line], MARGIN * wanted)
         try:
-            look(state, line, least + beyond, losses)
+            away = corners @ state.lines.weights[line] - least
+            near = corners[away <= WIDE * beyond]
+            look(state, line, least + beyond, losses, np.concatenate([targets, near]).max(axis=0))
         except TooManyLabels:
             too_much.add(line)
             continue
@@ -142,9 +154,9 @@ def _settle(state: State, losses: Losses, most_labels: float) -> None:
         reach[line] *= FAR if state.labels - labels < FEW_LABELS else FURTHER
 
 
-def _next(state: State, corners: Values, without: set[int]) -> tuple[int | None, float]:
-    """The line to look at next, and how far beyond where it was drawn the corners are that are closest to it:
-    of all but some the one that has least to see. None where there is none, or no corner.
+def _next(state: State, corners: Values, without: set[int]) -> tuple[int | None, Values]:
+    """The line to look at next, and the corners that are closest to it: of all but some the one that has
+    least to see. None where there is none, or no corner.
 
     What a look sees grows with how much more time, and how much more memory, a solution may take than the
     least, relative to what it takes: their product is the square of what is compared here.
@@ -158,9 +170,9 @@ def _next(state: State, corners: Values, without: set[int]) -> tuple[int | None,
     nearest = relative.argmin(axis=1)
     least = relative.min(axis=1)
     if not np.isfinite(least).any():
-        return None, 0.0
+        return None, corners[:0]
     line = int(nearest[least.argmin()])
-    return line, float(beyond[nearest == line, line].max())
+    return line, corners[nearest == line]
 
 
 def _proven(states: list[State], epsilon: float) -> float:
