@@ -401,7 +401,7 @@ def test_where_nothing_can_be_kept_functions_are_compiled_all_the_same(
     assert compiled.machine_code(twice)(3.0) == 6.0
 
 
-@pytest.mark.parametrize("limit", ["MOST_PAIRS", "MOST_LABELS"])
+@pytest.mark.parametrize("limit", ["CLOSE_PAIRS", "CLOSE_LABELS"])
 def test_a_search_that_would_take_too_long_tells_what_it_proved(
     monkeypatch: pytest.MonkeyPatch, limit: str
 ) -> None:
@@ -411,6 +411,7 @@ def test_a_search_that_would_take_too_long_tells_what_it_proved(
         expected = by_labels(chain, walk.merged)[0]
         with monkeypatch.context() as patched:
             patched.setattr(labels, limit, 15)
+            patched.setattr(labels, "LABELS_PER_CELL", 0)
             found = tracked([chain], epsilon=0.001)
         assert matches(found.points, expected, found.epsilon), seed
         stopped += found.epsilon > 0.001

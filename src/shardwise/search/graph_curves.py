@@ -23,7 +23,7 @@ from shardwise.search.tracking import tracked
 from shardwise.search.tracking.track import Effort, Tracked
 from shardwise.units import format_bytes
 
-MOST_LABELS = 200_000
+MOST_LABELS = 150_000
 """Labels that a search keeps for one mesh before it answers with what is proven by then."""
 
 TIERS = MeshChoice("tiers")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -23,12 +24,14 @@ Values = npt.NDArray[np.float64]
 _PAIRS_AT_ONCE = 1 << 21
 """Pairs of labels that a join holds in memory at a time."""
 
+MOST_PAIRS, MOST_LABELS = 150_000_000, 300_000
+"""Pairs of labels that one join may look at, and labels that it may leave, where none stands for another."""
 
-MOST_PAIRS = 150_000_000
-"""Pairs of labels that one join may look at."""
+CLOSE_PAIRS, CLOSE_LABELS = 16_000_000, 150_000
+"""The same where some do: where that is too few, they may cost more."""
 
-MOST_LABELS = 300_000
-"""Labels that one join may leave."""
+LABELS_PER_CELL = 8
+"""Labels that a join may leave for each cell, if that is more."""
 
 
 class TooManyLabels(Exception):
@@ -148,9 +151,12 @@ def joined(
     TooManyLabels where there are more than a search should go through.
     """
     left, sizes = _left(a, b, without)
+    is_close = grid is not None or (ends is not None and ends.slack is not None)
+    most_pairs, most_labels = (CLOSE_PAIRS, CLOSE_LABELS) if is_close else (MOST_PAIRS, MOST_LABELS)
+    most_labels = max(most_labels, LABELS_PER_CELL * prod(sizes))
     if by_machine or machine.pays(len(a) * len(b)):
         meeting = machine.Meeting(a, b, left, sizes, without, within)
-        found = meeting.ends(ends, MOST_PAIRS) if ends else meeting.labels(grid, MOST_PAIRS, MOST_LABELS)
+        found = meeting.ends(ends, most_pairs) if ends else meeting.labels(grid, most_pairs, most_labels)
         if found is None:
             raise TooManyLabels
         rows_a, rows_b, cells = found
@@ -160,13 +166,13 @@ def joined(
         return Labels(left, sizes, cells[order], points[order], origins)
     pairs = _Pairs.of(a, b, left, sizes, within)
     joint = _Joint.of(a, b, left, sizes, within, grid, ends)
-    if pairs.counts.sum() > MOST_PAIRS:
+    if pairs.counts.sum() > most_pairs:
         raise TooManyLabels
     pieces = [joint.reduced(*pairs.rows(start, stop)) for start, stop in _chunks(pairs.counts)]
     if len(pieces) > 1:
         pieces = [joint.reduced(*(np.concatenate(rows) for rows in zip(*pieces, strict=True)))]
     rows_a, rows_b = pieces[0] if pieces else (np.empty(0, dtype=np.intp), np.empty(0, dtype=np.intp))
-    if len(rows_a) > MOST_LABELS:
+    if len(rows_a) > most_labels:
         raise TooManyLabels
     points = joint.points(rows_a, rows_b)
     return Labels(left, sizes, joint.cells(rows_a, rows_b), points, ((a, rows_a), (b, rows_b)))

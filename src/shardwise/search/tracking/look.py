@@ -48,6 +48,12 @@ class Losses:
         least = np.array([least_s, least_s, HELD_SHARE * least_bytes, peak_share * least_bytes])
         return Losses(labels * least, points, labels)
 
+    def times(self, factor: float) -> Losses:
+        """So many times as much, of both together."""
+        whole = factor * ((1.0 + self.relative) * (1.0 + self.points) - 1.0)
+        relative = factor * self.relative
+        return Losses(factor * self.labels, (1.0 + whole) / (1.0 + relative) - 1.0, relative)
+
     def weighing(self, weights: Values) -> float:
         """How much more than a solution what stands for it may weigh, whatever form `weights` (2) take."""
         return float(weights @ [self.labels[:2].max(), self.labels[2:].sum()])

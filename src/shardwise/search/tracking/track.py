@@ -4,7 +4,6 @@ left between them."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from math import inf
 
@@ -41,6 +40,12 @@ FURTHER, FAR, FEW_LABELS = 4.0, 8.0, 1500
 MARGIN = 1.15
 """How far looks go at most, of the way to the furthest corner that is open: what they find opens others."""
 
+TOO_MUCH = 40_000
+"""Labels that a look counts for which would keep too many."""
+
+LOOSER, LOOSEST = 16.0, 0.1
+"""How much more may be lost from a look on that would be too much, and how much at most."""
+
 WIDE = 10.0
 """A look keeps to a box around the corners for which it is made, and those that are at most so many times as
 far beyond its line as it goes: what it finds there may close them."""
@@ -51,7 +56,8 @@ HALVINGS = 40
 
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """What it took: weighted sums asked for, choices of all variables, and labels kept of links and walks."""
+    """What it took: weighted sums asked for, choices of all variables, and labels kept of links and walks; a
+    look that was too much counts as `TOO_MUCH`."""
 
     weights: int
     choices: int
@@ -79,9 +85,10 @@ def tracked(
     """Track the frontier of all `chains` together, exact up to a relative `epsilon`.
 
     Several chains are the cases of one question, such as meshes to choose from; a chain of which one link is
-    most falls into cases itself. What one case found is held against the next. Once looks have kept
-    `most_labels` for a case, or all that are left would go through too many, what is proven so far is the
-    answer: the same on any machine.
+    most falls into cases itself. What one case found is held against the others. Where a look would go
+    through too many labels, it and those after it lose more, up to `LOOSEST`; once all that are left would
+    even so, or looks have kept `most_labels` for a case, what is proven so far is the answer: the same on any
+    machine. Only what takes at most `most_bytes` is tracked: where nothing fits, the smallest is the answer.
 
     How the epsilon is shared: `ANSWER_SHARE` of it for leaving out points of the answer that others match,
     the rest for tracking. There each solution is matched in one of two ways, which do not add up: a solution
@@ -98,9 +105,7 @@ def tracked(
     # What a case finds is held against the others: all lines of all cases come before any look at one.
     losses = [Losses.of(labels, points, *draw_ends(state)) for state in states]
     tried = [draw_first(state) for state in states]
-    for state, own in zip(states, losses, strict=True):
-        with suppress(TooManyLabels):
-            _settle_ends(state, own)
+    losses = [_settle_ends(state, own) for state, own in zip(states, losses, strict=True)]
     for _ in range(2):
         for state, slopes in zip(states, tried, strict=True):
             draw_between(state, slopes)
@@ -111,24 +116,42 @@ def tracked(
         _effort(chain, [state for state in states if state.case == number])
         for number, chain in enumerate(chains)
     )
-    return Tracked(answer.points, tuple(answer.solutions), _proven(states, epsilon), efforts)
+    return Tracked(answer.points, tuple(answer.solutions), _proven(states, epsilon, tracking), efforts)
 
 
-def _settle_ends(state: State, losses: Losses) -> None:
-    """The least time and the least memory of all solutions, where lines alone do not tell."""
+def _settle_ends(state: State, losses: Losses) -> Losses:
+    """The least time and the least memory of all solutions, where lines alone do not tell; and the losses
+    from then on."""
     for column in (0, 1):
-        alone = np.flatnonzero(state.lines.weights[:, 1 - column] == 0.0)
-        corner = state.found.ends(state.matched)[column]
-        if state.is_exhausted or not is_open(state.lines, corner[None])[0]:
-            continue
-        line = int(alone[state.lines.least[alone].argmax()])
-        # As far as what is found, so that the least is known as it is: the corner before the last is close.
-        look(state, line, float(corner[column]) * (1.0 + state.matched), losses)
+        while True:
+            alone = np.flatnonzero(state.lines.weights[:, 1 - column] == 0.0)
+            corner = state.found.ends(state.matched)[column]
+            if state.is_exhausted or not is_open(state.lines, corner[None])[0]:
+                break
+            line = int(alone[state.lines.least[alone].argmax()])
+            try:
+                # As far as what is found, so that the least is known as it is: the corner before the last is
+                # close.
+                look(state, line, float(corner[column]) * (1.0 + state.matched), losses)
+            except TooManyLabels:
+                state.labels += TOO_MUCH
+                if not _loosened(state):
+                    break
+                losses = losses.times(LOOSER)
+    return losses
+
+
+def _loosened(state: State) -> bool:
+    """Whether solutions of a case may match others less closely from now on."""
+    if not 0.0 < state.matched <= LOOSEST / LOOSER:
+        return False
+    state.matched *= LOOSER
+    return True
 
 
 def _settle(state: State, losses: Losses, most_labels: float) -> None:
     """Look further and further beyond the lines that have least to see below what is open,
-    until nothing is, or no line is left at which a look is not too much."""
+    until nothing is, or no line is left at which a look is not too much, however loose."""
     reach: dict[int, float] = {}
     usual = 0.0  # how far looks had to go, relative, before the next line was closer
     too_much: set[int] = set()
@@ -138,17 +161,20 @@ def _settle(state: State, losses: Losses, most_labels: float) -> None:
         line, targets = _next(state, corners, too_much)
         if line is None:
             return
-        least = float(state.lines.drawn[line])
-        wanted = float((targets @ state.lines.weights[line]).max()) - least
+        weights, least = state.lines.weights[line], float(state.lines.drawn[line])
+        wanted = float((targets @ weights).max()) - least
         if line not in reach:
             reach[line] = max(state.matched * FIRST_REACH, usual) * least or FIRST_PART * wanted
         labels, beyond = state.labels, min(reach[line], MARGIN * wanted)
+        near = corners[corners @ weights - least <= WIDE * beyond]
         try:
-            away = corners @ state.lines.weights[line] - least
-            near = corners[away <= WIDE * beyond]
             look(state, line, least + beyond, losses, np.concatenate([targets, near]).max(axis=0))
         except TooManyLabels:
-            too_much.add(line)
+            state.labels += TOO_MUCH
+            if _loosened(state):
+                losses = losses.times(LOOSER)
+            else:
+                too_much.add(line)
             continue
         usual = max(usual, beyond / least) if least > 0.0 else usual
         reach[line] *= FAR if state.labels - labels < FEW_LABELS else FURTHER
@@ -175,11 +201,12 @@ def _next(state: State, corners: Values, without: set[int]) -> tuple[int | None,
     return line, corners[nearest == line]
 
 
-def _proven(states: list[State], epsilon: float) -> float:
-    """The epsilon up to which nothing is open: the one that was asked for, or, where looks were stopped, the
-    least above it."""
+def _proven(states: list[State], epsilon: float, tracking: float) -> float:
+    """The epsilon up to which nothing is open: the one that was asked for, or, where looks were stopped or
+    had to be looser, the least above it."""
+    loosest = max((state.matched for state in states), default=tracking)
     if all(state.is_exhausted or not len(state.open_corners()) for state in states):
-        return epsilon
+        return epsilon if loosest == tracking else (1.0 + loosest) * (1.0 + epsilon * ANSWER_SHARE) - 1.0
 
     def is_proven(tracking: float) -> bool:
         return not any(
@@ -187,7 +214,7 @@ def _proven(states: list[State], epsilon: float) -> float:
             for state in states if not state.is_exhausted
         )  # fmt: skip
 
-    low, high = 0.0, 1.0
+    low, high = loosest, 2.0 * loosest + 1.0
     while not is_proven(high):
         high *= 2.0
     for _ in range(HALVINGS):
