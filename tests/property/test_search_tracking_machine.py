@@ -442,8 +442,9 @@ def ends_nearer(a: Any, b: Any, choices: int, reach: Any, slack: Any, most: int)
 
 def unsorted(*arguments: Any) -> Any:
     """Rows by descending sums, of which the first that is too much ends a cell."""
-    points, cells, sums, _, *rest = arguments
-    return SIDE(points, cells, sums, np.lexsort((-sums, cells)), *rest)
+    points, cells, weights, *rest = arguments
+    side, *others = SIDE(points, cells, -weights, *rest)
+    return side._replace(sums=-side.sums), *others
 
 
 @pytest.mark.parametrize(

@@ -72,10 +72,10 @@ class Loss(NamedTuple):
 
 @machine_code
 def side_of(
-    points: Values, cells: Indices, sums: Values, order: Indices, sizes: Indices, axes: Indices, left: Indices
-) -> tuple[Side, Values]:
-    """A table as the loops take it, its rows in this order (by cell, then by sum), and in which columns they
-    differ.
+    points: Values, cells: Indices, weights: Values, sizes: Indices, axes: Indices, left: Indices
+) -> tuple[Side, Values, Indices]:
+    """A table as the loops take it, its rows by cell, which ascend, and then by sum under `weights`
+    (columns); in which columns they differ; and their order.
 
     Variable v of the table, of sizes[v] choices, is axis axes[v] of the joint cells, of sizes `left`, or -1
     where it is taken out."""
@@ -88,19 +88,28 @@ def side_of(
         else:
             taken = stride
         stride *= sizes[variable]
+    sums, differs = np.zeros(count), np.zeros(width)
+    for row in range(count):
+        for k in range(width):
+            sums[row] += points[row, k] * weights[k]
+            if points[row, k] != points[0, k]:
+                differs[k] = 1.0
     start = np.zeros(stride + 1, np.intp)
     for row in range(count):
         start[cells[row] + 1] += 1
     for cell in range(stride):
         start[cell + 1] += start[cell]
+    by_sum = np.argsort(sums, kind="mergesort")
+    room = start[:-1].copy()
+    order = np.empty(count, np.intp)
+    for row in by_sum:
+        order[room[cells[row]]] = row
+        room[cells[row]] += 1
     ordered, ordered_sums = np.empty((count, width)), np.empty(count)
-    differs = np.zeros(width)
     for row in range(count):
         ordered_sums[row] = sums[order[row]]
         for k in range(width):
             ordered[row, k] = points[order[row], k]
-            if points[row, k] != points[0, k]:
-                differs[k] = 1.0
     total = 1
     for axis in range(len(left)):
         total *= left[axis]
@@ -110,7 +119,7 @@ def side_of(
         for axis in range(len(left) - 1, -1, -1):
             base[cell] += rest % left[axis] * strides[axis]
             rest //= left[axis]
-    return Side(ordered, ordered_sums, start, base, taken), differs
+    return Side(ordered, ordered_sums, start, base, taken), differs, order
 
 
 @machine_code

@@ -160,7 +160,9 @@ def joined(
         if found is None:
             raise TooManyLabels
         rows_a, rows_b, cells = found
-        points = _Joint.of(a, b, left, sizes, within, None, None).points(rows_a, rows_b)
+        points = _costs(a, b, rows_a, rows_b)
+        if within is not None and within.peaks is not None:
+            points[:, -1] = np.maximum(points[:, -1], within.peaks.reshape(-1)[cells])
         order = np.lexsort((*points.T[::-1], cells))
         origins = ((a, rows_a[order]), (b, rows_b[order]))
         return Labels(left, sizes, cells[order], points[order], origins)
@@ -206,9 +208,10 @@ class _Joint:
 
     def points(self, rows_a: Indices, rows_b: Indices) -> Values:
         """What each pair costs: the columns add, but for the last, of which the larger counts."""
-        points = self.a.points[rows_a] + self.b.points[rows_b]
-        points[:, -1] = self._peaks(rows_a, rows_b)
-        return np.asarray(points)
+        points = _costs(self.a, self.b, rows_a, rows_b)
+        if self.within is not None and self.within.peaks is not None:
+            points[:, -1] = self._peaks(rows_a, rows_b)
+        return points
 
     def _peaks(self, rows_a: Indices, rows_b: Indices) -> Values:
         peaks = np.asarray(np.maximum(self.a.points[rows_a, -1], self.b.points[rows_b, -1]))
@@ -244,6 +247,13 @@ class _Joint:
                 own /= step
                 found.append(np.floor(own, out=own))
         return found
+
+
+def _costs(a: Labels, b: Labels, rows_a: Indices, rows_b: Indices) -> Values:
+    """What pairs cost, whatever is outside."""
+    points = a.points[rows_a] + b.points[rows_b]
+    points[:, -1] = np.maximum(a.points[rows_a, -1], b.points[rows_b, -1])
+    return np.asarray(points)
 
 
 @dataclass(slots=True, eq=False)

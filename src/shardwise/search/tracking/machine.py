@@ -54,14 +54,13 @@ class Meeting:
 
         self._cells = prod(sizes)
         self.reach = _reach(within, self._cells, a.points.shape[1])
-        weights = (None, None) if within is None else (within.weights_a[:, 0], within.weights_b[:, 0])
+        nothing = np.zeros(a.points.shape[1])
+        weights = (nothing, nothing) if within is None else (within.weights_a[:, 0], within.weights_b[:, 0])
         axes, left_sizes = {v: axis for axis, v in enumerate(left)}, np.array(sizes, dtype=np.intp)
         sides, orders, differing = [], [], np.zeros(a.points.shape[1])
         for table, own in zip((a, b), weights, strict=True):
-            sums = np.zeros(len(table)) if own is None else table.points @ own
-            order = np.arange(len(table)) if own is None else np.lexsort((sums, table.cells))
-            side, differs = side_of(
-                np.ascontiguousarray(table.points), table.cells, sums, order,
+            side, differs, order = side_of(
+                np.ascontiguousarray(table.points), table.cells, np.ascontiguousarray(own),
                 np.array(table.sizes, dtype=np.intp),
                 np.array([axes.get(v, -1) for v in table.variables], dtype=np.intp), left_sizes,
             )  # fmt: skip

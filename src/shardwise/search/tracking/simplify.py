@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
-from shardwise.frontier import Chain, Factor, Part
+from shardwise.frontier import COLUMNS, Chain, Factor, Part
 
 Values = npt.NDArray[np.float64]
 
@@ -21,21 +21,41 @@ def simplified(chain: Chain) -> Chain:
     return _without_small_peaks(_without_idle_time(chain))
 
 
+def _every(part: Part) -> Values:
+    """The costs of all factors of a part, one after the other, (cells, 5); infinite in every column where
+    one is."""
+    costs = [factor.costs.reshape(-1, len(COLUMNS)) for factor in part.factors]
+    every = np.concatenate(costs) if costs else np.empty((0, len(COLUMNS)))
+    every[~np.isfinite(every).all(axis=1)] = np.inf
+    return every
+
+
+def _with_costs(part: Part, every: Values) -> Part:
+    """A part with these costs."""
+    factors, start = [], 0
+    for factor in part.factors:
+        stop = start + factor.costs.size // len(COLUMNS)
+        factors.append(Factor(factor.variables, every[start:stop].reshape(factor.costs.shape)))
+        start = stop
+    return replace(part, factors=tuple(factors))
+
+
+def _by_factor(part: Part, values: Values, extreme: np.ufunc) -> Values:
+    """The least, or the largest, of values of all cells of each factor."""
+    sizes = [factor.costs.size // len(COLUMNS) for factor in part.factors]
+    if not sizes:
+        return np.empty(0)
+    return np.asarray(extreme.reduceat(values, np.cumsum([0, *sizes[:-1]])))
+
+
 def _differences(part: Part) -> tuple[float, float]:
     """The least and the largest that hidden_s - exposed_s can add up to in a part."""
-    least = largest = 0.0
-    for factor in part.factors:
-        costs = _finite(factor)
-        if len(costs):
-            difference = costs[:, 0] - costs[:, 1]
-            least += float(difference.min())
-            largest += float(difference.max())
-    return least, largest
-
-
-def _finite(factor: Factor) -> Values:
-    costs = factor.costs.reshape(-1, factor.costs.shape[-1])
-    return np.asarray(costs[np.isfinite(costs).all(axis=1)])
+    every = _every(part)
+    is_finite = np.isfinite(every[:, 0])
+    difference = np.where(is_finite, every[:, 0], 0.0) - np.where(is_finite, every[:, 1], 0.0)
+    least = _by_factor(part, np.where(is_finite, difference, np.inf), np.minimum)
+    largest = _by_factor(part, np.where(is_finite, difference, -np.inf), np.maximum)
+    return float(least[np.isfinite(least)].sum()), float(largest[np.isfinite(largest)].sum())
 
 
 def _without_idle_time(chain: Chain) -> Chain:
@@ -50,22 +70,13 @@ def _without_idle_time(chain: Chain) -> Chain:
 def without(chain: Chain, *columns: int) -> Chain:
     """The chain with nothing in some of its columns."""
 
-    def of(factor: Factor) -> Factor:
-        costs = factor.costs.copy()
+    def of(part: Part) -> Part:
+        every = _every(part)
         for column in columns:
-            costs[..., column] = np.where(np.isfinite(costs[..., column]), 0.0, np.inf)
-        return Factor(factor.variables, costs)
+            every[:, column] = np.where(np.isfinite(every[:, column]), 0.0, np.inf)
+        return _with_costs(part, every)
 
-    return tuple(
-        replace(
-            link,
-            modes=tuple(
-                (name, replace(part, factors=tuple(of(factor) for factor in part.factors)))
-                for name, part in link.modes
-            ),
-        )
-        for link in chain
-    )
+    return tuple(replace(link, modes=tuple((name, of(part)) for name, part in link.modes)) for link in chain)
 
 
 def _without_small_peaks(chain: Chain) -> Chain:
@@ -79,26 +90,19 @@ def _without_small_peaks(chain: Chain) -> Chain:
 
 def _least_peak(part: Part) -> float:
     """The least temporary that any choice leaves in a part."""
-    return max(
-        (float(costs[:, 4].min()) for factor in part.factors if len(costs := _finite(factor))), default=0.0
-    )
+    least = _by_factor(part, _every(part)[:, 4], np.minimum)
+    return float(least[np.isfinite(least)].max(initial=0.0))
 
 
 def _above(part: Part, floor: float) -> Part:
     """The part without temporaries that stay below `floor`, recomputed bytes included; those that reach it
     stay, so that the peak is what it was."""
-    again = sum(float(costs[:, 3].max()) for factor in part.factors if len(costs := _finite(factor)))
-    highest = max(
-        (float(costs[:, 4].max()) for factor in part.factors if len(costs := _finite(factor))), default=0.0
-    )
-
-    def of(factor: Factor) -> Factor:
-        costs = factor.costs.copy()
-        is_finite = np.isfinite(costs).all(axis=-1)
-        is_small = is_finite & (costs[..., 4] + again < floor)
-        costs[..., 4] = np.where(is_small, 0.0, costs[..., 4])
-        if again + highest < floor:
-            costs[..., 3] = np.where(is_finite, 0.0, costs[..., 3])
-        return Factor(factor.variables, costs)
-
-    return replace(part, factors=tuple(of(factor) for factor in part.factors))
+    every = _every(part)
+    is_finite = np.isfinite(every[:, 0])
+    most = _by_factor(part, np.where(is_finite, every[:, 3], -np.inf), np.maximum)
+    again = float(most[np.isfinite(most)].sum())
+    highest = float(every[is_finite, 4].max(initial=0.0))
+    every[is_finite & (every[:, 4] + again < floor), 4] = 0.0
+    if again + highest < floor:
+        every[is_finite, 3] = 0.0
+    return _with_costs(part, every)
