@@ -15,7 +15,8 @@ MODULES = package_modules()
 WITH_TORCH = ("runtime", "measure")
 
 WITH_NUMBA = tuple(
-    f"shardwise.search.tracking.{name}" for name in ("compiled", "compiled_labels", "compiled_sums")
+    f"shardwise.search.tracking.{name}"
+    for name in ("compiled", "compiled_labels", "compiled_stairs", "compiled_sums")
 )
 """Modules whose functions numba compiles; read where they are used, and only then."""
 """Rooms that nothing imports before a command needs them."""
