@@ -13,13 +13,14 @@ from tests.architecture.sources import ROOT, module_of, package_modules
 MODULES = package_modules()
 
 WITH_TORCH = ("runtime", "measure")
+"""Rooms that nothing imports before a command needs them."""
 
 WITH_NUMBA = tuple(
     f"shardwise.search.tracking.{name}"
     for name in ("compiled", "compiled_labels", "compiled_stairs", "compiled_sums")
 )
 """Modules whose functions numba compiles; read where they are used, and only then."""
-"""Rooms that nothing imports before a command needs them."""
+
 PUBLIC = public_names(MODULES)
 
 

@@ -134,7 +134,7 @@ def _forms(state: State, near: Narrowed, line: int, limit: float, losses: Losses
     reach = limit + losses.weighing(weights)
     found = Forms.of_line(weights, float(lines.shares[line]), lines.peaks[line], reach)
     for column, alone in enumerate(np.eye(2)):
-        own = np.flatnonzero((lines.weights > 0.0).astype(np.float64) @ (1.0 - alone) == 0.0)
+        own = np.flatnonzero(lines.weights[:, 1 - column] == 0.0)
         if not np.isfinite(box[column]) or not len(own):
             continue
         best = int(own[lines.drawn[own].argmax()])
