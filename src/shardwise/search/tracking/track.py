@@ -123,7 +123,8 @@ def _settle_ends(state: State, losses: Losses) -> Losses:
     """The least time and the least memory of all solutions, where lines alone do not tell; and the losses
     from then on."""
     for column in (0, 1):
-        while True:
+        is_done = False
+        while not is_done:
             alone = np.flatnonzero(state.lines.weights[:, 1 - column] == 0.0)
             corner = state.found.ends(state.matched)[column]
             if state.is_exhausted or not is_open(state.lines, corner[None])[0]:
@@ -133,11 +134,11 @@ def _settle_ends(state: State, losses: Losses) -> Losses:
                 # As far as what is found, so that the least is known as it is: the corner before the last is
                 # close.
                 look(state, line, float(corner[column]) * (1.0 + state.matched), losses)
+                is_done = True  # what a look loses may leave the corner open: others tell what is proven
             except TooManyLabels:
                 state.labels += TOO_MUCH
-                if not _loosened(state):
-                    break
-                losses = losses.times(LOOSER)
+                is_done = not _loosened(state)
+                losses = losses if is_done else losses.times(LOOSER)
     return losses
 
 
