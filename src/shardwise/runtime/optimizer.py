@@ -8,6 +8,8 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
+from shardwise.runtime.private import LocalAdamW
+
 BETAS = (0.9, 0.95)
 WEIGHT_DECAY = 0.1
 """AdamW as GPT-3 was trained with it (Brown et al. 2020, appendix B); decay on matrices only."""
@@ -34,4 +36,4 @@ def optimizer_of_parameters(
     ]
     if name == "sgd":
         return torch.optim.SGD(described, lr=lr, momentum=0.9)
-    return torch.optim.AdamW(described, lr=lr, betas=BETAS, fused=True)  # no temporaries beside the states
+    return LocalAdamW(described, lr=lr, betas=BETAS, fused=True)  # no temporaries beside the states
