@@ -6,7 +6,9 @@ import gc
 import inspect
 import time
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -17,7 +19,7 @@ from torch.distributed import DeviceMesh, checkpoint, init_device_mesh
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining._backward import stage_backward
 from torch.distributed.pipelining.schedules import _Action, _PipelineScheduleRuntime
-from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor._redistribute import _gen_transform_infos
 from torch.profiler import ProfilerActivity, profile, record_function
 from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -26,6 +28,7 @@ from shardwise.runtime import Report, Team
 from shardwise.runtime.private import (
     Boxes,
     LoadsBoxes,
+    LocalAdamW,
     SavesBoxes,
     chunk_of,
     destroy_groups,
@@ -117,6 +120,51 @@ def test_a_part_of_a_tensor_is_told_by_where_it_starts() -> None:
     )
     assert chunk_of(divided) == ((6, 0), (3, 5))
     assert chunk_of(torch.zeros(2, 3)) == ((0, 0), (2, 3))
+
+
+def stepped(_report: Report, twin: str | None) -> tuple[float, list[bool]]:
+    """Three steps over a divided, a replicated and a plain tensor: how far they end from those of PyTorch's
+    own AdamW over whole ones, and whether states are laid out as their parameters.
+
+    Of the replicated one's gradient each rank has two rows of four, and nothing for the others: what is to be
+    summed up.
+    """
+    rank, mesh = distributed.get_rank(), init_device_mesh("cpu", (2,))
+    generator = torch.Generator().manual_seed(3)
+    whole = [torch.randn((4, 3), generator=generator).requires_grad_() for _ in range(3)]
+    layouts = [[Shard(0)], [Replicate()]]
+    own = [
+        distribute_tensor(each.detach().clone(), mesh, layout)
+        for each, layout in zip(whole, layouts, strict=False)
+    ]
+    own = [each.requires_grad_() for each in (*own, whole[2].detach().clone())]
+    plain = torch.optim.AdamW(whole, lr=0.1, fused=True)
+    local = LocalAdamW(own, lr=0.1, fused=True)
+    with patch(*(twin, lambda grad, _: grad)) if twin else nullcontext():
+        for _ in range(3):
+            for each in whole:
+                each.grad = torch.randn((4, 3), generator=generator)
+            rows = (torch.arange(4) // 2 == rank)[:, None]
+            own[0].grad = distribute_tensor(whole[0].grad, mesh, [Shard(0)])
+            own[1].grad = DTensor.from_local(whole[1].grad * rows, mesh, [Partial()])
+            own[2].grad = whole[2].grad.clone()
+            plain.step()
+            local.step()
+    ends = [each.full_tensor() if isinstance(each, DTensor) else each for each in own]
+    return (
+        max(float((a - b).abs().max()) for a, b in zip(ends, whole, strict=True)),
+        [local.state[each]["exp_avg"].placements == each.placements for each in own[:2]],
+    )
+
+
+def test_steps_over_local_parts_are_those_over_whole_tensors(team: Team) -> None:
+    for error, is_laid_out in team.run(2, stepped, None):
+        assert error == 0.0 and all(is_laid_out)
+
+
+def test_a_step_that_sums_nothing_up_is_caught(team: Team) -> None:
+    for error, _ in team.run(2, stepped, "shardwise.runtime.private._laid_out_as"):
+        assert error > 0.01
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
