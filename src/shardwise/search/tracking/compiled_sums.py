@@ -57,22 +57,34 @@ def table_sizes(program: Program, sizes: Indices) -> Indices:
 
 
 @machine_code
-def _axes(program: Program, step: int) -> Indices:
-    """The variables of a step: of what it makes all but the last, what it takes out, the last; at least one,
-    -1 where nothing is chosen."""
+def _axes(program: Program, sizes: Indices, step: int, table: int) -> Indices:
+    """The variables of a step as axes for what `table` has: its own first, that of most choices last; before
+    that one those that it has not, of which that of most choices is the last. -1 where there is none."""
     made = program.factors + step
-    first, stop = program.of_table[made], program.of_table[made + 1]
-    found = np.full(stop - first + 2, -1, np.intp)
+    own = program.variables[program.of_table[table] : program.of_table[table + 1]]
+    lead, through = -1, -1
+    for variable in own:
+        if lead < 0 or sizes[variable] >= sizes[lead]:
+            lead = variable
+    found = np.full(len(program.variables) + 3, -1, np.intp)
     count = 0
-    for at in range(first, stop - 1):
-        found[count] = program.variables[at]
-        count += 1
-    if program.taken[step] >= 0:
-        found[count] = program.taken[step]
-        count += 1
-    if stop > first:
-        found[count] = program.variables[stop - 1]
-    return found[: count + 1]
+    for variable in own:
+        if variable != lead:
+            found[count] = variable
+            count += 1
+    stop = program.of_table[made + 1]
+    for at in range(program.of_table[made], stop + 1):
+        variable = program.taken[step] if at == stop else program.variables[at]
+        if variable < 0 or (own == variable).any():
+            continue
+        smaller = variable
+        if through < 0 or sizes[variable] >= sizes[through]:
+            smaller, through = through, variable
+        if smaller >= 0:
+            found[count] = smaller
+            count += 1
+    found[count], found[count + 1] = through, lead
+    return found[: count + 2]
 
 
 @machine_code
@@ -135,121 +147,175 @@ def _shape(sizes: Indices, axes: Indices) -> Indices:
     return found
 
 
+class _Packing(NamedTuple):
+    """Tables of a step, the last of which is wanted, one after the other, along axes of this `shape`: table i
+    starts at starts[i], and its cells are strides[i] apart, side by side along the last axis if it has that.
+    They come from where[starts[i] + ...] of the table, or lie as they do there where is_same[i]."""
+
+    shape: Indices
+    starts: Indices
+    strides: Indices
+    where: Indices
+    is_same: Indices
+
+
 @machine_code
-def _packing(
-    program: Program, sizes: Indices, tables: Indices, axes: Indices, shape: Indices
-) -> tuple[Indices, Indices, Indices]:
-    """How tables are packed one after the other: how far apart the cells of each are along the axes then,
-    where each starts, and where its cells come from in the table."""
+def _packing(program: Program, sizes: Indices, step: int, tables: Indices) -> _Packing:
+    """Of tables of a step."""
+    axes = _axes(program, sizes, step, tables[-1])
+    shape = _shape(sizes, axes)
     strides = np.zeros((len(tables), len(axes)), np.intp)
     starts = np.zeros(len(tables) + 1, np.intp)
+    is_same = np.ones(len(tables), np.intp)
     cells = table_sizes(program, sizes)
     for row in range(len(tables)):
         starts[row + 1] = starts[row] + cells[tables[row]]
     where = np.empty(starts[-1], np.intp)
     for row in range(len(tables)):
         own = _strides(program, sizes, tables[row], axes)
+        if own[-1] <= 1:
+            strides[row] = own
+            continue
+        is_same[row] = 0
         strides[row] = _packed_strides(shape, own)
-        found = _places(shape, own)
-        for cell in range(len(found)):
-            where[starts[row] + cell] = found[cell]
-    return strides, starts, where
+        where[starts[row] : starts[row + 1]] = _places(shape, own)
+    return _Packing(shape, starts, strides, where, is_same)
 
 
 @machine_code
-def _add_up(
-    shape: Indices, packed: Values, starts: Indices, strides: Indices, without: int, out: Values,
-    out_strides: Indices,
-) -> None:  # fmt: skip
-    """Of the sums of all packed tables but one, for each cell of `out` the least."""
-    last = len(shape) - 1
-    width = shape[last]
-    at = starts.copy()
-    to = 0
-    index = np.zeros(last, np.intp)
+def _pack(packing: _Packing, row: int, table: Values, packed: Values) -> None:
+    """Bring one table to its place among those that are packed."""
+    first = packing.starts[row]
+    own = packed[first : packing.starts[row + 1]]
+    if packing.is_same[row]:
+        for cell in range(len(own)):
+            own[cell] = table[cell]
+    else:
+        for cell in range(len(own)):
+            own[cell] = table[packing.where[first + cell]]
+
+
+@machine_code
+def _unpack(packing: _Packing, packed: Values, table: Values) -> None:
+    """Bring the table that is wanted from its place to where it belongs."""
+    row = len(packing.is_same) - 1
+    first = packing.starts[row]
+    own = packed[first : packing.starts[row + 1]]
+    if packing.is_same[row]:
+        for cell in range(len(own)):
+            table[cell] = own[cell]
+    else:
+        for cell in range(len(own)):
+            table[packing.where[first + cell]] = own[cell]
+
+
+@machine_code
+def _fill(packing: _Packing, packed: Values) -> None:
+    """Fill in the table that is wanted: the least, over what it has not, of the sums of the others."""
+    shape, strides = packing.shape, packing.strides
+    wanted = len(packing.is_same) - 1
+    width, height = shape[-1], shape[-2]
+    has_row, climbs = strides[:, -1] > 0, strides[:, -2] > 0
+    every = np.arange(wanted)
+    alone = every[~has_row[:wanted]]
+    still = every[has_row[:wanted] & ~climbs[:wanted]]
+    moving = every[has_row[:wanted] & climbs[:wanted]]
+    at = packing.starts.copy()
+    packed[at[wanted] : at[wanted + 1]] = np.inf
+    constants, row, total = np.empty(height), np.empty(width), np.empty(width)
+    index = np.zeros(len(shape) - 2, np.intp)
     outer = 1
-    for axis in range(last):
+    for axis in range(len(shape) - 2):
         outer *= shape[axis]
-    row = np.empty(width)
     for _ in range(outer):
-        constant = 0.0
-        one, two, more = -1, -1, False
-        for table in range(len(at)):
-            if table == without:
-                continue
-            if strides[table, last] == 0:
-                constant += packed[at[table]]
-            elif one < 0:
-                one = at[table]
-            elif two < 0:
-                two = at[table]
+        constants[:] = 0.0
+        for table in alone:
+            start, stride = at[table], strides[table, -2]
+            for h in range(height):
+                constants[h] += packed[start + h * stride]
+        target = packed[at[wanted] : at[wanted] + width]
+        if len(moving) == 1 and len(still) == 0:
+            _lower(target, constants, packed, at[moving[0]], strides[moving[0], -2])
+        else:
+            if len(moving) == 0:
+                row[:] = constants.min()
+            elif len(moving) == 1:
+                row[:] = np.inf
+                _lower(row, constants, packed, at[moving[0]], strides[moving[0], -2])
             else:
-                more = True
-        if constant < np.inf:
-            if more:
-                for k in range(width):
-                    row[k] = constant
-                for table in range(len(at)):
-                    if table != without and strides[table, last]:
-                        own = packed[at[table] : at[table] + width]
-                        for k in range(width):
-                            row[k] += own[k]
-            elif two >= 0:
-                own, other = packed[one : one + width], packed[two : two + width]
-                for k in range(width):
-                    row[k] = constant + own[k] + other[k]
-            elif one >= 0:
-                own = packed[one : one + width]
-                for k in range(width):
-                    row[k] = constant + own[k]
-            else:
-                for k in range(width):
-                    row[k] = constant
-            if out_strides[last]:
-                target = out[to : to + width]
-                for k in range(width):
-                    target[k] = min(target[k], row[k])
-            else:
-                least = out[to]
-                for k in range(width):
-                    least = min(least, row[k])
-                out[to] = least
-        for axis in range(last - 1, -1, -1):
+                row[:] = np.inf
+                for h in range(height):
+                    total[:] = constants[h]
+                    for table in moving:
+                        _add(total, packed, at[table] + h * strides[table, -2])
+                    for k in range(width):
+                        row[k] = min(row[k], total[k])
+            for table in still:
+                _add(row, packed, at[table])
+            for k in range(width):
+                target[k] = min(target[k], row[k])
+        for axis in range(len(shape) - 3, -1, -1):
             index[axis] += 1
-            to += out_strides[axis]
-            for table in range(len(at)):
+            for table in range(wanted + 1):
                 at[table] += strides[table, axis]
             if index[axis] < shape[axis]:
                 break
-            to -= out_strides[axis] * shape[axis]
-            for table in range(len(at)):
+            for table in range(wanted + 1):
                 at[table] -= strides[table, axis] * shape[axis]
             index[axis] = 0
+
+
+@machine_code
+def _add(row: Values, packed: Values, start: int) -> None:
+    """Add a row to another."""
+    own = packed[start : start + len(row)]
+    for k in range(len(row)):
+        row[k] += own[k]
+
+
+@machine_code
+def _lower(target: Values, constants: Values, packed: Values, start: int, stride: int) -> None:
+    """Lower a row to the least of others, each with its constant: four at a time, since what is least so far
+    is read and written once for all of them."""
+    width, height = len(target), len(constants)
+    for h in range(0, height - 3, 4):
+        a, b, c, d = constants[h], constants[h + 1], constants[h + 2], constants[h + 3]
+        if not min(min(a, b), min(c, d)) < np.inf:
+            continue
+        first = start + h * stride
+        one, two = packed[first : first + width], packed[first + stride : first + stride + width]
+        first += 2 * stride
+        three, four = packed[first : first + width], packed[first + stride : first + stride + width]
+        for k in range(width):
+            some = min(min(a + one[k], b + two[k]), min(c + three[k], d + four[k]))
+            target[k] = min(target[k], some)
+    for h in range(height - height % 4, height):
+        a = constants[h]
+        first = start + h * stride
+        own = packed[first : first + width]
+        for k in range(width):
+            target[k] = min(target[k], a + own[k])
 
 
 @machine_code
 def least_sums(program: Program, sizes: Indices, first: Indices, offsets: Indices, sums: Values) -> None:
     """Fill in the tables that the steps make. Cell c of table t is column offsets[t] + c of `sums` (weights,
     cells); what is like an earlier table `first[t]` has its columns."""
-    cells = table_sizes(program, sizes)
     for step in range(len(program.taken)):
         made = program.factors + step
         if first[made] != made:
             continue
-        axes = _axes(program, step)
-        shape = _shape(sizes, axes)
-        inputs = program.inputs[program.of_step[step] : program.of_step[step + 1]]
-        strides, starts, where = _packing(program, sizes, inputs, axes, shape)
-        packed = np.empty(starts[-1])
-        out_strides = _strides(program, sizes, made, axes)
+        count = program.of_step[step + 1] - program.of_step[step]
+        tables = np.empty(count + 1, np.intp)
+        tables[:count] = program.inputs[program.of_step[step] : program.of_step[step + 1]]
+        tables[count] = made
+        packing = _packing(program, sizes, step, tables)
+        packed = np.empty(packing.starts[-1])
         for j in range(len(sums)):
-            for row in range(len(inputs)):
-                for cell in range(starts[row], starts[row + 1]):
-                    packed[cell] = sums[j, offsets[inputs[row]] + where[cell]]
-            out = sums[j, offsets[made] : offsets[made] + cells[made]]
-            for cell in range(len(out)):
-                out[cell] = np.inf
-            _add_up(shape, packed, starts[:-1], strides, -1, out, out_strides)
+            for row in range(count):
+                _pack(packing, row, sums[j, offsets[tables[row]] :], packed)
+            _fill(packing, packed)
+            _unpack(packing, packed, sums[j, offsets[made] :])
 
 
 @machine_code
@@ -259,26 +325,26 @@ def sums_outside(
     """Fill in the least of all that is not in a table: cell c of table t is column places[t] + c of
     `outside`, of which that of the last table is given."""
     for step in range(len(program.taken) - 1, -1, -1):
-        axes = _axes(program, step)
-        shape = _shape(sizes, axes)
-        count = program.of_step[step + 1] - program.of_step[step]
-        tables = np.empty(count + 1, np.intp)  # the inputs, and what is made of them
-        for row in range(count):
-            tables[row] = program.inputs[program.of_step[step] + row]
-        tables[count] = program.factors + step
-        strides, starts, where = _packing(program, sizes, tables, axes, shape)
-        packed = np.empty(starts[-1])
-        for j in range(len(sums)):
-            for row in range(count):
-                for cell in range(starts[row], starts[row + 1]):
-                    packed[cell] = sums[j, offsets[tables[row]] + where[cell]]
-            for cell in range(starts[count], starts[count + 1]):
-                packed[cell] = outside[j, places[tables[count]] + where[cell]]
-            for row in range(count):
-                out = np.full(starts[row + 1] - starts[row], np.inf)
-                _add_up(shape, packed, starts[:-1], strides, row, out, strides[row])
-                for cell in range(len(out)):
-                    outside[j, places[tables[row]] + where[starts[row] + cell]] = out[cell]
+        made = program.factors + step
+        inputs = program.inputs[program.of_step[step] : program.of_step[step + 1]]
+        count = len(inputs)
+        tables = np.empty(count + 1, np.intp)  # what is made, the other inputs, and the one that is wanted
+        tables[0] = made
+        for wanted in range(count):
+            tables[count] = inputs[wanted]
+            at = 1
+            for other in range(count):
+                if other != wanted:
+                    tables[at] = inputs[other]
+                    at += 1
+            packing = _packing(program, sizes, step, tables)
+            packed = np.empty(packing.starts[-1])
+            for j in range(len(sums)):
+                _pack(packing, 0, outside[j, places[made] :], packed)
+                for row in range(1, count):
+                    _pack(packing, row, sums[j, offsets[tables[row]] :], packed)
+                _fill(packing, packed)
+                _unpack(packing, packed, outside[j, places[tables[count]] :])
 
 
 @machine_code
@@ -296,7 +362,7 @@ def potential_sums(
             counts[made] += counts[program.inputs[at]]
     for step in range(len(program.taken) - 1, -1, -1):
         made = program.factors + step
-        axes = _axes(program, step)
+        axes = _axes(program, sizes, step, made)
         shape = _shape(sizes, axes)
         total = 1
         for axis in range(len(axes)):
