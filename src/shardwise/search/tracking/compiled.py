@@ -20,6 +20,9 @@ Rows = npt.NDArray[np.intp]
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
+NONE = cast(int, np.intp(0))
+"""0 as loops count: a literal is a type of its own, for which a function would be compiled once more."""
+
 TOO_MANY = -1
 """Rows found, where there are more than may be gone through."""
 

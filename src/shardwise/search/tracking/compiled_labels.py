@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardwise.search.tracking.compiled import (
+    NONE,
     TOO_MANY,
     Loss,
     Reach,
@@ -88,8 +89,8 @@ def labels_of_pairs(
         if forms and not reach.outside[cell, 0] < reach.limit:
             continue
         kept.sizes[:] = 0
-        used = near = 0  # labels that were taken in, pairs that wait
-        choice, i = 0, -1
+        used, near = NONE, NONE  # labels that were taken in, pairs that wait
+        choice, i = NONE, NONE - 1
         while choice < choices and pairs <= most_pairs:
             choice, i, near, some = _meet(
                 a, b, choices, differing, reach, loss, cell, choice, i, fixed, met, near
@@ -315,7 +316,7 @@ def _into_blocks(kept: Kept, size: int, found: Met, near: int) -> int:
         for c in range(len(costs)):
             cost[c], top[c] = found.costs[c, each], found.tops[c, each]
         place, rank = found.places[each], found.sums[each]
-        row = _next_below(costs, ranks, top, place, 0, size)
+        row = _next_below(costs, ranks, top, place, NONE, size)
         while row >= 0 and ranks[0, row] == place and rank < ranks[1, row]:
             if not _is_below(cost, tops, row):
                 break
@@ -323,7 +324,7 @@ def _into_blocks(kept: Kept, size: int, found: Met, near: int) -> int:
         if row >= 0:
             _swap(kept, row, row // 2)  # what stands for many is met sooner the next time
             continue
-        row = _next_above(cost, place, tops, ranks, 0, size)
+        row = _next_above(cost, place, tops, ranks, NONE, size)
         while row >= 0:  # the last takes the place of what falls
             size -= 1
             _swap(kept, row, size)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from shardwise.search.tracking.compiled import Rows, machine_code
+from shardwise.search.tracking.compiled import NONE, Rows, machine_code
 
 Indices = npt.NDArray[np.intp]
 Values = npt.NDArray[np.float64]
@@ -45,7 +45,7 @@ def onto_stairs(kept: Kept, used: int, found: Met, near: int, levels: Values) ->
     """Take in so many pairs where at most two columns differ, and peaks on these levels; how many were taken
     in then. What stands for a pair on a lower level does here."""
     if len(levels) == 1:
-        return _onto_level(kept, 0, used, found, np.arange(near))
+        return _onto_level(kept, NONE, used, found, np.arange(near))
     own = np.searchsorted(levels, found.costs[-1, :near])
     for level in range(len(levels)):
         some = np.flatnonzero(own == level)

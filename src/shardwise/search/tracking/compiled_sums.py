@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from shardwise.search.tracking.compiled import machine_code
+from shardwise.search.tracking.compiled import NONE, machine_code
 
 Indices = npt.NDArray[np.intp]
 Values = npt.NDArray[np.float64]
@@ -57,6 +57,14 @@ def table_sizes(program: Program, sizes: Indices) -> Indices:
 
 
 @machine_code
+def _is_among(variable: int, variables: Indices) -> bool:
+    found = False
+    for each in variables:
+        found |= each == variable
+    return found
+
+
+@machine_code
 def _axes(program: Program, sizes: Indices, step: int, table: int) -> Indices:
     """The variables of a step as axes for what `table` has: its own first, that of most choices last; before
     that one those that it has not, of which that of most choices is the last. -1 where there is none."""
@@ -75,7 +83,7 @@ def _axes(program: Program, sizes: Indices, step: int, table: int) -> Indices:
     stop = program.of_table[made + 1]
     for at in range(program.of_table[made], stop + 1):
         variable = program.taken[step] if at == stop else program.variables[at]
-        if variable < 0 or (own == variable).any():
+        if variable < 0 or _is_among(variable, own):
             continue
         smaller = variable
         if through < 0 or sizes[variable] >= sizes[through]:
@@ -164,7 +172,7 @@ def _packing(program: Program, sizes: Indices, step: int, tables: Indices) -> _P
     """Of tables of a step."""
     axes = _axes(program, sizes, step, tables[-1])
     shape = _shape(sizes, axes)
-    strides = np.zeros((len(tables), len(axes)), np.intp)
+    strides = np.empty((len(tables), len(axes)), np.intp)
     starts = np.zeros(len(tables) + 1, np.intp)
     is_same = np.ones(len(tables), np.intp)
     cells = table_sizes(program, sizes)
@@ -173,12 +181,15 @@ def _packing(program: Program, sizes: Indices, step: int, tables: Indices) -> _P
     where = np.empty(starts[-1], np.intp)
     for row in range(len(tables)):
         own = _strides(program, sizes, tables[row], axes)
-        if own[-1] <= 1:
-            strides[row] = own
-            continue
-        is_same[row] = 0
-        strides[row] = _packed_strides(shape, own)
-        where[starts[row] : starts[row + 1]] = _places(shape, own)
+        packed = own
+        if own[-1] > 1:
+            is_same[row] = 0
+            packed = _packed_strides(shape, own)
+            places = _places(shape, own)
+            for cell in range(len(places)):
+                where[starts[row] + cell] = places[cell]
+        for axis in range(len(axes)):
+            strides[row, axis] = packed[axis]
     return _Packing(shape, starts, strides, where, is_same)
 
 
@@ -215,43 +226,53 @@ def _fill(packing: _Packing, packed: Values) -> None:
     shape, strides = packing.shape, packing.strides
     wanted = len(packing.is_same) - 1
     width, height = shape[-1], shape[-2]
-    has_row, climbs = strides[:, -1] > 0, strides[:, -2] > 0
-    every = np.arange(wanted)
-    alone = every[~has_row[:wanted]]
-    still = every[has_row[:wanted] & ~climbs[:wanted]]
-    moving = every[has_row[:wanted] & climbs[:wanted]]
+    alone, still, moving = np.empty(wanted, np.intp), np.empty(wanted, np.intp), np.empty(wanted, np.intp)
+    count_alone = count_still = count_moving = 0
+    for table in range(wanted):
+        if strides[table, -1] == 0:
+            alone[count_alone] = table
+            count_alone += 1
+        elif strides[table, -2] == 0:
+            still[count_still] = table
+            count_still += 1
+        else:
+            moving[count_moving] = table
+            count_moving += 1
     at = packing.starts.copy()
-    packed[at[wanted] : at[wanted + 1]] = np.inf
+    _set(packed, at[wanted], at[wanted + 1], np.inf)
     constants, row, total = np.empty(height), np.empty(width), np.empty(width)
     index = np.zeros(len(shape) - 2, np.intp)
     outer = 1
     for axis in range(len(shape) - 2):
         outer *= shape[axis]
     for _ in range(outer):
-        constants[:] = 0.0
-        for table in alone:
-            start, stride = at[table], strides[table, -2]
+        _set(constants, NONE, height, 0.0)
+        for place in range(count_alone):
+            start, stride = at[alone[place]], strides[alone[place], -2]
             for h in range(height):
                 constants[h] += packed[start + h * stride]
         target = packed[at[wanted] : at[wanted] + width]
-        if len(moving) == 1 and len(still) == 0:
+        if count_moving == 1 and count_still == 0:
             _lower(target, constants, packed, at[moving[0]], strides[moving[0], -2])
         else:
-            if len(moving) == 0:
-                row[:] = constants.min()
-            elif len(moving) == 1:
-                row[:] = np.inf
+            _set(row, NONE, width, np.inf)
+            if count_moving == 1:
                 _lower(row, constants, packed, at[moving[0]], strides[moving[0], -2])
-            else:
-                row[:] = np.inf
+            elif count_moving == 0:
+                least = np.inf
                 for h in range(height):
-                    total[:] = constants[h]
-                    for table in moving:
+                    least = min(least, constants[h])
+                _set(row, NONE, width, least)
+            else:
+                for h in range(height):
+                    _set(total, NONE, width, constants[h])
+                    for place in range(count_moving):
+                        table = moving[place]
                         _add(total, packed, at[table] + h * strides[table, -2])
                     for k in range(width):
                         row[k] = min(row[k], total[k])
-            for table in still:
-                _add(row, packed, at[table])
+            for place in range(count_still):
+                _add(row, packed, at[still[place]])
             for k in range(width):
                 target[k] = min(target[k], row[k])
         for axis in range(len(shape) - 3, -1, -1):
@@ -263,6 +284,12 @@ def _fill(packing: _Packing, packed: Values) -> None:
             for table in range(wanted + 1):
                 at[table] -= strides[table, axis] * shape[axis]
             index[axis] = 0
+
+
+@machine_code
+def _set(values: Values, first: int, stop: int, value: float) -> None:
+    for k in range(first, stop):
+        values[k] = value
 
 
 @machine_code
@@ -307,7 +334,8 @@ def least_sums(program: Program, sizes: Indices, first: Indices, offsets: Indice
             continue
         count = program.of_step[step + 1] - program.of_step[step]
         tables = np.empty(count + 1, np.intp)
-        tables[:count] = program.inputs[program.of_step[step] : program.of_step[step + 1]]
+        for row in range(count):
+            tables[row] = program.inputs[program.of_step[step] + row]
         tables[count] = made
         packing = _packing(program, sizes, step, tables)
         packed = np.empty(packing.starts[-1])
@@ -340,7 +368,7 @@ def sums_outside(
             packing = _packing(program, sizes, step, tables)
             packed = np.empty(packing.starts[-1])
             for j in range(len(sums)):
-                _pack(packing, 0, outside[j, places[made] :], packed)
+                _pack(packing, NONE, outside[j, places[made] :], packed)
                 for row in range(1, count):
                     _pack(packing, row, sums[j, offsets[tables[row]] :], packed)
                 _fill(packing, packed)
