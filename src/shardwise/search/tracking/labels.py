@@ -86,13 +86,15 @@ class Labels:
     variable fastest).
 
     `cells` (n) ascending, `points` (n, columns): label i costs points[i] in cell cells[i]. `origins` are the
-    tables that it was made of and the rows in each; none where it is a cost as given."""
+    tables that it was made of and the rows in each; none where it is a cost as given. With `names` it is the
+    one of these, of which the variables have these names here."""
 
     variables: tuple[int, ...]
     sizes: tuple[int, ...]
     cells: Indices
     points: Values
     origins: tuple[tuple[Labels, Indices], ...] = ()
+    names: Mapping[int, int] | None = None
 
     def __len__(self) -> int:
         return len(self.cells)
@@ -105,8 +107,8 @@ class Labels:
 
     def renamed(self, names: Mapping[int, int]) -> Labels:
         """The same labels of other variables, those that they were made of too."""
-        origins = tuple((origin.renamed(names), rows) for origin, rows in self.origins)
-        return replace(self, variables=tuple(names[v] for v in self.variables), origins=origins)
+        variables = tuple(names[variable] for variable in self.variables)
+        return replace(self, variables=variables, origins=((self, np.arange(len(self))),), names=names)
 
 
 def labels_of(variables: tuple[int, ...], costs: Costs) -> Labels:
@@ -350,4 +352,6 @@ def chosen(table: Labels, rows: Indices) -> dict[int, Indices]:
     found: dict[int, Indices] = {}
     for origin, own in table.origins:
         found |= chosen(origin, own[rows])
+    if table.names is not None:
+        return {table.names[variable]: choices for variable, choices in found.items()}
     return found

@@ -12,6 +12,7 @@ import numpy.typing as npt
 from shardwise.frontier import Chain, Factor, Link, Part, hub_sizes
 from shardwise.search.tracking.borders import hubs_of
 from shardwise.search.tracking.chained import Weighed
+from shardwise.search.tracking.flat import costs_of
 from shardwise.search.tracking.lines import SLACK
 from shardwise.search.tracking.scalars import Sums
 from shardwise.search.tracking.solution import Choice, Solution, occurrences
@@ -32,9 +33,9 @@ class Narrowed:
     @cached_property
     def decided_share(self) -> float | None:
         """The share of hidden_s in time where the other time is nothing whatever is chosen; else None."""
-        factors = [factor for link in self.chain for _, part in link.modes for factor in part.factors]
+        parts = [part for link in self.chain for _, part in link.modes if part.factors]
         for column, share in ((1, 1.0), (0, 0.0)):
-            if not any(_is_some(factor, column) for factor in factors):
+            if not any(costs_of(part)[column].any() for part in parts):
                 return share
         return None
 
@@ -73,11 +74,6 @@ class Narrowed:
         return Choice(self.modes[place][choice.mode], tuple(int(each[own]) for each, own in picked))
 
 
-def _is_some(factor: Factor, column: int) -> bool:
-    costs = factor.costs[..., column]
-    return bool((np.isfinite(costs) & (costs != 0.0)).any())
-
-
 def narrowed(before: Narrowed, found: Weighed, limits: npt.NDArray[np.float64]) -> Narrowed:
     """Without the choices that lead to no solution below `limits` (n, weights) of any row: `found` is
     `before`'s chain under the weights."""
@@ -111,8 +107,11 @@ def narrowed(before: Narrowed, found: Weighed, limits: npt.NDArray[np.float64]) 
 
 def _part(part: Part, kept: Sequence[Indices]) -> Part:
     """The part with these choices of each variable only."""
+    is_whole = [len(rows) == size for rows, size in zip(kept, part.sizes, strict=True)]
     factors = tuple(
-        Factor(factor.variables, factor.costs[np.ix_(*(kept[variable] for variable in factor.variables))])
+        factor
+        if all(is_whole[variable] for variable in factor.variables)
+        else Factor(factor.variables, factor.costs[np.ix_(*(kept[each] for each in factor.variables))])
         for factor in part.factors
     )
     return replace(part, sizes=tuple(len(rows) for rows in kept), factors=factors)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import dataclass, field
+from functools import lru_cache
 from functools import reduce as folded
 from math import prod
 from weakref import WeakKeyDictionary
@@ -219,19 +220,36 @@ def _alike(part: Part, order: Order, peaked: int | None) -> _Likes:
 
 
 def _found_alike(part: Part, order: Order, peaked: int | None) -> _Likes:
-    axes: dict[int, tuple[int, ...]] = {}
     made: dict[int, int] = {}
     like: dict[Hashable, int] = {}
-    for place, factor in enumerate(part.factors):
-        made[place] = like.setdefault((part.kinds[place], place == peaked), place)
-        axes[place] = factor.variables
-    for step in order.steps:
-        onto = _joint_axes(step)
-        inputs = tuple((made[table], tuple(map(onto.index, axes[table]))) for table in step.inputs)
+    for place, kind in enumerate(part.kinds):
+        made[place] = like.setdefault((kind, place == peaked), place)
+    for step, onto, axes in _meetings(order):
+        inputs = tuple((made[table], own) for table, own in axes)
         sizes = tuple(part.sizes[variable] for variable in onto)
         made[step.output] = like.setdefault((step.variable is None, sizes, inputs), step.output)
-        axes[step.output] = step.variables
-    return axes, made
+    return _axes(order), made
+
+
+_Meeting = tuple[Step, tuple[int, ...], tuple[tuple[int, tuple[int, ...]], ...]]
+"""A step, all of its variables, and for each of its inputs which of these its axes are."""
+
+
+@lru_cache(maxsize=256)
+def _meetings(order: Order) -> list[_Meeting]:
+    axes, found = _axes(order), []
+    for step in order.steps:
+        onto = _joint_axes(step)
+        own = tuple((table, tuple(map(onto.index, axes[table]))) for table in step.inputs)
+        found.append((step, onto, own))
+    return found
+
+
+@lru_cache(maxsize=256)
+def _axes(order: Order) -> dict[int, tuple[int, ...]]:
+    """The variables of each table, in the order of its axes."""
+    made = {step.output: step.variables for step in order.steps}
+    return dict(enumerate(order.factors)) | made
 
 
 def _picked(

@@ -30,12 +30,11 @@ Solution = tuple[Choice, ...]
 
 def part_costs(part: Part, choices: tuple[int, ...]) -> Values:
     """The columns of a part for choices of all its variables."""
-    total = np.zeros(len(COLUMNS))
-    for factor in part.factors:
-        cost = factor.costs[tuple(choices[variable] for variable in factor.variables)]
-        total[:SUMMED] += cost[:SUMMED]
-        total[SUMMED:] = np.maximum(total[SUMMED:], cost[SUMMED:])
-    return total
+    if not part.factors:
+        return np.zeros(len(COLUMNS))
+    costs = [factor.costs[tuple(choices[each] for each in factor.variables)] for factor in part.factors]
+    every = np.array(costs)
+    return np.concatenate([every[:, :SUMMED].sum(axis=0), every[:, SUMMED:].max(axis=0, initial=0.0)])
 
 
 def occurrences(chain: Chain) -> Iterator[int]:

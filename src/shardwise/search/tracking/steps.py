@@ -53,20 +53,21 @@ def order_of(part: Part) -> Order:
     steps: list[Step] = []
     free = set(range(len(part.sizes))) - kept
 
+    on: dict[tuple[int, ...], list[int]] = {}  # the tables on the same variables
+    for table, variables in tables.items():
+        on.setdefault(tuple(sorted(variables)), []).append(table)
+
     def add(rule: Rule, variable: int | None, inputs: tuple[int, ...], variables: tuple[int, ...]) -> None:
         output = len(part.factors) + len(steps)
         steps.append(Step(rule, variable, inputs, output, variables))
         for each in inputs:
-            del tables[each]
+            on[tuple(sorted(tables.pop(each)))].remove(each)
         tables[output] = variables
+        on.setdefault(variables, []).append(output)
 
-    def merge() -> None:
-        on: dict[tuple[int, ...], list[int]] = {}
-        for table, variables in sorted(tables.items()):
-            on.setdefault(tuple(sorted(variables)), []).append(table)
-        for variables, found in on.items():
-            if len(found) > 1:
-                add("edge", None, tuple(found), variables)
+    def merge(variables: tuple[int, ...]) -> None:
+        if len(on[variables]) > 1:
+            add("edge", None, tuple(sorted(on[variables])), variables)
 
     met: dict[int, set[int]] = {each: set() for each in range(len(part.sizes))}
     for factor in part.factors:
@@ -80,7 +81,8 @@ def order_of(part: Part) -> Order:
         """Where nothing is chosen tables have one number, and yet an axis for each of their variables."""
         return len(met[variable]) if sizes[variable] == 1 else 0
 
-    merge()
+    for variables in list(on):
+        merge(variables)
     sizes = {each: size(each) for each in sorted(free)}
     while sizes:
         variable = min(sizes, key=lambda each: (sizes[each], neighbours(each), each))
@@ -93,7 +95,7 @@ def order_of(part: Part) -> Order:
             met[other] = (met[other] | met[variable]) - {other, variable}
             if other in sizes:
                 sizes[other] = size(other)
-        merge()
+        merge(around)
     if len(tables) > 1 or not tables or set(next(iter(tables.values()))) != kept:
         add("edge", None, tuple(sorted(tables)), tuple(sorted(kept)))
     factors = tuple(factor.variables for factor in part.factors)
