@@ -460,14 +460,20 @@ def unsorted(*arguments: Any) -> Any:
 def test_a_broken_loop_is_noticed(
     monkeypatch: pytest.MonkeyPatch, module: Any, name: str, broken: Callable[..., Any]
 ) -> None:
+    joining: Any = compiled_labels.joined_labels  # in Python, which calls what is put in its module
+    monkeypatch.setattr(compiled_labels, "joined_labels", joining.py_func)
+    assert agrees(range(3))
     monkeypatch.setattr(module, name, broken)
+    if hasattr(compiled_labels, name):  # where a join calls it
+        monkeypatch.setattr(compiled_labels, name, broken)
     assert not agrees(range(60))
 
 
 def test_without_numba_numpy_does_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "is_installed", lambda: False)
     for module, function in (
-        (compiled_labels, "labels_of_pairs"), (compiled, "ends_of_pairs"), (compiled, "number_of_pairs"),
+        (compiled_labels, "labels_of_pairs"), (compiled_labels, "joined_labels"), (compiled, "ends_of_pairs"),
+        (compiled, "number_of_pairs"),
     ):  # fmt: skip
         monkeypatch.setattr(module, function, None)
     assert agrees(range(20))

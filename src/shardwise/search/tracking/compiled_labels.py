@@ -23,6 +23,7 @@ from shardwise.search.tracking.compiled import (
     Rows,
     Side,
     machine_code,
+    side_of,
     wider_rows,
 )
 from shardwise.search.tracking.compiled_stairs import Kept, Met, onto_stairs
@@ -43,6 +44,17 @@ _MOST_LEVELS = 16
 """Levels of peaks that have a staircase each."""
 
 
+class Table(NamedTuple):
+    """A table as it is: what its labels cost, by ascending cells; what its columns weigh; how many choices
+    each of its variables has, and which axis of the joint cells it is (-1 where it is taken out)."""
+
+    points: Values
+    cells: Indices
+    weights: Values
+    sizes: Indices
+    axes: Indices
+
+
 class Differing(NamedTuple):
     """The columns in which the labels of a join differ: `ours` (columns, rows of one table), `theirs`
     (columns, rows of the other), `weights` (forms, columns), and `excess` (columns), the weights of the
@@ -56,6 +68,31 @@ class Differing(NamedTuple):
     fixed: Values
     peak: float
     is_peak: bool
+
+
+@machine_code
+def joined_labels(
+    one: Table, other: Table, left: Indices, choices: int, reach: Reach, loss: Loss, most_pairs: int,
+    most_labels: int,
+) -> tuple[int, Rows, Values]:  # fmt: skip
+    """What two tables come to in the cells of `left`: how many labels (TOO_MANY where pairs or labels are too
+    many), of each its rows in both and its cell, which ascends, and what it costs."""
+    a, differs, order_a = side_of(one.points, one.cells, one.weights, one.sizes, one.axes, left)
+    b, also, order_b = side_of(other.points, other.cells, other.weights, other.sizes, other.axes, left)
+    columns, differing = np.empty(len(differs), np.intp), 0
+    for k in range(len(differs)):
+        if differs[k] + also[k] > 0.0:
+            columns[differing] = k
+            differing += 1
+    count, rows = labels_of_pairs(a, b, choices, reach, loss, columns[:differing], most_pairs, most_labels)
+    points = np.empty((max(count, 0), len(differs)))
+    for row in range(count):
+        i, j, cell = rows[0, row], rows[1, row], rows[2, row]
+        for k in range(len(differs) - 1):
+            points[row, k] = a.points[i, k] + b.points[j, k]
+        points[row, -1] = max(a.points[i, -1], b.points[j, -1], reach.peaks[cell])
+        rows[0, row], rows[1, row] = order_a[i], order_b[j]
+    return count, rows, points
 
 
 @machine_code

@@ -161,10 +161,7 @@ def joined(
         found = meeting.ends(ends, most_pairs) if ends else meeting.labels(grid, most_pairs, most_labels)
         if found is None:
             raise TooManyLabels
-        rows_a, rows_b, cells = found
-        points = _costs(a, b, rows_a, rows_b)
-        if within is not None and within.peaks is not None:
-            points[:, -1] = np.maximum(points[:, -1], within.peaks.reshape(-1)[cells])
+        rows_a, rows_b, cells, points = found
         order = np.lexsort((*points.T[::-1], cells))
         origins = ((a, rows_a[order]), (b, rows_b[order]))
         return Labels(left, sizes, cells[order], points[order], origins)

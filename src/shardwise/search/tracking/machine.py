@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
 from math import prod
@@ -11,7 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 if TYPE_CHECKING:  # numba takes half a second to be read
-    from shardwise.search.tracking.compiled import Loss, Reach
+    from shardwise.search.tracking.compiled import Loss, Reach, Side
+    from shardwise.search.tracking.compiled_labels import Table
     from shardwise.search.tracking.grid import Grid
     from shardwise.search.tracking.labels import Ends, Labels, Within
 
@@ -43,66 +45,89 @@ def pays_for_sums(costs: int) -> bool:
     return costs >= SUMS_PAY_FROM and is_installed()
 
 
+Joined = tuple[Indices, Indices, Indices, Values]
+"""Of labels that stay, by ascending cells: their rows in both tables, their cells and what they cost."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Meeting:
     """Two tables that meet in the cells of `left` (variables, of `sizes`), `without` taken out."""
 
-    def __init__(
-        self, a: Labels, b: Labels, left: tuple[int, ...], sizes: tuple[int, ...], without: int | None,
-        within: Within | None,
-    ) -> None:  # fmt: skip
-        from shardwise.search.tracking.compiled import side_of
-
-        self._cells = prod(sizes)
-        self.reach = _reach(within, self._cells, a.points.shape[1])
-        nothing = np.zeros(a.points.shape[1])
-        weights = (nothing, nothing) if within is None else (within.weights_a[:, 0], within.weights_b[:, 0])
-        axes, left_sizes = {v: axis for axis, v in enumerate(left)}, np.array(sizes, dtype=np.intp)
-        sides, orders, differing = [], [], np.zeros(a.points.shape[1])
-        for table, own in zip((a, b), weights, strict=True):
-            side, differs, order = side_of(
-                np.ascontiguousarray(table.points), table.cells, np.ascontiguousarray(own),
-                np.array(table.sizes, dtype=np.intp),
-                np.array([axes.get(v, -1) for v in table.variables], dtype=np.intp), left_sizes,
-            )  # fmt: skip
-            sides.append(side)
-            orders.append(order)
-            differing += differs
-        (self.a, self.b), (self._order_a, self._order_b) = sides, orders
-        self.choices = a.sizes[a.variables.index(without)] if without in a.variables else 1
-        if without not in a.variables and without in b.variables:
-            self.choices = b.sizes[b.variables.index(without)]
-        self._columns = np.flatnonzero(differing)
+    a: Labels
+    b: Labels
+    left: tuple[int, ...]
+    sizes: tuple[int, ...]
+    without: int | None
+    within: Within | None
 
     def count(self, enough: int) -> int:
         """How many pairs there are to look at, or enough."""
         from shardwise.search.tracking.compiled import number_of_pairs
 
-        return number_of_pairs(self.a, self.b, self.choices, self.reach, enough)
+        (a, _), (b, _) = self._sides()
+        return number_of_pairs(a, b, self._choices, self._reach, enough)
 
-    def labels(
-        self, grid: Grid | None, most_pairs: int, most_labels: int
-    ) -> tuple[Indices, Indices, Indices] | None:
-        """Rows of both tables and their cells, of the labels that stay; None if too many."""
-        from shardwise.search.tracking.compiled_labels import labels_of_pairs
+    def labels(self, grid: Grid | None, most_pairs: int, most_labels: int) -> Joined | None:
+        """The labels that stay; None if too many."""
+        from shardwise.search.tracking.compiled_labels import joined_labels
 
-        loss = _loss(grid, self._cells, self.a.points.shape[1])
-        return self._rows(
-            *labels_of_pairs(
-                self.a, self.b, self.choices, self.reach, loss, self._columns, most_pairs, most_labels
-            )
-        )
+        one, other = self._tables()
+        count, rows, points = joined_labels(
+            one, other, np.array(self.sizes, dtype=np.intp), self._choices, self._reach,
+            _loss(grid, prod(self.sizes), self.a.points.shape[1]), most_pairs, most_labels,
+        )  # fmt: skip
+        return None if count < 0 else (rows[0, :count], rows[1, :count], rows[2, :count], points)
 
-    def ends(self, ends: Ends, most_pairs: int) -> tuple[Indices, Indices, Indices] | None:
+    def ends(self, ends: Ends, most_pairs: int) -> Joined | None:
         """The same of labels that nothing follows, by seconds and bytes, whatever their cell."""
         from shardwise.search.tracking.compiled import ends_of_pairs
 
         slack = np.zeros(2) if ends.slack is None else ends.slack
-        return self._rows(*ends_of_pairs(self.a, self.b, self.choices, self.reach, slack, most_pairs))
-
-    def _rows(self, count: int, rows: Indices) -> tuple[Indices, Indices, Indices] | None:
+        (a, order_a), (b, order_b) = self._sides()
+        reach = self._reach
+        count, rows = ends_of_pairs(a, b, self._choices, reach, slack, most_pairs)
         if count < 0:
             return None
-        return self._order_a[rows[0, :count]], self._order_b[rows[1, :count]], rows[2, :count]
+        rows_a, rows_b, cells = order_a[rows[0, :count]], order_b[rows[1, :count]], rows[2, :count]
+        points = self.a.points[rows_a] + self.b.points[rows_b]
+        points[:, -1] = np.maximum(self.a.points[rows_a, -1], self.b.points[rows_b, -1])
+        points[:, -1] = np.maximum(points[:, -1], reach.peaks[cells])
+        return rows_a, rows_b, cells, points
+
+    @property
+    def _choices(self) -> int:
+        """How many choices what is taken out has."""
+        for table in (self.a, self.b):
+            if self.without in table.variables:
+                return table.sizes[table.variables.index(self.without)]
+        return 1
+
+    @property
+    def _reach(self) -> Reach:
+        return _reach(self.within, prod(self.sizes), self.a.points.shape[1])
+
+    def _tables(self) -> tuple[Table, Table]:
+        nothing = np.zeros(self.a.points.shape[1])
+        within = self.within
+        weights = (nothing, nothing) if within is None else (within.weights_a[:, 0], within.weights_b[:, 0])
+        return self._table(self.a, weights[0]), self._table(self.b, weights[1])
+
+    def _table(self, table: Labels, weights: Values) -> Table:
+        from shardwise.search.tracking.compiled_labels import Table
+
+        axes = [self.left.index(v) if v != self.without else -1 for v in table.variables]
+        return Table(
+            np.ascontiguousarray(table.points), table.cells, np.ascontiguousarray(weights),
+            np.array(table.sizes, dtype=np.intp), np.array(axes, dtype=np.intp),
+        )  # fmt: skip
+
+    def _sides(self) -> list[tuple[Side, Indices]]:
+        """Both tables as loops take them, and the rows of each in that order."""
+        from shardwise.search.tracking.compiled import side_of
+
+        left = np.array(self.sizes, dtype=np.intp)
+        sides = [side_of(*table, left) for table in self._tables()]
+        return [(side, order) for side, _, order in sides]
 
 
 def kept(cells: Indices, points: Values, ranks: Values, grid: Grid) -> Indices:
