@@ -114,10 +114,8 @@ def labels_of_pairs(
     """
     forms, count = reach.weights.shape[0], len(columns)
     differing = _differing(a, b, reach, loss, columns)
-    widest = 1
-    for cell in range(len(b.start) - 1):
-        widest = max(widest, b.start[cell + 1] - b.start[cell])
-    few = max(widest, min(_FEW, len(a.points) * len(b.points)))
+    widest = _widest(b)
+    few = max(widest, min(_FEW, _widest(a) * widest * choices))
     rows = np.empty((3, few), np.intp)
     levels = _levels(a, b, reach, differing, loss)
     kept, met, fixed = _room(count, max(len(levels), 1), few), _met(count, few), np.empty(forms + 1)
@@ -153,6 +151,15 @@ def labels_of_pairs(
         if pairs > most_pairs:
             return TOO_MANY, rows
     return done, rows
+
+
+@machine_code
+def _widest(side: Side) -> int:
+    """The most rows of a cell; at least 1."""
+    widest = 1
+    for cell in range(len(side.start) - 1):
+        widest = max(widest, side.start[cell + 1] - side.start[cell])
+    return widest
 
 
 @machine_code
