@@ -1,8 +1,9 @@
 """Least weighted sums of a part as machine code: what `scalars` does in numpy where numba is not installed.
 
 A step adds up tables along the choices of all that it meets, and keeps the least. Its axes are those of the
-table that it makes, with what it takes out before the last: along that one all numbers lie side by side, once
-the inputs are packed in this order, so that the processor adds up several at a time.
+table that is wanted, with those that this has not before its last: along that one all numbers lie side by
+side, so that the processor adds up several at a time, and each row of what is wanted is lowered by all that
+it is the least of before the next one is.
 """
 
 from __future__ import annotations
