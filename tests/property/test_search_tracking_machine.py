@@ -10,7 +10,7 @@ import numba
 import numpy as np
 import pytest
 from tests.property.test_search_tracking import LONG, agrees, by_labels, matches
-from tests.property.tracking_instances import braid, chain_of, hubbed_chain, long_chain
+from tests.property.tracking_instances import braid, chain_of, hubbed_chain, knot, long_chain
 
 from shardwise.frontier import reduce
 from shardwise.search.tracking import (
@@ -248,9 +248,10 @@ def test_labels_of_one_table_stay_as_by_numpy(monkeypatch: pytest.MonkeyPatch) -
 
 
 def scalars_agree(seed: int, monkeypatch: pytest.MonkeyPatch) -> bool:
-    """Tables, what is outside of them and through their variables, of chains' parts and of layers alike."""
+    """Tables, what is outside of them and through their variables, of chains' parts, of layers alike, and of
+    a part with many choices."""
     random = np.random.default_rng(seed)
-    parts = [braid(seed), *(part for link in chain_of(seed) for _, part in link.modes)]
+    parts = [braid(seed), knot(seed), *(part for link in chain_of(seed) for _, part in link.modes)]
     for part in parts:
         weights = random.integers(0, 4, (3, 5)).astype(float)
         peaked = int(random.integers(len(part.factors)))

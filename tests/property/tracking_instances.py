@@ -117,6 +117,19 @@ def braid(seed: int, layers: int = 3) -> Part:
     return Part(names, (size,) * count, tuple(factors), 0, count - 1)
 
 
+def knot(seed: int) -> Part:
+    """Five variables of up to nine choices, each with a cost on every other one; some choices do not go
+    together."""
+    random = np.random.default_rng(seed)
+    sizes = tuple(random.integers(1, 10, 5).tolist())
+    factors = []
+    for variables in combinations(range(5), 2):
+        costs = _costs(random, tuple(sizes[variable] for variable in variables), True)
+        costs[random.random(costs.shape[:-1]) < 0.2] = np.inf
+        factors.append(Factor(variables, costs))
+    return Part(tuple(f"v{variable}" for variable in range(5)), sizes, tuple(factors), 0, 4)
+
+
 def _uneven(random: np.random.Generator, factor: Factor) -> Factor:
     return Factor(factor.variables, factor.costs * random.uniform(0.5, 1.5, factor.costs.shape))
 
