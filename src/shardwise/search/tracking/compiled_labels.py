@@ -397,19 +397,22 @@ def _next_below(costs: Values, ranks: Values, top: Values, place: float, first: 
     count = len(top)
     for start in range(first, size, _BLOCK):
         stop = min(start + _BLOCK, size)
-        hits = 0
+        places, hits = ranks[0, start:stop], 0
         if count == 2:
-            for row in range(start, stop):
-                is_hit = (ranks[0, row] <= place) & (costs[0, row] < top[0]) & (costs[1, row] < top[1])
-                hits += 1 if is_hit else 0
+            one, two = costs[0, start:stop], costs[1, start:stop]
+            for row in range(len(places)):
+                hits += (places[row] <= place) & (one[row] < top[0]) & (two[row] < top[1])
         elif count == 3:
-            for row in range(start, stop):
-                is_hit = (ranks[0, row] <= place) & (costs[0, row] < top[0]) & (costs[1, row] < top[1])
-                hits += 1 if is_hit & (costs[2, row] < top[2]) else 0
+            one, two, three = costs[0, start:stop], costs[1, start:stop], costs[2, start:stop]
+            for row in range(len(places)):
+                is_hit = (places[row] <= place) & (one[row] < top[0]) & (two[row] < top[1])
+                hits += is_hit & (three[row] < top[2])
         elif count == 4:
-            for row in range(start, stop):
-                is_hit = (ranks[0, row] <= place) & (costs[0, row] < top[0]) & (costs[1, row] < top[1])
-                hits += 1 if is_hit & (costs[2, row] < top[2]) & (costs[3, row] < top[3]) else 0
+            one, two, three = costs[0, start:stop], costs[1, start:stop], costs[2, start:stop]
+            four = costs[3, start:stop]
+            for row in range(len(places)):
+                is_hit = (places[row] <= place) & (one[row] < top[0]) & (two[row] < top[1])
+                hits += is_hit & (three[row] < top[2]) & (four[row] < top[3])
         else:
             hits = 1
         if hits:
@@ -429,19 +432,22 @@ def _next_above(cost: Values, place: float, tops: Values, ranks: Values, first: 
     count = len(cost)
     for start in range(first, size, _BLOCK):
         stop = min(start + _BLOCK, size)
-        hits = 0
+        places, hits = ranks[0, start:stop], 0
         if count == 2:
-            for row in range(start, stop):
-                is_hit = (ranks[0, row] >= place) & (tops[0, row] > cost[0]) & (tops[1, row] > cost[1])
-                hits += 1 if is_hit else 0
+            one, two = tops[0, start:stop], tops[1, start:stop]
+            for row in range(len(places)):
+                hits += (places[row] >= place) & (one[row] > cost[0]) & (two[row] > cost[1])
         elif count == 3:
-            for row in range(start, stop):
-                is_hit = (ranks[0, row] >= place) & (tops[0, row] > cost[0]) & (tops[1, row] > cost[1])
-                hits += 1 if is_hit & (tops[2, row] > cost[2]) else 0
+            one, two, three = tops[0, start:stop], tops[1, start:stop], tops[2, start:stop]
+            for row in range(len(places)):
+                is_hit = (places[row] >= place) & (one[row] > cost[0]) & (two[row] > cost[1])
+                hits += is_hit & (three[row] > cost[2])
         elif count == 4:
-            for row in range(start, stop):
-                is_hit = (ranks[0, row] >= place) & (tops[0, row] > cost[0]) & (tops[1, row] > cost[1])
-                hits += 1 if is_hit & (tops[2, row] > cost[2]) & (tops[3, row] > cost[3]) else 0
+            one, two, three = tops[0, start:stop], tops[1, start:stop], tops[2, start:stop]
+            four = tops[3, start:stop]
+            for row in range(len(places)):
+                is_hit = (places[row] >= place) & (one[row] > cost[0]) & (two[row] > cost[1])
+                hits += is_hit & (three[row] > cost[2]) & (four[row] > cost[3])
         else:
             hits = 1
         if hits:
