@@ -337,6 +337,30 @@ def test_broken_sums_are_noticed(monkeypatch: pytest.MonkeyPatch, name: str) -> 
     assert not all(scalars_agree(seed, monkeypatch) for seed in range(20))
 
 
+LOWER = compiled_sums._lower
+
+
+def without_the_rest(target: Any, constants: Any, *rest: Any) -> None:
+    """Rows beyond the last four are left out."""
+    LOWER(target, constants[: len(constants) // 4 * 4], *rest)
+
+
+def adds_nothing(row: Any, packed: Any, start: int) -> None:
+    """A table that is the same for all that is summed over is not added."""
+
+
+@pytest.mark.parametrize(("name", "broken"), [("_lower", without_the_rest), ("_add", adds_nothing)])
+def test_rows_that_are_left_out_are_noticed(
+    monkeypatch: pytest.MonkeyPatch, name: str, broken: Callable[..., None]
+) -> None:
+    """The loops in Python, which call what is put in their module."""
+    for outer in ("least_sums", "sums_outside", "_fill"):
+        monkeypatch.setattr(compiled_sums, outer, getattr(compiled_sums, outer).py_func)
+    assert scalars_agree(0, monkeypatch)
+    monkeypatch.setattr(compiled_sums, name, broken)
+    assert not all(scalars_agree(seed, monkeypatch) for seed in range(6))
+
+
 def test_tracking_finds_what_enumeration_finds() -> None:
     assert agrees(range(150))
     assert agrees(range(60), hubbed_chain)
