@@ -44,6 +44,7 @@ from shardwise.cluster.events import (
     check_events,
     first_fault,
 )
+from shardwise.cluster.groups import NodeGroups
 from shardwise.cluster.links import link_graph, route
 from shardwise.cluster.load import load_cluster
 from shardwise.cluster.mesh import Mesh, MeshAxis, mesh_of, meshes_of, tier_mesh
@@ -75,6 +76,7 @@ __all__ = [
     "Mesh",
     "MeshAxis",
     "Node",
+    "NodeGroups",
     "NodeJoined",
     "NodeLost",
     "NodeState",

@@ -7,12 +7,12 @@ the cluster has it: what is planned on is never better than what is there, and a
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import TypeVar
 
-from shardwise.cluster.cluster import Cluster, Link, Tier, node_runs
+from shardwise.cluster.cluster import Cluster, Link, Node, Tier, node_runs
 from shardwise.cluster.events import (
     ClusterEvent,
     EventTrace,
@@ -21,6 +21,7 @@ from shardwise.cluster.events import (
     Notice,
     Slowdown,
 )
+from shardwise.cluster.groups import NodeGroups, customary_in_groups, with_spans
 from shardwise.cluster.links import link_graph
 from shardwise.cluster.pools import Pool, pools_of
 from shardwise.cluster.resize import clipped, of_nodes, with_nodes
@@ -85,13 +86,22 @@ def _put(values: Mapping[Key, float], key: Key | None, value: float | None) -> M
 class NodeState:
     """How one node is: its pool (place in `pools_of`), what is left of the nominal speed of its slowest
     device, of the bandwidth between nodes and of that inside it (1 is nominal), and the least one-way latency
-    to other nodes in seconds (0: as the cluster has it)."""
+    to other nodes in seconds (0: as the cluster has it).
+
+    Among the nodes of an arrangement also the share of its cards that it may send `beyond` its site, and how
+    late that is; how many of the tiers that reach over several nodes lie `within` a site; and the devices
+    that a group of each such tier has in the arrangement, where those are not as the cluster's (`spans`).
+    """
 
     pool: int
     speed: float = 1.0
     network: float = 1.0
     inside: float = 1.0
     latency_s: float = 0.0
+    beyond: float = 1.0
+    beyond_latency_s: float = 0.0
+    within: int = 0
+    spans: tuple[int, ...] = ()
 
 
 def stepped(share: float) -> float:
@@ -109,6 +119,7 @@ class NodeView:
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
         self.pools: tuple[Pool, ...] = pools_of(cluster)
+        self.groups = NodeGroups(cluster)
         keys = {replace(pool.node, name=""): place for place, pool in enumerate(self.pools)}
         self.pool_of = {f"n{index}": keys[replace(node, name="")] for index, node in enumerate(cluster.nodes)}
         self._node_of_rank = [index for index, node in enumerate(cluster.nodes) for _ in range(node.devices)]
@@ -212,12 +223,12 @@ def alike_cluster(cluster: Cluster, pool: Pool, nodes: int, state: NodeState) ->
     have."""
     own = replace(pool.node, speed=pool.node.speed * state.speed)
     every = (own,) * nodes
-    devices = own.devices * nodes
     if cluster.tiers == customary_tiers(cluster.classes, node_runs(cluster.nodes)):
-        tiers = customary_tiers(cluster.classes, [(own, nodes)])
+        tiers = customary_in_groups(cluster.classes, every, state.spans)
     else:
-        tiers = clipped(cluster.tiers, devices)
-    return with_nodes(cluster, every, tuple(_in_state(tier, own.devices, state) for tier in tiers))
+        spans = state.spans or [tier.span for tier in cluster.tiers[:-1] if tier.span > own.devices]
+        tiers = clipped(with_spans(cluster.tiers, spans, own.devices), own.devices * nodes)
+    return with_nodes(cluster, every, _in_states(cluster, tiers, [own], state))
 
 
 def present_cluster(cluster: Cluster, states: Mapping[str, NodeState]) -> Cluster:
@@ -231,23 +242,50 @@ def present_cluster(cluster: Cluster, states: Mapping[str, NodeState]) -> Cluste
         network=min(state.network for state in every),
         inside=min(state.inside for state in every),
         latency_s=max(state.latency_s for state in every),
+        beyond=min(state.beyond for state in every),
+        beyond_latency_s=max(state.beyond_latency_s for state in every),
+        within=min(state.within for state in every),
     )
     nodes = tuple(
         replace(node, speed=node.speed * state.speed) for node, state in zip(part.nodes, every, strict=True)
     )
-    inside = max(node.devices for node in nodes)
-    return with_nodes(cluster, nodes, tuple(_in_state(tier, inside, worst) for tier in part.tiers))
+    return with_nodes(cluster, nodes, _in_states(cluster, part.tiers, nodes, worst))
+
+
+def _in_states(
+    cluster: Cluster, tiers: Sequence[Tier], nodes: Sequence[Node], state: NodeState
+) -> tuple[Tier, ...]:
+    """Tiers of some nodes of `cluster` at what is left of their bandwidth. Those that are not within a site
+    carry what may leave it at most."""
+    inside, largest = (max(node.devices for node in some) for some in (nodes, cluster.nodes))
+    if cluster.tiers == customary_tiers(cluster.classes, node_runs(cluster.nodes)):
+        joining = [tier.name for tier in tiers if not tier.is_network]
+    else:
+        joining = [tier.name for tier in cluster.tiers[:-1] if tier.span > largest]
+    beyond = state.beyond * min(node.nics * node.nic_bytes_per_s / node.devices for node in nodes)
+    found = []
+    for tier in tiers:
+        now = _in_state(tier, inside, state)
+        if tier.span > inside and tier.name not in joining[: state.within]:
+            latency_s = max(now.latency_s, state.beyond_latency_s)
+            share = min(beyond / now.bytes_per_s, 1.0) if state.beyond < 1.0 else 1.0
+            now = _slower(now, share, latency_s)
+        found.append(now)
+    return tuple(found)
 
 
 def _in_state(tier: Tier, inside: int, state: NodeState) -> Tier:
     """A tier at what is left of its bandwidth."""
     if tier.span <= inside:
-        share, latency_s = state.inside, tier.latency_s
-    elif tier.is_network:
-        share, latency_s = state.network, max(tier.latency_s, state.latency_s)
-    else:
-        # A scale-up fabric over several nodes, or the outer tier of a given link graph.
-        share, latency_s = min(state.inside, state.network), max(tier.latency_s, state.latency_s)
+        return _slower(tier, state.inside, tier.latency_s)
+    latency_s = max(tier.latency_s, state.latency_s)
+    if tier.is_network:
+        return _slower(tier, state.network, latency_s)
+    # A scale-up fabric over several nodes, or the outer tier of a given link graph.
+    return _slower(tier, min(state.inside, state.network), latency_s)
+
+
+def _slower(tier: Tier, share: float, latency_s: float) -> Tier:
     return replace(
         tier,
         bytes_per_s=tier.bytes_per_s * share,

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 
 from shardwise.cluster.cluster import Cluster, Node, Tier, node_runs
 from shardwise.cluster.device import Device
-from shardwise.cluster.resize import MAX_NAME, clipped, with_nodes
-from shardwise.cluster.tiers import customary_tiers, network_figures
+from shardwise.cluster.resize import MAX_NAME, of_nodes
+from shardwise.cluster.tiers import network_figures
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,15 +56,15 @@ def _told(node: Node) -> str:
 def cluster_of_pools(cluster: Cluster, pools: Iterable[Pool]) -> Cluster:
     """The part of `cluster` that these of its pools make up, all of their nodes, in the order of the cluster.
 
-    Customary tiers are those of the nodes that are left; given ones keep their figures, each spanning what
-    it spanned, and the last one all devices.
+    Tiers are those of `of_nodes`, the last one spanning all devices.
     """
     kept = {_key(pool.node): pool.name for pool in pools}
-    nodes = tuple(node for node in cluster.nodes if _key(node) in kept)
-    if len(nodes) == len(cluster.nodes):
+    places = [place for place, node in enumerate(cluster.nodes) if _key(node) in kept]
+    if len(places) == len(cluster.nodes):
         return cluster
-    part = with_nodes(cluster, nodes, _tiers_of(cluster, nodes))
-    return replace(part, name=f"{' + '.join(kept.values())} of {cluster.name[:MAX_NAME]}")
+    part = of_nodes(cluster, places)
+    tiers = (*part.tiers[:-1], replace(part.tiers[-1], span=part.devices))
+    return replace(part, tiers=tiers, name=f"{' + '.join(kept.values())} of {cluster.name[:MAX_NAME]}")
 
 
 def tier_seen_by(pool: Pool, cluster: Cluster) -> Tier:
@@ -94,12 +94,3 @@ def _fraction(device: Device) -> float:
 
 def _key(node: Node) -> Node:
     return replace(node, name="")
-
-
-def _tiers_of(cluster: Cluster, nodes: tuple[Node, ...]) -> tuple[Tier, ...]:
-    """The tiers that these nodes of the cluster still have."""
-    if cluster.tiers == customary_tiers(cluster.classes, node_runs(cluster.nodes)):
-        return customary_tiers(cluster.classes, node_runs(nodes))
-    devices = sum(node.devices for node in nodes)
-    kept = clipped(cluster.tiers, devices)
-    return (*kept[:-1], replace(kept[-1], span=devices))

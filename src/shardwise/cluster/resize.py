@@ -7,6 +7,7 @@ from dataclasses import replace
 from itertools import accumulate
 
 from shardwise.cluster.cluster import Cluster, Node, Tier, node_runs
+from shardwise.cluster.groups import NodeGroups, customary_in_groups, with_spans
 from shardwise.cluster.tiers import customary_tiers
 from shardwise.errors import ConfigError
 
@@ -84,13 +85,24 @@ def _customary_network(cluster: Cluster, devices: int) -> Tier:
 
 def of_nodes(cluster: Cluster, places: Sequence[int]) -> Cluster:
     """The part of `cluster` that the nodes at these places make up, in their order; the cluster itself where
-    they are alike to all of its nodes, one by one."""
+    they are alike to all of its nodes, one by one, and lie together as those do.
+
+    Customary tiers are those of the nodes that are left; given ones keep their figures. Groups of either hold
+    no other nodes than the cluster's do.
+    """
     nodes = tuple(cluster.nodes[place] for place in places)
-    if [replace(node, name="") for node in nodes] == [replace(node, name="") for node in cluster.nodes]:
+    groups = NodeGroups(cluster)
+    spans = groups.held(places)
+    if _unnamed(nodes) == _unnamed(cluster.nodes) and spans == groups.held(range(len(cluster.nodes))):
         return cluster
     if cluster.tiers == customary_tiers(cluster.classes, node_runs(cluster.nodes)):
-        return with_nodes(cluster, nodes, customary_tiers(cluster.classes, node_runs(nodes)))
-    return with_nodes(cluster, nodes, clipped(cluster.tiers, sum(node.devices for node in nodes)))
+        return with_nodes(cluster, nodes, customary_in_groups(cluster.classes, nodes, spans))
+    tiers = with_spans(cluster.tiers, spans, max(node.devices for node in nodes))
+    return with_nodes(cluster, nodes, clipped(tiers, sum(node.devices for node in nodes)))
+
+
+def _unnamed(nodes: Iterable[Node]) -> list[Node]:
+    return [replace(node, name="") for node in nodes]
 
 
 def clipped(tiers: Iterable[Tier], devices: int) -> tuple[Tier, ...]:

@@ -40,6 +40,11 @@ def _in_use(span: int, node_devices: int, devices: int) -> int:
     return next(parts, span)
 
 
+def group_span(device: Device, node_devices: int, devices: int) -> int:
+    """Devices of a scale-up group of which a job of `devices` on such nodes makes use."""
+    return _in_use(scale_up_span(device, node_devices), node_devices, devices)
+
+
 def common_span(runs: Sequence[NodeRun], group: Callable[[Node], int]) -> int:
     """Largest span whose consecutive blocks of ranks each stay inside one group of `group(node)` devices.
 
@@ -66,7 +71,7 @@ def customary_tiers(
     devices = sum(node.devices * count for node, count in runs)
     inner = common_span(
         runs,
-        lambda node: _in_use(scale_up_span(classes[node.device_class], node.devices), node.devices, devices),
+        lambda node: group_span(classes[node.device_class], node.devices, devices),
     )
     whole = common_span(runs, lambda node: node.devices)
     tiers: list[Tier] = []

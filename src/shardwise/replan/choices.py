@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 
-from shardwise.cluster import NodeState
+from shardwise.cluster import NodeGroups, NodeState
 from shardwise.replan.arrangement import Arrangement, at_width, pipeline_order, together
 from shardwise.replan.prices import Prices
 from shardwise.replan.situation import Situation
@@ -15,13 +15,17 @@ from shardwise.strategy import Strategy, cells
 IsWorth = Callable[[Strategy, float], bool]
 """Whether a shape that takes no less than so many seconds per step can be better than what is known."""
 
+Rank = tuple[float, ...]
+"""Better nodes have a lower one."""
+
 THRESHOLDS = 3
 """Sets of nodes without the slowest ones that are looked at, by speed and by bandwidth."""
 
 
 def node_sets(situation: Situation, prices: Prices) -> list[tuple[str, ...]]:
     """Nodes that may work together: of one size, all of them; those of one pool, of one site; and those that
-    are left without the slowest, or without the worst connected. Best first within each."""
+    are left without the slowest, or without the worst connected. Best first within each; and where the
+    cluster has tiers between nodes, its groups one after the other."""
     by_size: dict[int, list[str]] = {}
     for name in situation.states:
         by_size.setdefault(prices.devices_of(name), []).append(name)
@@ -29,10 +33,17 @@ def node_sets(situation: Situation, prices: Prices) -> list[tuple[str, ...]]:
     for names in by_size.values():
         for chosen in (*_groups(names, situation), *_without_worst(names, situation.states)):
             found[tuple(sorted(chosen, key=lambda name: _rank(name, situation.states)))] = None
+            found[in_groups(chosen, situation, lambda name: _rank(name, situation.states))] = None
     return [names for names in found if names]
 
 
-def _rank(name: str, states: Mapping[str, NodeState]) -> tuple[object, ...]:
+def in_groups(names: Iterable[str], situation: Situation, rank: Callable[[str], Rank]) -> tuple[str, ...]:
+    """The nodes by rank, those together that the cluster has together."""
+    places = situation.groups.ordered([_number(name) for name in names], lambda place: rank(f"n{place}"))
+    return tuple(f"n{place}" for place in places)
+
+
+def _rank(name: str, states: Mapping[str, NodeState]) -> Rank:
     """Alike nodes together, better ones first, as they are numbered."""
     state = states[name]
     return state.pool, -state.speed, -state.network, -state.inside, state.latency_s, int(name[1:])
@@ -98,12 +109,20 @@ def arranged(
         nominal_s = steps.nominal_s(strategy, {situation.states[name].pool for name in nodes})
         if nominal_s is None or not is_worth(shape, nominal_s):
             continue
-        slots = placed(strategy, nodes[: dp * size // devices], devices)
-        if running is not None:
-            slots = _kept(strategy, slots, situation, running, devices)
-        found = steps.balanced(strategy, slots, situation)
-        if found is not None:
-            yield found
+        for slots in placings(strategy, nodes[: dp * size // devices], devices, situation.groups):
+            kept = slots if running is None else _kept(strategy, slots, situation, running, devices)
+            found = steps.balanced(strategy, kept, situation)
+            if found is not None:
+                yield found
+
+
+def placings(
+    strategy: Strategy, nodes: Sequence[str], devices: int, groups: NodeGroups
+) -> tuple[tuple[str, ...], ...]:
+    """Slots for the nodes: `placed`; and as they stand where the cluster has tiers between nodes, since only
+    so do groups of them stay together under any order of axes."""
+    slots = placed(strategy, nodes, devices)
+    return (slots, tuple(nodes)) if groups.are_told and slots != tuple(nodes) else (slots,)
 
 
 def placed(strategy: Strategy, nodes: Sequence[str], devices: int) -> tuple[str, ...]:
@@ -117,16 +136,17 @@ def placed(strategy: Strategy, nodes: Sequence[str], devices: int) -> tuple[str,
 def _kept(
     strategy: Strategy, slots: tuple[str, ...], situation: Situation, running: Arrangement, devices: int
 ) -> tuple[str, ...]:
-    """The same nodes, those in the same state exchanged so that as many as can be stay at their part of
-    the model."""
+    """The same nodes, those in the same state and group exchanged so that as many as can be stay at their
+    part of the model."""
     if devices * len(running.slots) != _ranks(running.strategy):
         return slots
     wanted = _parts(strategy, devices)
     had = dict(zip(running.slots, _parts(running.strategy, devices), strict=True))
     order = {name: place for place, name in enumerate(running.slots)}
-    groups: dict[NodeState, list[int]] = {}
+    groups: dict[object, list[int]] = {}
     for slot, name in enumerate(slots):
-        groups.setdefault(situation.states[name], []).append(slot)
+        alike = situation.states[name], situation.groups.of(_number(name))
+        groups.setdefault(alike, []).append(slot)
     result = list(slots)
     for places in groups.values():
         free = sorted((slots[slot] for slot in places), key=_number)

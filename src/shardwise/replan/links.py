@@ -43,6 +43,16 @@ class Ways:
             longest_s = max(longest_s, nbytes / (link.capacity.at(0.0) * share))
         return longest_s
 
+    def between_s(self, moved: Mapping[Pair, float], situation: Situation) -> float:
+        """Until what goes from site to site is done, at the bandwidth between them now."""
+        longest_s = 0.0
+        for between in situation.between:
+            for here, there in ((between.first, between.second), (between.second, between.first)):
+                nbytes = sum(size for (a, b), size in moved.items() if a in here and b in there)
+                if nbytes and between.bytes_per_s is not None:
+                    longest_s = max(longest_s, nbytes / between.bytes_per_s)
+        return longest_s
+
     def _named(self, name: str) -> Link:
         if not self._links:
             self._links = {link.name: link for link in link_graph(self._cluster)}

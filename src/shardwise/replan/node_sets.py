@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from shardwise.replan.choices import node_sets
+from shardwise.replan.choices import in_groups, node_sets
 from shardwise.replan.epochs import Epoch
 from shardwise.replan.prices import Prices
 from shardwise.replan.situation import Situation
@@ -46,8 +46,10 @@ def sets_for_trace(situations: Lasting, prices: Prices) -> list[tuple[str, ...]]
     found: dict[frozenset[str], tuple[str, ...]] = {}
 
     def add(names: Sequence[str]) -> None:
-        ordered = sorted(names, key=lambda name: (pools[name], -service[name], int(name[1:])))
-        found.setdefault(frozenset(ordered), tuple(ordered))
+        ordered = in_groups(
+            names, situations[0][0], lambda name: (pools[name], -service[name], int(name[1:]))
+        )
+        found.setdefault(frozenset(ordered), ordered)
 
     longest = sorted(situations[1:], key=lambda one: -one[1])[:SITUATIONS]
     for situation, _ in (situations[0], *longest):

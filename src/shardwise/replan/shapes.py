@@ -9,7 +9,7 @@ from shardwise.cluster import Cluster, NodeState, alike_cluster
 from shardwise.plan import Value
 from shardwise.replan.arrangement import at_width
 from shardwise.replan.prices import Prices
-from shardwise.search import Fastest, Question, Search
+from shardwise.search import Fastest, Question, Search, Turns
 from shardwise.strategy import Strategy
 
 RUNNERS_UP = 5
@@ -18,6 +18,10 @@ recomputation."""
 
 SMALLER = (1, 2, 4)
 """Parts of a shape's micro-batch size with which another search begins."""
+
+TURNS = 48
+"""Parts of the space that a search looks at, at most. Where links are slow and far it would take minutes to
+prove what is best; what it has found by then is good, and is weighed against keeping like any other."""
 
 SIZES = 6
 """Numbers of nodes that are searched for a situation."""
@@ -72,7 +76,8 @@ class Shapes:
         question = Question(model=self._prices.model, cluster=cluster, job=self._prices.job, axes=self._axes)
         begin = [one for shape in near for one in _smaller(shape, cluster.devices)]
         goal = Fastest(1 + self._runners_up)
-        outcome = Search(question.problem(), question.candidates(), goal, near=begin).run()
+        search = Search(question.problem(), question.candidates(), goal, near=begin, clock=Turns(TURNS))
+        outcome = search.run()
         shapes = [at_width(found.table[0], 1) for found in outcome.found]
         return tuple(dict.fromkeys(_ordered(shape) for shape in shapes))
 

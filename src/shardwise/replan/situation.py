@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import groupby
 
-from shardwise.cluster import Conditions, NodeState, NodeView, stepped
+from shardwise.cluster import Conditions, NodeGroups, NodeState, NodeView, stepped
 
 Runs = tuple[tuple[NodeState, int], ...]
 """States of an arrangement's nodes in the order of its slots: each with how many follow each other in it."""
@@ -26,12 +26,13 @@ class Between:
 
 @dataclass(frozen=True, kw_only=True)
 class Situation:
-    """States of the nodes that can be used, in the order of the cluster; those of them with notice to go; and
-    what lies between sites."""
+    """States of the nodes that can be used, in the order of the cluster; those of them with notice to go;
+    what lies between sites; and which nodes the cluster has together under its tiers."""
 
     states: Mapping[str, NodeState]
     noticed: frozenset[str] = frozenset()
     between: tuple[Between, ...] = ()
+    groups: NodeGroups
 
     @cached_property
     def common(self) -> NodeState | None:
@@ -50,36 +51,54 @@ class Situation:
 
     def states_of(self, slots: tuple[str, ...], nominal: Sequence[float]) -> Runs | None:
         """How the nodes of an arrangement are together, alike neighbours as one. All that leaves a node goes
-        at the pace of the worst connected of them, since gradients join all; where they lie on two sites, no
-        faster than its share of what lies between. `nominal` is the bytes/s of a pool's node to others.
-        None where one of them cannot be used."""
+        at the pace of the worst connected of them, since gradients join all; where they lie on two sites,
+        what leaves a site no faster than its share of what lies between; and tiers join those only that the
+        cluster has together. `nominal` is the bytes/s of a pool's node to others. None where one of them
+        cannot be used."""
         if slots not in self._known:
             can = all(name in self.states for name in slots)
             self._known[slots] = self._together(slots, nominal) if can else None
         return self._known[slots]
 
     def _together(self, slots: tuple[str, ...], nominal: Sequence[float]) -> Runs:
-        if self.common is not None and not self.between:
+        if self.common is not None and not self.between and not self.groups.are_told:
             return ((self.common, len(slots)),)
         each = [self.states[name] for name in slots]
         network, latency_s = min(one.network for one in each), max(one.latency_s for one in each)
         alike = {state: replace(state, network=network, latency_s=latency_s) for state in set(each)}
+        if self.groups.are_told:
+            spans = self._spans(slots)
+            alike = {state: replace(one, spans=spans[state.pool]) for state, one in alike.items()}
         own = [alike[state] for state in each]
+        within = [self._within(between) for between in self.between if _on_both(between, slots)]
         for between in self.between:
-            fewest = min(
-                sum(name in between.first for name in slots), sum(name in between.second for name in slots)
-            )
-            if fewest:
-                own = [_bounded(state, between, fewest, nominal[state.pool]) for state in own]
+            if fewest := _on_both(between, slots):
+                own = [_bounded(state, between, fewest, nominal[state.pool], min(within)) for state in own]
         return tuple((state, len(list(run))) for state, run in groupby(own))
 
+    def _spans(self, slots: tuple[str, ...]) -> dict[int, tuple[int, ...]]:
+        """By pool, the spans of tiers that are not as its nodes have them in the cluster."""
+        places = [int(name[1:]) for name in slots]
+        by_pool = {self.states[name].pool: place for name, place in zip(slots, places, strict=True)}
+        return {pool: self.groups.changed(places, like) for pool, like in by_pool.items()}
 
-def _bounded(state: NodeState, between: Between, nodes: int, nominal: float) -> NodeState:
+    def _within(self, between: Between) -> int:
+        first, second = ([int(name[1:]) for name in side] for side in (between.first, between.second))
+        return self.groups.inside(first, second)
+
+
+def _on_both(between: Between, slots: tuple[str, ...]) -> int:
+    """How many of these nodes are on the side that has fewer of them."""
+    return min(sum(name in side for name in slots) for side in (between.first, between.second))
+
+
+def _bounded(state: NodeState, between: Between, nodes: int, nominal: float, within: int) -> NodeState:
     """The nodes on the smaller side share what lies between, each with all of its devices sending."""
-    share = state.network
+    share = state.beyond
     if between.bytes_per_s is not None:
         share = min(share, stepped(between.bytes_per_s / nodes / nominal))
-    return replace(state, network=share, latency_s=max(state.latency_s, between.latency_s))
+    late_s = max(state.beyond_latency_s, between.latency_s)
+    return replace(state, beyond=share, beyond_latency_s=late_s, within=within)
 
 
 def situation_of(
@@ -101,4 +120,5 @@ def situation_of(
         states=view.states(conditions),
         noticed=conditions.noticed & conditions.present,
         between=tuple(between),
+        groups=view.groups,
     )

@@ -10,7 +10,7 @@ import numpy as np
 from shardwise.cluster import NodeState, NodeView, alike_cluster
 from shardwise.plan import Value
 from shardwise.replan.arrangement import Arrangement, Floats
-from shardwise.replan.choices import placed
+from shardwise.replan.choices import placings
 from shardwise.replan.node_sets import Lasting
 from shardwise.replan.situation import Situation
 from shardwise.replan.steps import Steps
@@ -60,7 +60,8 @@ class TraceSearches:
 
     def __init__(self, steps: Steps, within: Within) -> None:
         self._steps, self._within = steps, within
-        self._pool_of = NodeView(steps.prices.cluster).pool_of
+        view = NodeView(steps.prices.cluster)
+        self._pool_of, self._groups = view.pool_of, view.groups
         self._found: dict[tuple[int, NodeState], tuple[tuple[float, Strategy], ...]] = {}
 
     def on(self, names: tuple[str, ...], situations: Lasting) -> OnSet:
@@ -101,6 +102,9 @@ class TraceSearches:
                 network=max(state.network, other.network),
                 inside=max(state.inside, other.inside),
                 latency_s=min(state.latency_s, other.latency_s),
+                beyond=max(state.beyond, other.beyond),
+                beyond_latency_s=min(state.beyond_latency_s, other.beyond_latency_s),
+                within=max(state.within, other.within),
             )
         return tuple(best[pool] for pool in sorted(best))
 
@@ -130,10 +134,7 @@ class TraceSearches:
             least_s = self._steps.nominal_s(strategy, pools)
             if least_s is None:
                 continue
-            each = prices.microbatches(strategy) // strategy.dp
-            arrangement = Arrangement(
-                strategy=strategy,
-                slots=placed(strategy, names, prices.devices_of(names[0])),
-                microbatches=(each,) * strategy.dp,
-            )
-            yield Candidate(arrangement, there / least_s)
+            shares = (prices.microbatches(strategy) // strategy.dp,) * strategy.dp
+            for slots in placings(strategy, names, prices.devices_of(names[0]), self._groups):
+                arrangement = Arrangement(strategy=strategy, slots=slots, microbatches=shares)
+                yield Candidate(arrangement, there / least_s)

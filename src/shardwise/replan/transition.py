@@ -112,7 +112,7 @@ class Transitions:
         self, moved: Mapping[tuple[str, str], float], situation: Situation, starting_s: float, lost_s: float
     ) -> Transition:
         links = self._ways.bytes_per_link(moved)
-        moving_s = self._ways.seconds(links, situation)
+        moving_s = max(self._ways.seconds(links, situation), self._ways.between_s(moved, situation))
         return Transition(
             bytes_per_link=links, seconds=moving_s + starting_s + lost_s, moving_s=moving_s, lost_s=lost_s
         )

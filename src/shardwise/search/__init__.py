@@ -9,6 +9,7 @@ from shardwise.search.answer import (
     step_time_s,
 )
 from shardwise.search.baselines import is_mixed, plan_mixed
+from shardwise.search.clock import Turns
 from shardwise.search.curves import Curve, CurveSource, Point, Reference
 from shardwise.search.drive import Outcome, Progress, Search
 from shardwise.search.evaluate import (
@@ -91,6 +92,7 @@ __all__ = [
     "StrategyCurves",
     "Tracked",
     "Tradeoff",
+    "Turns",
     "UnevenOutcome",
     "UnevenPipeline",
     "UnevenPlan",

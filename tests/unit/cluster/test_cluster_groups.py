@@ -1,0 +1,105 @@
+"""Tiers of nodes that are taken in another order than the cluster's, or some of them alone."""
+
+from __future__ import annotations
+
+from itertools import permutations
+from pathlib import Path
+
+import pytest
+
+from shardwise.cluster import Cluster, NodeGroups, NodeState, alike_cluster, load_cluster, of_nodes, pools_of
+
+RACKS = """
+nodes: [{count: 8, device: A100-80G, devices: 8}]
+tiers:
+  - {name: NVLink 3, span: node, bandwidth: 300GB/s, latency: 1.9us}
+  - {name: rack, span: 16, bandwidth: 25GB/s, latency: 4us, network: true}
+  - {name: room, span: 32, bandwidth: 12GB/s, latency: 6us, network: true}
+  - {name: WAN, bandwidth: 1GB/s, latency: 11ms, network: true}
+"""
+"""Racks of two nodes, rooms of two racks, two rooms."""
+
+
+@pytest.fixture(scope="module")
+def racks(tmp_path_factory: pytest.TempPathFactory) -> Cluster:
+    path = tmp_path_factory.mktemp("racks") / "racks.yaml"
+    Path(path).write_text(RACKS)
+    return load_cluster(str(path))
+
+
+def spans(cluster: Cluster) -> dict[str, int]:
+    return {tier.name: tier.span for tier in cluster.tiers}
+
+
+@pytest.mark.parametrize(
+    ("places", "expected"),
+    [
+        ([0, 1], {"NVLink 3": 8, "rack": 16}),
+        ([1, 0, 3, 2], {"NVLink 3": 8, "rack": 16, "room": 32}),
+        ([6, 7, 4, 5, 2, 3], {"NVLink 3": 8, "rack": 16, "room": 32, "WAN": 48}),
+        # Without n0: n1 and n2 are in two racks, n3 and n4 in two rooms.
+        ([1, 2, 3, 4, 5, 6, 7], {"NVLink 3": 8, "WAN": 56}),
+        ([1, 2, 3], {"NVLink 3": 8, "room": 24}),
+        # The same nodes, racks and rooms one after the other.
+        ([4, 5, 6, 7, 2, 3, 1], {"NVLink 3": 8, "rack": 16, "room": 32, "WAN": 56}),
+        # Whole racks of different rooms: what a room has no longer holds, what a rack has does.
+        ([0, 1, 4, 5], {"NVLink 3": 8, "rack": 16, "WAN": 32}),
+        # Two nodes of two racks of one room.
+        ([0, 2], {"NVLink 3": 8, "room": 16}),
+        ([0, 4], {"NVLink 3": 8, "WAN": 16}),
+    ],
+)  # fmt: skip
+def test_a_tier_joins_those_that_the_cluster_has_together(
+    racks: Cluster, places: list[int], expected: dict[str, int]
+) -> None:
+    assert spans(of_nodes(racks, places)) == expected
+    state = NodeState(pool=0, spans=NodeGroups(racks).changed(places, places[0]))
+    assert spans(alike_cluster(racks, pools_of(racks)[0], len(places), state)) == expected
+
+
+def test_nodes_that_change_places_within_their_racks_are_the_cluster_itself(racks: Cluster) -> None:
+    assert of_nodes(racks, [1, 0, 2, 3, 5, 4, 7, 6]) is racks
+    assert of_nodes(racks, [4, 5, 6, 7, 0, 1, 2, 3]) is racks
+    assert of_nodes(racks, [0, 2, 1, 3, 4, 5, 6, 7]) is not racks
+
+
+def test_every_span_is_the_largest_that_holds(racks: Cluster) -> None:
+    """By brute force over all orders of four nodes: any two neighbours in a group of a tier are in one group
+    of the cluster's, and no larger divisor of its span would do."""
+    groups = NodeGroups(racks)
+    for order in permutations(range(4)):
+        rack, room = groups.held(order)
+        together = [{place // 2 for place in order[begin : begin + 2]} for begin in (0, 2)]
+        assert (rack == 16) == all(len(one) == 1 for one in together)
+        assert rack in (8, 16) and room == 32
+
+
+def test_scale_up_groups_are_filled_node_by_node() -> None:
+    """72 GB200 are 18 nodes of 4: n0 to n17 and n18 to n35."""
+    cluster = load_cluster("36x4xGB200")
+    assert spans(of_nodes(cluster, range(18, 36))) == {"NVLink 5": 72}
+    assert spans(of_nodes(cluster, range(1, 36))) == {"NVLink 5": 4, "InfiniBand": 140}
+    assert spans(of_nodes(cluster, [*range(18, 36), *range(1, 18)])) == {"NVLink 5": 72, "InfiniBand": 140}
+    assert spans(of_nodes(cluster, [0, 18])) == {"NVLink 5": 4, "InfiniBand": 8}
+    assert spans(of_nodes(cluster, [0, 1])) == {"NVLink 5": 8}
+
+
+def test_groups_stay_together_and_full_ones_come_first(racks: Cluster) -> None:
+    groups = NodeGroups(racks)
+    # n2 is the worst and n0 is gone: of the first room three nodes are left, its whole rack before n1 alone.
+    order = groups.ordered([1, 2, 3, 4, 5, 6, 7], lambda place: (place == 2, place))
+    assert order == [4, 5, 6, 7, 3, 2, 1]
+    assert groups.held(order) == (16, 32)
+
+
+def test_clusters_without_tiers_between_nodes_have_no_groups() -> None:
+    groups = NodeGroups(load_cluster("4x8xH100-SXM"))
+    assert not groups.are_told and groups.held([3, 1, 2]) == () and groups.changed([3, 1], 3) == ()
+    assert groups.ordered([0, 1, 2], lambda place: (-place,)) == [2, 1, 0]
+
+
+def test_tiers_inside_sites_are_told_from_those_between_them(racks: Cluster) -> None:
+    groups = NodeGroups(racks)
+    assert groups.inside([0, 1, 2, 3], [4, 5, 6, 7]) == 2
+    assert groups.inside([0, 1], [2, 3]) == 1
+    assert groups.inside([0], [1]) == 0
