@@ -51,6 +51,6 @@ def figures(name: str) -> dict[str, float]:
     return {
         "step_time_s": answer.best.step_time_s,
         **{name: time_s for name, time_s in compared.items() if time_s is not None},
-        "gap": answer.certificate.gap,
+        "gap": max(answer.certificate.gap, answer.mixed.uneven_gap if answer.mixed is not None else 0.0),
         "answer_cpu_s": taken,
     }

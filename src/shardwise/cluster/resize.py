@@ -34,6 +34,9 @@ def part_of(cluster: Cluster, devices: int) -> Cluster:
     else:
         counts = list(accumulate(node.devices for node in cluster.nodes))
         nodes = cluster.nodes[: counts.index(devices) + 1]
+    is_customary = cluster.tiers == customary_tiers(cluster.classes, node_runs(cluster.nodes))
+    if is_customary and not cluster.is_uniform:  # the tiers are not as slow as those of nodes left out
+        return with_nodes(cluster, nodes, customary_tiers(cluster.classes, node_runs(nodes)))
     return with_nodes(cluster, nodes, clipped(cluster.tiers, devices))
 
 

@@ -169,13 +169,17 @@ class MixedFigures:
     """What an answer on a mixed cluster is compared with: the best uniform strategy on any union of pools
     (alike nodes) and the least that one pool alone takes, in seconds, None where nothing uniform fits.
 
-    `idle` names the pools left unused; `why_uniform` says why the answer is no uneven plan, if it is none."""
+    `idle` names the pools left unused; `why_uniform` says why the answer is no uneven plan, if it is none,
+    and `uneven_gap` how much less an uneven plan may take all the same, as a share (0 where none is looked
+    for).
+    """
 
     uniform_step_time_s: float | None
     fastest_class_step_time_s: float | None
     fastest_class: str | None
     idle: tuple[str, ...]
     why_uniform: str | None = None
+    uneven_gap: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -200,8 +204,11 @@ class Answer:
 
     @property
     def is_proven(self) -> bool:
-        """Whether no candidate is better: nothing was left out, or nothing that could take less time."""
+        """Whether no candidate is better: nothing was left out, or nothing that could take less time, and no
+        uneven plan where these are looked for."""
         certificate = self.certificate
+        if self.mixed is not None and self.mixed.uneven_gap > PROVEN_GAP:
+            return False
         if self.objective == "memory" and certificate.unexplored:
             return False
         return certificate.gap <= PROVEN_GAP and all(part.is_complete for part in self.parts)

@@ -8,7 +8,7 @@ from shardwise.search.answer import (
     step_durations,
     step_time_s,
 )
-from shardwise.search.baselines import is_mixed, plan_mixed
+from shardwise.search.baselines import MOST_POOLS, is_mixed, plan_mixed
 from shardwise.search.clock import Turns
 from shardwise.search.curves import Curve, CurveSource, Point, Reference
 from shardwise.search.drive import Outcome, Progress, Search
@@ -57,6 +57,7 @@ from shardwise.search.whatif import CHANGES
 __all__ = [
     "CHANGES",
     "MODES",
+    "MOST_POOLS",
     "SPACES",
     "Alternative",
     "Axis",

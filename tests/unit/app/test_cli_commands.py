@@ -18,7 +18,7 @@ from shardwise.app.cli.main import main
 from shardwise.errors import ConfigError, Infeasible, InternalError
 from shardwise.plan import document_hash, read_plan
 from shardwise.schedule import generate
-from shardwise.strategy import parse_fields
+from shardwise.strategy import parse_fields, target_of
 
 if TYPE_CHECKING:
     from tests.unit.app.conftest import Planner, Run
@@ -383,8 +383,9 @@ def test_the_next_commands_can_be_copied(run: Run, planner: Planner, tmp_path: P
     ran = run("plan", *QUESTION, "--inter-node", "100Gb/s", "--memory-margin", "0.1", "--save", str(path))
     commands = [line[15:] for line in ran.out.split(" next ")[1].splitlines() if line.strip()]
     commands[0] = ran.out.split(" next ")[1].splitlines()[0].strip()
-    explain, simulate, evaluate = (shlex.split(command) for command in commands)
+    explain, simulate, launch, evaluate = (shlex.split(command) for command in commands)
     assert explain == ["shardwise", "explain", str(path)]
+    assert launch == ["shardwise", "launch", str(path), "--with", "slurm", "--print"]
     assert simulate[:3] == ["shardwise", "simulate", str(path)]
     again = run(*evaluate[1:], "--json")
     assert again.code == 0
@@ -493,8 +494,23 @@ def test_a_target_on_devices_that_it_does_not_know_is_refused(run: Run) -> None:
     assert ran.err.startswith("shardwise: error: --target: shardwise train does not run on this cluster")
     assert "allowed: clusters of cpu, or devices of NVIDIA and AMD; or --target any" in ran.err
     assert run("plan", *TINY, "--cluster", "1x4xcpu", "--target", "megatron").code == 2
-    on_devices = run("plan", *TINY, "--cluster", "1x4xA100-40G", "--json")
+    on_devices = run("plan", *TINY, "--cluster", "1x4xTPU-v4", "--json")
     assert validated(on_devices.out, "plan-answer")["not_run"] is None
+
+
+def test_plans_for_accelerators_are_marked_where_our_runtime_does_not_run_them(
+    run: Run, tmp_path: Path
+) -> None:
+    """Any plan may be asked for there; a file of one that is not run is told of, an answer has it in JSON."""
+    asked = ("plan", *TINY, "--cluster", "1x4xA100-40G")
+    assert validated(run(*asked, "--json").out, "plan-answer")["not_run"] == []
+    muon = run(*asked, "--optimizer", "muon", "--json")
+    known = ", ".join(target_of("shardwise").optimizers)
+    assert validated(muon.out, "plan-answer")["not_run"] == [f"optimizer muon (it runs {known})"]
+    assert muon.err == ""
+    saved = run(*asked, "--optimizer", "muon", "--save", str(tmp_path / "plan.yaml"))
+    assert "`shardwise train` does not run this plan: optimizer muon" in saved.err
+    assert "shardwise launch" not in saved.out
 
 
 def test_plans_for_accelerators_are_our_runtime_s_where_that_is_asked_for(run: Run) -> None:

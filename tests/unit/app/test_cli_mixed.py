@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from tests.unit.app.test_cli_commands import validated
 
 from shardwise.plan import Layout, MixedFigures, Pipeline, read_uneven_plan, write_uneven_plan
 from shardwise.search import priced_again
+from shardwise.search.uneven.drive import UnevenOutcome
 from shardwise.sim import read_trace
 from shardwise.strategy import target_of
 
@@ -288,6 +290,51 @@ def test_a_saved_uneven_plan_is_replanned(run: Any, tmp_path: Path) -> None:
         assert card.code == 0 and document["decision"] in card.out
     other = run("replan", path, "--cluster", "4x2xT4", "--events", "lost n1")
     assert other.code == 2 and "is not of this cluster" in other.err
+
+
+def test_allowing_idle_devices_changes_nothing_where_they_are_allowed_anyhow(run: Any) -> None:
+    """Pool by pool: the answer is not that of the cluster's first devices at the pace of its slowest."""
+    own, allowed = answer(run, *QUESTION), answer(run, *QUESTION, "--allow-idle")
+    assert allowed["best"] == own["best"] and allowed["devices_used"] == own["devices_used"]
+
+
+def test_an_uneven_plan_is_not_replayed_and_says_so(run: Any, tmp_path: Path) -> None:
+    path = str(tmp_path / "plan.yaml")
+    assert run(*QUESTION, "--save", path).code == 0
+    ran = run("replay", path, "--cluster", QUESTION[3], "--events", "lost n1")
+    assert ran.code == 2 and ran.out == "" and len(ran.err.splitlines()) == 1
+    assert "PLAN: is an uneven plan: only uniform ones are replayed" in ran.err
+
+
+def test_a_gap_that_uneven_plans_leave_is_not_called_proven(
+    run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The best uniform strategy is proven, but an uneven plan may be 1.5 % faster."""
+    module = sys.modules["shardwise.search.uneven.answer"]
+
+    def ended(*asked: Any, beat_s: float, **told: Any) -> UnevenOutcome:
+        return UnevenOutcome(
+            plan=None, lower_bound_s=0.985 * beat_s, cut=7, searched=3, unexplored=0, evaluated=40,
+            search_s=0.0, search_cpu_s=0.0,
+        )  # fmt: skip
+
+    monkeypatch.setattr(module, "search_uneven", ended)
+    told = answer(run, *QUESTION)
+    assert told["best"]["strategy"] is not None and told["certificate"]["gap"] == 0.0
+    assert not told["is_proven"] and told["uneven_gap"] == pytest.approx(0.015)
+    assert "none is by more than 1.5 %" in told["best"]["why"]
+    card = run(*QUESTION).out
+    assert "proof         optimal among" in card
+    assert "not proven among uneven plans: gap 1.50 %" in card
+    monkeypatch.undo()
+    whole = answer(run, *QUESTION)
+    assert whole["is_proven"] and whole["uneven_gap"] == 0.0
+
+
+def test_a_cluster_of_many_kinds_of_nodes_says_why_it_is_planned_as_one(run: Any) -> None:
+    kinds = "1x2xA100-40G+1x2xV100-16G+1x2xT4+1x2xA10G+1x2xL4"
+    told = answer(run, "plan", "gpt2", "--cluster", kinds, "--seq-len", "512", "--global-batch-size", "20")
+    assert "the cluster has 5 kinds of nodes, of which two to 4 are planned apart" in told["best"]["why"]
 
 
 SPACE = (

@@ -9,7 +9,7 @@ from dataclasses import replace
 from shardwise import search
 from shardwise.app.cli import card, documents, tables
 from shardwise.app.cli.output import INTERRUPTED, Output, progress
-from shardwise.app.cli.request import JobOptions, Request, Wanted, load_request, writable
+from shardwise.app.cli.request import OWN, JobOptions, Request, Wanted, load_request, writable
 from shardwise.app.cli.spaces import counted_space, counted_uneven, require_candidates, space_choice
 from shardwise.app.cli.targets import not_run, wanted_target
 from shardwise.app.cli.uneven_card import uneven_card
@@ -28,7 +28,7 @@ from shardwise.plan import (
     write_uneven_plan,
 )
 from shardwise.schedule import MAX_ACTIONS, Schedule, generate
-from shardwise.strategy import Job, Strategy, Target, complete, parse_fields
+from shardwise.strategy import Job, Strategy, Target, complete, parse_fields, target_of
 
 SPLIT_BACKWARDS = ("zb_h1", "zb_h2", "zb_v", "dualpipe_v")
 """Schedules with up to three actions for each stage and microbatch instead of two."""
@@ -63,6 +63,7 @@ def planned(
     uses_parts = wanted.allow_idle or wanted.objective in ("devices", "cost")
     if not uses_parts:
         require_candidates(chosen, fixed, request)
+    by_pools = wanted.objective == "time" and search.is_mixed(request.cluster)
     question = search.Question(
         model=request.model,
         cluster=request.cluster,
@@ -71,7 +72,7 @@ def planned(
         fixed=fixed,
         axes=chosen.axes,
         objective=wanted.objective,
-        allow_idle=wanted.allow_idle,
+        allow_idle=wanted.allow_idle and not by_pools,  # pool by pool devices may be idle in any case
         top=wanted.top,
         frontier=wanted.frontier,
         exhaustive=wanted.exhaustive,
@@ -80,7 +81,6 @@ def planned(
         stage_dp=wanted.stage_dp,
         braid=wanted.braid,
     )
-    by_pools = wanted.objective == "time" and not wanted.allow_idle and search.is_mixed(request.cluster)
     _check_shared_rows(wanted, target, by_pools=by_pools)
     with progress() as show:
         if by_pools:
@@ -127,7 +127,7 @@ def _uneven_output(
         )
         talk.append(f"wrote {save} ({write_uneven_plan(save, plan)})")
     in_the_way = not_run(answer.best, request)
-    talk += _not_trained(in_the_way)
+    talk += _not_trained(in_the_way, request, save)
     if is_json:
         return Output(document=documents.uneven_answer(answer, request, in_the_way), talk=talk, code=code)
     command = " ".join(("shardwise plan", *question_words(request.options)))
@@ -149,11 +149,13 @@ def _uneven_output(
     return Output(lines=lines, talk=talk, code=code)
 
 
-def _not_trained(in_the_way: Sequence[str] | None) -> list[str]:
-    """What is said where our own runtime knows the devices and does not run the plan on them."""
+def _not_trained(in_the_way: Sequence[str] | None, request: Request, save: str | None) -> list[str]:
+    """What is said where our own runtime does not run the plan: on devices that it knows by name, and of any
+    plan file."""
+    is_told = save is not None or target_of(OWN).knows_devices(request.cluster.classes)
     return (
         [f"shardwise: `shardwise train` does not run this plan: {'; '.join(in_the_way)}"]
-        if in_the_way
+        if in_the_way and is_told
         else []
     )
 
@@ -179,7 +181,7 @@ def _plan_output(
     goodput = _told_goodput(answer.best, used, reliability)
     talk, code = _ended(answer.is_interrupted)
     in_the_way = not_run(answer.best.strategy, used)
-    talk += _not_trained(in_the_way)
+    talk += _not_trained(in_the_way, used, save)
     if wanted.objective != "time" and search.is_mixed(request.cluster):
         talk.append(
             f"shardwise: uneven plans are looked for by time alone; for {wanted.objective} only uniform"
@@ -304,7 +306,10 @@ def _after_plan(
     commands.append(f"shardwise explain {file}")
     commands.append(f"shardwise simulate {file} --trace plan.pftrace")
     if not_run(answer.best.strategy, request) == ():
-        commands.append(f"shardwise train {file}")
+        is_here = target_of(OWN).knows_devices(request.cluster.classes)
+        commands.append(
+            f"shardwise train {file}" if is_here else f"shardwise launch {file} --with slurm --print"
+        )
     if is_whole:
         text = _short_text(answer.best.strategy, request)
         commands.append(" ".join(("shardwise evaluate", *question, "--strategy", text)))

@@ -7,7 +7,7 @@ from dataclasses import asdict
 
 from shardwise.app.cli.request import Request
 from shardwise.check import PipelineCount, SpaceCount
-from shardwise.cluster import Cluster
+from shardwise.cluster import Cluster, pools_of
 from shardwise.model import Model, active_parameters, parameters
 from shardwise.plan import (
     PROVEN_GAP,
@@ -25,7 +25,7 @@ from shardwise.plan import (
     result_document,
     usd_per_billion_tokens,
 )
-from shardwise.search import Comparison, Explanation
+from shardwise.search import MOST_POOLS, Comparison, Explanation
 from shardwise.strategy import Job
 
 VERSION = 1
@@ -53,6 +53,7 @@ def plan_answer(
         "goodput": None if goodput is None else asdict(goodput),
         "not_run": None if not_run is None else list(not_run),
         "is_proven": answer.is_proven,
+        "uneven_gap": None if answer.mixed is None else answer.mixed.uneven_gap,
         "is_interrupted": answer.is_interrupted,
         "certificate": certificate_document(answer.certificate),
     }
@@ -73,6 +74,7 @@ def uneven_answer(answer: UnevenAnswer, request: Request, not_run: Sequence[str]
         "goodput": None,
         "not_run": None if not_run is None else list(not_run),
         "is_proven": answer.certificate.gap <= PROVEN_GAP and not answer.certificate.unexplored,
+        "uneven_gap": answer.certificate.gap,
         "is_interrupted": answer.is_interrupted,
         "certificate": certificate_document(answer.certificate),
     }
@@ -230,10 +232,24 @@ def _priced(
     return document
 
 
+def _why_one_strategy(cluster: Cluster) -> str:
+    if cluster.is_uniform:
+        return "the cluster is not mixed"
+    if cluster.links:
+        return "one uniform strategy for all devices: the cluster gives its links one by one"
+    return (
+        f"one uniform strategy for all devices: the cluster has {len(pools_of(cluster))} kinds of nodes, of"
+        f" which two to {MOST_POOLS} are planned apart, by time"
+    )
+
+
 def _mixed_cluster_figures(cluster: Cluster, mixed: MixedFigures | None) -> Mapping[str, object]:
     if mixed is None:
-        why = "the cluster is not mixed" if cluster.is_uniform else "only one uniform strategy is priced"
-        return {"uniform_step_time_s": None, "fastest_class_step_time_s": None, "why": why}
+        return {
+            "uniform_step_time_s": None,
+            "fastest_class_step_time_s": None,
+            "why": _why_one_strategy(cluster),
+        }
     idle = f"left idle: {', '.join(mixed.idle)}" if mixed.idle else "all devices are used"
     idle += f"; {mixed.why_uniform}" if mixed.why_uniform else ""
     return {

@@ -20,7 +20,7 @@ def proof_lines(answer: Answer, cluster: Cluster, of_devices: int | None) -> Ite
     rejected = sum(certificate.rejected.values())
     yield ()
     yield from _objective(answer, cluster, of_devices)
-    yield _verdict(answer)
+    yield from _verdicts(answer)
     for line in words.wrapped(_restrictions(certificate), " · ", WIDTH - LABEL):
         yield row("", (line, ""))
     counts = f"{rejected:,} rejected · {certificate.cut_by_bound:,} cut by the bound · "
@@ -54,10 +54,18 @@ def _objective(answer: Answer, cluster: Cluster, of_devices: int | None) -> Iter
     yield row("objective", (texts[answer.objective] + used, "value"), (compared, "dim"))
 
 
-def _verdict(answer: Answer) -> Line:
+def _verdicts(answer: Answer) -> Iterator[Line]:
+    """What is proven of the space, and where uneven plans were looked for too, what is not of them."""
+    left = 0.0 if answer.mixed is None else answer.mixed.uneven_gap
+    yield _verdict(answer, is_proven=answer.is_proven or left > PROVEN_GAP >= answer.certificate.gap)
+    if left > PROVEN_GAP:
+        yield row("", (f"not proven among uneven plans: gap {words.percent(left, 2)}", "warn"))
+
+
+def _verdict(answer: Answer, *, is_proven: bool) -> Line:
     certificate = answer.certificate
     space = f"of the space '{certificate.space}'"
-    if answer.is_proven:
+    if is_proven:
         return row(
             "proof", ("optimal", "good"), (f" among {certificate.enumerated:,} candidates {space}", "")
         )

@@ -16,7 +16,7 @@ from shardwise.cluster import Cluster, EventTrace, load_cluster
 from shardwise.errors import ConfigError
 from shardwise.inputs import read_text
 from shardwise.model import Model
-from shardwise.plan import read_plan
+from shardwise.plan import is_uneven_plan, read_plan
 from shardwise.replan import (
     KEEP,
     POLICIES,
@@ -102,6 +102,11 @@ def _is_plan(path: str) -> bool:
 
 def _subject(options: JobOptions) -> _Subject:
     """A plan file says what is trained; a model needs the batch."""
+    if os.path.isfile(options.model) and is_uneven_plan(options.model):
+        raise ConfigError(
+            "is an uneven plan: only uniform ones are replayed",
+            key="PLAN", found=options.model, allowed="a plan of one strategy, or a model; replan takes it",
+        )  # fmt: skip
     if _is_plan(options.model):
         told = {
             "--seq-len": options.seq_len,

@@ -27,10 +27,10 @@ def wanted_target(name: str | None, request: Request) -> Target | None:
 
 
 def not_run(plan: Strategy | UnevenResult, request: Request) -> tuple[str, ...] | None:
-    """What keeps `shardwise train` from this strategy or uneven plan, as text; None where it does not know
-    the devices."""
+    """What keeps `shardwise train` from this strategy or uneven plan, as text; None where it does not run on
+    these devices at all."""
     target = target_of(OWN)
-    if not target.knows_devices(request.cluster.classes):
+    if not target.runs_on(request.cluster.vendors):
         return None
     job = request.job
     if isinstance(plan, Strategy):

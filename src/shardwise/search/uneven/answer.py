@@ -96,8 +96,8 @@ def _of_pools(
     if clock.is_interrupted:
         return answer_of(question, found, clock, progress)
     figures = figures_of(question, found)
-    uneven, why = _faster(question, figures, clock, progress)
-    return uneven or _told(answer_of(question, found, clock, progress), why)
+    uneven, why, gap = _faster(question, figures, clock, progress)
+    return uneven or _told(answer_of(question, found, clock, progress), why, gap)
 
 
 def _of_target(
@@ -114,27 +114,28 @@ def _of_target(
             fastest_alone=None,
             parts=(),
         )
-        uneven, _ = _faster(question, figures_of(question, none), clock, progress)
+        uneven, _, _ = _faster(question, figures_of(question, none), clock, progress)
         if uneven is None:
             raise
         return uneven
     if clock.is_interrupted or answer.mixed is None:
         return answer
-    uneven, why = _faster(question, answer.mixed, clock, progress)
-    return uneven or _told(answer, why)
+    uneven, why, gap = _faster(question, answer.mixed, clock, progress)
+    return uneven or _told(answer, why, gap)
 
 
 def _faster(
     question: Question, figures: MixedFigures, clock: Clock, progress: Progress | None
-) -> tuple[UnevenAnswer | None, str]:
-    """The best uneven plan that is faster than uniform strategies, or why there is none."""
+) -> tuple[UnevenAnswer | None, str, float]:
+    """The best uneven plan that is faster than uniform strategies; or why there is none, and by how much one
+    may be faster all the same, as a share."""
     space = _space_of(question)
     beat_s = float("inf") if figures.uniform_step_time_s is None else figures.uniform_step_time_s
     gap = 0.0 if question.cluster.devices <= EXACT_DEVICES else GAP
     outcome = search_uneven(space, clock=clock, beat_s=beat_s, gap=gap, progress=progress)
     if outcome.plan is None:
-        return None, _why_uniform(outcome, beat_s)
-    return replace(_answer(space, outcome, figures), is_interrupted=clock.is_interrupted), ""
+        return None, *_why_uniform(outcome, beat_s)
+    return replace(_answer(space, outcome, figures), is_interrupted=clock.is_interrupted), "", 0.0
 
 
 def _space_of(question: Question) -> UnevenSpace:
@@ -154,16 +155,18 @@ def best_uneven(question: Question, beat_s: float) -> UnevenResult | None:
     return None if found is None else result_of_uneven(space, found)
 
 
-def _told(answer: Answer, why: str) -> Answer:
-    return replace(answer, mixed=None if answer.mixed is None else replace(answer.mixed, why_uniform=why))
+def _told(answer: Answer, why: str, gap: float = 0.0) -> Answer:
+    if answer.mixed is None:
+        return answer
+    return replace(answer, mixed=replace(answer.mixed, why_uniform=why, uneven_gap=gap))
 
 
-def _why_uniform(outcome: UnevenOutcome, beat_s: float) -> str:
-    """What the search that found nothing faster has shown."""
+def _why_uniform(outcome: UnevenOutcome, beat_s: float) -> tuple[str, float]:
+    """What the search that found nothing faster has shown, and the gap that it left."""
     left = (beat_s - outcome.lower_bound_s) / beat_s
     if left <= PROVEN_GAP:
-        return "no uneven plan is faster"
-    return f"no uneven plan that is faster was found; none is by more than {left * 100:.1f} %"
+        return "no uneven plan is faster", 0.0
+    return f"no uneven plan that is faster was found; none is by more than {left * 100:.1f} %", left
 
 
 def _answer(space: UnevenSpace, outcome: UnevenOutcome, mixed: MixedFigures) -> UnevenAnswer:
