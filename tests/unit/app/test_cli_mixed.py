@@ -12,7 +12,7 @@ import jsonschema
 import pytest
 from tests.unit.app.test_cli_commands import validated
 
-from shardwise.plan import Layout, MixedFigures, Pipeline, read_uneven_plan, write_uneven_plan
+from shardwise.plan import PROVEN_GAP, Layout, MixedFigures, Pipeline, read_uneven_plan, write_uneven_plan
 from shardwise.search import priced_again
 from shardwise.search.uneven.drive import UnevenOutcome
 from shardwise.sim import read_trace
@@ -328,7 +328,7 @@ def test_a_gap_that_uneven_plans_leave_is_not_called_proven(
     assert "not proven among uneven plans: gap 1.50 %" in card
     monkeypatch.undo()
     whole = answer(run, *QUESTION)
-    assert whole["is_proven"] and whole["uneven_gap"] == 0.0
+    assert whole["is_proven"] and whole["uneven_gap"] <= PROVEN_GAP
 
 
 def test_a_cluster_of_many_kinds_of_nodes_says_why_it_is_planned_as_one(run: Any) -> None:
