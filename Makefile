@@ -5,6 +5,9 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check --no-input
 WORKERS ?= auto
 
+# Tests start hundreds of processes: where the shell forbids bytecode, each would compile the package again.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: plan test bench accuracy demo clean
 .DELETE_ON_ERROR:
 

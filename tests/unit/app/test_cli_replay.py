@@ -49,6 +49,9 @@ def test_pictures_and_pages_are_written(run: Any, trace: str, tmp_path: Path) ->
         assert path.read_bytes().startswith(start)
     page = (tmp_path / "a.html").read_text()
     assert "<td>oracle</td>" in page and "<td>move</td>" in page
+    # Beside every curve what it reaches, as curves may hide each other; marks by the kind of change.
+    drawn = (tmp_path / "a.svg").read_text()
+    assert drawn.count("goodput") == 5 and "move (adaptive)" in drawn
     assert "<script" not in page and "src=" not in page and "default-src 'none'" in page
 
 

@@ -191,6 +191,15 @@ def _card(found: Replay, costs: Costs) -> Iterator[Line]:
         yield row(run.name, (figures, "value" if run.name == "adaptive" else ""))
 
 
+def _by_kind(found: Replay, run: Run) -> dict[str, tuple[float, ...]]:
+    """When each kind of change begins; what is begun with is none."""
+    times_s: dict[str, list[float]] = {}
+    for place, one in _changes(found, run):
+        if place > 0 and one.decision != KEEP:
+            times_s.setdefault(one.decision, []).append(found.epochs[place].start_s)
+    return {kind: tuple(times_s[kind]) for kind in sorted(times_s)}
+
+
 def _plot(found: Replay, subject: _Subject, trace: EventTrace) -> OverTime:
     borders = (0.0, *(epoch.end_s for epoch in found.epochs))
     scale = found.tokens_per_step * found.working_share
@@ -203,7 +212,8 @@ def _plot(found: Replay, subject: _Subject, trace: EventTrace) -> OverTime:
                 name=run.name,
                 times_s=borders,
                 tokens=tuple(accumulate((steps * scale for steps in run.steps), initial=0.0)),
-                changes_s=tuple(found.epochs[place].start_s for place, _ in _changes(found, run))[1:],
+                figures=f"goodput {found.goodput(run) * 100:.1f} %",
+                changes_s=_by_kind(found, run),
             )
             for run in found.runs
         ),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from html import escape
 from importlib.resources import files
@@ -37,17 +38,22 @@ DASHES = {
     "oracle": (0, (6, 2)),
 }
 
+MARKERS = {"patch": "|", "move": "D", "wait": "x"}
+"""Of the kinds of change."""
+
 HOUR_S = 3600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Growth:
-    """Tokens of one policy: at the borders of epochs, in seconds; and when it changed."""
+    """Tokens of one policy: at the borders of epochs, in seconds; `figures` that stand beside its name; and
+    what it changed to, and when, by the kind of change."""
 
     name: str
+    figures: str
     times_s: tuple[float, ...]
     tokens: tuple[float, ...]
-    changes_s: tuple[float, ...]
+    changes_s: Mapping[str, tuple[float, ...]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,8 +93,8 @@ def _drawn(plot: OverTime) -> Figure:
 
     figure = Figure(figsize=(WIDTH_IN, HEIGHT_IN), dpi=DPI, facecolor="white")
     FigureCanvasAgg(figure)
-    above = figure.add_axes((0.12, 0.33, 0.71, 0.52))
-    below = figure.add_axes((0.12, 0.09, 0.71, 0.17), sharex=above)
+    above = figure.add_axes((0.12, 0.33, 0.64, 0.52))
+    below = figure.add_axes((0.12, 0.09, 0.64, 0.17), sharex=above)
     _tokens(above, plot)
     _nodes(below, plot)
     for axes in (above, below):
@@ -103,29 +109,32 @@ def _drawn(plot: OverTime) -> Figure:
 
 
 def _tokens(axes: Axes, plot: OverTime) -> None:
-    """A line for each policy with its name at its end, and a tick where it changed."""
+    """A line for each policy, named with its figures, as curves may hide each other; and marks where the
+    adaptive one changed."""
     from matplotlib.ticker import FuncFormatter
 
     for growth in plot.growths:
         hours = [time_s / HOUR_S for time_s in growth.times_s]
         width = 2.0 if growth.name == "adaptive" else 1.4
         dashes, colour = DASHES.get(growth.name, "-"), COLOURS[growth.name]
-        axes.plot(hours, growth.tokens, color=colour, linewidth=width, linestyle=dashes, label=growth.name)
+        label = f"{growth.name}  {format_count(growth.tokens[-1])}\n{growth.figures}"
+        axes.plot(hours, growth.tokens, color=colour, linewidth=width, linestyle=dashes, label=label)
     adaptive = next((growth for growth in plot.growths if growth.name == "adaptive"), None)
-    if adaptive is not None and adaptive.changes_s:
-        hours = [time_s / HOUR_S for time_s in adaptive.changes_s]
-        colour = COLOURS["adaptive"]
-        axes.plot(hours, [0.0] * len(hours), "|", color=colour, markersize=7, clip_on=False, label="changes")
+    for kind, times_s in ({} if adaptive is None else adaptive.changes_s).items():
+        hours = [time_s / HOUR_S for time_s in times_s]
+        axes.plot(
+            hours, [0.0] * len(hours), MARKERS[kind], linestyle="", color=COLOURS["adaptive"],
+            markersize=7 if kind == "patch" else 5, clip_on=False, label=f"{kind} (adaptive)",
+        )  # fmt: skip
     axes.set_xlim(0.0, plot.end_s / HOUR_S)
     axes.set_ylim(0.0)
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: format_count(value)))
     axes.set_ylabel("tokens", labelpad=6)
     axes.tick_params(labelbottom=False)
-    tops = sorted(plot.growths, key=lambda growth: -growth.tokens[-1])
     handles, labels = axes.get_legend_handles_labels()
-    order = [labels.index(growth.name) for growth in tops] + [
-        place for place, label in enumerate(labels) if label == "changes"
-    ]
+    count = len(plot.growths)
+    tops = sorted(range(count), key=lambda place: -plot.growths[place].tokens[-1])
+    order = [*tops, *range(count, len(labels))]
     axes.legend(
         [handles[place] for place in order], [labels[place] for place in order], loc="upper left",
         bbox_to_anchor=(1.015, 1.0), borderaxespad=0.0, frameon=False, handlelength=2.4, labelspacing=0.6,
