@@ -146,17 +146,18 @@ def check_events(trace: EventTrace, cluster: Cluster, *, file: str | None = None
             allowed=f"the {len(cluster.nodes)} nodes of {cluster.name}",
         )
     links = {link.name for link in link_graph(cluster)} if _names_links(trace.events) else set()
-    for event in trace.events:
+    for place, event in enumerate(trace.events, start=1):
         if isinstance(event, LinkChange) and event.link is not None and event.link not in links:
             few = ", ".join(sorted(links)[:6])
             raise ConfigError(
-                f"has no link {event.link}", file=file, key="link", found=event.link, allowed=f"{few}, ..."
-            )
+                f"has no link {event.link} (event {place})", file=file, key="link", found=event.link,
+                allowed=f"{few}, ...",
+            )  # fmt: skip
         if isinstance(event, Slowdown) and not _is_place(event.where, cluster):
             allowed = f"n0 to n{len(cluster.nodes) - 1}, d0 to d{cluster.devices - 1}"
             raise ConfigError(
-                "is no node or device of the cluster", file=file, key="where", found=event.where,
-                allowed=allowed,
+                f"is no node or device of the cluster (event {place})", file=file, key="where",
+                found=event.where, allowed=allowed,
             )  # fmt: skip
 
 

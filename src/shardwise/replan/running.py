@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 
 from shardwise.cluster import Cluster, Node
 from shardwise.errors import ConfigError
@@ -33,7 +33,7 @@ def nodes_like(planned: Cluster, cluster: Cluster, named: Sequence[str | None]) 
         like = free.get(replace(node, name=""))
         if not like or name not in (None, *like):
             raise ConfigError(
-                "is not of this cluster: it needs other nodes", key="PLAN",
+                f"is not of this cluster: it needs other nodes{_difference(node, cluster)}", key="PLAN",
                 found=f"{len(planned.nodes)} nodes, {node.devices} x {node.device_class} among them",
                 allowed=f"nodes of {cluster.name}",
             )  # fmt: skip
@@ -45,3 +45,16 @@ def nodes_like(planned: Cluster, cluster: Cluster, named: Sequence[str | None]) 
         if planned.classes[name].memory_bytes != cluster.classes[name].memory_bytes:
             raise ConfigError("is not of this cluster: its devices differ", key="PLAN", found=name)
     return tuple(slots)
+
+
+def _difference(node: Node, cluster: Cluster) -> str:
+    """What the node is like where the cluster's nodes of its devices are not, if anything."""
+    for other in cluster.nodes:
+        if (other.device_class, other.devices) == (node.device_class, node.devices):
+            names = [
+                field.name
+                for field in fields(Node)
+                if field.name != "name" and getattr(node, field.name) != getattr(other, field.name)
+            ]
+            return "".join(f", {name} {getattr(node, name)} and not {getattr(other, name)}" for name in names)
+    return ""

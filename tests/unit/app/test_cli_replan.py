@@ -113,6 +113,14 @@ def test_bad_input_is_one_line(run: Any, saved: str, tmp_path: Path) -> None:
         assert ran.code == 2 and ran.out == "" and len(ran.err.splitlines()) == 1, argv
     other = run("replan", saved, "--cluster", "4x2xA100-40G", "--events", "lost n1")
     assert other.code == 2 and "is not of this cluster" in other.err
+    slower = run("replan", saved, "--cluster", CLUSTER, "--inter-node", "40Gb/s", "--events", "lost n1")
+    assert (
+        slower.code == 2
+        and "other nodes, nic_bytes_per_s " in slower.err
+        and " and not 5000000000.0" in slower.err
+    )
+    unknown = run("replan", saved, "--cluster", CLUSTER, "--events", str(tmp_path / "link.jsonl"))
+    assert "has no link n1>n2 (event 1)" in unknown.err
 
 
 def test_nothing_that_fits_is_infeasible(run: Any, saved: str) -> None:
