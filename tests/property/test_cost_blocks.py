@@ -40,10 +40,10 @@ from shardwise.search.evaluate import drained_s, step_times_s
 from shardwise.strategy import SCHEDULES, StrategyTable
 
 TOLERANCE = 1e-12
-ODD, FULL_ODD = 10, 400
+ODD, FULL_ODD = 4, 400
 ONCE_WRONG = (108,)
 """Odd problems with a bound that was too high: two exchanges hide beside the same matmuls."""
-ROWS, ROUNDS = 240, 16
+ROWS, ROUNDS = 240, 10
 SMALL = (3, 29, 71, 126, 1626, 9771)
 """Seeds of small instances: stages of one or two layers, few microbatches, layers of two kinds."""
 FULL_SMALL = tuple(seed for seed in range(600) if seed % RARELY != 7)

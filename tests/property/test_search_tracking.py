@@ -103,10 +103,12 @@ def test_all_ways_find_what_enumeration_finds(first_seed: int, seeds: int) -> No
 
 @pytest.mark.parametrize("many", [0, eliminate.MANY])
 @pytest.mark.parametrize("epsilon", [0.1, 0.4])
-def test_an_epsilon_is_all_that_is_lost(monkeypatch: pytest.MonkeyPatch, epsilon: float, many: int) -> None:
+def test_an_epsilon_is_all_that_is_lost(
+    monkeypatch: pytest.MonkeyPatch, epsilon: float, many: int, full: bool
+) -> None:
     monkeypatch.setattr(eliminate, "MANY", many)
     dropped = 0
-    for seed in range(150):
+    for seed in range(150 if full else 60):
         chain = chain_of(seed)
         expected = frontier_by_definition(chain)
         if not expected:
@@ -282,8 +284,8 @@ def fitting(seed: int, epsilon: float) -> bool:
 
 
 @pytest.mark.parametrize("epsilon", [0.0, 0.2])
-def test_only_what_fits_is_found(epsilon: float) -> None:
-    assert all(fitting(seed, epsilon) for seed in range(30))
+def test_only_what_fits_is_found(epsilon: float, full: bool) -> None:
+    assert all(fitting(seed, epsilon) for seed in range(30 if full else 15))
 
 
 CORNERS = found.Found.corners

@@ -232,12 +232,12 @@ class InterruptedClock(Clock):
 
 
 @pytest.mark.usefixtures("small_rounds")
-def test_an_interrupt_at_any_time_leaves_a_rest() -> None:
+def test_an_interrupt_at_any_time_leaves_a_rest(full: bool) -> None:
     """In the first looks too: what was found till then is the best so far, and the rest is bounded."""
     case, clock = CASES[0], InterruptedClock(10**9)
     best_s = searched(case, Fastest(1), clock=clock).found[0].time_s
     ends, first_looks = set(), 0
-    for last in range(1, clock.looks, max(clock.looks // 40, 1)):
+    for last in range(1, clock.looks, max(clock.looks // (40 if full else 20), 1)):
         outcome = searched(case, Fastest(1), clock=InterruptedClock(last))
         assert outcome.is_interrupted
         assert outcome.ledger.total + outcome.unexplored == case.count
