@@ -1,7 +1,9 @@
-"""Availability of real cloud devices, as others have recorded it, made event traces.
+"""Availability of real cloud devices and links between regions, as others have recorded them, made event
+traces.
 
-Three forms of CSV are read: `milliseconds,add|remove,node` (no header), `date, time, count` of devices (no
-header), and a header with `Timestamp` and one column of counts per zone.
+Four forms of CSV are read: `milliseconds,add|remove,node` (no header), `date, time, count` of devices (no
+header), a header with `Timestamp` and one column of counts per zone, and what lies between pairs of regions
+(`PAIRS` is its header).
 """
 
 from __future__ import annotations
@@ -9,11 +11,12 @@ from __future__ import annotations
 import csv
 import re
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import pairwise
 from typing import TypeVar
 
-from shardwise.cluster.events import ClusterEvent, EventTrace, NodeJoined, NodeLost
+from shardwise.cluster.events import ClusterEvent, EventTrace, LinkChange, NodeJoined, NodeLost
 from shardwise.errors import ConfigError
 from shardwise.inputs import printable, read_text, shown
 
@@ -22,6 +25,9 @@ Row = TypeVar("Row", tuple[float, bool, str], tuple[float, int], tuple[float, li
 
 Rows = list[tuple[int, list[str]]]
 """Lines of the file with their numbers, split at commas."""
+
+PAIRS = ["region_a", "region_b", "delay_ms", "bandwidth_gbit_per_s"]
+"""Of regions: the one-way delay and the bandwidth in each direction between two of them."""
 
 MAX_CSV_BYTES = 64 << 20
 MOST_NODES = 100_000
@@ -47,9 +53,11 @@ def convert_events(path: str, *, per_node: int) -> tuple[EventTrace, list[str]]:
         return _from_counts([(n, [_clock_s(row, n, where), *row[2:]]) for n, row in rows], per_node, where)
     if "Timestamp" in first:
         return _from_zones(rows, per_node, where)
+    if first == PAIRS:
+        return _from_pairs(rows, where)
     raise ConfigError(
         "is no availability trace that is known", file=where, key="line 1", found=shown(",".join(first)[:60]),
-        allowed="ms,add|remove,node; date,time,count; or a header with Timestamp",
+        allowed="ms,add|remove,node; date,time,count; or a header with Timestamp, or of region_a",
     )  # fmt: skip
 
 
@@ -109,6 +117,25 @@ def _from_zones(rows: Rows, per_node: int, where: str) -> tuple[EventTrace, list
         raise ConfigError("has no counts", file=where, allowed="lines below its header")
     ordered, told = _sorted(found)
     return _trace_of_counts(ordered, where, [head[place] for place in zones]), told
+
+
+def _from_pairs(rows: Rows, where: str) -> tuple[EventTrace, list[str]]:
+    """Regions are sites of one node each, numbered as they first come, and have their links from the start
+    on."""
+    changes: dict[tuple[str, str], LinkChange] = {}
+    for number, row in rows[1:]:
+        figures = row[2:] if len(row) == len(PAIRS) else []
+        if not figures or not all(re.fullmatch(r"\d{1,9}(\.\d{1,9})?", cell) for cell in figures):
+            raise _wrong(row, number, where, ",".join(PAIRS))
+        pair = row[0], row[1]
+        if row[0] == row[1] or pair in changes or pair[::-1] in changes or not float(row[3]):
+            raise _wrong(row, number, where, "two regions, once, with a bandwidth above 0")
+        changes[pair] = LinkChange(
+            time_s=0.0, sites=pair, bytes_per_s=float(row[3]) * 1e9 / 8.0, latency_s=float(row[2]) / 1000.0
+        )
+    names = list(dict.fromkeys(name for pair in changes for name in pair))
+    trace = _trace(len(names), list(changes.values()), frozenset(), where)
+    return replace(trace, sites={name: (f"n{index}",) for index, name in enumerate(names)}), []
 
 
 def _trace_of_counts(

@@ -29,6 +29,7 @@ from shardwise.errors import ConfigError
 
 HEAD = '{"schema": "shardwise.events", "version": 1, "nodes": 3}\n'
 LOST = '{"time_s": 10, "kind": "lost", "node": "n1"}\n'
+REGIONS = "region_a,region_b,delay_ms,bandwidth_gbit_per_s\n"
 REAL = Path(__file__).parents[4] / "shared" / "data" / "traces"
 """Recorded traces, where they lie beside the repository; none are tested elsewhere."""
 
@@ -170,18 +171,46 @@ def test_counts_become_nodes_of_which_the_first_are_there(tmp_path: Path) -> Non
     assert [(start, len(there)) for start, there in trace.present()] == [(0.0, 2), (60.0, 4), (180.0, 0)]
 
 
+def test_pairs_of_regions_become_sites_with_their_links(tmp_path: Path) -> None:
+    path = tmp_path / "regions.csv"
+    path.write_text(f"{REGIONS}Oregon,Ohio,49,1.10\nOregon,Tokyo,96,0.5\n")
+    trace, told = convert_events(str(path), per_node=1)
+    assert dict(trace.sites) == {"Oregon": ("n0",), "Ohio": ("n1",), "Tokyo": ("n2",)} and not told
+    # 1.1 Gbit/s are 137.5 MB/s, 0.5 are 62.5.
+    assert trace.events == (
+        LinkChange(time_s=0.0, sites=("Oregon", "Ohio"), bytes_per_s=137.5e6, latency_s=0.049),
+        LinkChange(time_s=0.0, sites=("Oregon", "Tokyo"), bytes_per_s=62.5e6, latency_s=0.096),
+    )
+    assert first_fault(trace) is None and parse_events(events_text(trace))[0] == trace
+
+
 @pytest.mark.parametrize(
     "text",
-    ["", "a,b\n", "1,add\n2,add,x\n", "1,add,a\nx,add,b\n", "2021-13-40, 1, 3\n", "i,Timestamp,z\n0,x,3\n"],
+    [
+        "",
+        "a,b\n",
+        "PAIRS",
+        "PAIRSa,b,1\n",
+        "PAIRSa,b,x,1\n",
+        "PAIRSa,a,1,1\n",
+        "PAIRSa,b,1,0\n",
+        "PAIRSa,b,1,1\nb,a,1,1\n",
+        "1,add\n2,add,x\n",
+        "1,add,a\nx,add,b\n",
+        "2021-13-40, 1, 3\n",
+        "i,Timestamp,z\n0,x,3\n",
+    ],
 )
 def test_other_csv_files_are_refused_by_line(tmp_path: Path, text: str) -> None:
     path = tmp_path / "bad.csv"
-    path.write_text(text)
+    path.write_text(text.replace("PAIRS", REGIONS))
     with pytest.raises(ConfigError):
         convert_events(str(path), per_node=1)
 
 
-@pytest.mark.parametrize("path", sorted(REAL.glob("*.csv")), ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path", [*sorted(REAL.glob("*.csv")), *REAL.parent.glob("wan-*.csv")], ids=lambda path: path.stem
+)
 def test_the_real_traces_convert_without_fault(path: Path) -> None:
     trace, _ = convert_events(str(path), per_node=1)
     assert first_fault(trace) is None and trace.events

@@ -44,7 +44,10 @@ def events_generate(
 @events_app.command("convert")
 def events_convert(
     file: Annotated[
-        str, typer.Argument(metavar="CSV", help="Availability of cloud devices.", show_default=False)
+        str,
+        typer.Argument(
+            metavar="CSV", help="Availability of devices, or links of regions.", show_default=False
+        ),
     ],
     per_node: Annotated[
         str, typer.Option("--per-node", metavar="N", help="Devices of a node, where devices are counted.")
@@ -52,7 +55,7 @@ def events_convert(
     out: OutFile = None,
     is_json: IsJson = False,
 ) -> Output:
-    """Make a trace of nodes that come and go from a CSV of availability."""
+    """Make a trace from a CSV of nodes that come and go, or of what lies between regions."""
     from shardwise.app.cli import eventing
 
     return eventing.converted(file, per_node=per_node, out=out, is_json=is_json)
