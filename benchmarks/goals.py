@@ -35,6 +35,23 @@ def _mixed(cpu_s: float) -> tuple[Goal, ...]:
     return (Goal("answer_cpu_s", cpu_s), Goal("gap", 0.02))
 
 
+BEATEN = (
+    Goal("gain_over_uniform", 1.001, is_least=True),
+    Goal("gain_over_proportional", 1.001, is_least=True),
+    Goal("gap", 0.02),
+)
+"""Of the named clusters: faster than the best uniform strategy and than the proportional split."""
+
+NAMED = (
+    "two_classes",
+    "three_classes",
+    "two_sites_10g",
+    "two_sites_1g_llama70b",
+    "fast_slow_racks",
+    "spot_mix",
+    "slow_node",
+)
+
 GOALS: Mapping[str, tuple[Goal, ...]] = {
     "blocks gpt3-175b": (Goal("times_bounded_per_cpu_s", 2e6, is_least=True),),
     "blocks llama-2-70b": (Goal("times_bounded_per_cpu_s", 2e6, is_least=True),),
@@ -65,6 +82,7 @@ GOALS: Mapping[str, tuple[Goal, ...]] = {
     "mixed llama70b_64": _mixed(6.0),
     "mixed opt350m_three_classes_256": _mixed(60.0),
     "mixed gpt2xl_64": _mixed(6.0),
+    **{f"mixed {name}": BEATEN for name in NAMED},
     "replan loss_1024": (Goal("patch_cpu_s", 0.3), Goal("all_cpu_s", 5.0)),
     "replay week_64": (Goal("cpu_s", 60.0),),
     **{f"replay {name}": (Goal("adaptive_share", 0.9, is_least=True),) for name in change.at_hand()},
