@@ -21,7 +21,7 @@ from shardwise.cluster.events import (
     Notice,
     Slowdown,
 )
-from shardwise.cluster.groups import NodeGroups, customary_in_groups, with_spans
+from shardwise.cluster.groups import NodeGroups, between_nodes, customary_in_groups, with_spans
 from shardwise.cluster.links import link_graph
 from shardwise.cluster.pools import Pool, pools_of
 from shardwise.cluster.resize import clipped, of_nodes, with_nodes
@@ -226,8 +226,8 @@ def alike_cluster(cluster: Cluster, pool: Pool, nodes: int, state: NodeState) ->
     if cluster.tiers == customary_tiers(cluster.classes, node_runs(cluster.nodes)):
         tiers = customary_in_groups(cluster.classes, every, state.spans)
     else:
-        spans = state.spans or [tier.span for tier in cluster.tiers[:-1] if tier.span > own.devices]
-        tiers = clipped(with_spans(cluster.tiers, spans, own.devices), own.devices * nodes)
+        spans = dict(zip(between_nodes(cluster), state.spans, strict=False))
+        tiers = clipped(with_spans(cluster.tiers, spans), own.devices * nodes)
     return with_nodes(cluster, every, _in_states(cluster, tiers, [own], state))
 
 
@@ -257,11 +257,11 @@ def _in_states(
 ) -> tuple[Tier, ...]:
     """Tiers of some nodes of `cluster` at what is left of their bandwidth. Those that are not within a site
     carry what may leave it at most."""
-    inside, largest = (max(node.devices for node in some) for some in (nodes, cluster.nodes))
+    inside = max(node.devices for node in nodes)
     if cluster.tiers == customary_tiers(cluster.classes, node_runs(cluster.nodes)):
         joining = [tier.name for tier in tiers if not tier.is_network]
     else:
-        joining = [tier.name for tier in cluster.tiers[:-1] if tier.span > largest]
+        joining = [tier.name for tier in between_nodes(cluster)]
     beyond = state.beyond * min(node.nics * node.nic_bytes_per_s / node.devices for node in nodes)
     found = []
     for tier in tiers:

@@ -17,11 +17,18 @@ from shardwise.cluster.device import Device
 from shardwise.cluster.tiers import customary_tiers, group_span
 
 
+def between_nodes(cluster: Cluster) -> tuple[Tier, ...]:
+    """The tiers that reach over several of its nodes, whichever these are, but for the last."""
+    largest = max(node.devices for node in cluster.nodes)
+    return tuple(tier for tier in cluster.tiers[:-1] if tier.span > largest)
+
+
 class NodeGroups:
     """The groups of a cluster's tiers between a node and all nodes, innermost first."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
+        self._between = between_nodes(cluster)
         self._is_customary = cluster.tiers == customary_tiers(cluster.classes, node_runs(cluster.nodes))
         self._of = self._customary() if self._is_customary else self._given()
         self.are_told = any(self._of)
@@ -34,7 +41,7 @@ class NodeGroups:
     def spans(self, node: Node, devices: int) -> tuple[int, ...]:
         """Devices of a group of each tier, where nodes like `node` make up a cluster of so many devices."""
         if not self._is_customary:
-            return tuple(tier.span for tier in self._between())
+            return tuple(tier.span for tier in self._between)
         span = group_span(self._cluster.classes[node.device_class], node.devices, devices)
         return (span,) if span > node.devices else ()
 
@@ -88,13 +95,9 @@ class NodeGroups:
 
         return sorted(best_first, key=key)
 
-    def _between(self) -> tuple[Tier, ...]:
-        largest = max(node.devices for node in self._cluster.nodes)
-        return tuple(tier for tier in self._cluster.tiers[:-1] if tier.span > largest)
-
     def _given(self) -> list[tuple[int, ...]]:
         firsts = accumulate((node.devices for node in self._cluster.nodes[:-1]), initial=0)
-        return [tuple(first // tier.span for tier in self._between()) for first in firsts]
+        return [tuple(first // tier.span for tier in self._between) for first in firsts]
 
     def _customary(self) -> list[tuple[int, ...]]:
         """Scale-up groups over several nodes, which the nodes of a run fill one after the other."""
@@ -108,7 +111,7 @@ class NodeGroups:
 
     def _own_span(self, level: int, node: Node) -> int:
         if not self._is_customary:
-            return self._between()[level].span
+            return self._between[level].span
         count = sum(run for one, run in node_runs(self._cluster.nodes) if one == node)
         return group_span(self._cluster.classes[node.device_class], node.devices, count * node.devices)
 
@@ -137,18 +140,17 @@ def customary_in_groups(
         most = max(device.scale_up_domain for device in classes.values())
         network = customary_tiers(classes, node_runs(nodes * (most // devices + 2)))[-1]
         tiers = (*tiers, replace(network, span=devices))
+    joining = [tier for tier in tiers[:-1] if tier.span > largest]
     if len({node.device_class for node in nodes}) > 1:
-        spans = [max(gcd(tier.span, spans[0]), largest) for tier in tiers[:-1] if tier.span > largest]
-    return with_spans(tiers, spans, largest)
+        spans = [max(gcd(tier.span, spans[0]), largest) for tier in joining]
+    return with_spans(tiers, dict(zip(joining, spans, strict=False)))
 
 
-def with_spans(tiers: Sequence[Tier], spans: Sequence[int], node_devices: int) -> tuple[Tier, ...]:
-    """The tiers with other spans for those that reach over several nodes (of up to `node_devices`), but for
-    the last; a tier that reaches no further than the one inside it is gone."""
+def with_spans(tiers: Sequence[Tier], spans: Mapping[Tier, int]) -> tuple[Tier, ...]:
+    """The tiers, some with other spans; one that reaches no further than the one inside it is gone."""
     found: list[Tier] = []
-    wanted = iter(spans)
-    for tier in tiers[:-1]:
-        kept = replace(tier, span=next(wanted)) if tier.span > node_devices else tier
+    for tier in tiers:
+        kept = replace(tier, span=spans.get(tier, tier.span))
         if not found or kept.span > found[-1].span:
             found.append(kept)
-    return (*found, tiers[-1])
+    return tuple(found)

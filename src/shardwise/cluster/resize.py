@@ -7,7 +7,7 @@ from dataclasses import replace
 from itertools import accumulate
 
 from shardwise.cluster.cluster import Cluster, Node, Tier, node_runs
-from shardwise.cluster.groups import NodeGroups, customary_in_groups, with_spans
+from shardwise.cluster.groups import NodeGroups, between_nodes, customary_in_groups, with_spans
 from shardwise.cluster.tiers import customary_tiers
 from shardwise.errors import ConfigError
 
@@ -100,7 +100,7 @@ def of_nodes(cluster: Cluster, places: Sequence[int]) -> Cluster:
         return cluster
     if cluster.tiers == customary_tiers(cluster.classes, node_runs(cluster.nodes)):
         return with_nodes(cluster, nodes, customary_in_groups(cluster.classes, nodes, spans))
-    tiers = with_spans(cluster.tiers, spans, max(node.devices for node in nodes))
+    tiers = with_spans(cluster.tiers, dict(zip(between_nodes(cluster), spans, strict=True)))
     return with_nodes(cluster, nodes, clipped(tiers, sum(node.devices for node in nodes)))
 
 

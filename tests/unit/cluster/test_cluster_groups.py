@@ -103,3 +103,26 @@ def test_tiers_inside_sites_are_told_from_those_between_them(racks: Cluster) -> 
     assert groups.inside([0, 1, 2, 3], [4, 5, 6, 7]) == 2
     assert groups.inside([0, 1], [2, 3]) == 1
     assert groups.inside([0], [1]) == 0
+
+
+def test_nodes_of_two_sizes_keep_the_tiers_that_lie_inside_the_larger(tmp_path: Path) -> None:
+    """Two nodes of 8 fill a rack of 16, four of 4 another."""
+    path = tmp_path / "sizes.yaml"
+    path.write_text(
+        """
+nodes: [{count: 2, device: A100-80G, devices: 8}, {count: 4, device: V100-32G, devices: 4}]
+tiers:
+  - {name: NVLink, span: 4, bandwidth: 150GB/s, latency: 1.9us}
+  - {name: rack, span: 16, bandwidth: 10GB/s, latency: 4us, network: true}
+  - {name: room, bandwidth: 5GB/s, latency: 6us, network: true}
+"""
+    )
+    cluster = load_cluster(str(path))
+    assert spans(of_nodes(cluster, [2, 3])) == {"NVLink": 4, "rack": 8}
+    # n1, and n2 with n3: 8 devices of either rack.
+    assert spans(of_nodes(cluster, [1, 2, 3])) == {"NVLink": 4, "rack": 8, "room": 16}
+    small = pools_of(cluster)[1]
+    state = NodeState(pool=1, spans=NodeGroups(cluster).changed([2, 3, 4, 5], 2))
+    assert spans(alike_cluster(cluster, small, 4, state)) == {"NVLink": 4, "rack": 16}
+    state = NodeState(pool=1, spans=NodeGroups(cluster).changed([1, 2, 3], 2))
+    assert spans(alike_cluster(cluster, small, 4, state)) == {"NVLink": 4, "rack": 8, "room": 16}
