@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from heapq import heapify, heappop, heappush
 from itertools import count
 
@@ -70,7 +70,8 @@ class UnevenOutcome:
     """The best plan below the time to beat (None: there is none), and what all plans take at least.
 
     Every triple of pools, micro-batch size and number of pipelines is one candidate: `cut` by a bound,
-    `searched` (layouts of pipelines were evaluated, `evaluated` in all), or `unexplored` when time was over.
+    `searched` (layouts of pipelines were evaluated, `evaluated` in all, or one was the best for a while), or
+    `unexplored` when time was over.
     """
 
     plan: UnevenPlan | None
@@ -92,6 +93,15 @@ class _State:
     searched: int = 0
     evaluated: int = 0
     bounded: int = 0
+    laid: set[Block] = field(default_factory=set)
+    """Of one number of pipelines each: where a plan was laid out that was the best so far."""
+
+    def laid_in(self, block: Block) -> int:
+        """How many of them lie in the block."""
+        return sum(
+            block.least <= one.least <= block.most and replace(block, least=one.least, most=one.most) == one
+            for one in self.laid
+        )
 
     @property
     def is_enough(self) -> bool:
@@ -174,8 +184,9 @@ class _Drive:
         """Leaves the block, whose plans take at least so long."""
         state = self._state
         state.open_s = min(state.open_s, least_s)
-        state.searched += block.size * is_searched
-        state.cut += block.size * (not is_searched)
+        searched = block.size if is_searched else state.laid_in(block)
+        state.searched += searched
+        state.cut += block.size - searched
 
     def _look(self, block: Block, least_s: float, wider: Search | None) -> None:
         """Bounds the block soon."""
@@ -232,13 +243,14 @@ class _Drive:
         state = self._state
         left_s = min((least_s for _, _, least_s, *_ in self._heap), default=float("inf"))
         left = sum(block.size for _, _, _, block, *_ in self._heap)
+        laid = sum(state.laid_in(block) for _, _, _, block, *_ in self._heap)
         is_over = self._is_left(left_s)
         return UnevenOutcome(
             plan=state.best,
             lower_bound_s=min(left_s, state.open_s, state.best_s),
-            cut=state.cut + (0 if is_over else left),
+            cut=state.cut + (0 if is_over else left - laid),
             unexplored=left if is_over else 0,
-            searched=state.searched,
+            searched=state.searched + (0 if is_over else laid),
             evaluated=state.evaluated,
             search_s=time.perf_counter() - self._started_s,
             search_cpu_s=time.process_time() - self._started_cpu_s,
@@ -330,6 +342,7 @@ def _improve(pricing: Pricing, block: Block, found: Sequence[tuple[Laid, int]], 
     time_s = max(pipeline.time_s for pipeline in trimmed)
     if time_s < state.best_s * ALMOST:
         state.best_s = time_s
+        state.laid.add(own)
         state.best = UnevenPlan(block=own, pipelines=tuple(trimmed), time_s=time_s)
 
 
