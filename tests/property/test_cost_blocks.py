@@ -43,7 +43,8 @@ TOLERANCE = 1e-12
 ODD, FULL_ODD = 4, 400
 ONCE_WRONG = (108,)
 """Odd problems with a bound that was too high: two exchanges hide beside the same matmuls."""
-ROWS, ROUNDS = 240, 10
+ROWS = 240
+ROUNDS, FULL_ROUNDS = 10, 16
 SMALL = (3, 29, 71, 126, 1626, 9771)
 """Seeds of small instances: stages of one or two layers, few microbatches, layers of two kinds."""
 FULL_SMALL = tuple(seed for seed in range(600) if seed % RARELY != 7)
@@ -58,12 +59,12 @@ class Drawn:
     peaks: Peaks
 
 
-def drawn_from(problem: Problem, seed: int) -> Drawn:
+def drawn_from(problem: Problem, seed: int, rounds: int = ROUNDS) -> Drawn:
     space = space_of(problem, "core" if seed % 7 == 6 else "default")
     table = sampled(problem, ROWS, seed, space)
-    fast = descended(problem, space, table, lambda rows: step_times_s(problem, rows), ROUNDS)
+    fast = descended(problem, space, table, lambda rows: step_times_s(problem, rows), rounds)
     some = table.take(slice(0, ROWS // 3))
-    small = descended(problem, space, some, lambda rows: peaks_of(problem, rows).device_bytes, ROUNDS)
+    small = descended(problem, space, some, lambda rows: peaks_of(problem, rows).device_bytes, rounds)
     both = type(table).joined([fast, small])
     return Drawn(Levels(problem, space, both), step_times_s(problem, both), peaks_of(problem, both))
 
@@ -89,7 +90,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 @pytest.fixture(scope="module")
 def drawn(request: pytest.FixtureRequest) -> Drawn:
     seed: int = request.param
-    return drawn_from(problem_of(CASES[seed]) if seed < 0 else odd_problem(seed), abs(seed))
+    rounds = FULL_ROUNDS if request.config.getoption("--full") else ROUNDS
+    return drawn_from(problem_of(CASES[seed]) if seed < 0 else odd_problem(seed), abs(seed), rounds)
 
 
 def exceeding(bounds: Bounds, values: Any, factor: float = 1.0) -> dict[str, list[int]]:
