@@ -70,10 +70,14 @@ class Situation:
             spans = self._spans(slots)
             alike = {state: replace(one, spans=spans[state.pool]) for state, one in alike.items()}
         own = [alike[state] for state in each]
-        within = [self._within(between) for between in self.between if _on_both(between, slots)]
-        for between in self.between:
-            if fewest := _on_both(between, slots):
-                own = [_bounded(state, between, fewest, nominal[state.pool], min(within)) for state in own]
+        crossed = [
+            (between, fewest, within)
+            for between, within in self._within
+            if (fewest := _on_both(between, slots))
+        ]
+        least = min((within for _, _, within in crossed), default=0)
+        for between, fewest, _ in crossed:
+            own = [_bounded(state, between, fewest, nominal[state.pool], least) for state in own]
         return tuple((state, len(list(run))) for state, run in groupby(own))
 
     def _spans(self, slots: tuple[str, ...]) -> dict[int, tuple[int, ...]]:
@@ -82,9 +86,13 @@ class Situation:
         by_pool = {self.states[name].pool: place for name, place in zip(slots, places, strict=True)}
         return {pool: self.groups.changed(places, like) for pool, like in by_pool.items()}
 
-    def _within(self, between: Between) -> int:
-        first, second = ([int(name[1:]) for name in side] for side in (between.first, between.second))
-        return self.groups.inside(first, second)
+    @cached_property
+    def _within(self) -> list[tuple[Between, int]]:
+        """All that lies between sites, each with how many of the tiers over several nodes lie inside both."""
+        return [
+            (one, self.groups.inside(*([int(name[1:]) for name in side] for side in (one.first, one.second))))
+            for one in self.between
+        ]
 
 
 def _on_both(between: Between, slots: tuple[str, ...]) -> int:

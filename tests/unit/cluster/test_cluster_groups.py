@@ -7,7 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from shardwise.cluster import Cluster, NodeGroups, NodeState, alike_cluster, load_cluster, of_nodes, pools_of
+from shardwise.cluster import (
+    Cluster,
+    NodeGroups,
+    NodeState,
+    alike_cluster,
+    cluster_of_pools,
+    load_cluster,
+    of_nodes,
+    pools_of,
+)
 
 RACKS = """
 nodes: [{count: 8, device: A100-80G, devices: 8}]
@@ -126,3 +135,15 @@ tiers:
     assert spans(alike_cluster(cluster, small, 4, state)) == {"NVLink": 4, "rack": 16}
     state = NodeState(pool=1, spans=NodeGroups(cluster).changed([1, 2, 3], 2))
     assert spans(alike_cluster(cluster, small, 4, state)) == {"NVLink": 4, "rack": 8, "room": 16}
+
+
+def test_a_pool_whose_nodes_are_in_several_racks_has_none(tmp_path: Path) -> None:
+    """Racks of an A100 node and a V100 node each: the A100 nodes meet between racks; so do all four."""
+    path = tmp_path / "pools.yaml"
+    nodes = ", ".join("{device: A100-80G, devices: 8}, {device: V100-32G, devices: 8}" for _ in range(2))
+    tiers = [line for line in RACKS.splitlines()[2:] if "room" not in line]
+    path.write_text("\n".join([f"nodes: [{nodes}]", *tiers]))
+    cluster = load_cluster(str(path))
+    assert spans(cluster) == {"NVLink 3": 8, "rack": 16, "WAN": 32}
+    assert spans(cluster_of_pools(cluster, pools_of(cluster)[:1])) == {"NVLink 3": 8, "WAN": 16}
+    assert cluster_of_pools(cluster, pools_of(cluster)) is cluster

@@ -46,6 +46,13 @@ def test_whole_nodes_keep_their_tiers() -> None:
     assert part_of(whole, 32) is whole
 
 
+def test_a_part_of_a_mixed_cluster_is_not_as_slow_as_what_is_left_out() -> None:
+    mixed = load_cluster("1x4xA100-80G+2x4xA10G")
+    assert part_of(mixed, 4).tiers == load_cluster("1x4xA100-80G").tiers
+    assert part_of(mixed, 4).tiers[0].bytes_per_s > mixed.tiers[0].bytes_per_s
+    assert part_of(mixed, 8).tiers == load_cluster("1x4xA100-80G+1x4xA10G").tiers
+
+
 def test_a_part_is_a_cluster_that_can_be_written_and_read() -> None:
     part = part_of(load_cluster("1x2xA100-80G+2x4xV100-32G"), 6)
     assert list(part.classes) == ["A100-80G", "V100-32G"]

@@ -126,6 +126,17 @@ def test_what_replaces_a_plan_takes_what_the_cluster_says(given: Job) -> None:
     assert decisions - {"keep"}
 
 
+def test_a_decision_for_racks_that_are_none_is_noticed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The same twin decides for an order that takes longer than it says."""
+    monkeypatch.setattr(NodeGroups, "changed", lambda self, places, like: ())
+    (tmp_path / "racks.yaml").write_text(RACKS)
+    own = Job("opt-350m", load_cluster(str(tmp_path / "racks.yaml")), 32, 512)
+    with pytest.raises(AssertionError):
+        test_what_replaces_a_plan_takes_what_the_cluster_says(own)
+
+
 def sites(given: Job, bytes_per_s: float, latency_s: float = 0.0) -> Situation:
     trace = EventTrace(nodes=4, events=(), sites=SITES)
     change = LinkChange(time_s=0.0, sites=("east", "west"), bytes_per_s=bytes_per_s, latency_s=latency_s)
@@ -147,6 +158,14 @@ def test_what_lies_between_sites_slows_the_tier_that_joins_them_alone(given: Job
     for strategy in strategies():
         expected_s = on(given, cluster, strategy)
         assert step_s(given, strategy, NATURAL, situation) == pytest.approx(expected_s, rel=1e-11)
+
+
+def test_racks_that_are_slowed_with_what_lies_between_sites_are_noticed(
+    given: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(NodeGroups, "inside", lambda self, first, second: 0)
+    with pytest.raises(AssertionError):
+        test_what_lies_between_sites_slows_the_tier_that_joins_them_alone(given, 0.1)
 
 
 def test_what_moves_between_sites_takes_what_lies_between_them(given: Job) -> None:

@@ -29,7 +29,7 @@ from shardwise.search import (
     drive,
     lanes,
 )
-from shardwise.search.clock import Clock
+from shardwise.search.clock import Clock, Turns
 from shardwise.search.dive import Dive
 from shardwise.search.lanes import Lanes
 from shardwise.strategy import Job
@@ -267,3 +267,15 @@ def test_workers_see_an_interrupt(monkeypatch: pytest.MonkeyPatch) -> None:
     assert outcome.found[0].time_s >= best_s >= outcome.lower_bound_s * (1.0 - 1e-12)
     assert outcome.ledger.total + outcome.unexplored == case.count
     assert not children() - before
+
+
+def test_turns_end_a_search_at_the_same_place_each_time() -> None:
+    """And one that needs fewer is searched to its end."""
+    case, clock = CASES[0], InterruptedClock(10**9)
+    whole = searched(case, Fastest(1), clock=clock)
+    first, again = (searched(case, Fastest(1), clock=Turns(clock.looks // 2)) for _ in range(2))
+    assert first.unexplored == again.unexplored > 0 and not first.is_interrupted
+    assert first.ledger.total + first.unexplored == case.count
+    assert [one.time_s for one in first.found] == [one.time_s for one in again.found]
+    enough = searched(case, Fastest(1), clock=Turns(clock.looks + 1))
+    assert enough.unexplored == 0 and enough.found[0].time_s == whole.found[0].time_s
