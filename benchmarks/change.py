@@ -19,7 +19,17 @@ from shardwise.cluster import (
     load_cluster,
 )
 from shardwise.model import load_model
-from shardwise.replan import Costs, Planner, Prices, best_interval_s, planner_of, replay, situation_of
+from shardwise.replan import (
+    Costs,
+    Planner,
+    PlansBySize,
+    Prices,
+    best_interval_s,
+    mixed_planner_of,
+    planner_of,
+    replay,
+    situation_of,
+)
 
 TRACES = Path(__file__).parents[2] / "shared" / "data" / "traces"
 """Recorded availability, where it is at hand beside the checkout."""
@@ -102,7 +112,7 @@ def _replayed(trace: EventTrace, cluster: Cluster, *, batch: int, end_s: float) 
     started = time.process_time()
     interval_s = best_interval_s(trace, end_s) or Costs().checkpoint_interval_s
     planner: Planner = planner_of(Prices(model, cluster, job), Costs(checkpoint_interval_s=interval_s))
-    found = replay(planner, trace, end_s=end_s)
+    found = replay(mixed_planner_of(planner, PlansBySize), trace, end_s=end_s)
     oracle = found.tokens(found.run("oracle"))
     return {
         "cpu_s": time.process_time() - started,

@@ -148,11 +148,6 @@ class NodeView:
                 found[name] = self._same.setdefault(state, state)
         return found
 
-    def unreachable(self, conditions: Conditions) -> tuple[str, ...]:
-        """Nodes that are there, but with a link or a device that stands still."""
-        states = self.states(conditions)
-        return tuple(name for name in self.pool_of if name in conditions.present and name not in states)
-
     def _speeds(self, speeds: Mapping[str, float]) -> dict[str, float]:
         """The slowest device of every node that is not at its own speed."""
         nodes = {where: speed for where, speed in speeds.items() if where[0] == "n"}

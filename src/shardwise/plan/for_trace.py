@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from shardwise.cluster import Cluster
+from shardwise.errors import ConfigError
 from shardwise.inputs import Fields, shown
 
 TRACE_POLICIES = ("now", "expected", "worst")
@@ -18,7 +20,7 @@ class ForTrace:
     cluster's nodes in the places of the plan's. Over `length_s` it makes `steps`; `now_step_time_s` is its
     step time in the first epoch and `worst_step_time_s` in the slowest (None: it stands still). `considered`
     arrangements were weighed in `situations` distinct ones; what the policy counts is at most `gap` below
-    what any uniform strategy on the sets of nodes that were looked at makes."""
+    what any plan on the sets of nodes that were looked at makes."""
 
     policy: str
     source: str
@@ -56,6 +58,15 @@ def read_for_trace(fields: Fields) -> ForTrace:
     )
     fields.finish()
     return found
+
+
+def check_for_trace(found: ForTrace | None, cluster: Cluster, file: str | None) -> None:
+    """ConfigError unless it names a node for each of the plan's `cluster`."""
+    if found is not None and len(found.nodes) != len(cluster.nodes):
+        raise ConfigError(
+            "is not one for each node of the plan's cluster", file=file, key="for_trace.nodes",
+            found=str(len(found.nodes)), allowed=str(len(cluster.nodes)),
+        )  # fmt: skip
 
 
 def _time(fields: Fields, name: str) -> float | None:

@@ -12,7 +12,7 @@ from shardwise.errors import ConfigError, InternalError
 from shardwise.inputs import Fields, read_mapping, shown, written
 from shardwise.model import Model, active_parameters, model_from_config, parameters
 from shardwise.plan.document import plan_document
-from shardwise.plan.for_trace import read_for_trace
+from shardwise.plan.for_trace import check_for_trace, read_for_trace
 from shardwise.plan.plan import SCHEMA, VERSION, Plan, RunnerUp
 from shardwise.plan.record import (
     OBJECTIVES,
@@ -323,11 +323,7 @@ def _schedule(fields: Fields) -> Schedule:
 
 def _check_whole(plan: Plan, fields: Fields) -> None:
     """The parts agree with each other: what the writer promised is checked again."""
-    if plan.for_trace is not None and len(plan.for_trace.nodes) != len(plan.cluster.nodes):
-        raise ConfigError(
-            "is not one for each node of the plan's cluster", file=fields.file, key="for_trace.nodes",
-            found=str(len(plan.for_trace.nodes)), allowed=str(len(plan.cluster.nodes)),
-        )  # fmt: skip
+    check_for_trace(plan.for_trace, plan.cluster, fields.file)
     try:
         check_ledger(plan.certificate)
     except InternalError as error:

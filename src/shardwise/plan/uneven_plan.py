@@ -14,6 +14,7 @@ from shardwise.errors import InternalError
 from shardwise.inputs import Fields, read_bytes, read_mapping, shown, written
 from shardwise.model import Model, active_parameters, parameters
 from shardwise.plan.document import certificate_document, document_hash, layout_document, plain_mapping
+from shardwise.plan.for_trace import ForTrace, check_for_trace, read_for_trace
 from shardwise.plan.read import (
     check_ledger,
     read_certificate,
@@ -37,7 +38,8 @@ SCHEDULES_OF_UNEVEN = ("1f1b",)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnevenFile:
-    """An uneven plan of `model` on `cluster`, its certificate, and what it is compared with."""
+    """An uneven plan of `model` on `cluster`, its certificate, and what it is compared with; and `for_trace`,
+    where it was chosen for a trace of events."""
 
     model: Model
     cluster: Cluster
@@ -45,6 +47,7 @@ class UnevenFile:
     best: UnevenResult
     certificate: Certificate
     mixed: MixedFigures
+    for_trace: ForTrace | None = None
 
 
 _FIRST = re.compile(rb'\s*(\{\s*)?"?schema"?\s*:\s*"?' + re.escape(UNEVEN_PLAN_SCHEMA.encode()) + rb"\b")
@@ -87,6 +90,8 @@ def uneven_plan_document(plan: UnevenFile) -> dict[str, object]:
             "cluster": cluster_record(plan.cluster),
         }
     )
+    if plan.for_trace is not None:
+        document |= plain_mapping({"for_trace": asdict(plan.for_trace)})
     document["hash"] = document_hash(document)
     return document
 
@@ -130,8 +135,10 @@ def read_uneven_plan(path: str) -> UnevenFile:
         best=_result(fields.mapping("best")),
         certificate=read_certificate(fields.mapping("certificate")),
         mixed=_compared(fields.mapping("compared")),
+        for_trace=read_for_trace(fields.mapping("for_trace")) if fields.has("for_trace") else None,
     )
     fields.finish()
+    check_for_trace(plan.for_trace, plan.cluster, fields.file)
     try:
         check_ledger(plan.certificate)
     except InternalError as error:

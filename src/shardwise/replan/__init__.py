@@ -3,6 +3,7 @@
 from shardwise.replan.arrangement import Arrangement
 from shardwise.replan.decide import KEEP, MOVE, PATCH, Change, Decision, Planner, planner_of
 from shardwise.replan.for_trace import TracePick, TracePicks, picks_for_trace
+from shardwise.replan.mixed import AnyArrangement, MixedPlanner, mixed_planner_of
 from shardwise.replan.policies import WAIT, Choice, Run
 from shardwise.replan.present import Present
 from shardwise.replan.prices import Prices
@@ -12,7 +13,8 @@ from shardwise.replan.situation import Situation, situation_of
 from shardwise.replan.steps import Steps
 from shardwise.replan.trace_searches import Within
 from shardwise.replan.transition import Costs, Transition
-from shardwise.replan.uneven import UnevenArrangement, UnevenDecision, replan_uneven, uneven_running_on
+from shardwise.replan.uneven import UnevenArrangement, UnevenSteps, uneven_running_on
+from shardwise.replan.uneven_plans import PlansBySize, PlansNow
 
 __all__ = [
     "KEEP",
@@ -20,12 +22,16 @@ __all__ = [
     "PATCH",
     "POLICIES",
     "WAIT",
+    "AnyArrangement",
     "Arrangement",
     "Change",
     "Choice",
     "Costs",
     "Decision",
+    "MixedPlanner",
     "Planner",
+    "PlansBySize",
+    "PlansNow",
     "Present",
     "Prices",
     "Replay",
@@ -36,12 +42,12 @@ __all__ = [
     "TracePicks",
     "Transition",
     "UnevenArrangement",
-    "UnevenDecision",
+    "UnevenSteps",
     "Within",
     "best_interval_s",
+    "mixed_planner_of",
     "picks_for_trace",
     "planner_of",
-    "replan_uneven",
     "replay",
     "running_on",
     "situation_of",

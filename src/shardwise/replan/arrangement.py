@@ -41,6 +41,12 @@ class Arrangement:
         return tuple(name for name in self.slots if name != GONE)
 
     @property
+    def has_lone_states(self) -> bool:
+        """Whether every part of the optimizer's states lies on one node only, and others on others."""
+        shards = self.strategy.dp * self.strategy.cp
+        return len(self.slots) > 1 and self.strategy.optim_shard == shards
+
+    @property
     def shape(self) -> Strategy:
         """What makes two layouts the same: the strategy but for its number of pipelines and the layers of its
         stages. A key, not a strategy that runs."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from typing import Generic, TypeVar
 
 from shardwise.errors import Infeasible, InternalError
 from shardwise.replan.arrangement import Arrangement, at_width, shape_of
@@ -72,17 +73,21 @@ class Change:
         return self.transition.seconds / self.step_s / ahead if ahead > 0.0 else None
 
 
+L = TypeVar("L", covariant=True)
+"""What a decision is among: uniform arrangements, or uneven ones too."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Decision(Change):
+class Decision(Change, Generic[L]):
     """The arrangement that runs then.
 
     `alternatives` are the fastest that were weighed, one of each shape; `rerouted` is what patching by
     re-routing the microbatches of nodes that are gone to their peers would bring, None where that cannot be.
     """
 
-    arrangement: Arrangement
-    alternatives: tuple[Arrangement, ...] = ()
-    rerouted: Decision | None = None
+    arrangement: L
+    alternatives: tuple[L, ...] = ()
+    rerouted: Decision[Arrangement] | None = None
 
 
 def _any(arrangement: Arrangement) -> bool:
@@ -113,7 +118,7 @@ class Planner:
         horizon_s: float,
         saved: frozenset[str] = frozenset(),
         returned: frozenset[str] = frozenset(),
-    ) -> Decision:
+    ) -> Decision[Arrangement]:
         """What is best over the horizon from here; what cannot go on is planned for `RESTARTS` restarts at
         least. Nodes in `saved` had notice before they went, those in `returned` went and are there again.
         Raises Infeasible where nothing can run."""
@@ -137,7 +142,7 @@ class Planner:
         horizon_s: float,
         saved: frozenset[str] = frozenset(),
         returned: frozenset[str] = frozenset(),
-    ) -> Decision:
+    ) -> Decision[Arrangement]:
         """What is best without looking for other shapes: keep, or patch. Raises Infeasible where neither
         runs."""
         weighing = self._weighing(running, situation, horizon_s, saved, returned)
@@ -198,8 +203,8 @@ class _Weighing:
         self._horizon_s = horizon_s
         self._considered = 0
         self._fastest: dict[Strategy | None, tuple[float, Arrangement]] = {}
-        self.best: Decision | None = None
-        self._rerouted: Decision | None = None
+        self.best: Decision[Arrangement] | None = None
+        self._rerouted: Decision[Arrangement] | None = None
         if running is not None and self._keep_s is not None:
             self.best = self._decision(KEEP, running, self._keep_s, NOTHING)
         else:
@@ -253,7 +258,7 @@ class _Weighing:
             if self.best is None or self._rerouted.steps > self.best.steps * (1.0 + ENOUGH):
                 self.best = self._rerouted
 
-    def decision(self) -> Decision:
+    def decision(self) -> Decision[Arrangement]:
         """The best, with what was weighed."""
         if self.best is None:
             raise InternalError("a decision needs something that runs")
@@ -270,7 +275,7 @@ class _Weighing:
 
     def _decision(
         self, decision: str, arrangement: Arrangement, step_s: float, change: Transition
-    ) -> Decision:
+    ) -> Decision[Arrangement]:
         return Decision(
             decision=decision,
             arrangement=arrangement,

@@ -1,28 +1,30 @@
 """One plan for a whole trace: best now, in expectation, or in the worst case, and never changed.
 
 Candidates are the best uniform strategies on sets of nodes, by the search on nodes as the cluster has them
-and in the states in which each set is for longest; each is priced in every situation of the trace. What no
-strategy on these sets can make follows from the proven step times: in no situation is one faster than the
-best of that situation.
+and in the states in which each set is for longest; and where nodes are of several pools, uneven plans on
+such sets. Each is priced in every situation of the trace. What none on these sets can make follows from the
+proven step times: in no situation is one faster than the best of that situation.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import combinations
 
 import numpy as np
 
-from shardwise.cluster import EventTrace, NodeView
+from shardwise.cluster import Conditions, EventTrace, NodeView
 from shardwise.errors import Infeasible
 from shardwise.plan import TRACE_POLICIES
-from shardwise.replan.arrangement import Arrangement, Floats
-from shardwise.replan.decide import Planner
+from shardwise.replan.arrangement import Floats
 from shardwise.replan.epochs import Epoch, epochs_of
+from shardwise.replan.mixed import AnyArrangement, MixedPlanner
 from shardwise.replan.node_sets import Lasting, lasting, sets_for_trace
 from shardwise.replan.policies import fixed, run_of
-from shardwise.replan.trace_searches import Candidate, TraceSearches, Within
+from shardwise.replan.situation import situation_of
+from shardwise.replan.trace_searches import Candidate, OnSet, TraceSearches, Within
+from shardwise.replan.uneven_searches import uneven_on_sets
 
 Worth = tuple[float, float]
 """What a policy counts, in steps or steps/s, and what decides between equals."""
@@ -40,10 +42,10 @@ EXCHANGES = 100
 class TracePick:
     """The arrangement that a policy picks: its step time in the first epoch and in the slowest (None: it
     stands still there), the steps that it makes over the trace, and the share by which what the policy counts
-    is at most below what any uniform strategy on the sets of nodes makes."""
+    is at most below what any plan on the sets of nodes makes, where that does not change."""
 
     policy: str
-    arrangement: Arrangement
+    arrangement: AnyArrangement
     now_step_s: float | None
     worst_step_s: float | None
     steps: float
@@ -53,12 +55,16 @@ class TracePick:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TracePicks:
     """The picks of the policies over `length_s`, of so many arrangements weighed in so many distinct
-    situations. Policy `now` has none where nothing runs at first."""
+    situations. Policy `now` has none where nothing runs at first. `uniform` are the picks among uniform
+    arrangements alone, where uneven ones were weighed too; `unreachable` are nodes that are there for some
+    time and cannot be used."""
 
     picks: tuple[TracePick, ...]
+    uniform: tuple[TracePick, ...]
     length_s: float
     situations: int
     considered: int
+    unreachable: frozenset[str]
 
     def pick(self, policy: str) -> TracePick:
         """That of a policy. Raises Infeasible where it has none."""
@@ -68,40 +74,69 @@ class TracePicks:
         raise Infeasible("nothing fits on the nodes that are there at first", reasons={})
 
 
-def picks_for_trace(planner: Planner, trace: EventTrace, within: Within) -> TracePicks:
+def picks_for_trace(planner: MixedPlanner, trace: EventTrace, within: Within) -> TracePicks:
     """What each policy picks. Raises Infeasible where nothing runs at any time."""
-    prices = planner.steps.prices
-    epochs = epochs_of(trace, NodeView(prices.cluster), length_of(trace))
+    prices, view = planner.prices, NodeView(planner.prices.cluster)
+    epochs = epochs_of(trace, view, length_of(trace))
     situations = lasting(epochs)
-    searches = TraceSearches(planner.steps, within)
+    searches = TraceSearches(planner.uniform.steps, within)
     sets = [searches.on(names, situations) for names in sets_for_trace(situations, prices)]
-    best = _Best(planner, epochs, situations)
-    candidates = [candidate for each in sets for candidate in each.candidates]
-    for candidate in sorted(candidates, key=lambda one: best.limit("expected", one.limits), reverse=True):
-        best.weigh(candidate)
+    found = [_picked(planner, epochs, situations, sets)]
+    if within.has_uneven and len(prices.pools) > 1:
+        everywhere = Conditions.at_start(EventTrace(nodes=len(prices.cluster.nodes), events=()))
+        nominal = situation_of(view, everywhere)
+        uneven = list(uneven_on_sets(planner.uneven, situations, nominal, within.stage_dp))
+        if uneven:
+            found.append(_picked(planner, epochs, situations, uneven))
+            sets += uneven
+    limits = _Best(planner, epochs, situations)
+    bounds = {
+        name: max((limits.limit(name, each.limits)[0] for each in sets), default=0.0)
+        for name in TRACE_POLICIES
+    }
     picks = []
     for policy in TRACE_POLICIES:
-        found = best.pick(policy)
-        if found is None or (policy == "now" and found.rates[0] == 0.0):
-            continue
-        bound = max(best.limit(policy, each.limits)[0] for each in sets)
-        picks.append(
-            TracePick(
-                policy=policy,
-                arrangement=found.arrangement,
-                now_step_s=_time_s(found.rates[0]),
-                worst_step_s=_time_s(found.rates.min()),
-                steps=found.steps,
-                gap=max(1.0 - found.worth(policy)[0] / bound, 0.0) if bound > 0.0 else 0.0,
-            )
-        )
+        both = [one[policy] for one in found if policy in one]
+        if both:
+            picks.append(_pick(policy, max(both, key=lambda one: one.worth(policy)), bounds[policy]))
     if not picks:
         raise Infeasible("nothing fits at any time of the trace", reasons={})
     return TracePicks(
         picks=tuple(picks),
+        uniform=tuple(_pick(policy, one, bounds[policy]) for policy, one in found[0].items())
+        if len(found) > 1
+        else (),
         length_s=epochs[-1].end_s,
         situations=len(situations),
-        considered=len(candidates),
+        considered=sum(len(each.candidates) for each in sets),
+        unreachable=frozenset(name for each, _ in situations for name in each.unreachable),
+    )
+
+
+def _picked(
+    planner: MixedPlanner, epochs: Sequence[Epoch], situations: Lasting, sets: Sequence[OnSet]
+) -> dict[str, _Weighed]:
+    """The best candidate by each policy that has one."""
+    best = _Best(planner, epochs, situations)
+    candidates = [candidate for each in sets for candidate in each.candidates]
+    for candidate in sorted(candidates, key=lambda one: best.limit("expected", one.limits), reverse=True):
+        best.weigh(candidate)
+    picked = {}
+    for policy in TRACE_POLICIES:
+        found = best.pick(policy)
+        if found is not None and (policy != "now" or found.rates[0] > 0.0):
+            picked[policy] = found
+    return picked
+
+
+def _pick(policy: str, found: _Weighed, bound: float) -> TracePick:
+    return TracePick(
+        policy=policy,
+        arrangement=found.arrangement,
+        now_step_s=_time_s(found.rates[0]),
+        worst_step_s=_time_s(found.rates.min()),
+        steps=found.steps,
+        gap=max(1.0 - found.worth(policy)[0] / bound, 0.0) if bound > 0.0 else 0.0,
     )
 
 
@@ -121,7 +156,7 @@ class _Weighed:
     """An arrangement with its steps/s in each situation, and its steps over the trace, in which reading
     checkpoints after its nodes were gone takes time too."""
 
-    arrangement: Arrangement
+    arrangement: AnyArrangement
     rates: Floats
     steps: float
 
@@ -139,7 +174,7 @@ def _worth(policy: str, rates: Floats, steps: float) -> Worth:
 class _Best:
     """What was weighed: by policy and set of nodes, the best few and what they make at most."""
 
-    def __init__(self, planner: Planner, epochs: Sequence[Epoch], situations: Lasting) -> None:
+    def __init__(self, planner: MixedPlanner, epochs: Sequence[Epoch], situations: Lasting) -> None:
         self._planner, self._epochs, self._situations = planner, epochs, situations
         self._lengths_s = np.array([seconds for _, seconds in situations])
         self._most = dict.fromkeys(TRACE_POLICIES, NONE)
@@ -157,7 +192,7 @@ class _Best:
             return
         weighed = self._priced(candidate.arrangement)
         for policy in wanted:
-            few = self._few.setdefault((policy, frozenset(candidate.arrangement.slots)), [])
+            few = self._few.setdefault((policy, frozenset(candidate.arrangement.nodes)), [])
             few.append((weighed, candidate))
             few.sort(key=lambda one: one[0].worth(policy), reverse=True)
             del few[FEW:]
@@ -174,9 +209,8 @@ class _Best:
                         best = ordered
         return best if best is not None and max(best.worth(policy)) > 0.0 else None
 
-    def _priced(self, arrangement: Arrangement) -> _Weighed:
-        step_s = self._planner.steps.step_s
-        times = [step_s(arrangement, situation) for situation, _ in self._situations]
+    def _priced(self, arrangement: AnyArrangement) -> _Weighed:
+        times = [self._planner.step_s(arrangement, situation) for situation, _ in self._situations]
         rates = np.array([0.0 if time_s is None else 1.0 / time_s for time_s in times])
         choices = fixed(self._planner, self._epochs, arrangement)
         return _Weighed(arrangement, rates, run_of("", self._epochs, choices).total_steps)
@@ -184,24 +218,19 @@ class _Best:
     def _ordered(self, policy: str, weighed: _Weighed) -> _Weighed:
         """Nodes exchanged as long as that is better: which node holds which part counts where their states
         differ."""
-        slots = weighed.arrangement.slots
-        past = {name: tuple(one.states.get(name) for one, _ in self._situations) for name in slots}
+        nodes = weighed.arrangement.nodes
+        past = {name: tuple(one.states.get(name) for one, _ in self._situations) for name in nodes}
         best = weighed
         tried, is_better = 0, True
         while is_better:
             is_better = False
-            for first, second in combinations(range(len(slots)), 2):
-                slots = best.arrangement.slots
-                if past[slots[first]] == past[slots[second]] or tried == EXCHANGES:
+            for first, second in combinations(range(len(nodes)), 2):
+                one, other = (best.arrangement.nodes[place] for place in (first, second))
+                exchanged = self._planner.exchanged(best.arrangement, one, other)
+                if past[one] == past[other] or exchanged is None or tried == EXCHANGES:
                     continue
                 tried += 1
-                found = self._priced(replace(best.arrangement, slots=_exchanged(slots, first, second)))
+                found = self._priced(exchanged)
                 if found.worth(policy) > best.worth(policy):
                     best, is_better = found, True
         return best
-
-
-def _exchanged(slots: tuple[str, ...], first: int, second: int) -> tuple[str, ...]:
-    laid = list(slots)
-    laid[first], laid[second] = laid[second], laid[first]
-    return tuple(laid)

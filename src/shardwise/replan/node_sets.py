@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from shardwise.cluster import NodeState
 from shardwise.replan.choices import in_groups, node_sets
 from shardwise.replan.epochs import Epoch
 from shardwise.replan.prices import Prices
@@ -34,11 +35,7 @@ def lasting(epochs: Sequence[Epoch]) -> Lasting:
 def sets_for_trace(situations: Lasting, prices: Prices) -> list[tuple[str, ...]]:
     """The nodes that serve best over the trace, so many of one size (and of one pool) as may be worth it; and
     the sets that a decision in one of its longest situations would look at."""
-    service: dict[str, float] = {}
-    for situation, seconds in situations:
-        for name, state in situation.states.items():
-            service[name] = service.get(name, 0.0) + seconds * min(state.speed, 1.0) * state.network
-    pools = {name: state.pool for situation, _ in situations for name, state in situation.states.items()}
+    service, pools = _service(situations), _pools(situations)
     groups: dict[tuple[object, ...], list[str]] = {}
     for name in service:
         groups.setdefault((prices.devices_of(name),), []).append(name)
@@ -60,6 +57,43 @@ def sets_for_trace(situations: Lasting, prices: Prices) -> list[tuple[str, ...]]
         for size in _sizes(best_first, situations):
             add(best_first[:size])
     return list(found.values())
+
+
+def uneven_sets_for_trace(situations: Lasting) -> list[tuple[str, ...]]:
+    """Nodes of several pools, in the order of the cluster: all that are there at first and in the situations
+    that last longest, those of them that nothing slows, and those that serve best over the trace."""
+    longest = sorted(situations[1:], key=lambda one: -one[1])[:SITUATIONS]
+    chosen: list[list[str]] = []
+    for situation, _ in (situations[0], *longest):
+        states = situation.states
+        chosen.append(list(states))
+        chosen.append([name for name, state in states.items() if state == NodeState(pool=state.pool)])
+    service = _service(situations)
+    levels = sorted(set(service.values()))
+    for place in range(SITUATIONS + 1):
+        least = levels[place * (len(levels) - 1) // SITUATIONS] if levels else 0.0
+        chosen.append([name for name, served in service.items() if served >= least])
+    pools = _pools(situations)
+    return list(
+        dict.fromkeys(
+            tuple(sorted(names, key=lambda name: int(name[1:])))
+            for names in chosen
+            if len({pools[name] for name in names}) > 1
+        )
+    )
+
+
+def _service(situations: Lasting) -> dict[str, float]:
+    """Seconds that each node serves, those at which it is slow in part."""
+    service: dict[str, float] = {}
+    for situation, seconds in situations:
+        for name, state in situation.states.items():
+            service[name] = service.get(name, 0.0) + seconds * min(state.speed, 1.0) * state.network
+    return service
+
+
+def _pools(situations: Lasting) -> dict[str, int]:
+    return {name: state.pool for situation, _ in situations for name, state in situation.states.items()}
 
 
 def _sizes(best_first: Sequence[str], situations: Lasting) -> Iterator[int]:

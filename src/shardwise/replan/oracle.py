@@ -9,16 +9,14 @@ is a bound from above: no policy that chooses from these arrangements makes more
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 
-from shardwise.replan.arrangement import Arrangement
 from shardwise.replan.decide import KEEP, MOVE, PATCH
 from shardwise.replan.epochs import Epoch
+from shardwise.replan.mixed import AnyArrangement, MixedPlanner
 from shardwise.replan.policies import WAIT, Choice
-from shardwise.replan.steps import Steps
 from shardwise.replan.transition import Costs
-from shardwise.strategy import Strategy
 
 NEAR = 8
 """Epochs before and after one in which an arrangement was considered, in which the oracle may choose it."""
@@ -30,53 +28,50 @@ class _Label:
     and the seconds of the change."""
 
     steps: float
-    before: Arrangement | None
+    before: AnyArrangement | None
     change_s: float
 
 
-_Labels = dict[Arrangement | None, _Label]
+_Labels = dict[AnyArrangement | None, _Label]
+_Shapes = dict[AnyArrangement, Hashable]
 
 
 def oracle(
     epochs: Sequence[Epoch],
-    considered: Sequence[Sequence[Arrangement]],
-    always: Sequence[Arrangement],
-    steps: Steps,
-    costs: Costs,
+    considered: Sequence[Sequence[AnyArrangement]],
+    always: Sequence[AnyArrangement],
+    planner: MixedPlanner,
 ) -> list[Choice]:
     """The best choice in every epoch, knowing all of them. `considered` are arrangements epoch by epoch, and
     `always` those for all epochs."""
     every = dict.fromkeys([*always, *(one for some in considered for one in some)])
-    shapes = {one: one.shape for one in every}
-    sharded = {one for one in every if _has_lone_shards(one.strategy, len(one.slots))}
+    shapes: _Shapes = {one: one.shape for one in every}
+    sharded = {one for one in every if one.has_lone_states}
     labels: list[_Labels] = []
     for place, epoch in enumerate(epochs):
         near = considered[max(place - NEAR, 0) : place + NEAR + 1]
-        rates = _rates(dict.fromkeys([*always, *(one for some in near for one in some)]), epoch, steps)
+        rates = _rates(dict.fromkeys([*always, *(one for some in near for one in some)]), epoch, planner)
         labels.append(
             _first(rates, epoch)
             if not labels
-            else _next(labels[-1], rates, epoch, shapes=shapes, sharded=sharded, costs=costs)
+            else _next(labels[-1], rates, epoch, shapes=shapes, sharded=sharded, costs=planner.costs)
         )
-    return _traced(epochs, labels, steps, shapes)
+    return _traced(epochs, labels, planner, shapes)
 
 
-def _rates(arrangements: Iterable[Arrangement], epoch: Epoch, steps: Steps) -> dict[Arrangement, float]:
+def _rates(
+    arrangements: Iterable[AnyArrangement], epoch: Epoch, planner: MixedPlanner
+) -> dict[AnyArrangement, float]:
     """Steps per second of those that run."""
     found = {}
     for one in arrangements:
-        step_s = steps.step_s(one, epoch.situation)
+        step_s = planner.step_s(one, epoch.situation)
         if step_s is not None:
             found[one] = 1.0 / step_s
     return found
 
 
-def _has_lone_shards(strategy: Strategy, nodes: int) -> bool:
-    """Whether every shard of the optimizer's states lies on one node only."""
-    return nodes > 1 and strategy.optim_shard == strategy.dp * strategy.cp
-
-
-def _first(rates: dict[Arrangement, float], epoch: Epoch) -> _Labels:
+def _first(rates: dict[AnyArrangement, float], epoch: Epoch) -> _Labels:
     labels: _Labels = {one: _Label(rate * epoch.length_s, None, 0.0) for one, rate in rates.items()}
     labels[None] = _Label(0.0, None, 0.0)
     return labels
@@ -84,23 +79,23 @@ def _first(rates: dict[Arrangement, float], epoch: Epoch) -> _Labels:
 
 def _next(
     before: _Labels,
-    rates: dict[Arrangement, float],
+    rates: dict[AnyArrangement, float],
     epoch: Epoch,
     *,
-    shapes: dict[Arrangement, Strategy],
-    sharded: set[Arrangement],
+    shapes: _Shapes,
+    sharded: set[AnyArrangement],
     costs: Costs,
 ) -> _Labels:
     """The labels after one more epoch. Of all that may run before, only the best of each shape, with and
     without lost work, can be best to change from."""
     hit = epoch.lost - epoch.saved
-    sources: dict[tuple[Strategy | None, bool], tuple[float, Arrangement | None]] = {}
+    sources: dict[tuple[Hashable, bool], tuple[float, AnyArrangement | None]] = {}
     for one, label in before.items():
-        has_lost = one in sharded and not hit.isdisjoint(one.slots) if one is not None else False
+        has_lost = one in sharded and not hit.isdisjoint(one.nodes) if one is not None else False
         key = (None if one is None else shapes[one], has_lost)
         if key not in sources or label.steps > sources[key][0]:
             sources[key] = label.steps, one
-    overall: dict[bool, tuple[float, Arrangement | None]] = {}
+    overall: dict[bool, tuple[float, AnyArrangement | None]] = {}
     for (_, has_lost), source in sources.items():
         if has_lost not in overall or source[0] > overall[has_lost][0]:
             overall[has_lost] = source
@@ -108,7 +103,7 @@ def _next(
     labels: _Labels = {None: _waiting(before)}
     for one, rate in rates.items():
         options: list[_Label] = []
-        if one in before and epoch.lost.isdisjoint(one.slots):
+        if one in before and epoch.lost.isdisjoint(one.nodes):
             options.append(_Label(before[one].steps + rate * epoch.length_s, one, 0.0))
         for has_lost, lost_s in ((False, 0.0), (True, rework_s)):
             alike = sources.get((shapes[one], has_lost))
@@ -129,8 +124,8 @@ def _waiting(before: _Labels) -> _Label:
 def _traced(
     epochs: Sequence[Epoch],
     labels: Sequence[_Labels],
-    steps: Steps,
-    shapes: dict[Arrangement, Strategy],
+    planner: MixedPlanner,
+    shapes: _Shapes,
 ) -> list[Choice]:
     last = labels[-1]
     one = max(last, key=lambda each: last[each].steps)
@@ -141,7 +136,7 @@ def _traced(
             Choice(
                 decision=_decision(label.before if place else one, one, shapes),
                 arrangement=one,
-                step_s=None if one is None else steps.step_s(one, epochs[place].situation),
+                step_s=None if one is None else planner.step_s(one, epochs[place].situation),
                 change_s=label.change_s,
             )
         )
@@ -149,9 +144,7 @@ def _traced(
     return found[::-1]
 
 
-def _decision(
-    before: Arrangement | None, one: Arrangement | None, shapes: dict[Arrangement, Strategy]
-) -> str:
+def _decision(before: AnyArrangement | None, one: AnyArrangement | None, shapes: _Shapes) -> str:
     if one is None:
         return WAIT
     if one == before:

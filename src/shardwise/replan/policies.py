@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from shardwise.errors import Infeasible
-from shardwise.replan.arrangement import Arrangement
-from shardwise.replan.decide import KEEP, Planner
+from shardwise.replan.decide import KEEP
 from shardwise.replan.epochs import Epoch
+from shardwise.replan.mixed import AnyArrangement, MixedPlanner
 
 WAIT = "wait"
 
@@ -30,7 +30,7 @@ class Choice:
     """What runs in one epoch (None: nothing), its step time, and the seconds that the change to it took."""
 
     decision: str
-    arrangement: Arrangement | None
+    arrangement: AnyArrangement | None
     step_s: float | None
     change_s: float
 
@@ -70,36 +70,38 @@ def run_of(name: str, epochs: Sequence[Epoch], choices: Sequence[Choice]) -> Run
     )
 
 
-def fixed(planner: Planner, epochs: Sequence[Epoch], arrangement: Arrangement) -> list[Choice]:
+def fixed(planner: MixedPlanner, epochs: Sequence[Epoch], arrangement: AnyArrangement) -> list[Choice]:
     """One arrangement all the way: it runs where it can, and waits where it cannot."""
     found: list[Choice] = []
     is_down = False
     for epoch in epochs:
-        step_s = planner.steps.step_s(arrangement, epoch.situation)
-        is_hit = bool(found) and not is_down and bool(epoch.lost & set(arrangement.slots))
+        step_s = planner.step_s(arrangement, epoch.situation)
+        is_hit = bool(found) and not is_down and bool(epoch.lost & set(arrangement.nodes))
         if step_s is None:
             found.append(Choice(decision=WAIT, arrangement=None, step_s=None, change_s=0.0))
             is_down = True
             continue
         change_s = 0.0
         if is_down or is_hit:
-            costs = planner.transitions.costs
-            change = planner.transitions.between(None, arrangement, epoch.situation)
+            change = planner.started(arrangement, epoch.situation)
             has_run = any(one.decision == KEEP for one in found)
-            change_s = change.seconds + (costs.checkpoint_interval_s / 2.0 if has_run else 0.0)
+            change_s = change.seconds + (planner.costs.checkpoint_interval_s / 2.0 if has_run else 0.0)
         found.append(Choice(decision=KEEP, arrangement=arrangement, step_s=step_s, change_s=change_s))
         is_down = False
     return found
 
 
 def adaptive(
-    planner: Planner, epochs: Sequence[Epoch], longest_s: float, considered: list[tuple[Arrangement, ...]]
+    planner: MixedPlanner,
+    epochs: Sequence[Epoch],
+    longest_s: float,
+    considered: list[tuple[AnyArrangement, ...]],
 ) -> list[Choice]:
     """Decides anew at every change, knowing what was and not what comes: it expects the next epoch to be as
     long as the last ones were on average, `longest_s` at most and at first. What it runs and the best that it
     weighs is added to `considered`, epoch by epoch."""
     found: list[Choice] = []
-    running: Arrangement | None = None
+    running: AnyArrangement | None = None
     gaps: list[float] = []
     for place, epoch in enumerate(epochs):
         recent = gaps[-GAPS:]
@@ -132,7 +134,7 @@ def adaptive(
     return found
 
 
-def best_at_first(planner: Planner, epochs: Sequence[Epoch]) -> Arrangement:
+def best_at_first(planner: MixedPlanner, epochs: Sequence[Epoch]) -> AnyArrangement:
     """What is best in the first epoch in which anything can run. Raises Infeasible where there is none."""
     for epoch in epochs:
         try:
@@ -143,11 +145,11 @@ def best_at_first(planner: Planner, epochs: Sequence[Epoch]) -> Arrangement:
 
 
 def best_of(
-    planner: Planner,
+    planner: MixedPlanner,
     epochs: Sequence[Epoch],
-    arrangements: Sequence[Arrangement],
+    arrangements: Sequence[AnyArrangement],
     worth: Callable[[Run], tuple[float, ...]],
-) -> Arrangement:
+) -> AnyArrangement:
     """The fixed arrangement that is worth most; of equal ones the first."""
     return max(arrangements, key=lambda one: worth(run_of("", epochs, fixed(planner, epochs, one))))
 

@@ -33,7 +33,7 @@ class Present:
 
     def decide(
         self, running: Strategy, rates: Mapping[str, float], *, costs: Costs, horizon_s: float
-    ) -> Decision:
+    ) -> Decision[Arrangement]:
         """What is best over the horizon, where `rates` are links with bandwidths (bytes/s) that are not as
         the cluster has them."""
         situation = self._situation(rates)

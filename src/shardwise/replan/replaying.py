@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from shardwise.cluster import EventTrace, NodeLost, NodeView, Notice
 from shardwise.equations import goodput
 from shardwise.plan import Reliability
-from shardwise.replan.arrangement import Arrangement
-from shardwise.replan.decide import Planner
 from shardwise.replan.epochs import Epoch, epochs_of
+from shardwise.replan.mixed import AnyArrangement, MixedPlanner
 from shardwise.replan.oracle import oracle
 from shardwise.replan.policies import (
     Run,
@@ -57,20 +56,20 @@ class Replay:
 
 
 def replay(
-    planner: Planner,
+    planner: MixedPlanner,
     trace: EventTrace,
     *,
     end_s: float,
-    start: Arrangement | None = None,
+    start: AnyArrangement | None = None,
     policies: Sequence[str] = POLICIES,
 ) -> Replay:
     """Training from 0 to `end_s` of the trace. The static policy runs `start` all the way (None: what is best
     at first). Raises Infeasible where nothing can ever run."""
-    job = planner.steps.prices.job
-    view = NodeView(planner.steps.prices.cluster)
+    job = planner.prices.job
+    view = NodeView(planner.prices.cluster)
     epochs = epochs_of(trace, view, end_s)
     first = start if start is not None else best_at_first(planner, epochs)
-    considered: list[tuple[Arrangement, ...]] = []
+    considered: list[tuple[AnyArrangement, ...]] = []
     adapting = run_of("adaptive", epochs, adaptive(planner, epochs, LONGEST_S, considered))
     runs = {"adaptive": adapting, "static": run_of("static", epochs, fixed(planner, epochs, first))}
     candidates = _longest(epochs, adapting, first)
@@ -80,14 +79,13 @@ def replay(
                 name, epochs, fixed(planner, epochs, best_of(planner, epochs, candidates, worth))
             )
     if "oracle" in policies:
-        costs = planner.transitions.costs
-        choices = oracle(epochs, considered, candidates, planner.steps, costs)
+        choices = oracle(epochs, considered, candidates, planner)
         runs["oracle"] = run_of("oracle", epochs, choices)
     return Replay(
         epochs=tuple(epochs),
         runs=tuple(runs[name] for name in POLICIES if name in policies),
         tokens_per_step=job.global_batch_size * job.seq_len,
-        working_share=working_share(trace, planner.transitions.costs),
+        working_share=working_share(trace, planner.costs),
     )
 
 
@@ -120,9 +118,9 @@ def working_share(trace: EventTrace, costs: Costs) -> float:
     return 1.0 - float(goodput.checkpoint_fraction(costs.checkpoint_interval_s, stall_s))
 
 
-def _longest(epochs: Sequence[Epoch], run: Run, first: Arrangement) -> list[Arrangement]:
+def _longest(epochs: Sequence[Epoch], run: Run, first: AnyArrangement) -> list[AnyArrangement]:
     """The arrangements of a run, those that ran for longest first, after `first`."""
-    seconds: dict[Arrangement, float] = {}
+    seconds: dict[AnyArrangement, float] = {}
     for epoch, choice in zip(epochs, run.choices, strict=True):
         if choice.arrangement is not None:
             seconds[choice.arrangement] = seconds.get(choice.arrangement, 0.0) + epoch.length_s

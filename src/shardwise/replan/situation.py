@@ -27,10 +27,12 @@ class Between:
 @dataclass(frozen=True, kw_only=True)
 class Situation:
     """States of the nodes that can be used, in the order of the cluster; those of them with notice to go;
-    what lies between sites; and which nodes the cluster has together under its tiers."""
+    nodes that are there and cannot be reached or used, as a link or a device stands still; what lies between
+    sites; and which nodes the cluster has together under its tiers."""
 
     states: Mapping[str, NodeState]
     noticed: frozenset[str] = frozenset()
+    unreachable: frozenset[str] = frozenset()
     between: tuple[Between, ...] = ()
     groups: NodeGroups
 
@@ -124,9 +126,11 @@ def situation_of(
                 latency_s=conditions.site_latencies_s.get((first, second), 0.0),
             )
         )
+    states = view.states(conditions)
     return Situation(
-        states=view.states(conditions),
+        states=states,
         noticed=conditions.noticed & conditions.present,
+        unreachable=conditions.present - states.keys(),
         between=tuple(between),
         groups=view.groups,
     )

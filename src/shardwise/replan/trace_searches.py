@@ -11,6 +11,7 @@ from shardwise.cluster import NodeState, NodeView, alike_cluster
 from shardwise.plan import Value
 from shardwise.replan.arrangement import Arrangement, Floats
 from shardwise.replan.choices import placings
+from shardwise.replan.mixed import AnyArrangement
 from shardwise.replan.node_sets import Lasting
 from shardwise.replan.situation import Situation
 from shardwise.replan.steps import Steps
@@ -30,24 +31,31 @@ States = tuple[NodeState, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Within:
-    """The space that strategies are of, as `Question` has it."""
+    """The space that strategies are of, as `Question` has it, and the replicas that a stage of an uneven plan
+    has at most."""
 
     space: str
     fixed: Mapping[str, Value]
     axes: Mapping[str, tuple[Value, ...]]
+    stage_dp: int = 1
+
+    @property
+    def has_uneven(self) -> bool:
+        """Whether uneven plans are looked at beside strategies: they have neither fields nor axes."""
+        return self.space == "default" and not self.fixed and not self.axes
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A strategy on nodes, and the steps/s that it makes at most in each situation."""
+    """What may run on nodes, and the steps/s that it makes at most in each situation."""
 
-    arrangement: Arrangement
+    arrangement: AnyArrangement
     limits: Floats
 
 
 @dataclass(frozen=True, slots=True)
 class OnSet:
-    """The candidates on a set of nodes, and the steps/s that no strategy on it exceeds in each situation."""
+    """The candidates on a set of nodes, and the steps/s that none of their kind exceeds in each situation."""
 
     candidates: tuple[Candidate, ...]
     limits: Floats

@@ -1,215 +1,268 @@
-"""Decisions for uneven plans: keep, go on with the pipelines that are whole, or move.
-
-A patch leaves pipelines where they lie: all whose nodes are there, with the shares by which they end soonest;
-or with the layers in each stage and the shares by which they do, pipelines that lost some of their stages
-among them.
-A move is to the best uneven plan of the nodes that are there, as they are, or to the best uniform
-arrangement. Pure, as the decisions for uniform plans are.
-"""
+"""Uneven plans on the nodes of a cluster, and what they take and hold there as the nodes are now."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
 
-from shardwise.cluster import Cluster, pools_of, present_cluster
-from shardwise.errors import ConfigError, Infeasible
+from shardwise.cluster import Cluster, NodeView, pools_of, present_cluster
+from shardwise.errors import ConfigError
 from shardwise.plan import Layout, Pipeline, Stage, UnevenFile, UnevenResult
-from shardwise.replan.arrangement import Arrangement
-from shardwise.replan.decide import ENOUGH, KEEP, MOVE, PATCH, RESTARTS, Change, Planner
 from shardwise.replan.holdings import Holdings, Piece
+from shardwise.replan.prices import Prices
 from shardwise.replan.running import nodes_like
 from shardwise.replan.shares import fastest_shares
-from shardwise.replan.situation import Situation
+from shardwise.replan.situation import Runs, Situation
 from shardwise.replan.steps import PROBE
-from shardwise.replan.transition import NOTHING, Transition
-from shardwise.search import Question, best_uneven, priced_again, relaid
+from shardwise.search import RecordPrices, relaid, restated
+
+Laid = tuple[object, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnevenArrangement:
     """An uneven plan on nodes: the ranks of `result` count the devices of `nodes`, one node after the other.
-    Of the result its pipelines, their microbatches and times are what holds now."""
 
-    result: UnevenResult
+    Of the result its pipelines, their microbatches and times are what holds now. Two are equal where the same
+    stages lie on the same devices and do as many microbatches, whatever they take.
+    """
+
+    result: UnevenResult = field(compare=False)
     nodes: tuple[str, ...]
+    laid: Laid = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "laid", _laid(self.result))
+
+    @property
+    def has_lone_states(self) -> bool:
+        """Whether parts of the optimizer's states lie on one node only: of a layer they are split over its
+        replicas."""
+        return len(self.nodes) > 1
+
+    @property
+    def shape(self) -> tuple[str, int]:
+        """What a patch leaves as it is."""
+        return "uneven", self.result.micro_batch_size
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UnevenDecision(Change):
-    """What runs then, an uneven plan or a uniform strategy, and the nodes that it uses."""
-
-    arrangement: UnevenArrangement | Arrangement
-    used: frozenset[str]
+def _laid(result: UnevenResult) -> Laid:
+    """What tells plans apart. Whether several pipelines are alike depends on the nodes, as they are."""
+    is_alike = result.is_alike and len(result.layout.pipelines) == 1
+    stages = tuple(
+        tuple((stage.ranks, stage.tp, stage.dp, stage.layers) for stage in pipeline.stages)
+        for pipeline in result.layout.pipelines
+    )
+    return stages, result.recompute, result.micro_batch_size, result.microbatches, is_alike
 
 
 def uneven_running_on(plan: UnevenFile, cluster: Cluster) -> UnevenArrangement:
-    """The plan on the first nodes of the cluster that are like those it was made for. ConfigError where it
-    has none such, or the plan has stages on two pools."""
+    """The plan on the nodes that it names, or on the first nodes of the cluster that are like those it was
+    made for. ConfigError where it has none such, or the plan has stages on two pools."""
     if any(stage.parts for pipeline in plan.best.layout.pipelines for stage in pipeline.stages):
         raise ConfigError(
             "is not replanned", key="best.layout", found="a stage on two pools",
             allowed="stages on one pool each",
         )  # fmt: skip
-    nodes = nodes_like(plan.cluster, cluster, (None,) * len(plan.cluster.nodes))
-    return UnevenArrangement(result=plan.best, nodes=nodes)
+    named = plan.for_trace.nodes if plan.for_trace is not None else (None,) * len(plan.cluster.nodes)
+    return UnevenArrangement(result=plan.best, nodes=nodes_like(plan.cluster, cluster, named))
 
 
-def replan_uneven(
-    planner: Planner,
-    running: UnevenArrangement,
-    situation: Situation,
-    *,
-    horizon_s: float,
-    saved: frozenset[str] = frozenset(),
-    returned: frozenset[str] = frozenset(),
-) -> UnevenDecision:
-    """What is best over the horizon from here, as `Planner.replan` has it. Raises Infeasible where nothing
-    can run."""
-    if not situation.states:
-        raise Infeasible("no node is left", reasons={})
-    there = _There(planner, situation)
-    before = there.holdings(running)
-    left = frozenset(situation.states) - returned
+@dataclass(frozen=True, slots=True)
+class _Nodes:
+    """Prices on some nodes in their states as a cluster, and the pool of it that each is in."""
 
-    def change(after: Holdings, *, is_patch: bool) -> Transition:
-        return planner.transitions.between_holdings(before, after, situation, left, saved, is_patch=is_patch)
-
-    found: list[tuple[str, UnevenArrangement | Arrangement, float, Transition]] = []
-    kept = there.kept(running) if returned.isdisjoint(there.nodes_of(running)) else None
-    if kept is not None:
-        found.append((KEEP, kept, kept.result.step_time_s, NOTHING))
-    for patched in there.patched(running):
-        moved = change(there.holdings(patched), is_patch=True)
-        found.append((PATCH, patched, patched.result.step_time_s, moved))
-    try:
-        uniform = planner.replan(None, situation, horizon_s=horizon_s)
-    except Infeasible:
-        pass
-    else:
-        moved = change(planner.transitions.holdings_of(uniform.arrangement), is_patch=False)
-        found.append((MOVE, uniform.arrangement, uniform.step_s, moved))
-    better = there.best(running, min((step_s for _, _, step_s, _ in found), default=float("inf")))
-    if better is not None:
-        moved = change(there.holdings(better), is_patch=False)
-        found.append((MOVE, better, better.result.step_time_s, moved))
-    if not found:
-        raise Infeasible(f"nothing fits on the {len(situation.states)} nodes that are left", reasons={})
-    if kept is None:
-        horizon_s = max(horizon_s, RESTARTS * planner.transitions.costs.restart_s)
-    every = [
-        UnevenDecision(
-            decision=decision,
-            arrangement=arrangement,
-            used=there.nodes_of(arrangement),
-            step_s=step_s,
-            keep_step_s=None if kept is None else kept.result.step_time_s,
-            transition=transition,
-            horizon_s=horizon_s,
-            considered=len(found),
-        )
-        for decision, arrangement, step_s, transition in found
-    ]
-    best = every[0]
-    for one in every[1:]:
-        if one.steps > best.steps * (1.0 + ENOUGH):
-            best = one
-    return best
+    prices: RecordPrices
+    pool_of: dict[str, str]
 
 
-class _There:
-    """The nodes that are there, as a cluster, and uneven plans on it."""
+class UnevenSteps:
+    """Step times of uneven plans, priced on the nodes that they use as those are; what was asked before is
+    known."""
 
-    def __init__(self, planner: Planner, situation: Situation) -> None:
-        self._prices = planner.steps.prices
-        self._names = tuple(situation.states)
-        runs = situation.states_of(self._names, self._prices.node_bytes_per_s) or ()
-        every = [state for state, number in runs for _ in range(number)]
-        self._cluster = present_cluster(self._prices.cluster, dict(zip(self._names, every, strict=True)))
-        keys = {replace(pool.node, name=""): pool.name for pool in pools_of(self._cluster)}
-        self._pool_of = {
-            name: keys[replace(node, name="")]
-            for name, node in zip(self._names, self._cluster.nodes, strict=True)
-        }
+    def __init__(self, prices: Prices) -> None:
+        self.prices = prices
+        self._places = {f"n{place}": place for place in range(len(prices.cluster.nodes))}
+        self._pools = NodeView(prices.cluster).pool_of
+        self._nodes: dict[tuple[tuple[str, ...], Runs], _Nodes] = {}
+        self._priced: dict[tuple[UnevenArrangement, Runs], UnevenArrangement | None] = {}
+        self._shared: dict[tuple[UnevenArrangement, Runs], UnevenArrangement | None] = {}
+        self._relayered: dict[tuple[UnevenArrangement, Runs], UnevenArrangement | None] = {}
 
-    def kept(self, running: UnevenArrangement) -> UnevenArrangement | None:
-        """What runs, as it is; None where it cannot go on."""
-        every = range(len(running.result.layout.pipelines))
-        if not self.nodes_of(running) <= set(self._names):
+    def pool_of(self, name: str) -> int:
+        """Which of the cluster's pools a node is of."""
+        return self._pools[name]
+
+    def step_s(self, one: UnevenArrangement, situation: Situation) -> float | None:
+        """Seconds per step; None where a node is gone, or the plan does not fit any more."""
+        priced = self.priced(one, situation)
+        return None if priced is None else priced.result.step_time_s
+
+    def priced(self, one: UnevenArrangement, situation: Situation) -> UnevenArrangement | None:
+        """The plan with its times in a situation; None where it cannot run."""
+        runs = self._runs(one, situation)
+        if runs is None:
             return None
-        return self._priced(self._laid(running, every), running.result.microbatches)
+        key = one, runs
+        if key not in self._priced:
+            nodes = self._nodes_of(one.nodes, runs)
+            self._priced[key] = self._with_times(self._on(one, nodes), nodes, one)
+        return self._priced[key]
 
-    def patched(self, running: UnevenArrangement) -> Iterator[UnevenArrangement]:
-        """Its whole pipelines with the shares by which they end soonest; where that is sooner still or they
-        do not fit so, with the layers too by which they do; and the same beside those that have lost stages,
-        whose layers the stages that are left take."""
-        locate = self._locate(running.nodes)
-        whole, broken = [], []
-        for place, pipeline in enumerate(running.result.layout.pipelines):
-            is_there = [locate(stage)[0] in self._pool_of for stage in pipeline.stages]
-            if all(is_there):
-                whole.append(place)
-            elif any(is_there):
-                broken.append(place)
-        total, least_s = sum(running.result.microbatches), float("inf")
-        if 0 < len(whole) <= total:
-            shared = self._shared(self._laid(running, whole), total)
-            if shared is not None:
-                least_s = shared.result.step_time_s
-                yield shared
-        for places in (whole, sorted(whole + broken)) if broken else (whole,):
-            found = self._relayered(self._laid(running, places)) if places else None
-            if found is not None and found.result.step_time_s < least_s * (1.0 - ENOUGH):
-                least_s = found.result.step_time_s
-                yield found
+    def shared(self, one: UnevenArrangement, situation: Situation) -> UnevenArrangement | None:
+        """Its pipelines with the shares of the step's microbatches by which they end soonest; None where they
+        do not fit, or are more than there are microbatches."""
+        return self._once(self._shared, one, situation, self._with_shares)
 
-    def _shared(self, laid: UnevenResult, total: int) -> UnevenArrangement | None:
-        """These pipelines with the shares by which they end soonest; None where they do not fit."""
+    def relayered(self, one: UnevenArrangement, situation: Situation) -> UnevenArrangement | None:
+        """Its pipelines with the layers and shares by which they end soonest; None where none fits."""
+        return self._once(self._relayered, one, situation, self._with_layers)
+
+    def stage_nodes(self, one: UnevenArrangement) -> list[list[str]]:
+        """The node of every stage, pipeline by pipeline."""
+        locate = self._locate(one.nodes)
+        return [[locate(stage)[0] for stage in pipeline.stages] for pipeline in one.result.layout.pipelines]
+
+    def used(self, one: UnevenArrangement) -> UnevenArrangement:
+        """The same on those nodes alone that its stages lie on."""
+        return self.part(one, range(len(one.result.layout.pipelines)), frozenset(one.nodes))
+
+    def part(self, one: UnevenArrangement, places: Iterable[int], there: Iterable[str]) -> UnevenArrangement:
+        """Some of its pipelines, without the stages on nodes that are not `there`, where they lie."""
+        result, locate, chosen, left = one.result, self._locate(one.nodes), list(places), frozenset(there)
+        kept = [
+            [
+                (stage, way, *locate(stage))
+                for stage, way in zip(
+                    result.layout.pipelines[place].stages, result.recompute[place], strict=True
+                )
+                if locate(stage)[0] in left
+            ]
+            for place in chosen
+        ]
+        names = {name for stages in kept for _, _, name, _ in stages}
+        nodes = tuple(sorted(names, key=self._places.__getitem__))
+        starts = self._starts(nodes)
+        pipelines = tuple(
+            Pipeline(stages=tuple(_moved(stage, starts[name] + offset) for stage, _, name, offset in stages))
+            for stages in kept
+        )
+        found = replace(
+            result,
+            layout=Layout(pipelines=pipelines),
+            recompute=tuple(tuple(way for _, way, _, _ in stages) for stages in kept),
+            microbatches=tuple(result.microbatches[place] for place in chosen),
+            pipeline_s=(),
+            idle_devices=sum(self.prices.devices_of(name) for name in nodes)
+            - sum(stage.devices for pipeline in pipelines for stage in pipeline.stages),
+        )
+        return UnevenArrangement(result=found, nodes=nodes)
+
+    def present(self, names: tuple[str, ...], situation: Situation) -> Cluster | None:
+        """These nodes of the cluster, in its order, as they are; None where one of them is gone."""
+        runs = situation.states_of(names, self.prices.node_bytes_per_s)
+        return None if runs is None else self._nodes_of(names, runs).prices.cluster
+
+    def holdings(self, one: UnevenArrangement) -> Holdings:
+        """Every stage's layers lie on its node; states are split over the replicas of a layer."""
+        return _holdings(
+            [
+                [(sum(stage.layers), name) for stage, name in zip(pipeline.stages, names, strict=True)]
+                for pipeline, names in zip(one.result.layout.pipelines, self.stage_nodes(one), strict=True)
+            ]
+        )
+
+    def _once(
+        self,
+        known: dict[tuple[UnevenArrangement, Runs], UnevenArrangement | None],
+        one: UnevenArrangement,
+        situation: Situation,
+        found: Callable[[UnevenArrangement, _Nodes], UnevenArrangement | None],
+    ) -> UnevenArrangement | None:
+        runs = self._runs(one, situation)
+        if runs is None:
+            return None
+        key = one, runs
+        if key not in known:
+            known[key] = found(one, self._nodes_of(one.nodes, runs))
+        return known[key]
+
+    def _runs(self, one: UnevenArrangement, situation: Situation) -> Runs | None:
+        return situation.states_of(one.nodes, self.prices.node_bytes_per_s)
+
+    def _nodes_of(self, names: tuple[str, ...], runs: Runs) -> _Nodes:
+        key = names, runs
+        if key not in self._nodes:
+            every = [state for state, number in runs for _ in range(number)]
+            cluster = present_cluster(self.prices.cluster, dict(zip(names, every, strict=True)))
+            pools = {replace(pool.node, name=""): pool.name for pool in pools_of(cluster)}
+            pool_of = {
+                name: pools[replace(node, name="")] for name, node in zip(names, cluster.nodes, strict=True)
+            }
+            prices = RecordPrices(self.prices.model, cluster, self.prices.job)
+            self._nodes[key] = _Nodes(prices, pool_of)
+        return self._nodes[key]
+
+    def _on(self, one: UnevenArrangement, nodes: _Nodes) -> UnevenResult:
+        """What is laid, its stages on the pools that their nodes are of now."""
+        pipelines = tuple(
+            Pipeline(
+                stages=tuple(
+                    replace(stage, device_class=nodes.pool_of[name])
+                    for stage, name in zip(pipeline.stages, names, strict=True)
+                )
+            )
+            for pipeline, names in zip(one.result.layout.pipelines, self.stage_nodes(one), strict=True)
+        )
+        pools = dict.fromkeys(stage.device_class for pipeline in pipelines for stage in pipeline.stages)
+        return replace(one.result, layout=Layout(pipelines=pipelines), pools=tuple(pools))
+
+    def _with_shares(self, one: UnevenArrangement, nodes: _Nodes) -> UnevenArrangement | None:
+        laid = self._on(one, nodes)
         pipelines = laid.layout.pipelines
+        total = self.prices.job.global_batch_size // laid.micro_batch_size
+        if len(pipelines) > total:
+            return None
         lower = max(len(pipeline.stages) for pipeline in pipelines)
         upper = lower + PROBE * lower
-        ends = [self._priced(laid, (count,) * len(pipelines)) for count in (lower, upper)]
-        low, high = ends
+        low, high = (
+            self._with_times(replace(laid, microbatches=(count,) * len(pipelines)), nodes, one)
+            for count in (lower, upper)
+        )
         if low is None or high is None:
             return None
         times = list(zip(low.result.pipeline_s, high.result.pipeline_s, strict=True))
         each_s = [(high_s - low_s) / (upper - lower) for low_s, high_s in times]
         first_s = [low_s - (lower - 1) * more_s for (low_s, _), more_s in zip(times, each_s, strict=True)]
         shares = fastest_shares(first_s, each_s, total, 1, 1)
-        return None if shares is None else self._priced(laid, tuple(shares))
+        if shares is None:
+            return None
+        return self._with_times(replace(laid, microbatches=tuple(shares)), nodes, one)
 
-    def _relayered(self, laid: UnevenResult) -> UnevenArrangement | None:
-        """These pipelines with the layers and shares by which they end soonest."""
-        found = relaid(self._prices.model, self._cluster, self._prices.job, laid)
-        return None if found is None else self._priced(found, found.microbatches)
+    def _with_layers(self, one: UnevenArrangement, nodes: _Nodes) -> UnevenArrangement | None:
+        found = relaid(self.prices.model, nodes.prices.cluster, self.prices.job, self._on(one, nodes))
+        return None if found is None else self._with_times(found, nodes, one)
 
-    def best(self, running: UnevenArrangement, beat_s: float) -> UnevenArrangement | None:
-        """The best uneven plan that takes less than `beat_s`, with as many replicas in a stage at most as
-        what runs has."""
-        prices = self._prices
-        stage_dp = max(stage.dp for pipeline in running.result.layout.pipelines for stage in pipeline.stages)
-        question = Question(model=prices.model, cluster=self._cluster, job=prices.job, stage_dp=stage_dp)
-        result = best_uneven(question, beat_s)
-        return None if result is None else UnevenArrangement(result=result, nodes=self._names)
-
-    def nodes_of(self, arrangement: UnevenArrangement | Arrangement) -> frozenset[str]:
-        """The nodes that its stages lie on."""
-        if isinstance(arrangement, Arrangement):
-            return frozenset(arrangement.nodes)
-        locate = self._locate(arrangement.nodes)
-        pipelines = arrangement.result.layout.pipelines
-        return frozenset(locate(stage)[0] for pipeline in pipelines for stage in pipeline.stages)
-
-    def holdings(self, arrangement: UnevenArrangement) -> Holdings:
-        """Every stage's layers lie on its node; states are split over the replicas of a layer."""
-        locate = self._locate(arrangement.nodes)
-        return _holdings(
-            [
-                [(sum(stage.layers), locate(stage)[0]) for stage in pipeline.stages]
-                for pipeline in arrangement.result.layout.pipelines
-            ]
+    def _with_times(
+        self, laid: UnevenResult, nodes: _Nodes, one: UnevenArrangement
+    ) -> UnevenArrangement | None:
+        """What is laid on the nodes of `one`, priced from its record; None where it does not fit."""
+        shares, total = laid.microbatches, sum(laid.microbatches)
+        kinds = {
+            tuple((stage.device_class, stage.tp, stage.dp, stage.layers) for stage in pipeline.stages)
+            for pipeline in laid.layout.pipelines
+        }
+        is_alike = len(kinds) == len(set(laid.recompute)) == 1 and max(shares) - min(shares) <= 1
+        is_alike = is_alike and (laid.is_alike or len(shares) > 1)
+        pipelines = tuple(
+            Pipeline(stages=tuple(replace(stage, share=share / total) for stage in pipeline.stages))
+            for pipeline, share in zip(laid.layout.pipelines, shares, strict=True)
         )
+        result = replace(laid, layout=Layout(pipelines=pipelines), is_alike=is_alike)
+        # Stages cost the same whatever the batch is, so that shares can be tried.
+        found = restated(nodes.prices, result, total * laid.micro_batch_size)
+        return None if found is None else UnevenArrangement(result=found, nodes=one.nodes)
 
     def _locate(self, nodes: Sequence[str]) -> Callable[[Stage], tuple[str, int]]:
         """Where a stage lies: its node, and which of the node's devices is its first."""
@@ -222,63 +275,14 @@ class _There:
 
         return found
 
-    def _starts(self, nodes: Sequence[str]) -> Mapping[str, int]:
-        firsts = accumulate((self._prices.devices_of(name) for name in nodes), initial=0)
+    def _starts(self, nodes: Sequence[str]) -> dict[str, int]:
+        firsts = accumulate((self.prices.devices_of(name) for name in nodes), initial=0)
         return dict(zip(nodes, firsts, strict=False))
 
-    def _laid(self, running: UnevenArrangement, places: Iterable[int]) -> UnevenResult:
-        """Some pipelines of what runs, as ranks and pools of the nodes that are there; stages that are gone
-        are left out."""
-        result, locate, starts = running.result, self._locate(running.nodes), self._starts(self._names)
-        chosen = list(places)
 
-        def moved(stage: Stage) -> Stage:
-            name, offset = locate(stage)
-            first = starts[name] + offset
-            last = first + stage.devices - 1
-            ranks = f"{first}-{last}" if stage.devices > 1 else f"{first}"
-            return replace(stage, ranks=ranks, device_class=self._pool_of[name])
-
-        left = [
-            [
-                (moved(stage), way)
-                for stage, way in zip(
-                    result.layout.pipelines[place].stages, result.recompute[place], strict=True
-                )
-                if locate(stage)[0] in starts
-            ]
-            for place in chosen
-        ]
-        pipelines = tuple(Pipeline(stages=tuple(stage for stage, _ in stages)) for stages in left)
-        stages = [stage for pipeline in pipelines for stage in pipeline.stages]
-        return replace(
-            result,
-            layout=Layout(pipelines=pipelines),
-            recompute=tuple(tuple(way for _, way in stages) for stages in left),
-            pools=tuple(dict.fromkeys(stage.device_class for stage in stages)),
-            idle_devices=self._cluster.devices - sum(stage.devices for stage in stages),
-        )
-
-    def _priced(self, laid: UnevenResult, shares: tuple[int, ...]) -> UnevenArrangement | None:
-        """What is laid with these microbatches, priced from its record; None where it does not fit."""
-        total = sum(shares)
-        kinds = {
-            tuple((stage.device_class, stage.tp, stage.dp, stage.layers) for stage in pipeline.stages)
-            for pipeline in laid.layout.pipelines
-        }
-        is_alike = laid.is_alike and len(kinds) == 1 and max(shares) - min(shares) <= 1
-        pipelines = tuple(
-            Pipeline(stages=tuple(replace(stage, share=share / total) for stage in pipeline.stages))
-            for pipeline, share in zip(laid.layout.pipelines, shares, strict=True)
-        )
-        result = replace(laid, layout=Layout(pipelines=pipelines), microbatches=shares, is_alike=is_alike)
-        # Stages cost the same whatever the batch is, so that shares can be tried.
-        job = replace(self._prices.job, global_batch_size=total * laid.micro_batch_size)
-        again = priced_again(self._prices.model, self._cluster, job, result)
-        if again.faults or again.device_bytes > again.usable_bytes:
-            return None
-        result = replace(result, pipeline_s=again.pipeline_s, step_time_s=max(again.pipeline_s))
-        return UnevenArrangement(result=result, nodes=self._names)
+def _moved(stage: Stage, first: int) -> Stage:
+    last = first + stage.devices - 1
+    return replace(stage, ranks=f"{first}-{last}" if stage.devices > 1 else f"{first}")
 
 
 def _holdings(pipelines: Sequence[Sequence[tuple[int, str]]]) -> Holdings:

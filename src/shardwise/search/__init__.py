@@ -38,8 +38,11 @@ from shardwise.search.targets import plan_for
 from shardwise.search.tracking import Tracked, tracked
 from shardwise.search.tree import LedgerBlock
 from shardwise.search.uneven import (
+    UNEVEN_GAP,
+    FoundUneven,
     Limits,
     PricedAgain,
+    RecordPrices,
     UnevenOutcome,
     UnevenPipeline,
     UnevenPlan,
@@ -49,6 +52,7 @@ from shardwise.search.uneven import (
     priced_again,
     proportional_split,
     relaid,
+    restated,
     search_uneven,
 )
 from shardwise.search.unlike import pipelines_s, step_figures_over, worst_durations
@@ -59,6 +63,7 @@ __all__ = [
     "MODES",
     "MOST_POOLS",
     "SPACES",
+    "UNEVEN_GAP",
     "Alternative",
     "Axis",
     "Binding",
@@ -68,6 +73,7 @@ __all__ = [
     "Explanation",
     "Fastest",
     "Found",
+    "FoundUneven",
     "Goal",
     "GraphCurve",
     "GraphCurves",
@@ -81,6 +87,7 @@ __all__ = [
     "PricedAgain",
     "Progress",
     "Question",
+    "RecordPrices",
     "Reference",
     "Search",
     "Smallest",
@@ -123,6 +130,7 @@ __all__ = [
     "question_of",
     "read_space",
     "relaid",
+    "restated",
     "search_uneven",
     "setting_of",
     "shortest_text",

@@ -299,12 +299,51 @@ def test_allowing_idle_devices_changes_nothing_where_they_are_allowed_anyhow(run
     assert allowed["best"] == own["best"] and allowed["devices_used"] == own["devices_used"]
 
 
-def test_an_uneven_plan_is_not_replayed_and_says_so(run: Any, tmp_path: Path) -> None:
-    path = str(tmp_path / "plan.yaml")
+def test_a_saved_uneven_plan_is_replayed(run: Any, tmp_path: Path) -> None:
+    path, plot = str(tmp_path / "plan.yaml"), tmp_path / "replay.html"
     assert run(*QUESTION, "--save", path).code == 0
-    ran = run("replay", path, "--cluster", QUESTION[3], "--events", "lost n1")
-    assert ran.code == 2 and ran.out == "" and len(ran.err.splitlines()) == 1
-    assert "PLAN: is an uneven plan: only uniform ones are replayed" in ran.err
+    asked = ("replay", path, "--cluster", QUESTION[3], "--events", "slow n0 0.5", "--length", "2h")
+    ran = run(*asked, "--plot", str(plot), "--json")
+    assert ran.code == 0
+    document = json.loads(ran.out)
+    schema = json.loads((REPLAN_SCHEMA.parent / "replay.json").read_text())
+    jsonschema.Draft202012Validator(schema).validate(document)
+    static, *_, oracle = document["policies"]
+    (first,) = static["decisions"]
+    assert first["strategy"] is None and first["uneven"]["layout"]["pipelines"]
+    assert first["step_time_s"] > read_uneven_plan(path).best.step_time_s
+    assert static["tokens"] < oracle["tokens"]
+    assert "uneven, " in plot.read_text()
+    card = run(*asked)
+    assert card.code == 0 and "adaptive" in card.out
+
+
+def test_a_plan_for_a_trace_may_be_uneven(run: Any, tmp_path: Path) -> None:
+    path, cluster = str(tmp_path / "plan.yaml"), QUESTION[3]
+    asked = (*QUESTION, "--events", "slow n1 0.9", "--policy", "worst")
+    ran = run(*asked, "--save", path, "--json")
+    assert ran.code == 0
+    document = json.loads(ran.out)
+    schema = json.loads((REPLAN_SCHEMA.parent / "plan-answer.json").read_text())
+    jsonschema.Draft202012Validator(schema).validate(document)
+    found = document["for_trace"]
+    assert document["best"]["strategy"] is None and document["best"]["layout"]["pipelines"]
+    own = next(one for one in found["policies"] if one["name"] == "worst")
+    other = next(one for one in found["uniform"] if one["name"] == "worst")
+    assert own["strategy"] is None and own["worst_step_time_s"] < other["worst_step_time_s"]
+    plan = read_uneven_plan(path)
+    assert plan.for_trace is not None and plan.for_trace.policy == "worst"
+    assert list(plan.for_trace.nodes) == found["nodes"]
+    # What `check` finds, and what runs on the nodes that it names, is what the answer says.
+    assert run("check", path).code == 0
+    kept = json.loads(run("replan", path, "--cluster", cluster, "--events", "slow n1 0.9", "--json").out)
+    assert kept["keep_step_time_s"] == pytest.approx(own["worst_step_time_s"], rel=1e-12)
+    card = run(*asked)
+    assert card.code == 0 and "uneven: " in card.out and "uniform" in card.out
+    assert all(len(line) <= 100 for line in card.out.splitlines() if "shardwise" not in line)
+    altered = Path(path).read_text().replace("policy: worst", "policy: now")
+    Path(path).write_text(altered)
+    assert run("check", path).code == 2
 
 
 def test_a_gap_that_uneven_plans_leave_is_not_called_proven(

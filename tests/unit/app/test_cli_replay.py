@@ -69,6 +69,15 @@ def test_a_plan_file_is_what_runs_at_first(run: Any, trace: str, tmp_path: Path)
     ]
 
 
+def test_nodes_behind_a_dead_link_are_named(run: Any, tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl"
+    dead = '{"time_s": 60.0, "kind": "link", "link": "n1>s1g0", "bytes_per_s": 0.0}\n'
+    path.write_text('{"schema": "shardwise.events", "version": 1, "nodes": 4}\n' + dead)
+    for command in (("replay", *JOB, "--length", "1h"), ("plan", *JOB)):
+        ran = run(*command, "--events", str(path), "--json")
+        assert ran.code == 0 and ran.err == "shardwise: unreachable for some time: n1\n"
+
+
 def test_bad_input_is_one_line_and_writes_nothing(run: Any, trace: str, tmp_path: Path) -> None:
     out = tmp_path / "out.png"
     empty = tmp_path / "empty.jsonl"

@@ -21,6 +21,7 @@ from shardwise.cluster import (
     load_cluster,
     stepped,
 )
+from shardwise.replan import situation_of
 
 CLUSTER = load_cluster("4x8xH100-SXM")
 VIEW = NodeView(CLUSTER)
@@ -88,7 +89,7 @@ def test_a_node_whose_link_stands_still_is_unreachable() -> None:
     name = next(link.name for link in link_graph(CLUSTER) if link.name.startswith("n1>s"))
     down = START.after(LinkChange(time_s=0.0, link=name, bytes_per_s=0.0))
     assert list(VIEW.states(down)) == ["n0", "n2", "n3"]
-    assert VIEW.unreachable(down) == ("n1",)
+    assert situation_of(VIEW, down).unreachable == {"n1"}
 
 
 def test_latency_counts_from_what_the_tier_has() -> None:

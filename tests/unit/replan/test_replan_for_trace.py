@@ -20,7 +20,7 @@ from shardwise.cluster import (
     of_nodes,
 )
 from shardwise.errors import Infeasible
-from shardwise.replan import Arrangement, TracePicks, Within, picks_for_trace
+from shardwise.replan import AnyArrangement, Arrangement, TracePicks, Within, picks_for_trace
 from shardwise.replan.for_trace import length_of
 from shardwise.strategy import complete
 
@@ -33,7 +33,7 @@ FEW: Mapping[str, int | str | bool] = {
 
 def picked(given: Job, *events: ClusterEvent, fixed: Mapping[str, int | str | bool] = FEW) -> TracePicks:
     trace = EventTrace(nodes=len(given.cluster.nodes), events=events)
-    return picks_for_trace(given.planner, trace, Within(space="core", fixed=fixed, axes={}))
+    return picks_for_trace(given.mixed, trace, Within(space="core", fixed=fixed, axes={}))
 
 
 def few_strategies(given: Job) -> Iterator[Arrangement]:
@@ -53,13 +53,13 @@ def few_strategies(given: Job) -> Iterator[Arrangement]:
                         yield Arrangement(strategy=strategy, slots=slots, microbatches=(24 // dp,) * dp)
 
 
-def worths(given: Job, arrangement: Arrangement, events: tuple[ClusterEvent, ...]) -> dict[str, float]:
+def worths(given: Job, arrangement: AnyArrangement, events: tuple[ClusterEvent, ...]) -> dict[str, float]:
     """What the policies count, summed instant by instant."""
     trace = EventTrace(nodes=3, events=events)
     times = [0.0, *sorted({event.time_s for event in events}), length_of(trace)]
     rates, steps = [], 0.0
     for start_s, end_s in pairwise(times):
-        step_s = given.planner.steps.step_s(
+        step_s = given.mixed.step_s(
             arrangement, given.situation(event for event in events if event.time_s <= start_s)
         )
         rates.append(0.0 if step_s is None else 1.0 / step_s)
@@ -104,13 +104,13 @@ def test_a_trace_without_events_is_the_best_plan_with_no_gap() -> None:
     given = job(*SMALL)
     best, step_s = given.best()
     found = picks_for_trace(
-        given.planner, EventTrace(nodes=3, events=()), Within(space="default", fixed={}, axes={})
+        given.mixed, EventTrace(nodes=3, events=()), Within(space="default", fixed={}, axes={})
     )
     assert {pick.policy for pick in found.picks} == {"now", "expected", "worst"}
     for pick in found.picks:
         assert pick.now_step_s == pick.worst_step_s == pytest.approx(step_s, rel=1e-9)
         assert pick.gap == pytest.approx(0.0, abs=1e-9)
-        assert len(pick.arrangement.slots) == len(best.slots)
+        assert len(pick.arrangement.nodes) == len(best.nodes)
 
 
 def test_policies_differ_where_a_node_is_often_gone() -> None:
@@ -119,9 +119,9 @@ def test_policies_differ_where_a_node_is_often_gone() -> None:
     events = (NodeLost(time_s=100.0, node="n1"), NodeJoined(time_s=2200.0, node="n1"))
     found = picked(given, *events, fixed={})
     assert found.length_s == pytest.approx(2200.0 + 2200.0 / 2)
-    assert set(found.pick("now").arrangement.slots) == {"n0", "n1", "n2"}
+    assert set(found.pick("now").arrangement.nodes) == {"n0", "n1", "n2"}
     for policy in ("expected", "worst"):
-        assert set(found.pick(policy).arrangement.slots) == {"n0", "n2"}
+        assert set(found.pick(policy).arrangement.nodes) == {"n0", "n2"}
     assert found.pick("now").worst_step_s is None and found.pick("worst").worst_step_s is not None
     assert found.pick("expected").steps > found.pick("now").steps
 
@@ -147,7 +147,7 @@ def test_nothing_at_first_is_infeasible_now_only() -> None:
         for index in range(3)
     )
     found = picked(given, *events)
-    assert len(found.pick("expected").arrangement.slots) == 3
+    assert len(found.pick("expected").arrangement.nodes) == 3
     with pytest.raises(Infeasible, match="at first"):
         found.pick("now")
     with pytest.raises(Infeasible, match="at any time"):

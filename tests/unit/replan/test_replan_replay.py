@@ -5,20 +5,26 @@ from __future__ import annotations
 import random
 
 import pytest
-from tests.unit.replan.conftest import Job, job
+from tests.unit.replan.conftest import Job, job, trace_at_random
 
 from shardwise.cluster import (
     ClusterEvent,
     EventTrace,
-    LinkChange,
     NodeJoined,
     NodeLost,
     Notice,
     Slowdown,
-    first_fault,
-    link_graph,
 )
-from shardwise.replan import Costs, Prices, Replay, best_interval_s, planner_of, replay
+from shardwise.replan import (
+    Costs,
+    PlansBySize,
+    Prices,
+    Replay,
+    best_interval_s,
+    mixed_planner_of,
+    planner_of,
+    replay,
+)
 from shardwise.replan.epochs import epochs_of
 from shardwise.replan.policies import Choice, fixed, run_of
 from shardwise.replan.transition import Transitions
@@ -27,42 +33,10 @@ SMALL = ("opt-350m", "4x2xT4", 32)
 HOUR_S = 3600.0
 
 
-def trace_at_random(given: Job, rng: random.Random, hours: float) -> EventTrace:
-    """Events of all kinds, some in bursts."""
-    nodes = len(given.cluster.nodes)
-    links = [link for link in link_graph(given.cluster) if link.name.startswith("n") and ">s" in link.name]
-    there, now = {f"n{index}" for index in range(nodes)}, 0.0
-    events: list[ClusterEvent] = []
-    while now < hours * HOUR_S and len(events) < 40:
-        now += rng.choice([0.0, 5.0, rng.expovariate(1 / 900.0)])
-        gone = sorted({f"n{index}" for index in range(nodes)} - there)
-        kind = rng.choice(["lost", "joined", "slow", "link", "notice"])
-        if kind == "lost" and there:
-            node = rng.choice(sorted(there))
-            there.discard(node)
-            events.append(NodeLost(time_s=now, node=node))
-        elif kind == "joined" and gone:
-            node = rng.choice(gone)
-            there.add(node)
-            events.append(NodeJoined(time_s=now, node=node))
-        elif kind == "slow":
-            where = f"n{rng.randrange(nodes)}"
-            events.append(Slowdown(time_s=now, where=where, speed=rng.choice([1.0, rng.uniform(0.2, 1.0)])))
-        elif kind == "notice" and there:
-            events.append(Notice(time_s=now, node=rng.choice(sorted(there)), lost_at_s=now + 120.0))
-        else:
-            link = rng.choice(links)
-            rate = link.capacity.at(0.0) * rng.choice([1.0, rng.uniform(0.01, 1.0)])
-            events.append(LinkChange(time_s=now, link=link.name, bytes_per_s=rate))
-    trace = EventTrace(nodes=nodes, events=tuple(events))
-    assert first_fault(trace) is None
-    return trace
-
-
 def replayed(given: Job, trace: EventTrace, **costs: float) -> Replay:
     given.planner.transitions = Transitions(given.planner.steps.prices, Costs(**costs))
     try:
-        return replay(given.planner, trace, end_s=trace.end_s + 600.0)
+        return replay(given.mixed, trace, end_s=trace.end_s + 600.0)
     finally:
         given.planner.transitions = Transitions(given.planner.steps.prices, Costs())
 
@@ -72,7 +46,7 @@ def test_no_policy_makes_more_than_the_oracle(pytestconfig: pytest.Config) -> No
     rng = random.Random(11)
     changed = 0
     for _ in range(300 if pytestconfig.getoption("--full") else 12):
-        trace = trace_at_random(given, rng, 6.0)
+        trace = trace_at_random(given.cluster, rng, 6.0)
         found = replayed(
             given, trace, regroup_s=rng.choice([0.0, 10.0, 60.0]), restart_s=rng.choice([60.0, 300.0]),
             checkpoint_interval_s=rng.choice([0.0, 60.0, 1200.0]),
@@ -99,10 +73,10 @@ def test_adapting_may_make_less_than_staying() -> None:
 
 def test_the_same_trace_gives_the_same_replay() -> None:
     given = job(*SMALL)
-    trace = trace_at_random(given, random.Random(3), 4.0)
+    trace = trace_at_random(given.cluster, random.Random(3), 4.0)
     first = replayed(given, trace)
     fresh = planner_of(Prices(given.model, given.cluster, given.job), Costs())
-    again = replay(fresh, trace, end_s=trace.end_s + 600.0)
+    again = replay(mixed_planner_of(fresh, PlansBySize), trace, end_s=trace.end_s + 600.0)
     assert [run.choices for run in first.runs] == [run.choices for run in again.runs]
     assert [run.steps for run in first.runs] == [run.steps for run in again.runs]
 
@@ -146,7 +120,7 @@ def test_a_fixed_plan_waits_for_its_nodes_and_reads_its_checkpoint() -> None:
     running, step_s = given.best()
     events = (NodeLost(time_s=100.0, node="n3"), NodeJoined(time_s=300.0, node="n3"))
     epochs = epochs_of(EventTrace(nodes=4, events=events), given.view, 1000.0)
-    choices = fixed(given.planner, epochs, running)
+    choices = fixed(given.mixed, epochs, running)
     assert [one.decision for one in choices] == ["keep", "wait", "keep"]
     reading = given.planner.transitions.between(None, running, epochs[2].situation)
     assert choices[2].change_s == pytest.approx(reading.seconds + 300.0)

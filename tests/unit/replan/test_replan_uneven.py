@@ -28,14 +28,15 @@ from shardwise.errors import Infeasible
 from shardwise.model import model_from_config
 from shardwise.plan import Layout, Pipeline, Stage
 from shardwise.replan import (
+    AnyArrangement,
     Arrangement,
     Costs,
+    Decision,
     Prices,
     Situation,
     UnevenArrangement,
-    UnevenDecision,
+    mixed_planner_of,
     planner_of,
-    replan_uneven,
     situation_of,
 )
 from shardwise.replan.holdings import unit_elements
@@ -61,7 +62,7 @@ class Mixed:
         self.cluster = replace(whole, nodes=nodes)
         self.model = model_from_config(config, name="small")
         self.job = Job(seq_len=512, global_batch_size=12, dtype="fp16", memory_margin=margin)
-        self.planner = planner_of(Prices(self.model, self.cluster, self.job), Costs())
+        self.planner = mixed_planner_of(planner_of(Prices(self.model, self.cluster, self.job), Costs()))
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -69,7 +70,7 @@ class Mixed:
 
     @cached_property
     def running(self) -> UnevenArrangement:
-        result = best_uneven(self.question(), float("inf"))
+        result = best_uneven(self.question()).result
         assert result is not None
         return UnevenArrangement(result=result, nodes=self.names)
 
@@ -82,9 +83,9 @@ class Mixed:
         *events: ClusterEvent,
         saved: tuple[str, ...] = (),
         horizon_s: float = HOUR_S,
-    ) -> UnevenDecision:
+    ) -> Decision[AnyArrangement]:
         situation = self.situation(*events)
-        return replan_uneven(self.planner, running, situation, horizon_s=horizon_s, saved=frozenset(saved))
+        return self.planner.replan(running, situation, horizon_s=horizon_s, saved=frozenset(saved))
 
     def situation(self, *events: ClusterEvent) -> Situation:
         conditions = Conditions.at_start(EventTrace(nodes=len(self.names), events=()))
@@ -163,7 +164,7 @@ def test_what_a_lost_replica_held_is_fetched_or_read() -> None:
     running = given.running
     assert [len(pipeline.stages) for pipeline in running.result.layout.pipelines] == [1, 1]
     elements = unit_elements(given.model)[-1]
-    planner = given.planner
+    planner = given.planner.uniform
     states = planner.transitions._state_bytes * elements
     weights = planner.transitions._weight_bytes * elements
     lost = given.replan(running, NodeLost(time_s=0.0, node="n1"))
@@ -173,7 +174,7 @@ def test_what_a_lost_replica_held_is_fetched_or_read() -> None:
     noticed = given.replan(running, *events, saved=("n1",))
     assert sum(noticed.transition.bytes_per_link.values()) == pytest.approx(states / 2.0)
     assert noticed.transition.lost_s == 0.0
-    assert noticed.used == {"n0"} and noticed.keep_step_s is None
+    assert noticed.arrangement.nodes == ("n0",) and noticed.keep_step_s is None
 
 
 def test_layers_leave_a_node_that_is_slow() -> None:
@@ -194,7 +195,7 @@ def test_layers_leave_a_node_that_is_slow() -> None:
     fastest = min(times_s, key=lambda first: times_s[first])
     assert chosen == (fastest, 8 - fastest) and fastest < 4
     assert found.step_s == pytest.approx(times_s[fastest], rel=1e-12)
-    planner = given.planner
+    planner = given.planner.uniform
     moved = unit_elements(given.model)[5] - unit_elements(given.model)[1 + fastest]
     each = planner.transitions._weight_bytes + planner.transitions._state_bytes
     sent = {link: nbytes for link, nbytes in found.transition.bytes_per_link.items() if nbytes}
@@ -215,7 +216,7 @@ def test_the_stages_that_are_left_take_the_layers_of_those_that_are_gone() -> No
     event = NodeLost(time_s=0.0, node="n1")
     found = given.replan(running, event)
     assert found.decision == "patch" and isinstance(found.arrangement, UnevenArrangement)
-    assert found.used == {"n0", "n2"} and found.keep_step_s is None
+    assert found.arrangement.nodes == ("n0", "n2") and found.keep_step_s is None
     nodes = present_cluster(given.cluster, given.situation(event).states)
     times_s = {}
     for first, ways in product(range(1, 8), product(RECOMPUTES, repeat=2)):
@@ -226,7 +227,7 @@ def test_the_stages_that_are_left_take_the_layers_of_those_that_are_gone() -> No
     (first, _), least_s = min(times_s.items(), key=lambda one: one[1])
     assert layers_of(found.arrangement) == (first, 8 - first)
     assert found.step_s == pytest.approx(least_s, rel=1e-12)
-    costs = given.planner.transitions.costs
+    costs = given.planner.costs
     assert found.transition.lost_s == costs.checkpoint_interval_s / 2.0
     moved_s = found.transition.moving_s
     assert found.transition.seconds == pytest.approx(moved_s + costs.regroup_s + found.transition.lost_s)
@@ -247,11 +248,11 @@ def test_whatever_nodes_are_lost_a_plan_that_exists_is_found(full: bool) -> None
             infeasible += 1
             assert least_s(UnevenSpace(given.model, part, given.job)) == float("inf"), lost
             continue
-        assert not found.used & lost and found.steps > 0.0
+        assert not lost.intersection(found.arrangement.nodes) and found.steps > 0.0
         if isinstance(found.arrangement, Arrangement):
             continue
-        result = found.arrangement.result
-        again = priced_again(given.model, part, given.job, result)
+        used = of_nodes(given.cluster, [int(name[1:]) for name in found.arrangement.nodes])
+        again = priced_again(given.model, used, given.job, found.arrangement.result)
         assert not again.faults and again.device_bytes <= again.usable_bytes, lost
         assert max(again.pipeline_s) == pytest.approx(found.step_s, rel=1e-12)
     assert infeasible

@@ -10,14 +10,43 @@ from shardwise import search
 from shardwise.app.cli import card, documents, words
 from shardwise.app.cli.answer import question_words, schedule_of
 from shardwise.app.cli.output import Line, Output, row
-from shardwise.app.cli.replanning import trace_for
+from shardwise.app.cli.replanning import arrangement_text, trace_for, uneven_layout, unreachable_lines
 from shardwise.app.cli.request import JobOptions, Request, Wanted, choice, load_request, writable
 from shardwise.app.cli.spaces import space_choice
-from shardwise.cluster import EventTrace, events_text, of_nodes
-from shardwise.errors import ConfigError
-from shardwise.plan import TRACE_POLICIES, Answer, ForTrace, Plan, plan_of, write_plan
-from shardwise.replan import Costs, Prices, TracePicks, Within, best_interval_s, picks_for_trace, planner_of
-from shardwise.strategy import Strategy, parse_fields
+from shardwise.app.cli.targets import not_run
+from shardwise.app.cli.uneven_card import plan_lines
+from shardwise.cluster import Cluster, Conditions, EventTrace, NodeView, events_text, of_nodes
+from shardwise.errors import ConfigError, InternalError
+from shardwise.plan import (
+    TRACE_POLICIES,
+    Answer,
+    Certificate,
+    ForTrace,
+    MixedFigures,
+    Plan,
+    UnevenAnswer,
+    UnevenFile,
+    plan_of,
+    write_plan,
+    write_uneven_plan,
+)
+from shardwise.replan import (
+    AnyArrangement,
+    Arrangement,
+    Costs,
+    MixedPlanner,
+    Prices,
+    TracePick,
+    TracePicks,
+    UnevenArrangement,
+    Within,
+    best_interval_s,
+    mixed_planner_of,
+    picks_for_trace,
+    planner_of,
+    situation_of,
+)
+from shardwise.strategy import parse_fields
 from shardwise.units import format_seconds
 
 
@@ -43,16 +72,31 @@ def planned(
     trace, told = trace_for(events, request.cluster)
     prices = Prices(request.model, request.cluster, request.job)
     interval_s = best_interval_s(trace, trace.end_s) or Costs().checkpoint_interval_s
-    planner = planner_of(prices, Costs(checkpoint_interval_s=interval_s))
-    picks = picks_for_trace(planner, trace, Within(space=chosen.base, fixed=fixed, axes=chosen.axes))
-    plan, answer = _plan(picks, policy, trace, request, chosen.base)
-    talk = list(told)
-    if save is not None:
-        talk.append(f"wrote {save} ({write_plan(save, plan)})")
+    planner = mixed_planner_of(planner_of(prices, Costs(checkpoint_interval_s=interval_s)))
+    within = Within(space=chosen.base, fixed=fixed, axes=chosen.axes, stage_dp=wanted.stage_dp)
+    picks = picks_for_trace(planner, trace, within)
+    found = _record(picks, policy, trace)
+    if isinstance(picks.pick(policy).arrangement, UnevenArrangement):
+        uneven, answer = _uneven(planner, picks, found, request)
+        hash_of = None if save is None else write_uneven_plan(save, uneven)
+        on = replace(request, cluster=uneven.cluster)
+        document = documents.uneven_answer(answer, on, not_run(answer.best, on))
+        lines = [
+            *card.question_lines(request.model, uneven.cluster, request.job),
+            *plan_lines(answer.best),
+            (),
+            *card.figures(answer.best, uneven.cluster, request.job),
+        ]
+    else:
+        plan, proven = _plan(picks, found, request, chosen.base)
+        hash_of = None if save is None else write_plan(save, plan)
+        document = documents.plan_answer(plan, proven)
+        lines = card.result_card(proven.best, model=plan.model, cluster=plan.cluster, job=plan.job)
+    talk = [*told, *unreachable_lines("unreachable for some time", picks.unreachable)]
+    talk += [] if save is None else [f"wrote {save} ({hash_of})"]
     if is_json:
-        document = documents.plan_answer(plan, answer)
-        return Output(document={**document, "for_trace": _document(picks, plan)}, talk=talk)
-    return Output(lines=list(_card(picks, plan, answer, request, save)), talk=talk)
+        return Output(document={**document, "for_trace": _document(picks, found)}, talk=talk)
+    return Output(lines=[*lines, *_card(picks, found, request, save)], talk=talk)
 
 
 def _check_wanted(wanted: Wanted) -> None:
@@ -63,19 +107,41 @@ def _check_wanted(wanted: Wanted) -> None:
         ("--exhaustive", wanted.exhaustive),
         ("--target", wanted.target is not None),
         ("--budget", wanted.budget_s is not None),
+        ("--braid", wanted.braid > 1),
     ):
         if is_asked:
             raise ConfigError("does not go with --events", key=option, allowed="one of the two")
 
 
-def _plan(
-    picks: TracePicks, policy: str, trace: EventTrace, request: Request, space: str
-) -> tuple[Plan, Answer]:
-    """The pick as a plan: priced on its nodes as the cluster has them, and proven for itself."""
+def _record(picks: TracePicks, policy: str, trace: EventTrace) -> ForTrace:
+    """What the plan file says of how it was chosen. Raises Infeasible where the policy picks nothing."""
     pick = picks.pick(policy)
-    slots = pick.arrangement.slots
-    cluster = of_nodes(request.cluster, [int(name[1:]) for name in slots])
-    strategy = pick.arrangement.strategy
+    return ForTrace(
+        policy=policy,
+        source=trace.source or "events",
+        trace=f"sha256:{hashlib.sha256(events_text(trace).encode()).hexdigest()}",
+        nodes=pick.arrangement.nodes,
+        length_s=picks.length_s,
+        steps=pick.steps,
+        now_step_time_s=pick.now_step_s,
+        worst_step_time_s=pick.worst_step_s,
+        situations=picks.situations,
+        considered=picks.considered,
+        gap=pick.gap,
+    )
+
+
+def _on(found: ForTrace, request: Request) -> Cluster:
+    """The nodes of the plan as the cluster has them."""
+    return of_nodes(request.cluster, [int(name[1:]) for name in found.nodes])
+
+
+def _plan(picks: TracePicks, found: ForTrace, request: Request, space: str) -> tuple[Plan, Answer]:
+    """The uniform pick as a plan: priced on its nodes as the cluster has them, and proven for itself."""
+    arrangement, cluster = picks.pick(found.policy).arrangement, _on(found, request)
+    if not isinstance(arrangement, Arrangement):
+        raise InternalError("an uneven plan is no strategy")
+    strategy = arrangement.strategy
     question = search.Question(
         model=request.model, cluster=cluster, job=request.job, space=space, fixed=asdict(strategy), top=0
     )
@@ -87,67 +153,96 @@ def _plan(
         job=request.job,
         schedule=schedule_of(strategy, request.job),
     )
-    found = ForTrace(
-        policy=policy,
-        source=trace.source or "events",
-        trace=f"sha256:{hashlib.sha256(events_text(trace).encode()).hexdigest()}",
-        nodes=slots,
-        length_s=picks.length_s,
-        steps=pick.steps,
-        now_step_time_s=pick.now_step_s,
-        worst_step_time_s=pick.worst_step_s,
-        situations=picks.situations,
-        considered=picks.considered,
-        gap=pick.gap,
-    )
     return replace(plan, for_trace=found), answer
 
 
-def _document(picks: TracePicks, plan: Plan) -> dict[str, object]:
+def _uneven(
+    planner: MixedPlanner, picks: TracePicks, found: ForTrace, request: Request
+) -> tuple[UnevenFile, UnevenAnswer]:
+    """The same of an uneven pick; its certificate is of this plan alone."""
+    everywhere = EventTrace(nodes=len(request.cluster.nodes), events=())
+    nominal = situation_of(NodeView(request.cluster), Conditions.at_start(everywhere))
+    arrangement = picks.pick(found.policy).arrangement
+    if isinstance(arrangement, Arrangement):
+        raise InternalError("a strategy is no uneven plan")
+    priced = planner.uneven.priced(arrangement, nominal)
+    if priced is None:
+        raise InternalError("a plan that runs does so on nodes as the cluster has them")
+    uniform = [pick.arrangement for pick in picks.uniform if pick.policy == found.policy]
+    step_s = priced.result.step_time_s
+    answer = UnevenAnswer(
+        best=priced.result,
+        certificate=Certificate(
+            space="uneven", enumerated=1, rejected={}, cut_by_bound=0, simulated=1, best_s=step_s,
+            lower_bound_s=step_s, gap=0.0, search_s=0.0, search_cpu_s=0.0,
+        ),
+        mixed=MixedFigures(
+            uniform_step_time_s=planner.step_s(uniform[0], nominal) if uniform else None,
+            fastest_class_step_time_s=None,
+            fastest_class=None,
+            idle=(),
+        ),
+    )  # fmt: skip
+    plan = UnevenFile(
+        model=request.model,
+        cluster=_on(found, request),
+        job=request.job,
+        best=answer.best,
+        certificate=answer.certificate,
+        mixed=answer.mixed,
+        for_trace=found,
+    )
+    return plan, answer
+
+
+def _what_runs(arrangement: AnyArrangement) -> dict[str, object]:
+    """`strategy`, or of an uneven plan `uneven`."""
+    if isinstance(arrangement, UnevenArrangement):
+        return {"strategy": None, "uneven": uneven_layout(arrangement.result)}
+    return {"strategy": asdict(arrangement.strategy)}
+
+
+def _document(picks: TracePicks, found: ForTrace) -> dict[str, object]:
     """`for_trace` of the plan file, and what each policy picks."""
-    found = plan.for_trace
     return {
-        **({} if found is None else {**asdict(found), "nodes": list(found.nodes)}),
-        "policies": [
-            {
-                "name": pick.policy,
-                "strategy": asdict(pick.arrangement.strategy),
-                "nodes": list(pick.arrangement.slots),
-                "now_step_time_s": pick.now_step_s,
-                "worst_step_time_s": pick.worst_step_s,
-                "steps": pick.steps,
-                "gap": pick.gap,
-            }
-            for pick in picks.picks
-        ],
+        **asdict(found),
+        "nodes": list(found.nodes),
+        "policies": [_pick_document(pick) for pick in picks.picks],
+        "uniform": [_pick_document(pick) for pick in picks.uniform] or None,
     }
 
 
-def _card(
-    picks: TracePicks, plan: Plan, answer: Answer, request: Request, save: str | None
-) -> Iterator[Line]:
-    """The card of the plan on its nodes, and the policies side by side."""
-    yield from card.result_card(answer.best, model=plan.model, cluster=plan.cluster, job=plan.job)
+def _pick_document(pick: TracePick) -> dict[str, object]:
+    return {
+        "name": pick.policy,
+        **_what_runs(pick.arrangement),
+        "nodes": list(pick.arrangement.nodes),
+        "now_step_time_s": pick.now_step_s,
+        "worst_step_time_s": pick.worst_step_s,
+        "steps": pick.steps,
+        "gap": pick.gap,
+    }
+
+
+def _card(picks: TracePicks, found: ForTrace, request: Request, save: str | None) -> Iterator[Line]:
+    """The policies side by side, and the uniform picks where others are better."""
     yield ()
     length = f"{format_seconds(picks.length_s)} · {words.counted(picks.situations, 'distinct situation')}"
     yield row("trace", (length, ""))
     yield row("policy", (f"{'now':>11}  {'slowest':>11}  {'steps':>13}  {'nodes':>6}  {'gap':>7}", "label"))
     for pick in picks.picks:
-        is_chosen = plan.for_trace is not None and pick.policy == plan.for_trace.policy
-        figures = (
-            f"{_time(pick.now_step_s):>11}  {_time(pick.worst_step_s):>11}  {pick.steps:>13,.0f}  "
-            f"{len(pick.arrangement.slots):>6,}  {pick.gap * 100:>5.1f} %"
-        )
-        text = f"   {_brief(pick.arrangement.strategy)}"
-        yield row(pick.policy, (figures, "value" if is_chosen else ""), (text, "dim"))
-    idle = len(request.cluster.nodes) - len(plan.cluster.nodes)
+        yield _pick_line(pick.policy, pick, is_chosen=pick.policy == found.policy)
+    for pick in picks.uniform:
+        if pick.policy == found.policy:
+            yield _pick_line("uniform", pick, is_chosen=False)
+    idle = len(request.cluster.nodes) - len(found.nodes)
     if idle:
         yield row("", (f"{words.counted(idle, 'node')} of {len(request.cluster.nodes):,} left idle", "warn"))
-    yield row("", (f"{picks.considered:,} arrangements; gap: how much more any uniform strategy", "dim"))
+    kind = "any plan" if picks.uniform else "any uniform strategy"
+    yield row("", (f"{picks.considered:,} arrangements; gap: how much more {kind}", "dim"))
     yield row("", ("on the sets of nodes looked at can make at most, of what the policy counts", "dim"))
-    yield from card.assumption_lines(
-        plan.cluster, plan.job, f"{answer.best.evaluator}, in every situation of the trace"
-    )
+    evaluator = "max-plus, in every situation of the trace"
+    yield from card.assumption_lines(_on(found, request), request.job, evaluator)
     question = " ".join(question_words(request.options))
     file = save or "plan.yaml"
     following = [] if save else [f"shardwise plan {question} --events TRACE --save plan.yaml"]
@@ -155,9 +250,14 @@ def _card(
     yield from card.next_lines([*following, again])
 
 
+def _pick_line(name: str, pick: TracePick, *, is_chosen: bool) -> Line:
+    figures = (
+        f"{_time(pick.now_step_s):>11}  {_time(pick.worst_step_s):>11}  {pick.steps:>13,.0f}  "
+        f"{len(pick.arrangement.nodes):>6,}  {pick.gap * 100:>5.1f} %"
+    )
+    text = f"   {arrangement_text(pick.arrangement)}"
+    return row(name, (figures, "value" if is_chosen else ""), (text, "dim"))
+
+
 def _time(step_s: float | None) -> str:
     return "stands still" if step_s is None else words.seconds(step_s)
-
-
-def _brief(strategy: Strategy) -> str:
-    return words.degrees_text(strategy)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 
 from shardwise.app.cli import words
@@ -30,14 +30,14 @@ from shardwise.plan import (
     read_uneven_plan,
 )
 from shardwise.replan import (
+    AnyArrangement,
     Arrangement,
     Costs,
     Decision,
     Prices,
     UnevenArrangement,
-    UnevenDecision,
+    mixed_planner_of,
     planner_of,
-    replan_uneven,
     running_on,
     situation_of,
     uneven_running_on,
@@ -49,6 +49,9 @@ SCHEMA, VERSION = "shardwise.replan", 1
 
 LINKS = 4
 """Links that the card names."""
+
+NAMED = 8
+"""Nodes that a line names."""
 
 
 def replanned(
@@ -74,24 +77,23 @@ def replanned(
         saved |= before.noticed - conditions.present
         gone |= before.present - conditions.present
     situation = situation_of(view, conditions, trace.sites)
-    planner = planner_of(Prices(plan.model, loaded, plan.job), costs)
-    returned = gone & conditions.present
-    decision: Decision | UnevenDecision
-    if isinstance(plan, Plan):
-        running = running_on(plan, loaded)
-        decision = planner.replan(running, situation, horizon_s=horizon_s, saved=saved, returned=returned)
-    else:
-        uneven = uneven_running_on(plan, loaded)
-        decision = replan_uneven(
-            planner, uneven, situation, horizon_s=horizon_s, saved=saved, returned=returned
-        )
-    cut_off = view.unreachable(conditions)
-    if cut_off:
-        more = " ..." if len(cut_off) > 8 else ""
-        talk = (*talk, f"shardwise: unreachable: {', '.join(cut_off[:8])}{more}")
+    planner = mixed_planner_of(planner_of(Prices(plan.model, loaded, plan.job), costs))
+    running = running_on(plan, loaded) if isinstance(plan, Plan) else uneven_running_on(plan, loaded)
+    decision = planner.replan(
+        running, situation, horizon_s=horizon_s, saved=saved, returned=gone & conditions.present
+    )
+    talk = (*talk, *unreachable_lines("unreachable", situation.unreachable))
     if is_json:
         return Output(document=document_of(decision, loaded), talk=talk)
     return Output(lines=list(_card(decision, plan, loaded)), talk=talk)
+
+
+def unreachable_lines(said: str, names: Iterable[str]) -> Iterator[str]:
+    """A line that names the nodes, where there are any."""
+    ordered = sorted(names, key=lambda name: int(name[1:]))
+    if ordered:
+        more = " ..." if len(ordered) > NAMED else ""
+        yield f"shardwise: {said}: {', '.join(ordered[:NAMED])}{more}"
 
 
 def trace_for(events: str, cluster: Cluster) -> tuple[EventTrace, tuple[str, ...]]:
@@ -122,33 +124,45 @@ def arrangement_document(arrangement: Arrangement, cluster: Cluster, step_s: flo
     }
 
 
-def _uneven_document(decision: UnevenDecision, result: UnevenResult, cluster: Cluster) -> dict[str, object]:
-    """The same of an uneven plan: `uneven` has its pipelines, whose ranks count the devices of `nodes`, used
-    or not."""
+def uneven_document(arrangement: UnevenArrangement, cluster: Cluster, step_s: float) -> dict[str, object]:
+    """The same of an uneven plan: `uneven` has its pipelines, whose ranks count the devices of `nodes`."""
+    result = arrangement.result
     return {
         "strategy": None,
-        "uneven": {
-            "layout": layout_document(result.layout),
-            "micro_batch_size": result.micro_batch_size,
-            "recompute": [list(stages) for stages in result.recompute],
-            "pipeline_s": list(result.pipeline_s),
-        },
-        "nodes": list(decision.arrangement.nodes),
+        "uneven": uneven_layout(result),
+        "nodes": list(arrangement.nodes),
         "microbatches": list(result.microbatches),
         "is_rerouted": False,
-        "idle_nodes": len(cluster.nodes) - len(decision.used),
-        "step_time_s": decision.step_s,
+        "idle_nodes": len(cluster.nodes) - len(arrangement.nodes),
+        "step_time_s": step_s,
     }
 
 
-def document_of(decision: Decision | UnevenDecision, cluster: Cluster) -> dict[str, object]:
+def uneven_layout(result: UnevenResult) -> dict[str, object]:
+    """`uneven` of the answers."""
+    return {
+        "layout": layout_document(result.layout),
+        "micro_batch_size": result.micro_batch_size,
+        "recompute": [list(stages) for stages in result.recompute],
+        "pipeline_s": list(result.pipeline_s),
+    }
+
+
+def arrangement_text(arrangement: AnyArrangement) -> str:
+    """What runs, in a few words."""
+    if isinstance(arrangement, Arrangement):
+        return words.degrees_text(arrangement.strategy)
+    pipelines = arrangement.result.layout.pipelines
+    return f"uneven, {words.counted(len(pipelines), 'pipeline')}"
+
+
+def document_of(decision: Decision[AnyArrangement], cluster: Cluster) -> dict[str, object]:
     """`replan --json` of the contract."""
-    arrangement = decision.arrangement
-    if isinstance(decision, UnevenDecision) and isinstance(arrangement, UnevenArrangement):
-        plan = _uneven_document(decision, arrangement.result, cluster)
-    elif isinstance(arrangement, Arrangement):
+    arrangement, rerouted = decision.arrangement, decision.rerouted
+    if isinstance(arrangement, UnevenArrangement):
+        plan = uneven_document(arrangement, cluster, decision.step_s)
+    else:
         plan = arrangement_document(arrangement, cluster, decision.step_s)
-    rerouted = decision.rerouted if isinstance(decision, Decision) else None
     return {
         "schema": SCHEMA,
         "version": VERSION,
@@ -172,7 +186,7 @@ def document_of(decision: Decision | UnevenDecision, cluster: Cluster) -> dict[s
     }
 
 
-def _rerouted_document(rerouted: Decision) -> dict[str, object]:
+def _rerouted_document(rerouted: Decision[Arrangement]) -> dict[str, object]:
     return {
         "step_time_s": rerouted.step_s,
         "transition_s": rerouted.transition.seconds,
@@ -200,20 +214,20 @@ def _arrangement_lines(arrangement: Arrangement, plan: Plan | UnevenFile) -> Ite
         yield row("re-routed", (text, ""))
 
 
-def _card(decision: Decision | UnevenDecision, plan: Plan | UnevenFile, cluster: Cluster) -> list[Line]:
+def _card(decision: Decision[AnyArrangement], plan: Plan | UnevenFile, cluster: Cluster) -> list[Line]:
     arrangement = decision.arrangement
     lines = [row("decision", (decision.decision, "value"))]
     if isinstance(arrangement, UnevenArrangement):
         lines += plan_lines(arrangement.result)
     else:
         lines += _arrangement_lines(arrangement, plan)
-    used = len(decision.used if isinstance(decision, UnevenDecision) else arrangement.nodes)
+    used = len(arrangement.nodes)
     idle = len(cluster.nodes) - used
     nodes = f"{used:,} of {len(cluster.nodes):,} nodes"
     lines.append(row("nodes", (nodes, ""), (f"   {idle:,} idle or gone" if idle else "", "dim")))
     kept = "cannot run" if decision.keep_step_s is None else f"{format_seconds(decision.keep_step_s)} kept"
     lines.append(row("step time", (format_seconds(decision.step_s), "time"), (f"   {kept}", "dim")))
-    rerouted = decision.rerouted if isinstance(decision, Decision) else None
+    rerouted = decision.rerouted
     if rerouted is not None and rerouted.arrangement != arrangement:
         steps = f"   {rerouted.steps:,.0f} steps in {format_seconds(decision.horizon_s)}"
         instead = f"{format_seconds(rerouted.step_s)} a step instead"

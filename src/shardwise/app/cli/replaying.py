@@ -9,28 +9,32 @@ from itertools import accumulate
 
 from shardwise.app.cli import words
 from shardwise.app.cli.output import Line, Output, row
-from shardwise.app.cli.replanning import trace_for
+from shardwise.app.cli.replanning import arrangement_text, trace_for, uneven_layout, unreachable_lines
 from shardwise.app.cli.request import JobOptions, choice, load_request
 from shardwise.app.plot import Growth, OverTime, check_plot_file, write_over_time
 from shardwise.cluster import Cluster, EventTrace, load_cluster
 from shardwise.errors import ConfigError
 from shardwise.inputs import read_text
 from shardwise.model import Model
-from shardwise.plan import is_uneven_plan, read_plan
+from shardwise.plan import Plan, is_uneven_plan, read_plan, read_uneven_plan
 from shardwise.replan import (
     KEEP,
     POLICIES,
     WAIT,
-    Arrangement,
+    AnyArrangement,
     Choice,
     Costs,
+    PlansBySize,
     Prices,
     Replay,
     Run,
+    UnevenArrangement,
     best_interval_s,
+    mixed_planner_of,
     planner_of,
     replay,
     running_on,
+    uneven_running_on,
 )
 from shardwise.strategy import Job
 from shardwise.units import format_count, format_seconds
@@ -59,7 +63,7 @@ class _Subject:
     model: Model
     cluster: Cluster
     job: Job
-    start: tuple[Arrangement, ...]
+    start: tuple[AnyArrangement, ...]
 
 
 def replayed(options: JobOptions, wanted: ReplayOptions, *, is_json: bool) -> Output:
@@ -77,10 +81,13 @@ def replayed(options: JobOptions, wanted: ReplayOptions, *, is_json: bool) -> Ou
     if interval_s is None:
         interval_s = best_interval_s(trace, end_s) or Costs().checkpoint_interval_s
     costs = Costs(regroup_s=wanted.regroup_s, restart_s=wanted.restart_s, checkpoint_interval_s=interval_s)
-    planner = planner_of(Prices(subject.model, subject.cluster, subject.job), costs)
+    uniform = planner_of(Prices(subject.model, subject.cluster, subject.job), costs)
+    planner = mixed_planner_of(uniform, PlansBySize)
     found = replay(
         planner, trace, end_s=end_s, start=subject.start[0] if subject.start else None, policies=policies
     )
+    cut_off = {name for epoch in found.epochs for name in epoch.situation.unreachable}
+    talk = (*talk, *unreachable_lines("unreachable for some time", cut_off))
     if wanted.plot is not None:
         write_over_time(wanted.plot, _plot(found, subject, trace))
         talk = (*talk, f"wrote {wanted.plot}")
@@ -102,12 +109,8 @@ def _is_plan(path: str) -> bool:
 
 def _subject(options: JobOptions) -> _Subject:
     """A plan file says what is trained; a model needs the batch."""
-    if os.path.isfile(options.model) and is_uneven_plan(options.model):
-        raise ConfigError(
-            "is an uneven plan: only uniform ones are replayed",
-            key="PLAN", found=options.model, allowed="a plan of one strategy, or a model; replan takes it",
-        )  # fmt: skip
-    if _is_plan(options.model):
+    is_uneven = os.path.isfile(options.model) and is_uneven_plan(options.model)
+    if is_uneven or _is_plan(options.model):
         told = {
             "--seq-len": options.seq_len,
             "--global-batch-size": options.global_batch_size,
@@ -116,9 +119,10 @@ def _subject(options: JobOptions) -> _Subject:
         for key, value in told.items():
             if value:
                 raise ConfigError("is for a model: a plan file has its own", key=key, found=str(value))
-        plan = read_plan(options.model)
+        plan = read_uneven_plan(options.model) if is_uneven else read_plan(options.model)
         cluster = load_cluster(options.cluster, inter_node=options.inter_node)
-        return _Subject(model=plan.model, cluster=cluster, job=plan.job, start=(running_on(plan, cluster),))
+        start = running_on(plan, cluster) if isinstance(plan, Plan) else uneven_running_on(plan, cluster)
+        return _Subject(model=plan.model, cluster=cluster, job=plan.job, start=(start,))
     if not options.global_batch_size:
         raise ConfigError(
             "is missing: a model needs it, a plan file has it", key="--global-batch-size", allowed="1 or more"
@@ -155,8 +159,8 @@ def _document(found: Replay, costs: Costs) -> dict[str, object]:
                         "decision": one.decision,
                         "step_time_s": one.step_s,
                         "transition_s": one.change_s,
-                        "nodes": len(one.arrangement.slots) if one.arrangement else 0,
-                        "strategy": asdict(one.arrangement.strategy) if one.arrangement else None,
+                        "nodes": len(one.arrangement.nodes) if one.arrangement else 0,
+                        **_what_runs(one.arrangement),
                     }
                     for place, one in _changes(found, run)
                 ],
@@ -164,6 +168,13 @@ def _document(found: Replay, costs: Costs) -> dict[str, object]:
             for run in found.runs
         ],
     }
+
+
+def _what_runs(arrangement: AnyArrangement | None) -> dict[str, object]:
+    """`strategy`, or of an uneven plan `uneven`."""
+    if isinstance(arrangement, UnevenArrangement):
+        return {"strategy": None, "uneven": uneven_layout(arrangement.result)}
+    return {"strategy": None if arrangement is None else asdict(arrangement.strategy)}
 
 
 def _share(found: Replay, run: Run) -> str:
@@ -241,7 +252,7 @@ MOST_ROWS = 5000
 def _decision_rows(found: Replay, run: Run) -> Sequence[tuple[str, ...]]:
     rows = []
     for place, one in list(_changes(found, run))[:MOST_ROWS]:
-        text = "" if one.arrangement is None else words.degrees_text(one.arrangement.strategy)
+        text = "" if one.arrangement is None else arrangement_text(one.arrangement)
         rows.append(
             (
                 format_seconds(found.epochs[place].start_s),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 from shardwise.cluster import pools_of
@@ -34,9 +34,18 @@ from shardwise.strategy import Target
 
 EXACT_DEVICES = 16
 """Clusters of up to so many devices are searched until nothing can be better; larger ones until nothing can
-be better by more than `GAP`."""
+be better by more than `UNEVEN_GAP`."""
 
-GAP = 0.02
+UNEVEN_GAP = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class FoundUneven:
+    """The best uneven plan (None: there is none, or none is looked for), and what all that are looked for
+    take at least."""
+
+    result: UnevenResult | None
+    lower_bound_s: float
 
 
 def refusal(question: Question) -> str | None:
@@ -131,7 +140,7 @@ def _faster(
     may be faster all the same, as a share."""
     space = _space_of(question)
     beat_s = float("inf") if figures.uniform_step_time_s is None else figures.uniform_step_time_s
-    gap = 0.0 if question.cluster.devices <= EXACT_DEVICES else GAP
+    gap = 0.0 if question.cluster.devices <= EXACT_DEVICES else UNEVEN_GAP
     outcome = search_uneven(space, clock=clock, beat_s=beat_s, gap=gap, progress=progress)
     if outcome.plan is None:
         return None, *_why_uniform(outcome, beat_s)
@@ -143,16 +152,18 @@ def _space_of(question: Question) -> UnevenSpace:
     return UnevenSpace(question.model, question.cluster, question.job, limits)
 
 
-def best_uneven(question: Question, beat_s: float) -> UnevenResult | None:
-    """The best uneven plan for the question that takes less than `beat_s`, to within the gap that its cluster
-    is allowed; None where there is none, or none is looked for."""
+def best_uneven(question: Question, beat_s: float = float("inf"), gap: float | None = None) -> FoundUneven:
+    """The best uneven plan for the question that takes less than `beat_s`, to within the share `gap`, where
+    it is None that which its cluster is allowed."""
     is_many = len(pools_of(question.cluster)) > MOST_POOLS
     if refusal(question) is not None or question.cluster.links or is_many:
-        return None
+        return FoundUneven(result=None, lower_bound_s=float("inf"))
     space = _space_of(question)
-    gap = 0.0 if question.cluster.devices <= EXACT_DEVICES else GAP
-    found = search_uneven(space, beat_s=beat_s, gap=gap).plan
-    return None if found is None else result_of_uneven(space, found)
+    if gap is None:
+        gap = 0.0 if question.cluster.devices <= EXACT_DEVICES else UNEVEN_GAP
+    outcome = search_uneven(space, beat_s=beat_s, gap=gap)
+    result = None if outcome.plan is None else result_of_uneven(space, outcome.plan)
+    return FoundUneven(result=result, lower_bound_s=outcome.lower_bound_s)
 
 
 def _told(answer: Answer, why: str, gap: float = 0.0) -> Answer:

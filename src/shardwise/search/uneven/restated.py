@@ -1,0 +1,94 @@
+"""All figures of an uneven plan from its record, where layers, shares or devices are not what they were."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from shardwise.cluster import Cluster, pools_of
+from shardwise.cost import find_recipe
+from shardwise.model import model_flop_per_token
+from shardwise.plan import PeakMemory, Stage, StagePart, UnevenResult
+from shardwise.search.uneven.again import PricedAgain, priced_by
+from shardwise.search.uneven.stage_record import RecordPrices, StageFigures
+from shardwise.strategy import Job
+
+
+def restated(prices: RecordPrices, result: UnevenResult, global_batch_size: int) -> UnevenResult | None:
+    """The plan as `priced_again` prices it, for a batch of so many sequences; None where it is none, or does
+    not fit. Bands are as wide as they were."""
+    model, cluster, job = prices.model, prices.cluster, prices.job
+    again = priced_by(prices, result, global_batch_size)
+    if again.faults or again.device_bytes > again.usable_bytes:
+        return None
+    step_s = max(again.pipeline_s)
+    tokens_per_s = global_batch_size * job.seq_len / step_s
+    peak_flop_per_s = _peak_flop_per_s(cluster, job, result)
+    mfu, mfu_full_attention = (
+        model_flop_per_token(model, job.seq_len, causal_half=is_causal) * tokens_per_s / peak_flop_per_s
+        for is_causal in (True, False)
+    )
+    low_s, high_s = (bound_s / result.step_time_s * step_s for bound_s in result.band_s)
+    tightest, peak = _peak(again, result)
+    return replace(
+        result,
+        pipeline_s=again.pipeline_s,
+        step_time_s=step_s,
+        band_s=(low_s, high_s),
+        tokens_per_s_per_device=tokens_per_s / cluster.devices,
+        mfu=mfu,
+        mfu_full_attention=mfu_full_attention,
+        peak_memory=peak,
+        breakdown=_breakdown(again, result),
+        tightest_rank=tightest,
+    )
+
+
+def _peak_flop_per_s(cluster: Cluster, job: Job, result: UnevenResult) -> float:
+    """The dense peaks of all devices that are used."""
+    classes = {pool.name: cluster.classes[pool.node.device_class] for pool in pools_of(cluster)}
+    matmul = find_recipe(job.dtype).matmul
+    return sum(size * classes[name].peak_flop_per_s[matmul] for name, size in _devices(result))
+
+
+def _devices(result: UnevenResult) -> Iterator[tuple[str, int]]:
+    """The pool and the devices of every stage, or of every part of one."""
+    for stage in _stages(result):
+        if stage.parts:
+            yield from ((part.device_class, part.tp) for part in stage.parts)
+        else:
+            yield stage.device_class, stage.devices
+
+
+def _stages(result: UnevenResult) -> Iterator[Stage]:
+    return (stage for pipeline in result.layout.pipelines for stage in pipeline.stages)
+
+
+def _peak(again: PricedAgain, result: UnevenResult) -> tuple[int, PeakMemory]:
+    """The first rank of the stage, or the part of one, whose devices are fullest, and what they hold."""
+    found: list[tuple[float, int, PeakMemory]] = []
+    figures = (one for pipeline in again.stages for one in pipeline)
+    for stage, one in zip(_stages(result), figures, strict=True):
+        peak = PeakMemory(
+            allocated=one.allocated_bytes,
+            reserved=one.allocated_bytes * (1.0 + one.fragmentation_ratio),
+            device=one.device_bytes,
+            capacity=one.capacity_bytes,
+        )
+        on: Stage | StagePart = stage.parts[one.fullest_part] if stage.parts else stage
+        found.append((-peak.device / peak.capacity, int(on.ranks.partition("-")[0]), peak))
+    _, rank, peak = min(found, key=lambda one: one[:2])
+    return rank, peak
+
+
+def _breakdown(again: PricedAgain, result: UnevenResult) -> dict[str, float]:
+    """Of the slowest pipeline: its busiest stage at work, waiting, and the end of the step."""
+    place = max(range(len(again.pipeline_s)), key=lambda one: again.pipeline_s[one])
+    stages: tuple[StageFigures, ...] = again.stages[place]
+    busy_s = result.microbatches[place] * max(one.forward_s + one.backward_s for one in stages)
+    end_s = max(one.end_s for one in stages)
+    return {
+        "busiest_stage": busy_s,
+        "pipeline_and_gradients": again.pipeline_s[place] - busy_s - end_s,
+        "end_of_step": end_s,
+    }

@@ -1,0 +1,181 @@
+"""Prices of the stages and hops of an uneven plan from its record, each worked out once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+import numpy as np
+
+from shardwise.cluster import Cluster
+from shardwise.cost import Kinds, Problem, StagePrice, StageShape, hop_s, kinds_of, stage_price
+from shardwise.model import Model
+from shardwise.plan import Pipeline, Stage, UnevenResult
+from shardwise.search.uneven.space import Limits, UnevenSpace
+from shardwise.strategy import RECOMPUTES, Job
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageFigures:
+    """One stage by itself: seconds of a forward and a backward of a microbatch, of gathering and reducing,
+    and of the end of the step; and bytes on its devices, of one on two pools on those of the part that is
+    fullest."""
+
+    forward_s: float
+    backward_s: float
+    gather_s: float
+    reduce_s: float
+    end_s: float
+    allocated_bytes: float
+    device_bytes: float
+    usable_bytes: float
+    capacity_bytes: float
+    fragmentation_ratio: float
+    fullest_part: int = 0
+
+
+class RecordPrices:
+    """Prices for one model, cluster and job, whatever its batch is. Stages are told without their ranks."""
+
+    def __init__(self, model: Model, cluster: Cluster, job: Job) -> None:
+        self.model, self.cluster, self.job = model, cluster, job
+        self._space = UnevenSpace(model, cluster, job)
+        self._names = [pool.name for pool in self._space.pools]
+        self._kinds: dict[tuple[object, ...], Kinds] = {}
+        self._figures: dict[tuple[object, ...], StageFigures] = {}
+        self._hops: dict[tuple[object, ...], list[float]] = {}
+
+    def space(self, rows: int) -> UnevenSpace:
+        """Plans with up to so many replicas in a stage."""
+        return UnevenSpace(self.model, self.cluster, self.job, Limits(rows=rows))
+
+    def union(self, result: UnevenResult) -> tuple[int, ...]:
+        """The pools that the plan is priced as one of."""
+        return tuple(sorted(self._names.index(name) for name in result.pools))
+
+    def figures(self, result: UnevenResult, stage: Stage, way: str, place: tuple[int, int]) -> StageFigures:
+        """One stage by itself, on two pools what its slower part takes; `place` counts it from the end, of so
+        many."""
+        union, pipelines = self.union(result), len(result.layout.pipelines)
+        key = union, pipelines, result.is_alike, result.micro_batch_size, stage, way, place
+        if key not in self._figures:
+            self._figures[key] = self._priced(result, stage, way, place)
+        return self._figures[key]
+
+    def hops(self, result: UnevenResult, pipeline: Pipeline) -> list[float]:
+        """Seconds from each stage to the next: inside their node, or what the slowest end needs to leave it,
+        all groups of its node sending at once."""
+        key = self.union(result), result.micro_batch_size, pipeline
+        if key not in self._hops:
+            self._hops[key] = self._hops_of(*key)
+        return self._hops[key]
+
+    def _priced(self, result: UnevenResult, stage: Stage, way: str, place: tuple[int, int]) -> StageFigures:
+        union = self.union(result)
+        from_end, stages = place
+        replicas = len(result.layout.pipelines) * (len(stage.parts) or 1)
+        shape = StageShape(
+            layers=np.array([[sum(stage.layers)]]),
+            held=np.array([[from_end]]),
+            is_first=np.array([[1.0 * (from_end == stages)]]),
+            is_last=np.array([[1.0 * (from_end == 1)]]),
+            replicas=(replicas,),
+            groups=1 if result.is_alike or len(union) == 1 else 2,
+        )
+        found = []
+        for pool, kind, rows in _kinds(self._names, stage, result.micro_batch_size):
+            kinds = self._kinds_of(pool, union, result.is_alike, kind, rows)
+            found.append(_figures_of(stage_price(kinds, shape), RECOMPUTES.index(way), kinds.problem))
+        part = max(range(len(found)), key=lambda one: found[one].device_bytes / found[one].usable_bytes)
+        return replace(
+            found[part],
+            forward_s=max(one.forward_s for one in found),
+            backward_s=max(one.backward_s for one in found),
+            gather_s=max(one.gather_s for one in found),
+            reduce_s=max(one.reduce_s for one in found),
+            end_s=max(one.end_s for one in found),
+            fullest_part=part,
+        )
+
+    def _kinds_of(
+        self, pool: int, union: tuple[int, ...], is_alike: bool, kind: tuple[int, int], rows: int
+    ) -> Kinds:
+        key = pool, union, is_alike, kind, rows
+        if key not in self._kinds:
+            self._kinds[key] = kinds_of(self._space.problem(pool, union, is_alike), [kind], rows)
+        return self._kinds[key]
+
+    def _hops_of(self, union: tuple[int, ...], size: int, pipeline: Pipeline) -> list[float]:
+        ends = ends_of(self._space, pipeline)
+        hops = []
+        for index, (mine, theirs) in enumerate(pairwise(ends)):
+            is_near = mine[0].is_whole and theirs[0].is_whole and mine[0].pool == theirs[0].pool
+            is_inside = is_near and mine[0].group == theirs[0].group
+            found = []
+            for stage, some in zip(pipeline.stages[index : index + 2], (mine, theirs), strict=True):
+                for end, (pool, kind, rows) in zip(some, _kinds(self._names, stage, size), strict=True):
+                    kinds = self._kinds_of(pool, (pool,) if is_near else union, False, kind, rows)
+                    tiers, devices = kinds.problem.tiers, self._space.pools[pool].node.devices
+                    tier, senders = len(tiers) - 1, devices // end.together
+                    if is_inside:
+                        tier = max(i for i, inner in enumerate(tiers) if inner.span <= devices)
+                        senders = stage.devices
+                    found.append(float(hop_s(kinds, tier, senders)[0]))
+            hops.append(max(found))
+        return hops
+
+
+def _kinds(names: Sequence[str], stage: Stage, size: int) -> list[tuple[int, tuple[int, int], int]]:
+    """The pool, (tp, dp) and rows of a stage, or of each part of one; a microbatch has `size` rows."""
+    if stage.parts:
+        return [(names.index(part.device_class), (part.tp, 1), part.rows) for part in stage.parts]
+    return [(names.index(stage.device_class), (stage.tp, stage.dp), size)]
+
+
+def _figures_of(price: StagePrice, way: int, problem: Problem) -> StageFigures:
+    return StageFigures(
+        forward_s=float(price.forward_s[0, 0]),
+        backward_s=float(price.backward_s[way, 0, 0, 0]),
+        gather_s=float(price.gather_s[0, 0, 0]),
+        reduce_s=float(price.reduce_s[way, 0, 0, 0]),
+        end_s=float(price.end_s[0, 0, 0]),
+        allocated_bytes=float(price.allocated_bytes[way, 0, 0, 0]),
+        device_bytes=float(price.device_bytes[way, 0, 0, 0]),
+        usable_bytes=problem.usable_bytes,
+        capacity_bytes=problem.capacity_bytes,
+        fragmentation_ratio=problem.efficiency.fragmentation_ratio,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _End:
+    """A stage, or a part of one, as an end of hops: its pool, and which node-filling group of the pipeline's
+    stages there it is of, how many stages that has, and whether it is all of the stage."""
+
+    pool: int
+    group: int
+    together: int
+    is_whole: bool = True
+
+
+def ends_of(space: UnevenSpace, pipeline: Pipeline) -> list[tuple[_End, ...]]:
+    """Of the stages in order. Those on one pool are grouped from the last on: a group has 1, 2, 4, ...
+    stages, as many as there still are and as divide a node. Parts of a stage on two pools are by
+    themselves."""
+    names = [pool.name for pool in space.pools]
+    found: dict[int, tuple[_End, ...]] = {}
+    for index, stage in enumerate(pipeline.stages):
+        found[index] = tuple(_End(names.index(part.device_class), 0, 1, False) for part in stage.parts)
+    plain = {i: names.index(one.device_class) for i, one in enumerate(pipeline.stages) if not one.parts}
+    for pool in set(plain.values()):
+        mine = [index for index, one in plain.items() if one == pool]
+        group = 0
+        while mine:
+            size = pipeline.stages[mine[0]].devices
+            fitting = [n for n in (1 << e for e in range(len(mine).bit_length())) if n <= len(mine)]
+            together = max(n for n in fitting if space.pools[pool].node.devices % (n * size) == 0)
+            for index in mine[-together:]:
+                found[index] = (_End(pool, group, together),)
+            mine, group = mine[:-together], group + 1
+    return [found[index] for index in range(len(pipeline.stages))]
