@@ -22,6 +22,8 @@ pytestmark = pytest.mark.xdist_group("runtime")
 BEFORE, AFTER = 2, 2
 """Steps before and behind the move."""
 
+PIECE_BYTES = 4096
+
 
 def differing(one: Job, other: Job) -> list[str]:
     """The names of what differs in any bit."""
@@ -29,14 +31,16 @@ def differing(one: Job, other: Job) -> list[str]:
     return [name for name in {**first, **second} if not torch.equal(local(first[name]), local(second[name]))]
 
 
-def moved(report: Report, before: Plan, after: Plan, root: str) -> tuple[list[str], list[float], bool]:
+def moved(
+    report: Report, before: Plan, after: Plan, root: str, piece_bytes: int
+) -> tuple[list[str], list[float], bool]:
     """A run under one plan that goes on under the other: what differs from the checkpoint's, all losses, and
     whether groups of processes are left that nothing uses."""
     job = parallelize(whole_module(before.model, 0), before, lr=LR, max_norm=MAX_NORM)
     losses = [job.step(batches(before, 0).batch(step)).loss for step in range(BEFORE)]
     Saving(job, root, step=BEFORE, seed=0, data="synthetic").wait()
     earlier = process_groups()
-    job, _ = move(job, after)
+    job, _ = move(job, after, piece_bytes=piece_bytes)
     left = bool(earlier & process_groups())
     other = parallelize(whole_module(after.model, 5), after, lr=LR, max_norm=MAX_NORM)
     load(other, resumable(after, root)[0])
@@ -63,9 +67,11 @@ MOVES = [
 def test_state_moves_bit_by_bit(
     team: Team, tmp_path: Path, before: str, after: str, model: str, optimizer: str
 ) -> None:
+    """In many messages, several of which are under way at a time."""
     first, second = (make_plan(text, model=model, optimizer=optimizer) for text in (before, after))
     whole = single_process(first, seed=0, steps=BEFORE + AFTER).losses
-    for different, losses, left in team.run(second.cluster.devices, moved, first, second, str(tmp_path)):
+    asked = first, second, str(tmp_path), PIECE_BYTES
+    for different, losses, left in team.run(second.cluster.devices, moved, *asked):
         assert different == []
         assert losses == pytest.approx(whole, rel=2e-5)
         assert not left

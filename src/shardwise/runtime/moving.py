@@ -3,12 +3,13 @@ does not hold comes from ranks that do."""
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping, Sequence
 from math import prod
 
 import torch
 from torch import Tensor, distributed
+from torch.distributed import Work
 
 from shardwise.cluster import Cluster
 from shardwise.plan import Plan
@@ -22,22 +23,28 @@ from shardwise.runtime.state import STATES, make_states, named, whole_name
 from shardwise.runtime.transfers import Holding, Region, Transfer, overlap, transfers
 
 PIECE_BYTES = 4 << 20
-"""Of one message; a rank has one for each that it hears from or talks to at a time."""
+"""Of one message."""
+
+IN_FLIGHT = 2
+"""Messages that a rank has at a time for each that it hears from or talks to."""
 
 ELEMENT_BYTES = 4
 """Parameters and optimizer states are fp32."""
 
 
+Piece = list[tuple[int, str, Region]]
+"""What one message carries: of tensors, by number, which kind and region of them."""
+
 Parts = dict[int, list[Part]]
 """What a rank holds of every tensor, by its number."""
 
 
-def move(job: Job, plan: Plan) -> tuple[Job, dict[tuple[int, int], int]]:
+def move(job: Job, plan: Plan, *, piece_bytes: int = PIECE_BYTES) -> tuple[Job, dict[tuple[int, int], int]]:
     """`job` as it goes on under `plan`, with the same parameters and optimizer states, bit by bit; and the
     bytes that went from rank to rank. Call it on every rank, between steps; `job` itself is used up.
 
     `plan` is for the same model and optimizer and for as many ranks. While it moves, a rank has what it holds
-    under both plans, and pieces of `PIECE_BYTES`.
+    under both plans, and messages of at most `piece_bytes`.
     """
     groups = process_groups()
     forget_meshes()
@@ -56,7 +63,7 @@ def move(job: Job, plan: Plan) -> tuple[Job, dict[tuple[int, int], int]]:
         _keep(have, need, streams)
         for turn, source in enumerate((have, need)):
             these = [one for one in planned if one.round == turn]
-            _exchange(these, source, need, streams, device=target.mesh.device_type)
+            _exchange(these, source, need, streams, piece_bytes, device=target.mesh.device_type)
     distributed.barrier()
     destroy_groups(groups)
     moved: dict[tuple[int, int], int] = defaultdict(int)
@@ -137,6 +144,7 @@ def _exchange(
     source: Parts,
     need: Parts,
     streams: Mapping[int, Sequence[str]],
+    piece_bytes: int,
     *,
     device: str,
 ) -> None:
@@ -150,9 +158,10 @@ def _exchange(
             sends[one.target].append(one)
         elif one.target == rank:
             receives[one.source].append(one)
-    outgoing = {other: pieces_of(these, streams) for other, these in sorted(sends.items())}
-    incoming = {other: pieces_of(these, streams) for other, these in sorted(receives.items())}
-    while outgoing or incoming:
+    outgoing = {other: pieces_of(these, streams, piece_bytes) for other, these in sorted(sends.items())}
+    incoming = {other: pieces_of(these, streams, piece_bytes) for other, these in sorted(receives.items())}
+    flying: deque[tuple[list[Work], list[tuple[Piece, Tensor]]]] = deque()
+    while outgoing or incoming or flying:
         pending = []
         arriving = []
         for other, pieces in list(incoming.items()):
@@ -169,18 +178,23 @@ def _exchange(
                 del outgoing[other]
                 continue
             pending.append(distributed.P2POp(distributed.isend, _packed(piece, source), other))
-        for request in distributed.batch_isend_irecv(pending) if pending else ():
-            request.wait()
-        for piece, buffer in arriving:
-            _unpack(piece, buffer, need)
+        if pending:
+            flying.append((distributed.batch_isend_irecv(pending), arriving))
+        # The next pieces are on their way while these are put where they belong.
+        if flying and (len(flying) == IN_FLIGHT or not pending):
+            requests, arrived = flying.popleft()
+            for request in requests:
+                request.wait()
+            for piece, buffer in arrived:
+                _unpack(piece, buffer, need)
 
 
 def pieces_of(
-    planned: Sequence[Transfer], streams: Mapping[int, Sequence[str]], piece_bytes: int = PIECE_BYTES
-) -> Iterator[list[tuple[int, str, Region]]]:
+    planned: Sequence[Transfer], streams: Mapping[int, Sequence[str]], piece_bytes: int
+) -> Iterator[Piece]:
     """All that is transferred, in messages of at most `piece_bytes`: tensor, kind and region of each part."""
     most = piece_bytes // ELEMENT_BYTES
-    piece: list[tuple[int, str, Region]] = []
+    piece: Piece = []
     room = most
     for one in planned:
         for kind in streams[one.tensor]:
