@@ -1,0 +1,46 @@
+"""All figures of an uneven plan from its record are those that the search tells."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from shardwise.cluster import load_cluster
+from shardwise.model import load_model
+from shardwise.search import Question, RecordPrices, best_uneven, restated
+from shardwise.strategy import Job
+
+JOB = Job(seq_len=1024, global_batch_size=16, dtype="fp16")
+
+
+@pytest.mark.parametrize(
+    ("model", "cluster", "limits"),
+    [
+        ("gpt2", "1x4xA100-40G+1x4xV100-16G", {}),
+        ("opt-350m", "1x2xT4+3x1xRTX3090", {}),
+        ("llama-2-7b", "1x2xA100-80G+1x4xA10G", {"stage_dp": 2}),
+        ("gpt2-xl", "1x2xA100-80G+1x2xT4", {"braid": 4}),
+    ],
+)
+def test_a_plan_that_stays_is_restated_as_it_was(model: str, cluster: str, limits: dict[str, int]) -> None:
+    question = Question(model=load_model(model), cluster=load_cluster(cluster), job=JOB, **limits)
+    found = best_uneven(question).result
+    assert found is not None
+    prices = RecordPrices(question.model, question.cluster, JOB)
+    again = restated(prices, found, JOB.global_batch_size)
+    assert again is not None and again.layout == found.layout and again.tightest_rank == found.tightest_rank
+    for name in ("step_time_s", "tokens_per_s_per_device", "mfu", "mfu_full_attention"):
+        assert getattr(again, name) == pytest.approx(getattr(found, name), rel=1e-9), name
+    assert again.band_s == pytest.approx(found.band_s, rel=1e-9)
+    assert again.pipeline_s == pytest.approx(found.pipeline_s, rel=1e-9)
+    assert again.breakdown == pytest.approx(dict(found.breakdown), rel=1e-6, abs=1e-12)
+    peaks = (again.peak_memory, found.peak_memory)
+    for name in ("allocated", "reserved", "device", "capacity"):
+        one, other = (getattr(peak, name) for peak in peaks)
+        assert one == pytest.approx(other, rel=1e-9), name
+    # Prices that are known are those of another record too: with more microbatches nothing is left over.
+    half = replace(found, microbatches=tuple(2 * count for count in found.microbatches))
+    twice = restated(prices, half, 2 * JOB.global_batch_size)
+    assert twice is not None and twice.step_time_s > again.step_time_s
+    assert restated(prices, half, JOB.global_batch_size) is None
