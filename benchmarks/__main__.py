@@ -23,6 +23,7 @@ from benchmarks import (
     graph_frontiers,
     mixed,
     moved,
+    recovered,
     searches,
     validation,
 )
@@ -55,6 +56,7 @@ BENCHMARKS: dict[str, Callable[[], Figures]] = {
     **{f"replay {name}": partial(change.replay_figures, name) for name in change.at_hand()},
     **{f"overhead {name}": partial(overhead_figures, name) for name in OVERHEADS},
     "moving": moved.figures,
+    "recovery": recovered.figures,
     "cold start": cold_start.figures,
     "simulator": simulator.figures,
     "validation": validation.figures,

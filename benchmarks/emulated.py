@@ -130,12 +130,14 @@ def accuracy_of(predicted_s: float, measured_s: float) -> float:
 
 
 def judged(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """The figures that have goals, of the plans of one cluster.
+    """The figures of the plans of one cluster: those that have goals, and the mean accuracy by the
+    calibration alone, at the pace that the machine had then.
 
     A plan is recommended among those of its job, by the calibration: the worst regret of a job counts, and
     tau is the mean over the pairs of plans of one job.
     """
     accuracies = [accuracy_of(row["predicted_s"], row["measured_s"]) for row in rows]
+    as_calibrated = [accuracy_of(row["calibrated_s"], row["measured_s"]) for row in rows]
     regrets, taus, pairs = [], [], []
     for job in dict.fromkeys(row["job"] for row in rows):
         own = [row for row in rows if row["job"] == job]
@@ -146,6 +148,7 @@ def judged(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     return {
         "mean_accuracy": fmean(accuracies),
         "worst_accuracy": min(accuracies),
+        "mean_as_calibrated": fmean(as_calibrated),
         "regret": max(regrets),
         "kendall_tau": sum(tau * of for tau, of in zip(taus, pairs, strict=True)) / sum(pairs),
     }

@@ -89,6 +89,7 @@ GOALS: Mapping[str, tuple[Goal, ...]] = {
     **{f"workers {name}": (Goal("speedup", 1.7, is_least=True),) for name in searches.OVER_TWO_SECONDS},
     **{f"overhead {name}": (Goal("overhead", 0.05),) for name in ("ddp", "fsdp2", "tensor", "pipeline")},
     "moving": (Goal("ratio", 1.5), Goal("back_ratio", 1.5)),
+    "recovery": (Goal("seconds", 30.0),),
     "cold start": (Goal("wall_s", 0.6),),
     "validation": (Goal("cpu_s", 3.0),),
     "fit": (Goal("cpu_s", 300.0),),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import random
+from collections.abc import Sequence
 from dataclasses import replace
 from types import ModuleType
 from typing import Any
@@ -16,9 +18,10 @@ from shardwise.cluster import load_cluster
 from shardwise.model import load_model
 from shardwise.search import UnevenSpace, search_uneven
 from shardwise.search.clock import Clock
-from shardwise.search.uneven import Block, bounds, grown, partitions
+from shardwise.search.lanes import Lanes
+from shardwise.search.uneven import Block, bounds, drive, grown, partitions
 from shardwise.search.uneven.block import search_of
-from shardwise.search.uneven.drive import _improve, _State
+from shardwise.search.uneven.laid_out import Best
 from shardwise.search.uneven.options import Pricing
 from shardwise.strategy import Job
 
@@ -88,6 +91,41 @@ def test_a_gap_is_kept_and_a_budget_tells_its_own() -> None:
     assert stopped.plan is None and 0.0 < stopped.lower_bound_s <= best.plan.time_s
 
 
+def outcomes(seed: int, workers: int, gap: float) -> tuple[object, ...]:
+    """All but what the clock says."""
+    found = search_uneven(drawn_space(seed, 8), gap=gap, workers=workers)
+    return (
+        found.plan, found.lower_bound_s, found.cut, found.searched, found.unexplored, found.evaluated,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("gap", [0.0, 0.02])
+def test_any_number_of_workers_finds_the_same_with_the_same_ledger(
+    gap: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(drive, "ALONE", 1)
+    for seed in (1, 3, 8, 21):
+        alone = outcomes(seed, 1, gap)
+        assert outcomes(seed, 2, gap) == alone and outcomes(seed, 3, gap) == alone
+
+
+def test_errands_that_are_done_where_nothing_is_known_of_their_block_are_noticed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A block is looked at again and again where each step of it is in another process."""
+    monkeypatch.setattr(drive, "ALONE", 1)
+    turns = itertools.count()
+    kept = Lanes.answers_at
+
+    def anywhere(lanes: Lanes[Any, Any], homes: Sequence[int], tasks: Sequence[Any]) -> list[Any]:
+        return kept(lanes, [next(turns) % 7 for _ in homes], tasks)
+
+    alone = [outcomes(seed, 1, 0.0) for seed in (1, 3, 8)]
+    monkeypatch.setattr(Lanes, "answers_at", anywhere)
+    with pytest.raises((KeyError, AssertionError)):
+        assert [outcomes(seed, 2, 0.0) for seed in (1, 3, 8)] == alone
+
+
 def test_nothing_is_found_where_the_time_to_beat_is_the_best() -> None:
     space = drawn_space(3, 4)
     best = search_uneven(space).plan
@@ -105,8 +143,8 @@ def test_more_pipelines_than_microbatches_are_cut_to_a_plan() -> None:
     options = pricing.options(block)
     found = search_of(options, block, 100).within(1e3)
     assert found is not None
-    state = _State(best=None, best_s=float("inf"))
-    _improve(pricing, block, [(laid, 3 * count) for laid, count in found], state)
-    assert state.best is not None
-    assert [pipeline.microbatches for pipeline in state.best.pipelines] == [1, 1]
-    assert state.best.block.least == 2 and state.best_s == state.best.time_s < 1e3
+    best = Best(plan=None, time_s=float("inf"))
+    best.improve(pricing, block, [(laid, 3 * count) for laid, count in found])
+    assert best.plan is not None
+    assert [pipeline.microbatches for pipeline in best.plan.pipelines] == [1, 1]
+    assert best.plan.block.least == 2 and best.time_s == best.plan.time_s < 1e3

@@ -14,7 +14,7 @@ from shardwise.runtime import Team
 
 pytestmark = pytest.mark.xdist_group("runtime")
 
-STEPS = 3
+STEPS, MANY_STEPS = 3, 20
 
 TOLERANCE = 2e-5
 """Relative, in fp32: sums in another order. The worst over the matrix is 4e-6 (docs/running.md)."""
@@ -137,12 +137,14 @@ MATRIX = [*SHARDED, *TENSOR, *PIPELINES, *PAIRS, *CONTEXT, *RECOMPUTED, *SHARED_
 
 
 @cache
-def expected(model: str, optimizer: str, seed: int) -> Trajectory:
-    return single_process(make_plan("tp=1", model=model, optimizer=optimizer), seed=seed, steps=STEPS)
+def expected(model: str, optimizer: str, seed: int, steps: int = STEPS) -> Trajectory:
+    return single_process(make_plan("tp=1", model=model, optimizer=optimizer), seed=seed, steps=steps)
 
 
-def run(team: Team, plan: Plan, seed: int = 0, broken: str | None = None) -> list[Difference]:
-    right = expected(plan.model.name, plan.job.optimizer, seed)
+def run(
+    team: Team, plan: Plan, seed: int = 0, broken: str | None = None, steps: int = STEPS
+) -> list[Difference]:
+    right = expected(plan.model.name, plan.job.optimizer, seed, steps)
     return team.run(plan.cluster.devices, divided, plan, right, seed, broken)
 
 
@@ -153,6 +155,12 @@ def test_a_divided_run_equals_one_process(team: Team, text: str, model: str) -> 
     assert max(rank.largest for rank in found) < TOLERANCE
     if plan.best.strategy.pp > 1:
         check_table(plan, found)
+
+
+@pytest.mark.parametrize(("text", "model"), [SHARDED[4], PIPELINES[13], CONTEXT[0], EXPERTS[0]])
+def test_a_run_of_many_steps_stays_with_one_process(team: Team, text: str, model: str) -> None:
+    found = run(team, make_plan(text, model=model), steps=MANY_STEPS)
+    assert max(rank.largest for rank in found) < TOLERANCE
 
 
 def pipeline_rank(plan: Plan, rank: int) -> int:

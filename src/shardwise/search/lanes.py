@@ -31,6 +31,7 @@ class Lanes(Generic[Task, Answer]):
         self._work, self._count = work, workers
         self._processes: list[Any] = []
         self._pipes: list[Connection] = []
+        self._homes: dict[int, int] = {}
         self.cpu_s = 0.0
 
     def __enter__(self) -> Lanes[Task, Answer]:
@@ -74,6 +75,30 @@ class Lanes(Generic[Task, Answer]):
             ready = multiprocessing.connection.wait(list(busy))
             for pipe in [pipe for pipe in busy if pipe in ready]:
                 answers[busy.pop(pipe)] = self._received(pipe)
+        return [answers[index] for index in range(len(tasks))]
+
+    def answers_at(self, homes: Sequence[int], tasks: Sequence[Task]) -> list[Answer]:
+        """The same where a task needs what those before it with the same home left behind: each home is in
+        one process, which begins as a copy of this one; where the system makes no copies, this process does
+        all. Homes are told apart by their numbers."""
+        if self._count == 1 or "fork" not in multiprocessing.get_all_start_methods():
+            return [self._work(task) for task in tasks]
+        if not self._processes:
+            self._start()
+        for home in homes:
+            self._homes.setdefault(home, len(self._homes) % self._count)
+        pipes = [self._pipes[self._homes[home]] for home in homes]
+        answers: dict[int, Answer] = {}
+        waiting = list(range(len(tasks)))
+        busy: dict[Connection, int] = {}
+        while waiting or busy:
+            for index in list(waiting):
+                if pipes[index] not in busy:
+                    waiting.remove(index)
+                    busy[pipes[index]] = self._hand_out(pipes[index], index, tasks[index])
+            for pipe in multiprocessing.connection.wait(list(busy)):
+                if isinstance(pipe, Connection):
+                    answers[busy.pop(pipe)] = self._received(pipe)
         return [answers[index] for index in range(len(tasks))]
 
     def _hand_out(self, pipe: Connection, index: int, task: Task) -> int:

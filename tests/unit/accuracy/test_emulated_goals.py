@@ -57,6 +57,7 @@ def test_figures_by_hand() -> None:
     found = judged(of_model)
     assert found["mean_accuracy"] == pytest.approx((0.9 + 1.0 + 0.75) / 3)
     assert found["worst_accuracy"] == pytest.approx(0.75)
+    assert found["mean_as_calibrated"] == pytest.approx((1.7 / 2.0 + 1.8 / 1.9 + 2.9 / 4.0) / 3)
     assert found["regret"] == pytest.approx(2.0 / 1.9 - 1)
     assert found["kendall_tau"] == pytest.approx(1 / 3)
     # Two plans of another job, faster than all of them, told in their order: (3 * 1/3 + 1) / 4 pairs, and the

@@ -17,14 +17,17 @@ JOB = Job(seq_len=1024, global_batch_size=16, dtype="fp16")
 @pytest.mark.parametrize(
     ("model", "cluster", "limits"),
     [
-        ("gpt2", "1x4xA100-40G+1x4xV100-16G", {}),
-        ("opt-350m", "1x2xT4+3x1xRTX3090", {}),
-        ("llama-2-7b", "1x2xA100-80G+1x4xA10G", {"stage_dp": 2}),
-        ("gpt2-xl", "1x2xA100-80G+1x2xT4", {"braid": 4}),
+        ("gpt2", "1x4xA100-40G+1x4xV100-16G", (1, 1)),
+        ("opt-350m", "1x2xT4+3x1xRTX3090", (1, 1)),
+        ("llama-2-7b", "1x2xA100-80G+1x4xA10G", (2, 1)),
+        ("gpt2-xl", "1x2xA100-80G+1x2xT4", (1, 4)),
     ],
 )
-def test_a_plan_that_stays_is_restated_as_it_was(model: str, cluster: str, limits: dict[str, int]) -> None:
-    question = Question(model=load_model(model), cluster=load_cluster(cluster), job=JOB, **limits)
+def test_a_plan_that_stays_is_restated_as_it_was(model: str, cluster: str, limits: tuple[int, int]) -> None:
+    stage_dp, braid = limits
+    question = Question(
+        model=load_model(model), cluster=load_cluster(cluster), job=JOB, stage_dp=stage_dp, braid=braid
+    )
     found = best_uneven(question).result
     assert found is not None
     prices = RecordPrices(question.model, question.cluster, JOB)

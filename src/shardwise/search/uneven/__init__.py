@@ -2,8 +2,9 @@
 
 from shardwise.search.uneven.again import PricedAgain, priced_again
 from shardwise.search.uneven.answer import UNEVEN_GAP, FoundUneven, best_uneven, plan_pools
-from shardwise.search.uneven.drive import UnevenOutcome, UnevenPipeline, UnevenPlan, search_uneven
+from shardwise.search.uneven.drive import UnevenOutcome, search_uneven
 from shardwise.search.uneven.in_place import relaid
+from shardwise.search.uneven.laid_out import UnevenPipeline, UnevenPlan
 from shardwise.search.uneven.proportional import proportional_split
 from shardwise.search.uneven.restated import restated
 from shardwise.search.uneven.space import Block, Limits, UnevenSpace

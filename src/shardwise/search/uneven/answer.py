@@ -141,7 +141,9 @@ def _faster(
     space = _space_of(question)
     beat_s = float("inf") if figures.uniform_step_time_s is None else figures.uniform_step_time_s
     gap = 0.0 if question.cluster.devices <= EXACT_DEVICES else UNEVEN_GAP
-    outcome = search_uneven(space, clock=clock, beat_s=beat_s, gap=gap, progress=progress)
+    outcome = search_uneven(
+        space, clock=clock, beat_s=beat_s, gap=gap, workers=question.workers, progress=progress
+    )
     if outcome.plan is None:
         return None, *_why_uniform(outcome, beat_s)
     return replace(_answer(space, outcome, figures), is_interrupted=clock.is_interrupted), "", 0.0
@@ -161,7 +163,7 @@ def best_uneven(question: Question, beat_s: float = float("inf"), gap: float | N
     space = _space_of(question)
     if gap is None:
         gap = 0.0 if question.cluster.devices <= EXACT_DEVICES else UNEVEN_GAP
-    outcome = search_uneven(space, beat_s=beat_s, gap=gap)
+    outcome = search_uneven(space, beat_s=beat_s, gap=gap, workers=question.workers)
     result = None if outcome.plan is None else result_of_uneven(space, outcome.plan)
     return FoundUneven(result=result, lower_bound_s=outcome.lower_bound_s)
 

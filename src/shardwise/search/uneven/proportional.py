@@ -14,8 +14,8 @@ from dataclasses import replace
 from itertools import product
 from math import gcd
 
-from shardwise.search.uneven.drive import UnevenPipeline, UnevenPlan
 from shardwise.search.uneven.grown import Placed
+from shardwise.search.uneven.laid_out import UnevenPipeline, UnevenPlan
 from shardwise.search.uneven.options import Options, Pricing
 from shardwise.search.uneven.partitions import pipeline_s
 from shardwise.search.uneven.space import Block, UnevenSpace

@@ -12,8 +12,8 @@ from shardwise.cost import Problem
 from shardwise.model import model_flop_per_token
 from shardwise.plan import Layout, PeakMemory, Pipeline, Stage, StagePart, UnevenResult
 from shardwise.search.explain import band_of
-from shardwise.search.uneven.drive import UnevenPipeline, UnevenPlan
 from shardwise.search.uneven.hops import groups, most_together
+from shardwise.search.uneven.laid_out import UnevenPipeline, UnevenPlan
 from shardwise.search.uneven.options import Options, Pricing
 from shardwise.search.uneven.space import Braid, UnevenSpace, devices_of
 from shardwise.strategy import RECOMPUTES

@@ -1,0 +1,78 @@
+"""How long a run is from the death of a worker (`kill -9`) to the next step that it ends: needs Linux and
+PyTorch."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+STEPS, EVERY, DIES_AT = 12, 3, 6
+"""Steps of the run, between checkpoints, and after how many a worker dies."""
+
+PLAN = (
+    "plan", "examples/tiny.yaml", "--cluster", "1x2xcpu", "--fix", "dp=2", "--seq-len", "64",
+    "--global-batch-size", "8", "--dtype", "fp32",
+)  # fmt: skip
+
+MOST_S = 120.0
+"""After which a run that goes on no more is given up."""
+
+
+def figures() -> dict[str, float]:
+    """`seconds` from the death of a rank to the end of the first step after it, and the `steps` that were
+    done again, a checkpoint interval at most."""
+    with tempfile.TemporaryDirectory() as folder:
+        plan, log = Path(folder) / "plan.yaml", Path(folder) / "steps.jsonl"
+        shardwise = [sys.executable, "-m", "shardwise"]
+        subprocess.run([*shardwise, *PLAN, "--save", str(plan)], check=True, capture_output=True)
+        train = [
+            "train", str(plan), "--steps", str(STEPS), "--checkpoint", f"{folder}/checkpoints",
+            "--checkpoint-every", str(EVERY), "--log", str(log),
+        ]  # fmt: skip
+        run = subprocess.Popen([*shardwise, *train], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        try:
+            _wait_for(run, log, DIES_AT)
+            done = _steps(log)[-1]
+            os.kill(_workers_of(run.pid)[-1], signal.SIGKILL)
+            died_s, lines = time.perf_counter(), len(_steps(log))
+            _wait_for(run, log, done + 1)
+            seconds = time.perf_counter() - died_s
+            if run.wait(timeout=MOST_S):
+                raise RuntimeError(f"the run ended with exit code {run.returncode}")
+            again = len(_steps(log)) - lines - (STEPS - done)
+        finally:
+            run.kill()
+    return {"seconds": seconds, "steps": float(max(again, 0))}
+
+
+def _wait_for(run: subprocess.Popen[bytes], log: Path, step: int) -> None:
+    """Until the log's last line is of this step or a later one."""
+    end_s = time.perf_counter() + MOST_S
+    while not (steps := _steps(log)) or steps[-1] < step:
+        if run.poll() is not None or time.perf_counter() > end_s:
+            raise RuntimeError(f"step {step} was not reached")
+        time.sleep(0.01)
+
+
+def _steps(log: Path) -> list[int]:
+    """Of whole lines of the log."""
+    text = log.read_text() if log.exists() else ""
+    return [int(json.loads(line)["step"]) for line in text.splitlines(keepends=True) if line[-1:] == "\n"]
+
+
+def _workers_of(pid: int) -> list[int]:
+    """The ranks of a run, in their order: copies of the process that it starts them from."""
+    servers = [
+        child for child in _children(pid) if b"forkserver" in Path(f"/proc/{child}/cmdline").read_bytes()
+    ]
+    return [worker for server in servers for worker in _children(server)]
+
+
+def _children(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
