@@ -1,6 +1,6 @@
 """Moving a job's state in memory from one plan to another, over an emulated link: root, Linux and PyTorch.
 
-`python -m benchmarks.moved OUT` is what runs on each of the two emulated hosts.
+`python -m benchmarks.moved OUT SIZE` is what runs on each of the two emulated hosts.
 """
 
 from __future__ import annotations
@@ -20,7 +20,13 @@ HOSTS = f"nodes:\n- {{device: cpu, count: 2, devices: 1, nics: {{count: 1, bandw
 SHARE = 0.8
 """Of a core, for each host."""
 
-MODEL = {"layers": 4, "hidden": 384, "ffn": 1536, "heads": 8, "vocab": 512, "seq_len": 64}
+MODELS = {
+    "": {"layers": 4, "hidden": 768, "ffn": 3072, "heads": 8, "vocab": 512, "seq_len": 64},
+    "small_": {"layers": 4, "hidden": 384, "ffn": 1536, "heads": 8, "vocab": 512, "seq_len": 64},
+}
+"""29 and 7.5 million parameters: of the small one, groups of processes and modules that are made anew are a
+good part of a move, however fast its bytes are."""
+
 BATCH = 4
 PLANS = ("dp=2,zero_stage=1", "pp=2,schedule=1f1b,micro_batch_size=2")
 """Moved from one to the other and back."""
@@ -30,7 +36,11 @@ REPEATS = 3
 
 def figures() -> dict[str, float]:
     """`seconds` of a move there, the most bytes that go over one direction of the link, and its `ratio` to
-    the seconds that these take at the link's bandwidth; `back_` of a move back."""
+    the seconds that these take at the link's bandwidth; `back_` of a move back; `small_` of a small model."""
+    return {f"{size}{name}": value for size in MODELS for name, value in _figures_of(size).items()}
+
+
+def _figures_of(size: str) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as folder:
         cluster, out = Path(folder) / "hosts.yaml", Path(folder) / "moved.json"
         cluster.write_text(HOSTS)
@@ -44,14 +54,14 @@ def figures() -> dict[str, float]:
             str(cluster),
             "--",
         ]
-        command += [sys.executable, "-m", "benchmarks.moved", str(out)]
+        command += [sys.executable, "-m", "benchmarks.moved", str(out), size]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
         found: dict[str, float] = json.loads(out.read_text())
     return found
 
 
-def main(out: str) -> None:
-    """On each host: moves there and back in turns; rank 0 writes the medians."""
+def main(out: str, size: str) -> None:
+    """On each host: moves of a model there and back in turns; rank 0 writes the medians."""
     import torch
     from torch import distributed
 
@@ -63,8 +73,8 @@ def main(out: str) -> None:
 
     torch.set_num_threads(1)
     distributed.init_process_group("gloo")
-    model, cluster = model_from_config(MODEL, name="moved"), load_cluster("2x1xcpu")
-    asked = Job(seq_len=MODEL["seq_len"], global_batch_size=BATCH, dtype="fp32", optimizer="adamw")
+    model, cluster = model_from_config(MODELS[size], name="moved"), load_cluster("2x1xcpu")
+    asked = Job(seq_len=MODELS[size]["seq_len"], global_batch_size=BATCH, dtype="fp32", optimizer="adamw")
     plans = []
     for text in PLANS:
         strategy = complete(
@@ -97,4 +107,4 @@ def main(out: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])
