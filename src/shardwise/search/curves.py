@@ -5,12 +5,13 @@ Nothing in here knows what a layout is: a strategy of a transformer, or a layout
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 
-from shardwise.errors import Infeasible
+from shardwise.errors import ConfigError, Infeasible
 from shardwise.frontier import knee
 from shardwise.search.drive import Progress
 
@@ -67,8 +68,19 @@ class CurveSource(Protocol[LayoutT_co]):
     """What yields curves: the strategies of a transformer, or the layouts of a graph's operators."""
 
     @property
+    def whole(self) -> int:
+        """The devices of the whole cluster."""
+        ...
+
+    @property
     def sizes(self) -> tuple[int, ...]:
-        """Device counts that can be asked about, ascending; the last is the whole cluster."""
+        """Device counts that can be asked about, ascending: parts of the cluster, and the whole where what was
+        asked is possible there."""
+        ...
+
+    def require(self, sizes: Sequence[int]) -> None:
+        """ConfigError, with what is allowed, where one of `sizes` cannot be asked about, or where something
+        that was given is of use on none of them."""
         ...
 
     def curve(
@@ -86,3 +98,24 @@ class CurveSource(Protocol[LayoutT_co]):
     def nothing_fits(self, curve: Curve[Any]) -> Infeasible:
         """Why one of its curves has no point, and what would help."""
         ...
+
+
+def require_parts(sizes: Sequence[int], parts: Sequence[int]) -> None:
+    """ConfigError where one of `sizes` is not one of the `parts` of a cluster."""
+    for size in sizes:
+        if size not in parts:
+            raise ConfigError(
+                "is no part of the cluster", key="--devices", found=str(size), allowed=runs_text(parts)
+            )
+
+
+def runs_text(sizes: Sequence[int]) -> str:
+    """Ascending sizes as runs: `1 to 8, 16, 24`; at most eight of them."""
+    runs: list[list[int]] = []
+    for size in sizes:
+        if runs and size == runs[-1][-1] + 1:
+            runs[-1].append(size)
+        else:
+            runs.append([size])
+    texts = [str(run[0]) if len(run) == 1 else f"{run[0]} to {run[-1]}" for run in runs]
+    return ", ".join(texts if len(texts) <= 8 else [*texts[:7], "...", texts[-1]])

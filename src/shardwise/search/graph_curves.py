@@ -16,7 +16,7 @@ from shardwise.cost import LaidOut, Training, layout_chain, price_layout
 from shardwise.errors import Infeasible, InternalError
 from shardwise.graph import GraphLayout, OpGraph, data_parallel, megatron
 from shardwise.plan import usd_per_step
-from shardwise.search.curves import Curve, Point, Reference
+from shardwise.search.curves import Curve, Point, Reference, require_parts
 from shardwise.search.drive import Progress
 from shardwise.search.mesh_choice import MeshChoice
 from shardwise.search.tracking import tracked
@@ -59,8 +59,20 @@ class GraphCurves:
         self._margin = memory_margin
 
     @property
+    def whole(self) -> int:
+        return self.cluster.devices
+
+    @property
     def sizes(self) -> tuple[int, ...]:
-        return part_sizes(self.cluster)
+        return tuple(size for size in part_sizes(self.cluster) if self.meshes_on(size))
+
+    def require(self, sizes: Sequence[int]) -> None:
+        require_parts(sizes, part_sizes(self.cluster))
+        self.meshes.require([(part_of(self.cluster, size), size) for size in sizes])
+
+    def meshes_on(self, devices: int) -> tuple[Mesh, ...]:
+        """The meshes of so many devices that are searched; none where they have none of those given."""
+        return self.meshes.of(part_of(self.cluster, devices), devices)
 
     def limit_bytes(self, devices: int) -> float:
         """What may be used on each of so many devices."""
@@ -71,10 +83,7 @@ class GraphCurves:
     def laid_out(self, devices: int) -> list[LaidOut]:
         """All layouts on each mesh of so many devices."""
         cluster = part_of(self.cluster, devices)
-        return [
-            layout_chain(self.graph, cluster, self.training, mesh)
-            for mesh in self.meshes.of(cluster, devices)
-        ]
+        return [layout_chain(self.graph, cluster, self.training, mesh) for mesh in self.meshes_on(devices)]
 
     def layouts_per_operator(self, devices: int) -> Mapping[str, int]:
         """How many layouts each operator has on all meshes of so many devices."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from shardwise.cluster import Cluster, Mesh, meshes_of, tier_mesh
@@ -10,6 +11,9 @@ from shardwise.errors import ConfigError
 from shardwise.inputs import shown
 
 KEY = "--meshes"
+
+MOST_TOLD = 12
+"""Meshes and device counts that an error names at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,27 +23,51 @@ class MeshChoice:
 
     text: str = "tiers"
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of meshes that are given; none for `tiers` and `all`."""
+        return () if self.text in ("tiers", "all") else tuple(self.text.split(","))
+
     def of(self, cluster: Cluster, devices: int) -> tuple[Mesh, ...]:
-        """The meshes of the first `devices` devices of `cluster`: the same axes in another order are another
-        one, since the order says which parts of a dim lie side by side. ConfigError where there is none."""
-        tiers = tier_mesh(cluster, devices)
-        if self.text == "tiers":
-            return (tiers,)
-        every = tuple({mesh.ranks: mesh for mesh in (tiers, *meshes_of(cluster, devices))}.values())
-        if self.text == "all":
-            return every
-        named = [_named(cluster, devices, name) for name in self.text.split(",")]
-        for name, mesh in zip(self.text.split(","), named, strict=True):
-            if mesh is None:
-                allowed = ", ".join(("tiers", "all", *(each.name for each in every)))
-                raise ConfigError(
-                    f"is no mesh of {devices} devices whose axes follow the tiers", key=KEY,
-                    found=shown(name), allowed=allowed,
-                )  # fmt: skip
-        wanted = tuple(mesh for mesh in named if mesh is not None)
-        if len({mesh.ranks for mesh in wanted}) < len(wanted):
+        """The meshes of the first `devices` devices of `cluster`, of those given the ones that are such: the
+        same axes in another order are another one, since the order says which parts of a dim lie side by
+        side. ConfigError where one is named twice."""
+        names = self.names
+        if len(set(names)) < len(names):
             raise ConfigError("names a mesh twice", key=KEY, found=shown(self.text))
-        return wanted
+        if self.text == "tiers":
+            return (tier_mesh(cluster, devices),)
+        if self.text == "all":
+            return _every(cluster, devices)
+        named = (_named(cluster, devices, name) for name in names)
+        return tuple(mesh for mesh in named if mesh is not None)
+
+    def require(self, parts: Sequence[tuple[Cluster, int]]) -> None:
+        """ConfigError where so many devices of one of these clusters have none of the meshes, or a mesh is
+        given that none of them has."""
+        for cluster, devices in parts:
+            if not self.of(cluster, devices):
+                raise _no_mesh(self.text, [(cluster, devices)])
+        for name in self.names:
+            if all(_named(cluster, devices, name) is None for cluster, devices in parts):
+                raise _no_mesh(name, parts)
+
+
+def _every(cluster: Cluster, devices: int) -> tuple[Mesh, ...]:
+    tiers = tier_mesh(cluster, devices)
+    return tuple({mesh.ranks: mesh for mesh in (tiers, *meshes_of(cluster, devices))}.values())
+
+
+def _no_mesh(text: str, parts: Sequence[tuple[Cluster, int]]) -> ConfigError:
+    """What is no mesh of any of these parts."""
+    names = {mesh.name: None for cluster, devices in parts for mesh in _every(cluster, devices)}
+    counts = [str(devices) for _, devices in parts]
+    some = counts if len(counts) <= MOST_TOLD else [*counts[: MOST_TOLD - 1], "...", counts[-1]]
+    told = [*names] if len(names) <= MOST_TOLD else [*[*names][:MOST_TOLD], "..."]
+    return ConfigError(
+        f"is no mesh of {', '.join(some)} devices whose axes follow the tiers", key=KEY, found=shown(text),
+        allowed=", ".join(("tiers", "all", *told)),
+    )  # fmt: skip
 
 
 def _named(cluster: Cluster, devices: int, name: str) -> Mesh | None:

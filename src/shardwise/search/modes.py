@@ -31,10 +31,14 @@ def curves_for(
 
     That is all devices for `time`; for `devices` all parts of the cluster, from the smallest to the first on
     which a point takes at most `limit_bytes`; for `profile` one device, twice as many, and so on, and all.
+    Of parts those that can be asked about. ConfigError where one of `sizes` cannot, or none that the mode
+    asks about: no devices are left idle unasked.
     """
     ends_early = mode == "devices" and sizes is None
-    if sizes is None:
-        sizes = {"time": source.sizes[-1:], "profile": doubled(source.sizes)}.get(mode, source.sizes)
+    if sizes is None and mode != "time":
+        sizes = source.sizes if mode == "devices" else doubled(source.sizes, source.whole)
+    sizes = sizes or (source.whole,)
+    source.require(sizes)
     curves = []
     for devices in sizes:
         curves.append(source.curve(devices, epsilon=epsilon, progress=progress))
@@ -43,9 +47,9 @@ def curves_for(
     return curves
 
 
-def doubled(sizes: Sequence[int]) -> tuple[int, ...]:
-    """Those of `sizes` that are powers of two, and the last."""
-    return tuple(size for size in sizes if size & (size - 1) == 0 or size == sizes[-1])
+def doubled(sizes: Sequence[int], whole: int) -> tuple[int, ...]:
+    """Those of `sizes` that are powers of two, or `whole`."""
+    return tuple(size for size in sizes if size & (size - 1) == 0 or size == whole)
 
 
 def points_of(curves: Sequence[Curve[LayoutT]], *, weighs_cost: bool) -> tuple[Point[LayoutT], ...]:

@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from time import perf_counter, process_time
 
-from shardwise.cluster import Cluster, Mesh, part_of
+from shardwise.cluster import Cluster, Mesh, part_of, part_sizes
 from shardwise.cost import Training, Turns
 from shardwise.errors import ConfigError
 from shardwise.graph import GraphLayout, OpGraph, StagedLayout, scaled
 from shardwise.plan import usd_per_step
-from shardwise.search.curves import Point, Reference
+from shardwise.search.curves import Point, Reference, require_parts, runs_text
 from shardwise.search.drive import Progress
 from shardwise.search.graph_curves import TIERS, GraphCurve, GraphCurves, layouts_on_all
 from shardwise.search.mesh_choice import MeshChoice
@@ -57,31 +57,41 @@ class StagedCurves(GraphCurves):
         super().__init__(graph, cluster, training, memory_margin, meshes)
         self.stages = stages
         self.microbatches = tuple(microbatches or (_usual(graph.batch, stages),))
-        if not self.sizes:
-            raise ConfigError(
-                "do not share out the devices", key="--stages", found=str(stages),
-                allowed="as many devices for each, of one node or whole nodes, all alike",
-            )  # fmt: skip
 
-    @property
-    def sizes(self) -> tuple[int, ...]:
-        return tuple(size for size in super().sizes if self._is_shared_out(size))
+    def require(self, sizes: Sequence[int]) -> None:
+        require_parts(sizes, part_sizes(self.cluster))
+        for size in sizes:
+            if not is_shared_out(part_of(self.cluster, size), self.stages):
+                raise self._not_shared_out(size)
+        self.meshes.require([(part_of(self.cluster, size), size // self.stages) for size in sizes])
 
-    def _is_shared_out(self, devices: int) -> bool:
-        nodes = part_of(self.cluster, devices).nodes
-        own, left = divmod(devices, self.stages)
-        if left or any(node != nodes[0] for node in nodes):
-            return False
-        return own % nodes[0].devices == 0 or nodes[0].devices % own == 0
+    def meshes_on(self, devices: int) -> tuple[Mesh, ...]:
+        """The meshes of each stage; none where so many devices are not shared out."""
+        cluster = part_of(self.cluster, devices)
+        if not is_shared_out(cluster, self.stages):
+            return ()
+        return self.meshes.of(cluster, devices // self.stages)
+
+    def _not_shared_out(self, devices: int) -> ConfigError:
+        """What could be asked instead: other stages of so many devices, or other devices for the stages."""
+        cluster, most = part_of(self.cluster, devices), sum(block.repeat for block in self.graph.blocks)
+        stages = [each for each in range(2, min(devices, most) + 1) if is_shared_out(cluster, each)]
+        told = [runs_text(stages)] if stages else []
+        if self.sizes:
+            told.append(f"{self.stages} with --devices {runs_text(self.sizes)}")
+        return ConfigError(
+            f"do not share out all of {devices}: each stage has as many devices, of one node or whole nodes, "
+            "all alike",
+            key="--stages", found=str(self.stages), allowed="; ".join(told) or "1",
+        )  # fmt: skip
 
     def settings(self, devices: int) -> list[Setting]:
         """Pipelines on so many devices, on each mesh one of each number of micro-batches. ConfigError where
         the batch has no such micro-batches."""
         cluster = part_of(self.cluster, devices)
-        meshes = self.meshes.of(cluster, devices // self.stages)
         return [
             setting_of(self.graph, cluster, self.training, self.stages, microbatches, mesh)
-            for mesh in meshes
+            for mesh in self.meshes_on(devices)
             for microbatches in self.microbatches
         ]
 
@@ -123,6 +133,16 @@ class StagedCurves(GraphCurves):
 
     def references(self, devices: int) -> tuple[Reference[GraphLayout], ...]:
         return ()
+
+
+def is_shared_out(cluster: Cluster, stages: int) -> bool:
+    """Whether so many stages can have all devices of `cluster`: each as many in a row, of one node or whole
+    nodes, all alike."""
+    nodes = cluster.nodes
+    own, left = divmod(cluster.devices, stages)
+    if left or any(node != nodes[0] for node in nodes):
+        return False
+    return own % nodes[0].devices == 0 or nodes[0].devices % own == 0
 
 
 def setting_of(

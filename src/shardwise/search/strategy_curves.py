@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import floor, inf
 from typing import Any
@@ -11,7 +11,7 @@ from shardwise.cluster import part_of, part_sizes
 from shardwise.errors import Infeasible
 from shardwise.plan import Answer, Value, usd_per_step
 from shardwise.search.answer import certificate_of, frontier_points, search
-from shardwise.search.curves import Curve, Point, Reference
+from shardwise.search.curves import Curve, Point, Reference, require_parts
 from shardwise.search.drive import Outcome, Progress
 from shardwise.search.explain import EVALUATOR, result_of
 from shardwise.search.goals import Fastest, Smallest, Tradeoff
@@ -48,8 +48,15 @@ class StrategyCurves:
         self._question = replace(question, objective="time", top=0, frontier=False, budget_s=None)
 
     @property
+    def whole(self) -> int:
+        return self._question.cluster.devices
+
+    @property
     def sizes(self) -> tuple[int, ...]:
         return part_sizes(self._question.cluster)
+
+    def require(self, sizes: Sequence[int]) -> None:
+        require_parts(sizes, self.sizes)
 
     def curve(self, devices: int, *, epsilon: float = 0.0, progress: Progress | None = None) -> StrategyCurve:
         """The whole frontier on so many devices, exactly, whatever `epsilon` would allow."""

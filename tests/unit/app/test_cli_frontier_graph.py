@@ -126,6 +126,19 @@ def test_what_is_no_mesh_is_refused(run: Run, text: str) -> None:
     refused(run(*LSTM, "--meshes", text), "--meshes", "2x2" if "," not in text else "twice")
 
 
+def test_each_device_count_has_those_of_the_meshes_that_are_its_own(run: Run) -> None:
+    """A mesh that none of the counts has is refused, and so is a count that has none of the meshes."""
+    few = (*LSTM, "--epsilon", "0.1")
+    document = answer(run, *few, "--meshes", "2,1,4,2x2", "--mode", "profile")
+    assert document["certificate"]["meshes"] == {"1": [[1]], "2": [[2]], "4": [[4], [2, 2]]}
+    document = answer(run, *few, "--meshes", "2x2", "--mode", "devices")
+    assert document["certificate"]["meshes"] == {"4": [[2, 2]]}
+    refused(run(*few, "--meshes", "1,2,4,3x2", "--mode", "profile"), "'3x2'", "1, 2, 4 devices", "4, 2x2")
+    refused(run(*few, "--meshes", "2,4"), "'2'", "no mesh of 4 devices")
+    refused(run(*few, "--meshes", "2x2", "--devices", "2,4"), "'2x2'", "no mesh of 2 devices")
+    refused(run(*few, "--meshes", "8", "--mode", "devices"), "'8'", "no mesh of 4 devices")
+
+
 def test_meshes_are_of_graphs(run: Run) -> None:
     question = ("frontier", "gpt2", *LSTM[2:], "--seq-len", "1024", "--meshes", "all")
     refused(run(*question), "--meshes", "axis_order")
@@ -307,6 +320,24 @@ def test_stages_are_laid_out_on_any_of_their_meshes(run: Run, tmp_path: Path) ->
         assert any(a <= own[0] * left and b <= own[1] * left for a, b in points)
     names = json.loads((tmp_path / "frontier.json").read_text())["plans"]
     assert all(run("check", str(tmp_path / name)).code == 0 for name in names)
+
+
+def test_stages_leave_no_devices_idle_unasked(run: Run) -> None:
+    """All devices where none are asked for, or what could be asked instead; in other modes the parts that can
+    be shared out."""
+    lstm = ("frontier", "graph:lstm-2x2048", "--global-batch-size", "64", "--epsilon", "0.1")
+    eight = (*lstm, "--cluster", "1x8xV100-32G", "--stages", "3")
+    for more in ((), ("--mode", "profile")):
+        refused(run(*eight, *more), "--stages", "all of 8", "found 3", "allowed: 2, 4; 3 with --devices 3, 6")
+    for more, devices in ((("--mode", "devices"), [3]), (("--devices", "6"), [6])):
+        document = answer(run, *eight, *more)
+        assert [each["devices"] for each in document["profile"]] == devices
+    nodes = (*lstm, "--cluster", "3x2xV100-32G", "--stages", "2")
+    for more in ((), ("--devices", "6")):
+        refused(run(*nodes, *more), "--stages", "all of 6", "allowed: 3; 2 with --devices 2, 4")
+    refused(run(*nodes, "--devices", "5"), "--devices", "no part of the cluster", "1 to 2, 4, 6")
+    kinds = (*lstm, "--cluster", "1x2xV100-32G+1x2xA100-40G", "--stages", "2")
+    refused(run(*kinds), "--stages", "all of 4", "allowed: 2 with --devices 2")
 
 
 def test_stages_that_cannot_be_are_refused(run: Run) -> None:

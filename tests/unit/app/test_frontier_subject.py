@@ -31,10 +31,13 @@ POINTS = {
 class Curves:
     """Curves by hand; remembers what was asked."""
 
-    sizes = (1, 2, 3, 4)
+    whole, sizes = 4, (1, 2, 3, 4)
 
     def __init__(self) -> None:
         self.asked: list[tuple[int, float]] = []
+
+    def require(self, sizes: Sequence[int]) -> None:
+        assert set(sizes) <= set(self.sizes)
 
     def curve(self, devices: int, *, epsilon: float = 0.0, progress: Progress | None = None) -> Curve[Layout]:
         self.asked.append((devices, epsilon))

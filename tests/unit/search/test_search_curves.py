@@ -84,8 +84,9 @@ def own(points: Sequence[Point[Strategy]]) -> list[Own]:
 
 def test_the_parts_are_those_of_the_cluster() -> None:
     assert StrategyCurves(QUESTION).sizes == SIZES == (1, 2, 3, 6)
-    assert doubled(SIZES) == (1, 2, 6)
-    assert doubled((1, 2, 3, 4, 6, 8)) == (1, 2, 4, 8)
+    assert doubled(SIZES, 6) == (1, 2, 6)
+    assert doubled((1, 2, 3, 4, 6, 8), 8) == (1, 2, 4, 8)
+    assert doubled((3, 6), 8) == ()
 
 
 @pytest.mark.parametrize("devices", SIZES)
@@ -143,10 +144,13 @@ def picked(mode: str, limit_bytes: float, sizes: tuple[int, ...] | None) -> Own 
 class _Remembered:
     """Curves that are searched once."""
 
-    sizes = SIZES
+    whole, sizes = CLUSTER.devices, SIZES
 
     def __init__(self) -> None:
         self.curve = cache(StrategyCurves(QUESTION).curve)
+
+    def require(self, sizes: Sequence[int]) -> None:
+        assert set(sizes) <= set(SIZES)
 
     def references(self, devices: int) -> tuple[Reference[Strategy], ...]:
         raise AssertionError

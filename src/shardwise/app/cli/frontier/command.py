@@ -227,12 +227,6 @@ def answered(
     next_commands: Sequence[str] = (),
 ) -> Output:
     """The answer about any subject."""
-    sizes = subject.curves.sizes
-    for size in asked.sizes or ():
-        if size not in sizes:
-            raise ConfigError(
-                "is no part of the cluster", key="--devices", found=str(size), allowed=_ranges(sizes)
-            )
     with progress() as show:
         curves = curves_for(
             subject.curves,
@@ -267,18 +261,6 @@ def answered(
     if wanted.is_json:
         return Output(document=frontier_document(subject, found), talk=talk)
     return Output(lines=[*_lines(subject, found), *next_lines(next_commands)], talk=talk)
-
-
-def _ranges(sizes: Sequence[int]) -> str:
-    """Sizes as runs: `1 to 8, 16, 24`; at most eight of them."""
-    runs: list[list[int]] = []
-    for size in sizes:
-        if runs and size == runs[-1][-1] + 1:
-            runs[-1].append(size)
-        else:
-            runs.append([size])
-    texts = [str(run[0]) if len(run) == 1 else f"{run[0]} to {run[-1]}" for run in runs]
-    return ", ".join(texts if len(texts) <= 8 else [*texts[:7], "...", texts[-1]])
 
 
 def _above_limit(subject: Subject[LayoutT], nearest: Point[LayoutT], limit_bytes: float) -> Infeasible:
