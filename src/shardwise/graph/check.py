@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
@@ -13,6 +14,9 @@ from shardwise.graph.sizes import CONSTANT, Growth
 from shardwise.inputs import nearest, shown
 
 Shape = tuple[int, ...]
+
+COUNTER = re.compile(r"\{([0-9]{1,9})\}")
+"""What counts the repetitions of a block in the name of a parameter, from its number."""
 
 MAX_ITERATIONS = 10**40
 """Of one operator: beyond what anything computes, and far below what a float cannot hold."""
@@ -26,7 +30,9 @@ def check_graph(graph: OpGraph) -> None:
         key = f"blocks[{index}]"
         _check_entry(graph, block, before, key)
         before = _check_block(graph, block, before, key)
+    _check_loss(graph)
     _check_parameters(graph)
+    _check_parameter_names(graph)
     _check_inputs(graph)
 
 
@@ -194,6 +200,59 @@ def _cycle(own: Mapping[str, OpNode], start: str) -> list[str]:
                 came_from[operand.source] = name
                 queue.append(operand.source)
     return []
+
+
+def _check_loss(graph: OpGraph) -> None:
+    """The last operator makes one number."""
+    node = graph.blocks[-1].operators[-1]
+    if node.output:
+        raise _wrong(
+            f"blocks[{len(graph.blocks) - 1}].operators[{len(graph.blocks[-1].operators) - 1}].output",
+            f"of operator {shown(node.name)}, the last one, is no loss",
+            f"[{', '.join(node.output)}]",
+            "[], one number",
+        )
+
+
+def _check_parameter_names(graph: OpGraph) -> None:
+    """With counters for each repetition their numbers, no name is that of two tensors."""
+    first: dict[str, tuple[str, str]] = {}
+    for _, block, key, node in _nodes(graph):
+        for slot, parameter in enumerate(node.parameters):
+            at, name = f"{key}.parameters[{slot}].name", parameter.name
+            counters = len(COUNTER.findall(name))
+            if counters > 1 or re.search(r"[{}]", COUNTER.sub("", name)):
+                raise _wrong(
+                    at,
+                    f"of operator {shown(node.name)} has braces that are not one counter",
+                    name,
+                    "one number in braces at most, such as layers.{0}.up",
+                )
+            if block.repeat > 1 and not counters:
+                raise _wrong(
+                    at,
+                    f"of operator {shown(node.name)} is one name for {block.repeat:,} tensors, one of each "
+                    "repetition",
+                    name,
+                    "a number in braces that counts them, such as layers.{0}.up",
+                )
+            for own in _counted(name, block.repeat):
+                known, owner = first.setdefault(own, (name, node.name))
+                if known != name:
+                    raise _wrong(
+                        at,
+                        f"of operator {shown(node.name)} is also a name of operator {shown(owner)} "
+                        f"({shown(known)})",
+                        own,
+                        "each tensor its own name",
+                    )
+
+
+def _counted(name: str, repeat: int) -> Iterator[str]:
+    """The names of a parameter in all repetitions."""
+    front, *counter = COUNTER.split(name)
+    for count in range(repeat):
+        yield f"{front}{int(counter[0]) + count}{counter[1]}" if counter else name
 
 
 def _check_parameters(graph: OpGraph) -> None:

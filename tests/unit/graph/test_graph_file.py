@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -67,6 +68,27 @@ def test_what_is_written_is_read_again(graph: OpGraph, tmp_path: Path) -> None:
     assert graph_text(load_graph(str(path))) == graph_text(graph)
 
 
+def test_a_counter_counts_from_its_number() -> None:
+    """`layers.3.up` is none of the three that begin at 0."""
+    graph = parse_graph(
+        bent("blocks.0.operators.0.parameters.0.name", "layers.3.up")
+        | {
+            "blocks": [
+                bent("blocks.0.operators.0.parameters.0.name", "layers.3.up")["blocks"][0],
+                SMALL["blocks"][1],
+                bent("blocks.2.operators.0.parameters.0.name", "layers.3.up")["blocks"][2],
+            ]
+        }
+    )
+    assert graph.blocks[0].operators[0].parameters[0].name == "layers.3.up"
+
+
+def test_the_example_of_the_page_is_a_graph() -> None:
+    page = (Path(__file__).parents[3] / "docs/formats.md").read_text()
+    (example,) = re.findall(r"```yaml\n(name: small\n.*?)```", page, re.DOTALL)
+    assert parse_graph(parse_mapping(example)).operators == 1 + 12 * 2 + 2
+
+
 def test_a_name_defaults_to_the_files(tmp_path: Path) -> None:
     path = tmp_path / "mine.json"
     path.write_text(json.dumps({key: value for key, value in SMALL.items() if key != "name"}))
@@ -99,6 +121,38 @@ def _without_entry() -> list[Any]:
 
 
 WRONG: dict[str, tuple[dict[str, Any], str, str]] = {
+    "one name for the tensors of all repetitions": (
+        bent("blocks.1.operators.0.parameters.0.name", "up"),
+        "blocks[1].operators[0].parameters[0].name",
+        "of operator 'up' is one name for 3 tensors, one of each repetition; found up; allowed: a number in "
+        "braces that counts them, such as layers.{0}.up",
+    ),
+    "a name of one repetition beside it": (
+        bent("blocks.2.operators.0.parameters.0", {"name": "layers.2.up", "dims": ["v", "h"]}),
+        "blocks[2].operators[0].parameters[0].name",
+        "of operator 'logits' is also a name of operator 'up' ('layers.{0}.up'); found layers.2.up",
+    ),
+    "counters that meet": (
+        bent("blocks.1.operators.1.parameters.0.name", "layers.{2}.up"),
+        "blocks[1].operators[1].parameters[0].name",
+        "of operator 'down' is also a name of operator 'up' ('layers.{0}.up'); found layers.2.up",
+    ),
+    "two counters": (
+        bent("blocks.1.operators.0.parameters.0.name", "layers.{0}.{1}.up"),
+        "blocks[1].operators[0].parameters[0].name",
+        "of operator 'up' has braces that are not one counter",
+    ),
+    "a counter that is no number": (
+        bent("blocks.0.operators.0.parameters.0.name", "wte.{x}"),
+        "blocks[0].operators[0].parameters[0].name",
+        "of operator 'embed' has braces that are not one counter",
+    ),
+    "no loss": (
+        bent("blocks.2.operators", SMALL["blocks"][2]["operators"][:1])
+        | {"inputs": {"tokens": ["batch", "seq_len"]}},
+        "blocks[2].operators[0].output",
+        "of operator 'logits', the last one, is no loss; found [b, s, v]; allowed: [], one number",
+    ),
     "a cycle": (
         bent("blocks.1.operators.0.inputs.0", {"from": "add", "dims": ["b", "s", "h"]}),
         "blocks[1].operators[0].inputs[0].from",
