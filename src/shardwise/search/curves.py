@@ -74,8 +74,8 @@ class CurveSource(Protocol[LayoutT_co]):
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """Device counts that can be asked about, ascending: parts of the cluster, and the whole where what was
-        asked is possible there."""
+        """Device counts that can be asked about, ascending: parts of the cluster, and the whole of it where
+        what was asked is possible there."""
         ...
 
     def require(self, sizes: Sequence[int]) -> None:
@@ -97,6 +97,11 @@ class CurveSource(Protocol[LayoutT_co]):
 
     def nothing_fits(self, curve: Curve[Any]) -> Infeasible:
         """Why one of its curves has no point, and what would help."""
+        ...
+
+    def closest(self, curve: Curve[Any]) -> Point[LayoutT_co] | None:
+        """Where one of its curves has no point: what takes least memory of all, though it does not fit; None
+        where there is nothing."""
         ...
 
 

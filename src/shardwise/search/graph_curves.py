@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from time import perf_counter, process_time
 from typing import Any
 
-import numpy as np
-
 from shardwise.cluster import Cluster, Mesh, part_of, part_sizes, tier_mesh
 from shardwise.cost import LaidOut, Training, layout_chain, price_layout
 from shardwise.errors import Infeasible, InternalError
@@ -32,12 +30,12 @@ TIERS = MeshChoice("tiers")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GraphCurve(Curve[GraphLayout]):
     """A curve with the meshes it is on, how many layouts each operator has on all of them, and what tracking
-    them took. `smallest_bytes` is the least memory of any layout, whether it fits or not."""
+    them took. `smallest` is the point of least memory of any layout, whether it fits or not."""
 
     meshes: tuple[Mesh, ...]
     layouts_per_operator: Mapping[str, int]
     efforts: tuple[Effort, ...]
-    smallest_bytes: float
+    smallest: Point[GraphLayout] | None
 
 
 class GraphCurves:
@@ -97,8 +95,8 @@ class GraphCurves:
         limit_bytes = self.limit_bytes(devices)
         chains = [each.chain for each in laid]
         found = tracked(chains, epsilon=epsilon, most_labels=MOST_LABELS, most_bytes=limit_bytes)
-        fitting = np.flatnonzero(found.points[:, 1] <= limit_bytes).tolist()
-        points = tuple(
+        rows = list(range(len(found.points)))
+        every = [
             Point(
                 time_s=float(found.points[row, 0]),
                 memory_bytes=float(found.points[row, 1]),
@@ -106,18 +104,18 @@ class GraphCurves:
                 devices=devices,
                 layout=layout,
             )
-            for row, layout in zip(fitting, _layouts(laid, found, fitting), strict=True)
-        )
+            for row, layout in zip(rows, _layouts(laid, found, rows), strict=True)
+        ]
         return GraphCurve(
             devices=devices,
-            points=points,
+            points=tuple(point for point in every if point.memory_bytes <= limit_bytes),
             epsilon=found.epsilon,
             search_s=perf_counter() - start_s,
             search_cpu_s=process_time() - start_cpu_s,
             meshes=tuple(each.mesh for each in laid),
             layouts_per_operator=layouts_on_all(laid),
             efforts=found.efforts,
-            smallest_bytes=float(found.points[:, 1].min()) if len(found.points) else 0.0,
+            smallest=min(every, key=lambda point: point.memory_bytes, default=None),
         )
 
     def references(self, devices: int) -> tuple[Reference[GraphLayout], ...]:
@@ -148,13 +146,18 @@ class GraphCurves:
     def nothing_fits(self, curve: Curve[Any]) -> Infeasible:
         if not isinstance(curve, GraphCurve):
             raise InternalError("the curve of a graph is of layouts")
+        if curve.smallest is None:
+            return Infeasible(f"no layout of {self.graph.name} is on {curve.devices} devices", reasons={})
         limit = format_bytes(self.limit_bytes(curve.devices))
         return Infeasible(
             f"no layout of {self.graph.name} fits on {curve.devices} devices: the smallest takes "
-            f"{format_bytes(curve.smallest_bytes)} of {limit}; "
+            f"{format_bytes(curve.smallest.memory_bytes)} of {limit}; "
             "more devices, a smaller batch or more memory help",
             reasons={"memory": 1},
         )
+
+    def closest(self, curve: Curve[Any]) -> Point[GraphLayout] | None:
+        return curve.smallest if isinstance(curve, GraphCurve) else None
 
 
 def layouts_on_all(laid: Sequence[LaidOut]) -> Mapping[str, int]:

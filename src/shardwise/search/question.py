@@ -26,7 +26,7 @@ class Question:
     too. With `exhaustive`, everything legal that fits is evaluated. `workers` processes search; `budget_s`
     ends the search early, with the best so far. Up to `stage_dp` replicas, a power of two, share the rows of
     a microbatch inside a stage of an uneven plan; a stage that lies on two pools splits microbatches of up to
-    `braid` rows.
+    `braid` rows. `fixed_by` names the options that fix a field where it is not `--fix`.
     """
 
     model: Model
@@ -44,6 +44,7 @@ class Question:
     budget_s: float | None = None
     stage_dp: int = 1
     braid: int = 1
+    fixed_by: Mapping[str, str] = field(default_factory=dict)
 
     def problem(self) -> Problem:
         """The cost model's view. ConfigError where the parts do not belong together."""

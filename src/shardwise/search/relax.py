@@ -117,7 +117,7 @@ def _changes(question: Question) -> Iterator[tuple[str, Question]]:
         yield "with --space default", replace(asked, space="default")
     for name in asked.fixed:
         rest = {key: value for key, value in asked.fixed.items() if key != name}
-        yield f"without --fix {name}", replace(asked, fixed=rest)
+        yield f"without {asked.fixed_by.get(name, f'--fix {name}')}", replace(asked, fixed=rest)
     job = asked.job
     if job.memory_margin > 0.0:
         yield "with --memory-margin 0", replace(asked, job=replace(job, memory_margin=0.0))

@@ -9,9 +9,9 @@ from time import perf_counter, process_time
 from shardwise.cluster import Cluster, Mesh, part_of, part_sizes
 from shardwise.cost import Training, Turns
 from shardwise.errors import ConfigError
-from shardwise.graph import GraphLayout, OpGraph, StagedLayout, scaled
+from shardwise.graph import OpGraph, StagedLayout, scaled
 from shardwise.plan import usd_per_step
-from shardwise.search.curves import Point, Reference, require_parts, runs_text
+from shardwise.search.curves import Point, require_parts, runs_text
 from shardwise.search.drive import Progress
 from shardwise.search.graph_curves import TIERS, GraphCurve, GraphCurves, layouts_on_all
 from shardwise.search.mesh_choice import MeshChoice
@@ -104,7 +104,7 @@ class StagedCurves(GraphCurves):
         found, every = staged(settings, epsilon=epsilon, most_labels=MOST_STAGE_LABELS)
         limit_bytes = self.limit_bytes(devices)
         cluster = part_of(self.cluster, devices)
-        points = tuple(
+        points = [
             Point(
                 time_s=point.time_s,
                 memory_bytes=point.memory_bytes,
@@ -113,26 +113,22 @@ class StagedCurves(GraphCurves):
                 layout=_layout_of(point),
             )
             for point in found.points
-            if point.memory_bytes <= limit_bytes
-        )
+        ]
         return StagedCurve(
             devices=devices,
-            points=points,
+            points=tuple(point for point in points if point.memory_bytes <= limit_bytes),
             epsilon=found.epsilon,
             search_s=perf_counter() - start_s,
             search_cpu_s=process_time() - start_cpu_s,
             meshes=tuple(dict.fromkeys(setting.mesh for setting in settings)),
             layouts_per_operator=_layouts_per_operator(settings),
             efforts=tuple(Effort(pieces.weights, pieces.choices, pieces.labels) for pieces in every),
-            smallest_bytes=min(point.memory_bytes for point in found.points),
+            smallest=min(points, key=lambda point: point.memory_bytes, default=None),
             stages=self.stages,
             microbatches=self.microbatches,
             partitions=found.partitions,
             evaluated=found.evaluated,
         )
-
-    def references(self, devices: int) -> tuple[Reference[GraphLayout], ...]:
-        return ()
 
 
 def is_shared_out(cluster: Cluster, stages: int) -> bool:

@@ -8,6 +8,7 @@ from math import floor, inf
 from typing import Any
 
 from shardwise.cluster import part_of, part_sizes
+from shardwise.cost import Problem
 from shardwise.errors import Infeasible
 from shardwise.plan import Answer, Value, usd_per_step
 from shardwise.search.answer import certificate_of, frontier_points, search
@@ -63,20 +64,9 @@ class StrategyCurves:
         asked = self._asked(devices)
         problem = asked.problem()
         outcome = search(asked, problem, Tradeoff(), progress=progress)
-        found = frontier_points(problem, outcome) if outcome.found else ()
-        points = tuple(
-            Point(
-                time_s=point.step_time_s,
-                memory_bytes=point.device_bytes,
-                cost_usd=usd_per_step(asked.cluster, point.step_time_s),
-                devices=devices,
-                layout=point.strategy,
-            )
-            for point in found
-        )
         return StrategyCurve(
             devices=devices,
-            points=points,
+            points=_points(asked, problem, outcome, devices),
             epsilon=0.0,
             search_s=outcome.search_s,
             search_cpu_s=outcome.search_cpu_s,
@@ -101,6 +91,10 @@ class StrategyCurves:
         outcome = search(asked, problem, Fastest(1))
         return infeasible(asked, problem, outcome, search)
 
+    def closest(self, curve: Curve[Any]) -> Point[Strategy] | None:
+        asked = self._asked(curve.devices)
+        return next(iter(_smallest(asked, asked.problem(), curve.devices)), None)
+
     def _asked(self, devices: int) -> Question:
         return replace(self._question, cluster=part_of(self._question.cluster, devices))
 
@@ -110,18 +104,29 @@ def _customary(name: str, asked: Question, devices: int) -> Iterator[Reference[S
     problem = asked.problem()
     outcome = search(asked, problem, Fastest(1))
     fits = bool(outcome.found)
-    if not fits:
-        problem = replace(problem, capacity_bytes=inf)
-        outcome = search(asked, problem, Smallest())
-    for found in frontier_points(problem, outcome) if outcome.found else ():
-        point = Point(
+    points = _points(asked, problem, outcome, devices) if fits else _smallest(asked, problem, devices)
+    yield from (Reference(name=name, point=point, fits=fits) for point in points)
+
+
+def _smallest(asked: Question, problem: Problem, devices: int) -> tuple[Point[Strategy], ...]:
+    """The legal strategy of least memory, whether it fits or not; none where none is legal."""
+    boundless = replace(problem, capacity_bytes=inf)
+    outcome = search(replace(asked, exhaustive=False), boundless, Smallest())
+    return _points(asked, boundless, outcome, devices)
+
+
+def _points(asked: Question, problem: Problem, outcome: Outcome, devices: int) -> tuple[Point[Strategy], ...]:
+    """What a search found."""
+    return tuple(
+        Point(
             time_s=found.step_time_s,
             memory_bytes=found.device_bytes,
             cost_usd=usd_per_step(asked.cluster, found.step_time_s),
             devices=devices,
             layout=found.strategy,
         )
-        yield Reference(name=name, point=point, fits=fits)
+        for found in (frontier_points(problem, outcome) if outcome.found else ())
+    )
 
 
 def answer_at(curve: StrategyCurve, place: int) -> tuple[Question, Answer]:

@@ -322,6 +322,68 @@ def test_stages_are_laid_out_on_any_of_their_meshes(run: Run, tmp_path: Path) ->
     assert all(run("check", str(tmp_path / name)).code == 0 for name in names)
 
 
+def test_the_fewest_devices_are_those_on_which_a_point_fits_whatever_it_costs(run: Run) -> None:
+    """Two devices of a node cost as much as all four, which are faster; two are fewer all the same."""
+    question = (*LSTM, "--epsilon", "0.1", "--mode", "devices", "--devices", "2,4")
+    plain, weighed = answer(run, *question), answer(run, *question, "--objectives", "time,memory,cost")
+    assert {point["devices"] for point in weighed["points"]} == {4}
+    assert plain["chosen"] == weighed["chosen"] and plain["chosen"]["devices"] == 2
+
+
+@pytest.mark.parametrize(
+    ("model", "option", "text", "words"),
+    [
+        ("graph:mlp", "--workers", "abc", ("--workers", "whole number")),
+        ("graph:mlp", "--workers", "9999", ("--workers", "1 to")),
+        ("graph:mlp", "--expert-imbalance", "foo", ("--expert-imbalance", "1 to 100")),
+        ("graph:mlp", "--seq-len", "8", ("--seq-len", "no sequence", "left out")),
+        ("graph:mlp", "--epsilon", "1e3", ("--epsilon", "0 to 1")),
+        ("graph:mlp", "--epsilon", "e-3", ("--epsilon", "0 to 1")),
+        ("vgg16", "--seq-len", "8", ("MODEL", "did you mean graph:vgg16?")),
+    ],
+)
+def test_options_of_graphs_are_read_like_those_of_transformers(
+    run: Run, model: str, option: str, text: str, words: tuple[str, ...]
+) -> None:
+    refused(run("frontier", model, *LSTM[2:], option, text), *words)
+
+
+def test_an_epsilon_may_be_a_power_of_ten(run: Run) -> None:
+    assert answer(run, *LSTM, "--epsilon", "1e-1")["epsilon"] == 0.1
+
+
+def test_what_fits_on_no_device_comes_with_the_smallest_point(run: Run) -> None:
+    question = ("frontier", "graph:mlp", "--cluster", "1x1xT4", "--global-batch-size", "64", "--json")
+    for more in ((), ("--memory-limit", "1GiB")):
+        ran = run(*question, *more)
+        error = json.loads(ran.out)
+        schema = json.loads((Path(__file__).parents[3] / "docs/schemas/error.json").read_text())
+        jsonschema.Draft202012Validator(schema).validate(error)
+        assert ran.code == 3 and error["reasons"] == {"memory": 1}
+        assert error["point"]["devices"] == 1 and error["point"]["memory_bytes"] > 16 * 2**30
+
+
+def test_the_card_says_how_many_layouts_operators_have(run: Run) -> None:
+    """By kind: each number with how many operators have it, repetitions counted."""
+    document = answer(run, *LSTM, "--epsilon", "0.1")
+    counts = document["layouts_per_operator"]
+    (line,) = [line for line in run(*LSTM, "--epsilon", "0.1").out.splitlines() if "layouts  " in line]
+    for block in load_graph("graph:lstm-2x2048").blocks:
+        for node in block.operators:
+            assert f"{node.kind} {block.repeat} x {counts[node.name]}" in line
+    assert len(counts) > 2
+
+
+def test_stages_stand_beside_what_is_customary(run: Run, tmp_path: Path) -> None:
+    """On as many devices, all of them in one stage."""
+    path = tmp_path / "plot.html"
+    question = (*LSTM, "--epsilon", "0.1")
+    staged = answer(run, *question, "--stages", "2")
+    assert staged["references"] == answer(run, *question)["references"] != []
+    assert "no stages" in run(*question, "--stages", "2", "--plot", str(path)).out
+    assert "<td>data parallel</td>" in path.read_text("utf-8")
+
+
 def test_stages_leave_no_devices_idle_unasked(run: Run) -> None:
     """All devices where none are asked for, or what could be asked instead; in other modes the parts that can
     be shared out."""
@@ -354,3 +416,5 @@ def test_stages_that_cannot_be_are_refused(run: Run) -> None:
     refused(run(*gpt2, "--stages", "2", "--fix", "pp=1"), "--stages")
     document = answer(run, *gpt2, "--stages", "2", "--space", "core")
     assert {point["layout"]["strategy"]["pp"] for point in document["points"]} == {2}
+    ran = run(*gpt2, "--stages", "3", "--space", "core")
+    assert ran.code == 3 and "without --stages" in ran.err and "--fix" not in ran.err

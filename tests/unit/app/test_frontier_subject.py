@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from math import inf
 from pathlib import Path
 
@@ -35,6 +36,7 @@ class Curves:
 
     def __init__(self) -> None:
         self.asked: list[tuple[int, float]] = []
+        self.proven: float | None = None
 
     def require(self, sizes: Sequence[int]) -> None:
         assert set(sizes) <= set(self.sizes)
@@ -45,7 +47,8 @@ class Curves:
             Point(time_s=time_s, memory_bytes=gib * GIB, cost_usd=None, devices=devices, layout=("S(0)", "R"))
             for time_s, gib in POINTS.get(devices, [])
         )
-        return Curve(devices=devices, points=points, epsilon=epsilon, search_s=0.5, search_cpu_s=0.25)
+        own = epsilon if self.proven is None else self.proven
+        return Curve(devices=devices, points=points, epsilon=own, search_s=0.5, search_cpu_s=0.25)
 
     def references(self, devices: int) -> tuple[Reference[Layout], ...]:
         if devices == 1:
@@ -55,6 +58,11 @@ class Curves:
 
     def nothing_fits(self, curve: Curve[Layout]) -> Infeasible:
         return Infeasible(f"nothing fits on {curve.devices}", reasons={"memory": 7})
+
+    def closest(self, curve: Curve[Layout]) -> Point[Layout] | None:
+        return Point(
+            time_s=9.0, memory_bytes=99 * GIB, cost_usd=None, devices=curve.devices, layout=("R", "R")
+        )
 
 
 class Graph:
@@ -165,8 +173,27 @@ def test_people_read_the_same() -> None:
 def test_a_device_count_on_which_nothing_fits_is_named() -> None:
     text = plain_text(answered(Graph(), asked("profile", sizes=(3, 4)), options(), inputs=()).lines)
     assert "3  nothing fits" in text
-    with pytest.raises(Infeasible, match="nothing fits on 3"):
+    with pytest.raises(Infeasible, match="nothing fits on 3") as caught:
         answered(Graph(), asked("profile", sizes=(3,)), options(), inputs=())
+    # The smallest of all comes with it, as it does where a limit leaves all out.
+    assert caught.value.reasons == {"memory": 7} and caught.value.point is not None
+    assert caught.value.point["memory_bytes"] == 99 * GIB and caught.value.point["devices"] == 3
+
+
+@pytest.mark.parametrize(
+    ("proven", "allowed", "told"),
+    [
+        (0.0, 0.25, "exact; --epsilon would allow 25.00 %"),
+        (0.25, 0.25, "more than 25.00 % (--epsilon)"),
+        (0.01, 0.25, "more than 1.00 % (--epsilon 25.00 %)"),
+        (0.5, 0.25, "more than 50.00 %; not proven to --epsilon 25.00 %"),
+    ],
+)
+def test_what_is_told_of_the_points_is_proven(proven: float, allowed: float, told: str) -> None:
+    graph = Graph()
+    graph.curves.proven = proven
+    text = plain_text(answered(graph, replace(asked("time"), epsilon=allowed), options(), inputs=()).lines)
+    assert told in text
 
 
 def test_its_plot_has_a_line_per_count_and_its_layouts(tmp_path: Path) -> None:

@@ -200,6 +200,20 @@ def test_no_name_gets_out_of_its_place(tmp_path: Path) -> None:
     ElementTree.fromstring((tmp_path / "plot.svg").read_text("utf-8"))
 
 
+@pytest.mark.parametrize("gib", [0.8245, 12.0, 1234.567])
+def test_all_labels_are_within_the_figure(gib: float) -> None:
+    """Of an axis that spans a few thousandths the labels have many digits; the axes make room for them."""
+    narrow = Line(
+        name="1 device", dots=tuple(dot(0.1 + 0.01 * n, gib * (1.0 - 0.003 * n)) for n in range(4)), knee=None
+    )
+    figure = drawn(Plot(title="t", subtitle="s", lines=(narrow,))).figure
+    (axes,) = figure.axes
+    renderer = FigureCanvasAgg(figure).get_renderer()
+    box = axes.get_tightbbox(renderer)
+    assert box is not None and box.x0 > 0.0 and box.x1 < figure.bbox.width
+    assert max(len(label.get_text()) for label in axes.get_yticklabels()) > len("16 GiB")
+
+
 @pytest.mark.parametrize("count", [1, 2])
 def test_few_points_are_drawn_too(tmp_path: Path, count: int) -> None:
     few = Line(name="1 device", dots=(dot(0.1, 3.0), dot(0.1000001, 2.9999))[:count], knee=None)

@@ -54,15 +54,21 @@ Own = tuple[float, float, int]
 """Seconds, bytes, devices."""
 
 
-@cache
 def enumerated(devices: int) -> tuple[Own, ...]:
     """Every legal candidate that fits on a part of the cluster."""
+    usable = QUESTION.problem().usable_bytes
+    return tuple(point for point in every(devices) if point[1] <= usable)
+
+
+@cache
+def every(devices: int) -> tuple[Own, ...]:
+    """Every legal candidate, whether it fits or not."""
     problem = replace(QUESTION, cluster=part_of(CLUSTER, devices)).problem()
     twin = SpaceTwin(core=True, devices=devices, layers=LAYERS, moe=False, batch=BATCH)
     table = StrategyTable.of([s for s in twin.candidates() if first_reason(s, problem.limits) is None])
     times_s, nbytes = step_times_s(problem, table), peaks_of(problem, table).device_bytes
     rows = zip(times_s.tolist(), nbytes.tolist(), strict=True)
-    return tuple((time_s, held, devices) for time_s, held in rows if held <= problem.usable_bytes)
+    return tuple((time_s, held, devices) for time_s, held in rows)
 
 
 def undominated(points: Sequence[Own]) -> list[Own]:
@@ -156,6 +162,9 @@ class _Remembered:
         raise AssertionError
 
     def nothing_fits(self, curve: Curve[Strategy]) -> Infeasible:
+        raise AssertionError
+
+    def closest(self, curve: Curve[Strategy]) -> Point[Strategy] | None:
         raise AssertionError
 
 
@@ -262,3 +271,6 @@ def test_nothing_that_fits_says_why() -> None:
     assert curve.points == () and curve.knee is None
     assert curve.outcome.enumerated == sum(curve.outcome.ledger.rejected.values())
     assert "memory binds" in tiny.nothing_fits(curve).message
+    closest = tiny.closest(curve)
+    assert closest is not None and closest.devices == 2
+    assert closest.memory_bytes == pytest.approx(min(held for _, held, _ in every(2)), rel=1e-12)

@@ -18,7 +18,7 @@ from shardwise.app.cli.options import (
     Meshes,
     MicrobatchCounts,
     Mode,
-    ModelText,
+    ModelOrGraphText,
     Objectives,
     OptimizerName,
     OptionalSeqLen,
@@ -32,7 +32,7 @@ from shardwise.app.cli.output import Output
 
 
 def frontier(
-    model: ModelText,
+    model: ModelOrGraphText,
     cluster: ClusterText,
     global_batch_size: BatchSize,
     seq_len: OptionalSeqLen = None,

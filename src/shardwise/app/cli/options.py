@@ -14,6 +14,15 @@ ModelText = Annotated[
         show_default=False,
     ),
 ]
+ModelOrGraphText = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODEL",
+        help="A transformer: a config.json (file or folder), a YAML of plain dimensions, a catalogue name. "
+        "Or an operator graph: a YAML or JSON of operators, or graph:NAME of one that `graphs` lists.",
+        show_default=False,
+    ),
+]
 ClusterText = Annotated[
     str,
     typer.Option(

@@ -117,11 +117,11 @@ def count(option: str, text: str, *, low: int = 1, high: int = MAX_COUNT) -> int
 
 
 def fraction(option: str, text: str | None, *, default: float, low: float, high: float) -> float:
-    """The decimal number that `text` of `option` is; `default` where the option was left out."""
+    """The decimal number that `text` of `option` is, plain or as 1e-3; `default` where it was left out."""
     if text is None:
         return default
     if (
-        re.fullmatch(r"[0-9]{1,9}(\.[0-9]{0,15})?|\.[0-9]{1,15}", text) is None
+        re.fullmatch(r"([0-9]{1,9}(\.[0-9]{0,15})?|\.[0-9]{1,15})([eE][+-]?[0-9]{1,2})?", text) is None
         or not low <= float(text) <= high
     ):
         raise ConfigError(

@@ -20,6 +20,10 @@ POINTS_PER_IN = 72.0
 
 INK, FAINT, GRID = "#1d2733", "#6b7785", "#e6e9ed"
 ALONE = "#1f6f8b"
+
+LEFT, EDGE = 0.095, 0.01
+"""Where the axes begin unless their labels need more, and where these begin at the soonest: shares of the
+width."""
 SHAPES = ("*", "s", "^", "P", "v", "X", "p")
 
 STYLE: Any = {
@@ -74,16 +78,19 @@ def drawn(plot: Plot) -> Drawn:
         figure = Figure(figsize=(WIDTH_IN, HEIGHT_IN), dpi=DPI, facecolor="white")
         canvas = FigureCanvasAgg(figure)
         has_legend = len(plot.lines) > 1
-        axes = figure.add_axes((0.095, 0.1, 0.755 if has_legend else 0.875, 0.755))
+        right = 0.85 if has_legend else 0.97
+        axes = figure.add_axes((LEFT, 0.1, right - LEFT, 0.755))
         colours = _colours(len(plot.lines))
         _frame(axes, plot)
+        left = _left(axes, canvas)
+        axes.set_position((left, 0.1, right - left, 0.755))
         for line, colour in zip(plot.lines, colours, strict=True):
             _line(axes, line, colour)
         _limit(axes, plot)
         _marks(axes, plot, canvas)
         _legend(axes, plot, colours)
-        figure.text(0.095, 0.955, plot.title, fontsize=15, fontweight="bold", va="center")
-        figure.text(0.095, 0.905, plot.subtitle, fontsize=10, color=FAINT, va="center")
+        figure.text(left, 0.955, plot.title, fontsize=15, fontweight="bold", va="center")
+        figure.text(left, 0.905, plot.subtitle, fontsize=10, color=FAINT, va="center")
     return Drawn(figure, colours, tuple(_places(axes, (dot for _, dot in plot.dots()))))
 
 
@@ -117,6 +124,13 @@ def _frame(axes: Axes, plot: Plot) -> None:
     axes.tick_params(length=0, pad=5)
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
+
+
+def _left(axes: Axes, canvas: Any) -> float:
+    """Where the axes begin, as a share of the width, so that all labels to the left of them are seen."""
+    labels = axes.yaxis.get_tightbbox(canvas.get_renderer())
+    lost = 0.0 if labels is None else EDGE - labels.x0 / axes.figure.bbox.width
+    return LEFT + max(lost, 0.0)
 
 
 def _line(axes: Axes, line: Line, colour: str) -> None:

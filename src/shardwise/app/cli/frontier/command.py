@@ -12,7 +12,7 @@ from typing import TypeVar
 from shardwise.app.cli.answer import question_words
 from shardwise.app.cli.card import next_lines
 from shardwise.app.cli.frontier.document import Found, frontier_document, point_document
-from shardwise.app.cli.frontier.graphs import is_graph, load_graph_request
+from shardwise.app.cli.frontier.graphs import is_graph, load_graph_request, refuse_bare_graph
 from shardwise.app.cli.frontier.picture import plot_of
 from shardwise.app.cli.frontier.saved import check_folder, save
 from shardwise.app.cli.frontier.staged import graph_subject
@@ -27,7 +27,7 @@ from shardwise.app.plot import check_plot_file, write_plot
 from shardwise.cluster import Cluster
 from shardwise.errors import ConfigError, Infeasible
 from shardwise.inputs import shown
-from shardwise.search import MODES, Point, Question, chosen, curves_for, points_of, smallest
+from shardwise.search import MODES, Curve, Point, Question, chosen, curves_for, points_of, smallest
 from shardwise.strategy import parse_fields
 from shardwise.units import format_bytes, parse_quantity
 
@@ -82,6 +82,7 @@ def frontier(options: JobOptions, wanted: FrontierOptions) -> Output:
     if wanted.plot is not None:
         check_plot_file(wanted.plot, key="--plot")
         writable("--plot", wanted.plot, inputs=inputs)
+    refuse_bare_graph(options.model)
     request = load_request(options)
     question = Question(
         model=request.model,
@@ -91,6 +92,7 @@ def frontier(options: JobOptions, wanted: FrontierOptions) -> Output:
         fixed=fixed,
         axes=space.axes,
         workers=processes,
+        fixed_by={} if wanted.stages is None else {"pp": _pp_options(wanted)},
     )
     if asked.sizes is None and asked.mode == "time":
         require_candidates(space, fixed, request)
@@ -101,7 +103,8 @@ def frontier(options: JobOptions, wanted: FrontierOptions) -> Output:
 
 
 def _graph_frontier(options: JobOptions, asked: Asked, wanted: FrontierOptions) -> Output:
-    """The answer for an operator graph."""
+    """The answer for an operator graph. Options that change nothing for a graph are read all the same."""
+    workers(wanted.workers)
     for option, given, plain in (("--space", wanted.space, "default"), ("--fix", wanted.fix, "")):
         if given != plain:
             raise ConfigError(
@@ -138,6 +141,11 @@ def fixed_fields(wanted: FrontierOptions) -> dict[str, int | str | bool]:
         if fixed.setdefault("pp", stages) != stages:
             raise ConfigError("is not the pp of --fix", key="--stages", found=str(stages))
     return fixed
+
+
+def _pp_options(wanted: FrontierOptions) -> str:
+    """The options that fix the number of stages."""
+    return "--stages and --fix pp" if "pp" in parse_fields(wanted.fix, key="--fix") else "--stages"
 
 
 def _next_commands(options: JobOptions, wanted: FrontierOptions) -> tuple[str, ...]:
@@ -237,10 +245,12 @@ def answered(
             progress=show,
         )
     weighs_cost = "cost" in asked.objectives
-    points = points_of(curves, weighs_cost=weighs_cost) if any(curve.points for curve in curves) else ()
-    if not points:
-        raise subject.curves.nothing_fits(curves[-1])
-    pick = chosen(points, mode=asked.mode, limit_bytes=asked.limit_bytes)
+    every = points_of(curves, weighs_cost=False)
+    if not every:
+        raise _nothing_fits(subject, curves[-1])
+    points = points_of(curves, weighs_cost=weighs_cost)
+    # Of all points: on the fewest devices each may cost more than one on others, and still be the pick.
+    pick = chosen(every, mode=asked.mode, limit_bytes=asked.limit_bytes)
     nearest = smallest(points)
     if nearest.memory_bytes > asked.limit_bytes:
         raise _above_limit(subject, nearest, asked.limit_bytes)
@@ -263,6 +273,17 @@ def answered(
     return Output(lines=[*_lines(subject, found), *next_lines(next_commands)], talk=talk)
 
 
+def _nothing_fits(subject: Subject[LayoutT], curve: Curve[LayoutT]) -> Infeasible:
+    """The error where a curve has no point, with what comes closest."""
+    error, closest = subject.curves.nothing_fits(curve), subject.curves.closest(curve)
+    return Infeasible(
+        error.message,
+        reasons=error.reasons,
+        relaxations=error.relaxations,
+        point=None if closest is None else point_document(subject, closest),
+    )
+
+
 def _above_limit(subject: Subject[LayoutT], nearest: Point[LayoutT], limit_bytes: float) -> Infeasible:
     """The error where even the smallest point takes more than is allowed."""
     text = " · ".join((*figures(nearest), subject.title(nearest), *subject.details(nearest)))
@@ -281,10 +302,7 @@ def _lines(subject: Subject[LayoutT], found: Found[LayoutT]) -> Iterator[Line]:
     yield row(
         "frontier", (f"{len(found.points):,} points", "value"), (f" of {_listed(found)} on {where}", "")
     )
-    if any(curve.epsilon for curve in counts):
-        yield row("", (f"none beaten in all by more than {percent(found.epsilon, 2)} (--epsilon)", "dim"))
-    else:
-        yield row("", (f"exact; --epsilon would allow {percent(found.epsilon, 2)}", "dim"))
+    yield row("", (_proven(max(curve.epsilon for curve in counts), found.epsilon), "dim"))
     if found.pick is not None:
         yield from pick_lines(subject, found.pick, _why(found))
     if len(found.curves) > 1 or found.mode == "profile":
@@ -294,6 +312,16 @@ def _lines(subject: Subject[LayoutT], found: Found[LayoutT]) -> Iterator[Line]:
         yield from curve_table(subject, curve, found.pick)
     yield from reference_lines(subject, found.references)
     yield from subject.proof(found.curves)
+
+
+def _proven(proven: float, allowed: float) -> str:
+    """How far points may be from exact ones, by what is proven of the worst curve."""
+    if proven == 0.0:
+        return f"exact; --epsilon would allow {percent(allowed, 2)}"
+    told = f"none beaten in all by more than {percent(proven, 2)}"
+    if proven > allowed:
+        return f"{told}; not proven to --epsilon {percent(allowed, 2)}"
+    return f"{told} (--epsilon)" if proven == allowed else f"{told} (--epsilon {percent(allowed, 2)})"
 
 
 def _listed(found: Found[LayoutT]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -22,12 +23,14 @@ from shardwise.graph import (
     BlockLayout,
     GraphLayout,
     OpGraph,
+    graph_names,
     layout_record,
     load_graph,
     parameter_count,
     scaled,
 )  # fmt: skip
-from shardwise.inputs import read_mapping
+from shardwise.inputs import printable, read_mapping, shown
+from shardwise.model import catalogue_names
 from shardwise.plan import GraphJob, GraphPlan
 from shardwise.search import Curve, GraphCurve, GraphCurves, MeshChoice, Point, best_dtype
 from shardwise.strategy import read_calibration
@@ -51,6 +54,16 @@ def is_graph(text: str) -> bool:
         return False  # the reader of models says what is wrong
 
 
+def refuse_bare_graph(text: str) -> None:
+    """ConfigError where the text of MODEL is the name of a shipped graph without its prefix, and no model."""
+    name = text.casefold()
+    if name in graph_names() and name not in catalogue_names() and not os.path.exists(text):
+        raise ConfigError(
+            f"is no known model (did you mean {GRAPH_PREFIX}{name}?)", key="MODEL", found=printable(text),
+            allowed=f"a model, or a graph as {GRAPH_PREFIX}NAME",
+        )  # fmt: skip
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GraphRequest:
     """A graph at the batch that was asked for, a cluster, and how to train on it."""
@@ -67,9 +80,10 @@ def load_graph_request(options: JobOptions, meshes: str) -> GraphRequest:
     batch = count("--global-batch-size", options.global_batch_size)
     seq_len = None if options.seq_len is None else count("--seq-len", options.seq_len)
     margin = fraction("--memory-margin", options.memory_margin, default=0.05, low=0.0, high=0.9)
+    fraction("--expert-imbalance", options.expert_imbalance, default=1.1, low=1.0, high=100.0)
     optimizer: Any = choice("--optimizer", options.optimizer, OPTIMIZERS)
     dtype = None if options.dtype is None else choice("--dtype", options.dtype, DTYPES)
-    graph = scaled(load_graph(options.model), batch, seq_len)
+    graph = _scaled(load_graph(options.model), batch, seq_len)
     calibration = None if options.calibration is None else read_calibration(options.calibration)
     cluster = load_cluster(
         options.cluster,
@@ -86,6 +100,21 @@ def load_graph_request(options: JobOptions, meshes: str) -> GraphRequest:
         memory_margin=margin,
         meshes=MeshChoice(meshes),
     )
+
+
+def _scaled(graph: OpGraph, batch: int, seq_len: int | None) -> OpGraph:
+    """`graph` at the batch and sequence length of the options."""
+    if seq_len is not None and graph.seq_len is None:
+        raise ConfigError(
+            f"cannot be: graph {shown(graph.name)} has no sequence", key="--seq-len", found=str(seq_len),
+            allowed="the option left out",
+        )  # fmt: skip
+    try:
+        return scaled(graph, batch, seq_len)
+    except ConfigError as error:
+        raise ConfigError(
+            error.message, key="--global-batch-size", found=error.found, allowed=error.allowed
+        ) from None
 
 
 class GraphSubject:
@@ -212,13 +241,29 @@ class GraphSubject:
         if choice == "tiers":
             yield row("", ("--meshes all covers the others too, and takes longer", "dim"))
 
+    def _layouts(self, curve: GraphCurve) -> Iterator[Line]:
+        """How many layouts the operators have on one device count: by kind, since a graph may have hundreds
+        of operators, each number with how many have it."""
+        of_kind: dict[str, Counter[int]] = {}
+        for block in self._request.graph.blocks:
+            for node in block.operators:
+                counts = of_kind.setdefault(node.kind, Counter())
+                counts[curve.layouts_per_operator[node.name]] += block.repeat
+        told = [
+            f"{kind} " + ", ".join(f"{counts[many]} x {many:,}" for many in sorted(counts, reverse=True))
+            for kind, counts in of_kind.items()
+        ]
+        told[0] = f"on {words.counted(curve.devices, 'device')}: {told[0]}"
+        for place, line in enumerate(words.wrapped(told, " · ", WIDTH - LABEL)):
+            yield row("" if place else "layouts", (line, ""))
+
     def proof(self, curves: Sequence[Curve[GraphLayout]]) -> Iterator[Line]:
         own = [_own(curve) for curve in curves]
         worst = max(curve.epsilon for curve in own)
-        most = max(own[-1].layouts_per_operator.values())
         yield ()
         told = "exact" if worst == 0.0 else f"within {words.percent(worst, 2)}"
-        yield row("proof", (told, "good"), (f" of all layouts, up to {most:,} for an operator", ""))
+        yield row("proof", (told, "good"), (" of all layouts, of each operator as many as below", ""))
+        yield from self._layouts(own[-1])
         yield from self._meshes(own)
         spent_s, cpu_s = sum(curve.search_s for curve in own), sum(curve.search_cpu_s for curve in own)
         yield row("", (f"found in {format_seconds(spent_s)} ({format_seconds(cpu_s)} of CPU)", ""))

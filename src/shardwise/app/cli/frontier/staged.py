@@ -56,13 +56,17 @@ class StagedSubject(GraphSubject):
         super().__init__(request, self._staged)
 
     def title(self, point: GraphPoint) -> str:
-        layout = _staged(point)
+        layout = point.layout
+        if not isinstance(layout, StagedLayout):  # what is customary
+            return "no stages"
         counts = "+".join(str(len(stage.blocks)) for stage in layout.stages)
         again = sum(block.mode == "recomputed" for block in layout.blocks)
         return words.shortened(f"{counts}, {again} recomputed" if again else f"{counts} blocks", 25)
 
     def details(self, point: GraphPoint) -> Sequence[str]:
-        layout = _staged(point)
+        layout = point.layout
+        if not isinstance(layout, StagedLayout):
+            return [f"mesh {mesh_name(point)}", *self.blocks(point)]
         again = sum(block.mode == "recomputed" for block in layout.blocks)
         return [
             f"{layout.microbatches:,} micro-batches by {layout.schedule}",
@@ -77,7 +81,9 @@ class StagedSubject(GraphSubject):
         return ", ".join([*cut, super().difference(point, other)])
 
     def layout(self, point: GraphPoint) -> Mapping[str, object]:
-        return {"mesh": list(point.layout.ranks), **staged_record(_staged(point))}
+        if not isinstance(point.layout, StagedLayout):
+            return super().layout(point)
+        return {"mesh": list(point.layout.ranks), **staged_record(point.layout)}
 
     def certificate(self, curves: Sequence[Curve[GraphLayout]]) -> Mapping[str, object]:
         own = [_own(curve) for curve in curves]
