@@ -10,10 +10,10 @@ import numpy.typing as npt
 from tests.property.layout_instances import op
 
 from shardwise.cluster import load_cluster, mesh_of
-from shardwise.cost import Training
+from shardwise.cost import LayoutPrice, PipelinePrice, Training, price_pipeline, price_stage
 from shardwise.frontier import Chain, reduce
-from shardwise.graph import Block, OpGraph
-from shardwise.search.stages.setting import Setting
+from shardwise.graph import Block, GraphLayout, Growth, OpGraph, StagedLayout, scaled
+from shardwise.search.stages import Setting, Staged
 from shardwise.search.tracking.solution import Choice, Solution
 
 Values = npt.NDArray[np.float64]
@@ -45,7 +45,10 @@ def cut_graph(seed: int, middles: int, batch: int | None = None) -> OpGraph:
     )
     blocks.append(Block(name="last", entry="z", operators=last))
     shape = (sizes["b"], sizes["e"])
-    return OpGraph(name="cut", inputs={"x": shape, "target": shape}, blocks=tuple(blocks), batch=sizes["b"])
+    return OpGraph(
+        name="cut", inputs={"x": shape, "target": shape}, blocks=tuple(blocks), batch=sizes["b"],
+        growth={"b": Growth(batch=1)},
+    )  # fmt: skip
 
 
 def setting_of(seed: int) -> Setting:
@@ -83,6 +86,25 @@ def solutions(chain: Chain) -> Iterator[Solution]:
     return following(0, None)
 
 
+def price_of(setting: Setting, stage: int, first: int, end: int, layout: GraphLayout) -> LayoutPrice:
+    """The price of a stage's layout, from its names."""
+    return price_stage(
+        setting.graph, setting.cluster, setting.training, setting.mesh, layout,
+        first=first, end=end, turns=setting.turns(stage, first, end),
+    )  # fmt: skip
+
+
+def price_of_point(point: Staged) -> PipelinePrice:
+    """The price of a pipeline that was found, from its names."""
+    setting, layouts = point.setting, point.layouts
+    layout = StagedLayout(
+        ranks=setting.mesh.ranks, blocks=tuple(block for each in layouts for block in each.blocks),
+        cuts=point.cuts, microbatches=setting.microbatches, schedule="1f1b",
+    )  # fmt: skip
+    whole = scaled(setting.graph, setting.graph.batch * setting.microbatches)
+    return price_pipeline(whole, setting.cluster, setting.training, setting.mesh, layout)
+
+
 def every_pipeline(setting: Setting) -> Values:
     """The frontier (n, 2) of all partitions with all layouts of their stages, by the schedule's evaluator."""
     found = []
@@ -90,7 +112,7 @@ def every_pipeline(setting: Setting) -> Values:
         stages = []
         for stage, (first, end) in enumerate(setting.spans(cuts)):
             laid = setting.laid(first, end, setting.turns(stage, first, end))
-            prices = [setting.price(stage, first, end, laid.layout(s)) for s in solutions(laid.chain)]
+            prices = [price_of(setting, stage, first, end, laid.layout(s)) for s in solutions(laid.chain)]
             rows = np.array([[p.forward_s, p.backward_s, p.end_s, p.memory_bytes] for p in prices])
             stages.append(rows[reduce(rows)])
         picks = np.meshgrid(*[np.arange(len(rows)) for rows in stages], indexing="ij")

@@ -7,14 +7,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from tests.property.layout_instances import llama, random_graph
-from tests.property.stage_instances import cut_graph, every_pipeline, setting_of, solutions
+from tests.property.stage_instances import cut_graph, every_pipeline, price_of_point, setting_of, solutions
 from tests.property.test_layouts_one import random_solution
 
 from shardwise.cluster import load_cluster, mesh_of
 from shardwise.cost import Training, Turns, price_stage, stage_layouts
 from shardwise.errors import ConfigError
 from shardwise.graph import load_graph, scaled
-from shardwise.search.stages import Setting, StagedFound, price_of_stages, staged
+from shardwise.search.stages import Setting, StagedFound, staged
 from shardwise.search.stages.floors import path_floor
 from shardwise.search.stages.paths import Path, critical_path, plain_paths
 from shardwise.search.stages.pieces import Pieces
@@ -41,7 +41,7 @@ def test_points_match_every_pipeline(seed: int) -> None:
     assert found.epsilon == 0.0
     assert farthest(found, every) <= found.epsilon + 1e-9
     for point in found.points:
-        price = price_of_stages(setting, point.cuts, point.layouts)
+        price = price_of_point(point)
         figures = (price.time_s, price.memory_bytes)
         assert figures == pytest.approx((point.time_s, point.memory_bytes), rel=1e-9)
         assert sum(price.seconds.values()) == pytest.approx(price.time_s)

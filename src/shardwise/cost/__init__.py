@@ -25,7 +25,13 @@ from shardwise.cost.layouts import (
 )
 from shardwise.cost.lone_stage import Kinds, StagePrice, StageShape, hop_s, kinds_of, stage_price
 from shardwise.cost.memory import PARTS, RankBytes, host_bytes, peak_bytes, rank_bytes
-from shardwise.cost.one_layout import LayoutPrice, price_layout, price_stage
+from shardwise.cost.one_layout import (
+    LayoutPrice,
+    PipelinePrice,
+    price_layout,
+    price_pipeline,
+    price_stage,
+)
 from shardwise.cost.parts import Parts
 from shardwise.cost.paths import Paths, least_s
 from shardwise.cost.peaks import Peaks, around_s, peaks_of
@@ -75,6 +81,7 @@ __all__ = [
     "Parts",
     "Paths",
     "Peaks",
+    "PipelinePrice",
     "Price",
     "Problem",
     "RankBytes",
@@ -124,6 +131,7 @@ __all__ = [
     "price_everywhere",
     "price_layout",
     "price_peaks",
+    "price_pipeline",
     "price_stage",
     "priced_grids",
     "rank_bytes",

@@ -31,8 +31,7 @@ from shardwise.search.pinned import Alternative, Axis, Binding
 from shardwise.search.question import SPACES, Question, best_dtype, default_job, shortest_text
 from shardwise.search.space import Space
 from shardwise.search.space_file import SpaceChoice, read_space
-from shardwise.search.stage_curves import StagedCurve, StagedCurves, setting_of
-from shardwise.search.stages import PipelinePrice, price_of_stages
+from shardwise.search.stage_curves import StagedCurve, StagedCurves
 from shardwise.search.strategy_curves import StrategyCurve, StrategyCurves, answer_at
 from shardwise.search.targets import plan_for
 from shardwise.search.tracking import Tracked, tracked
@@ -82,7 +81,6 @@ __all__ = [
     "MeshChoice",
     "Outcome",
     "PipelineFigures",
-    "PipelinePrice",
     "Point",
     "PricedAgain",
     "Progress",
@@ -124,7 +122,6 @@ __all__ = [
     "plan_of_strategy",
     "plan_pools",
     "points_of",
-    "price_of_stages",
     "priced_again",
     "proportional_split",
     "question_of",
@@ -132,7 +129,6 @@ __all__ = [
     "relaid",
     "restated",
     "search_uneven",
-    "setting_of",
     "shortest_text",
     "smallest",
     "stage_activation_bytes",

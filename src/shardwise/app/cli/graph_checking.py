@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from shardwise.check import Check, Verdict, number_check, parts_check, value_check
 from shardwise.cluster import Cluster, Mesh
-from shardwise.cost import LayoutPrice, Training, price_layout
+from shardwise.cost import LayoutPrice, PipelinePrice, Training, price_layout, price_pipeline
 from shardwise.graph import GraphLayout, OpGraph, StagedLayout
 from shardwise.plan import document_hash, graph_plan_document, read_graph_plan
-from shardwise.search import PipelinePrice, price_of_stages, setting_of
 
 
 def check_graph_file(path: str) -> Verdict:
@@ -57,7 +56,6 @@ def price_of(
     graph: OpGraph, cluster: Cluster, training: Training, mesh: Mesh, layout: GraphLayout
 ) -> LayoutPrice | PipelinePrice:
     """The price of a layout of a graph, or of its stages, from its names."""
-    if not isinstance(layout, StagedLayout):
-        return price_layout(graph, cluster, training, mesh, layout)
-    setting = setting_of(graph, cluster, training, len(layout.stages), layout.microbatches, mesh)
-    return price_of_stages(setting, layout.cuts, layout.stages)
+    if isinstance(layout, StagedLayout):
+        return price_pipeline(graph, cluster, training, mesh, layout)
+    return price_layout(graph, cluster, training, mesh, layout)

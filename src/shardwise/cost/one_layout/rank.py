@@ -165,6 +165,15 @@ class Rank:
         speed = self._linked([2] * len(sizes))[tier]
         return float(comm.point_to_point_s(nbytes, alpha_s, speed))
 
+    def message_s(self, nbytes: float, tier: int, senders: int) -> float:
+        """One message to a rank behind `tier`, while so many send at once that share the way out: they have
+        no less of it than where all devices send."""
+        one, efficiency = self.machine.tiers[tier], self.machine.efficiency
+        curve = efficiency.scale_out if one.is_network else efficiency.scale_up
+        gain = max(one.flow_bytes_per_s / one.bytes_per_s / senders, 1.0)
+        speed = gain * self._linked([2] * len(self.machine.tiers))[tier]
+        return float(comm.point_to_point_s(nbytes, one.latency_s + curve.startup_s, speed))
+
     def bring_s(
         self, shape: tuple[int, ...], element_bytes: float, start: tuple[Held, ...], end: tuple[Held, ...]
     ) -> float:

@@ -2,15 +2,13 @@
 
 from shardwise.search.stages.partition import Staged
 from shardwise.search.stages.search import StagedFound, staged
-from shardwise.search.stages.setting import SCHEDULE, Cuts, PipelinePrice, Setting, price_of_stages
+from shardwise.search.stages.setting import SCHEDULE, Cuts, Setting
 
 __all__ = [
     "SCHEDULE",
     "Cuts",
-    "PipelinePrice",
     "Setting",
     "Staged",
     "StagedFound",
-    "price_of_stages",
     "staged",
 ]

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from math import gcd
 
 import numpy as np
 import numpy.typing as npt
 
-from shardwise.cost import Turns
+from shardwise.cost import LaidOut, Turns
 from shardwise.frontier import Chain
 from shardwise.graph import GraphLayout
 from shardwise.search.stages.paths import Weights
 from shardwise.search.stages.setting import Setting
 from shardwise.search.tracking import Tracked, tracked
-from shardwise.search.tracking.solution import Solution
+from shardwise.search.tracking.solution import Solution, measure
 
 Values = npt.NDArray[np.float64]
 
@@ -93,13 +94,7 @@ class Piece:
 
     def _tracked(self, weights: Weights) -> Floor:
         """The floor of a sum; the layouts that are found on the way are taken over."""
-        forwards, backwards, ends = weights
-        setting = self.pieces.setting
-        turns = replace(
-            setting.turns(self.stage, self.first, self.end),
-            microbatches=backwards, more_forwards=forwards - backwards, steps=ends,
-        )  # fmt: skip
-        laid = setting.laid(self.first, self.end, turns)
+        laid = self._laid(weights)
         found = self.pieces.track(laid.chain)
         # All sums have the same choices.
         fresh = [
@@ -109,10 +104,29 @@ class Piece:
         ]
         self._known |= {solution for solution, _ in fresh}
         self.layouts += [layout for _, layout in fresh]
-        prices = [setting.price(self.stage, self.first, self.end, layout) for _, layout in fresh]
-        rows = [[p.forward_s, p.backward_s, p.end_s, p.memory_bytes] for p in prices]
+        rows = [self._priced(solution) for solution, _ in fresh]
         self.prices = np.concatenate([self.prices, np.array(rows).reshape(-1, 4)])
         return Floor.of(found)
+
+    def _laid(self, weights: Weights) -> LaidOut:
+        """All layouts of the stage, priced by a sum."""
+        forwards, backwards, ends = weights
+        setting = self.pieces.setting
+        turns = replace(
+            setting.turns(self.stage, self.first, self.end),
+            microbatches=backwards, more_forwards=forwards - backwards, steps=ends,
+        )  # fmt: skip
+        return setting.laid(self.first, self.end, turns)
+
+    @cached_property
+    def _parts(self) -> tuple[Chain, ...]:
+        """The stage priced by each part of its sums alone."""
+        return tuple(self._laid(weights).chain for weights in ((1, 0, 0), (0, 1, 0), (0, 0, 1)))
+
+    def _priced(self, solution: Solution) -> list[float]:
+        """Seconds of the parts of its sums, and bytes."""
+        measures = [measure(chain, solution) for chain in self._parts]
+        return [*(time_s for time_s, _ in measures), measures[0][1]]
 
 
 def _reduced(weights: Weights) -> Weights:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -14,16 +13,14 @@ from shardwise.cluster import Cluster, Mesh
 from shardwise.cost import (
     Handing,
     LaidOut,
-    LayoutPrice,
     Training,
     Turns,
     border_shapes,
     handing_of,
     open_layouts,
-    price_stage,
     stage_layouts,
 )
-from shardwise.graph import GraphLayout, OpGraph
+from shardwise.graph import OpGraph
 from shardwise.sim import Durations, compiled_schedule
 
 Values = npt.NDArray[np.float64]
@@ -77,13 +74,6 @@ class Setting:
         """All layouts of some blocks amid others."""
         return open_layouts(self.graph, self.cluster, self.training, self.mesh, turns, first=first, end=end)
 
-    def price(self, stage: int, first: int, end: int, layout: GraphLayout) -> LayoutPrice:
-        """The price of a stage's layout, from its names."""
-        return price_stage(
-            self.graph, self.cluster, self.training, self.mesh, layout,
-            first=first, end=end, turns=self.turns(stage, first, end),
-        )  # fmt: skip
-
     def hops_s(self, cuts: Cuts) -> Values:
         """Seconds of a message across each cut beside other work."""
         return np.array([self.handing.hop_s(stage, cut) for stage, cut in enumerate(cuts)])
@@ -101,31 +91,3 @@ class Setting:
         )  # fmt: skip
         compiled = compiled_schedule(SCHEDULE, self.stages, self.microbatches, 1)
         return np.asarray(compiled.makespan_s(durations))
-
-
-@dataclass(frozen=True, slots=True)
-class PipelinePrice:
-    """Seconds of a step and bytes on the rank with most; `seconds` tell what the stage that is busy longest
-    does in the step, `waiting` included, and `nbytes` what the rank with most holds."""
-
-    time_s: float
-    memory_bytes: float
-    seconds: Mapping[str, float]
-    nbytes: Mapping[str, float]
-
-
-def price_of_stages(setting: Setting, cuts: Cuts, layouts: Sequence[GraphLayout]) -> PipelinePrice:
-    """What a pipeline of these layouts takes, each priced from its names, by the schedule's evaluator."""
-    prices = tuple(
-        setting.price(stage, first, end, layout)
-        for stage, ((first, end), layout) in enumerate(zip(setting.spans(cuts), layouts, strict=True))
-    )
-    forward_s, backward_s, end_s = (
-        np.array([[getattr(price, name) for price in prices]])
-        for name in ("forward_s", "backward_s", "end_s")
-    )
-    step_s = float(setting.step_s(cuts, forward_s, backward_s, end_s)[0])
-    busy = max(prices, key=lambda price: price.time_s)
-    full = max(prices, key=lambda price: price.memory_bytes)
-    seconds = {**busy.seconds, "waiting": step_s - busy.time_s}
-    return PipelinePrice(step_s, full.memory_bytes, seconds, full.nbytes)

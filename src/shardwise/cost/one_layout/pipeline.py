@@ -1,0 +1,151 @@
+"""The price of one layout in stages: each stage by the walk over its operators, what they hand to each other,
+and the schedule action by action."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from shardwise.cluster import Cluster, Mesh
+from shardwise.cost.one_layout.price import LayoutPrice, price_stage
+from shardwise.cost.one_layout.rank import Rank, rank_of, value_held
+from shardwise.cost.training import Training
+from shardwise.cost.turns import Turns
+from shardwise.errors import InternalError
+from shardwise.graph import OpGraph, StagedLayout, scaled
+
+BUFFERS = 4.0
+"""For what comes and what goes, in either direction."""
+
+Action = tuple[str, int]
+"""A forward pass F or a backward pass B, and the number of its micro-batch."""
+
+
+@dataclass(frozen=True, slots=True)
+class PipelinePrice:
+    """Seconds of a step and bytes on the rank with most; `seconds` tell what the stage that is busy longest
+    does in the step, `waiting` included, and `nbytes` what the rank with most holds."""
+
+    time_s: float
+    memory_bytes: float
+    seconds: Mapping[str, float]
+    nbytes: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """A rank's part of what crosses a cut, there or as a gradient back: `seconds` under way, for `blocked_s`
+    of which the rank that sends it does nothing else."""
+
+    nbytes: float
+    seconds: float
+    blocked_s: float
+
+
+def price_pipeline(
+    graph: OpGraph, cluster: Cluster, training: Training, mesh: Mesh, layout: StagedLayout
+) -> PipelinePrice:
+    """What a layout of `graph`, of the size of the whole batch, costs in stages on meshes like `mesh`
+    (docs/tracking.md)."""
+    if layout.schedule != "1f1b" or graph.batch % layout.microbatches:
+        raise InternalError(f"{layout.microbatches} micro-batches of {graph.batch} by {layout.schedule}")
+    of_one = scaled(graph, graph.batch // layout.microbatches)
+    count = len(layout.cuts) + 1
+    messages = messages_of(of_one, rank_of(cluster, training, mesh), layout)
+    stages = []
+    for stage, (first, end) in enumerate(pairwise((0, *layout.cuts, len(layout.blocks)))):
+        after = messages[stage] if stage < count - 1 else None
+        before = messages[stage - 1] if stage else None
+        turns = Turns(
+            microbatches=layout.microbatches,
+            in_flight=most_held(actions_of(stage, count, layout.microbatches)),
+            stages=count,
+            sent_forward_s=after.blocked_s if after else 0.0,
+            sent_backward_s=before.blocked_s if before else 0.0,
+            buffer_bytes=BUFFERS * max(each.nbytes if each else 0.0 for each in (before, after)),
+        )
+        stages.append(
+            price_stage(
+                of_one, cluster, training, mesh, layout.stages[stage], first=first, end=end, turns=turns
+            )
+        )
+    hops_s = [message.seconds - message.blocked_s for message in messages]
+    step_s = walked_s(stages, hops_s, layout.microbatches)
+    busy = max(stages, key=lambda price: price.time_s)
+    full = max(stages, key=lambda price: price.memory_bytes)
+    seconds = {**busy.seconds, "waiting": step_s - busy.time_s}
+    return PipelinePrice(step_s, full.memory_bytes, seconds, full.nbytes)
+
+
+def messages_of(graph: OpGraph, rank: Rank, layout: StagedLayout) -> list[Message]:
+    """What crosses each cut for one micro-batch, which is the size of `graph`."""
+    blocks = [block for block in graph.blocks for _ in range(block.repeat)]
+    found = []
+    for stage, cut in enumerate(layout.cuts):
+        block, name = blocks[cut], blocks[cut].entry
+        reads = (op.shape(each.dims) for op in block.operators for each in op.inputs if each.source == name)
+        shape = next(reads, None)
+        if name is None or shape is None:
+            raise InternalError(f"block {block.name} reads nothing of the stage before it")
+        held = value_held(layout.blocks[cut].tensors[name])
+        nbytes = rank.elements(shape, held) * rank.activation_bytes
+        seconds = _message_s(rank, stage, nbytes)
+        found.append(Message(nbytes, seconds, (1.0 - rank.profile.pipeline_overlap) * seconds))
+    return found
+
+
+def _message_s(rank: Rank, stage: int, nbytes: float) -> float:
+    """From each rank of a stage to its like one of the next: over the innermost tier that joins all of these
+    pairs, by all of the stage's ranks at once that share a way out to it."""
+    size, tiers = rank.mesh.devices, rank.machine.tiers
+    tier = 0
+    for own in range(stage * size, (stage + 1) * size):
+        while own // tiers[tier].span != (own + size) // tiers[tier].span:
+            tier += 1
+    return rank.message_s(nbytes, tier, min(size, tiers[tier - 1].span if tier else 1))
+
+
+def actions_of(stage: int, stages: int, microbatches: int) -> list[Action]:
+    """What a stage does under 1f1b: so many forward passes as there are stages from it on, then a backward
+    and a forward pass by turns."""
+    ahead = min(stages - stage, microbatches)
+    actions = [("F", number) for number in range(ahead)]
+    for number in range(microbatches):
+        actions.append(("B", number))
+        if number + ahead < microbatches:
+            actions.append(("F", number + ahead))
+    return actions
+
+
+def most_held(actions: Sequence[Action]) -> int:
+    """How many micro-batches have been forward and not yet backward, where they are most."""
+    held = most = 0
+    for kind, _ in actions:
+        held += 1 if kind == "F" else -1
+        most = max(most, held)
+    return most
+
+
+def walked_s(stages: Sequence[LayoutPrice], hops_s: Sequence[float], microbatches: int) -> float:
+    """Seconds of the step: each action as soon as its stage is free and what it needs has come, and what is
+    done once behind the last of a stage."""
+    count = len(stages)
+    waiting = [actions_of(stage, count, microbatches) for stage in range(count)]
+    free_s = [0.0] * count
+    done_s: dict[tuple[int, str, int], float] = {}
+    while any(waiting):
+        for stage, price in enumerate(stages):
+            while waiting[stage]:
+                kind, number = waiting[stage][0]
+                near = stage - 1 if kind == "F" else stage + 1
+                came_s = 0.0
+                if 0 <= near < count:
+                    if (near, kind, number) not in done_s:
+                        break
+                    came_s = done_s[near, kind, number] + hops_s[min(stage, near)]
+                work_s = price.forward_s if kind == "F" else price.backward_s
+                free_s[stage] = max(free_s[stage], came_s) + work_s
+                done_s[stage, kind, number] = free_s[stage]
+                waiting[stage].pop(0)
+    return max(free + price.end_s for free, price in zip(free_s, stages, strict=True))
