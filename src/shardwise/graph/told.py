@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from itertools import groupby
+from itertools import groupby, pairwise
 from typing import Any
 
 from shardwise.graph.layout import allows
@@ -74,6 +74,14 @@ def layout_from_record(
     if len(found) != len(blocks):
         allowed = f"all {len(blocks)} of the graph"
         raise part.error("blocks", "do not make up the graph", found=f"{len(found)} blocks", allowed=allowed)
+    for (before, made), (block, read) in pairwise(zip(blocks, found, strict=True)):
+        ends = made.tensors[before.operators[-1].name]
+        if block.entry is not None and read.tensors[block.entry] != ends:
+            raise part.error(
+                "blocks", f"do not meet: {block.name} begins where {before.name} does not end",
+                found=" ".join(map(placement_text, read.tensors[block.entry])),
+                allowed=" ".join(map(placement_text, ends)),
+            )  # fmt: skip
     part.finish()
     return GraphLayout(ranks=tuple(ranks), blocks=tuple(found))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,12 +15,16 @@ from tests.unit.app.test_cli_calibrate import written
 from tests.unit.app.test_cli_frontier import answer, refused
 from tests.unit.graph.texts import bent
 
+from shardwise.app.cli import graph_checking
+from shardwise.app.cli.frontier.graphs import GraphRequest, GraphSubject
 from shardwise.cluster import load_cluster, mesh_of, part_of
 from shardwise.cost import Training, price_layout
+from shardwise.errors import InternalError
 from shardwise.frontier import frontier_of
 from shardwise.graph import graph_text, layout_from_record, load_graph, scaled
 from shardwise.inputs import read_mapping, written_yaml
 from shardwise.plan import document_hash, read_graph_plan, write_graph_plan
+from shardwise.search import MeshChoice
 
 if TYPE_CHECKING:
     from tests.unit.app.conftest import Run
@@ -193,6 +198,30 @@ def test_each_point_is_saved_as_a_plan_that_costs_what_it_says(run: Run, tmp_pat
     assert [check["name"] for check in verdict["checks"] if check["is_open"]] == ["optimal"]
 
 
+@pytest.mark.parametrize("field", ["time_s", "memory_bytes"])
+def test_a_point_that_its_layout_does_not_cost_is_no_plan(
+    field: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = load_cluster(CLUSTER)
+    request = GraphRequest(
+        graph=scaled(load_graph("graph:mlp"), 256), cluster=cluster, training=Training(dtype="fp16"),
+        memory_margin=0.05, meshes=MeshChoice("tiers"),
+    )  # fmt: skip
+    subject = GraphSubject(request)
+    curve = subject.curves.curve(cluster.devices, epsilon=0.05)
+    plan = subject.plan(curve, 0)
+    own = {"time_s": plan.step_time_s, "memory_bytes": plan.device_bytes}
+    assert own == pytest.approx({name: getattr(curve.points[0], name) for name in own}, rel=1e-9)
+
+    def priced(*given: Any) -> Any:
+        price = graph_checking.price_of(*given)
+        return replace(price, **{field: getattr(price, field) * (1.0 + 1e-6)})
+
+    monkeypatch.setattr("shardwise.app.cli.frontier.graphs.price_of", priced)
+    with pytest.raises(InternalError, match=r"a point of .* has a layout of"):
+        subject.plan(curve, 0)
+
+
 def rewritten(path: Path, change: Callable[[Any], None]) -> Path:
     """A plan file with a change and the hash that belongs to it."""
     document: Any = read_mapping(str(path))
@@ -225,6 +254,14 @@ def test_a_saved_plan_that_lies_is_found_out(run: Run, tmp_path: Path) -> None:
     def half_a_mesh(document: Any) -> None:
         document["mesh"] = [2, 1]
 
+    def no_border(document: Any) -> None:
+        second = document["layout"]["blocks"][1]
+        (entry,) = (name for name in second["tensors"] if name not in second["operators"])
+        second["tensors"][entry] = ["P", "P"]
+
+    refused(
+        run("check", str(rewritten(path, no_border))), "changed.yaml", "layout.blocks", "do not meet", "P P"
+    )
     refused(run("check", str(rewritten(path, no_rule))), "changed.yaml", "layout.blocks[0]", "split nothing")
     refused(run("check", str(rewritten(path, half_a_mesh))), "mesh", "2x1", "product is 4")
     text = path.read_text()

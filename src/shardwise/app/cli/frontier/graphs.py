@@ -275,8 +275,12 @@ class GraphSubject:
         cluster = part_of(request.cluster, curve.devices)
         mesh = mesh_of(cluster, point.layout.ranks)
         price = price_of(request.graph, cluster, request.training, mesh, point.layout)
-        if not isclose(price.time_s, point.time_s, rel_tol=PRICES_AGREE):
-            raise InternalError(f"a point of {point.time_s!r} s has a layout of {price.time_s!r} s")
+        for unit, found, priced in (
+            ("s", point.time_s, price.time_s),
+            ("B", point.memory_bytes, price.memory_bytes),
+        ):
+            if not isclose(priced, found, rel_tol=PRICES_AGREE):
+                raise InternalError(f"a point of {found!r} {unit} has a layout of {priced!r} {unit}")
         return GraphPlan(
             graph=request.graph,
             cluster=cluster,
