@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import signal
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -14,12 +13,12 @@ from unittest.mock import patch
 import torch
 
 from shardwise.plan import Plan, UnevenFile
-from shardwise.runtime import Job, Report, Stage, TrainOptions, UnevenJob, checkpoint, train
+from shardwise.runtime import Job, Report, Stage, TrainOptions, UnevenJob, checkpoint, manifest, train
 
 PASSES = ("forward", "backward", "optimizer")
 PHASES = (*PASSES, "writing", "committing", "renaming", "pruning")
 """Where a rank may die: in the passes, behind the optimizer, with its file not yet on the disk; rank 0 also
-before the manifest, with the manifest not yet in its place, and with half of an old checkpoint removed."""
+before the manifest, with the manifest not yet in its place, and with an old checkpoint's manifest removed."""
 
 OF_RANK_0 = ("committing", "renaming", "pruning")
 
@@ -96,7 +95,7 @@ def _faulty(fault: Fault, now: list[int]) -> Any:
         "writing": (os, "fsync", before),
         "committing": (checkpoint, "commit", before),
         "renaming": (os, "replace", before),
-        "pruning": (shutil, "rmtree", before),
+        "pruning": (manifest, "_remove", before),
     }
     owner, name, way = targets[fault.phase]
     original = getattr(owner, name)

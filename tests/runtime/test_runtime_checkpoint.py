@@ -53,6 +53,7 @@ from shardwise.runtime.manifest import (
     files_in,
     finished,
     folder_of,
+    mark,
     newest,
     prune,
 )
@@ -226,7 +227,7 @@ def test_what_is_torn_foreign_or_newer_is_refused_by_name(checkpoint: Path) -> N
         resumable(make_plan("dp=2", global_batch_size=16), root)
     manifest = checkpoint / MANIFEST
     text = manifest.read_text()
-    manifest.write_text(text.replace('"version": 1', '"version": 2'))
+    manifest.write_text(text.replace('"version": 2', '"version": 3'))
     with pytest.raises(ConfigError, match="is newer than this shardwise reads"):
         newest(root)
     manifest.write_text(text[:-20])
@@ -310,11 +311,11 @@ def test_a_checkpoint_that_cannot_be_written_is_one_line_on_every_rank(team: Tea
 def finished_files(root: Path, step: int) -> tuple[str, Manifest]:
     """A folder with files as of a checkpoint after `step` steps, and the manifest that would commit it."""
     folder = Path(folder_of(str(root), step))
-    folder.mkdir(parents=True)
+    mark(str(folder))
     (folder / "__0_0.distcp").write_bytes(b"%d" % step)
     return str(folder), Manifest(
-        step=step, seed=0, data="synthetic", optimizer="adamw", global_batch_size=8, seq_len=32, model="m",
-        plan="p", files=files_in(str(folder)),
+        step=step, seed=0, data="synthetic", content=None, optimizer="adamw", global_batch_size=8, seq_len=32,
+        model="m", plan="p", files=files_in(str(folder)),
     )  # fmt: skip
 
 

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import tracemalloc
+from itertools import pairwise
 from math import log
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 
 from shardwise.errors import ConfigError
 from shardwise.runtime import Synthetic, TokenFile
+from shardwise.runtime.data import Content
+from shardwise.runtime.shuffle import Shuffle
 
 pytestmark = pytest.mark.xdist_group("runtime")
 
@@ -57,6 +63,73 @@ def test_an_epoch_visits_every_window_once(tmp_path: Path) -> None:
     second = torch.cat([source.batch(step) for step in range(4, 8)])
     assert sorted(second[:, 0].tolist()) == sorted(first[:, 0].tolist())
     assert not torch.equal(first, second)
+
+
+def shuffle(count: int, seed: int) -> Shuffle:
+    return Shuffle(count, np.random.default_rng(seed))
+
+
+COUNTS = [*range(1, 40), 255, 256, 257, 1000, 4096, 4097, 70_000]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_shuffle_has_every_number_at_one_place(seed: int) -> None:
+    for count in COUNTS:
+        order = shuffle(count, seed).at(np.arange(count))
+        assert np.array_equal(np.sort(order), np.arange(count))
+        # place by place as all at once
+        some = np.arange(0, count, 7)
+        assert np.array_equal(shuffle(count, seed).at(some), order[some])
+
+
+def test_a_shuffle_that_does_not_walk_on_is_caught() -> None:
+    """The twin that brings numbers beyond the last back by a remainder."""
+
+    def folded(self: Shuffle, places: NDArray[np.int64]) -> NDArray[np.int64]:
+        return (self._permuted(places.astype(np.uint64)) % self.count).astype(np.int64)
+
+    with patch.object(Shuffle, "at", folded):
+        assert any(len(set(shuffle(count, 0).at(np.arange(count)).tolist())) < count for count in COUNTS)
+
+
+def test_a_shuffle_is_another_one_under_another_seed_and_mixes() -> None:
+    orders = [shuffle(10_000, seed).at(np.arange(10_000)) for seed in range(4)]
+    for one, other in pairwise(orders):
+        assert (one == other).sum() < 10  # one place of them in the mean
+    for order in orders:
+        assert abs(np.corrcoef(order, np.arange(10_000))[0, 1]) < 0.05
+        steps = np.diff(order)
+        assert len(set(steps.tolist())) > 5000  # no stride
+
+
+def test_a_batch_does_not_draw_the_order_of_all_windows(tmp_path: Path) -> None:
+    """Of a file of 1 GiB (a hole) a batch takes no more memory than one of a small file, where a permutation
+    of its 134 million windows takes another GiB."""
+    path = tmp_path / "large.bin"
+    with open(path, "wb") as file:
+        file.truncate(1 << 30)
+    source = TokenFile(str(path), vocab=40, global_batch_size=8, seq_len=4, seed=1)
+    assert source.windows == ((1 << 29) - 1) // 4
+    tracemalloc.start()
+    try:
+        assert source.batch(12_345).shape == (8, 5)
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_content_is_that_of_the_file_wherever_it_lies(tmp_path: Path) -> None:
+    def content(path: Path) -> Content:
+        return TokenFile(str(path), vocab=40, global_batch_size=2, seq_len=4, seed=1).content()
+
+    first = Path(tokens_file(tmp_path, 33))
+    copy = tmp_path / "copy.bin"
+    copy.write_bytes(first.read_bytes())
+    assert content(copy) == content(first) and content(first).windows == 8
+    copy.write_bytes(first.read_bytes()[:-2])
+    assert content(copy) != content(first)
+    copy.write_bytes(first.read_bytes()[:-2] + b"\x01\x00")
+    assert content(copy) != content(first)
 
 
 def test_a_batch_may_span_epochs(tmp_path: Path) -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import socket
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -15,9 +18,20 @@ from torch.distributed.tensor import DTensor
 
 from shardwise.errors import ConfigError
 from shardwise.plan import Plan, UnevenFile, document_hash, plan_document, uneven_plan_document
+from shardwise.runtime.data import Content
 from shardwise.runtime.gradients import local
 from shardwise.runtime.job import Job
-from shardwise.runtime.manifest import Manifest, commit, files_in, folder_of, model_hash, newest, prune
+from shardwise.runtime.manifest import (
+    Manifest,
+    commit,
+    files_in,
+    folder_of,
+    mark,
+    model_hash,
+    newest,
+    prune,
+    remove_unfinished,
+)
 from shardwise.runtime.modules import reference_module
 from shardwise.runtime.private import Boxes, LoadsBoxes, SavesBoxes, chunk_of
 from shardwise.runtime.state import make_states, named, state_of, whole_name
@@ -30,11 +44,20 @@ class Saving:
     """A checkpoint that is being written beside the run: of the job as it was when this was made.
 
     Parameters and states are copied first; then a thread of each rank writes its part, and that of rank 0
-    commits the manifest once all parts are there. Make it on every rank, and `wait` for it on every rank
-    before the next one.
+    commits the manifest once it sees all parts. Make it on every rank, and `wait` for it on every rank before
+    the next one. `content` is what the file `data` is, where it is one.
     """
 
-    def __init__(self, job: Job | UnevenJob, root: str, *, step: int, seed: int, data: str) -> None:
+    def __init__(
+        self,
+        job: Job | UnevenJob,
+        root: str,
+        *,
+        step: int,
+        seed: int,
+        data: str,
+        content: Content | None = None,
+    ) -> None:
         self._folder = folder_of(root, step)
         # Collectives of the thread must not come between those of the steps.
         self._group = distributed.new_group(backend="gloo")
@@ -43,6 +66,7 @@ class Saving:
             step=step,
             seed=seed,
             data=data,
+            content=content,
             optimizer=plan.job.optimizer,
             global_batch_size=plan.job.global_batch_size,
             seq_len=plan.job.seq_len,
@@ -57,26 +81,89 @@ class Saving:
         executor.shutdown(wait=False)
 
     def _write(self, state: dict[str, Tensor | Boxes], root: str, manifest: Manifest) -> None:
+        hosts = [""] * distributed.get_world_size(self._group)
+        distributed.all_gather_object(hosts, socket.gethostname(), group=self._group)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of being the only process, of plain tensors
             checkpoint.save(
-                state, checkpoint_id=self._folder, planner=SavesBoxes(), process_group=self._group
+                state,
+                storage_writer=_Writer(self._folder, root, manifest, hosts),
+                planner=SavesBoxes(),
+                process_group=self._group,
             )
-        if distributed.get_rank(self._group) == 0:  # has heard of every rank that it is done
-            commit(self._folder, replace(manifest, files=files_in(self._folder)))
-            prune(root)
 
     def wait(self) -> None:
-        """Until this rank's part is written; on rank 0 until the checkpoint is committed. ConfigError where
-        it cannot be written."""
+        """Until the checkpoint is committed. ConfigError where it cannot be written; what there was of it is
+        removed then."""
         try:
             self._written.result()
         except checkpoint.CheckpointException as error:
-            first = next(iter(error.failures.values()))[0]
-            raise _not_written(self._folder, first) from None
+            remove_unfinished(self._folder)
+            raise _not_written(self._folder, _failure(error)[1]) from None
         except OSError as error:
             raise _not_written(self._folder, error) from None
         distributed.destroy_process_group(self._group)
+
+
+class _Writer(checkpoint.FileSystemWriter):
+    """Writes the parts of all ranks into a folder that is known as ours before anything is in it, and makes
+    it a checkpoint where rank 0 sees what all of them have written. What fails here all ranks hear of."""
+
+    def __init__(self, folder: str, root: str, manifest: Manifest, hosts: Sequence[str]) -> None:
+        super().__init__(folder)
+        self._folder, self._root, self._manifest, self._hosts = folder, root, manifest, hosts
+
+    def prepare_local_plan(self, plan: Any) -> Any:
+        mark(self._folder)
+        return super().prepare_local_plan(plan)
+
+    def write_data(self, plan: Any, planner: Any) -> Any:
+        try:
+            return super().write_data(plan, planner)
+        except Exception as error:  # noqa: BLE001 - raised again: as what the system said, where it did
+            raise _system_error(error) from None
+
+    def finish(self, metadata: Any, results: list[list[Any]]) -> None:
+        written = [_sizes(of_rank) for of_rank in results]
+        check_seen(self._folder, written, self._hosts)
+        super().finish(metadata, results)
+        files = files_in(self._folder, {name for sizes in written for name in sizes})
+        commit(self._folder, replace(self._manifest, files=files))
+        prune(self._root)
+
+
+def _sizes(results: Sequence[Any]) -> dict[str, int]:
+    """The files that a rank has written, and how long each is at least."""
+    sizes: dict[str, int] = {}
+    for result in results:
+        place = result.storage_data
+        sizes[place.relative_path] = max(sizes.get(place.relative_path, 0), place.offset + place.length)
+    return sizes
+
+
+def check_seen(folder: str, written: Sequence[Mapping[str, int]], hosts: Sequence[str]) -> None:
+    """ConfigError where `folder` has not all that was `written` by the ranks, each on its host: another host
+    has another folder by that name."""
+    for rank, (sizes, host) in enumerate(zip(written, hosts, strict=True)):
+        for name, nbytes in sizes.items():
+            found = _size(os.path.join(folder, name))
+            if found is None or found < nbytes:
+                raise ConfigError(
+                    f"is not where rank 0 on {hosts[0]} sees it, but was written by rank {rank} on {host}",
+                    file=os.path.join(folder, name), key="--checkpoint",
+                    found="nothing" if found is None else f"{found} bytes",
+                    allowed="a folder that all hosts share",
+                )  # fmt: skip
+
+
+def _size(path: str) -> int | None:
+    """Of the file at `path`, None where there is none; opened, as a network's filesystem may remember what
+    was there before."""
+    try:
+        with open(path, "rb") as file:
+            return os.fstat(file.fileno()).st_size
+    except FileNotFoundError:
+        return None
 
 
 def copied(job: Job | UnevenJob) -> dict[str, Tensor | Boxes]:
@@ -94,9 +181,32 @@ def _copied(tensor: Tensor) -> Tensor | Boxes:
     return Boxes(tensor.shape, {tuple(start): own} if own.numel() else {})
 
 
+def _failure(error: checkpoint.CheckpointException) -> tuple[int, BaseException]:
+    """The first rank that failed, and how."""
+    rank = min(error.failures)
+    return rank, error.failures[rank][0]
+
+
+def _system_error(error: Exception) -> Exception:
+    """What the system said where a file could not be written: PyTorch's error of a file that ends too early
+    comes above it."""
+    under: BaseException | None = error
+    while under is not None:
+        if isinstance(under, OSError):
+            return under
+        under = under.__cause__ or under.__context__
+    return error
+
+
+def _why(error: BaseException) -> str:
+    text = getattr(error, "strerror", None) or str(error).strip() or type(error).__name__
+    return str(text.splitlines()[0]).lower()
+
+
 def _not_written(folder: str, error: BaseException) -> ConfigError:
-    why = (getattr(error, "strerror", None) or str(error).strip() or type(error).__name__).splitlines()[0]
-    return ConfigError(f"cannot be written: {why.lower()}", file=folder, key="--checkpoint")
+    if isinstance(error, ConfigError):
+        return error
+    return ConfigError(f"cannot be written: {_why(error)}", file=folder, key="--checkpoint")
 
 
 def load(job: Job | UnevenJob, folder: str) -> None:
@@ -118,18 +228,34 @@ def load(job: Job | UnevenJob, folder: str) -> None:
 
 
 def _load(state: Mapping[str, Tensor | Boxes], folder: str) -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with _read_from(folder):
         checkpoint.load(dict(state), checkpoint_id=folder, planner=LoadsBoxes())
+
+
+@contextmanager
+def _read_from(folder: str) -> Iterator[None]:
+    """ConfigError where the checkpoint in `folder` cannot be read, on every rank: PyTorch's own is no
+    Exception, and would end the process as if it had been interrupted."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    except checkpoint.CheckpointException as error:
+        rank, failure = _failure(error)
+        path = getattr(failure, "filename", None)
+        raise ConfigError(
+            f"cannot be read: {_why(failure)}", file=str(path or folder), found=f"on rank {rank}",
+            allowed="a whole checkpoint, in a folder that all hosts share",
+        ) from None  # fmt: skip
 
 
 def export(plan: Plan | UnevenFile, root: str, folder: str) -> None:
     """Write the parameters of the newest checkpoint in `root`, of a run of the plan's model, into `folder` as
     Hugging Face's libraries read them. In one process, which holds the whole model."""
     state = {f"model.{name}": p.data for name, p in reference_module(plan.model).named_parameters()}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        checkpoint.load(state, checkpoint_id=resumable(plan, root)[0], no_dist=True)
+    saved, _ = resumable(plan, root)
+    with _read_from(saved):
+        checkpoint.load(state, checkpoint_id=saved, no_dist=True)
     whole = {name.removeprefix("model."): tensor for name, tensor in state.items()}
     save_weights(plan.model, whole, folder)
 

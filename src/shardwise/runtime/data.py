@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import stat
 from dataclasses import dataclass
@@ -13,7 +14,25 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from shardwise.errors import ConfigError
+from shardwise.runtime.shuffle import Shuffle
 from shardwise.strategy import Job
+
+ORDER = 2
+"""Version of the order in which windows are visited; the first one drew whole permutations."""
+
+_BLOCK_BYTES = 64 << 10
+_BLOCKS = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Content:
+    """What tells one source of samples from another, wherever it lies: size in bytes, a hash of parts of it,
+    the windows that it is cut into and the version of their order."""
+
+    nbytes: int
+    hash: str
+    windows: int
+    order: int = ORDER
 
 
 class Samples(Protocol):
@@ -21,6 +40,9 @@ class Samples(Protocol):
 
     def batch(self, step: int) -> Tensor:
         """Token ids of step `step` (from 0), of shape (global_batch_size, seq_len + 1)."""
+
+    def content(self) -> Content | None:
+        """What tells them from others; None where seed and step do."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,13 +68,17 @@ class Synthetic:
             tokens[:, place] = np.where(is_noise[:, place], random[:, place], follower[tokens[:, place - 1]])
         return torch.from_numpy(tokens)
 
+    def content(self) -> None:
+        """Nothing but the seed."""
+
 
 class TokenFile:
     """A file of token ids, little-endian, two bytes each (four where the vocabulary needs them), mapped into
     memory.
 
     It is cut into windows of `seq_len + 1` tokens that overlap by one. Each epoch visits all of them in an
-    order of its own; sample i of step s is visit s * global_batch_size + i.
+    order of its own, of which each rank works out the places that it needs; sample i of step s is visit
+    s * global_batch_size + i.
     """
 
     def __init__(self, path: str, *, vocab: int, global_batch_size: int, seq_len: int, seed: int) -> None:
@@ -69,14 +95,11 @@ class TokenFile:
     def batch(self, step: int) -> Tensor:
         visits = np.arange(step * self._batch, (step + 1) * self._batch)
         epochs, places = np.divmod(visits, self.windows)
-        orders = {
-            int(epoch): _generator(self._seed, 2, int(epoch)).permutation(self.windows)
-            for epoch in set(epochs)
-        }
-        starts = [
-            int(orders[int(epoch)][place]) * self._seq_len
-            for epoch, place in zip(epochs, places, strict=True)
-        ]
+        windows = np.empty_like(places)
+        for epoch in np.unique(epochs):
+            order = Shuffle(self.windows, _generator(self._seed, 2, int(epoch)))
+            windows[epochs == epoch] = order.at(places[epochs == epoch])
+        starts = (windows * self._seq_len).tolist()
         rows = np.stack([self._tokens[start : start + self._seq_len + 1] for start in starts])
         rows = rows.astype(np.int64)
         if rows.max() >= self._vocab:
@@ -85,6 +108,12 @@ class TokenFile:
                 allowed=f"0 to {self._vocab - 1}",
             )  # fmt: skip
         return torch.from_numpy(rows)
+
+    def content(self) -> Content:
+        """Of the file as it is: of a large one the hash reads 4 MiB, spread from the first byte to the
+        last."""
+        nbytes = self._tokens.nbytes
+        return Content(nbytes=nbytes, hash=_sampled_hash(self._path, nbytes), windows=self.windows)
 
 
 def check_batch(batch: Tensor, job: Job) -> None:
@@ -98,6 +127,21 @@ def check_batch(batch: Tensor, job: Job) -> None:
 
 def _generator(seed: int, stream: int, step: int) -> np.random.Generator:
     return np.random.Generator(np.random.Philox(np.random.SeedSequence((seed, stream, step))))
+
+
+def _sampled_hash(path: str, nbytes: int) -> str:
+    last = max(0, nbytes - _BLOCK_BYTES)
+    # Blocks of a file that is no larger than all of them overlap, and miss nothing.
+    starts = sorted({last * block // (_BLOCKS - 1) for block in range(_BLOCKS)})
+    digest = hashlib.sha256()
+    try:
+        with open(path, "rb") as file:
+            for start in starts:
+                file.seek(start)
+                digest.update(file.read(_BLOCK_BYTES))
+    except OSError as error:
+        raise ConfigError(f"cannot be read: {(error.strerror or str(error)).lower()}", file=path) from None
+    return "sha256:" + digest.hexdigest()
 
 
 def _mapped(path: str, dtype: np.dtype[np.unsignedinteger]) -> NDArray[np.unsignedinteger]:

@@ -1,26 +1,34 @@
 """The manifest of a checkpoint: written last, it is what makes a checkpoint one.
 
 A checkpoint is a folder `step-00000020` with the files that PyTorch's distributed checkpoint wrote and a
-`manifest.json` that lists them with sizes and hashes. A folder without a manifest was never finished.
+`manifest.json` that lists them with sizes and hashes. A folder without a manifest was never finished. What
+tells it from a folder of somebody else is a file that is there before all others: nothing else is removed.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 
 from shardwise.errors import ConfigError
 from shardwise.inputs import Fields, read_mapping
 from shardwise.plan import write_file
+from shardwise.runtime.data import Content
 
 SCHEMA = "shardwise.checkpoint"
-VERSION = 1
+VERSION = 2
+"""The first one knew data by its name alone."""
+
 MANIFEST = "manifest.json"
+MARK = ".shardwise"
+"""Name of the file by which a folder is known as one of ours."""
+
 KEPT = 2
 """How many finished checkpoints stay."""
 
@@ -35,6 +43,9 @@ class Manifest:
     step: int
     seed: int
     data: str
+    """`synthetic`, or where the file lay."""
+    content: Content | None
+    """What the file was; None of synthetic data, and where the manifest is of version 1."""
     optimizer: str
     global_batch_size: int
     seq_len: int
@@ -55,16 +66,23 @@ def model_hash(config: Mapping[str, object]) -> str:
     return "sha256:" + hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
 
 
-def files_in(folder: str) -> dict[str, tuple[int, str]]:
-    """Every file of a checkpoint with its size and hash."""
-    names = sorted(name for name in os.listdir(folder) if name != MANIFEST)
-    return {name: _measured(os.path.join(folder, name)) for name in names}
+def files_in(folder: str, names: Iterable[str] = ()) -> dict[str, tuple[int, str]]:
+    """Every file of a checkpoint with its size and hash; `names` are some that are known to be there."""
+    found = {name for name in os.listdir(folder) if name not in (MANIFEST, MARK)}
+    return {name: _measured(os.path.join(folder, name)) for name in sorted(found.union(names))}
 
 
 def _measured(path: str) -> tuple[int, str]:
     with open(path, "rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     return os.path.getsize(path), digest
+
+
+def mark(folder: str) -> None:
+    """Make `folder` known as one of ours, before anything else is in it."""
+    os.makedirs(folder, exist_ok=True)
+    with open(os.path.join(folder, MARK), "ab"):
+        pass
 
 
 def commit(folder: str, manifest: Manifest) -> None:
@@ -77,16 +95,70 @@ def prune(root: str) -> None:
     """Remove all but the newest finished checkpoints."""
     for step in finished(root)[:-KEPT]:
         folder = folder_of(root, step)
-        os.unlink(os.path.join(folder, MANIFEST))  # first: what is left of it then is no checkpoint
-        shutil.rmtree(folder)
+        if _is_ours(folder):
+            mark(folder)  # one of an earlier version has no mark yet
+            os.unlink(os.path.join(folder, MANIFEST))  # first: what is left of it then is no checkpoint
+            _remove(folder)
+
+
+def _is_ours(folder: str) -> bool:
+    """Whether a folder with a manifest is known as one of ours, by its mark or by what the manifest says."""
+    if os.path.isfile(os.path.join(folder, MARK)):
+        return True
+    try:
+        read_manifest(os.path.join(folder, MANIFEST))
+    except ConfigError:
+        return False
+    return True
 
 
 def clear_unfinished(root: str) -> None:
-    """Remove what runs that were ended here have left of checkpoints."""
-    for step in _steps(root):
-        folder = folder_of(root, step)
-        if not os.path.isfile(os.path.join(folder, MANIFEST)):
-            shutil.rmtree(folder, ignore_errors=True)
+    """Remove what runs that were ended here have left of checkpoints. ConfigError where there is a folder by
+    such a name that is not known as one of ours."""
+    check_unfinished(root)
+    for folder in _unfinished(root):
+        _remove(folder)
+
+
+def check_unfinished(root: str) -> None:
+    """ConfigError where `clear_unfinished` would meet a folder that is not known as one of ours."""
+    for folder in _unfinished(root):
+        if os.listdir(folder) and not os.path.isfile(os.path.join(folder, MARK)):
+            raise ConfigError(
+                f"has the name of a checkpoint, but neither {MANIFEST} nor {MARK} of one", file=folder,
+                key="--checkpoint", found=", ".join(sorted(os.listdir(folder))[:3]),
+                allowed="another folder, or remove it if it is of no use",
+            )  # fmt: skip
+
+
+def remove_unfinished(folder: str) -> None:
+    """Remove a folder of ours that did not become a checkpoint, as far as the system lets it."""
+    with contextlib.suppress(OSError):
+        if os.path.isfile(os.path.join(folder, MARK)) and not os.path.isfile(os.path.join(folder, MANIFEST)):
+            _remove(folder)
+
+
+def _remove(folder: str) -> None:
+    """Remove a folder of ours, which other ranks may do too: its mark last, so that what is left of it at any
+    time is known as ours."""
+    gone = contextlib.suppress(FileNotFoundError)
+    with gone:
+        for name in os.listdir(folder):
+            path = os.path.join(folder, name)
+            if os.path.isdir(path) and not os.path.islink(path):
+                shutil.rmtree(path, ignore_errors=True)
+            elif name != MARK:
+                with gone:
+                    os.unlink(path)
+        with gone:
+            os.unlink(os.path.join(folder, MARK))
+        os.rmdir(folder)
+
+
+def _unfinished(root: str) -> list[str]:
+    """The folders in `root` that have the name of a checkpoint and are none."""
+    folders = (folder_of(root, step) for step in _steps(root))
+    return [one for one in folders if os.path.isdir(one) and not os.path.isfile(os.path.join(one, MANIFEST))]
 
 
 def finished(root: str) -> list[int]:
@@ -137,6 +209,7 @@ def read_manifest(path: str) -> Manifest:
         step=fields.integer("step", low=0, high=10**9),
         seed=fields.integer("seed", low=0, high=10**9),
         data=fields.text("data", max_length=4096),
+        content=_content(fields) if version > 1 else None,
         optimizer=fields.text("optimizer"),
         global_batch_size=fields.integer("global_batch_size", low=1, high=10**9),
         seq_len=fields.integer("seq_len", low=1, high=10**9),
@@ -146,6 +219,20 @@ def read_manifest(path: str) -> Manifest:
     )
     fields.finish()
     return manifest
+
+
+def _content(fields: Fields) -> Content | None:
+    if fields.any("content", default=None) is None:
+        return None
+    inner = fields.mapping("content")
+    content = Content(
+        nbytes=inner.integer("nbytes", low=1, high=1 << 60),
+        hash=inner.text("hash"),
+        windows=inner.integer("windows", low=1, high=1 << 60),
+        order=inner.integer("order", low=1, high=10**9),
+    )
+    inner.finish()
+    return content
 
 
 def _file_entry(fields: Fields, name: str) -> tuple[int, str]:

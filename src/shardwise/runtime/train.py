@@ -14,11 +14,11 @@ from shardwise.errors import ConfigError
 from shardwise.plan import Plan, UnevenFile
 from shardwise.runtime.adapt import Adaptation, Advisor, Change
 from shardwise.runtime.checkpoint import Saving, load, resumable
-from shardwise.runtime.data import Samples, Synthetic, TokenFile
+from shardwise.runtime.data import ORDER, Content, Samples, Synthetic, TokenFile
 from shardwise.runtime.devices import is_on_host
 from shardwise.runtime.initial import initial_value
 from shardwise.runtime.job import Job
-from shardwise.runtime.manifest import clear_unfinished, finished
+from shardwise.runtime.manifest import Manifest, check_unfinished, clear_unfinished, finished
 from shardwise.runtime.modules import reference_module
 from shardwise.runtime.parallelize import divided
 from shardwise.runtime.trace import StepTrace, traced
@@ -110,6 +110,7 @@ def train(
         fill(job, partial(initial_value, seed=options.seed, layers=plan.model.layers))
     if options.checkpoint is not None and rank == 0:
         clear_unfinished(options.checkpoint)
+    content = samples.content() if options.checkpoint is not None and rank == 0 else None
     trace = StepTrace()
     saving: Saving | None = None
     adaptation = None
@@ -141,7 +142,14 @@ def train(
         report(record)
         is_due = (step + 1) % options.checkpoint_every == 0 or is_last
         if options.checkpoint is not None and is_due:
-            saving = Saving(job, options.checkpoint, step=step + 1, seed=options.seed, data=options.data)
+            saving = Saving(
+                job,
+                options.checkpoint,
+                step=step + 1,
+                seed=options.seed,
+                data=options.data,
+                content=content,
+            )
     if saving is not None:
         saving.wait()
     return trace.spans
@@ -163,13 +171,14 @@ def check_options(plan: Plan | UnevenFile, *, is_adaptive: bool, is_traced: bool
 
 def check_unused(folder: str) -> None:
     """ConfigError where an earlier run has saved checkpoints in `folder`: `--resume` would take one of them
-    for this run's."""
+    for this run's; or where there are folders of somebody else in it that have the names of checkpoints."""
     steps = finished(folder)
     if steps:
         raise ConfigError(
             "has checkpoints of an earlier run", file=folder, key="--checkpoint",
             found=f"step {steps[-1]}", allowed="another folder, or --resume",
         )  # fmt: skip
+    check_unfinished(folder)
 
 
 def resumed_options(options: TrainOptions, plan: Plan | UnevenFile) -> TrainOptions:
@@ -178,11 +187,38 @@ def resumed_options(options: TrainOptions, plan: Plan | UnevenFile) -> TrainOpti
     if options.checkpoint is None:
         raise ConfigError("needs --checkpoint", key="--resume", allowed="--checkpoint DIR --resume")
     folder, manifest = resumable(plan, options.checkpoint)
-    if manifest.data != options.data:
-        raise ConfigError("is not the checkpoint's", key="--data", found=options.data, allowed=manifest.data)
+    check_unfinished(options.checkpoint)
+    resumed = replace(options, resumed=folder, start=manifest.step, seed=manifest.seed)
+    _check_data(resumed, plan, manifest)
     if manifest.step >= options.steps:
         raise ConfigError(
             "is not beyond the checkpoint", key="--steps", found=str(options.steps),
             allowed=f"more than the {manifest.step} that are done",
         )  # fmt: skip
-    return replace(options, resumed=folder, start=manifest.step, seed=manifest.seed)
+    return resumed
+
+
+def _check_data(options: TrainOptions, plan: Plan | UnevenFile, manifest: Manifest) -> None:
+    """ConfigError where `options` name other samples than those of the checkpoint, or the same in another
+    order. A file is known by what is in it, wherever it lies."""
+    if (options.data == SYNTHETIC) != (manifest.data == SYNTHETIC):
+        raise ConfigError("is not the checkpoint's", key="--data", found=options.data, allowed=manifest.data)
+    if options.data == SYNTHETIC:
+        return
+    if manifest.content is None or manifest.content.order != ORDER:
+        raise ConfigError(
+            "took samples in an order that this version of shardwise does not have",
+            file=options.resumed, key="data", found=manifest.data,
+            allowed="a checkpoint of this version, or a new run with --weights of an --export",
+        )  # fmt: skip
+    content = samples_of(plan, options).content()
+    if content != manifest.content:
+        raise ConfigError(
+            "is not what the checkpoint's data was", file=options.data, key="--data",
+            found="nothing" if content is None else _told(content),
+            allowed=f"{_told(manifest.content)}, as {manifest.data} had",
+        )  # fmt: skip
+
+
+def _told(content: Content) -> str:
+    return f"{content.nbytes:,} bytes ({content.hash[:19]}) in {content.windows:,} windows"
