@@ -20,6 +20,7 @@ from shardwise.runtime.graphs import GraphJob, GraphModule, check_told, graph_mo
 from shardwise.runtime.hugging_face import check_named
 from shardwise.runtime.initial import initialise
 from shardwise.runtime.job import Job
+from shardwise.runtime.meeting import Meeting
 from shardwise.runtime.modules import Stage, reference_module
 from shardwise.runtime.moving import move
 from shardwise.runtime.parallelize import parallelize
@@ -48,6 +49,7 @@ __all__ = [
     "GraphModule",
     "GraphStep",
     "Job",
+    "Meeting",
     "RankLost",
     "Report",
     "Samples",

@@ -24,6 +24,7 @@ from shardwise.runtime.capability import check_graph_runnable, check_runnable, c
 from shardwise.runtime.devices import backends, take_device
 from shardwise.runtime.graphs import GraphJob, laid_job
 from shardwise.runtime.job import Job, checked_stage, divided_job
+from shardwise.runtime.meeting import cannot_meet
 from shardwise.runtime.uneven import UnevenJob, uneven_job
 
 PlanFile = str | os.PathLike[str]
@@ -145,9 +146,4 @@ def _join_processes() -> None:
     try:
         distributed.init_process_group(backends())
     except (distributed.DistNetworkError, distributed.DistStoreError, ValueError) as error:
-        host, port = (os.environ.get(name, "?") for name in ("MASTER_ADDR", "MASTER_PORT"))
-        why = str(error).strip().splitlines()[0]
-        raise ConfigError(
-            f"processes cannot meet there: {why}", key="MASTER_PORT", found=f"{host}:{port}",
-            allowed="a free port that all of them reach",
-        ) from None  # fmt: skip
+        raise cannot_meet(error) from None

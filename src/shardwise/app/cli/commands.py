@@ -334,24 +334,27 @@ def train(
     adaptive: Adaptive = False,
 ) -> Output:
     """Train as a plan says, on PyTorch; a cluster of cpu devices is as many processes of this machine."""
-    from shardwise.app.cli import request, training
+    from shardwise.app.cli import launched, request, training
+    from shardwise.app.cli.training_run import Asked
 
-    return training.trained(
-        plan,
-        data=data,
-        steps=request.count("--steps", steps),
-        lr=request.fraction("--lr", lr, default=0.0, low=0.0, high=10.0),
-        seed=request.count("--seed", seed, low=0),
-        log=log,
-        trace=trace,
-        checkpoint=checkpoint,
-        checkpoint_every=request.count("--checkpoint-every", checkpoint_every),
-        resume=resume,
-        restarts=request.count("--restarts", restarts, low=0),
-        weights=weights,
-        export=export,
-        adaptive=adaptive,
-    )
+    with launched.one_voice():
+        asked = Asked(
+            path=plan,
+            data=data,
+            steps=request.count("--steps", steps),
+            lr=request.fraction("--lr", lr, default=0.0, low=0.0, high=10.0),
+            seed=request.count("--seed", seed, low=0),
+            log=log,
+            trace=trace,
+            checkpoint=checkpoint,
+            checkpoint_every=request.count("--checkpoint-every", checkpoint_every),
+            resume=resume,
+            restarts=request.count("--restarts", restarts, low=0),
+            weights=weights,
+            export=export,
+            adaptive=adaptive,
+        )
+    return training.trained(asked)
 
 
 @app.command()

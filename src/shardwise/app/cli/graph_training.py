@@ -11,8 +11,10 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from shardwise.app.cli import words
+from shardwise.app.cli.launched import TORCHRUN_VARIABLE
 from shardwise.app.cli.output import Output, progress, row, talk
-from shardwise.app.cli.training import FAILED, TORCHRUN_VARIABLE, opened, taken
+from shardwise.app.cli.training import FAILED
+from shardwise.app.cli.training_run import opened, taken
 from shardwise.errors import ConfigError
 from shardwise.graph import step_flop
 from shardwise.plan import GraphPlan, read_graph_plan

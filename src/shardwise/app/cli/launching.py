@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from shardwise import launch
+from shardwise.app.cli.launched import COMMAND_VARIABLE
 from shardwise.app.cli.output import Output, talk
 from shardwise.app.cli.request import choice, writable
 from shardwise.errors import ConfigError
@@ -73,7 +74,7 @@ def launched(
                 found=str(host),
                 allowed=f"0 to {len(commands) - 1}",
             )
-        return _become(commands[host])
+        return _become(commands[host], again=_again(path, launcher, head=head, port=port, host=host))
     if launcher == "k8s" and image is None:
         raise ConfigError("is needed for pods", key="--image", allowed="an image with shardwise[torch] in it")
     written = _WRITTEN[launcher]
@@ -85,18 +86,33 @@ def launched(
     writable("--with", target, inputs=(path,))
     write_file(target, text.encode())
     talk([f"wrote {target}"])
-    return _become([*written.command, target])
+    return _become(
+        [*written.command, target], again=_again(path, launcher, head=None, port=port, host=0, image=image)
+    )
 
 
 def _text(text: str) -> Output:
     return Output(lines=[((line, ""),) for line in text.splitlines()])
 
 
-def _become(command: Sequence[str]) -> Output:
-    """Put the launcher in the place of this process: its signals and exit code are the user's own."""
+def _again(
+    path: str, launcher: str, *, head: str | None, port: int, host: int, image: str | None = None
+) -> str:
+    """This command up to the options of train, for a run that is to go on."""
+    words = ["shardwise", "launch", path, "--with", launcher, "--port", str(port)]
+    if head is not None:
+        words += ["--head", head, "--host", str(host)]
+    if image is not None:
+        words += ["--image", image]
+    return shlex.join(words)
+
+
+def _become(command: Sequence[str], *, again: str) -> Output:
+    """Put the launcher in the place of this process: its signals and exit code are the user's own. What
+    inherits its environment finds `again` there."""
     talk([shlex.join(command)])
     try:
-        os.execvp(command[0], list(command))
+        os.execvpe(command[0], list(command), {**os.environ, COMMAND_VARIABLE: again})
     except FileNotFoundError:
         raise ConfigError(
             "is not installed here", key=command[0], allowed="--print, and run it where it is"

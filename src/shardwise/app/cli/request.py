@@ -18,6 +18,7 @@ from shardwise.strategy import Job, read_calibration, target_of
 from shardwise.units import parse_quantity
 
 MAX_COUNT = 10_000_000
+_EXPONENT = r"([eE][+-]?[0-9]{1,3})?"
 OWN = "shardwise"
 """Our own runtime, which is planned for where it knows the devices and nothing else is asked for."""
 
@@ -117,11 +118,11 @@ def count(option: str, text: str, *, low: int = 1, high: int = MAX_COUNT) -> int
 
 
 def fraction(option: str, text: str | None, *, default: float, low: float, high: float) -> float:
-    """The decimal number that `text` of `option` is, plain or as 1e-3; `default` where it was left out."""
+    """The decimal number (3e-5 too) that `text` of `option` is; `default` where the option was left out."""
     if text is None:
         return default
     if (
-        re.fullmatch(r"([0-9]{1,9}(\.[0-9]{0,15})?|\.[0-9]{1,15})([eE][+-]?[0-9]{1,2})?", text) is None
+        re.fullmatch(rf"([0-9]{{1,9}}(\.[0-9]{{0,25}})?|\.[0-9]{{1,25}}){_EXPONENT}", text) is None
         or not low <= float(text) <= high
     ):
         raise ConfigError(
@@ -133,7 +134,7 @@ def fraction(option: str, text: str | None, *, default: float, low: float, high:
 def duration(option: str, text: str, *, low: str, high: str, bare: bool = False) -> float:
     """The seconds that `text` of `option` says, such as 30min; plain digits are seconds where `bare`."""
     allowed = f"{low} to {high}, in s, min, h or d"
-    is_bare = bare and re.fullmatch(r"[0-9]{1,9}(\.[0-9]{0,9})?", text) is not None
+    is_bare = bare and re.fullmatch(rf"[0-9]{{1,9}}(\.[0-9]{{0,9}})?{_EXPONENT}", text) is not None
     try:
         value = parse_quantity(f"{text}s" if is_bare else text, "s")
     except ConfigError as error:

@@ -1,184 +1,150 @@
-"""What `train` does: starts the processes where none were started, shows how it goes, writes the log."""
+"""What `train` does: checks what is asked for, starts the processes where none were started, says how it
+went."""
 
 from __future__ import annotations
 
-import contextlib
-import json
 import os
-import shlex
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from statistics import median
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING
 
 from shardwise.app.cli import words
 from shardwise.app.cli.adapting import advisor_for
-from shardwise.app.cli.output import Output, progress, row, talk
+from shardwise.app.cli.failure import failure_of
+from shardwise.app.cli.launched import TORCHRUN_VARIABLE
+from shardwise.app.cli.output import Output, row
 from shardwise.app.cli.request import writable
+from shardwise.app.cli.resuming import going_on, lost
+from shardwise.app.cli.signals import ended_like_interrupts
+from shardwise.app.cli.training_run import Asked, Run, kept_bytes, showing
 from shardwise.errors import ConfigError
 from shardwise.inputs import printable
 from shardwise.plan import Plan, UnevenFile, is_graph_plan, is_uneven_plan, read_plan, read_uneven_plan
-from shardwise.search import shortest_text
 from shardwise.sim import Span, Trace, write_trace
-from shardwise.units import format_bytes, format_rate
 
 if TYPE_CHECKING:
-    from shardwise.runtime import RankLost, StepRecord, TrainOptions
-
-TORCHRUN_VARIABLE = "TORCHELASTIC_RUN_ID"
-"""Set in processes that torchrun started."""
+    from shardwise.runtime import TrainOptions
 
 FAILED = 1
 REFUSED = 2
 
 
-@dataclass(slots=True)
-class _Run:
-    """The records of a run so far."""
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A run that may begin: nothing was written for it yet."""
 
-    plan: Plan | UnevenFile
-    steps: int
-    is_adaptive: bool = False
-    records: list[StepRecord] = field(default_factory=list)
-
-    def progress(self) -> str:
-        """How far it has come, in words."""
-        return f"after step {self.records[-1].step}" if self.records else "before the first step"
-
-    def line(self) -> str:
-        """How the last step went, in one line."""
-        last = self.records[-1]
-        return (
-            f"step {last.step:,}/{self.steps:,} · loss {last.loss:.4f}"
-            f" · {self._tokens_per_s(last):,.0f} tokens/s · MFU {words.percent(self._mfu(last))}"
-            f" · {taken(last.step_time_s, last.exposed_s)}, predicted {words.seconds(last.predicted_s)}"
-        )
-
-    def _tokens_per_s(self, record: StepRecord) -> float:
-        return self.plan.job.global_batch_size * self.plan.job.seq_len / record.step_time_s
-
-    def _mfu(self, record: StepRecord) -> float:
-        best = self.plan.best
-        return best.mfu * best.step_time_s / record.step_time_s
-
-    def change_line(self) -> str:
-        """What was measured after the last step, and what was done."""
-        last = self.records[-1]
-        change = last.change
-        if change is None:
-            return ""
-        advice = change.advice
-        slowest = min(change.rates, key=lambda name: change.rates[name])
-        line = (
-            f"after step {last.step:,} ({change.reason}): {slowest} carries"
-            f" {format_rate(change.rates[slowest], 'B/s')} · {advice.decision}"
-        )
-        if not change.moved_s:
-            return line
-        kept = "nothing" if advice.keep_step_s is None else words.seconds(advice.keep_step_s)
-        return (
-            f"{line} to {words.degrees_text(advice.strategy)}, predicted {words.seconds(advice.step_s)} a"
-            f" step instead of {kept}"
-            f" · {format_bytes(change.moved_bytes)} between nodes, {words.seconds(change.moved_s)}"
-        )
-
-    def log_line(self, record: StepRecord) -> str:
-        """A step as a line of JSON (docs/formats.md)."""
-        document: dict[str, object] = {
-            "step": record.step,
-            "loss": record.loss,
-            "gradient_norm": record.gradient_norm,
-            "step_time_s": record.step_time_s,
-            "exposed_communication_s": record.exposed_s,
-            "predicted_s": record.predicted_s,
-            "tokens": record.tokens,
-            "tokens_per_s": self._tokens_per_s(record),
-            "mfu": self._mfu(record),
-        }
-        if record.strategy is not None and self.is_adaptive:
-            plan = self.plan
-            document["strategy"] = shortest_text(plan.model, plan.cluster, plan.job, record.strategy)
-            document["change"] = None if record.change is None else asdict(record.change)
-        return json.dumps(document) + "\n"
+    run: Run
+    options: TrainOptions
 
 
-def trained(
-    path: str,
-    *,
-    data: str,
-    steps: int,
-    lr: float,
-    seed: int,
-    log: str | None,
-    trace: str | None,
-    checkpoint: str | None,
-    checkpoint_every: int,
-    resume: bool,
-    restarts: int = 0,
-    weights: str | None = None,
-    export: str | None = None,
-    adaptive: bool = False,
-) -> Output:
-    """Train under the plan file at `path`, on processes of this machine or on those that torchrun started.
+def trained(asked: Asked) -> Output:
+    """Train as `asked`, on processes of this machine or on those that a launcher started.
 
     ConfigError where the plan cannot be run here; exit code 1 where a rank is lost.
     """
-    for option, written in (("--log", log), ("--trace", trace)):
-        if written is not None:
-            writable(option, written, inputs=(path, data))
-    if is_graph_plan(path):
-        from shardwise.app.cli.graph_training import trained_graph
+    with ended_like_interrupts():
+        if TORCHRUN_VARIABLE in os.environ:
+            from shardwise.app.cli.launched_training import trained_by_launcher
 
-        asked = {
-            "--data": data if data != "synthetic" else None, "--trace": trace, "--checkpoint": checkpoint,
-            "--resume": resume, "--weights": weights, "--export": export, "--adaptive": adaptive,
-        }  # fmt: skip
-        return trained_graph(path, steps=steps, lr=lr, seed=seed, log=log, refused=asked)
+            return trained_by_launcher(asked)
+        check_files(asked)
+        if is_graph_plan(asked.path):
+            return of_graph(asked)
+        return _trained_here(prepared(asked))
+
+
+def _trained_here(ready: Prepared) -> Output:
+    """Train on processes of this machine."""
+    from shardwise.runtime import RankLost, train_here
+
+    run, options, asked = ready.run, ready.options, ready.run.asked
+    make_folders(asked)
+    try:
+        with showing(run, options.start) as out:
+            spans = train_here(
+                run.plan, options, report=out.report, restarts=asked.restarts, on_restart=out.go_back
+            )
+    except RankLost as error:
+        return Output(talk=lost(error, run, options), code=FAILED)
+    except ConfigError as error:
+        return Output(talk=refused(error, run, options), code=REFUSED)
+    if asked.trace is not None:
+        write_trace_of(asked.trace, [span for rank in spans for span in rank])
+    return answer(run, options)
+
+
+def check_files(asked: Asked) -> None:
+    """ConfigError where the log or the trace cannot be written, or would be lost."""
+    paths = [os.path.realpath(path) for path in (asked.log, asked.trace) if path is not None]
+    if len(set(paths)) < len(paths):
+        raise ConfigError(
+            "is the log too, which would be lost", file=printable(str(asked.trace)), key="--trace",
+            allowed="the name of another file",
+        )  # fmt: skip
+    for option, written in (("--log", asked.log), ("--trace", asked.trace)):
+        if written is not None:
+            writable(option, written, inputs=(asked.path, asked.data))
+
+
+def of_graph(asked: Asked) -> Output:
+    """Train under the plan of an operator graph, which has fewer options."""
+    from shardwise.app.cli.graph_training import trained_graph
+
+    others = {
+        "--data": asked.data if asked.data != "synthetic" else None, "--trace": asked.trace,
+        "--checkpoint": asked.checkpoint, "--resume": asked.resume, "--weights": asked.weights,
+        "--export": asked.export, "--adaptive": asked.adaptive,
+    }  # fmt: skip
+    return trained_graph(
+        asked.path, steps=asked.steps, lr=asked.lr, seed=asked.seed, log=asked.log, refused=others
+    )
+
+
+def prepared(asked: Asked) -> Prepared:
+    """The run that is asked for, once all that it needs was looked at. ConfigError where it cannot begin."""
+    path = asked.path
     plan = read_uneven_plan(path) if is_uneven_plan(path) else read_plan(path)
     from shardwise.runtime import (
-        RankLost,
         TrainOptions,
         check_named,
         check_options,
         check_unused,
         resumed_options,
         samples_of,
-        train_here,
     )
 
     options = TrainOptions(
-        steps=steps,
-        data=data,
-        lr=lr,
-        seed=seed,
-        checkpoint=checkpoint,
-        checkpoint_every=checkpoint_every,
-        is_traced=trace is not None,
-        weights=weights,
+        steps=asked.steps,
+        data=asked.data,
+        lr=asked.lr,
+        seed=asked.seed,
+        checkpoint=asked.checkpoint,
+        checkpoint_every=asked.checkpoint_every,
+        is_traced=asked.trace is not None,
+        weights=asked.weights,
     )
     _check_runs(plan)
-    check_options(plan, is_adaptive=adaptive, is_traced=trace is not None)
-    if adaptive and isinstance(plan, Plan):
+    check_options(plan, is_adaptive=asked.adaptive, is_traced=asked.trace is not None)
+    if asked.adaptive and isinstance(plan, Plan):
         options = replace(options, advisor=advisor_for(plan))
-    if weights is not None or export is not None:
+    if asked.resume and asked.weights is not None:
+        raise ConfigError(
+            "is not used where a run goes on from a checkpoint, which has its own", key="--weights",
+            found=asked.weights, allowed="--resume without it, or another --checkpoint without --resume",
+        )  # fmt: skip
+    if asked.weights is not None or asked.export is not None:
         check_named(plan.model)
-    _make_folders(checkpoint, export)
-    if resume:
-        options = resumed_options(options, plan)
-    elif checkpoint is not None:
-        check_unused(checkpoint)
+    if asked.export is not None and asked.checkpoint is None:
+        raise ConfigError("needs --checkpoint, from which it is made", key="--export", found=asked.export)
     samples_of(plan, options).batch(0)
-    run = _Run(plan=plan, steps=options.steps, is_adaptive=adaptive)
-    if TORCHRUN_VARIABLE in os.environ:
-        return _trained_here(run, path, options, log=log, trace=trace, export=export)
-    try:
-        with _showing(run, log) as out:
-            spans = train_here(plan, options, report=out.report, restarts=restarts, on_restart=out.go_back)
-    except RankLost as error:
-        return Output(talk=_lost(error, run, path, options), code=FAILED)
-    if trace is not None:
-        _write_trace(trace, [span for rank in spans for span in rank])
-    return _ended(run, options, export)
+    if asked.resume:
+        options = resumed_options(options, plan)
+        if asked.log is not None:
+            kept_bytes(asked.log, options.start)
+    elif asked.checkpoint is not None:
+        check_unused(asked.checkpoint)
+    return Prepared(Run(asked=asked, plan=plan), options)
 
 
 def _check_runs(plan: Plan | UnevenFile) -> None:
@@ -191,112 +157,21 @@ def _check_runs(plan: Plan | UnevenFile) -> None:
     check_uneven_runnable(plan)
 
 
-def _trained_here(
-    run: _Run,
-    path: str,
-    options: TrainOptions,
-    *,
-    log: str | None,
-    trace: str | None,
-    export: str | None,
-) -> Output:
-    """This process's part of a run that torchrun started: rank 0 speaks and writes for all."""
-    from shardwise.runtime import RankLost, losses_of_peers, together, train
-
-    if os.environ["RANK"] != "0":
-        try:
-            with losses_of_peers():
-                spans = train(lambda record: None, run.plan, options)
-                if options.is_traced:
-                    together(spans)
-        except ConfigError:
-            return Output(code=REFUSED)  # rank 0 says why
-        except RankLost:
-            return Output(code=FAILED)
-        return Output()
-    try:
-        with _showing(run, log) as shown, losses_of_peers():
-            spans = train(shown.report, run.plan, options)
-            if options.is_traced:
-                spans = together(spans)
-    except RankLost as error:
-        return Output(talk=_lost(error, run, path, options), code=FAILED)
-    if trace is not None:
-        _write_trace(trace, spans)
-    return _ended(run, options, export)
+def refused(error: ConfigError, run: Run, options: TrainOptions) -> list[str]:
+    """What to say of a run that `error` ended: where it had begun, how it goes on too."""
+    return [*failure_of(error).lines(), *(going_on(run, options) if run.records else ())]
 
 
-def _ended(run: _Run, options: TrainOptions, folder: str | None) -> Output:
+def answer(run: Run, options: TrainOptions) -> Output:
     """The summary; the parameters too, where a folder is named for them."""
     from shardwise.runtime import export
 
-    if folder is not None and options.checkpoint is not None:
-        export(run.plan, options.checkpoint, folder)
+    if run.asked.export is not None and options.checkpoint is not None:
+        export(run.plan, options.checkpoint, run.asked.export)
     return _summary(run)
 
 
-@dataclass(slots=True, kw_only=True)
-class _Shown:
-    """Takes records: into the log as they come, and on stderr (a terminal has one line that is renewed, all
-    else gets ten lines in all)."""
-
-    run: _Run
-    file: TextIO | None
-    show: Callable[[str], None] | None
-
-    def report(self, record: StepRecord) -> None:
-        run = self.run
-        run.records.append(record)
-        self._log([record])
-        if record.change is not None:
-            talk([run.change_line()])
-        if self.show is not None:
-            self.show(run.line())
-        elif record.step % max(1, run.steps // 10) == 0:
-            talk([run.line()])
-
-    def go_back(self, error: RankLost, step: int) -> None:
-        """The run goes on behind `step`: what was done after it did not count, in the log neither."""
-        run = self.run
-        talk(
-            [f"{error} {run.progress()}; all start again from {f'step {step}' if step else 'the beginning'}"]
-        )
-        run.records = [record for record in run.records if record.step <= step]
-        if self.file is not None:
-            self.file.seek(0)
-            self.file.truncate()
-            self._log(run.records)
-
-    def _log(self, records: Sequence[StepRecord]) -> None:
-        if self.file is not None:
-            self.file.writelines(map(self.run.log_line, records))
-            self.file.flush()
-
-
-@contextlib.contextmanager
-def _showing(run: _Run, log: str | None) -> Iterator[_Shown]:
-    """What takes the records of `run`, with the file `log` open."""
-    with contextlib.ExitStack() as stack:
-        file = stack.enter_context(opened(log)) if log is not None else None
-        yield _Shown(run=run, file=file, show=stack.enter_context(progress()))
-
-
-def taken(step_s: float, exposed_s: float | None) -> str:
-    """What a step took, and what of it was waiting for other ranks."""
-    exposed = "" if exposed_s is None else f" ({words.percent(exposed_s / step_s)} exposed communication)"
-    return words.seconds(step_s) + exposed
-
-
-def opened(path: str) -> contextlib.AbstractContextManager[TextIO]:
-    """The file at `path`, to be written from its beginning."""
-    try:
-        return open(path, "w", encoding="utf-8")
-    except OSError as error:
-        why = (error.strerror or str(error)).lower()
-        raise ConfigError(f"cannot be written: {why}", file=printable(path), key="--log") from None
-
-
-def _write_trace(path: str, spans: Sequence[Span]) -> None:
+def write_trace_of(path: str, spans: Sequence[Span]) -> None:
     """The spans of all ranks, from the first on, in the form that `simulate --trace` writes."""
     origin_s = min(span.start_s for span in spans)
     shifted = (
@@ -305,10 +180,9 @@ def _write_trace(path: str, spans: Sequence[Span]) -> None:
     write_trace(Trace(spans=tuple(shifted)), path)
 
 
-def _make_folders(checkpoint: str | None, export: str | None) -> None:
-    if export is not None and checkpoint is None:
-        raise ConfigError("needs --checkpoint, from which it is made", key="--export", found=export)
-    for option, folder in (("--checkpoint", checkpoint), ("--export", export)):
+def make_folders(asked: Asked) -> None:
+    """The folders that the run writes into; last of all, so that what is refused leaves none."""
+    for option, folder in (("--checkpoint", asked.checkpoint), ("--export", asked.export)):
         if folder is not None:
             _make_folder(option, folder)
 
@@ -323,34 +197,7 @@ def _make_folder(option: str, path: str) -> None:
         raise ConfigError("cannot be written to", file=printable(path), key=option)
 
 
-def _lost(error: RankLost, run: _Run, path: str, options: TrainOptions) -> list[str]:
-    lines = [f"shardwise: error: {error} {run.progress()}; the other ranks were ended"]
-    if options.checkpoint is not None:
-        lines.append(f"  to go on from {_again(run, path, options)}")
-    if os.environ.get("SHARDWISE_DEBUG") and error.details:
-        lines.append(error.details)
-    return lines
-
-
-def _again(run: _Run, path: str, options: TrainOptions) -> str:
-    """The command that goes on with the run, and from where."""
-    from shardwise.runtime import last_options
-
-    words_again = ["shardwise", "train", path, "--data", options.data, "--steps", str(options.steps),
-                   "--lr", f"{options.lr:g}", "--checkpoint", str(options.checkpoint),
-                   "--checkpoint-every", str(options.checkpoint_every)]  # fmt: skip
-    if run.is_adaptive:
-        words_again.append("--adaptive")
-    last = last_options(options, run.plan)
-    if last.resumed is not None:
-        return f"the last checkpoint: {shlex.join([*words_again, '--resume'])}"
-    words_again += ["--seed", str(options.seed)]
-    if options.weights is not None:
-        words_again += ["--weights", options.weights]
-    return f"the beginning: {shlex.join(words_again)}"
-
-
-def _summary(run: _Run) -> Output:
+def _summary(run: Run) -> Output:
     plan, records = run.plan, run.records
     first, last = records[0], records[-1]
     typical_s = median(record.step_time_s for record in records[len(records) // 4 :])

@@ -1,0 +1,63 @@
+"""How a run that has ended goes on: the command that does it."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from typing import TYPE_CHECKING
+
+from shardwise.app.cli.launched import COMMAND_VARIABLE, TORCHRUN_VARIABLE
+from shardwise.app.cli.training_run import Asked, Run
+from shardwise.errors import ConfigError
+
+if TYPE_CHECKING:
+    from shardwise.runtime import RankLost, TrainOptions
+
+
+def lost(error: RankLost, run: Run, options: TrainOptions) -> list[str]:
+    """What to say where a rank is lost."""
+    lines = [f"shardwise: error: {error} {run.progress()}; the other ranks were ended"]
+    lines += going_on(run, options)
+    if os.environ.get("SHARDWISE_DEBUG") and error.details:
+        lines.append(error.details)
+    return lines
+
+
+def going_on(run: Run, options: TrainOptions) -> list[str]:
+    """The command that goes on with `run`, and from where; nothing where it saves nothing, or what it has
+    saved cannot be gone on from."""
+    from shardwise.runtime import last_options
+
+    if options.checkpoint is None:
+        return []
+    try:
+        is_saved = last_options(options, run.plan).resumed is not None
+    except ConfigError as error:
+        return [f"  it cannot go on: {error}"]
+    where = "the last checkpoint" if is_saved else "the beginning"
+    launcher = os.environ.get(COMMAND_VARIABLE)
+    words = words_again(run.asked, options, is_saved=is_saved)
+    if launcher:
+        return [f"  to go on from {where}: {launcher} -- {shlex.join(words)}"]
+    if TORCHRUN_VARIABLE in os.environ:
+        where += ", under the same launcher"
+    return [f"  to go on from {where}: {shlex.join(['shardwise', 'train', run.asked.path, *words])}"]
+
+
+def words_again(asked: Asked, options: TrainOptions, *, is_saved: bool) -> list[str]:
+    """The options of `train` that go on with a run, from its last checkpoint where there `is_saved` one."""
+    words = ["--data", asked.data, "--steps", str(asked.steps), "--lr", repr(asked.lr)]
+    words += ["--checkpoint-every", str(asked.checkpoint_every), "--restarts", str(asked.restarts)]
+    given = {"--checkpoint": asked.checkpoint, "--log": asked.log, "--trace": asked.trace,
+             "--export": asked.export}  # fmt: skip
+    if not is_saved:
+        words += ["--seed", str(options.seed)]
+        given["--weights"] = asked.weights
+    for option, text in given.items():
+        if text is not None:
+            words += [option, text]
+    if asked.adaptive:
+        words.append("--adaptive")
+    if is_saved:
+        words.append("--resume")
+    return words

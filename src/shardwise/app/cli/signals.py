@@ -1,0 +1,40 @@
+"""Signals that ask a process to end, as one that the user's keyboard sends."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+from collections.abc import Iterator
+
+ENDING = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name))
+
+
+@contextlib.contextmanager
+def ended_like_interrupts() -> Iterator[None]:
+    """SIGTERM and SIGHUP end what is done under this as Ctrl-C does, so that nothing is left behind; those
+    that follow the first are ignored while it ends. One that is ignored already (`nohup`) stays so."""
+    if threading.current_thread() is not threading.main_thread():  # the only one that may set handlers
+        yield
+        return
+    taken = [number for number in ENDING if signal.getsignal(number) == signal.SIG_DFL]
+
+    def interrupt(number: int, frame: object) -> None:
+        for each in taken:
+            signal.signal(each, signal.SIG_IGN)
+        raise KeyboardInterrupt
+
+    for number in taken:
+        signal.signal(number, interrupt)
+    try:
+        yield
+    finally:
+        for number in taken:
+            signal.signal(number, signal.SIG_DFL)
+
+
+def ignore_ending() -> None:
+    """Let the process say its last words: who sends these signals ends it by force after a while."""
+    if threading.current_thread() is threading.main_thread():
+        for number in ENDING:
+            signal.signal(number, signal.SIG_IGN)

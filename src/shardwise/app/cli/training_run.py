@@ -1,0 +1,208 @@
+"""A run of `train` as it goes: its records, the log, and what is shown."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, TextIO
+
+from shardwise.app.cli import words
+from shardwise.app.cli.output import progress, talk
+from shardwise.errors import ConfigError
+from shardwise.inputs import printable
+from shardwise.plan import Plan, UnevenFile
+from shardwise.search import shortest_text
+from shardwise.units import format_bytes, format_rate
+
+if TYPE_CHECKING:
+    from shardwise.runtime import RankLost, StepRecord
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """The options of `train`, read: `path` is that of the plan file."""
+
+    path: str
+    data: str = "synthetic"
+    steps: int
+    lr: float
+    seed: int
+    log: str | None = None
+    trace: str | None = None
+    checkpoint: str | None = None
+    checkpoint_every: int = 100
+    resume: bool = False
+    restarts: int = 0
+    weights: str | None = None
+    export: str | None = None
+    adaptive: bool = False
+
+
+@dataclass(slots=True)
+class Run:
+    """The records of a run so far."""
+
+    asked: Asked
+    plan: Plan | UnevenFile
+    records: list[StepRecord] = field(default_factory=list)
+
+    def progress(self) -> str:
+        """How far it has come, in words."""
+        return f"after step {self.records[-1].step}" if self.records else "before the first step"
+
+    def line(self) -> str:
+        """How the last step went, in one line."""
+        last = self.records[-1]
+        return (
+            f"step {last.step:,}/{self.asked.steps:,} · loss {last.loss:.4f}"
+            f" · {self._tokens_per_s(last):,.0f} tokens/s · MFU {words.percent(self._mfu(last))}"
+            f" · {taken(last.step_time_s, last.exposed_s)}, predicted {words.seconds(last.predicted_s)}"
+        )
+
+    def _tokens_per_s(self, record: StepRecord) -> float:
+        return self.plan.job.global_batch_size * self.plan.job.seq_len / record.step_time_s
+
+    def _mfu(self, record: StepRecord) -> float:
+        best = self.plan.best
+        return best.mfu * best.step_time_s / record.step_time_s
+
+    def change_line(self) -> str:
+        """What was measured after the last step, and what was done."""
+        last = self.records[-1]
+        change = last.change
+        if change is None:
+            return ""
+        advice = change.advice
+        slowest = min(change.rates, key=lambda name: change.rates[name])
+        line = (
+            f"after step {last.step:,} ({change.reason}): {slowest} carries"
+            f" {format_rate(change.rates[slowest], 'B/s')} · {advice.decision}"
+        )
+        if not change.moved_s:
+            return line
+        kept = "nothing" if advice.keep_step_s is None else words.seconds(advice.keep_step_s)
+        return (
+            f"{line} to {words.degrees_text(advice.strategy)}, predicted {words.seconds(advice.step_s)} a"
+            f" step instead of {kept}"
+            f" · {format_bytes(change.moved_bytes)} between nodes, {words.seconds(change.moved_s)}"
+        )
+
+    def log_line(self, record: StepRecord) -> str:
+        """A step as a line of JSON (docs/formats.md)."""
+        document: dict[str, object] = {
+            "step": record.step,
+            "loss": record.loss,
+            "gradient_norm": record.gradient_norm,
+            "step_time_s": record.step_time_s,
+            "exposed_communication_s": record.exposed_s,
+            "predicted_s": record.predicted_s,
+            "tokens": record.tokens,
+            "tokens_per_s": self._tokens_per_s(record),
+            "mfu": self._mfu(record),
+        }
+        if record.strategy is not None and self.asked.adaptive:
+            plan = self.plan
+            document["strategy"] = shortest_text(plan.model, plan.cluster, plan.job, record.strategy)
+            document["change"] = None if record.change is None else asdict(record.change)
+        return json.dumps(document) + "\n"
+
+
+@dataclass(slots=True, kw_only=True)
+class Shown:
+    """Takes records: into the log as they come, behind the `kept` bytes of a run that this one goes on with,
+    and on stderr (a terminal has one line that is renewed, all else gets ten lines in all)."""
+
+    run: Run
+    file: TextIO | None
+    kept: int
+    show: Callable[[str], None] | None
+
+    def report(self, record: StepRecord) -> None:
+        run = self.run
+        run.records.append(record)
+        self._log([record])
+        if record.change is not None:
+            talk([run.change_line()])
+        if self.show is not None:
+            self.show(run.line())
+        elif record.step % max(1, run.asked.steps // 10) == 0:
+            talk([run.line()])
+
+    def go_back(self, error: RankLost, step: int) -> None:
+        """The run goes on behind `step`: what was done after it did not count, in the log neither."""
+        run = self.run
+        talk(
+            [f"{error} {run.progress()}; all start again from {f'step {step}' if step else 'the beginning'}"]
+        )
+        run.records = [record for record in run.records if record.step <= step]
+        if self.file is not None:
+            self.file.seek(self.kept)
+            self.file.truncate()
+            self._log(run.records)
+
+    def _log(self, records: Sequence[StepRecord]) -> None:
+        if self.file is not None:
+            self.file.writelines(map(self.run.log_line, records))
+            self.file.flush()
+
+
+@contextlib.contextmanager
+def showing(run: Run, start: int) -> Iterator[Shown]:
+    """What takes the records of `run`, which goes on behind step `start`, with its log open."""
+    log = run.asked.log
+    with contextlib.ExitStack() as stack:
+        kept = 0 if log is None or not run.asked.resume else kept_bytes(log, start)
+        file = stack.enter_context(opened(log, kept)) if log is not None else None
+        yield Shown(run=run, file=file, kept=kept, show=stack.enter_context(progress()))
+
+
+def taken(step_s: float, exposed_s: float | None) -> str:
+    """What a step took, and what of it was waiting for other ranks."""
+    exposed = "" if exposed_s is None else f" ({words.percent(exposed_s / step_s)} exposed communication)"
+    return words.seconds(step_s) + exposed
+
+
+def opened(path: str, kept: int = 0) -> contextlib.AbstractContextManager[TextIO]:
+    """The file at `path`, to be written behind its first `kept` bytes."""
+    try:
+        if kept:
+            os.truncate(path, kept)
+        return open(path, "a" if kept else "w", encoding="utf-8")
+    except OSError as error:
+        why = (error.strerror or str(error)).lower()
+        raise ConfigError(f"cannot be written: {why}", file=printable(path), key="--log") from None
+
+
+def kept_bytes(path: str, start: int) -> int:
+    """How much of the log at `path` a run keeps that goes on behind step `start`: its lines up to that step,
+    since those behind it are taken again. ConfigError where it is no log."""
+    kept = 0
+    try:
+        with open(path, "rb") as file:
+            for number, line in enumerate(file, start=1):
+                if not line.endswith(b"\n") or _step_of(line, path, number) > start:
+                    break  # it was ended while it wrote, or behind the checkpoint
+                kept += len(line)
+    except FileNotFoundError:
+        return 0
+    except OSError as error:
+        why = (error.strerror or str(error)).lower()
+        raise ConfigError(f"cannot be read: {why}", file=printable(path), key="--log") from None
+    return kept
+
+
+def _step_of(line: bytes, path: str, number: int) -> int:
+    try:
+        record = json.loads(line)
+        step = record["step"] if isinstance(record, dict) else None
+    except (ValueError, KeyError):
+        step = None
+    if not isinstance(step, int):
+        raise ConfigError(
+            "is no log of train, which --resume would go on with", file=printable(path), key="--log",
+            found=f"line {number} without a step", allowed="the log of this run, or a new file",
+        )  # fmt: skip
+    return step

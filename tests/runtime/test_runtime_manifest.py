@@ -1,0 +1,245 @@
+"""What a folder of checkpoints may lose: what is ours and unfinished, and nothing else; whole is what rank 0
+sees all of."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import resource
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+import torch
+from tests.runtime.equality import batches, whole_module
+from tests.runtime.plans import make_plan
+
+from shardwise.app.cli.main import main
+from shardwise.errors import ConfigError
+from shardwise.plan import Plan, write_plan
+from shardwise.runtime import Report, Team, TrainOptions, export, parallelize, resumed_options, train
+from shardwise.runtime.checkpoint import Saving, check_seen, load
+from shardwise.runtime.manifest import (
+    MANIFEST,
+    MARK,
+    Manifest,
+    check_unfinished,
+    clear_unfinished,
+    commit,
+    files_in,
+    finished,
+    folder_of,
+    mark,
+    model_hash,
+    newest,
+    prune,
+)
+
+pytestmark = pytest.mark.xdist_group("runtime")
+
+
+def committed(root: Path, step: int, plan: Plan, **changes: Any) -> Path:
+    """A finished checkpoint of a run under `plan`, with a file that is none of PyTorch's."""
+    folder = Path(folder_of(str(root), step))
+    mark(str(folder))
+    (folder / "__0_0.distcp").write_bytes(b"%d" % step)
+    manifest = Manifest(
+        step=step, seed=0, data="synthetic", content=None, optimizer=plan.job.optimizer,
+        global_batch_size=plan.job.global_batch_size, seq_len=plan.job.seq_len,
+        model=model_hash(plan.model.config), plan="p", files=files_in(str(folder)),
+    )  # fmt: skip
+    commit(str(folder), replace(manifest, **changes))
+    return folder
+
+
+def saved_plan(tmp_path: Path) -> str:
+    path = str(tmp_path / "p.yaml")
+    write_plan(path, make_plan("dp=2"))
+    return path
+
+
+@pytest.mark.parametrize("more", [[], ["--resume"]])
+def test_a_folder_of_somebody_else_is_refused_and_stays(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], more: list[str]
+) -> None:
+    root = tmp_path / "foreign"
+    foreign = root / "step-00000001"
+    foreign.mkdir(parents=True)
+    (foreign / "model.bin").write_text("weights")
+    if more:
+        committed(root, 2, make_plan("dp=2"))
+    assert main(["train", saved_plan(tmp_path), "--checkpoint", str(root), *more]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"shardwise: error: {foreign}: --checkpoint: has the name of a checkpoint")
+    assert "found model.bin" in error and error.count("\n") == 1
+    with pytest.raises(ConfigError):
+        clear_unfinished(str(root))
+    assert (foreign / "model.bin").read_text() == "weights"
+
+
+def test_only_what_is_ours_is_removed(tmp_path: Path) -> None:
+    plan = make_plan("dp=2")
+    folders = [committed(tmp_path, step, plan) for step in (1, 2, 3, 4)]
+    (folders[0] / MARK).unlink()
+    (folders[0] / MANIFEST).write_text("{}")  # somebody else's
+    (folders[1] / MARK).unlink()  # of a version that left none
+    unfinished = Path(folder_of(str(tmp_path), 9))
+    mark(str(unfinished))
+    (unfinished / "__0_0.distcp").write_bytes(b"half")
+    empty = Path(folder_of(str(tmp_path), 8))  # ended before its mark, or behind its removal
+    empty.mkdir()
+    check_unfinished(str(tmp_path))
+    clear_unfinished(str(tmp_path))
+    prune(str(tmp_path))
+    assert finished(str(tmp_path)) == [1, 3, 4]
+    assert sorted(os.listdir(tmp_path)) == [f"step-0000000{step}" for step in (1, 3, 4)]
+
+
+@pytest.mark.parametrize("last", range(5))
+def test_what_is_left_of_a_removal_is_known_as_ours(tmp_path: Path, last: int) -> None:
+    """The mark goes last: a process that ends between any two calls leaves what the next one removes."""
+    calls = [0]
+
+    def counted(original: Any) -> Any:
+        def call(*arguments: Any, **named: Any) -> Any:
+            calls[0] += 1
+            if calls[0] > last:
+                raise KeyboardInterrupt
+            return original(*arguments, **named)
+
+        return call
+
+    for step in (1, 2, 3):
+        committed(tmp_path, step, make_plan("dp=2"))
+    with (
+        contextlib.suppress(KeyboardInterrupt),
+        patch("os.unlink", counted(os.unlink)),
+        patch("os.rmdir", counted(os.rmdir)),
+    ):
+        prune(str(tmp_path))
+    clear_unfinished(str(tmp_path))
+    assert finished(str(tmp_path)) == ([1, 2, 3] if last == 0 else [2, 3])
+    assert len(os.listdir(tmp_path)) == len(finished(str(tmp_path)))
+
+
+def saves_apart(report: Report, plan: Plan, root: str) -> None:
+    """Each rank has a folder of its own by the same name, as on hosts that share none."""
+    rank = torch.distributed.get_rank()
+    job = parallelize(whole_module(plan.model, 0), plan)
+    job.step(batches(plan, 0).batch(0))
+    Saving(job, f"{root}/{rank}", step=1, seed=0, data="synthetic").wait()
+
+
+def test_parts_that_rank_0_does_not_see_are_no_checkpoint(team: Team, tmp_path: Path) -> None:
+    plan = make_plan("dp=2,zero_stage=1")
+    with pytest.raises(ConfigError, match="a folder that all hosts share") as refused:
+        team.run(2, saves_apart, plan, str(tmp_path))
+    text = str(refused.value)
+    assert "__1_0.distcp" in text and "written by rank 1 on " in text and "found nothing" in text
+    assert [os.listdir(tmp_path / rank) for rank in "01"] == [[], []]
+
+
+def test_a_part_that_is_too_short_is_not_whole(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"1234")
+    check_seen(str(tmp_path), [{"a": 4}], ["here"])
+    with pytest.raises(ConfigError, match="written by rank 0 on here; found 4 bytes"):
+        check_seen(str(tmp_path), [{"a": 5}], ["here"])
+
+
+def cannot_load(report: Report, plan: Plan, folder: str) -> str:
+    try:
+        load(parallelize(whole_module(plan.model, 5), plan), folder)
+    except ConfigError as error:
+        return str(error)
+    return ""
+
+
+def saves_once(report: Report, plan: Plan, root: str) -> None:
+    job = parallelize(whole_module(plan.model, 0), plan)
+    job.step(batches(plan, 0).batch(0))
+    Saving(job, root, step=1, seed=0, data="synthetic").wait()
+
+
+def test_a_checkpoint_that_cannot_be_read_is_one_line_on_every_rank(team: Team, tmp_path: Path) -> None:
+    plan = make_plan("dp=2,zero_stage=1")
+    team.run(2, saves_once, plan, str(tmp_path))
+    folder = folder_of(str(tmp_path), 1)
+    os.unlink(os.path.join(folder, "__1_0.distcp"))
+    for said in team.run(2, cannot_load, plan, folder):
+        assert said.startswith(f"{folder}/__1_0.distcp: cannot be read: no such file") and "\n" not in said
+    with (
+        patch("shardwise.runtime.checkpoint.resumable", lambda *_: (folder, None)),
+        pytest.raises(ConfigError, match=r"__1_0\.distcp: cannot be read: no such file"),
+    ):
+        export(plan, str(tmp_path), str(tmp_path / "out"))
+    shutil.rmtree(folder)
+    for said in team.run(2, cannot_load, plan, folder):
+        assert said.startswith(folder) and "cannot be read" in said
+
+
+def test_a_disk_that_takes_no_more_is_one_line_and_leaves_nothing(tmp_path: Path) -> None:
+    """No file may grow beyond 100,000 bytes, as on a full disk: PyTorch's own error is of a file that ends
+    too early. The run can go on, as the next line says."""
+
+    def limit() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+
+    root = tmp_path / "ck"
+    ran = subprocess.run(
+        [sys.executable, "-m", "shardwise", "train", saved_plan(tmp_path), "--steps", "2", "--checkpoint",
+         str(root), "--lr", "3e-5"],
+        capture_output=True, text=True, check=False, timeout=600, preexec_fn=limit,
+    )  # fmt: skip
+    assert ran.returncode == 2
+    said = [line for line in ran.stderr.splitlines() if not line.startswith("step ")]
+    assert said[0] == (
+        f"shardwise: error: {root}/step-00000002: --checkpoint: cannot be written: file too large"
+    )
+    assert said[1].startswith("  to go on from the beginning: shardwise train ") and len(said) == 2
+    assert os.listdir(root) == []
+
+
+def trained_on(report: Report, plan: Plan, options: TrainOptions) -> None:
+    train(report, plan, options)
+
+
+def test_data_is_known_by_what_it_is(team: Team, tmp_path: Path) -> None:
+    """A copy by another name goes on; a shorter file, another one and an order of before do not."""
+    plan = make_plan("dp=2")
+    data, root = tmp_path / "tokens.bin", str(tmp_path / "ck")
+    np.random.default_rng(0).integers(0, 40, 33 * 40, dtype="<u2").tofile(data)
+    options = TrainOptions(steps=1, data=str(data), checkpoint=root)
+    team.run(2, trained_on, plan, options)
+    manifest = newest(root)[1]
+    assert manifest.content is not None and manifest.content.nbytes == 2 * 33 * 40
+    copy = tmp_path / "elsewhere.bin"
+    copy.write_bytes(data.read_bytes())
+    longer = replace(options, steps=2, data=str(copy))
+    assert resumed_options(longer, plan).start == 1
+    copy.write_bytes(data.read_bytes()[:-64])
+    with pytest.raises(ConfigError, match="--data: is not what the checkpoint's data was; found 2,576 bytes"):
+        resumed_options(longer, plan)
+    with pytest.raises(ConfigError, match="--data: is not the checkpoint's; found synthetic"):
+        resumed_options(replace(longer, data="synthetic"), plan)
+    path = Path(newest(root)[0]) / MANIFEST
+    document = json.loads(path.read_text())
+    del document["content"]
+    path.write_text(json.dumps({**document, "version": 1}))
+    with pytest.raises(ConfigError, match="took samples in an order that this version"):
+        resumed_options(replace(options, steps=2), plan)
+
+
+def test_a_manifest_of_the_first_version_goes_on_with_synthetic_data(tmp_path: Path) -> None:
+    plan = make_plan("dp=2")
+    path = committed(tmp_path, 2, plan) / MANIFEST
+    document = json.loads(path.read_text())
+    del document["content"]
+    path.write_text(json.dumps({**document, "version": 1}))
+    assert resumed_options(TrainOptions(steps=3, checkpoint=str(tmp_path)), plan).start == 2

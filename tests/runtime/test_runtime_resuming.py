@@ -1,0 +1,181 @@
+"""How a run goes on: the command that it prints is one that we take, its log has every step once, and what
+would be lost or ignored is refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from unittest.mock import patch
+
+import pytest
+from tests.runtime.plans import make_plan
+from tests.runtime.test_runtime_manifest import committed, saved_plan
+
+from shardwise.app.cli import training
+from shardwise.app.cli.launched import COMMAND_VARIABLE, TORCHRUN_VARIABLE
+from shardwise.app.cli.main import main
+from shardwise.app.cli.output import Output
+from shardwise.app.cli.resuming import going_on, words_again
+from shardwise.app.cli.training_run import Asked, Run, kept_bytes
+from shardwise.errors import ConfigError
+from shardwise.runtime import StepRecord, TrainOptions
+
+pytestmark = pytest.mark.xdist_group("runtime")
+
+
+def asked_by(arguments: list[str]) -> Asked:
+    """What `train` reads from these arguments."""
+    found: list[Asked] = []
+
+    def trained(asked: Asked) -> Output:
+        found.append(asked)
+        return Output()
+
+    with patch.object(training, "trained", trained):
+        assert main(["train", *arguments]) == 0
+    return found[0]
+
+
+@pytest.mark.parametrize("lr", ["3e-5", "1E-3", "1e-12", "0.00003", "1.234567890123456e-4", "2.5e+0", ".5"])
+@pytest.mark.parametrize("is_saved", [False, True])
+def test_the_command_that_goes_on_is_one_that_we_take(lr: str, is_saved: bool) -> None:
+    asked = asked_by(
+        ["p.yaml", "--lr", lr, "--steps", "7", "--seed", "3", "--checkpoint", "a folder",
+         "--log", "l.jsonl", "--trace", "t.json", "--export", "e", "--restarts", "1",
+         "--checkpoint-every", "5", "--data", "d.bin"]
+    )  # fmt: skip
+    assert asked.lr == float(lr)
+    options = TrainOptions(steps=7, seed=3, lr=asked.lr, checkpoint="a folder")
+    again = asked_by(["p.yaml", *words_again(asked, options, is_saved=is_saved)])
+    kept = (
+        "path",
+        "lr",
+        "steps",
+        "checkpoint",
+        "log",
+        "trace",
+        "export",
+        "restarts",
+        "checkpoint_every",
+        "data",
+    )
+    assert all(getattr(again, name) == getattr(asked, name) for name in kept)
+    assert again.resume is is_saved and (is_saved or again.seed == 3)
+
+
+def run_in(root: Path, **changes: object) -> tuple[Run, TrainOptions]:
+    asked = Asked(path="p.yaml", steps=4, lr=3e-5, seed=0, checkpoint=str(root), **changes)  # type: ignore[arg-type]
+    plan = make_plan("dp=2")
+    return Run(asked=asked, plan=plan), TrainOptions(steps=4, lr=3e-5, checkpoint=str(root))
+
+
+def test_the_command_is_the_launchers_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, options = run_in(tmp_path)
+    monkeypatch.delenv(COMMAND_VARIABLE, raising=False)
+    monkeypatch.delenv(TORCHRUN_VARIABLE, raising=False)
+    (line,) = going_on(run, options)
+    assert line.startswith("  to go on from the beginning: shardwise train p.yaml --data synthetic")
+    committed(tmp_path, 2, run.plan)  # type: ignore[arg-type]
+    monkeypatch.setenv(TORCHRUN_VARIABLE, "x")
+    (line,) = going_on(run, options)
+    assert line.startswith(
+        "  to go on from the last checkpoint, under the same launcher: shardwise train p.yaml"
+    )
+    monkeypatch.setenv(COMMAND_VARIABLE, "shardwise launch p.yaml --with torchrun")
+    (line,) = going_on(run, options)
+    command = line.removeprefix("  to go on from the last checkpoint: ")
+    assert command.startswith("shardwise launch p.yaml --with torchrun -- --data ")
+    assert asked_by(["p.yaml", *shlex.split(command)[6:]]).resume
+    monkeypatch.setenv(COMMAND_VARIABLE, "")
+    committed(tmp_path, 3, make_plan("dp=2", model="gpt"))
+    (line,) = going_on(run, options)
+    assert line.startswith("  it cannot go on: ") and "model: is not the plan's" in line
+
+
+def step_line(step: int) -> str:
+    return json.dumps({"step": step, "loss": 1.0}) + "\n"
+
+
+def test_a_log_keeps_the_steps_up_to_the_checkpoint(tmp_path: Path) -> None:
+    log = tmp_path / "l.jsonl"
+    assert kept_bytes(str(log), 3) == 0
+    log.write_text("".join(map(step_line, (1, 2, 3, 4, 5))))
+    assert kept_bytes(str(log), 3) == 3 * len(step_line(1))
+    log.write_text(step_line(1) + step_line(2)[:-5])  # ended while it wrote
+    assert kept_bytes(str(log), 3) == len(step_line(1))
+    for other in ("no log\n", "[1]\n", '{"loss": 1.0}\n', '{"step": "1"}\n'):
+        log.write_text(step_line(1) + other)
+        with pytest.raises(ConfigError, match=r"is no log of train.*line 2 without a step"):
+            kept_bytes(str(log), 3)
+
+
+def test_a_resumed_run_writes_its_log_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plan, log = saved_plan(tmp_path), tmp_path / "l.jsonl"
+    common = ["train", plan, "--checkpoint", str(tmp_path / "ck"), "--log", str(log)]
+    assert main([*common, "--steps", "2"]) == 0
+    before = log.read_text()
+    log.write_text(before + step_line(3))  # a step behind the checkpoint, which is taken again
+    assert main([*common, "--steps", "4", "--resume"]) == 0
+    assert log.read_text().startswith(before)
+    assert [json.loads(line)["step"] for line in log.read_text().splitlines()] == [1, 2, 3, 4]
+    assert "loss" in json.loads(log.read_text().splitlines()[2]) and step_line(3) not in log.read_text()
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        (["--log", "{}/x", "--trace", "{}/./x"], "--trace: is the log too"),
+        (["--checkpoint", "{}/used", "--resume", "--weights", "w"], "--weights: is not used where"),
+        (["--checkpoint", "{}/new", "--resume"], "has no finished checkpoint"),
+        (["--checkpoint", "{}/new", "--data", "{}/p.yaml"], "p.yaml"),
+        (["--checkpoint", "{}/used", "--export", "{}/new"], "has checkpoints of an earlier run"),
+    ],
+)
+def test_what_is_refused_leaves_no_folder(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str], named: str
+) -> None:
+    plan = saved_plan(tmp_path)
+    committed(tmp_path / "used", 2, make_plan("dp=2"))
+    assert main(["train", plan, *(option.format(tmp_path) for option in options)]) == 2
+    error = capsys.readouterr().err
+    assert named in error and error.count("\n") == 1
+    assert not (tmp_path / "new").exists()
+
+
+def test_sigterm_ends_a_run_as_the_keyboard_does(tmp_path: Path) -> None:
+    """With a word and a code, and without what its processes lay down in the folder of temporary files."""
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    run = subprocess.Popen(
+        [sys.executable, "-m", "shardwise", "train", saved_plan(tmp_path), "--steps", "100000"],
+        stderr=subprocess.PIPE, text=True, env={**os.environ, "TMPDIR": str(temporary)},
+    )  # fmt: skip
+    assert run.stderr is not None
+    while not any(temporary.iterdir()):
+        assert run.poll() is None
+        signal.sigtimedwait([], 0.05)
+    run.send_signal(signal.SIGTERM)
+    assert run.wait(timeout=60) == 130
+    assert run.stderr.read().splitlines()[-1] == "shardwise: error: interrupted before there was an answer"
+    run.stderr.close()
+    assert list(temporary.iterdir()) == []
+
+
+def record(step: int) -> StepRecord:
+    return StepRecord(
+        step=step, loss=1.0, gradient_norm=1.0, step_time_s=1.0, predicted_s=1.0, strategy=None, tokens=1
+    )
+
+
+def test_an_error_on_the_way_says_how_to_go_on(tmp_path: Path) -> None:
+    run, options = run_in(tmp_path)
+    error = ConfigError("cannot be written: no space left on device", file="x")
+    assert len(training.refused(error, run, options)) == 1
+    run.records.append(record(1))
+    first, second = training.refused(error, run, options)
+    assert first.endswith("no space left on device") and second.startswith("  to go on from the beginning: ")
