@@ -9,13 +9,14 @@ import select
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from shardwise.cluster import Cluster, EventTrace
 from shardwise.emulate.changes import Change, changes_of
 from shardwise.emulate.network import Network, remove_leftovers
 from shardwise.emulate.shares import Shares, remove_leftover_shares
+from shardwise.emulate.signals import NotedSignals, noted_signals
 from shardwise.emulate.system import check_system, tool_path
 from shardwise.errors import ConfigError
 
@@ -58,37 +59,21 @@ def emulated(asked: Emulation, talk: Callable[[str], None]) -> int:
     network = Network(asked.cluster, os.getpid())
     shares = Shares(asked.cluster.devices, os.getpid())
     started: list[subprocess.Popen[bytes]] = []
-    with _ended_by_signals():
-        try:
-            network.build()
-            shares.build()
-            for rank, share in enumerate(asked.shares):
-                shares.set(rank, share)
-            latency_s = max(tier.latency_s for tier in asked.cluster.tiers)
-            if latency_s >= 1e-3:
-                talk(f"latency is not emulated: links have none of the {latency_s:g} s of the cluster")
-            for rank in range(asked.cluster.devices):
-                started.append(_start(asked, rank, network, shares))
-            return _watched(started, changes, asked, network, shares)
-        finally:
-            _end(started)
-            shares.close()
-            network.close()
-
-
-@contextlib.contextmanager
-def _ended_by_signals() -> Iterator[None]:
-    """SIGTERM and SIGHUP end this like Ctrl-C, so that everything is taken down."""
-
-    def interrupt(number: int, frame: object) -> None:
-        raise KeyboardInterrupt
-
-    before = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    with noted_signals() as signals, contextlib.ExitStack() as taken_down:
+        taken_down.callback(network.close)
+        taken_down.callback(shares.close)
+        taken_down.callback(_end, started)
+        network.build()
+        shares.build()
+        for rank, share in enumerate(asked.shares):
+            shares.set(rank, share)
+        latency_s = max(tier.latency_s for tier in asked.cluster.tiers)
+        if latency_s >= 1e-3:
+            talk(f"latency is not emulated: links have none of the {latency_s:g} s of the cluster")
+        for rank in range(asked.cluster.devices):
+            signals.check()
+            started.append(_start(asked, rank, network, shares))
+        return _watched(started, changes, asked, network, shares, signals)
 
 
 def _start(asked: Emulation, rank: int, network: Network, shares: Shares) -> subprocess.Popen[bytes]:
@@ -144,9 +129,10 @@ def _watched(
     asked: Emulation,
     network: Network,
     shares: Shares,
+    signals: NotedSignals,
 ) -> int:
     """Carry out the changes as they are due, until all ranks have ended, or one has failed and the others had
-    their grace."""
+    their grace. KeyboardInterrupt where a signal came."""
     start_s = time.monotonic()
     running = {os.pidfd_open(process.pid): process for process in started}
     due = list(changes)
@@ -155,7 +141,9 @@ def _watched(
         while running and time.monotonic() < deadline_s:
             until_s = min(deadline_s, start_s + due[0].time_s if due else float("inf"))
             wait_s = None if until_s == float("inf") else max(0.0, until_s - time.monotonic())
-            for descriptor in select.select(list(running), [], [], wait_s)[0]:
+            ready = select.select([signals, *running], [], [], wait_s)[0]
+            signals.check()
+            for descriptor in ready:
                 code = running.pop(descriptor).wait()
                 os.close(descriptor)
                 if code and not failed:

@@ -47,7 +47,7 @@ def check_system() -> None:
 def run(command: str) -> str:
     """What a system command says; ConfigError, naming what the kernel lacks, where it fails."""
     words = command.split()
-    done = subprocess.run([tool_path(words[0]), *words[1:]], capture_output=True, text=True, check=False)
+    done = _done([tool_path(words[0]), *words[1:]])
     if done.returncode:
         lacks = next((what for word, what in _LACKS if word in words), "what this needs")
         said = " ".join(done.stderr.split())[:200]
@@ -61,4 +61,10 @@ def try_all(commands: Sequence[str]) -> None:
     """Run every command, also where some fail: for taking down what may be half there."""
     for command in commands:
         tool, *words = command.split()
-        subprocess.run([tool_path(tool), *words], capture_output=True, check=False)
+        _done([tool_path(tool), *words])
+
+
+def _done(words: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    """A command in a session of its own: Ctrl-C in a terminal goes to everything that is in the foreground,
+    and would end it half-way."""
+    return subprocess.run(words, capture_output=True, text=True, check=False, start_new_session=True)
