@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import os
 import signal
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -14,13 +14,14 @@ import pytest
 from tests.runtime.plans import make_plan
 from torch import distributed
 
+import shardwise.runtime
 from shardwise import search
 from shardwise.app.cli.adapting import advisor_for, link_rates, rounds
 from shardwise.app.cli.main import main
 from shardwise.cluster import Cluster, load_cluster
 from shardwise.measure import message_rates
 from shardwise.model import model_from_config
-from shardwise.plan import Plan, write_plan
+from shardwise.plan import Plan, plan_hash, write_plan
 from shardwise.replan import Costs, Present
 from shardwise.runtime import (
     Advice,
@@ -34,6 +35,7 @@ from shardwise.runtime import (
     train,
 )
 from shardwise.runtime.watch import DEPARTURE, RECENT, Watch
+from shardwise.sim import COMPUTE, Span, read_trace
 from shardwise.strategy import Job, Strategy, complete, target_of
 
 pytestmark = pytest.mark.xdist_group("runtime")
@@ -217,3 +219,30 @@ def test_train_adaptive(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert main(["train", plan, "--adaptive"]) == 2
     error = capsys.readouterr().err
     assert "--adaptive: has no links to watch" in error and error.count("\n") == 1
+
+
+def test_the_trace_behind_a_move_names_the_plan_that_ran(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A run of which the last step was made under another strategy than the plan's."""
+    plan, trace = make_plan("dp=2,zero_stage=1"), str(tmp_path / "m.json")
+    moved = search.plan_of_strategy(plan.model, plan.cluster, plan.job, make_plan("pp=2").best.strategy)
+    ran = [plan, moved]
+
+    def train_here(plan: Plan, *_: object, report: Callable[[StepRecord], None], **__: object) -> object:
+        for step, each in enumerate(ran, start=1):
+            record = StepRecord(
+                step=step, loss=1.0, gradient_norm=1.0, step_time_s=1.0, predicted_s=1.0,
+                strategy=each.best.strategy, tokens=step,
+            )  # fmt: skip
+            report(record)
+        return [[Span(0, COMPUTE, "0F0", 0.0, 1.0)]]
+
+    monkeypatch.setattr(shardwise.runtime, "train_here", train_here)
+    write_plan(str(tmp_path / "p.yaml"), plan)
+    words = ["train", str(tmp_path / "p.yaml"), "--steps", "2", "--trace", trace]
+    assert main(words) == 0
+    assert read_trace(trace).plan_hash == plan_hash(moved) != plan_hash(plan)
+    ran.reverse()
+    assert main(words) == 0
+    assert read_trace(trace).plan_hash == plan_hash(plan)

@@ -9,7 +9,7 @@ from statistics import fmean
 from shardwise import search
 from shardwise.accuracy.stage_times import StageTimes, action_spans, stage_times
 from shardwise.errors import ConfigError
-from shardwise.plan import Plan, UnevenFile
+from shardwise.plan import Plan, UnevenFile, plan_hash
 from shardwise.schedule import Schedule, generate
 from shardwise.sim import Durations, Span, Trace, simulate, task_graph, trace_of
 
@@ -60,8 +60,14 @@ class _Pipeline:
 def compare(plan: Plan | UnevenFile, measured: Trace) -> Comparison:
     """`measured`, a trace of one step by `train --trace`, against what `plan` says.
 
-    Raises ConfigError where it is a trace of another plan: other ranks, or other actions.
+    Raises ConfigError where it is a trace of another plan: another hash (where it has one), other ranks, or
+    other actions. Devices that an uneven plan leaves idle have no actions.
     """
+    if measured.plan_hash is not None and measured.plan_hash != plan_hash(plan):
+        raise ConfigError(
+            "is not of this plan: its run had another", key="plan_hash", found=measured.plan_hash,
+            allowed=plan_hash(plan),
+        )  # fmt: skip
     pipelines = _uneven_pipelines(plan) if isinstance(plan, UnevenFile) else [_only_pipeline(plan)]
     place_of = {
         rank: (number, stage)
@@ -69,10 +75,10 @@ def compare(plan: Plan | UnevenFile, measured: Trace) -> Comparison:
         for stage, ranks in enumerate(pipeline.ranks)
         for rank in ranks
     }
-    by_rank = _spans_of_ranks(measured, place_of)
+    by_rank = _spans_of_ranks(measured, place_of, devices=plan.cluster.devices)
     disorder = _disorder(pipelines, by_rank, place_of)
-    start_s = min(span.start_s for span in measured.spans)
-    finish_s = max(span.finish_s for span in measured.spans)
+    start_s = min(span.start_s for spans in by_rank.values() for span in spans)
+    finish_s = max(span.finish_s for spans in by_rank.values() for span in spans)
     times = {rank: stage_times(spans, start_s=start_s, finish_s=finish_s) for rank, spans in by_rank.items()}
     places = tuple(sorted(set(place_of.values())))
     parts = None if isinstance(plan, UnevenFile) else plan.best.breakdown
@@ -87,7 +93,7 @@ def compare(plan: Plan | UnevenFile, measured: Trace) -> Comparison:
         predicted_collectives_s=None if parts is None else sum(parts[part] for part in COLLECTIVES),
         predicted_optimizer_s=None if parts is None else parts["optimizer"],
         disorder=disorder,
-        both=_both(pipelines, measured, place_of, start_s),
+        both=_both(pipelines, by_rank, place_of, start_s),
     )
 
 
@@ -125,16 +131,23 @@ def _pipeline(schedule: Schedule, durations: Durations, ranks: Sequence[tuple[in
     return _Pipeline(schedule, timeline, tuple(ranks))
 
 
-def _spans_of_ranks(measured: Trace, place_of: Mapping[int, Place]) -> dict[int, list[Span]]:
+def _spans_of_ranks(measured: Trace, place_of: Mapping[int, Place], *, devices: int) -> dict[int, list[Span]]:
+    """The spans of each rank that has a stage. ConfigError where one of them has none, or another rank has
+    actions or is no device of the plan."""
     by_rank: dict[int, list[Span]] = {}
     for span in measured.spans:
         by_rank.setdefault(span.rank, []).append(span)
-    if set(by_rank) != set(place_of):
+    idle = {
+        rank
+        for rank in by_rank
+        if rank < devices and rank not in place_of and not action_spans(by_rank[rank])
+    }
+    if set(by_rank) - idle != set(place_of):
         raise ConfigError(
-            "is not of this plan: it has other ranks", key="traceEvents", found=f"{len(by_rank)} ranks",
-            allowed=f"the plan's {len(place_of)}",
+            "is not of this plan: it has other ranks", key="traceEvents",
+            found=f"{len(by_rank) - len(idle)} ranks with actions", allowed=f"the plan's {len(place_of)}",
         )  # fmt: skip
-    return by_rank
+    return {rank: spans for rank, spans in by_rank.items() if rank in place_of}
 
 
 def _disorder(
@@ -179,7 +192,10 @@ def place_name(place: Place, places: Sequence[Place]) -> str:
 
 
 def _both(
-    pipelines: Sequence[_Pipeline], measured: Trace, place_of: Mapping[int, Place], start_s: float
+    pipelines: Sequence[_Pipeline],
+    by_rank: Mapping[int, Sequence[Span]],
+    place_of: Mapping[int, Place],
+    start_s: float,
 ) -> Trace:
     """One trace: each predicted stage, and below it its measured ranks, all from instant 0."""
     row_of: dict[Place | int, int] = {}
@@ -196,7 +212,7 @@ def _both(
         for number, pipeline in enumerate(pipelines)
         for span in pipeline.timeline.spans
     ]
-    for span in measured.spans:
+    for span in (span for spans in by_rank.values() for span in spans):
         shifted = replace(span, start_s=span.start_s - start_s, finish_s=span.finish_s - start_s)
         spans.append(replace(shifted, rank=row_of[span.rank]))
     return Trace(spans=tuple(spans), names=names)

@@ -18,6 +18,7 @@ from shardwise.plan.graph_plan import (
     read_graph_plan,
     write_graph_plan,
 )
+from shardwise.plan.hashes import plan_hash
 from shardwise.plan.plan import SCHEMA, VERSION, Plan, RunnerUp, plan_of
 from shardwise.plan.price import usd_per_billion_tokens, usd_per_step
 from shardwise.plan.read import check_ledger, read_plan, write_plan
@@ -93,6 +94,7 @@ __all__ = [
     "is_uneven_plan",
     "layout_document",
     "plan_document",
+    "plan_hash",
     "plan_of",
     "read_graph_plan",
     "read_plan",

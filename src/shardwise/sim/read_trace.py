@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from os import PathLike, fspath
 
 from shardwise.errors import ConfigError
@@ -16,17 +17,26 @@ _MAX_US = 1e13
 
 
 def read_trace(path: str | PathLike[str]) -> Trace:
-    """The spans of the trace at `path`; its arrows, counters and names are left out.
+    """The spans of the trace at `path`, and the hash of its plan where it has one; its arrows, counters and
+    names are left out.
 
     Raises ConfigError where it is no such file, or has no spans.
     """
     name = fspath(path)
     document = read_mapping(name, max_bytes=MAX_BYTES, max_nodes=MAX_NODES)
-    events = Fields(document, file=name).mappings("traceEvents", low=1)
+    fields = Fields(document, file=name)
+    events = fields.mappings("traceEvents", low=1)
     spans = tuple(_span(event) for event in events if event.any("ph", default="") == "X")
     if not spans:
         raise ConfigError("has no spans", file=printable(name), key="traceEvents")
-    return Trace(spans=spans)
+    return Trace(spans=spans, plan_hash=_plan_hash(fields))
+
+
+def _plan_hash(fields: Fields) -> str | None:
+    if not isinstance(fields.any("otherData", default=None), Mapping):
+        return None
+    other = fields.mapping("otherData")
+    return other.text("plan_hash") if "plan_hash" in other.names else None
 
 
 def _span(event: Fields) -> Span:

@@ -54,6 +54,8 @@ class Trace:
     counters: tuple[Counter, ...] = ()
     names: Mapping[int, str] = field(default_factory=dict)
     """What a rank is called where that is not `rank N`."""
+    plan_hash: str | None = None
+    """Of the plan whose step this is, where that is told."""
 
     @property
     def ranks(self) -> list[int]:

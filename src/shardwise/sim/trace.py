@@ -54,7 +54,9 @@ def chrome_bytes(trace: Trace) -> bytes:
             value = {"bytes": round(nbytes)}
             at = _us(time_s)
             events.append({"ph": "C", "pid": counter.rank + 1, "name": counter.name, "ts": at, "args": value})
-    document = {"traceEvents": events, "displayTimeUnit": "ms"}
+    document: dict[str, Any] = {"traceEvents": events, "displayTimeUnit": "ms"}
+    if trace.plan_hash is not None:  # what viewers show as they find it
+        document["otherData"] = {"plan_hash": trace.plan_hash}
     return json.dumps(document, separators=(",", ":"), allow_nan=False).encode()
 
 

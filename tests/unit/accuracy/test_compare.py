@@ -13,7 +13,7 @@ from shardwise import search
 from shardwise.accuracy import StageTimes, compare
 from shardwise.accuracy.stage_times import stage_times
 from shardwise.errors import ConfigError
-from shardwise.plan import Plan, UnevenFile
+from shardwise.plan import Plan, UnevenFile, plan_hash
 from shardwise.schedule import generate
 from shardwise.sim import COMMUNICATION, COMPUTE, Span, Trace, simulate, task_graph, trace_of
 
@@ -80,7 +80,7 @@ def measured_like(plan: Plan, *, slower: float = 1.0) -> Trace:
                 for span in own
             ]
             spans.append(Span(rank, COMPUTE, "optimizer", slower * end_s * 0.99 + 7.0, slower * end_s + 7.0))
-    return Trace(spans=tuple(spans))
+    return Trace(spans=tuple(spans), plan_hash=plan_hash(plan))
 
 
 def sums(times: Sequence[StageTimes]) -> list[float]:
@@ -106,7 +106,7 @@ def measured_unevenly(plan: UnevenFile, *, slower: float = 1.0) -> Trace:
                 for rank in stage.rank_numbers
                 for span in own
             ]
-    return Trace(spans=tuple(spans))
+    return Trace(spans=tuple(spans), plan_hash=plan_hash(plan))
 
 
 def test_an_uneven_step_that_goes_as_planned_is_what_was_predicted() -> None:
@@ -161,7 +161,7 @@ def test_both_timelines_are_in_one_trace_from_instant_0() -> None:
 
 def renamed(trace: Trace, rank: int, names: dict[str, str]) -> Trace:
     spans = (replace(s, name=names.get(s.name, s.name)) if s.rank == rank else s for s in trace.spans)
-    return Trace(spans=tuple(spans))
+    return replace(trace, spans=tuple(spans))
 
 
 def test_a_rank_that_leaves_the_order_is_told() -> None:
@@ -185,3 +185,27 @@ def test_a_trace_of_another_plan_is_refused(broken: object, words: str) -> None:
     with pytest.raises(ConfigError, match="is not of this plan") as caught:
         compare(plan, broken(measured_like(plan)))  # type: ignore[operator]
     assert words in str(caught.value)
+
+
+def test_the_trace_of_a_plan_with_the_same_actions_is_refused() -> None:
+    """Two and two ranks, or two and two: ranks and actions do not tell them apart."""
+    plan, other = make_plan(PIPELINE), make_plan("dp=2,pp=2,micro_batch_size=2")
+    trace = measured_like(other)
+    with pytest.raises(ConfigError, match=f"plan_hash: is not of this plan.*found {plan_hash(other)}"):
+        compare(plan, trace)
+    assert compare(plan, replace(trace, plan_hash=None)).disorder is None
+
+
+def test_an_idle_rank_has_no_actions() -> None:
+    plan = make_uneven("5 tp2l1 l3 + 3 l4", devices=6)
+    trace = measured_unevenly(plan)
+    waits = replace(beside("all_reduce", 0.0, 2.0 * plan.best.step_time_s), rank=4)
+    found = compare(plan, replace(trace, spans=(*trace.spans, waits)))
+    assert found.measured_s == pytest.approx(plan.best.step_time_s)
+    assert found.places == ((0, 0), (0, 1), (1, 0))
+    works = replace(compute("0F0", 0.0, 1.0), rank=4)
+    with pytest.raises(ConfigError, match="found 5 ranks with actions; allowed: the plan's 4"):
+        compare(plan, replace(trace, spans=(*trace.spans, works)))
+    unknown = replace(waits, rank=6)
+    with pytest.raises(ConfigError, match="other ranks"):
+        compare(plan, replace(trace, spans=(*trace.spans, unknown)))

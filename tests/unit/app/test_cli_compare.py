@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import jsonschema
@@ -33,6 +34,7 @@ def test_a_trace_file_is_read_as_it_was_written(tmp_path: Path) -> None:
     trace = measured_like(make_plan(PIPELINE))
     path = tmp_path / "m.json"
     write_trace(trace, path)
+    assert trace.plan_hash is not None and read_trace(path).plan_hash == trace.plan_hash
     read = sorted(read_trace(path).spans, key=lambda span: (span.rank, span.start_s))
     for found, written in zip(
         read, sorted(trace.spans, key=lambda span: (span.rank, span.start_s)), strict=True
@@ -76,6 +78,28 @@ def test_an_uneven_plan_is_compared_pipeline_by_pipeline(run: Run, files: None) 
     jsonschema.validate(document, json.loads(SCHEMA.read_text()))
     assert [(one["pipeline"], one["stage"]) for one in document["stages"]] == [(0, 0), (0, 1), (1, 0)]
     assert document["predicted_collectives_s"] is None
+
+
+def test_the_trace_of_another_plan_is_refused_by_its_hash(run: Run, files: None) -> None:
+    """Stages, ranks and actions are those of the plan."""
+    write_plan("dp.yaml", make_plan("dp=2,pp=2,micro_batch_size=2"))
+    ran = run("compare", "dp.yaml", "m.json")
+    assert (ran.code, ran.out) == (2, "")
+    assert ran.err.startswith(
+        "shardwise: error: m.json: plan_hash: is not of this plan: its run had another;"
+    )
+    assert ran.err.count("sha256:") == 2 and ran.err.count("\n") == 1
+
+
+def test_a_trace_that_names_no_plan_is_compared_and_said(run: Run, files: None) -> None:
+    write_trace(replace(measured_like(make_plan(PIPELINE)), plan_hash=None), "old.json")
+    ran = run("compare", "p.yaml", "old.json")
+    assert ran.code == 0 and "every rank ran its actions as planned" in ran.out
+    assert ran.err == "old.json does not say of which plan it is: ranks and actions are the plan's\n"
+    Path("foreign.json").write_text(
+        json.dumps({**json.loads(Path("old.json").read_text()), "otherData": {"version": "2"}})
+    )
+    assert "does not say of which plan" in run("compare", "p.yaml", "foreign.json").err
 
 
 def test_an_order_that_was_not_kept_is_exit_code_4(run: Run, files: None) -> None:

@@ -14,12 +14,10 @@ from shardwise.inputs import printable
 from shardwise.plan import (
     Plan,
     UnevenFile,
-    document_hash,
     is_uneven_plan,
-    plan_document,
+    plan_hash,
     read_plan,
     read_uneven_plan,
-    uneven_plan_document,
 )
 from shardwise.sim import read_trace, write_trace
 
@@ -44,7 +42,13 @@ def compared(path: str, measured: str, *, trace: str | None, is_json: bool) -> O
     except ConfigError as error:
         at_plan = error.key is not None and error.key.startswith(("best", "schedule"))
         raise error.within(file=printable(path if at_plan else measured)) from None
-    talk = [f"shardwise: error: {measured}: {found.disorder}"] if found.disorder else []
+    talk = []
+    if steps.plan_hash is None:
+        talk.append(
+            f"{printable(measured)} does not say of which plan it is: ranks and actions are the plan's"
+        )
+    if found.disorder:
+        talk.append(f"shardwise: error: {measured}: {found.disorder}")
     if trace is not None:
         write_trace(found.both, trace)
         talk.append(f"wrote {trace}; open it at https://ui.perfetto.dev")
@@ -91,12 +95,6 @@ def _pair(predicted_s: float | None, measured_s: float) -> tuple[str, str, str]:
     return words.seconds(predicted_s), words.seconds(measured_s), ratio
 
 
-def _hash(plan: Plan | UnevenFile) -> object:
-    if isinstance(plan, UnevenFile):
-        return uneven_plan_document(plan)["hash"]
-    return document_hash(plan_document(plan))
-
-
 def _document(plan: Plan | UnevenFile, found: Comparison, trace: str | None) -> dict[str, object]:
     def times(of: StageTimes) -> dict[str, object]:
         return asdict(of) | {"step_s": of.step_s}
@@ -104,7 +102,7 @@ def _document(plan: Plan | UnevenFile, found: Comparison, trace: str | None) -> 
     return {
         "schema": "shardwise.comparison",
         "version": VERSION,
-        "plan_hash": _hash(plan),
+        "plan_hash": plan_hash(plan),
         "predicted_s": found.predicted_s,
         "measured_s": found.measured_s,
         "error": found.error,

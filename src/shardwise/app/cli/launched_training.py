@@ -86,7 +86,7 @@ def _trained(run: Run, options: TrainOptions, meeting: Meeting) -> Output:
         if meeting.rank:
             return Output()
         if run.asked.trace is not None:
-            write_trace_of(run.asked.trace, spans)
+            write_trace_of(run, spans)
         return answer(run, options)
     except ConfigError as error:
         ignore_ending()

@@ -1,8 +1,8 @@
 """The command `shardwise`: runs one command, prints its answer on stdout, its errors as one line on stderr.
 
-Exit codes: 0 answered, 1 anything unexpected, 2 usage or bad input, 3 infeasible, 4 the checker
-disagrees, 130 interrupted. Modules
-that cost time to import are imported by the command that needs them.
+Exit codes: 0 answered, 1 anything unexpected, 2 usage or bad input, 3 infeasible, 4 a checker or a
+measured step disagrees, 130 interrupted. Modules that cost time to import are imported by the command that
+needs them.
 """
 
 from __future__ import annotations

@@ -20,7 +20,15 @@ from shardwise.app.cli.signals import ended_like_interrupts
 from shardwise.app.cli.training_run import Asked, Run, kept_bytes, showing
 from shardwise.errors import ConfigError
 from shardwise.inputs import printable
-from shardwise.plan import Plan, UnevenFile, is_graph_plan, is_uneven_plan, read_plan, read_uneven_plan
+from shardwise.plan import (
+    Plan,
+    UnevenFile,
+    is_graph_plan,
+    is_uneven_plan,
+    plan_hash,
+    read_plan,
+    read_uneven_plan,
+)
 from shardwise.sim import Span, Trace, write_trace
 
 if TYPE_CHECKING:
@@ -70,7 +78,7 @@ def _trained_here(ready: Prepared) -> Output:
     except ConfigError as error:
         return Output(talk=refused(error, run, options), code=REFUSED)
     if asked.trace is not None:
-        write_trace_of(asked.trace, [span for rank in spans for span in rank])
+        write_trace_of(run, [span for rank in spans for span in rank])
     return answer(run, options)
 
 
@@ -171,13 +179,14 @@ def answer(run: Run, options: TrainOptions) -> Output:
     return _summary(run)
 
 
-def write_trace_of(path: str, spans: Sequence[Span]) -> None:
-    """The spans of all ranks, from the first on, in the form that `simulate --trace` writes."""
+def write_trace_of(run: Run, spans: Sequence[Span]) -> None:
+    """The trace that was asked for: the spans of all ranks, from the first on, in the form that `simulate
+    --trace` writes, with the hash of the plan that they ran."""
     origin_s = min(span.start_s for span in spans)
     shifted = (
         replace(span, start_s=span.start_s - origin_s, finish_s=span.finish_s - origin_s) for span in spans
     )
-    write_trace(Trace(spans=tuple(shifted)), path)
+    write_trace(Trace(spans=tuple(shifted), plan_hash=plan_hash(run.last_plan())), str(run.asked.trace))
 
 
 def make_folders(asked: Asked) -> None:

@@ -14,7 +14,7 @@ from shardwise.app.cli.output import progress, talk
 from shardwise.errors import ConfigError
 from shardwise.inputs import printable
 from shardwise.plan import Plan, UnevenFile
-from shardwise.search import shortest_text
+from shardwise.search import plan_of_strategy, shortest_text
 from shardwise.units import format_bytes, format_rate
 
 if TYPE_CHECKING:
@@ -89,6 +89,13 @@ class Run:
             f" step instead of {kept}"
             f" · {format_bytes(change.moved_bytes)} between nodes, {words.seconds(change.moved_s)}"
         )
+
+    def last_plan(self) -> Plan | UnevenFile:
+        """The plan that the last step ran under: where the run has moved, that of its strategy."""
+        plan, strategy = self.plan, self.records[-1].strategy
+        if isinstance(plan, UnevenFile) or strategy is None or strategy == plan.best.strategy:
+            return plan
+        return plan_of_strategy(plan.model, plan.cluster, plan.job, strategy)
 
     def log_line(self, record: StepRecord) -> str:
         """A step as a line of JSON (docs/formats.md)."""

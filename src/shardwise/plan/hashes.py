@@ -1,0 +1,13 @@
+"""The hash of a plan, whichever kind it is: what its file has."""
+
+from __future__ import annotations
+
+from shardwise.plan.document import plan_document
+from shardwise.plan.plan import Plan
+from shardwise.plan.uneven_plan import UnevenFile, uneven_plan_document
+
+
+def plan_hash(plan: Plan | UnevenFile) -> str:
+    """`sha256:...` over all of the plan that does not say how it was found."""
+    document = uneven_plan_document(plan) if isinstance(plan, UnevenFile) else plan_document(plan)
+    return str(document["hash"])
