@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 
 from tests.architecture.sources import Module
@@ -34,7 +35,15 @@ BANNED_METHODS = frozenset(
     }
 )
 
+_OBJECT_COLLECTIVE = re.compile(r"(?:gather|scatter|broadcast|send|recv)_object(?:_list)?")
+"""How PyTorch names collectives of pickled objects: all_gather_object, broadcast_object_list, ..."""
+
+PRIVATE_MODULE = "shardwise.runtime.private"
+"""The only module that may use private names of PyTorch; a test holds what it assumes."""
+
 PRINTING_ROOM = "app"
+
+_PRIVATE = re.compile(r"\._(?!_)")
 
 LONGEST_MODULE = 500
 LONGEST_FUNCTION = 80
@@ -68,12 +77,32 @@ def _problems(module: Module, node: ast.AST) -> Iterator[str]:
         yield "assert, which vanishes under -O"
     elif isinstance(node, ast.Global):
         yield f"global {', '.join(node.names)}"
+    if module.name != PRIVATE_MODULE:
+        yield from _private_problems(node)
+
+
+def _private_problems(node: ast.AST) -> Iterator[str]:
+    """Private names of PyTorch: those that begin with one underscore, in what is imported from it and below
+    `torch` and `distributed`."""
+    if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "torch":
+        paths = [f"{node.module}.{alias.name}" for alias in node.names]
+    elif isinstance(node, ast.Import):
+        paths = [alias.name for alias in node.names if alias.name.split(".")[0] == "torch"]
+    elif isinstance(node, ast.Attribute) and ast.unparse(node).split(".")[0] in ("torch", "distributed"):
+        paths = [ast.unparse(node)]
+    else:
+        paths = []
+    for path in paths:
+        if _PRIVATE.search(path):
+            yield f"{path}, which is private"
 
 
 def _call_problems(module: Module, call: ast.Call) -> Iterator[str]:
     name = ast.unparse(call.func)
     if name in BANNED_CALLS or name in BANNED_METHODS:
         yield f"call of {name}"
+    if _OBJECT_COLLECTIVE.search(name.rpartition(".")[2]):
+        yield f"call of {name}, which unpickles what it receives"
     if name == "print" and module.room != PRINTING_ROOM:
         yield "print outside app"
     for keyword in call.keywords:

@@ -66,6 +66,11 @@ BANNED = {
     "print": "print('x')",
     "assert": "def f(x):\n    assert x > 0",
     "global": "def f():\n    global x\n    x = 1",
+    "private import": "from torch.distributed._tensor import DTensor",
+    "private name": "from torch.utils import _pytree",
+    "private module": "import torch._dynamo",
+    "private operator": "x = torch.ops.c10d._allgather_base_.default",
+    "private below distributed": "from torch import distributed\nx = distributed.distributed_c10d._world",
 }
 
 
@@ -86,6 +91,20 @@ def test_a_banned_deed_is_caught(twin: str) -> None:
 )
 def test_what_is_allowed_is_not_caught(source: str) -> None:
     assert ban_violations(module_of("shardwise.cost.twin", source)) == []
+
+
+@pytest.mark.parametrize("call", ["all_gather_object(every, x)", "broadcast_object_list(found)"])
+@pytest.mark.parametrize("room", ["runtime", "measure", "app"])
+def test_a_collective_of_pickled_objects_is_caught(call: str, room: str) -> None:
+    for source in (f"distributed.{call}", f"from torch.distributed import *\n{call}"):
+        assert ban_violations(module_of(f"shardwise.{room}.twin", source))
+
+
+def test_one_module_may_use_private_names() -> None:
+    source = "x = torch.ops.c10d._allgather_base_.default"
+    assert ban_violations(module_of("shardwise.runtime.private", source)) == []
+    assert ban_violations(module_of("shardwise.runtime.twin", source))
+    assert ban_violations(module_of("shardwise.runtime.twin", "x = torch.__version__")) == []
 
 
 def test_app_may_print() -> None:

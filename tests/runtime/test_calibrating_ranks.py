@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -17,8 +18,10 @@ import torch
 from torch import distributed
 
 from shardwise.accuracy import calibration_plans, eager_profile
-from shardwise.app.cli.calibrating_ranks import ranks_of
+from shardwise.app.cli import calibrating
+from shardwise.app.cli.calibrating_ranks import cluster_here, ranks_of
 from shardwise.app.cli.calibrating_steps import SmallSteps
+from shardwise.app.cli.main import main
 from shardwise.cluster import load_cluster
 from shardwise.errors import ConfigError
 from shardwise.measure import Clock, group_clock
@@ -45,14 +48,15 @@ def test_without_a_launcher_processes_are_started() -> None:
 
 
 LAUNCHED = """
-from shardwise.app.cli.calibrating_ranks import ranks_of
+from shardwise.app.cli import calibrating
+from shardwise.app.cli.calibrating_ranks import cluster_here, ranks_of
 from shardwise.cluster import load_cluster
 from tests.runtime.test_calibrating_ranks import seen
 if __name__ == "__main__":
     with ranks_of(load_cluster("1x2xcpu")) as ranks:
         apart = ranks.apart(seen, 5 + ranks.rank)
         together = ranks.together(seen, 5)
-        print(ranks.rank, [found[:2] for found in apart], [found[:2] for found in together])
+        print(ranks.rank, [tuple(found[:2]) for found in apart], [tuple(found[:2]) for found in together])
 """
 
 
@@ -60,21 +64,107 @@ def test_ranks_of_a_launcher_measure_apart_and_together(tmp_path: Path) -> None:
     """Each in a process and group of its own, and all know what all found; then the two of them in one."""
     script = tmp_path / "launched.py"
     script.write_text(LAUNCHED)
+    told = launched([str(script)])
+    assert [said.strip() for _, said, _ in told] == [
+        f"{rank} [(5, 1), (6, 1)] [(10, 2), (10, 2)]" for rank in range(2)
+    ]
+
+
+def launched(words: list[str], **variables: str) -> list[tuple[int, str, str]]:
+    """Exit code, stdout and stderr of Python with these words, as each of two ranks of a launcher."""
     with socket.create_server((HOST, 0)) as free:
         port = str(free.getsockname()[1])
     common = {"WORLD_SIZE": "2", "MASTER_ADDR": HOST, "MASTER_PORT": port, "TORCHELASTIC_RUN_ID": "none"}
-    environment = os.environ | common | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    environment = os.environ | common | variables | {"PYTHONPATH": os.pathsep.join(sys.path)}
     ranks = [
         subprocess.Popen(
-            [sys.executable, str(script)], env=environment | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
-            stdout=subprocess.PIPE, text=True,
+            [sys.executable, *words], env=environment | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         )
         for rank in range(2)
     ]  # fmt: skip
-    told = [each.communicate(timeout=120)[0] for each in ranks]
-    assert [line.strip() for line in told] == [
-        f"{rank} [(5, 1), (6, 1)] [(10, 2), (10, 2)]" for rank in range(2)
+    told = [each.communicate(timeout=120) for each in ranks]
+    return [(each.returncode, out, err) for each, (out, err) in zip(ranks, told, strict=True)]
+
+
+def test_nodes_of_a_launched_cluster_are_the_hosts(tmp_path: Path) -> None:
+    """Two hosts of one process each are no node of two, whose links are those in a node."""
+    words = ["-m", "shardwise", "calibrate", "--links", "--cluster", "1x2xcpu", "--out", str(tmp_path / "c")]
+    for code, out, err in launched(words, LOCAL_WORLD_SIZE="1"):
+        assert (code, out) == (2, "")
+        assert "--cluster: has other nodes than processes were started on; found nodes of 2 devices" in err
+        assert err.rstrip().endswith("allowed: nodes of 1, 1")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("started", "local", "cluster"),
+    [("4", None, "1x4xcpu"), ("4", "4", "1x4xcpu"), ("4", "2", "2x2xcpu"), ("2", "1", "2x1xcpu")],
+)
+def test_hosts_are_told_by_their_own_numbers_of_processes(
+    monkeypatch: pytest.MonkeyPatch, started: str, local: str | None, cluster: str
+) -> None:
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "x")
+    monkeypatch.setenv("WORLD_SIZE", started)
+    if local is not None:
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", local)
+    assert cluster_here("cpu") == cluster
+
+
+@pytest.mark.parametrize(
+    ("variables", "said"),
+    [
+        ({"WORLD_SIZE": "3", "LOCAL_WORLD_SIZE": "2"}, "--cluster: is needed where hosts have unequal"),
+        ({"WORLD_SIZE": "two"}, "WORLD_SIZE: is not set as torchrun sets it; found 'two'"),
+        ({}, "WORLD_SIZE: is not set as torchrun sets it; found ''"),
+    ],
+)
+def test_a_launcher_that_does_not_tell_its_hosts_is_refused(
+    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], said: str
+) -> None:
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "x")
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ConfigError) as caught:
+        cluster_here("cpu")
+    assert str(caught.value).startswith(said)
+
+
+def test_a_port_in_use_is_one_line(tmp_path: Path) -> None:
+    with socket.create_server((HOST, 0)) as taken:
+        place = f"{HOST}:{taken.getsockname()[1]}"
+        environment = {
+            "WORLD_SIZE": "1", "RANK": "0", "LOCAL_RANK": "0", "MASTER_ADDR": HOST,
+            "MASTER_PORT": str(taken.getsockname()[1]), "TORCHELASTIC_RUN_ID": "none",
+        }  # fmt: skip
+        ran = subprocess.run(
+            [sys.executable, "-m", "shardwise", "calibrate", "--out", str(tmp_path / "c.yaml")],
+            env=os.environ | environment, capture_output=True, text=True, check=False, timeout=120,
+        )  # fmt: skip
+    assert (ran.returncode, ran.stdout) == (2, "")
+    said = [line for line in ran.stderr.splitlines() if not line.startswith("[W")]  # PyTorch's own warnings
+    assert said == [
+        f"shardwise: error: MASTER_ADDR and MASTER_PORT: is in use by another program; found {place};"
+        " allowed: a free port of the first host"
     ]
+
+
+def ends_one(report: Any) -> None:
+    """What the system does to a rank when memory is short."""
+    if distributed.get_rank() == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    distributed.barrier()
+
+
+def test_a_rank_that_is_ended_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(calibrating, "_kernels", lambda device, ranks, threads: ranks.together(ends_one))
+    assert main(["calibrate", "--out", str(tmp_path / "c.yaml"), "--cluster", "1x2xcpu"]) == 1
+    assert capsys.readouterr().err == (
+        "shardwise: error: rank 1 was ended by signal 9 while it measured; nothing was written\n"
+    )
+    assert list(tmp_path.iterdir()) == []
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from shardwise.runtime import Report, Team
 from shardwise.runtime.private import (
+    COLLECTIVE_OPERATORS,
     Boxes,
     LoadsBoxes,
     LocalAdamW,
@@ -56,6 +57,22 @@ def test_the_runtime_takes_actions_with_communication() -> None:
     assert "compute_comms" in str(parameters["format"].annotation)
     source = inspect.getsource(_PipelineScheduleRuntime.__init__)
     assert "self.unsharded_stages = set()" in source
+
+
+def test_collectives_have_the_operands_that_their_bytes_are_told_by() -> None:
+    """What is filled comes first and what is given second, or what is given comes first."""
+    given_second = {"all_gather": "input", "reduce_scatter": "input", "all_to_all": "input"}
+    names = {}
+    for operator, kind, whole in COLLECTIVE_OPERATORS:
+        first, second = (argument.name for argument in operator._schema.arguments[:2])
+        names[operator._schema.name] = first, second
+        if whole == "second":
+            assert first.startswith("output") and second.startswith(given_second[kind]), operator
+        elif whole == "first" and kind == "all_gather":
+            assert first.startswith("output") and second.startswith("input"), operator
+        else:
+            assert first in ("input", "tensors"), operator
+    assert len(names) == len(COLLECTIVE_OPERATORS)
 
 
 def test_a_profile_tells_when_it_started() -> None:

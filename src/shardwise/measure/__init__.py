@@ -16,7 +16,6 @@ from shardwise.measure.kernels import KernelTimes, kernel_times
 from shardwise.measure.links import LINK_SIZES, beside_times, link_times, lockstep_s
 from shardwise.measure.messages import Pair, message_rates
 from shardwise.measure.process import (
-    from_all_ranks,
     group_clock,
     launched_group,
     torch_version,
@@ -31,7 +30,6 @@ __all__ = [
     "accelerator_name",
     "accelerator_times",
     "beside_times",
-    "from_all_ranks",
     "group_clock",
     "kernel_times",
     "launched_group",

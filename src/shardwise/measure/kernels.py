@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -53,6 +53,16 @@ class KernelTimes:
     passes: tuple[MemorySample, ...]
     attentions: tuple[AttentionSample, ...]
     bf16_ratio: float
+
+    @classmethod
+    def of_values(cls, values: Mapping[str, Any]) -> KernelTimes:
+        """What `dataclasses.asdict` made of it, also where JSON has made lists of tuples."""
+        return cls(
+            matmuls=tuple(MatmulSample(**each) for each in values["matmuls"]),
+            passes=tuple(MemorySample(**each) for each in values["passes"]),
+            attentions=tuple(AttentionSample(**each) for each in values["attentions"]),
+            bf16_ratio=values["bf16_ratio"],
+        )
 
     @classmethod
     def typical(cls, rounds: Sequence[KernelTimes]) -> KernelTimes:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator
-from typing import Any
 
 import torch
 from torch import distributed
 
+from shardwise.errors import ConfigError
 from shardwise.measure.clock import Clock
 
 
@@ -23,8 +24,19 @@ def use_threads(threads: int) -> None:
 
 @contextlib.contextmanager
 def launched_group() -> Iterator[int]:
-    """The process group (gloo) of all processes that a launcher started together; gives this one's rank."""
-    distributed.init_process_group("gloo")
+    """The process group (gloo) of all processes that a launcher started together; gives this one's rank.
+    ConfigError where they cannot meet."""
+    if not distributed.is_gloo_available():
+        raise ConfigError("has no gloo, by which ranks talk", key="torch", found=torch.__version__)
+    try:
+        distributed.init_process_group("gloo")
+    except distributed.DistNetworkError as error:
+        place = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
+        is_taken = "EADDRINUSE" in str(error)
+        raise ConfigError(
+            "is in use by another program" if is_taken else "is not reached by all ranks",
+            key="MASTER_ADDR and MASTER_PORT", found=place, allowed="a free port of the first host",
+        ) from None  # fmt: skip
     try:
         yield distributed.get_rank()
     finally:
@@ -34,10 +46,3 @@ def launched_group() -> Iterator[int]:
 def group_clock(*, batches: int) -> Clock:
     """A clock whose batches all ranks of the default process group begin at once."""
     return Clock(batches=batches, ready=distributed.barrier)
-
-
-def from_all_ranks(value: Any) -> list[Any]:
-    """What each rank of the default process group has to say, by rank."""
-    found: list[Any] = [None] * distributed.get_world_size()
-    distributed.all_gather_object(found, value)
-    return found

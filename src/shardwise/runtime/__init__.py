@@ -27,6 +27,7 @@ from shardwise.runtime.parallelize import parallelize
 from shardwise.runtime.recover import last_options, train_here
 from shardwise.runtime.result import StepResult
 from shardwise.runtime.team import RankLost, Report, Team, losses_of_peers
+from shardwise.runtime.texts import from_all_ranks
 from shardwise.runtime.train import (
     SYNTHETIC,
     StepRecord,
@@ -70,6 +71,7 @@ __all__ = [
     "check_uneven_runnable",
     "check_unused",
     "export",
+    "from_all_ranks",
     "graph_module",
     "initialise",
     "last_options",

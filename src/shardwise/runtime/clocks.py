@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 import torch
 from torch import distributed
 
+from shardwise.runtime.texts import from_all_ranks
 from shardwise.sim import Span
 
 ROUNDS = 8
@@ -33,14 +33,13 @@ def together(spans: Sequence[Span], *, now: Callable[[], float] = time.time) -> 
             ahead_s[other] = _ahead_s(other, now)
         elif rank == other:
             _tell_time(now)
-    every: list[Sequence[Span]] = [()] * ranks
-    distributed.all_gather_object(every, tuple(spans))
+    every = from_all_ranks([(s.rank, s.track, s.name, s.start_s, s.finish_s) for s in spans])
     if rank != _FIRST:
         return ()
     return tuple(
-        replace(span, start_s=span.start_s - off_s, finish_s=span.finish_s - off_s)
+        Span(owner, track, name, start_s - off_s, finish_s - off_s)
         for own, off_s in zip(every, ahead_s, strict=True)
-        for span in own
+        for owner, track, name, start_s, finish_s in own
     )
 
 

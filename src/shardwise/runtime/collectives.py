@@ -7,11 +7,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from shardwise.runtime.private import DispatchMode
+from shardwise.runtime.private import COLLECTIVE_OPERATORS, DispatchMode
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -68,21 +67,5 @@ def _output(args: Any, output: Any) -> int:
     return _bytes(output)
 
 
-_c10d, _functional = torch.ops.c10d, torch.ops._c10d_functional
-_MEASURED: dict[Any, tuple[str, Callable[[Any, Any], int]]] = {
-    # In these, the first operand is what is filled, the second what is given.
-    _c10d._allgather_base_.default: ("all_gather", _first),
-    _c10d.allgather_.default: ("all_gather", _first),
-    _c10d._reduce_scatter_base_.default: ("reduce_scatter", _second),
-    _c10d.reduce_scatter_.default: ("reduce_scatter", _second),
-    _c10d.alltoall_base_.default: ("all_to_all", _second),
-    _c10d.allreduce_.default: ("all_reduce", _first),
-    _c10d.broadcast_.default: ("broadcast", _first),
-    _c10d.send.default: ("send", _first),
-    _c10d.recv_.default: ("recv", _first),
-    # These return what they fill.
-    _functional.all_gather_into_tensor.default: ("all_gather", _output),
-    _functional.reduce_scatter_tensor.default: ("reduce_scatter", _first),
-    _functional.all_to_all_single.default: ("all_to_all", _first),
-    _functional.all_reduce.default: ("all_reduce", _first),
-}
+_SIZED: dict[str, Callable[[Any, Any], int]] = {"first": _first, "second": _second, "output": _output}
+_MEASURED = {operator: (kind, _SIZED[whole]) for operator, kind, whole in COLLECTIVE_OPERATORS}

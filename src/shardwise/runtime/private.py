@@ -28,6 +28,7 @@ from torch.utils._python_dispatch import TorchDispatchMode as DispatchMode
 
 __all__ = [
     "ALL_TO_ALL",
+    "COLLECTIVE_OPERATORS",
     "Boxes",
     "DispatchMode",
     "Handed",
@@ -55,6 +56,28 @@ Handed = tuple[int, tuple[slice, ...]]
 
 ALL_TO_ALL = torch.ops._c10d_functional.all_to_all_single.default
 """An all-to-all that returns what it received, so that it can be kept like any operator's output."""
+
+
+_c10d, _functional = torch.ops.c10d, torch.ops._c10d_functional
+COLLECTIVE_OPERATORS = (
+    # In these, the first operand is what is filled, the second what is given.
+    (_c10d._allgather_base_.default, "all_gather", "first"),
+    (_c10d.allgather_.default, "all_gather", "first"),
+    (_c10d._reduce_scatter_base_.default, "reduce_scatter", "second"),
+    (_c10d.reduce_scatter_.default, "reduce_scatter", "second"),
+    (_c10d.alltoall_base_.default, "all_to_all", "second"),
+    (_c10d.allreduce_.default, "all_reduce", "first"),
+    (_c10d.broadcast_.default, "broadcast", "first"),
+    (_c10d.send.default, "send", "first"),
+    (_c10d.recv_.default, "recv", "first"),
+    # These return what they fill.
+    (_functional.all_gather_into_tensor.default, "all_gather", "output"),
+    (_functional.reduce_scatter_tensor.default, "reduce_scatter", "first"),
+    (_functional.all_to_all_single.default, "all_to_all", "first"),
+    (_functional.all_reduce.default, "all_reduce", "first"),
+)
+"""The operators that collectives go through, by kind, and which of the operands (or the output) is the whole
+tensor."""
 
 
 def all_to_all_rows(rows: Tensor, sent: list[int], received: list[int], group: ProcessGroup) -> Tensor:

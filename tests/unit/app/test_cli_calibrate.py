@@ -241,6 +241,10 @@ def test_a_cluster_of_other_ranks_than_were_started_is_refused(
         (("--out", "c.yaml", "--cluster", "1x8xH100-SXM"), "--cluster"),
         (("--out", "c.yaml", "--links", "--cluster", "1x1xcpu"), "--cluster"),
         (("--out", "c.yaml", "--threads", "0"), "--threads"),
+        (
+            ("--out", "c.yaml", "--links", "--cluster", "2x1xcpu"),
+            "have no network between them; found 2 nodes",
+        ),
         (("--out", "c.yaml", "--from", "missing.yaml"), "missing.yaml"),
         (("--out", "base.yaml", "--from", "base.yaml"), "--out"),
     ],

@@ -5,17 +5,17 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from statistics import fmean
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from shardwise import accuracy
 from shardwise.accuracy import BesideSample, LinkSample, MeasuredStep, TierCurve
 from shardwise.app.cli import words
 from shardwise.app.cli.calibrating_cuda import found_on_accelerator
 from shardwise.app.cli.calibrating_from import Found, found_in, given_by
-from shardwise.app.cli.calibrating_ranks import Ranks, processes_here, ranks_of
+from shardwise.app.cli.calibrating_ranks import Ranks, cluster_here, is_launched, ranks_of
 from shardwise.app.cli.calibrating_steps import SmallSteps
 from shardwise.app.cli.output import Line, Output, row
 from shardwise.app.cli.request import writable
@@ -27,11 +27,14 @@ from shardwise.strategy import Calibration, Profile
 from shardwise.units import format_rate
 
 if TYPE_CHECKING:
-    from shardwise.measure import KernelTimes
+    from shardwise.runtime import RankLost
 
 CLASS = "cpu"
 ACCELERATOR = "cuda"
 DEVICES = (CLASS, ACCELERATOR)
+
+FAILED = 1
+"""Exit code where a rank is lost."""
 
 ROUNDS = 3
 """Of all kernels and steps: a machine that others use too is faster and slower from second to second, and a
@@ -68,7 +71,13 @@ def calibrated(
             raise ConfigError("measures this machine", key="--links", allowed="a calibration alone in --from")
         found = found_in(given, cluster)
     else:
-        measured = _measured_here(given.calibration, cluster, links=links, threads=threads)
+        place = _place(cluster, links=links)
+        from shardwise.runtime import RankLost
+
+        try:
+            measured = _measured_here(given.calibration, place, links=links, threads=threads)
+        except RankLost as error:
+            return Output(talk=_lost(error), code=FAILED)
         if measured is None:  # another rank writes
             return Output()
         found = measured
@@ -93,15 +102,34 @@ def _written(found: Found, out: str) -> Output:
     return Output(lines=_lines(found, out))
 
 
-def _measured_here(
-    known: Calibration | None, cluster: str | None, *, links: bool, threads: int
-) -> Found | None:
-    """What this machine's processes take; None on ranks that torchrun started but the first."""
-    place = load_cluster(cluster or f"1x{processes_here()}x{CLASS}")
+def _lost(error: RankLost) -> list[str]:
+    """What is said where a rank is lost; of those that a launcher started rank 0 speaks."""
+    if is_launched() and os.environ.get("RANK", "0") != "0":
+        return []
+    lines = [f"shardwise: error: {error} while it measured; nothing was written"]
+    if os.environ.get("SHARDWISE_DEBUG") and error.details:
+        lines.append(error.details)
+    return lines
+
+
+def _place(cluster: str | None, *, links: bool) -> Cluster:
+    """The cluster whose devices are processes here. ConfigError where they cannot be measured."""
+    place = load_cluster(cluster or cluster_here(CLASS))
     if set(place.classes) != {CLASS}:
         raise ConfigError("is not measured", key="--cluster", found=", ".join(place.classes), allowed=CLASS)
     if links and place.devices < 2:
         raise ConfigError("has no links", key="--cluster", found="1 device", allowed="2 devices or more")
+    if links and len(place.nodes) > 1 and not is_launched():
+        raise ConfigError(
+            "has several nodes, and processes of one machine have no network between them", key="--cluster",
+            found=f"{len(place.nodes)} nodes",
+            allowed="one node; of more: calibrate under torchrun on their hosts, or under shardwise emulate",
+        )  # fmt: skip
+    return place
+
+
+def _measured_here(known: Calibration | None, place: Cluster, *, links: bool, threads: int) -> Found | None:
+    """What this machine's processes take; None on ranks that torchrun started but the first."""
     device = place.classes[CLASS] if known is None else known.devices.get(CLASS, place.classes[CLASS])
     profile = None if known is None else known.profile
     measured: dict[str, object] = {}
@@ -142,7 +170,8 @@ def _kernels(device: Device, ranks: Ranks, threads: int) -> tuple[Device, Profil
     for _ in range(ROUNDS):
         for number in range(len(steps.plans)):
             steps.take(number)
-        rounds.append(ranks.together(_kernel_times, threads))
+        found = ranks.together(_kernel_times, threads)
+        rounds.append([KernelTimes.of_values(each) for each in found])
     middle = steps.middle()
     times, seconds = KernelTimes.typical([found[middle] for found in rounds]), steps.medians(middle)
     curves = accuracy.kernel_curves(times.matmuls, times.passes)
@@ -171,11 +200,11 @@ def _kernels(device: Device, ranks: Ranks, threads: int) -> tuple[Device, Profil
     )
 
 
-def _kernel_times(report: object, threads: int) -> KernelTimes:
+def _kernel_times(report: object, threads: int) -> dict[str, object]:
     from shardwise.measure import group_clock, kernel_times, use_threads
 
     use_threads(threads)
-    return kernel_times(group_clock(batches=2))
+    return asdict(kernel_times(group_clock(batches=2)))
 
 
 # --- links -----------------------------------------------------------------------------------------------
@@ -187,7 +216,7 @@ def _links(cluster: Cluster, ranks: Ranks, threads: int) -> tuple[_Curves, float
     """The curve of each tier with its mean errors by collective, and the share of sums between the devices
     that are furthest apart that passes beside computation."""
     groups = _groups(cluster)
-    found: _Links = ranks.together(_measure_links, groups, threads)[0]
+    found = _Links.of_values(ranks.together(_measure_links, groups, threads)[0])
     curves: _Curves = []
     for place, tier in enumerate(cluster.tiers):
         here = [number for number, (at, _) in enumerate(groups) if at == place]
@@ -230,18 +259,28 @@ class _Links:
     lockstep_s: Sequence[float]
     beside: Sequence[BesideSample]
 
+    @classmethod
+    def of_values(cls, values: Mapping[str, Any]) -> _Links:
+        """What `dataclasses.asdict` made of it."""
+        return cls(
+            samples=[[LinkSample(**each) for each in of_group] for of_group in values["samples"]],
+            lockstep_s=values["lockstep_s"],
+            beside=[BesideSample(**each) for each in values["beside"]],
+        )
+
 
 def _measure_links(
     report: object, groups: Sequence[tuple[int, Sequence[Sequence[int]]]], threads: int
-) -> _Links:
+) -> dict[str, object]:
     from shardwise.measure import beside_times, link_times, lockstep_s, use_threads
 
     use_threads(threads)
-    return _Links(
+    found = _Links(
         samples=[link_times(members) for _, members in groups],
         lockstep_s=[lockstep_s(members) for _, members in groups],
         beside=beside_times(groups[-1][1]),
     )
+    return asdict(found)
 
 
 # --- the answer ------------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 TORCHRUN_VARIABLE = "TORCHELASTIC_RUN_ID"
 
 Work = Callable[..., Any]
-"""Called as `work(report, *arguments)` in a process group, as a team's is."""
+"""Called as `work(report, *arguments)` in a process group, as a team's is; returns what JSON holds."""
 
 
 class Ranks(Protocol):
@@ -38,31 +38,74 @@ class Ranks(Protocol):
         """What `work` returns on every rank, all in one group."""
 
 
-def processes_here() -> int:
-    """As many as were started, or one for each core."""
-    started = os.environ["WORLD_SIZE"] if TORCHRUN_VARIABLE in os.environ else os.cpu_count()
-    return int(started or 1)
+def is_launched() -> bool:
+    """Whether a launcher (or `emulate`) started this process, as one of several."""
+    return TORCHRUN_VARIABLE in os.environ
+
+
+def cluster_here(device: str) -> str:
+    """A cluster of all processes that were started, on hosts of as many as this one's; or of one for each
+    core."""
+    if not is_launched():
+        return f"1x{os.cpu_count() or 1}x{device}"
+    ranks, local = _started("WORLD_SIZE"), _started_here()
+    if ranks % local:
+        raise ConfigError(
+            "is needed where hosts have unequal numbers of processes", key="--cluster",
+            found=f"{local} of {ranks} processes on this host", allowed="the cluster that was started",
+        )  # fmt: skip
+    return f"{ranks // local}x{local}x{device}"
+
+
+def _started(variable: str) -> int:
+    """A number that launchers set; ConfigError where it is not there."""
+    text = os.environ.get(variable, "")
+    if not text.isdecimal() or int(text) < 1:
+        raise ConfigError(
+            "is not set as torchrun sets it", key=variable, found=repr(text), allowed="a number from 1 on"
+        )
+    return int(text)
+
+
+def _started_here() -> int:
+    """Processes of this host; all of them where the launcher does not say."""
+    return _started("LOCAL_WORLD_SIZE" if "LOCAL_WORLD_SIZE" in os.environ else "WORLD_SIZE")
+
+
+def _check_hosts(cluster: Cluster, local: Sequence[int]) -> None:
+    """ConfigError where ranks, each on a host with so many, are not placed as the devices of `cluster`."""
+    hosts: list[int] = []
+    while sum(hosts) < len(local):
+        hosts.append(local[sum(hosts)])
+    nodes = [node.devices for node in cluster.nodes]
+    if nodes != hosts:
+        raise ConfigError(
+            "has other nodes than processes were started on", key="--cluster",
+            found=f"nodes of {', '.join(map(str, nodes))} devices",
+            allowed=f"nodes of {', '.join(map(str, hosts))}",
+        )  # fmt: skip
 
 
 @contextlib.contextmanager
 def ranks_of(cluster: Cluster) -> Iterator[Ranks]:
     """Those that torchrun (or `emulate`) started, of which this process is one; else processes of this
     machine, which end with this. ConfigError where other numbers were started than there are
-    devices."""
-    if TORCHRUN_VARIABLE not in os.environ:
+    devices, or on other hosts; RankLost where a rank of a launcher is gone."""
+    if not is_launched():
         with contextlib.ExitStack() as teams:
             yield _Own(teams=teams, speeds=(1.0,) * cluster.devices)
         return
     from shardwise.measure import launched_group
-    from shardwise.runtime import Team
+    from shardwise.runtime import Team, from_all_ranks, losses_of_peers
 
-    if int(os.environ["WORLD_SIZE"]) != cluster.devices:
+    if _started("WORLD_SIZE") != cluster.devices:
         raise ConfigError(
             "has another number of devices than processes were started", key="--cluster",
             found=str(cluster.devices), allowed=os.environ["WORLD_SIZE"],
         )  # fmt: skip
     speeds = [node.speed for node in cluster.nodes for _ in range(node.devices)]
-    with launched_group() as rank, Team(1) as alone:
+    with losses_of_peers(), launched_group() as rank, Team(1) as alone:
+        _check_hosts(cluster, from_all_ranks(_started_here()))
         yield _Launched(alone=alone, rank=rank, speeds=speeds)
 
 
@@ -103,6 +146,6 @@ class _Launched:
 
     def _of_all(self, value: Any) -> list[Any]:
         """What each has to say, when all have: so none begins what follows before the others."""
-        from shardwise.measure import from_all_ranks
+        from shardwise.runtime import from_all_ranks
 
         return from_all_ranks(value)
