@@ -49,6 +49,9 @@ from shardwise.search.tracking.steps import Order, Step, order_of
 LONG = (0, 2, 4, 17, 33, 39, 52, 67, 73, 83, 93, 99)
 """Seeds of long chains that have solutions and repeat a link at least four times."""
 
+OPERATORS = 9
+"""Of which a chain has one fewer at most, as `chain_of` draws them: eight."""
+
 INSTANCES, CHUNK = 600, 60
 FULL_INSTANCES, FULL_CHUNK = 20_000, 400
 
@@ -84,7 +87,7 @@ def as_points(values: Any) -> Points:
 def test_all_ways_find_what_enumeration_finds(first_seed: int, seeds: int) -> None:
     solvable = 0
     for seed in range(first_seed, first_seed + seeds):
-        chain = chain_of(seed)
+        chain = chain_of(seed, operators=OPERATORS)
         expected = frontier_by_definition(chain)
         if not expected:
             continue
@@ -98,7 +101,19 @@ def test_all_ways_find_what_enumeration_finds(first_seed: int, seeds: int) -> No
         for way, (points, solutions) in ways.items():
             assert points == expected, f"seed {seed}, {way}"
             assert [measure_of(chain, plain(each)) for each in solutions] == points, f"seed {seed}, {way}"
-    assert solvable > seeds // 2
+    # Of 600 chains at least 500 are compared, in each part as many of its own.
+    assert solvable >= -(-seeds * 5 // 6)
+
+
+def test_chains_of_up_to_eight_operators_are_compared() -> None:
+    """Of those that have solutions; operators of a link, besides what it takes in and hands on."""
+    largest = 0
+    for seed in range(INSTANCES):
+        for link in chain_of(seed, operators=OPERATORS):
+            for _, part in link.modes:
+                own = len(part.sizes) - (part.entry is not None) - (part.exit is not None)
+                largest = max(largest, own)
+    assert largest == 8
 
 
 @pytest.mark.parametrize("many", [0, eliminate.MANY])
