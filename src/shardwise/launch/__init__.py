@@ -1,5 +1,12 @@
-"""How a plan is started on real machines: torchrun's commands, and files for Slurm, Ray and Kubernetes."""
+"""Which plans our own runtime runs, and how one is started on real machines: torchrun's commands, and files
+for Slurm, Ray and Kubernetes."""
 
+from shardwise.launch.capability import (
+    TARGET,
+    check_graph_runnable,
+    check_runnable,
+    check_uneven_runnable,
+)
 from shardwise.launch.hosts import LAUNCHERS, Launch, launch_of
 from shardwise.launch.kubernetes import PLAN_PATH, kubernetes_manifest
 from shardwise.launch.ray import ray_script
@@ -9,7 +16,11 @@ from shardwise.launch.torchrun import torchrun_commands
 __all__ = [
     "LAUNCHERS",
     "PLAN_PATH",
+    "TARGET",
     "Launch",
+    "check_graph_runnable",
+    "check_runnable",
+    "check_uneven_runnable",
     "kubernetes_manifest",
     "launch_of",
     "ray_script",

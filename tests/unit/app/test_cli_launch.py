@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from dataclasses import replace
 from pathlib import Path
 
@@ -73,6 +74,10 @@ def test_a_launcher_that_is_not_here_is_named_behind_its_command(
         (("--with", "torchrun", "--port", "0"), "--port"),
         (("--with", "torchrun", "--print", "--", "--stps", "5"), "--stps"),
         (("--with", "torchrun", "--print", "--", "other.yaml"), "other.yaml"),
+        (("--with", "torchrun", "--print", "--", "--steps", "abc"), "--steps"),
+        (("--with", "slurm", "--print", "--", "--lr", "-1"), "--lr"),
+        (("--with", "torchrun", "--print", "--", "--checkpoint-every", "0"), "--checkpoint-every"),
+        (("--with", "torchrun", "--print", "--", "--adaptive"), "--adaptive: has no links to watch"),
     ],
 )
 def test_what_cannot_be_launched_is_refused_in_one_line(
@@ -81,6 +86,30 @@ def test_what_cannot_be_launched_is_refused_in_one_line(
     ran = run("launch", plan, *arguments)
     assert (ran.code, ran.out) == (2, "")
     assert ran.err.count("\n") == 1 and named in ran.err
+
+
+def test_a_plan_that_train_refuses_is_not_launched(run: Run, plan: str) -> None:
+    other = make_plan("tp=2")
+    best = replace(other.best, strategy=replace(other.best.strategy, offload="optimizer"))
+    write_plan("offload.yaml", replace(other, best=best))
+    write_plan("fp16.yaml", replace(other, job=replace(other.job, dtype="fp16")))
+    for name, said in (("offload.yaml", "best.strategy.offload"), ("fp16.yaml", "job.dtype")):
+        ran = run("launch", name, "--with", "torchrun", "--print")
+        assert (ran.code, ran.out) == (2, "")
+        assert f"{said}: is not run by this runtime" in ran.err and ran.err.count("\n") == 1
+    write_uneven_plan("u.yaml", make_uneven("5 tp2l4+3 l2 l2"))
+    ran = run("launch", "u.yaml", "--with", "torchrun", "--print", "--", "--adaptive")
+    assert ran.code == 2 and "--adaptive: is not there under an uneven plan" in ran.err
+
+
+def test_a_port_in_use_is_told_before_torchrun_starts(run: Run, plan: str) -> None:
+    two = replace(make_plan("tp=2"), cluster=load_cluster("2x1xcpu"))
+    write_plan("two.yaml", two)
+    with socket.create_server(("", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        ran = run("launch", "two.yaml", "--with", "torchrun", "--head", "localhost", "--port", port)
+    assert (ran.code, ran.out) == (2, "") and ran.err.count("\n") == 1
+    assert f"--port: cannot be listened at: address already in use; found {port}" in ran.err
 
 
 def test_a_file_that_is_no_plan_is_refused(run: Run, tmp_path: Path) -> None:

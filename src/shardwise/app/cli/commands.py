@@ -338,23 +338,27 @@ def train(
     from shardwise.app.cli.training_run import Asked
 
     with launched.one_voice():
-        asked = Asked(
+        numbers = request.train_numbers(
+            steps=steps, lr=lr, seed=seed, checkpoint_every=checkpoint_every, restarts=restarts
+        )
+    return training.trained(
+        Asked(
             path=plan,
             data=data,
-            steps=request.count("--steps", steps),
-            lr=request.fraction("--lr", lr, default=0.0, low=0.0, high=10.0),
-            seed=request.count("--seed", seed, low=0),
+            steps=numbers.steps,
+            lr=numbers.lr,
+            seed=numbers.seed,
             log=log,
             trace=trace,
             checkpoint=checkpoint,
-            checkpoint_every=request.count("--checkpoint-every", checkpoint_every),
+            checkpoint_every=numbers.checkpoint_every,
             resume=resume,
-            restarts=request.count("--restarts", restarts, low=0),
+            restarts=numbers.restarts,
             weights=weights,
             export=export,
             adaptive=adaptive,
         )
-    return training.trained(asked)
+    )
 
 
 @app.command()

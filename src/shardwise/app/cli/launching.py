@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import os
 import shlex
+import socket
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from shardwise import launch
+from shardwise.app.cli.adapting import advisor_for
 from shardwise.app.cli.launched import COMMAND_VARIABLE
 from shardwise.app.cli.output import Output, talk
 from shardwise.app.cli.request import choice, writable
 from shardwise.errors import ConfigError
 from shardwise.inputs import read_bytes
 from shardwise.launch import LAUNCHERS, PLAN_PATH, Launch
-from shardwise.plan import is_uneven_plan, read_plan, read_uneven_plan, write_file
+from shardwise.plan import Plan, UnevenFile, is_uneven_plan, read_plan, read_uneven_plan, write_file
 
 _MAX_PLAN_BYTES = 8 * 2**20
 
@@ -54,13 +56,16 @@ def launched(
     host: int,
     image: str | None,
     training: Sequence[str],
+    adaptive: bool,
 ) -> Output:
     """Print how the plan file at `path` is started, or start it: then this process becomes the launcher's.
 
-    `training` are options of `train`. ConfigError where the plan cannot be started so.
+    `training` are options of `train`, which have been looked through; `adaptive` says whether one of them
+    re-plans on the way. ConfigError where the plan cannot be started so, or `train` would refuse it.
     """
     choice("--with", launcher, LAUNCHERS)
     plan = read_uneven_plan(path) if is_uneven_plan(path) else read_plan(path)
+    _check_runs(plan, adaptive=adaptive)
     seen = PLAN_PATH if launcher == "k8s" else path
     start = launch.launch_of(plan, ("train", seen, *training), head=head, port=port)
     if launcher == "torchrun":
@@ -74,6 +79,8 @@ def launched(
                 found=str(host),
                 allowed=f"0 to {len(commands) - 1}",
             )
+        if host == 0 and start.hosts > 1:
+            _check_free(port)
         return _become(commands[host], again=_again(path, launcher, head=head, port=port, host=host))
     if launcher == "k8s" and image is None:
         raise ConfigError("is needed for pods", key="--image", allowed="an image with shardwise[torch] in it")
@@ -89,6 +96,35 @@ def launched(
     return _become(
         [*written.command, target], again=_again(path, launcher, head=None, port=port, host=0, image=image)
     )
+
+
+def _check_runs(plan: Plan | UnevenFile, *, adaptive: bool) -> None:
+    """ConfigError where `train` would refuse the plan, or to re-plan under it; that needs no PyTorch."""
+    if isinstance(plan, Plan):
+        launch.check_runnable(plan)
+    else:
+        launch.check_uneven_runnable(plan)
+    if not adaptive:
+        return
+    if isinstance(plan, UnevenFile):
+        raise ConfigError("is not there under an uneven plan", key="--adaptive", allowed="train without it")
+    if not launch.TARGET.knows_devices(plan.cluster.classes):
+        raise ConfigError(
+            "is not there on accelerators", key="--adaptive", found=", ".join(plan.cluster.classes),
+            allowed="train without it",
+        )  # fmt: skip
+    advisor_for(plan)
+
+
+def _check_free(port: int) -> None:
+    """ConfigError where another program listens at `port` of this host, where ranks are to meet."""
+    try:
+        socket.create_server(("", port)).close()
+    except OSError as error:
+        raise ConfigError(
+            f"cannot be listened at: {os.strerror(error.errno or 0).lower()}", key="--port", found=str(port),
+            allowed="a free port of the first host",
+        ) from None  # fmt: skip
 
 
 def _text(text: str) -> Output:

@@ -108,6 +108,28 @@ def load_request(options: JobOptions) -> Request:
     return Request(model=model, cluster=cluster, job=job, options=options)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainNumbers:
+    """The numbers that `train` is asked for."""
+
+    steps: int
+    lr: float
+    seed: int
+    checkpoint_every: int
+    restarts: int
+
+
+def train_numbers(*, steps: str, lr: str, seed: str, checkpoint_every: str, restarts: str) -> TrainNumbers:
+    """What these texts of options of `train` say; ConfigError for the first that is not in range."""
+    return TrainNumbers(
+        steps=count("--steps", steps),
+        lr=fraction("--lr", lr, default=0.0, low=0.0, high=10.0),
+        seed=count("--seed", seed, low=0),
+        checkpoint_every=count("--checkpoint-every", checkpoint_every),
+        restarts=count("--restarts", restarts, low=0),
+    )
+
+
 def count(option: str, text: str, *, low: int = 1, high: int = MAX_COUNT) -> int:
     """The whole number that `text` of `option` is, written with plain digits."""
     if re.fullmatch(r"[0-9]{1,9}", text) is None or not low <= int(text) <= high:

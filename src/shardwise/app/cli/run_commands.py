@@ -42,7 +42,9 @@ def launch(
 
     options = tuple(context.args)
     train = context.find_root().command.commands["train"]  # type: ignore[attr-defined]
-    train.make_context("train", [plan, *options])  # refuses what train would
+    asked = train.make_context("train", [plan, *options]).params  # refuses what train would
+    names = ("steps", "lr", "seed", "checkpoint_every", "restarts")
+    request.train_numbers(**{name: asked[name] for name in names})
     return launching.launched(
         plan,
         launcher=launcher,
@@ -52,6 +54,7 @@ def launch(
         host=request.count("--host", host, low=0, high=10**6),
         image=image,
         training=options,
+        adaptive=asked["adaptive"],
     )
 
 

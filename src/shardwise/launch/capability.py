@@ -1,0 +1,91 @@
+"""Which plans our own runtime runs: what `strategy/data/targets/shardwise.json` says, its capability file."""
+
+from __future__ import annotations
+
+from shardwise.errors import ConfigError
+from shardwise.graph import StagedLayout
+from shardwise.model import decoder_of
+from shardwise.plan import GraphPlan, Plan, UnevenFile
+from shardwise.strategy import target_of
+
+TARGET = target_of("shardwise")
+
+
+def check_runnable(plan: Plan) -> None:
+    """ConfigError, by the first thing in the way, where this runtime cannot run `plan`."""
+    for refusal in TARGET.refusals(plan.best.strategy):
+        raise _refusal(f"best.strategy.{refusal.key}", refusal.found, refusal.allowed)
+    _check_known(plan, TARGET.dtypes)
+    strategy = plan.best.strategy
+    is_ring = strategy.cp > 1 and strategy.cp_kind == "ring"
+    if is_ring and plan.job.dtype == "fp32" and not TARGET.knows_devices(plan.cluster.classes):
+        # The kernels that give the sums of a part of the keys take no wider dtype there.
+        raise _refusal("job.dtype", "fp32 with a ring of context ranks", "bf16, or cp_kind all_to_all")
+    windows = {getattr(shape.attention, "window", None) for shape in decoder_of(plan.model).layers}
+    if strategy.cp > 1 and any(window and window < plan.job.seq_len for window in windows):
+        raise _refusal("best.strategy.cp", str(strategy.cp), "1 where attention has windows")
+    if (
+        len(plan.best.layout.pipelines) > 1
+        or len({s.device_class for p in plan.best.layout.pipelines for s in p.stages}) > 1
+    ):
+        raise _refusal("best.layout", "a mixed layout", "one pipeline of alike stages")
+
+
+def check_uneven_runnable(plan: UnevenFile) -> None:
+    """ConfigError, by the first thing in the way, where this runtime cannot run an uneven plan; also where
+    its stages do not make up pipelines on the ranks of its cluster."""
+    _check_known(plan, TARGET.uneven_dtypes)
+    if plan.model.experts is not None:
+        raise _refusal("model", "experts", "models without experts")
+    best, job = plan.best, plan.job
+    sequences = sum(best.microbatches) * best.micro_batch_size
+    taken: list[int] = []
+    for place, pipeline in enumerate(best.layout.pipelines):
+        layers = sum(sum(stage.layers) for stage in pipeline.stages)
+        if layers != plan.model.layers:
+            raise _refusal(f"best.layout.pipelines.{place}", f"{layers} layers", f"{plan.model.layers}")
+        for stage in pipeline.stages:
+            if stage.parts and not TARGET.runs_braids:
+                raise _refusal("best.layout", "a stage on two pools", "stages on one pool each")
+            ranks = stage.rank_numbers
+            taken += ranks
+            if len(ranks) != stage.tp * stage.dp:
+                raise _refusal("best.layout", f"ranks {stage.ranks}", f"{stage.tp * stage.dp} ranks")
+            if best.micro_batch_size % stage.dp or job.seq_len % stage.tp:
+                raise _refusal("best.layout", f"tp {stage.tp}, dp {stage.dp}", "equal parts of a microbatch")
+    if sequences != job.global_batch_size:
+        raise _refusal("best.microbatches", f"{sequences} sequences", f"{job.global_batch_size}")
+    if len(set(taken)) != len(taken) or not set(taken) <= set(range(plan.cluster.devices)):
+        raise _refusal("best.layout", "ranks taken twice or unknown", f"ranks below {plan.cluster.devices}")
+
+
+def check_graph_runnable(plan: GraphPlan) -> None:
+    """ConfigError, by the first thing in the way, where this runtime cannot run the plan of an operator
+    graph."""
+    for key, found, known in (
+        ("job.dtype", plan.job.dtype, ("fp32",)),
+        ("job.optimizer", plan.job.optimizer, TARGET.optimizers),
+    ):
+        if found not in known:
+            raise _refusal(key, found, ", ".join(known))
+    if not set(plan.cluster.classes) <= set(TARGET.devices):
+        raise _refusal("cluster", ", ".join(plan.cluster.classes), ", ".join(TARGET.devices))
+    if isinstance(plan.layout, StagedLayout):
+        raise _refusal("layout.stages", f"{len(plan.layout.stages)} stages", "a layout without stages")
+
+
+def _check_known(plan: Plan | UnevenFile, dtypes: tuple[str, ...]) -> None:
+    """ConfigError where the job, the model or the devices are none that this runtime knows."""
+    for key, found, known in (
+        ("job.dtype", plan.job.dtype, dtypes),
+        ("job.optimizer", plan.job.optimizer, TARGET.optimizers),
+        ("model", plan.model.family, TARGET.families),
+    ):
+        if found not in known:
+            raise _refusal(key, found, ", ".join(known))
+    if not TARGET.runs_on(plan.cluster.vendors):
+        raise _refusal("cluster", ", ".join(plan.cluster.classes), TARGET.known_devices)
+
+
+def _refusal(key: str, found: str, allowed: str) -> ConfigError:
+    return ConfigError("is not run by this runtime", key=key, found=found, allowed=allowed)
