@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -76,7 +75,7 @@ def _busier(setting: Setting, cuts: object, forward_s: np.ndarray, *given: np.nd
 
 SENT, STEP, HOPS, NEIGHBOUR = Handing.sent_s, Setting.step_s, Setting.hops_s, Fabric.neighbour_s
 
-TWINS: dict[str, tuple[str, Callable[..., object]]] = {
+TWINS: dict[str, tuple[str, object]] = {
     "a message left out": ("shardwise.cost.handing.Handing.sent_s", _shorter),
     "one micro-batch less in flight": ("shardwise.cost.handing.in_flight", _fewer),
     "a stage busy for longer": ("shardwise.search.stages.setting.Setting.step_s", _busier),

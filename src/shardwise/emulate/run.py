@@ -141,7 +141,7 @@ def _watched(
         while running and time.monotonic() < deadline_s:
             until_s = min(deadline_s, start_s + due[0].time_s if due else float("inf"))
             wait_s = None if until_s == float("inf") else max(0.0, until_s - time.monotonic())
-            ready = select.select([signals, *running], [], [], wait_s)[0]
+            ready, _, _ = select.select([signals.fileno(), *running], [], [], wait_s)
             signals.check()
             for descriptor in ready:
                 code = running.pop(descriptor).wait()

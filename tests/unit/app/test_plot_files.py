@@ -208,7 +208,7 @@ def test_all_labels_are_within_the_figure(gib: float) -> None:
     )
     figure = drawn(Plot(title="t", subtitle="s", lines=(narrow,))).figure
     (axes,) = figure.axes
-    renderer = FigureCanvasAgg(figure).get_renderer()
+    renderer = FigureCanvasAgg(figure).get_renderer()  # type: ignore[no-untyped-call]
     box = axes.get_tightbbox(renderer)
     assert box is not None and box.x0 > 0.0 and box.x1 < figure.bbox.width
     assert max(len(label.get_text()) for label in axes.get_yticklabels()) > len("16 GiB")
