@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from shardwise.errors import ConfigError
 from shardwise.graph import StagedLayout
-from shardwise.model import decoder_of
+from shardwise.model import has_windows
 from shardwise.plan import GraphPlan, Plan, UnevenFile
 from shardwise.strategy import target_of
 
@@ -13,7 +13,8 @@ TARGET = target_of("shardwise")
 
 def check_runnable(plan: Plan) -> None:
     """ConfigError, by the first thing in the way, where this runtime cannot run `plan`."""
-    for refusal in TARGET.refusals(plan.best.strategy):
+    target = TARGET.with_windows(has_windows(plan.model, plan.job.seq_len))
+    for refusal in target.refusals(plan.best.strategy):
         raise _refusal(f"best.strategy.{refusal.key}", refusal.found, refusal.allowed)
     _check_known(plan, TARGET.dtypes)
     strategy = plan.best.strategy
@@ -21,9 +22,6 @@ def check_runnable(plan: Plan) -> None:
     if is_ring and plan.job.dtype == "fp32" and not TARGET.knows_devices(plan.cluster.classes):
         # The kernels that give the sums of a part of the keys take no wider dtype there.
         raise _refusal("job.dtype", "fp32 with a ring of context ranks", "bf16, or cp_kind all_to_all")
-    windows = {getattr(shape.attention, "window", None) for shape in decoder_of(plan.model).layers}
-    if strategy.cp > 1 and any(window and window < plan.job.seq_len for window in windows):
-        raise _refusal("best.strategy.cp", str(strategy.cp), "1 where attention has windows")
     if (
         len(plan.best.layout.pipelines) > 1
         or len({s.device_class for p in plan.best.layout.pipelines for s in p.stages}) > 1

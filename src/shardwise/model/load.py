@@ -73,6 +73,12 @@ def decoder_of(model: Model) -> Decoder:
     return _decoder(model.config)[0]
 
 
+def has_windows(model: Model, seq_len: int) -> bool:
+    """Whether some layer's attention looks at a part of so long a sequence only."""
+    windows = {getattr(shape.attention, "window", None) for shape in decoder_of(model).layers}
+    return any(window and window < seq_len for window in windows)
+
+
 def _decoder(config: Mapping[str, object]) -> tuple[Decoder, str, str]:
     """The sizes in a config, the key that holds its name there, and that name (empty where it has none)."""
     if any(key in config for key in HUGGING_FACE_KEYS):

@@ -93,7 +93,8 @@ class Refusal:
 class Target:
     """What one version of a target can do.
 
-    `axes` are fields of which it does some values only, `limits` what it does not do together. `devices`,
+    `axes` are fields of which it does some values only, `windowed_axes` those of models whose attention looks
+    through windows of the sequence, `limits` what it does not do together. `devices`,
     `dtypes`, `optimizers` and model `families` are all that it knows; on devices of the vendors of
     `accelerators` it runs too, but is not what a plan for them is made for unless it is asked for. `command`
     carries out a plan. Uneven plans it carries out in `uneven_dtypes`, in none where that is empty;
@@ -114,6 +115,11 @@ class Target:
     accelerators: tuple[str, ...] = ()
     uneven_dtypes: tuple[str, ...] = ()
     runs_braids: bool = False
+    windowed_axes: Axes = field(default_factory=dict, hash=False)
+
+    def with_windows(self, has_windows: bool) -> Target:
+        """What it can do with a model whose attention looks through windows, or with one that has none."""
+        return replace(self, axes={**self.axes, **self.windowed_axes}) if has_windows else self
 
     def knows_devices(self, classes: Iterable[str]) -> bool:
         """Whether it runs on clusters of these classes of devices."""
@@ -183,6 +189,7 @@ def target_from_record(record: Mapping[str, Any]) -> Target:
         accelerators=tuple(record.get("accelerators", ())),
         uneven_dtypes=tuple(record.get("uneven", {}).get("dtypes", ())),
         runs_braids=record.get("uneven", {}).get("braids", False),
+        windowed_axes={name: tuple(values) for name, values in record.get("windowed_axes", {}).items()},
         **{name: tuple(record[name]) for name in known},
     )
 

@@ -488,6 +488,24 @@ def test_what_train_does_not_run_is_planned_where_it_is_asked_for_and_marked(run
     assert "shardwise train" not in run("plan", *asked, "--target", "any").out
 
 
+def test_context_ranks_are_planned_only_where_attention_has_no_windows(run: Run, tmp_path: Path) -> None:
+    """Our runtime does not divide a sequence that layers look at through windows: the search knows."""
+    config = {
+        "model_type": "mistral", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "intermediate_size": 128, "vocab_size": 256, "max_position_embeddings": 128,
+    }  # fmt: skip
+    asked = ("--cluster", "1x2xcpu", "--seq-len", "64", "--global-batch-size", "8", "--dtype", "fp32")
+    for window, code in ((16, 2), (64, 0), (None, 0)):
+        path = tmp_path / f"window-{window}.json"
+        path.write_text(json.dumps({**config, "sliding_window": window}))
+        ran = run("plan", str(path), *asked, "--fix", "cp=2")
+        assert ran.code == code, (window, ran.err)
+        told = json.loads(run("plan", str(path), *asked, "--fix", "cp=2", "--target", "any", "--json").out)
+        assert bool(told["not_run"]) == (code == 2)
+    free = json.loads(run("plan", str(tmp_path / "window-16.json"), *asked, "--json").out)
+    assert free["best"]["strategy"]["cp"] == 1 and free["not_run"] == []
+
+
 def test_a_target_on_devices_that_it_does_not_know_is_refused(run: Run) -> None:
     ran = run("plan", *TINY, "--cluster", "1x4xTPU-v4", "--target", "shardwise")
     assert ran.code == 2

@@ -8,7 +8,8 @@ import pytest
 
 from shardwise.cluster import load_cluster
 from shardwise.model import load_model
-from shardwise.search import Question, RecordPrices, best_uneven, restated
+from shardwise.plan import Layout, Pipeline
+from shardwise.search import Question, RecordPrices, best_uneven, priced_again, restated
 from shardwise.strategy import Job
 
 JOB = Job(seq_len=1024, global_batch_size=16, dtype="fp16")
@@ -47,3 +48,19 @@ def test_a_plan_that_stays_is_restated_as_it_was(model: str, cluster: str, limit
     twice = restated(prices, half, 2 * JOB.global_batch_size)
     assert twice is not None and twice.step_time_s > again.step_time_s
     assert restated(prices, half, JOB.global_batch_size) is None
+
+
+def test_a_stage_that_does_not_divide_its_node_is_a_fault() -> None:
+    """Stages of two devices on a node of five are none of the space, and are told so."""
+    job = replace(JOB, dtype="fp16")
+    model, four, five = load_model("gpt2"), load_cluster("1x4xT4+1x4xV100-16G"), "1x5xT4+1x5xV100-16G"
+    found = best_uneven(Question(model=model, cluster=four, job=job)).result
+    assert found is not None
+    first = found.layout.pipelines[0].stages[0]
+    stage = replace(first, devices=2, tp=2, ranks="0-1", layers=(model.layers,))
+    laid = replace(
+        found, layout=Layout(pipelines=(Pipeline(stages=(stage,)),)), recompute=(("none",),),
+        microbatches=(16 // found.micro_batch_size,), is_alike=False, idle_devices=8,
+    )  # fmt: skip
+    faults = priced_again(model, load_cluster(five), job, laid).faults
+    assert any("no stage has tp 2" in fault for fault in faults)

@@ -115,7 +115,7 @@ def test_the_parts_that_a_limit_leaves_are_all_that_is_within_it_each_once(limit
 def test_a_file_names_fields_and_values_that_there_are(name: str) -> None:
     target = target_of(name)
     assert target.name == name and target.command
-    for field, values in target.axes.items():
+    for field, values in (*target.axes.items(), *target.windowed_axes.items()):
         assert field in FIELDS and values and all(is_value(field, value) for value in values)
     for limit in target.limits:
         assert limit.field in {condition.field for condition in limit.where}

@@ -174,7 +174,8 @@ def ends_of(space: UnevenSpace, pipeline: Pipeline) -> list[tuple[_End, ...]]:
         while mine:
             size = pipeline.stages[mine[0]].devices
             fitting = [n for n in (1 << e for e in range(len(mine).bit_length())) if n <= len(mine)]
-            together = max(n for n in fitting if space.pools[pool].node.devices % (n * size) == 0)
+            devices = space.pools[pool].node.devices
+            together = max((n for n in fitting if devices % (n * size) == 0), default=1)
             for index in mine[-together:]:
                 found[index] = (_End(pool, group, together),)
             mine, group = mine[:-together], group + 1
