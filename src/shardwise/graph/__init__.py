@@ -2,10 +2,10 @@
 
 from shardwise.graph.check import check_graph
 from shardwise.graph.customary import data_parallel, megatron
-from shardwise.graph.file import parse_graph
+from shardwise.graph.file import GRAPH_SCHEMA, parse_graph
 from shardwise.graph.kinds import KINDS, Attribute, Kind
 from shardwise.graph.layout import allows, divided_dims, local_sizes
-from shardwise.graph.load import GRAPH_PREFIX, graph_names, load_graph, shipped_graphs
+from shardwise.graph.load import GRAPH_FILES, GRAPH_PREFIX, graph_names, load_graph, shipped_graphs
 from shardwise.graph.named import BlockLayout, GraphLayout, Mode
 from shardwise.graph.operator import check_op, kept_of, rules_of, work_of
 from shardwise.graph.placement import (
@@ -29,7 +29,9 @@ from shardwise.graph.work import Kept, Moved, Work
 from shardwise.graph.write import graph_text
 
 __all__ = [
+    "GRAPH_FILES",
     "GRAPH_PREFIX",
+    "GRAPH_SCHEMA",
     "KINDS",
     "PARTIAL",
     "STATES_SPLIT",

@@ -15,7 +15,7 @@ from shardwise.graph.scale import input_growth
 from shardwise.graph.sizes import CONSTANT, Growth, parse_size
 from shardwise.inputs import Fields, printable, read_mapping, shown
 
-SCHEMA = "shardwise.graph"
+GRAPH_SCHEMA = "shardwise.graph"
 VERSION = 1
 
 _DIM = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,79}")
@@ -35,7 +35,7 @@ def parse_graph(mapping: Mapping[str, object], *, name: str = "graph") -> OpGrap
     """The graph that an already read file holds, checked; `name` is what it is called where it does not
     say."""
     fields = Fields(mapping)
-    fields.choice("schema", (SCHEMA,), default=SCHEMA)
+    fields.choice("schema", (GRAPH_SCHEMA,), default=GRAPH_SCHEMA)
     fields.integer("version", low=1, high=VERSION, default=VERSION)
     batch = fields.integer("batch", low=1, high=1e9)
     seq_len = fields.integer("seq_len", low=1, high=1e9) if fields.has("seq_len") else None

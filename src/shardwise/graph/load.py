@@ -15,6 +15,8 @@ from shardwise.inputs import nearest, printable
 FOLDER: Final = Path(__file__).parent / "catalogue"
 GRAPH_PREFIX: Final = "graph:"
 """What stands before the name of a shipped graph."""
+GRAPH_FILES: Final = (".yaml", ".yml", ".json")
+"""How the names of graph files end, in any case."""
 
 
 def load_graph(text: str) -> OpGraph:
@@ -64,4 +66,4 @@ def _shipped(name: str, text: str) -> OpGraph:
 
 
 def _looks_like_path(text: str) -> bool:
-    return "/" in text or os.sep in text or text.lower().endswith((".json", ".yaml", ".yml"))
+    return "/" in text or os.sep in text or text.lower().endswith(GRAPH_FILES)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from shardwise.graph.file import SCHEMA, VERSION
+from shardwise.graph.file import GRAPH_SCHEMA, VERSION
 from shardwise.graph.record import Block, OpGraph, OpNode
 from shardwise.graph.scale import input_growth
 from shardwise.graph.sizes import CONSTANT, size_text
@@ -24,7 +24,7 @@ def graph_text(graph: OpGraph) -> str:
 
 def _head(graph: OpGraph, shared: dict[str, int]) -> dict[str, object]:
     """All but the blocks, as plain values."""
-    document: dict[str, object] = {"schema": SCHEMA, "version": VERSION, "name": graph.name}
+    document: dict[str, object] = {"schema": GRAPH_SCHEMA, "version": VERSION, "name": graph.name}
     if graph.source:
         document["source"] = graph.source
     document["batch"] = graph.batch

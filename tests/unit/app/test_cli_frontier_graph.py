@@ -455,3 +455,20 @@ def test_stages_that_cannot_be_are_refused(run: Run) -> None:
     assert {point["layout"]["strategy"]["pp"] for point in document["points"]} == {2}
     ran = run(*gpt2, "--stages", "3", "--space", "core")
     assert ran.code == 3 and "without --stages" in ran.err and "--fix" not in ran.err
+
+
+@pytest.mark.parametrize(
+    ("rest", "message"),
+    [
+        ("", "blocks: is missing"),
+        ("block: []\n", "blocks: is missing"),
+        ("blocks: 3\n", "blocks: is not a list"),
+    ],
+)
+def test_a_file_that_says_it_is_a_graph_is_read_as_one(
+    rest: str, message: str, run: Run, tmp_path: Path
+) -> None:
+    path = tmp_path / "graph.yaml"
+    path.write_text(f"schema: shardwise.graph\nbatch: 4\ninputs: {{x: [batch]}}\n{rest}")
+    result = run("frontier", str(path), "--cluster", CLUSTER, "--global-batch-size", "4")
+    assert result.code == 2 and f"{path}: {message}" in result.err

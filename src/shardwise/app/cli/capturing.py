@@ -8,7 +8,7 @@ from shardwise.app.cli.output import Line, Output, talk
 from shardwise.app.cli.request import writable
 from shardwise.app.cli.tables import table
 from shardwise.errors import ConfigError
-from shardwise.graph import OpGraph, forward_flop, graph_text, parameter_count, step_flop
+from shardwise.graph import GRAPH_FILES, OpGraph, forward_flop, graph_text, parameter_count, step_flop
 from shardwise.inputs import parse_mapping, printable, shown
 from shardwise.plan import write_file
 from shardwise.units import format_count
@@ -23,6 +23,13 @@ def captured(target: str, out: str, *, batch: int | None) -> Output:
             key="FILE.py:function",
             found=shown(target),
             allowed="train.py:build",
+        )
+    if not out.lower().endswith(GRAPH_FILES):
+        raise ConfigError(
+            "names no graph file",
+            key="--out",
+            found=shown(out),
+            allowed=f"a name in {', '.join(GRAPH_FILES)}",
         )
     writable("--out", out, inputs=(path,))
     from shardwise.runtime import capture  # with torch, which nothing else needs

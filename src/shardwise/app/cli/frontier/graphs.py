@@ -19,7 +19,9 @@ from shardwise.cluster import Cluster, load_cluster, mesh_of, part_of
 from shardwise.cost import Training
 from shardwise.errors import ConfigError, InternalError
 from shardwise.graph import (
+    GRAPH_FILES,
     GRAPH_PREFIX,
+    GRAPH_SCHEMA,
     BlockLayout,
     GraphLayout,
     OpGraph,
@@ -43,13 +45,15 @@ PRICES_AGREE = 1e-9
 
 
 def is_graph(text: str) -> bool:
-    """Whether the text of MODEL stands for an operator graph: a shipped one, or a file with blocks."""
+    """Whether the text of MODEL stands for an operator graph: a shipped one, or a file that has blocks or
+    says that it is one."""
     if text.casefold().startswith(GRAPH_PREFIX):
         return True
-    if not text.lower().endswith((".yaml", ".yml", ".json")):
+    if not text.lower().endswith(GRAPH_FILES):
         return False
     try:
-        return "blocks" in read_mapping(text)
+        document = read_mapping(text)
+        return "blocks" in document or document.get("schema") == GRAPH_SCHEMA
     except ConfigError:
         return False  # the reader of models says what is wrong
 
