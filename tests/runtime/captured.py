@@ -343,3 +343,61 @@ class Numbers(nn.Module):
 
 def numbers(batch: int = 4) -> Built:
     return Numbers(), (torch.zeros(batch, 8), torch.zeros(batch, 8))
+
+
+class Rows(nn.Module):
+    """Parameters of which parts are read: a table longer than the sequence, every other row, one beside the
+    whole, columns with a gap, and thirds that make the whole."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(20, 8)
+        self.positions = nn.Parameter(torch.zeros(1, 24, 8))
+        self.scales = nn.Parameter(torch.ones(5, 8))
+        self.stacked = nn.Parameter(torch.ones(12, 8))
+        self.columns = nn.Parameter(torch.ones(8, 16))
+        self.thirds = nn.Parameter(torch.ones(24, 8))
+        self.head = nn.Linear(8, 20)
+
+    def forward(self, tokens: Tensor, labels: Tensor) -> Tensor:
+        x = self.embedding(tokens) + self.positions[:, : tokens.shape[1]]
+        x = x * self.scales[3] + self.scales[1:2]
+        x = F.linear(x, self.stacked[0:8]) + F.linear(x, self.stacked[4:12:1]) * self.scales[-1]
+        x = x @ self.columns[:, 2:10] + F.linear(x, self.thirds[::3])
+        one, two, three = self.thirds.chunk(3)
+        x = F.linear(x, one) * F.linear(x, two) + F.linear(x, three)
+        return F.cross_entropy(self.head(x).flatten(0, 1), labels.flatten())
+
+
+def rows(batch: int = 4, seq_len: int = 6) -> Built:
+    module = Rows()
+    for parameter in module.parameters():
+        nn.init.normal_(parameter, std=0.3)
+    return module, _tokens(batch, seq_len)
+
+
+class Cells(nn.Module):
+    """A state handed from cells to cells, of zeros and of numbers, and the two of a state exchanged."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(20, 12)
+        self.reader = nn.LSTMCell(12, 8)
+        self.writer = nn.LSTMCell(12, 8, bias=False)
+        self.gated = nn.GRUCell(8, 8)
+        self.head = nn.Linear(8, 20)
+
+    def forward(self, tokens: Tensor, labels: Tensor) -> Tensor:
+        x = self.embedding(tokens)
+        state = None
+        for step in range(tokens.shape[1]):
+            state = self.reader(x[:, step], state)
+        assert state is not None
+        hidden, cell = self.writer(x[:, 0], state)
+        hidden, cell = self.writer(x[:, 1], (cell, hidden))
+        hidden = self.gated(cell, self.gated(hidden))
+        return F.cross_entropy(self.head(hidden), labels[:, 0])
+
+
+def cells(batch: int = 4) -> Built:
+    return Cells(), _tokens(batch, 3)

@@ -65,10 +65,21 @@ def numbers(batch: int = 4) -> captured.Built:
     return captured.numbers(batch)
 
 
+def rows(batch: int = 4, seq_len: int = 6) -> captured.Built:
+    return captured.rows(batch, seq_len)
+
+
+def cells(batch: int = 4) -> captured.Built:
+    return captured.cells(batch)
+
+
 MODULES = {
     each.__name__: each
-    for each in (vgg, resnet, lstm, gru, transformer, llama, uneven, again, towers, vision, digits, numbers)
-}
+    for each in (
+        vgg, resnet, lstm, gru, transformer, llama, uneven, again, towers, vision, digits, numbers, rows,
+        cells,
+    )
+}  # fmt: skip
 
 
 def module_of(name: str, seed: int) -> nn.Module:

@@ -29,7 +29,7 @@ from shardwise.runtime import capture
 FILE = captured.__file__
 NAMES = (
     "vgg", "resnet", "lstm", "gru", "transformer", "llama", "uneven", "again", "towers", "vision", "digits",
-    "numbers",
+    "numbers", "rows", "cells",
 )  # fmt: skip
 
 
@@ -84,6 +84,7 @@ BACKWARD_DIFFERS = {
     # The gradient of the state before the first step, left out by PyTorch: 2 b g h h in each of 2 layers.
     "lstm": 2 * 2 * 4 * 4 * 32 * 32,
     "gru": 2 * 2 * 4 * 3 * 32 * 32,
+    "cells": 2 * 4 * (4 + 3) * 8 * 8,  # of an LSTM cell and of a GRU cell
     # PyTorch counts the weight's gradient of 6 groups as if each group had all channels: 2 b c h w 9, 5 more.
     "towers": -5 * 2 * 4 * 6 * 10 * 4 * 9,
 }

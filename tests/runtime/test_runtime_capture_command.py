@@ -31,7 +31,7 @@ WRONG = {
         "        return (x * self.w).topk(2).values.sum()\n\n\n"
         "def build(batch=2):\n    return M(), (torch.zeros(batch, 3),)\n",
         "line 11",
-        "aten.topk is no operator that graphs have",
+        "aten.topk is no operator that graphs have; found [2, 2], [2, 2]; allowed: weights that all",
     ),
     "no loss": (
         "def build(batch=2):\n    return torch.nn.Linear(3, 4), (torch.zeros(batch, 3),)\n",
@@ -49,6 +49,7 @@ WRONG = {
         "returns no tensor with a dim",
     ),
     "an error": ("def build():\n    raise KeyError('tokens')\n", "line 6", "found KeyError: 'tokens'"),
+    "an exit": ("def build():\n    import sys\n    sys.exit(0)\n", "line 7", "found SystemExit: 0"),
     "an error of its file": ("import no_such_module\n", "line 5", "found ModuleNotFoundError: No module"),
     "a mistake": ("def build(:\n", "line 5", "raises an error of its own; found SyntaxError"),
     "another device": (
@@ -117,6 +118,17 @@ def test_a_wrong_target_is_refused(
 ) -> None:
     assert main(["capture", target, "--out", str(tmp_path / "g.yaml")]) == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["graph.txt", "graph", "graph.yaml.bak"])
+def test_a_file_that_could_not_be_read_again_is_refused_before_any_work(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["capture", f"{FILE}:vgg", "--out", str(tmp_path / name)]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("shardwise: error: --out: names no graph file; found ")
+    assert line.endswith("; allowed: a name in .yaml, .yml, .json")
+    assert not list(tmp_path.iterdir())
 
 
 def test_without_pytorch_the_command_says_what_to_install(tmp_path: Path) -> None:

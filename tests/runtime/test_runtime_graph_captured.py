@@ -29,7 +29,7 @@ TOLERANCE = 1e-9
 
 STEPS = 3
 
-FEW = ("vgg", "lstm", "transformer", "vision", "again", "numbers")
+FEW = ("vgg", "lstm", "transformer", "vision", "again", "numbers", "rows", "cells")
 """Those that are run without `--full`."""
 
 

@@ -12,11 +12,20 @@ from typing import Any
 
 from shardwise.errors import ConfigError
 from shardwise.graph import OpGraph, check_graph
-from shardwise.inputs import nearest, printable
-from shardwise.runtime.capture_blocks import blocks_of, needed
+from shardwise.inputs import printable
+from shardwise.runtime.capture_advice import ADVICE, OTHERWISE
+from shardwise.runtime.capture_blocks import Nodes, blocks_of, needed
 from shardwise.runtime.capture_build import Builder, View, view_of
+from shardwise.runtime.capture_checks import (
+    badly_parted,
+    check_detached,
+    check_parameters,
+    check_trace,
+    zeros_of,
+)
 from shardwise.runtime.capture_code import (
     DEFAULT_BATCH,
+    Example,
     batch_of,
     example_of,
     takes,
@@ -26,18 +35,18 @@ from shardwise.runtime.capture_code import (
 from shardwise.runtime.capture_losses import LOSSES
 from shardwise.runtime.capture_norms import NORMS
 from shardwise.runtime.capture_pointwise import POINTWISE, largest
-from shardwise.runtime.capture_products import PRODUCTS, recurrent
+from shardwise.runtime.capture_products import PRODUCTS
+from shardwise.runtime.capture_recurrent import CELLS, RECURRENT
 from shardwise.runtime.capture_sizes import Dims, dims_by_value, varying_numbers
 from shardwise.runtime.capture_trace import Call, Trace, trace_of
 from shardwise.runtime.capture_views import LOST, TUPLES, VIEWS, Handler, Made, Results
 
-HANDLERS: Mapping[str, Handler] = {**VIEWS, **POINTWISE, **NORMS, **PRODUCTS, **LOSSES}
+HANDLERS: Mapping[str, Handler] = {**VIEWS, **POINTWISE, **NORMS, **PRODUCTS, **CELLS, **LOSSES}
 """By the name of PyTorch's operator without `aten.` and its overload."""
 
 RESULTS: Mapping[str, Results] = {
     **TUPLES,
-    "lstm": recurrent,
-    "gru": recurrent,
+    **RECURRENT,
     "max": largest("maximum"),
     "min": largest("minimum"),
 }
@@ -55,10 +64,10 @@ def capture(path: str, name: str, *, batch: int | None = None) -> OpGraph:
     """
     file = os.path.realpath(path)
     function = user_function(path, name)
-    traces, sizes = _traces(function, file, batch)
+    example, traces, sizes = _traces(function, file, batch)
     trace = traces.pop("")
-    builder = built(trace, traces, file)
-    nodes = needed(builder.nodes, loss_of(builder, trace))
+    builder, nodes = operators_of_trace(trace, traces, file)
+    check_parameters(builder, nodes, example.module, trace.gradients)
     read = {operand.source for node in nodes for operand in node.inputs}
     inputs = {value: shape for value, shape in builder.inputs.items() if value in read}
     blocks = blocks_of(nodes, inputs)
@@ -82,8 +91,9 @@ def capture(path: str, name: str, *, batch: int | None = None) -> OpGraph:
 
 def _traces(
     function: Callable[..., Any], file: str, batch: int | None
-) -> tuple[dict[str, Trace], dict[str, int]]:
-    """The trace at the sizes asked for, under "", and those with one of them doubled, by its name."""
+) -> tuple[Example, dict[str, Trace], dict[str, int]]:
+    """The module with its inputs, its trace at the sizes asked for, under "", and those with one of them
+    doubled, by its name."""
     has_batch, own_batch = takes(function, "batch")
     has_seq_len, seq_len = takes(function, "seq_len")
     if has_seq_len and seq_len is None:
@@ -104,14 +114,41 @@ def _traces(
             other = with_batch(example, size, 2 * size)
         else:
             other = example_of(function, file, {**sizes, what: 2 * size})
-        traces[what] = trace_of(other.module, other.inputs, other.named, file)
-    return traces, sizes
+        try:
+            traces[what] = trace_of(other.module, other.inputs, other.named, file)
+        except ConfigError as error:
+            raise ConfigError(
+                f"{error.message} when the {what} doubles, to {2 * size}",
+                file=error.file,
+                key=error.key,
+                found=error.found,
+                allowed=f"{error.allowed}; and tables that are long enough for twice the {what}",
+            ) from error
+    return example, traces, sizes
 
 
-def built(trace: Trace, doubled: Mapping[str, Trace], file: str) -> Builder:
-    """The operators of a trace, where `doubled` are traces at twice the batch or the sequence length."""
+def operators_of_trace(trace: Trace, doubled: Mapping[str, Trace], file: str) -> tuple[Builder, Nodes]:
+    """The operators that the loss of a trace is made of, where `doubled` are traces at twice the batch or the
+    sequence length. ConfigError where the graph would not compute what the trace does."""
+    check_trace(trace, file)
+    builder = _built(trace, doubled, file, frozenset())
+    nodes = needed(builder.nodes, _loss_of(builder, trace))
+    parted = badly_parted(nodes, builder.shapes)
+    if parted:
+        builder = _built(trace, doubled, file, parted)
+        nodes = needed(builder.nodes, _loss_of(builder, trace))
+    return builder, nodes
+
+
+def _built(trace: Trace, doubled: Mapping[str, Trace], file: str, looked_up: frozenset[str]) -> Builder:
     dims = dims_by_value(trace, doubled, file)
-    builder = Builder(file=file, varying=varying_numbers(trace, doubled))
+    builder = Builder(
+        file=file,
+        varying=varying_numbers(trace, doubled),
+        zeros=zeros_of(trace),
+        shapes=dict(trace.parameters.values()),
+        looked_up=looked_up,
+    )
     builder.views = {value: view_of(value, found[0], is_data=True) for value, found in dims.items()}
     for value, (own, _) in trace.parameters.items():
         builder.views[value] = view_of(own, dims[value][0], is_parameter=True)
@@ -132,20 +169,20 @@ def _made(builder: Builder, call: Call, results: tuple[Dims, ...]) -> Made:
     if name.startswith("_assert"):
         return LOST
     if name not in HANDLERS:
-        guess = nearest(name, HANDLERS)
-        hint = f" (near: {guess})" if guess else ""
-        raise builder.refused(
-            call, f"is no operator that graphs have{hint}", "it written with other operators, such as einsum"
-        )
+        raise builder.refused(call, "is no operator that graphs have", ADVICE.get(name, OTHERWISE))
     return HANDLERS[name](builder, call, results[0])
 
 
-def loss_of(builder: Builder, trace: Trace) -> str:
+def _loss_of(builder: Builder, trace: Trace) -> str:
     """The operator that makes the one result that is a number; others (logits) are left out."""
-    found = [view for name in trace.results if isinstance(view := builder.views.get(name), View)]
-    losses = [view for view in found if not view.is_data and all(dim.is_unit for dim in view.dims)]
+    found = {name: view for name in trace.results if isinstance(view := builder.views.get(name), View)}
+    losses = {
+        name: view
+        for name, view in found.items()
+        if not view.is_data and all(dim.is_unit for dim in view.dims)
+    }
     if len(losses) != 1:
-        shapes = ", ".join(str([dim.size for dim in view.dims]) for view in found)
+        shapes = ", ".join(str([dim.size for dim in view.dims]) for view in found.values())
         raise ConfigError(
             "does not return a loss" if not losses else "returns several numbers",
             file=builder.file,
@@ -153,4 +190,6 @@ def loss_of(builder: Builder, trace: Trace) -> str:
             found=f"results of shape {shapes}" if shapes else "nothing that depends on a parameter",
             allowed="a module whose forward returns one number, the loss that is trained",
         )
-    return losses[0].maker
+    ((name, view),) = losses.items()
+    check_detached(trace, (name,), builder.file)
+    return view.maker

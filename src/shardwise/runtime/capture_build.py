@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from shardwise.errors import ConfigError
 from shardwise.graph import Growth, Operand, OpNode, Parameter, check_op
 from shardwise.runtime.capture_sizes import CONSTANT, Dim, Dims
-from shardwise.runtime.capture_trace import Call
+from shardwise.runtime.capture_trace import Call, Shape, refusal
 
 Setting = int | float | bool | str
 
@@ -86,7 +86,9 @@ class Space:
 class Builder:
     """The operators found so far, the calls that made them, and what each name in the trace stands for.
 
-    `varying` are the calls whose numbers follow the batch or the sequence length.
+    `varying` are the calls whose numbers follow the batch or the sequence length, `zeros` the data that are
+    zeros, `shapes` those of parameters. Of parameters in `looked_up` parts are rows that are looked up, which
+    `rows` tells by the names of the indices.
     """
 
     file: str
@@ -97,6 +99,10 @@ class Builder:
     taken: set[str] = field(default_factory=set)
     calls: dict[str, Call] = field(default_factory=dict)
     varying: frozenset[str] = frozenset()
+    zeros: frozenset[str] = frozenset()
+    shapes: Mapping[str, Shape] = field(default_factory=dict)
+    looked_up: frozenset[str] = frozenset()
+    rows: dict[str, range] = field(default_factory=dict)
 
     def emit(
         self,
@@ -122,7 +128,7 @@ class Builder:
                 call, "computes on parameters alone", "parameters that operators use as they are"
             )
         node = OpNode(
-            name=self._unique(name or call.name),
+            name=self.unique(name or call.name),
             kind=kind,
             dims={dim: found.size for dim, found in space.dims.items()},
             inputs=tuple(inputs),
@@ -143,13 +149,7 @@ class Builder:
 
     def refused(self, call: Call, problem: str, allowed: str) -> ConfigError:
         """Why a call cannot be captured, by its name and the user's line."""
-        return ConfigError(
-            f"{call.target.removesuffix('.default')} {problem}",
-            file=self.file,
-            key=call.where,
-            found=", ".join(str(list(shape)) for shape in call.shapes) or None,
-            allowed=allowed,
-        )
+        return refusal(self.file, call, problem, allowed)
 
     def plain(self, call: Call, view: View) -> View:
         """`view` as a tensor of its own, in its own order, where it is not one already."""
@@ -189,7 +189,7 @@ class Builder:
             for dim, name, axis in zip(view.dims, names, view.axes, strict=True)
             if axis is None and name is not None
         ]
-        places = view_of(self._unique(f"{call.name}_row"), tuple(dim for dim, _ in repeated), is_data=True)
+        places = view_of(self.unique(f"{call.name}_row"), tuple(dim for dim, _ in repeated), is_data=True)
         axes = (0, *(None if axis is None else axis + 1 for axis in view.axes))
         table = View(maker=view.maker, dims=(Dim(1), *view.dims), axes=axes, is_parameter=True)
         operands = [(places, tuple(name for _, name in repeated)), (table, (row, *seen))]
@@ -228,7 +228,8 @@ class Builder:
             self.taken.add(view.maker)
         return Operand(view.maker, _in_makers_order(view, names))
 
-    def _unique(self, name: str) -> str:
+    def unique(self, name: str) -> str:
+        """A name that no operator and no input has yet."""
         own, count = name, 1
         while own in self.taken:
             count += 1

@@ -157,7 +157,7 @@ def _users_code(file: str, *, beside: str) -> Iterator[None]:
             yield
     except ConfigError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # sys.exit of the user's is no answer of ours
         frames = traceback.extract_tb(error.__traceback__)
         lines = [frame.lineno for frame in frames if frame.filename == file]
         if isinstance(error, SyntaxError) and error.filename == file:

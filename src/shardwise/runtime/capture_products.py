@@ -1,4 +1,4 @@
-"""PyTorch's contractions, convolutions, attention, tables and recurrent layers, as kinds."""
+"""PyTorch's contractions, convolutions, attention and tables, as kinds."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from shardwise.runtime.capture_build import (
     made_names,
     spelled_names,
     spelled_out,
-    view_of,
 )
 from shardwise.runtime.capture_pointwise import one_of
 from shardwise.runtime.capture_sizes import Dim, Dims
@@ -123,6 +122,8 @@ def _einsum(builder: Builder, call: Call, dims: Dims) -> Made:
 def _convolution(builder: Builder, call: Call, dims: Dims) -> Made:
     """Channels, rows and kernel dims are spelled out where they are 1, too: places tell them apart."""
     weight, bias = tensor(builder, call, 1, "weight"), optional_tensor(builder, call, 2, "bias")
+    if not all(view.is_parameter and view.is_plain for view in (weight, bias) if view is not None):
+        raise builder.refused(call, "has filters that are computed", "parameters as filters and bias")
     spatial = len(weight.dims) - 2
     view = tensor(builder, call, 0)
     view = builder.spelled(call, view, range(len(view.dims) - spatial - 1, len(view.dims)))
@@ -208,46 +209,6 @@ def _embedding(builder: Builder, call: Call, dims: Dims) -> Made:
     space = Space()
     names, rows = space.names(indices.dims), space.names(table.dims)
     return builder.emit(call, "embedding", space, [(indices, names), (table, rows)], (*names, rows[1]), dims)
-
-
-def recurrent(builder: Builder, call: Call, results: tuple[Dims, ...]) -> Made:
-    """Layers over time, one operator each; of the results only the outputs of the last one."""
-    kind = "lstm" if "lstm" in call.target else "gru"
-    weights, has_biases, layers, _, _, is_bidirectional, batch_first = call.arguments[2:9]
-    if is_bidirectional:
-        raise builder.refused(call, "works in both directions", "one direction")
-    view = builder.plain(call, tensor(builder, call, 0))
-    each = len(weights) // layers
-    if each != (4 if has_biases else 2):
-        raise builder.refused(call, "projects its state", "layers without proj_size")
-    gates = 4 if kind == "lstm" else 3
-    for layer in range(layers):
-        own = [builder.views[ref.name] for ref in weights[layer * each : (layer + 1) * each]]
-        name = call.name if layers == 1 else f"{call.name}_{layer}"
-        view = _layer(builder, call, view, own, kind, gates, batch_first, name)
-    return (view, *(None for _ in results[1:]))
-
-
-def _layer(
-    builder: Builder, call: Call, view: View, weights: Sequence[object], kind: str, gates: int,
-    batch_first: bool, name: str,
-) -> View:  # fmt: skip
-    first, second, *biases = (item for item in weights if isinstance(item, View))
-    space = Space()
-    names = space.names(view.dims)
-    gate = space.fresh(Dim(gates))
-    units = space.fresh(Dim(first.dims[0].size // gates))
-    recurrent_width = space.fresh(Dim(second.dims[1].size))
-    operands: list[tuple[View, Names]] = [(view, names)]
-    shapes = ((gate, units, names[-1]), (gate, units, recurrent_width), *((gate, units) for _ in biases))
-    for weight, shape in zip((first, second, *biases), shapes, strict=True):
-        dims = tuple(space.dims[str(dim)] for dim in shape)
-        operands.append((view_of(weight.maker, dims, is_parameter=True), shape))
-    dims = (*view.dims[:-1], space.dims[units])
-    time = names[1 if batch_first and len(names) > 2 else 0]
-    return builder.emit(
-        call, kind, space, operands, (*names[:-1], units), dims, name=name, attributes={"time": str(time)}
-    )
 
 
 PRODUCTS: Mapping[str, Handler] = {

@@ -19,6 +19,7 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
 
 from shardwise.errors import ConfigError
+from shardwise.runtime.capture_gradients import gradients_seen
 
 Shape = tuple[int, ...]
 
@@ -39,7 +40,8 @@ class Call:
 
     `target` is its name (`aten.linear.default`), `arguments` are refs, numbers, text, None and lists of
     them, `shapes` those of its results (one, or several where it has a tuple of them), `where` is the line
-    of the user's code, if known.
+    of the user's code, if known. `is_region` says that it runs a part of the module as one (`no_grad`,
+    `autocast`), `writes` which values it changes in place.
     """
 
     name: str
@@ -49,17 +51,23 @@ class Call:
     shapes: tuple[Shape, ...]
     is_tuple: bool
     where: str | None
+    is_region: bool = False
+    writes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trace:
     """A forward pass: data by name and shape (inputs and buffers), parameters by name in the trace with their
-    name in the module and their shape, calls in order, and the names of the results."""
+    name in the module and their shape, calls in order, and the names of the results. `memory` are numbers of
+    what values lie in: those that see the same elements, as a tensor and its views do, have one in common.
+    `gradients` are the parameters, by their names in the module, that PyTorch gives a gradient."""
 
     data: Mapping[str, Shape]
     parameters: Mapping[str, tuple[str, Shape]]
     calls: tuple[Call, ...]
     results: tuple[str, ...]
+    memory: Mapping[str, frozenset[int]]
+    gradients: frozenset[str]
 
     @property
     def trained(self) -> tuple[Call, ...]:
@@ -84,6 +92,17 @@ def refs_of(value: Any) -> list[Ref]:
     return [ref for item in value for ref in refs_of(item)] if isinstance(value, list | tuple) else []
 
 
+def refusal(file: str, call: Call, problem: str, allowed: str) -> ConfigError:
+    """Why a call cannot be captured, by its name and the user's line."""
+    return ConfigError(
+        f"{call.target.removesuffix('.default')} {problem}",
+        file=file,
+        key=call.where,
+        found=", ".join(str(list(shape)) for shape in call.shapes) or None,
+        allowed=allowed,
+    )
+
+
 def _joins(call: Call, names: set[str]) -> bool:
     """Whether the call reads one of `names`, which its own then joins."""
     if not any(ref.name in names for ref in refs_of(call)):
@@ -95,32 +114,38 @@ def _joins(call: Call, names: set[str]) -> bool:
 def trace_of(module: torch.nn.Module, inputs: tuple[Any, ...], named: Mapping[str, Any], file: str) -> Trace:
     """What `module` does with `inputs`, all on the meta device; ConfigError where it cannot be exported."""
     with torch.device("meta"):
-        program = exported(module, inputs, named, file)
-    return trace_of_program(program, module, file)
+        program, trained = exported(module, inputs, named, file)
+    return trace_of_program(program, module, file, gradients=trained)
 
 
 def exported(
     module: torch.nn.Module, inputs: tuple[Any, ...], named: Mapping[str, Any], file: str
-) -> ExportedProgram:
-    """`module` as PyTorch exports it; ConfigError where it cannot."""
+) -> tuple[ExportedProgram, frozenset[str]]:
+    """`module` as PyTorch exports it, and the parameters that its loss gives a gradient; ConfigError where it
+    cannot."""
     try:
         # What the module prints belongs on stderr; what PyTorch prints there of its failures does not.
-        with warnings.catch_warnings(), _quiet():
+        with warnings.catch_warnings(), _quiet(), gradients_seen(module) as trained:
             warnings.simplefilter("ignore")
-            return torch.export.export(module, inputs, dict(named), strict=False)
-    except Exception as error:
-        raise _not_exported(error, file) from error
+            program = torch.export.export(module, inputs, dict(named), strict=False)
+            return program, frozenset(trained)
+    except (Exception, SystemExit) as error:  # the user's forward may leave the program
+        raise stopped(error, file) from error
 
 
-def trace_of_program(program: ExportedProgram, module: torch.nn.Module, file: str) -> Trace:
-    """An exported module as plain records."""
+def trace_of_program(
+    program: ExportedProgram, module: torch.nn.Module, file: str, *, gradients: frozenset[str]
+) -> Trace:
+    """An exported module as plain records, with its parameters that get gradients."""
     owners = _owners(module)
     data: dict[str, Shape] = {}
     parameters: dict[str, tuple[str, Shape]] = {}
     targets = {spec.arg.name: spec for spec in program.graph_signature.input_specs}
     calls: list[Call] = []
     results: tuple[str, ...] = ()
+    memory: dict[str, frozenset[int]] = {}
     for node in program.graph.nodes:
+        memory[node.name] = _memory(node.meta.get("val"))
         if node.op == "placeholder":
             spec = targets[node.name]
             if spec.kind is InputKind.PARAMETER and spec.target is not None:
@@ -134,7 +159,14 @@ def trace_of_program(program: ExportedProgram, module: torch.nn.Module, file: st
     specs = program.graph_signature.output_specs
     outputs = {spec.arg.name for spec in specs if spec.kind is OutputKind.USER_OUTPUT}
     results = tuple(name for name in results if name in outputs)
-    return Trace(data=data, parameters=parameters, calls=tuple(calls), results=results)
+    return Trace(
+        data=data,
+        parameters=parameters,
+        calls=tuple(calls),
+        results=results,
+        memory=memory,
+        gradients=gradients,
+    )
 
 
 @contextlib.contextmanager
@@ -162,15 +194,65 @@ def _call(node: Any, file: str) -> Call:
     value = node.meta.get("val")
     is_tuple = isinstance(value, list | tuple)
     values = value if is_tuple else [value]
+    regions = [item for item in _flat(node.args) if isinstance(item, torch.fx.Node) and item.op == "get_attr"]
+    where = _where(str(node.meta.get("stack_trace") or _stack_within(regions)), file)
+    target = _target_text(node.target)
+    for item in values:
+        if isinstance(item, torch.Tensor) and not all(map(_is_known, item.shape)):
+            raise ConfigError(
+                f"{target.removesuffix('.default')} makes a tensor whose size depends on values",
+                file=file,
+                key=where,
+                allowed="tensors of the same size at any values: torch.where or a product with the mask in "
+                "place of indexing by a mask",
+            )
     return Call(
         name=node.name,
-        target=_target_text(node.target),
+        target=target,
         arguments=tuple(map(_plain, node.args)),
         named={name: _plain(item) for name, item in node.kwargs.items()},
         shapes=tuple(_shape(item) if isinstance(item, torch.Tensor) else () for item in values),
         is_tuple=is_tuple,
-        where=_where(str(node.meta.get("stack_trace", "")), file),
+        where=where,
+        is_region=bool(regions),
+        writes=_written(node),
     )
+
+
+def _stack_within(regions: list[Any]) -> str:
+    """The place of the first operator that says one in parts of the module that are run as one."""
+    for region in regions:
+        part = getattr(region.graph.owning_module, str(region.target), None)
+        nodes = part.graph.nodes if isinstance(part, torch.fx.GraphModule) else ()
+        for node in nodes:
+            if node.meta.get("stack_trace"):
+                return str(node.meta["stack_trace"])
+    return ""
+
+
+def _is_known(size: int | torch.SymInt) -> bool:
+    return not isinstance(size, torch.SymInt) or size.node.maybe_as_int() is not None
+
+
+def _written(node: Any) -> tuple[str, ...]:
+    """The values that the operator changes in place, as it is declared."""
+    declared = getattr(getattr(node.target, "_schema", None), "arguments", ())
+    values = [*node.args[: len(declared)]]
+    values += [node.kwargs.get(argument.name) for argument in declared[len(values) :]]
+    return tuple(
+        item.name
+        for argument, value in zip(declared, values, strict=True)
+        if argument.alias_info is not None and argument.alias_info.is_write
+        for item in _flat(value)
+        if isinstance(item, torch.fx.Node)
+    )
+
+
+def _memory(value: Any) -> frozenset[int]:
+    """Numbers of the storages of all tensors of a value. PyTorch's records of it keep them alive, so that
+    none is used twice."""
+    tensors = [item for item in _flat(value) if isinstance(item, torch.Tensor)]
+    return frozenset(tensor.untyped_storage()._cdata for tensor in tensors)
 
 
 def _target_text(target: Any) -> str:
@@ -211,7 +293,7 @@ def _innermost(frames: list[tuple[str, int]], file: str) -> str | None:
     return f"line {others[-1][1]} of {others[-1][0]}" if others else None
 
 
-def _not_exported(error: Exception, file: str) -> ConfigError:
+def stopped(error: BaseException, file: str) -> ConfigError:
     """What stopped the export, and at which line of the user's code."""
     frames = [
         (frame.filename, frame.lineno or 0)

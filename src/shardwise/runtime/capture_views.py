@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from shardwise.runtime.capture_build import Builder, Space, View, permuted, view_of
-from shardwise.runtime.capture_sizes import Dims
+from shardwise.runtime.capture_sizes import CONSTANT, Dims
 from shardwise.runtime.capture_trace import Call, Ref
 
 Made = View | tuple[View | None, ...]
@@ -102,7 +102,8 @@ def cut(builder: Builder, call: Call, view: View, at: int, start: int, dims: Dim
         keep = [place for place in range(len(view.dims)) if not (is_gone and place == at)]
         return replace(permuted(view, keep), dims=dims)
     if view.is_parameter:
-        return _part_of_parameter(builder, call, view, at, start, dims, is_gone=is_gone)
+        rows = range(start, start + (1 if is_gone else dims[at].size))
+        return _part_of_parameter(builder, call, view, at, rows, dims, is_gone=is_gone)
     view = builder.whole(call, view)
     space = Space()
     operand = space.names(view.dims)
@@ -115,22 +116,44 @@ def cut(builder: Builder, call: Call, view: View, at: int, start: int, dims: Dim
 
 
 def _part_of_parameter(
-    builder: Builder, call: Call, view: View, at: int, start: int, dims: Dims, *, is_gone: bool
+    builder: Builder, call: Call, view: View, at: int, rows: range, dims: Dims, *, is_gone: bool
 ) -> View:
-    """Rows of a parameter are a parameter of their own: `in_proj.weight[0:64]`."""
-    if not view.is_plain or view.is_repeated or "[" in view.maker:
+    """Rows of a parameter are a parameter of their own, `in_proj.weight[0:64]`; where such parts would not
+    make the whole, or their number grows, they are looked up in it as in a table."""
+    if view.is_repeated or "[" in view.maker:
         raise builder.refused(call, "cuts a parameter seen otherwise", "parts of parameters as they are")
-    stop = start + (1 if is_gone else dims[at].size)
-    name = f"{view.maker}[{':, ' * at}{start}:{stop}]"
-    return view_of(name, dims, is_parameter=True)
+    is_growing = not is_gone and dims[at].growth != CONSTANT
+    if is_growing or rows.step > 1 or not view.is_plain or view.maker in builder.looked_up:
+        return _looked_up(builder, call, view, at, rows, dims, is_gone=is_gone)
+    own = [place for place, size in enumerate(builder.shapes[view.maker]) if size != 1]
+    front = ":, " * own[view.axes[at] or 0]
+    return view_of(f"{view.maker}[{front}{rows.start}:{rows.stop}]", dims, is_parameter=True)
+
+
+def _looked_up(
+    builder: Builder, call: Call, view: View, at: int, rows: range, dims: Dims, *, is_gone: bool
+) -> View:
+    """`rows` of a parameter, which stays whole, by indices that are data."""
+    space = Space()
+    table = space.names(view.dims)
+    made = None if is_gone or dims[at].is_unit else space.fresh(dims[at])
+    output = (*table[:at], *(() if is_gone else (made,)), *table[at + 1 :])
+    own = builder.unique(f"{call.name}_rows")
+    builder.rows[own] = rows
+    indices = view_of(own, () if is_gone else (dims[at],), is_data=True)
+    operands = [(indices, () if is_gone else (made,)), (view, table)]
+    return builder.emit(call, "embedding", space, operands, output, dims, name=f"{call.name}_lookup")
 
 
 def _slice(builder: Builder, call: Call, dims: Dims) -> Made:
-    """With a step, as many elements from the first on."""
+    """With a step, as many elements of activations from the first on; of parameters the rows themselves."""
     view = tensor(builder, call, 0)
     at = argument(call, 1, "dim", 0) % len(view.dims)
     start, step = argument(call, 2, "start", 0) or 0, argument(call, 4, "step", 1)
-    first = start + view.dims[at].size if start < 0 else start
+    first = max(start + view.dims[at].size, 0) if start < 0 else start
+    if step > 1 and view.is_parameter and view.axes[at] is not None:
+        rows = range(first, first + step * dims[at].size, step)
+        return _part_of_parameter(builder, call, view, at, rows, dims, is_gone=False)
     return cut(builder, call, view, at, 0 if step > 1 else first, dims, is_gone=False)
 
 
@@ -163,8 +186,11 @@ def parts(builder: Builder, call: Call, results: tuple[Dims, ...]) -> Made:
 def _concat(builder: Builder, call: Call, dims: Dims) -> Made:
     views = [view for ref in call.arguments[0] if isinstance(view := builder.views[ref.name], View)]
     at = argument(call, 1, "dim", 0) % len(dims)
-    if len(views) == 1:
-        return views[0]
+    return views[0] if len(views) == 1 else concatenated(builder, call, views, at, dims)
+
+
+def concatenated(builder: Builder, call: Call, views: Sequence[View], at: int, dims: Dims) -> View:
+    """Tensors one behind the other along the dim at `at`."""
     views = [builder.spelled(call, view, (at,)) for view in views]
     space = Space()
     output = space.names(dims)

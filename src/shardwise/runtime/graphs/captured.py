@@ -16,10 +16,11 @@ from torch.export.graph_signature import InputKind
 
 from shardwise.errors import ConfigError
 from shardwise.graph import OpGraph, OpNode
-from shardwise.runtime.capture import built, loss_of
-from shardwise.runtime.capture_blocks import needed
+from shardwise.runtime.capture import operators_of_trace
+from shardwise.runtime.capture_checks import check_data, check_parameters
 from shardwise.runtime.capture_code import Place, called_with, mapped, tensors_in
-from shardwise.runtime.capture_trace import exported, trace_of_program
+from shardwise.runtime.capture_gradients import derivatives
+from shardwise.runtime.capture_trace import Trace, exported, trace_of_program
 from shardwise.runtime.graphs.exact import settings_of
 from shardwise.runtime.graphs.module import first_readers
 from shardwise.runtime.graphs.program import Settings, operators_of, repeated
@@ -44,14 +45,14 @@ def captured(module: nn.Module, inputs: Any, graph: OpGraph) -> Captured:
     """`module`, called with `inputs` of the whole batch (by place, or a dict by name), as `graph` has it.
     ConfigError where it is another network than the graph, or does what graphs tell for its cost alone."""
     check_derivatives(module, inputs)
-    program = _exported(module, inputs)
-    trace = trace_of_program(program, module, MODULE)
+    program, trace = _traced(module, inputs)
     more = mapped(lambda value: _doubled(value, graph.batch), inputs)
-    doubled = trace_of_program(_exported(module, more), module, MODULE)
-    builder = built(trace, {"batch": doubled}, MODULE)
-    found = needed(builder.nodes, loss_of(builder, trace))
+    _, doubled = _traced(module, more)
+    builder, found = operators_of_trace(trace, {"batch": doubled}, MODULE)
+    check_parameters(builder, found, module, trace.gradients)
+    check_data(trace, MODULE)
     names = _same(operators_of(graph), found, _parameter_names(graph))
-    data = _Data(program, names, graph.inputs, tuple(tensors_in(called_with(inputs))))
+    data = _Data(program, names, graph.inputs, tuple(tensors_in(called_with(inputs))), builder.rows)
     settings = {
         number: settings_of(builder, node, builder.calls[node.name], _targets(program))
         for number, node in enumerate(found)
@@ -67,9 +68,10 @@ def captured(module: nn.Module, inputs: Any, graph: OpGraph) -> Captured:
     return Captured(settings, values, frozenset(matrices), data)
 
 
-def _exported(module: nn.Module, inputs: Any) -> ExportedProgram:
+def _traced(module: nn.Module, inputs: Any) -> tuple[ExportedProgram, Trace]:
     placed, named = called_with(inputs)
-    return exported(module, placed, named, MODULE)
+    program, gradients = exported(module, placed, named, MODULE)
+    return program, trace_of_program(program, module, MODULE, gradients=gradients)
 
 
 def check_derivatives(module: nn.Module, inputs: Any) -> None:
@@ -78,14 +80,7 @@ def check_derivatives(module: nn.Module, inputs: Any) -> None:
     placed, named = mapped(_on_meta, called_with(inputs))
     with torch.device("meta"):
         results = deepcopy(module).to("meta")(*placed, **named)
-    waiting = [each.grad_fn for each in tensors_in(results).values()]
-    seen: set[Any] = set()
-    while waiting:
-        node = waiting.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        waiting += [following for following, _ in node.next_functions]
+    for node in derivatives(results):
         if isinstance(node, BackwardCFunction):
             raise ConfigError(
                 "has a backward pass of its own, which graphs do not have", key=MODULE,
@@ -171,8 +166,12 @@ class _Data:
         names: Mapping[str, str],
         shapes: Mapping[str, tuple[int, ...]],
         places: Sequence[Place],
+        rows: Mapping[str, range],
     ) -> None:
         self.program, self.names, self.shapes, self.places = program, names, shapes, places
+        self.rows = rows
+        floats = (value.dtype for value in program.state_dict.values() if value.is_floating_point())
+        self.dtype = next(floats, torch.float32)
         self.nodes = {node.name: node for node in program.graph.nodes}
         self.kept: dict[str, Any] = {}
         for spec in program.graph_signature.input_specs:
@@ -198,9 +197,13 @@ class _Data:
 
     def _data(self, name: str, own: str, made: dict[str, Any]) -> Tensor:
         own = own if own in self.nodes else own.removesuffix("_spelled")
-        # What is not in the module is the one row of a parameter that is repeated.
-        result: Tensor = self._value(own, made) if own in self.nodes else torch.zeros(self.shapes[name])
-        return result
+        if own in self.rows:
+            return torch.tensor(list(self.rows[own])).reshape(self.shapes[name])
+        if own in self.nodes:
+            result: Tensor = self._value(own, made)
+            return result
+        # What is not in the module is the one row of a parameter that is repeated, or a cell's first state.
+        return torch.zeros(self.shapes[name], dtype=self.dtype)
 
     def _value(self, name: str, made: dict[str, Any]) -> Any:
         if name not in made:

@@ -64,7 +64,7 @@ def _check(builder: Builder, node: OpNode, call: Call, name: str) -> None:
         wrong = "uses kept statistics; training mode"
     if node.kind == "embedding" and int(argument(call, 2, "padding_idx", -1)) >= 0 and name == "embedding":
         wrong = "has a row without gradient; no padding_idx"
-    if name == "slice" and int(argument(call, 4, "step", 1)) != 1:
+    if node.kind == "slice" and name == "slice" and int(argument(call, 4, "step", 1)) != 1:
         wrong = "has a step; steps of 1"
     if node.kind == "attention" and argument(call, 4, "dropout_p", 0.0):
         wrong = "draws random numbers, which depend on the layout; dropout_p=0"

@@ -1,0 +1,190 @@
+"""What would be lost without a word on the way from a module to a graph: refused, with its line."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+
+import torch
+
+from shardwise.errors import ConfigError
+from shardwise.graph import OpNode
+from shardwise.runtime.capture_build import Builder
+from shardwise.runtime.capture_trace import Call, Shape, Trace, refs_of, refusal
+
+REGIONS: Mapping[str, tuple[str, str]] = {
+    "wrap_with_set_grad_enabled": (
+        "torch.no_grad",
+        "everything trained that the loss is made of: graphs know no part without gradients; compute what "
+        "needs none outside of the module, or of inputs alone",
+    ),
+    "wrap_with_autocast": (
+        "torch.autocast",
+        "a module without it: the dtype of a step is the command's (--dtype)",
+    ),
+}
+"""What users write for parts of a module that are exported as one, and what to write in its place."""
+
+ZEROS: Mapping[str, int | None] = {
+    "zeros": None, "zeros_like": None, "new_zeros": None, "full": 1, "full_like": 1, "new_full": 2,
+}  # fmt: skip
+"""Operators that make zeros, with the place of the number that has to be 0."""
+
+KEEP_ZEROS = frozenset({
+    "view", "reshape", "flatten", "squeeze", "unsqueeze", "expand", "expand_as", "transpose", "t", "permute",
+    "contiguous", "clone", "detach", "alias", "to", "_to_copy", "type_as", "slice", "narrow", "select", "cat",
+    "stack", "repeat", "chunk", "split", "unbind", "getitem",
+})  # fmt: skip
+"""Operators that make zeros of zeros."""
+
+_PART = re.compile(r"(.+)\[((?::, )*)(\d+):(\d+)\]")
+
+
+def check_trace(trace: Trace, file: str) -> None:
+    """Refuses what depends on a parameter and is run as one part of the module, or written in place where
+    another value sees it."""
+    trained = {call.name for call in trace.trained}
+    for call in trace.trained:
+        if call.is_region:
+            written, allowed = REGIONS.get(call.target, (call.target, "the same written without it"))
+            problem = "runs a part of the module that depends on parameters as one"
+            raise refusal(file, replace(call, target=written), problem, allowed)
+    for call in lost_writes(trace):
+        if call.name in trained:
+            raise lost_write(file, call)
+
+
+def check_data(trace: Trace, file: str) -> None:
+    """Refuses to make data by a trace that loses what is written into it."""
+    for call in lost_writes(trace):
+        raise lost_write(file, call)
+
+
+def lost_write(file: str, call: Call) -> ConfigError:
+    """Why such a call is refused."""
+    return refusal(
+        file,
+        call,
+        "changes in place what is read later through another tensor, its whole or a view",
+        "new tensors: h = h + x, torch.cat of the parts; in place only what is read as it is returned",
+    )
+
+
+def lost_writes(trace: Trace) -> Iterator[Call]:
+    """The calls that change in place what is read later by an older name. A changed value has a new name; by
+    older ones (the tensor of a part, a view made before) a trace says what was there before."""
+    seen: dict[int, list[str]] = {}
+    stale: dict[str, Call] = {}
+
+    def see(name: str) -> None:
+        for number in trace.memory.get(name, ()):
+            seen.setdefault(number, []).append(name)
+
+    for name in (*trace.data, *trace.parameters):
+        see(name)
+    for call in trace.calls:
+        yield from (stale[ref.name] for ref in refs_of(call) if ref.name in stale)
+        for number in _memory_of(trace, call.writes):
+            stale.update(dict.fromkeys(seen.get(number, ()), call))
+        see(call.name)
+    yield from (stale[name] for name in trace.results if name in stale)
+
+
+def _memory_of(trace: Trace, names: Sequence[str]) -> frozenset[int]:
+    return frozenset(number for name in names for number in trace.memory.get(name, ()))
+
+
+def zeros_of(trace: Trace) -> frozenset[str]:
+    """The values that are zeros whatever the module is called with."""
+    written = _memory_of(trace, [name for call in trace.calls for name in call.writes])
+    zeros: set[str] = set()
+    for call in trace.calls:
+        name = call.target.removeprefix("aten.").partition(".")[0]
+        if name in ZEROS:
+            at = ZEROS[name]
+            is_zero = at is None or (len(call.arguments) > at and call.arguments[at] == 0)
+        else:
+            refs = refs_of(call)
+            is_zero = name in KEEP_ZEROS and bool(refs) and all(ref.name in zeros for ref in refs)
+        if is_zero and not _memory_of(trace, [call.name]) & written:
+            zeros.add(call.name)
+    return frozenset(zeros)
+
+
+def check_detached(trace: Trace, losses: Sequence[str], file: str) -> None:
+    """Refuses a tensor that is cut off from its gradient on the way to one of the results `losses`."""
+    wanted = set(losses)
+    for call in reversed(trace.trained):
+        if call.name not in wanted:
+            continue
+        wanted.update(ref.name for ref in refs_of(call))
+        if call.target.split(".")[1:2] in (["detach"], ["detach_"]):
+            raise refusal(
+                file,
+                call,
+                "cuts off the gradient, and graphs train everything that the loss is made of",
+                "the tensor as it is, or computed outside of the module",
+            )
+
+
+def badly_parted(nodes: Sequence[OpNode], sizes: Mapping[str, Shape]) -> frozenset[str]:
+    """The parameters of which parts are read that do not make the whole, each once: with gaps, more than one
+    way, or beside the whole."""
+    parts: dict[str, set[tuple[int, int, int]]] = {}
+    whole: set[str] = set()
+    for name in {parameter.name for node in nodes for parameter in node.parameters}:
+        part = _PART.fullmatch(name)
+        if part is None:
+            whole.add(name)
+        else:
+            at = len(part[2]) // len(":, ")
+            parts.setdefault(part[1], set()).add((at, int(part[3]), int(part[4])))
+    return frozenset(name for name, found in parts.items() if name in whole or not _tile(found, sizes[name]))
+
+
+def _tile(parts: set[tuple[int, int, int]], shape: Shape) -> bool:
+    reached = 0
+    for _, start, stop in sorted(parts):
+        if start != reached:
+            return False
+        reached = stop
+    (at, *others) = {dim for dim, _, _ in parts}
+    return not others and reached == shape[at]
+
+
+def check_parameters(
+    builder: Builder, nodes: Sequence[OpNode], module: torch.nn.Module, trained: frozenset[str]
+) -> None:
+    """ConfigError where operators do not train the parameters that the module does, each whole: `trained` are
+    those that PyTorch gives a gradient."""
+    own = dict(module.named_parameters())
+    elements: dict[str, int] = {}
+    for node in nodes:
+        for parameter in node.parameters:
+            if parameter.name.partition("[")[0] not in trained:
+                raise _untrained(builder, builder.calls[node.name], parameter.name.partition("[")[0], own)
+            elements[parameter.name] = node.elements(parameter.dims)
+    found: dict[str, int] = {}
+    for name, count in elements.items():
+        base = name.partition("[")[0]
+        found[base] = found.get(base, 0) + count
+    for name in sorted(trained):
+        if found.get(name) != own[name].numel():
+            raise ConfigError(
+                "is trained by the module, but the graph would not have all of it",
+                file=builder.file,
+                key=f"parameter {name}",
+                found=f"{found.get(name, 0):,} of {own[name].numel():,} elements",
+                allowed="a forward pass that tells all it does to PyTorch, without changes in place",
+            )
+
+
+def _untrained(builder: Builder, call: Call, name: str, own: Mapping[str, torch.nn.Parameter]) -> ConfigError:
+    if name in own and not own[name].requires_grad:
+        problem = f"reads {name}, which is frozen (requires_grad=False), and graphs train every parameter"
+        return builder.refused(
+            call, problem, "parameters that are trained; tables that are not as buffers (register_buffer)"
+        )
+    problem = f"reads {name}, which gets no gradient from the loss, and graphs train every parameter"
+    return builder.refused(call, problem, "a way to the loss without detach(), .data or torch.no_grad()")
