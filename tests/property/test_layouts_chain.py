@@ -137,8 +137,9 @@ def test_more_ranks_hold_no_more(names: Names) -> None:
 def test_a_rank_alone_has_nothing_to_choose_and_nobody_to_talk_to() -> None:
     out = laid(BLOCKING, 1)
     assert set(out.layouts_per_operator.values()) == {1}
-    tracked_alone = tracked([out.chain])
-    assert len(tracked_alone.points) == 1
+    # All that is to choose is whether its one block is recomputed.
+    assert [mode for mode, _ in out.chain[0].modes] == ["kept", "recomputed"]
+    assert len(tracked([out.chain]).points) == 2
     assert all(
         float(factor.costs[..., 0].sum()) == 0.0
         for factor in out.chain[0].modes[0][1].factors

@@ -205,3 +205,20 @@ def test_a_broken_twin_is_noticed(twin: str, monkeypatch: pytest.MonkeyPatch) ->
         or price.memory_bytes != pytest.approx(memory_bytes, rel=1e-9)
         for (time_s, memory_bytes), price in found
     )
+
+
+def test_a_first_block_that_is_recomputed_holds_the_data_that_it_reads() -> None:
+    """All that it makes is made again; x and target wait."""
+    graph, machines = mlp(512, 64, 256, 40), load_cluster("8x8xH100-SXM")
+    mesh = mesh_of(machines, (1,))
+    laid = layout_chain(graph, machines, SOFTWARE[0], mesh)
+    (link,) = laid.chain
+    assert [mode for mode, _ in link.modes] == ["kept", "recomputed"]
+    (_, part), _ = link.modes
+    kept, again = (
+        price_layout(graph, machines, SOFTWARE[0], mesh, laid.layout((Choice(mode, (0,) * len(part.sizes)),)))
+        for mode in range(2)
+    )
+    assert again.nbytes["activations"] == 2.0 * (512 * 64 + 512)
+    assert again.nbytes["activations"] < kept.nbytes["activations"]
+    assert again.time_s > kept.time_s and again.seconds["recomputation"] > 0.0

@@ -6,7 +6,7 @@ from shardwise.graph.file import GRAPH_SCHEMA, parse_graph
 from shardwise.graph.kinds import KINDS, Attribute, Kind
 from shardwise.graph.layout import allows, divided_dims, local_sizes
 from shardwise.graph.load import GRAPH_FILES, GRAPH_PREFIX, graph_names, load_graph, shipped_graphs
-from shardwise.graph.named import BlockLayout, GraphLayout, Mode
+from shardwise.graph.named import MODES, BlockLayout, GraphLayout, Mode
 from shardwise.graph.operator import check_op, kept_of, rules_of, work_of
 from shardwise.graph.placement import (
     PARTIAL,
@@ -33,6 +33,7 @@ __all__ = [
     "GRAPH_PREFIX",
     "GRAPH_SCHEMA",
     "KINDS",
+    "MODES",
     "PARTIAL",
     "STATES_SPLIT",
     "WHOLE",

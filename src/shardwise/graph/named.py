@@ -10,7 +10,9 @@ from shardwise.graph.placement import Placement
 from shardwise.graph.rule import Rule
 
 Mode = Literal["kept", "recomputed"]
-"""What the backward pass needs of a block is kept from the forward pass, or made again from its entry."""
+"""What the backward pass needs of a block is kept from the forward pass, or made again from what it reads."""
+
+MODES: tuple[Mode, ...] = ("kept", "recomputed")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

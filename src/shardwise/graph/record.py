@@ -76,10 +76,10 @@ class OpNode:
 class Block:
     """Operators that belong together, in a fixed topological order, `repeat` times in a row.
 
-    A block with `entry` reads one tensor from before it, under that name, and ends with one tensor, that of
-    its last operator, which alone may be read after it; such a block may be recomputed as a whole in the
-    backward pass, and repeated: each repetition reads what the one before it made. A block without `entry`
-    reads graph inputs only. `repeat` above 1 needs an entry of the same shape as the result.
+    A block with `entry` reads one tensor from before it, under that name, and may be repeated: each
+    repetition reads what the one before it made. A block without `entry` reads graph inputs only. Each ends
+    with one tensor, that of its last operator, which alone may be read after it, and may be recomputed as a
+    whole in the backward pass. `repeat` above 1 needs an entry of the same shape as the result.
     """
 
     name: str

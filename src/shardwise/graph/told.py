@@ -8,7 +8,7 @@ from itertools import groupby, pairwise
 from typing import Any
 
 from shardwise.graph.layout import allows
-from shardwise.graph.named import BlockLayout, GraphLayout, Mode
+from shardwise.graph.named import MODES, BlockLayout, GraphLayout
 from shardwise.graph.operator import rules_of
 from shardwise.graph.placement import (
     STATES_SPLIT,
@@ -89,8 +89,7 @@ def layout_from_record(
 def _read_block(
     item: Fields, block: Block, ranks: Sequence[int], readers: Mapping[str, int], *, has_next: bool
 ) -> BlockLayout:
-    modes: tuple[Mode, ...] = ("kept",) if block.entry is None else ("kept", "recomputed")
-    is_kept = item.choice("mode", modes) == "kept"
+    is_kept = item.choice("mode", MODES) == "kept"
     rules = item.mapping("operators")
     parameters = {
         parameter.name: len(parameter.dims) for op in block.operators for parameter in op.parameters

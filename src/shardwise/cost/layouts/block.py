@@ -25,7 +25,7 @@ from shardwise.cost.layouts.storage import (
 )
 from shardwise.cost.layouts.structure import Structure, Tensor
 from shardwise.frontier import Costs, Factor, Part
-from shardwise.graph import Mode, Placement, Rule
+from shardwise.graph import MODES, Mode, Placement, Rule
 
 Role = Literal["rules", "tensors", "stored", "used"]
 """What a variable chooses, in the words of BlockLayout."""
@@ -77,7 +77,7 @@ class Surroundings:
 def laid_block(ground: Ground, structure: Structure, around: Surroundings) -> LaidBlock:
     """A block with all of its layouts."""
     builder = _Builder(ground, structure, around)
-    modes: tuple[Mode, ...] = ("kept",) if structure.block.entry is None else ("kept", "recomputed")
+    modes: tuple[Mode, ...] = MODES if structure.may_hold_less else ("kept",)
     return LaidBlock(tuple((mode, builder.part(mode)) for mode in modes), tuple(builder.variables))
 
 
@@ -152,10 +152,16 @@ class _Builder:
         columns.forward(own.times.forward_s + own.exchanged.forward_s)
         columns.blocked(own.exchanged.backward_s)
         columns.computed_backward(own.times.backward_s)
-        if mode == "recomputed" and self.structure.is_repeated[place]:
+        is_again = mode == "recomputed" and self.structure.is_repeated[place]
+        if is_again:
             columns.blocked(own.exchanged.forward_s)
             columns.computed_backward(own.times.forward_s)
         _keep(columns, own.kept_bytes, mode)
+        if self.structure.block.entry is None:
+            # Nobody makes data again: it waits as an entry does for whoever reads it behind the forward pass.
+            _keep(columns, own.data_bytes if is_again else own.kept_data_bytes, "kept")
+        else:
+            _keep(columns, own.kept_data_bytes, mode)
         if place == len(self.operators) - 1:
             columns.once(self.around.fixed_s)
             columns.forward(self.around.sent_forward_s)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,8 +19,9 @@ from shardwise.graph import Kept, work_of
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Priced:
-    """An operator's layouts with their times (K), bytes that it keeps of its own (K), the largest it needs
-    while it works (K), and the share of its inputs' conversions that hides beside it."""
+    """An operator's layouts with their times (K), bytes that it keeps of its own (K), of the data that it
+    reads and of those that its backward pass reads (K), the largest it needs while it works (K), and the
+    share of its inputs' conversions that hides beside it."""
 
     choices: Choices
     needs: Needs
@@ -27,6 +29,8 @@ class Priced:
     times: Times
     exchanged: Exchanged
     kept_bytes: Values
+    data_bytes: Values
+    kept_data_bytes: Values
     working_bytes: Values
     overlap: tuple[float, float]
 
@@ -51,7 +55,9 @@ def priced(ground: Ground, choices: Choices, needs: Needs, kept: Kept, data_slot
         kept=kept,
         times=times_of(ground, choices, needs),
         exchanged=moved,
-        kept_bytes=_kept_bytes(ground, choices, kept, data_slots),
+        kept_bytes=_kept_bytes(ground, choices, kept),
+        data_bytes=_data_bytes(ground, choices, data_slots),
+        kept_data_bytes=_data_bytes(ground, choices, [slot for slot in data_slots if slot in kept.inputs]),
         working_bytes=_working_bytes(ground, choices, data_slots),
         overlap=(forward_overlap, backward_overlap),
     )
@@ -62,15 +68,24 @@ def tensor_bytes(ground: Ground, shape: tuple[int, ...], placements: Integers) -
     return local_elements(shape, ground.ranks, value_forms(placements)) * ground.activation_bytes
 
 
-def _kept_bytes(ground: Ground, choices: Choices, kept: Kept, data_slots: tuple[int, ...]) -> Values:
-    """Statistics, masks, unfused scores, and data that the graph is given."""
+def _data_bytes(ground: Ground, choices: Choices, slots: Sequence[int]) -> Values:
+    """What these inputs take, which the graph is given: they lie as the operator reads them."""
+    shapes = [choices.op.shape(choices.op.inputs[slot].dims) for slot in slots]
+    return sum(
+        (
+            tensor_bytes(ground, shape, choices.inputs[slot])
+            for slot, shape in zip(slots, shapes, strict=True)
+        ),
+        np.zeros(len(choices)),
+    )
+
+
+def _kept_bytes(ground: Ground, choices: Choices, kept: Kept) -> Values:
+    """Statistics, masks and unfused scores."""
     op = choices.op
     total: Any = np.zeros(len(choices))
     for dims, element_bytes in kept.own:
         total = total + choices.extent(dims) * (element_bytes or ground.activation_bytes)
-    for slot in data_slots:
-        if slot in kept.inputs:
-            total = total + tensor_bytes(ground, op.shape(op.inputs[slot].dims), choices.inputs[slot])
     if ground.attention is None:
         for work in work_of(op):
             if work.kind == "attention":

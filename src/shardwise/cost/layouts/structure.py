@@ -59,6 +59,13 @@ class Structure:
         )
 
     @property
+    def may_hold_less(self) -> bool:
+        """Whether the block may hold less where it is recomputed: something that it makes is kept, be it a
+        copy of its entry. Data lies as its readers want it, and waits for them in any case."""
+        has_made = any(own.output or own.own for own in self.kept) or any(map(self.is_kept, self.tensors))
+        return has_made or self.block.entry is not None
+
+    @property
     def keeps_entry(self) -> bool:
         """Whether the backward pass reads the entry, were the block not recomputed."""
         return any(self.is_kept(tensor) for tensor in self.tensors if tensor.maker is None)

@@ -351,7 +351,7 @@ class _OneBlock:
     def _keep_own(
         self, op: OpNode, sizes: dict[str, int], placed: list[Placements], data: list[bool]
     ) -> None:
-        """Statistics and masks, scores of unfused attention, and data that the backward pass reads."""
+        """Statistics and masks, scores of unfused attention, and data that is read later."""
         kept = self.kept[op.name]
         nbytes = sum(
             size(sizes, dims) * (element_bytes or self.rank.activation_bytes)
@@ -364,10 +364,17 @@ class _OneBlock:
                 for work in work_of(op)
                 if work.kind == "attention"
             )
-        for slot, operand in enumerate(op.inputs):
-            if data[slot] and slot in kept.inputs:
-                nbytes += self._nbytes(op.shape(operand.dims), placed[slot])
         self.hold("activations", nbytes)
+        is_first = self.block.entry is None
+        given = sum(
+            self._nbytes(op.shape(operand.dims), placed[slot])
+            for slot, operand in enumerate(op.inputs)
+            if data[slot] and (slot in kept.inputs or (is_first and op.name in self.again))
+        )
+        if is_first:  # nobody makes what it reads again: that waits as an entry does
+            self.ledger.held["activations"] += given * self.ledger.turns.in_flight
+        else:
+            self.hold("activations", given)
 
     def _hand_on(self, op: OpNode, output: Placements, has_gradient: bool) -> None:
         """Where the result lies for its readers: with its maker for one, in a place of its own for several.
