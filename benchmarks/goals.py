@@ -65,7 +65,7 @@ GOALS: Mapping[str, tuple[Goal, ...]] = {
     "search qwen3_235b_512": (Goal("search_cpu_s", 8.0),),
     "search frontier_llama70b_64": (Goal("search_cpu_s", 8.0),),
     "frontier llama8b_1_to_64": (Goal("search_cpu_s", 25.0),),
-    "graph llama_64": WHOLE_GRAPH,
+    "graph llama_64": (*WHOLE_GRAPH, Goal("peak_memory_bytes", 2.0**30)),
     "graph vgg16_8": WHOLE_GRAPH,
     "graph vgg16_16": WHOLE_GRAPH,
     "graph resnet50_8": WHOLE_GRAPH,
