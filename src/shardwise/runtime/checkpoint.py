@@ -35,6 +35,7 @@ from shardwise.runtime.manifest import (
 from shardwise.runtime.modules import reference_module
 from shardwise.runtime.private import Boxes, LoadsBoxes, SavesBoxes, chunk_of
 from shardwise.runtime.state import make_states, named, state_of, whole_name
+from shardwise.runtime.texts import from_all_ranks
 from shardwise.runtime.uneven import UnevenJob
 from shardwise.runtime.uneven_state import copied_of, fill, wanted_of
 from shardwise.runtime.weights import save_weights
@@ -81,8 +82,7 @@ class Saving:
         executor.shutdown(wait=False)
 
     def _write(self, state: dict[str, Tensor | Boxes], root: str, manifest: Manifest) -> None:
-        hosts = [""] * distributed.get_world_size(self._group)
-        distributed.all_gather_object(hosts, socket.gethostname(), group=self._group)
+        hosts = from_all_ranks(socket.gethostname(), self._group)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of being the only process, of plain tensors
             checkpoint.save(

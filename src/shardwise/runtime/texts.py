@@ -7,20 +7,21 @@ from typing import Any
 
 import torch
 from torch import Tensor, distributed
+from torch.distributed import ProcessGroup
 
 
-def from_all_ranks(value: Any) -> list[Any]:
-    """What each rank of the default process group has to say, by rank; `value` is what JSON holds (tuples
-    become lists). Every rank calls this."""
+def from_all_ranks(value: Any, group: ProcessGroup | None = None) -> list[Any]:
+    """What each rank of a process group (None: of the default one) has to say, by rank; `value` is what JSON
+    holds (tuples become lists). Every rank of it calls this."""
     said = _bytes(json.dumps(value))
-    ranks = distributed.get_world_size()
+    ranks = distributed.get_world_size(group)
     sizes = [torch.empty(1, dtype=torch.int64) for _ in range(ranks)]
-    distributed.all_gather(sizes, torch.tensor([said.numel()]))
+    distributed.all_gather(sizes, torch.tensor([said.numel()]), group=group)
     longest = max(int(size) for size in sizes)
     padded = torch.zeros(longest, dtype=torch.uint8)
     padded[: said.numel()] = said
     every = [torch.empty_like(padded) for _ in range(ranks)]
-    distributed.all_gather(every, padded)
+    distributed.all_gather(every, padded, group=group)
     return [json.loads(text[: int(size)].numpy().tobytes()) for text, size in zip(every, sizes, strict=True)]
 
 
