@@ -13,8 +13,8 @@ from tests.unit.app.conftest import TAKES_QUESTION, planner
 
 def test_modules_imported_meanwhile_have_the_real_question(planner):
     from shardwise.app.cli.frontier import command, strategies
-    from shardwise.replan import shapes, trace_searches, uneven
-    for module in (command, strategies, shapes, trace_searches, uneven):
+    from shardwise.replan import shapes, trace_searches, uneven_plans
+    for module in (command, strategies, shapes, trace_searches, uneven_plans):
         assert module.Question is not SimpleNamespace, module.__name__
 """
 
