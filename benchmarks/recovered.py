@@ -41,7 +41,7 @@ def figures() -> dict[str, float]:
             done = _steps(log)[-1]
             os.kill(_workers_of(run.pid)[-1], signal.SIGKILL)
             died_s, lines = time.perf_counter(), len(_steps(log))
-            _wait_for(run, log, done + 1)
+            _wait_for(run, log, done + EVERY)
             seconds = time.perf_counter() - died_s
             if run.wait(timeout=MOST_S):
                 raise RuntimeError(f"the run ended with exit code {run.returncode}")

@@ -27,8 +27,8 @@ AT_ONCE = 4
 PASSED_OVER = 8
 """Blocks of sizes that a round has already which are left for the next, at most."""
 
-ALONE = 16
-"""Rounds before which no other process is started: most searches of small clusters end by then."""
+ALONE = 1
+"""Rounds before which no other process is started: the smallest searches need no more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
