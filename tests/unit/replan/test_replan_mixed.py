@@ -156,6 +156,34 @@ def test_a_uniform_plan_moves_to_an_uneven_one_that_is_faster() -> None:
     assert given.planner.replan(uniform.arrangement, situation, horizon_s=10.0).decision == "keep"
 
 
+def test_a_patch_leaves_out_pipelines_on_slow_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each pipeline does a microbatch at least: with n0 at 0.3 of its speed all wait for it, and two of the
+    three are sooner done without. A twin to which no node is slow stays."""
+    given, event = mixed(), Slowdown(time_s=0.0, where="n0", speed=0.3)
+    start, situation = given.best(), given.situation(event)
+    assert len(start.result.layout.pipelines) == 3
+    monkeypatch.setattr(given.planner.uniform.transitions, "costs", Costs(regroup_s=1.0, restart_s=500.0))
+    found = given.planner.replan(start, situation, horizon_s=600.0)
+    assert found.decision == "patch" and found.arrangement.nodes == ("n1", "n2")
+    assert found.keep_step_s is not None and found.step_s < 0.5 * found.keep_step_s
+    monkeypatch.setattr("shardwise.replan.mixed.is_whole", lambda state: True)
+    assert given.planner.replan(start, situation, horizon_s=600.0).decision == "keep"
+
+
+def test_alike_nodes_are_exchanged_with_all_that_lies_on_them() -> None:
+    given = mixed()
+    start = given.best()
+    other = given.planner.exchanged(start, "n0", "n1")
+    assert isinstance(other, UnevenArrangement) and other.nodes == start.nodes
+    assert given.planner.exchanged(start, "n0", "n2") is None  # of another pool
+    moved, stages = given.planner.uneven.stage_nodes(other), given.planner.uneven.stage_nodes(start)
+    there = {"n0": "n1", "n1": "n0", "n2": "n2"}
+    assert moved == [[there[name] for name in names] for names in stages] != stages
+    slow = [given.situation(Slowdown(time_s=0.0, where=name, speed=0.5)) for name in ("n0", "n1")]
+    times = [[given.planner.step_s(one, each) for each in slow] for one in (start, other)]
+    assert times[1] == pytest.approx(times[0][::-1], rel=1e-12)
+
+
 def test_what_is_reported_is_what_the_record_says() -> None:
     """After a slowdown all figures are those of the plan as it runs, on the nodes that it uses."""
     given = mixed()
