@@ -9,6 +9,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from unittest.mock import patch
 
@@ -23,7 +24,7 @@ from shardwise.app.cli.output import Output
 from shardwise.app.cli.resuming import going_on, words_again
 from shardwise.app.cli.training_run import Asked, Run, kept_bytes
 from shardwise.errors import ConfigError
-from shardwise.runtime import StepRecord, TrainOptions
+from shardwise.runtime import StepRecord, TrainOptions, team
 
 pytestmark = pytest.mark.xdist_group("runtime")
 
@@ -149,22 +150,42 @@ def test_what_is_refused_leaves_no_folder(
 
 def test_sigterm_ends_a_run_as_the_keyboard_does(tmp_path: Path) -> None:
     """With a word and a code, and without what its processes lay down in the folder of temporary files."""
-    temporary = tmp_path / "tmp"
-    temporary.mkdir()
-    run = subprocess.Popen(
-        [sys.executable, "-m", "shardwise", "train", saved_plan(tmp_path), "--steps", "100000"],
-        stderr=subprocess.PIPE, text=True, env={**os.environ, "TMPDIR": str(temporary)},
-    )  # fmt: skip
-    assert run.stderr is not None
-    # Other files may come and go while modules are read: these are of the processes of the run.
-    while not any(temporary.glob("pymp-*")):
-        assert run.poll() is None
-        signal.sigtimedwait([], 0.05)
-    run.send_signal(signal.SIGTERM)
-    assert run.wait(timeout=60) == 130
-    assert run.stderr.read().splitlines()[-1] == "shardwise: error: interrupted before there was an answer"
-    run.stderr.close()
-    assert list(temporary.iterdir()) == []
+    log = tmp_path / "l.jsonl"
+    command = ["train", saved_plan(tmp_path), "--steps", "100000", "--log", str(log)]
+    with (
+        tempfile.TemporaryDirectory() as temporary,
+        subprocess.Popen(
+            [sys.executable, "-m", "shardwise", *command],
+            stderr=subprocess.PIPE, text=True, env={**os.environ, "TMPDIR": temporary},
+        ) as run,
+    ):  # fmt: skip
+        assert run.stderr is not None
+        try:
+            while not (log.exists() and log.read_text()):
+                assert run.poll() is None, run.stderr.read()
+                signal.sigtimedwait([], 0.05)
+            run.send_signal(signal.SIGTERM)
+            assert run.wait(timeout=60) == 130
+        finally:
+            run.kill()
+        assert (
+            run.stderr.read().splitlines()[-1] == "shardwise: error: interrupted before there was an answer"
+        )
+        assert list(Path(temporary).iterdir()) == []
+
+
+@pytest.mark.parametrize("length", [team.TEMPORARY_BYTES, team.TEMPORARY_BYTES + 1])
+def test_the_folder_of_temporary_files_may_have_a_long_name(tmp_path: Path, length: int) -> None:
+    """A socket's name has an end: at the last length that a fork server can take, and one byte behind it."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as short:
+        temporary = Path(short) / ("x" * (length - len(os.fsencode(short)) - 1))
+        temporary.mkdir()
+        run = subprocess.run(
+            [sys.executable, "-m", "shardwise", "train", saved_plan(tmp_path), "--steps", "2"],
+            capture_output=True, text=True, check=False, env={**os.environ, "TMPDIR": str(temporary)},
+        )  # fmt: skip
+        assert run.returncode == 0, run.stderr
+        assert list(temporary.iterdir()) == []
 
 
 def record(step: int) -> StepRecord:

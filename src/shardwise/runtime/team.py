@@ -8,6 +8,7 @@ import logging
 import multiprocessing
 import os
 import sys
+import tempfile
 import threading
 import traceback
 import warnings
@@ -26,6 +27,10 @@ HOST = "127.0.0.1"
 
 GRACE_S = 5.0
 """How long a process that closed its end may take to be gone."""
+
+TEMPORARY_BYTES = 107 - len("/pymp-xxxxxxxx/listener-xxxxxxxx")
+"""How long the name of the folder of temporary files may be for a fork server's socket, which multiprocessing
+lays in a folder of its own there, to have a name that Linux takes (unix(7): 108 bytes, the zero included)."""
 
 Report = Callable[[Any], None]
 """Takes what a rank has to say while it works."""
@@ -165,9 +170,9 @@ class Team:
 
 
 def _context() -> Any:
-    """How workers are started: where it is safe as copies of one process that has imported what they need,
-    which takes seconds (PyTorch alone two)."""
-    if sys.platform != "linux":
+    """How workers are started: where it is safe, and its socket can have a name, as copies of one process
+    that has imported what they need, which takes seconds (PyTorch alone two)."""
+    if sys.platform != "linux" or len(os.fsencode(tempfile.gettempdir())) > TEMPORARY_BYTES:
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["shardwise.runtime"])
