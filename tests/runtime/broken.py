@@ -1,4 +1,5 @@
-"""Twins of the runtime with one mechanism taken out; the equality test must refuse each of them."""
+"""Twins of the runtime with one mechanism taken out; the equality test must refuse each of them, or see that
+it does not do what the plan says."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ from typing import Any
 
 import torch
 from torch.distributed.fsdp import FSDPModule
+from torch.distributed.pipelining import PipelineStage
 from torch.distributed.tensor import DTensor
 
 from shardwise.runtime.context import _exchanged
@@ -15,6 +17,7 @@ from shardwise.runtime.loss import batch_share_loss
 from shardwise.runtime.modules import Stage, rotation_of
 from shardwise.runtime.parts import _part
 from shardwise.runtime.shard import shard_states, synchronise
+from shardwise.schedule import Schedule, generate, lower
 
 
 def nothing(*_: Any, **__: Any) -> None:
@@ -92,6 +95,31 @@ def _never_all(stage: Stage, strategy: Any, *, is_last: bool) -> None:
             module.set_requires_all_reduce(False)
 
 
+def _never_between_groups(stage: Stage, strategy: Any, *, is_last: bool) -> None:
+    synchronise(stage, strategy, is_last=is_last)
+    for module in stage.modules():
+        if isinstance(module, FSDPModule):
+            module.set_requires_all_reduce(False)
+
+
+def _all_but_the_first(self: PipelineStage, number: int, last_backward: bool = False) -> None:
+    if number > 0:
+        PipelineStage.backward_weight_one_chunk(self, number, last_backward)
+
+
+def _nothing_again(strategy: Any, layers: int) -> tuple[str, ...]:
+    return ("none",) * layers
+
+
+def _cut_alike(layers: int, stages: int, first: int, last: int) -> tuple[int, ...]:
+    return (layers // stages,) * stages
+
+
+def _all_forward_first(schedule: Schedule, *, unshard: bool) -> Any:
+    forward_first = generate("gpipe", pp=len(schedule.ranks), microbatches=schedule.microbatches, vpp=1)
+    return lower(forward_first, unshard=unshard)
+
+
 TWINS: dict[str, tuple[str, Any]] = {
     "no sum over tensor ranks": ("shardwise.runtime.job.settle", nothing),
     "no tie": ("shardwise.runtime.gradients.Tie.add_up", nothing),
@@ -127,6 +155,19 @@ TWINS: dict[str, tuple[str, Any]] = {
         staticmethod(_own_gradients),
     ),
     "replicas of experts are not added up": ("shardwise.runtime.divide.synchronise", _never_all),
+    "groups of replicas are not added up": ("shardwise.runtime.divide.synchronise", _never_between_groups),
+    "passes of weights are lost": (
+        "shardwise.runtime.private.SynchronisedStage.backward_weight_one_chunk",
+        _all_but_the_first,
+    ),
     "positions twice as far": ("shardwise.runtime.modules.rotation_of", _one_place_off),
 }
 """What is replaced (a dotted name), and by what."""
+
+ALIKE: dict[str, tuple[str, Any]] = {
+    "nothing is computed again": ("shardwise.runtime.divide.recompute_kinds", _nothing_again),
+    "both halves compute again each time": ("shardwise.runtime.divide.SPLIT_NAMES", ()),
+    "all stages have as many layers": ("shardwise.runtime.divide.layer_counts", _cut_alike),
+    "another order of actions": ("shardwise.runtime.pipeline.lower", _all_forward_first),
+}
+"""The same of what changes no number: what the plan says is not what is done."""

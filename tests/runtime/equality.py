@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from tests.runtime.broken import TWINS
+from tests.runtime.broken import ALIKE, TWINS
 from tests.runtime.twin import broken_twin
 from torch import nn
 from torch.distributed.tensor import DTensor
@@ -18,6 +20,7 @@ from torch.nn import functional
 from shardwise.model import Model
 from shardwise.plan import Plan, UnevenFile
 from shardwise.runtime import Report, Stage, Synthetic, initialise, parallelize, reference_module
+from shardwise.runtime.modules import Attention
 
 LR = 3e-3
 MAX_NORM = 0.5
@@ -38,13 +41,16 @@ class Trajectory:
 @dataclass(frozen=True)
 class Difference:
     """How far a rank's run is from the single process: losses (relative), norms (relative), gradients
-    (largest, over the largest of the parameter's), and what it executed."""
+    (largest, over the largest of the parameter's), and what it executed: the actions of a step, the layers of
+    each stage that it holds, and how often they computed attention in a step."""
 
     loss: float
     norm: float
     gradient: float
     executed: tuple[str, ...]
     parameters: int
+    layers: tuple[tuple[int, ...], ...] = ()
+    passes: int = 0
 
     @property
     def largest(self) -> float:
@@ -106,9 +112,25 @@ def divided(
 ) -> Difference:
     """On every rank: the run under `plan`, and how far it is from `expected`. `broken` names a twin with one
     mechanism taken out."""
-    with broken_twin(TWINS, broken):
+    with broken_twin({**TWINS, **ALIKE}, broken), _counting() as passes:
         job = parallelize(whole_module(plan.model, seed), plan, lr=LR, max_norm=MAX_NORM)
-        return difference(job, expected, seed, _gradient_error, job.parameters)
+        found = difference(job, expected, seed, _gradient_error, job.parameters)
+        layers = tuple(tuple(map(int, stage.layers)) for _, stage in job.stages)
+        return replace(found, layers=layers, passes=sum(passes) // len(expected.losses))
+
+
+@contextmanager
+def _counting() -> Iterator[list[int]]:
+    """A 1 for each time that a layer computes attention meanwhile."""
+    passes: list[int] = []
+    plain = Attention.core
+
+    def counted(self: Attention, *states: torch.Tensor) -> torch.Tensor:
+        passes.append(1)
+        return plain(self, *states)
+
+    with patch.object(Attention, "core", counted):
+        yield passes
 
 
 def difference(

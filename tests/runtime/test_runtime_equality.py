@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from functools import cache
+from itertools import accumulate
 
 import pytest
-from tests.runtime.broken import TWINS
+from tests.runtime.broken import ALIKE, TWINS
 from tests.runtime.equality import Difference, Trajectory, divided, single_process
-from tests.runtime.plans import make_plan
+from tests.runtime.plans import BATCH, make_plan
 
 from shardwise.plan import Plan
 from shardwise.runtime import Team
@@ -153,8 +154,7 @@ def test_a_divided_run_equals_one_process(team: Team, text: str, model: str) -> 
     plan = make_plan(text, model=model)
     found = run(team, plan)
     assert max(rank.largest for rank in found) < TOLERANCE
-    if plan.best.strategy.pp > 1:
-        check_table(plan, found)
+    assert strayed(plan, found) == []
 
 
 @pytest.mark.parametrize(("text", "model"), [SHARDED[4], PIPELINES[13], CONTEXT[0], EXPERTS[0]])
@@ -163,27 +163,40 @@ def test_a_run_of_many_steps_stays_with_one_process(team: Team, text: str, model
     assert max(rank.largest for rank in found) < TOLERANCE
 
 
-def pipeline_rank(plan: Plan, rank: int) -> int:
-    """Where in its pipeline a rank is, from the layout in the plan file."""
-    for place, stage in enumerate(plan.best.layout.pipelines[0].stages):
-        for run_of_ranks in stage.ranks.split(","):
-            first, _, last = run_of_ranks.partition("-")
-            if int(first) <= rank <= int(last or first):
-                return place
-    raise AssertionError(rank)
-
-
-def check_table(plan: Plan, found: list[Difference]) -> None:
-    """Every action of the plan's table ran, in its order, on its rank; what is between them is
-    communication."""
-    for rank, difference in enumerate(found):
-        place = pipeline_rank(plan, rank)
+def strayed(plan: Plan, found: list[Difference]) -> list[str]:
+    """What ranks did that the plan does not say: the layers that each holds are those of the plan's layout,
+    attention is computed again where it says so, and every action of its table ran, in its order, on its
+    rank (what is between them is communication)."""
+    places = plan.best.layout.pipelines[0].stages
+    held = {stage: own for stage, own in enumerate(layers_of_stages(plan))}
+    strategy = plan.best.strategy
+    microbatches = BATCH // strategy.dp // strategy.micro_batch_size
+    wrong = []
+    for number, rank in enumerate(found):
+        place = next(at for at, stage in enumerate(places) if number in stage.rank_numbers)
+        own = [held[stage] for stage, at in enumerate(plan.schedule.stage_rank) if at == place]
+        if rank.layers != tuple(own):
+            wrong.append("layers")
+        recomputed = sum(map(len, own)) if strategy.recompute == "selective" else 0
+        if strategy.recompute == "full":
+            recomputed = sum(min(strategy.recompute_layers, len(layers)) for layers in own)
+        if rank.passes != microbatches * (sum(map(len, own)) + recomputed):
+            wrong.append("passes")
         computation = [
             action
-            for action in difference.executed
+            for action in rank.executed
             if not any(word in action for word in ("SEND", "RECV", "REDUCE_GRAD"))
         ]
-        assert computation == [str(action) for action in plan.schedule.ranks[place]]
+        if strategy.pp > 1 and computation != [str(action) for action in plan.schedule.ranks[place]]:
+            wrong.append("order")
+    return sorted(set(wrong))
+
+
+def layers_of_stages(plan: Plan) -> list[tuple[int, ...]]:
+    """The numbers of the layers of each stage, by the counts in the layout of the plan."""
+    counts = [list(place.layers) for place in plan.best.layout.pipelines[0].stages]
+    ends = list(accumulate(counts[place].pop(0) for place in plan.schedule.stage_rank))
+    return [tuple(range(start, stop)) for start, stop in zip([0, *ends], ends, strict=False)]
 
 
 @pytest.mark.parametrize(("text", "model"), [SHARDED[0], TENSOR[2], PIPELINES[3], PAIRS[3]])
@@ -226,6 +239,8 @@ BROKEN = [
     ("parts of experts are not added up", "tp=2,etp=2", "mixtral"),
     ("tensor ranks keep their tokens' gradients", "tp=2,ep=2,sequence_parallel=false", "mixtral"),
     ("replicas of experts are not added up", "dp=4,ep=2", "mixtral"),
+    ("groups of replicas are not added up", "dp=4,zero_stage=3,dp_shard=2,micro_batch_size=1", "llama"),
+    ("passes of weights are lost", "pp=2,schedule=zb_h1,micro_batch_size=1", "gpt"),
 ]
 
 
@@ -235,5 +250,30 @@ def test_a_broken_twin_is_caught(team: Team, twin: str, text: str, model: str) -
     assert max(rank.largest for rank in found) > 100 * TOLERANCE
 
 
+SPLIT = "pp=2,schedule=zb_h1,micro_batch_size=2"
+UNEVEN = "pp=2,schedule=1f1b,micro_batch_size=1,first_stage_layers=1,last_stage_layers=3"
+
+
+STRAYING = [
+    ("nothing is computed again", "recompute=full,recompute_layers=1,dp=2,zero_stage=3", ["passes"]),
+    ("nothing is computed again", "recompute=selective,dp=2", ["passes"]),
+    ("both halves compute again each time", f"recompute=full,recompute_layers=1,{SPLIT}", ["passes"]),
+    ("all stages have as many layers", UNEVEN, ["layers", "passes"]),
+    ("another order of actions", "pp=2,schedule=1f1b,micro_batch_size=1", ["order"]),
+]
+
+
+@pytest.mark.parametrize(("twin", "text", "told"), STRAYING)
+def test_a_twin_that_does_not_do_what_the_plan_says_is_seen(
+    team: Team, twin: str, text: str, told: list[str]
+) -> None:
+    """Its numbers are right: nothing but what it did tells."""
+    plan = make_plan(text)
+    found = run(team, plan, broken=twin)
+    assert max(rank.largest for rank in found) < TOLERANCE
+    assert strayed(plan, found) == told
+
+
 def test_every_twin_is_tried() -> None:
     assert {twin for twin, _, _ in BROKEN} == set(TWINS)
+    assert {twin for twin, _, _ in STRAYING} == set(ALIKE)

@@ -20,6 +20,7 @@ from shardwise.runtime.pipeline import Pipeline, synchronised_stages
 from shardwise.runtime.recompute import recompute_kinds
 from shardwise.runtime.shard import mixtures, shard_states, split_experts, synchronise
 from shardwise.runtime.tensor_parallel import split_tensors
+from shardwise.schedule import SPLIT_NAMES
 from shardwise.strategy import Strategy, layer_counts
 
 Stages = tuple[tuple[int, Stage], ...]
@@ -67,6 +68,7 @@ def _prepare_layers(stage: Stage, plan: Plan, context: Context | None) -> None:
     kinds = recompute_kinds(plan.best.strategy, len(stage.layers))
     for layer, kind in zip(stage.layers.values(), kinds, strict=True):
         layer.recompute = kind
+        layer.is_split = plan.best.strategy.pp > 1 and plan.best.strategy.schedule in SPLIT_NAMES
         layer.attention.context = context
 
 

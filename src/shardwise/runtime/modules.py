@@ -101,13 +101,18 @@ class Attention(nn.Module):
 
 
 class Layer(nn.Module):
-    """One decoder layer: attention and MLP one after the other, or side by side (`order`)."""
+    """One decoder layer: attention and MLP one after the other, or side by side (`order`).
+
+    `recompute` says what its backward pass computes again, and `is_split` whether that pass is done in two
+    halves, for inputs and for weights.
+    """
 
     def __init__(self, shape: LayerShape, numerics: Numerics) -> None:
         super().__init__()
         attention, mlp = _supported(shape)
         self.order = shape.order
         self.recompute = "none"
+        self.is_split = False
         self.rope = numerics.rope(attention.head_dim) if attention.rotary else None
         self.attention_norm = norm_module(shape, shape.hidden, numerics.epsilon)
         self.attention = Attention(attention, shape.hidden, numerics)
@@ -122,7 +127,7 @@ class Layer(nn.Module):
     def forward(self, x: Tensor, rotation: Rotation) -> Tensor:
         if self.recompute == "none":
             return self._hidden(x, rotation)
-        return recomputed(self._hidden, self.recompute)(x, rotation)
+        return recomputed(self._hidden, self.recompute, is_split=self.is_split)(x, rotation)
 
     def _hidden(self, x: Tensor, rotation: Rotation) -> Tensor:
         if self.order == "post":

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint
 
 from shardwise.runtime.private import ALL_TO_ALL, DispatchMode
 from shardwise.strategy import Strategy
 
 Forward = Callable[..., Tensor]
+
+Contexts = Callable[[], tuple[AbstractContextManager[Any], AbstractContextManager[Any]]]
+"""What the forward pass of a layer is in, and what it is in when it is computed again."""
 
 _KEPT = (
     torch.ops.aten.mm.default,
@@ -25,17 +29,13 @@ _KEPT = (
 """Operators whose outputs selective recomputation keeps: matrix products, and tokens sent to experts."""
 
 
-def recomputed(forward: Forward, kind: str) -> Forward:
-    """`forward` that keeps its input alone (`full`), or its input and the outputs of its matrix products
-    (`selective`: norms, attention and activation functions are computed again)."""
-    if kind == "full":
-        return partial(checkpoint, forward, use_reentrant=False, preserve_rng_state=False)
-    return partial(
-        checkpoint, forward, use_reentrant=False, preserve_rng_state=False, context_fn=_kept_products
-    )
+def _whole() -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
+    return nullcontext(), nullcontext()
 
 
 def _kept_products() -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
+    """PyTorch's own contexts count all operators, and refuse a layer with a part that `fully_shard` gathers:
+    it notes for the profiler what it does, which is not the same in both passes."""
     kept: list[Tensor] = []
     return _Keeping(kept), _Replaying(kept)
 
@@ -55,23 +55,80 @@ class _Keeping(DispatchMode):
 
 
 class _Replaying(DispatchMode):
-    """Gives back what was kept, in its order, from the start of every pass: a backward pass in two halves
-    computes again twice (PyTorch's own selective contexts serve once)."""
+    """Gives back what was kept, in its order."""
 
     def __init__(self, kept: list[Tensor]) -> None:
         super().__init__()
-        self._kept = kept
-        self._next = 0
-
-    def __enter__(self) -> Any:
-        self._next = 0
-        return super().__enter__()
+        self._kept = iter(kept)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func not in _KEPT:
             return func(*args, **(kwargs or {}))
-        self._next += 1
-        return self._kept[self._next - 1].detach()
+        return next(self._kept).detach()
+
+
+_CONTEXTS: dict[str, Contexts] = {"full": _whole, "selective": _kept_products}
+
+
+def recomputed(forward: Forward, kind: str, *, is_split: bool) -> Forward:
+    """`forward` that keeps its input alone (`full`), or its input and the outputs of its matrix products
+    (`selective`: norms, attention and activation functions are computed again).
+
+    A backward pass that `is_split`, for inputs first and for weights later, calls autograd for each group of
+    parameters; PyTorch's own `checkpoint` would compute a layer again in each of these calls.
+    """
+    if is_split:
+        return partial(_recomputed_once, forward, _CONTEXTS[kind])
+    return partial(
+        checkpoint, forward, use_reentrant=False, preserve_rng_state=False, context_fn=_CONTEXTS[kind]
+    )
+
+
+class _Enough(Exception):
+    """All that a backward pass needs is there."""
+
+
+def _recomputed_once(forward: Forward, contexts: Contexts, *inputs: Any) -> Tensor:
+    """`forward` of some tensors, whose saved tensors are made again when the first of them is needed, and
+    kept until none is."""
+    first, again = contexts()
+    count = 0
+    found: list[Tensor] = []
+    given = [_apart(each) for each in inputs]
+
+    def told(_: Tensor) -> int:
+        nonlocal count
+        count += 1
+        return count - 1
+
+    def keep(tensor: Tensor) -> None:
+        found.append(tensor.detach())
+        if len(found) == count:
+            raise _Enough
+
+    def needed(place: int) -> Tensor:
+        if not found:
+            try:
+                with torch.enable_grad(), again, saved_tensors_hooks(keep, _never):
+                    forward(*given)
+            except _Enough:
+                pass
+            given.clear()
+        return found[place]
+
+    with saved_tensors_hooks(told, needed), first:
+        return forward(*inputs)
+
+
+def _apart(given: Any) -> Any:
+    """The same tensors, without what they were made of."""
+    if isinstance(given, Tensor):
+        return given.detach().requires_grad_(given.requires_grad)
+    return given
+
+
+def _never(_: None) -> Tensor:
+    raise AssertionError("what is computed again has no backward pass of its own")
 
 
 def recompute_kinds(strategy: Strategy, layers: int) -> tuple[str, ...]:
