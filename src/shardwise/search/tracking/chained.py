@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from shardwise.frontier import Chain
 from shardwise.search.tracking.borders import Borders
+from shardwise.search.tracking.flat import Peaked
 from shardwise.search.tracking.scalars import Scalars, Sums
 from shardwise.search.tracking.solution import Choice, Solution
 from shardwise.search.tracking.steps import Order
@@ -22,20 +23,20 @@ _Asked = tuple[int, int, int, int]
 @dataclass(frozen=True, slots=True)
 class Weighing:
     """Weights (J, 5) of the columns, and where the peak is weighed: `peaks` (links, J) are the parts of its
-    weight in each occurrence of a link, at one factor of each mode. Every weighted sum is a lower bound of
-    the same sum of a solution's measure, as long as the weights of hidden_s and exposed_s add to that of
-    time, those of held_bytes and the peak are that of memory, and the parts of all occurrences to no more
-    than 1: the largest of several values is no less than any mean of them."""
+    weight in each occurrence of a link, `peaked` where each mode of a link weighs it. Every weighted sum is a
+    lower bound of the same sum of a solution's measure, as long as the weights of hidden_s and exposed_s add
+    to that of time, those of held_bytes and the peak are that of memory, and the parts of all occurrences to
+    no more than 1: the largest of several values is no less than any mean of them."""
 
     weights: npt.NDArray[np.float64]
     peaks: npt.NDArray[np.float64]
-    peak_factors: tuple[tuple[int | None, ...], ...]
+    peaked: tuple[tuple[Peaked, ...], ...]
 
     @staticmethod
     def without_peaks(chain: Chain, weights: npt.NDArray[np.float64]) -> Weighing:
         """Weights of all columns but the peak's."""
         return Weighing(
-            weights, np.zeros((len(chain), len(weights))), tuple((None,) * len(link.modes) for link in chain)
+            weights, np.zeros((len(chain), len(weights))), tuple(((),) * len(link.modes) for link in chain)
         )
 
 
@@ -77,8 +78,8 @@ def weighed(chain: Chain, orders: list[list[Order]], weighing: Weighing) -> Weig
     for place, link in enumerate(chain):
         own = weighing.weights.copy()
         own[:, 3:] *= weighing.peaks[place][:, None]
-        parts = zip(link.modes, orders[place], weighing.peak_factors[place], strict=True)
-        scalars.append([Scalars.of(part, order, own, factor) for (_, part), order, factor in parts])
+        parts = zip(link.modes, orders[place], weighing.peaked[place], strict=True)
+        scalars.append([Scalars.of(part, order, own, peaked) for (_, part), order, peaked in parts])
     borders = Borders.of(chain)
     start = borders.start(len(weighing.weights))
     found = Weighed(chain, borders, weighing, scalars, [start], [start])

@@ -33,17 +33,15 @@ class Program(NamedTuple):
 
 
 @machine_code
-def weighted_costs(costs: Values, weights: Values, first: int, stop: int, sums: Values) -> None:
-    """Fill the first columns of `sums` (weights, cells) with weighted costs (6, cells): five columns, of
-    which the last counts from cell `first` to `stop` alone, and one that is added as it is."""
+def weighted_costs(costs: Values, weights: Values, sums: Values) -> None:
+    """Fill the first columns of `sums` (weights, cells) with weighted costs (6, cells): the four columns that
+    add, and the last one as it is."""
     cells = costs.shape[1]
     for j in range(len(weights)):
         a, b, c, d = weights[j, 0], weights[j, 1], weights[j, 2], weights[j, 3]
         row = sums[j]
         for k in range(cells):
             row[k] = a * costs[0, k] + b * costs[1, k] + c * costs[2, k] + d * costs[3, k] + costs[5, k]
-        for k in range(first, stop):
-            row[k] += weights[j, 4] * costs[4, k]
 
 
 @machine_code

@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from shardwise.search.tracking.chained import Weighed, solutions
 from shardwise.search.tracking.lines import is_open
+from shardwise.search.tracking.solution import occurrences
 from shardwise.search.tracking.state import State
 
 Values = npt.NDArray[np.float64]
@@ -32,6 +33,9 @@ SHARES = 3
 STEPS = 8
 """Steps towards where the peak is best weighed, for the line of memory alone; and half of it for others."""
 
+SMALLEST_STEPS = 16
+"""Steps towards a solution of the least memory."""
+
 TIGHT = 0.25
 """Of what may be lost, how far a line may be below the solution on it and is high enough."""
 
@@ -50,12 +54,37 @@ def draw_ends(state: State) -> tuple[float, float]:
     _share(state, _drawn(state, [_Asked(0.0, 1.0, nowhere[0])]))
     memory = _raised(state, [_Asked(1.0, 1.0, nowhere[0])], STEPS, time_weight=0.0)
     peaks = memory[0].asked.peaks if memory else nowhere[0]
+    _draw_smallest(state, peaks)
     (fast_s, fast_bytes), (slow_s, slow_bytes) = state.found.points[0], state.found.points[-1]
     tilted = np.array([[1.0, _tilt(fast_s, fast_bytes)], [_tilt(slow_bytes, slow_s), 1.0]])
     _ask(state, tilted, np.ones(2), np.stack([peaks, peaks]))
     whole, least_bytes = own.least[0], state.lines.least[state.lines.weights[:, 0] == 0.0].max()
     none = _ask(state, ends[:1], np.zeros(1), nowhere[:1]).least
     return float(max(whole, none[0])), float(least_bytes)
+
+
+def _draw_smallest(state: State, peaks: Values) -> None:
+    """Solutions of less memory, until one is on the line of memory alone: the first that were found there may
+    have larger temporaries where the line weighs none. `peaks` (links), and the peak's shares within links,
+    move towards the largest temporaries of what is found."""
+    shares = [[dict(own) for own in modes] for modes in state.peaked]
+    memory = np.array([[0.0, 0.0, 1.0, 1.0, 1.0]])
+    for step in range(SMALLEST_STEPS):
+        smallest = state.found.ends(state.matched)[1]
+        if not is_open(state.lines, smallest[None])[0]:
+            return
+        state.asked += 1
+        peaked = tuple(tuple(tuple(own.items()) for own in modes) for modes in shares)
+        answer = state.summed(state.narrowed, memory, peaks[None], peaked)
+        (solution,) = state.narrowed.originals(solutions(answer))
+        state.take([solution])
+        part = 1.0 / (step + 2.0)
+        peaks = _moved(state, peaks, int(state.peaks_of(solution).argmax()), part)
+        for place, choice in dict.fromkeys(zip(occurrences(state.given), solution, strict=True)):
+            own, largest = shares[place][choice.mode], state.largest_temporary(place, choice)
+            if largest is not None:
+                kept = {factor: share * (1.0 - part) for factor, share in own.items()}
+                shares[place][choice.mode] = kept | {largest: kept.get(largest, 0.0) + part}
 
 
 def draw_first(state: State) -> set[float]:
@@ -195,9 +224,14 @@ def _is_tight(state: State, line: _Drawn) -> bool:
 
 def _stepped(state: State, line: _Drawn, part: float) -> _Asked:
     """So much of the peak's weight taken from where it is to the link of the solution's largest peak."""
-    peaks = line.asked.peaks * (1.0 - part)
-    peaks[line.peak_link] += part / state.given[line.peak_link].repeat
-    return replace(line.asked, peaks=peaks)
+    return replace(line.asked, peaks=_moved(state, line.asked.peaks, line.peak_link, part))
+
+
+def _moved(state: State, peaks: Values, link: int, part: float) -> Values:
+    """The parts of the peak's weight (links), with so much of each moved to one link."""
+    moved = peaks * (1.0 - part)
+    moved[link] += part / state.given[link].repeat
+    return moved
 
 
 def _peaks_near(state: State, slope: float) -> Values:

@@ -189,8 +189,7 @@ def _are_many(a: Labels, b: Labels, without: int | None, within: Within) -> bool
 
 
 def _weights(limits: Limits, factors: frozenset[int]) -> Values:
-    """What the columns of a table weigh in each form: a peak is weighed at one factor, inside or outside."""
+    """What the columns of a table weigh in each form: a peak as far as it is weighed at factors inside."""
     weights = limits.scalars.weights.T.copy()
-    if limits.scalars.peaked not in factors:
-        weights[-1] = 0.0
+    weights[-1] *= sum(share for factor, share in limits.scalars.peaked if factor in factors)
     return np.asarray(weights)

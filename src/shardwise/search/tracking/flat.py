@@ -18,6 +18,9 @@ from shardwise.search.tracking.steps import Order
 if TYPE_CHECKING:
     from shardwise.search.tracking.compiled_sums import Program
 
+Peaked = tuple[tuple[int, float], ...]
+"""Factors at which the peak is weighed, and the share of its weight at each: 1 together, or none."""
+
 Indices = npt.NDArray[np.intp]
 Values = npt.NDArray[np.float64]
 
@@ -97,9 +100,8 @@ class Flat:
     outside: Values
 
     @staticmethod
-    def of(part: Part, order: Order, first: Mapping[int, int], weights: Values, peaked: int | None) -> Flat:
-        """Of weights (J, 5), the last of which counts at factor `peaked` alone; `first` of each table's
-        like."""
+    def of(part: Part, order: Order, first: Mapping[int, int], weights: Values, peaked: Peaked) -> Flat:
+        """Of weights (J, 5), the last of which counts where it is `peaked`; `first` of each table's like."""
         from shardwise.search.tracking.compiled_sums import least_sums, table_sizes, weighted_costs
 
         sizes, program = np.array(part.sizes, dtype=np.intp), program_of(order)
@@ -110,8 +112,11 @@ class Flat:
         given = np.cumsum([0, *cells[:count]], dtype=np.intp)
         offsets = np.concatenate([given[:-1], given[-1] + np.cumsum([0, *(cells[count:] * is_made)])[:-1]])
         sums = np.empty((len(weights), int(given[-1] + (cells[count:] * is_made).sum())))
-        own = slice(0, 0) if peaked is None else slice(int(given[peaked]), int(given[peaked + 1]))
-        weighted_costs(costs_of(part), np.ascontiguousarray(weights), own.start, own.stop, sums)
+        costs = costs_of(part)
+        weighted_costs(costs, np.ascontiguousarray(weights), sums)
+        for factor, share in peaked:
+            own = slice(int(given[factor]), int(given[factor + 1]))
+            sums[:, own] += weights[:, 4:] * (share * costs[4, own])
         offsets = offsets[firsts]
         least_sums(program, sizes, firsts, offsets, sums)
         places = np.cumsum([0, *cells], dtype=np.intp)

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardwise.frontier import Part
-from shardwise.search.tracking.flat import Flat, Views
+from shardwise.search.tracking.flat import Flat, Peaked, Views
 from shardwise.search.tracking.steps import Order, Step
 
 Sums = npt.NDArray[np.float64]
@@ -32,7 +32,7 @@ class Scalars:
     part: Part
     order: Order
     weights: npt.NDArray[np.float64]
-    peaked: int | None
+    peaked: Peaked
     tables: dict[int, Sums] | Views
     axes: dict[int, tuple[int, ...]]
     made: dict[int, int]
@@ -40,9 +40,9 @@ class Scalars:
     flat: Flat | None = None
 
     @staticmethod
-    def of(part: Part, order: Order, weights: npt.NDArray[np.float64], peaked: int | None = None) -> Scalars:
-        """Of weights (J, 5): the last column, of the peak, counts at factor `peaked` only, since the largest
-        of several values is at least any one of them.
+    def of(part: Part, order: Order, weights: npt.NDArray[np.float64], peaked: Peaked = ()) -> Scalars:
+        """Of weights (J, 5): the last column, of the peak, counts where it is `peaked`, since the largest of
+        several values is at least any mean of them.
 
         A block may hold what is alike many times, such as layers that all read one tensor: a table that is
         made like another one is the same numbers, which are worked out once.
@@ -54,11 +54,12 @@ class Scalars:
             return scalars
         tables: dict[int, Sums] = {}
         scalars.tables = tables
-        unpeaked = weights.copy()
-        unpeaked[:, -1] = 0.0
+        shares = dict(peaked)
         for place, factor in enumerate(part.factors):
             if scalars.made[place] == place:
-                tables[place] = _weighted(factor.costs, weights if place == peaked else unpeaked)
+                own = weights.copy()
+                own[:, -1] *= shares.get(place, 0.0)
+                tables[place] = _weighted(factor.costs, own)
             tables[place] = tables[scalars.made[place]]
         for step in order.steps:
             if scalars.made[step.output] == step.output:
@@ -206,11 +207,11 @@ def _joint_axes(step: Step) -> tuple[int, ...]:
 
 _Likes = tuple[dict[int, tuple[int, ...]], dict[int, int]]
 
-_LIKES: WeakKeyDictionary[Part, dict[tuple[Order, int | None], _Likes]] = WeakKeyDictionary()
+_LIKES: WeakKeyDictionary[Part, dict[tuple[Order, Peaked], _Likes]] = WeakKeyDictionary()
 """What `_alike` told, as long as its part is in use."""
 
 
-def _alike(part: Part, order: Order, peaked: int | None) -> _Likes:
+def _alike(part: Part, order: Order, peaked: Peaked) -> _Likes:
     """The variables of each table, in the order of its axes, and the first table that is made like it; the
     same for all weights of a part."""
     known = _LIKES.setdefault(part, {})
@@ -219,11 +220,12 @@ def _alike(part: Part, order: Order, peaked: int | None) -> _Likes:
     return known[order, peaked]
 
 
-def _found_alike(part: Part, order: Order, peaked: int | None) -> _Likes:
+def _found_alike(part: Part, order: Order, peaked: Peaked) -> _Likes:
     made: dict[int, int] = {}
     like: dict[Hashable, int] = {}
+    shares = dict(peaked)
     for place, kind in enumerate(part.kinds):
-        made[place] = like.setdefault((kind, place == peaked), place)
+        made[place] = like.setdefault((kind, shares.get(place, 0.0)), place)
     for step, onto, axes in _meetings(order):
         inputs = tuple((made[table], own) for table, own in axes)
         sizes = tuple(part.sizes[variable] for variable in onto)

@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from shardwise.frontier import Chain, Part
 from shardwise.search.tracking.chained import Weighed, Weighing, weighed
+from shardwise.search.tracking.flat import Peaked
 from shardwise.search.tracking.found import Found
 from shardwise.search.tracking.lines import Lines, is_open, weighted
 from shardwise.search.tracking.prune import Narrowed, narrowed
@@ -28,6 +29,9 @@ from shardwise.search.tracking.steps import Order, order_of
 Values = npt.NDArray[np.float64]
 
 
+PeakedModes = tuple[tuple[Peaked, ...], ...]
+"""Where each mode of each link weighs the peak."""
+
 NARROWING = 5
 """Lines that tell which choices may matter."""
 
@@ -37,8 +41,8 @@ class State:
     """A chain, number `case` of a question, or a case of it; lines that bound it, the solutions `found` for
     all cases, and up to which factor 1 + `matched` one of these stands for another.
 
-    `narrowed` is the chain without columns that decide nothing and choices that lead nowhere. `peak_factors`
-    is where the largest temporary is weighed: a factor of each mode of each link; `orders` how each is
+    `narrowed` is the chain without columns that decide nothing and choices that lead nowhere. `peaked` is
+    where each mode of each link weighs the largest temporary, at one factor; `orders` how each is
     eliminated. `asked` and `labels` count the effort.
     """
 
@@ -47,7 +51,7 @@ class State:
     found: Found
     matched: float
     narrowed: Narrowed
-    peak_factors: list[tuple[int | None, ...]]
+    peaked: PeakedModes
     orders: list[list[Order]]
     lines: Lines = field(default_factory=Lines)
     is_exhausted: bool = False
@@ -59,11 +63,11 @@ class State:
     def of(case: int, chain: Chain, start: Narrowed, found: Found, matched: float) -> State:
         """Nothing known yet of a chain, or of so much of it as `start` has."""
         narrowed = replace(start, chain=simplified(start.chain))
-        factors = []
+        peaked = []
         for link, modes, given in zip(narrowed.chain, narrowed.modes, chain, strict=True):
-            own = {mode: _peak_factor(part) for mode, (_, part) in zip(modes, link.modes, strict=True)}
-            factors.append(tuple(own.get(mode) for mode in range(len(given.modes))))
-        return State(case, chain, found, matched, narrowed, factors, orders_of(chain))
+            own = {mode: _peaked(part) for mode, (_, part) in zip(modes, link.modes, strict=True)}
+            peaked.append(tuple(own.get(mode, ()) for mode in range(len(given.modes))))
+        return State(case, chain, found, matched, narrowed, tuple(peaked), orders_of(chain))
 
     def open_corners(self) -> Values:
         """Corners below which there may be solutions that no found one matches."""
@@ -123,17 +127,29 @@ class State:
         columns[:, 2:] = weights[:, 1:]
         return self.summed(narrowed, columns, peaks)
 
-    def summed(self, narrowed: Narrowed, columns: Values, peaks: Values) -> Weighed:
-        """A chain of fewer choices under weights (J, 5) of the columns."""
-        factors = tuple(
+    def summed(
+        self, narrowed: Narrowed, columns: Values, peaks: Values, peaked: PeakedModes | None = None
+    ) -> Weighed:
+        """A chain of fewer choices under weights (J, 5) of the columns; the peak's where the case weighs it,
+        or where it is `peaked`."""
+        own = tuple(
             tuple(own[mode] for mode in modes)
-            for own, modes in zip(self.peak_factors, narrowed.modes, strict=True)
+            for own, modes in zip(self.peaked if peaked is None else peaked, narrowed.modes, strict=True)
         )
-        return weighed(narrowed.chain, self.orders_in(narrowed), Weighing(columns, peaks.T, factors))
+        return weighed(narrowed.chain, self.orders_in(narrowed), Weighing(columns, peaks.T, own))
 
     def orders_in(self, narrowed: Narrowed) -> list[list[Order]]:
         """The order of elimination of each mode that is left of each link."""
         return [[own[mode] for mode in modes] for own, modes in zip(self.orders, narrowed.modes, strict=True)]
+
+    def largest_temporary(self, place: int, choice: Choice) -> int | None:
+        """The factor at which a link that chose so has its largest temporary."""
+        part = self.given[place].modes[choice.mode][1]
+        peaks = [
+            factor.costs[(*(choice.choices[variable] for variable in factor.variables), -1)]
+            for factor in part.factors
+        ]
+        return int(np.argmax(peaks)) if peaks else None
 
     def peaks_of(self, solution: Solution) -> Values:
         """The mean of the peaks that a solution has in the occurrences of each link."""
@@ -148,9 +164,11 @@ def orders_of(chain: Chain) -> list[list[Order]]:
     return [[order_of(part) for _, part in link.modes] for link in chain]
 
 
-def _peak_factor(part: Part) -> int | None:
-    """The factor whose least peak is largest."""
-    return int(np.argmax([_least_peak(factor.costs) for factor in part.factors])) if part.factors else None
+def _peaked(part: Part) -> Peaked:
+    """At the factor whose least peak is largest."""
+    if not part.factors:
+        return ()
+    return ((int(np.argmax([_least_peak(factor.costs) for factor in part.factors])), 1.0),)
 
 
 def _least_peak(costs: Values) -> float:
