@@ -24,6 +24,10 @@ search ends with the gap that it has."""
 AT_ONCE = 4
 """Errands of a round, whatever the number of workers is: each for another micro-batch size."""
 
+NEARLY = 1.02
+"""Of a round are blocks that are searched by no more than so much of the first one's bound: what is found
+there may show that others are not needed."""
+
 PASSED_OVER = 8
 """Blocks of sizes that a round has already which are left for the next, at most."""
 
@@ -114,10 +118,11 @@ class _Drive:
         """The blocks of a round, none where the search is at its end; those that bounds cut are closed."""
         found: list[Errand] = []
         aside: list[tuple[float, int, Errand]] = []
+        nearly_s = float("inf")
         while self._heap and len(found) < AT_ONCE and len(aside) < PASSED_OVER:
             is_enough = self._evaluated > ENOUGH or self._bounded > ENOUGH_BOUNDED
             is_over = not self._is_left(self._heap[0][0]) or (self._gap > 0.0 and is_enough)
-            if is_over or self._clock.is_over:
+            if is_over or self._clock.is_over or self._heap[0][0] > nearly_s:
                 break
             entry = heappop(self._heap)
             errand = entry[2]
@@ -126,6 +131,7 @@ class _Drive:
             elif errand.block.micro_batch_size in {one.block.micro_batch_size for one in found}:
                 aside.append(entry)
             else:
+                nearly_s = min(nearly_s, NEARLY * entry[0])
                 found.append(replace(errand, best_s=self._best.time_s))
         for entry in aside:
             heappush(self._heap, entry)
