@@ -139,7 +139,7 @@ class NodeView:
                 continue
             state = NodeState(
                 pool=pool,
-                speed=stepped(speeds.get(name, 1.0)),
+                speed=stepped(min(speeds.get(name, 1.0), 1.0)),
                 network=stepped(network.get(name, 1.0)),
                 inside=stepped(inside.get(name, 1.0)),
                 latency_s=latency_s.get(name, 0.0),

@@ -37,13 +37,16 @@ def convert_events(path: str, *, per_node: int) -> tuple[EventTrace, list[str]]:
     """The trace in the CSV at `path`, counted from its first line, and what is to be said about it. Counts of
     devices become nodes of `per_node` devices: of n nodes the first n are there. ConfigError names the line
     that is wrong."""
-    text = read_text(path, max_bytes=MAX_CSV_BYTES)
-    rows: Rows = [
-        (number, [cell.strip() for cell in row])
-        for number, row in enumerate(csv.reader(text.splitlines()), start=1)
-        if any(cell.strip() for cell in row)
-    ]
-    where = printable(path)
+    text, where = read_text(path, max_bytes=MAX_CSV_BYTES), printable(path)
+    reader = csv.reader(text.splitlines())
+    try:
+        rows: Rows = [
+            (number, [cell.strip() for cell in row])
+            for number, row in enumerate(reader, start=1)
+            if any(cell.strip() for cell in row)
+        ]
+    except csv.Error as error:
+        raise ConfigError(f"is not a CSV file: {error}", file=where, key=f"line {reader.line_num}") from None
     if not rows:
         raise ConfigError("is empty", file=where, allowed="a CSV of availability")
     first = rows[0][1]

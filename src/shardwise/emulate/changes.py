@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -28,24 +29,35 @@ def changes_of(trace: EventTrace, cluster: Cluster) -> list[Change]:
             found=f"{trace.nodes} nodes, {len(trace.absent)} absent",
             allowed=f"{len(cluster.nodes)}, none absent",
         )  # fmt: skip
-    return [_change(event, cluster) for event in trace.events]
+    shares: dict[str, float] = {}
+    found: list[Change] = []
+    for event in trace.events:
+        if isinstance(event, Slowdown):
+            shares[event.where] = event.speed
+            found += _slowed(event, shares, cluster)
+        else:
+            found.append(_change(event))
+    return found
 
 
-def _change(event: object, cluster: Cluster) -> Change:
-    if isinstance(event, Slowdown):
-        ranks = _ranks_of(event.where, cluster)
-        return Change(time_s=event.time_s, value=event.speed, ranks=ranks)
+def _slowed(event: Slowdown, shares: Mapping[str, float], cluster: Cluster) -> Iterator[Change]:
+    """The devices that are touched, each at the product of its own speed and its node's, as it is planned."""
+    starts = [0, *accumulate(node.devices for node in cluster.nodes)]
+    number = int(event.where[1:])
+    node = number if event.where[0] == "n" else bisect_right(starts, number) - 1
+    touched = range(starts[node], starts[node + 1]) if event.where[0] == "n" else (number,)
+    by_speed: dict[float, list[int]] = {}
+    for rank in touched:
+        speed = shares.get(f"n{node}", 1.0) * shares.get(f"d{rank}", 1.0)
+        by_speed.setdefault(speed, []).append(rank)
+    for speed, ranks in by_speed.items():
+        yield Change(time_s=event.time_s, value=speed, ranks=tuple(ranks))
+
+
+def _change(event: object) -> Change:
     if isinstance(event, LinkChange) and event.link is not None and event.bytes_per_s is not None:
         return Change(time_s=event.time_s, value=event.bytes_per_s, link=event.link)
     raise ConfigError(
         "is not emulated", key="--events", found=type(event).__name__,
         allowed="the bandwidth of a link, the speed of a device or node",
     )  # fmt: skip
-
-
-def _ranks_of(where: str, cluster: Cluster) -> tuple[int, ...]:
-    number = int(where[1:])
-    if where[0] == "d":
-        return (number,)
-    starts: Sequence[int] = [0, *accumulate(node.devices for node in cluster.nodes)]
-    return tuple(range(starts[number], starts[number + 1]))

@@ -19,15 +19,51 @@ from shardwise.sim.task_graph import Link, Speed
 
 
 def links_over_time(cluster: Cluster, trace: EventTrace) -> tuple[Link, ...]:
-    """All links of the cluster, each with its capacity from 0 to the end of the trace and beyond. Latencies
-    and what lies between sites are no capacities of links: they are left out."""
+    """All links of the cluster, each with its capacity from 0 to the end of the trace and beyond: nothing
+    while the node that it belongs to is not there. Latencies and what lies between sites are no capacities of
+    links: they are left out."""
     changes: dict[str, dict[float, float]] = {}
     for event in trace.events:
         if isinstance(event, LinkChange) and event.link is not None and event.bytes_per_s is not None:
             changes.setdefault(event.link, {})[event.time_s] = event.bytes_per_s
-    return tuple(
-        Link(link.name, _changed(link.capacity, changes.get(link.name, {}))) for link in link_graph(cluster)
-    )
+    ranks, there = _ranks(cluster), _presence(cluster, trace)
+    of = {f"d{rank}": name for name, members in ranks.items() for rank in members} | {
+        name: name for name in ranks
+    }
+    found = []
+    for link in link_graph(cluster):
+        capacity = _changed(link.capacity, changes.get(link.name, {}))
+        for name in dict.fromkeys(of[end] for end in (link.source, link.target) if end in of):
+            capacity = _while_there(capacity, there[name])
+        found.append(Link(link.name, capacity))
+    return tuple(found)
+
+
+def _ranks(cluster: Cluster) -> dict[str, range]:
+    """The devices of every node, by its name."""
+    firsts = tuple(accumulate((node.devices for node in cluster.nodes), initial=0))
+    return {f"n{index}": range(firsts[index], firsts[index + 1]) for index in range(len(cluster.nodes))}
+
+
+def _presence(cluster: Cluster, trace: EventTrace) -> dict[str, dict[float, bool]]:
+    """Of every node whether it is there, from each instant on at which that changes."""
+    found = {name: {0.0: name not in trace.absent} for name in _ranks(cluster)}
+    for event in trace.events:
+        if isinstance(event, NodeLost | NodeJoined):
+            found[event.node][event.time_s] = isinstance(event, NodeJoined)
+    return found
+
+
+def _while_there(capacity: Capacity, there: Mapping[float, bool]) -> Capacity:
+    """The capacity while a node is there, and none while it is not."""
+    if all(there.values()):
+        return capacity
+    times_s = sorted({*capacity.times_s, *there})
+    rates, is_there = [], True
+    for time_s in times_s:
+        is_there = there.get(time_s, is_there)
+        rates.append(capacity.at(time_s) if is_there else 0.0)
+    return Capacity(tuple(times_s), tuple(rates))
 
 
 def _changed(capacity: Capacity, changes: Mapping[float, float]) -> Capacity:
@@ -47,8 +83,7 @@ def _changed(capacity: Capacity, changes: Mapping[float, float]) -> Capacity:
 def speeds_over_time(cluster: Cluster, trace: EventTrace) -> dict[int, Speed]:
     """The speed of every device (by rank) that is not always at its own: the product of its own and its
     node's, and 0 while its node is not there."""
-    firsts = tuple(accumulate((node.devices for node in cluster.nodes), initial=0))
-    ranks = {f"n{index}": range(firsts[index], firsts[index + 1]) for index in range(len(cluster.nodes))}
+    ranks = _ranks(cluster)
     shares = {f"d{rank}": 1.0 for rank in range(cluster.devices)} | dict.fromkeys(ranks, 1.0)
     there = {name: name not in trace.absent for name in ranks}
     node_of = {rank: name for name, members in ranks.items() for rank in members}
@@ -62,6 +97,7 @@ def speeds_over_time(cluster: Cluster, trace: EventTrace) -> dict[int, Speed]:
             touched = ranks[event.where] if event.where in ranks else (int(event.where[1:]),)
         elif isinstance(event, NodeLost | NodeJoined):
             there[event.node] = isinstance(event, NodeJoined)
+            shares[event.node] = 1.0  # one that joins is as new, as `Conditions` has it
             touched = ranks[event.node]
         for rank in touched:
             name = node_of[rank]

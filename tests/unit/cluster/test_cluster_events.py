@@ -217,6 +217,15 @@ def test_the_real_traces_convert_without_fault(path: Path) -> None:
     assert parse_events(events_text(trace))[0] == trace
 
 
+def test_a_quote_without_an_end_is_named(tmp_path: Path) -> None:
+    """It makes one cell of all that follows, longer than any may be."""
+    path = tmp_path / "q.csv"
+    path.write_text('0,add,"a\n' + "1,add,b\n" * 30_000)
+    with pytest.raises(ConfigError, match="is not a CSV file") as caught:
+        convert_events(str(path), per_node=1)
+    assert str(caught.value.key).startswith("line ")
+
+
 def test_events_are_read_from_a_file(tmp_path: Path) -> None:
     path = tmp_path / "t.jsonl"
     path.write_text(HEAD + LOST)

@@ -327,12 +327,18 @@ def test_events_become_changes_of_links_and_ranks(tmp_path: Path) -> None:
             LinkChange(time_s=1.0, link="n1>s1g0", bytes_per_s=1e6),
             Slowdown(time_s=2.0, where="n0", speed=0.5),
             Slowdown(time_s=3.0, where="d2", speed=0.25),
+            # A device of a slow node is slower still, and stays so where its node is slower.
+            Slowdown(time_s=4.0, where="d1", speed=0.5),
+            Slowdown(time_s=5.0, where="n0", speed=0.25),
         ),
     )
     assert changes_of(trace, place) == [
         Change(time_s=1.0, value=1e6, link="n1>s1g0"),
         Change(time_s=2.0, value=0.5, ranks=(0, 1)),
         Change(time_s=3.0, value=0.25, ranks=(2,)),
+        Change(time_s=4.0, value=0.25, ranks=(1,)),
+        Change(time_s=5.0, value=0.25, ranks=(0,)),
+        Change(time_s=5.0, value=0.125, ranks=(1,)),
     ]
     for refused in (NodeLost(time_s=1.0, node="n0"), LinkChange(time_s=1.0, link="n1>s1g0", latency_s=1.0)):
         with pytest.raises(ConfigError, match="is not emulated"):

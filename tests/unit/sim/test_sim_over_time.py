@@ -75,6 +75,23 @@ def test_nothing_is_done_while_a_node_is_away() -> None:
     assert work(3.0, 4, *joins, absent=frozenset({"n2"})) == pytest.approx(8.0, rel=1e-12)
 
 
+def test_nothing_comes_to_a_node_or_from_it_while_it_is_away() -> None:
+    """1 GB of 4 at 1 GB/s, 10 s away, the other 3: 14 s; of another node nothing changes."""
+    away = (NodeLost(time_s=1.0, node="n1"), NodeJoined(time_s=11.0, node="n1"))
+    assert transfer(4 * GB, narrowed(0.0, 1.0), *away).makespan_s == pytest.approx(14.0, rel=1e-12)
+    other = (NodeLost(time_s=1.0, node="n2"), NodeJoined(time_s=11.0, node="n2"))
+    assert transfer(4 * GB, narrowed(0.0, 1.0), *other).makespan_s == pytest.approx(4.0, rel=1e-12)
+
+
+def test_a_node_that_joins_is_as_new() -> None:
+    """At a half for 2 s, away for 2, and at its own speed again: 1 + 2 of 3 s by 6 s."""
+    events = (
+        Slowdown(time_s=0.0, where="n2", speed=0.5), NodeLost(time_s=2.0, node="n2"),
+        NodeJoined(time_s=4.0, node="n2"),
+    )  # fmt: skip
+    assert work(3.0, 4, *events) == pytest.approx(6.0, rel=1e-12)
+
+
 def test_the_same_trace_gives_the_same_hash() -> None:
     events = generate_events(CLUSTER, "bursty", length_s=86400.0, seed=5).events
     other = generate_events(CLUSTER, "bursty", length_s=86400.0, seed=6).events
