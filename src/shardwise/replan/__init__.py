@@ -8,7 +8,7 @@ from shardwise.replan.policies import WAIT, Choice, Run
 from shardwise.replan.present import Present
 from shardwise.replan.prices import Prices
 from shardwise.replan.replaying import POLICIES, Replay, best_interval_s, replay
-from shardwise.replan.running import running_on
+from shardwise.replan.running import running_on, with_devices_of
 from shardwise.replan.situation import Situation, situation_of
 from shardwise.replan.steps import Steps
 from shardwise.replan.trace_searches import Within
@@ -52,4 +52,5 @@ __all__ = [
     "running_on",
     "situation_of",
     "uneven_running_on",
+    "with_devices_of",
 ]

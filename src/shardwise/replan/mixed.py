@@ -112,7 +112,7 @@ class MixedPlanner:
             return found
 
         def changed(one: UnevenArrangement) -> Transition:
-            left = frozenset(situation.states) - returned
+            left = situation.reached_by(one.nodes) - returned
             return self._changed(running, one, situation, left, saved, is_patch=False)
 
         beat_s = float("inf") if found is None else found.step_s
@@ -141,9 +141,9 @@ class MixedPlanner:
     ) -> Decision[AnyArrangement]:
         if not situation.states:
             raise Infeasible("no node is left", reasons={})
-        left = frozenset(situation.states) - returned
 
         def changed(one: AnyArrangement, *, is_patch: bool = False) -> Transition:
+            left = situation.reached_by(one.nodes) - returned
             return self._changed(running, one, situation, left, saved, is_patch=is_patch)
 
         choices: list[_Choice] = []

@@ -73,22 +73,27 @@ def run_of(name: str, epochs: Sequence[Epoch], choices: Sequence[Choice]) -> Run
 def fixed(planner: MixedPlanner, epochs: Sequence[Epoch], arrangement: AnyArrangement) -> list[Choice]:
     """One arrangement all the way: it runs where it can, and waits where it cannot."""
     found: list[Choice] = []
-    is_down = False
+    is_down, has_lost = False, False
     for epoch in epochs:
         step_s = planner.step_s(arrangement, epoch.situation)
         is_hit = bool(found) and not is_down and bool(epoch.lost & set(arrangement.nodes))
+        has_lost |= is_hit and _loses(arrangement, epoch)
         if step_s is None:
             found.append(Choice(decision=WAIT, arrangement=None, step_s=None, change_s=0.0))
             is_down = True
             continue
         change_s = 0.0
         if is_down or is_hit:
-            change = planner.started(arrangement, epoch.situation)
-            has_run = any(one.decision == KEEP for one in found)
-            change_s = change.seconds + (planner.costs.checkpoint_interval_s / 2.0 if has_run else 0.0)
+            change_s = planner.started(arrangement, epoch.situation).seconds
+            change_s += planner.costs.rework_s if has_lost else 0.0
         found.append(Choice(decision=KEEP, arrangement=arrangement, step_s=step_s, change_s=change_s))
-        is_down = False
+        is_down, has_lost = False, False
     return found
+
+
+def _loses(arrangement: AnyArrangement, epoch: Epoch) -> bool:
+    """Whether a node of an arrangement goes at the start of an epoch, and had no notice."""
+    return not (epoch.lost - epoch.saved).isdisjoint(arrangement.nodes)
 
 
 def adaptive(
@@ -96,12 +101,15 @@ def adaptive(
     epochs: Sequence[Epoch],
     longest_s: float,
     considered: list[tuple[AnyArrangement, ...]],
+    start: AnyArrangement | None = None,
 ) -> list[Choice]:
     """Decides anew at every change, knowing what was and not what comes: it expects the next epoch to be as
-    long as the last ones were on average, `longest_s` at most and at first. What it runs and the best that it
-    weighs is added to `considered`, epoch by epoch."""
+    long as the last ones were on average, `longest_s` at most and at first. `start` runs at first (None:
+    what it decides on, at no price). What it runs and the best that it weighs is added to `considered`, epoch
+    by epoch."""
     found: list[Choice] = []
-    running: AnyArrangement | None = None
+    running = start
+    has_lost = False
     gaps: list[float] = []
     for place, epoch in enumerate(epochs):
         recent = gaps[-GAPS:]
@@ -116,10 +124,13 @@ def adaptive(
             )
         except Infeasible:
             found.append(Choice(decision=WAIT, arrangement=None, step_s=None, change_s=0.0))
+            has_lost |= running is not None and place > 0 and _loses(running, epoch)
             running = None
             considered.append(())
         else:
-            change_s = decision.transition.seconds if place else 0.0
+            change_s = decision.transition.seconds if place or start is not None else 0.0
+            change_s += planner.costs.rework_s if has_lost else 0.0
+            has_lost = False
             found.append(
                 Choice(
                     decision=decision.decision,

@@ -22,6 +22,7 @@ from shardwise.replan.policies import (
     run_of,
 )
 from shardwise.replan.transition import Costs
+from shardwise.replan.uneven import UnevenArrangement
 
 POLICIES = ("static", "robust", "expected", "adaptive", "oracle")
 
@@ -63,14 +64,16 @@ def replay(
     start: AnyArrangement | None = None,
     policies: Sequence[str] = POLICIES,
 ) -> Replay:
-    """Training from 0 to `end_s` of the trace. The static policy runs `start` all the way (None: what is best
-    at first). Raises Infeasible where nothing can ever run."""
+    """Training from 0 to `end_s` of the trace. The static policy runs `start` all the way, and the adaptive
+    one begins with it (None: what is best at first). Raises Infeasible where nothing can ever run."""
     job = planner.prices.job
     view = NodeView(planner.prices.cluster)
     epochs = epochs_of(trace, view, end_s)
+    if isinstance(start, UnevenArrangement):
+        start = planner.uneven.used(start)  # what becomes of nodes that idle changes nothing
     first = start if start is not None else best_at_first(planner, epochs)
     considered: list[tuple[AnyArrangement, ...]] = []
-    adapting = run_of("adaptive", epochs, adaptive(planner, epochs, LONGEST_S, considered))
+    adapting = run_of("adaptive", epochs, adaptive(planner, epochs, LONGEST_S, considered, start))
     runs = {"adaptive": adapting, "static": run_of("static", epochs, fixed(planner, epochs, first))}
     candidates = _longest(epochs, adapting, first)
     for name, worth in (("robust", robust_worth), ("expected", expected_worth)):
@@ -85,7 +88,7 @@ def replay(
         epochs=tuple(epochs),
         runs=tuple(runs[name] for name in POLICIES if name in policies),
         tokens_per_step=job.global_batch_size * job.seq_len,
-        working_share=working_share(trace, planner.costs),
+        working_share=working_share(trace, end_s, planner.costs),
     )
 
 
@@ -110,9 +113,9 @@ def best_interval_s(trace: EventTrace, end_s: float) -> float | None:
     return float(goodput.optimal_interval_s(stall_s, end_s / count)) if count else None
 
 
-def working_share(trace: EventTrace, costs: Costs) -> float:
-    """What checkpoints leave of the time; all, where there is nothing to fear."""
-    if not losses(trace, trace.end_s + 1.0):
+def working_share(trace: EventTrace, end_s: float, costs: Costs) -> float:
+    """What checkpoints leave of the time until `end_s`; all, where there is nothing to fear."""
+    if not losses(trace, end_s):
         return 1.0
     stall_s = Reliability().checkpoint_stall_s
     return 1.0 - float(goodput.checkpoint_fraction(costs.checkpoint_interval_s, stall_s))

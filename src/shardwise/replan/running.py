@@ -14,12 +14,30 @@ from shardwise.replan.arrangement import Arrangement
 
 def running_on(plan: Plan, cluster: Cluster) -> Arrangement:
     """The plan on the nodes that it names, or on the first nodes of the cluster that are like those it was
-    made for. ConfigError where it has none such, or uses a node in part."""
+    made for. ConfigError where it has none such, or where they are not of one size."""
+    sizes = sorted({node.devices for node in plan.cluster.nodes})
+    if len(sizes) > 1:
+        raise ConfigError(
+            "is a strategy on nodes of several sizes, whose ranks cannot be followed node by node",
+            key="PLAN",
+            found=f"nodes of {', '.join(map(str, sizes))} devices",
+            allowed="nodes of one size, or an uneven plan",
+        )
     named = plan.for_trace.nodes if plan.for_trace is not None else (None,) * len(plan.cluster.nodes)
     slots = nodes_like(plan.cluster, cluster, named)
     strategy = plan.best.strategy
     each = plan.job.global_batch_size // (strategy.dp * strategy.micro_batch_size)
     return Arrangement(strategy=strategy, slots=slots, microbatches=(each,) * strategy.dp)
+
+
+def with_devices_of(planned: Cluster, cluster: Cluster) -> Cluster:
+    """The cluster with devices as those were that a plan was made for, which may have been measured.
+    ConfigError where devices of one name have another memory."""
+    for name in sorted(planned.classes.keys() & cluster.classes.keys()):
+        if planned.classes[name].memory_bytes != cluster.classes[name].memory_bytes:
+            raise ConfigError("is not of this cluster: its devices differ", key="PLAN", found=name)
+    both = {name: planned.classes.get(name, own) for name, own in cluster.classes.items()}
+    return replace(cluster, classes=both)
 
 
 def nodes_like(planned: Cluster, cluster: Cluster, named: Sequence[str | None]) -> tuple[str, ...]:
@@ -40,10 +58,6 @@ def nodes_like(planned: Cluster, cluster: Cluster, named: Sequence[str | None]) 
         if name is not None:
             like.remove(name)
         slots.append(like.popleft() if name is None else name)
-    used = {node.device_class for node in planned.nodes}
-    for name in sorted(used):
-        if planned.classes[name].memory_bytes != cluster.classes[name].memory_bytes:
-            raise ConfigError("is not of this cluster: its devices differ", key="PLAN", found=name)
     return tuple(slots)
 
 

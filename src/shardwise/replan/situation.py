@@ -56,11 +56,20 @@ class Situation:
         at the pace of the worst connected of them, since gradients join all; where they lie on two sites,
         what leaves a site no faster than its share of what lies between; and tiers join those only that the
         cluster has together. `nominal` is the bytes/s of a pool's node to others. None where one of them
-        cannot be used."""
+        cannot be used, or one cannot reach another."""
         if slots not in self._known:
-            can = all(name in self.states for name in slots)
+            can = all(name in self.states for name in slots) and self.reached_by(slots).issuperset(slots)
             self._known[slots] = self._together(slots, nominal) if can else None
         return self._known[slots]
+
+    def reached_by(self, slots: Sequence[str]) -> frozenset[str]:
+        """The nodes that can be used and that no dead way between sites cuts off from any of these."""
+        found = frozenset(self.states)
+        for between in self.between:
+            if between.bytes_per_s == 0.0:
+                for here, there in ((between.first, between.second), (between.second, between.first)):
+                    found -= there if not here.isdisjoint(slots) else frozenset()
+        return found
 
     def _together(self, slots: tuple[str, ...], nominal: Sequence[float]) -> Runs:
         if self.common is not None and not self.between and not self.groups.are_told:

@@ -30,6 +30,11 @@ class Costs:
     restart_s: float = 60.0
     checkpoint_interval_s: float = 600.0
 
+    @property
+    def rework_s(self) -> float:
+        """What is done again after a loss, on average: half of what is between checkpoints."""
+        return self.checkpoint_interval_s / 2.0
+
     def least_s(self, *, is_patch: bool) -> float:
         """Seconds that any change takes, to the same shape or to another."""
         return self.regroup_s if is_patch else self.restart_s
@@ -86,7 +91,7 @@ class Transitions:
             return NOTHING if same else self._of({}, situation, self.costs.regroup_s, 0.0)
         is_patch = old is not None and old.shape == new.shape
         before = None if old is None else self.holdings_of(old)
-        left = frozenset(situation.states) - returned
+        left = situation.reached_by(new.slots) - returned
         return self.between_holdings(before, self.holdings_of(new), situation, left, saved, is_patch=is_patch)
 
     def between_holdings(
@@ -105,7 +110,7 @@ class Transitions:
         if moved is None:
             moved = self._from_checkpoint(after)
         starting_s = self.costs.least_s(is_patch=is_patch)
-        lost_s = self.costs.checkpoint_interval_s / 2.0 if is_lost else 0.0
+        lost_s = self.costs.rework_s if is_lost else 0.0
         return self._of(moved, situation, starting_s, lost_s)
 
     def _of(

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import jsonschema
 import pytest
+
+from shardwise import search
+from shardwise.app.cli.answer import schedule_of
+from shardwise.plan import plan_of, read_plan, write_plan
 
 SCHEMA = Path(__file__).parents[3] / "docs" / "schemas" / "replan.json"
 CLUSTER = "4x2xT4"
@@ -83,6 +88,58 @@ def test_a_node_behind_a_dead_link_is_named(run: Any, saved: str) -> None:
     ran = run("replan", saved, "--cluster", CLUSTER, "--events", "link n1>s1g0 0B/s", "--json")
     assert ran.code == 0 and "unreachable: n1" in ran.err
     assert "n1" not in json.loads(ran.out)["plan"]["nodes"]
+
+
+def cut(tmp_path: Path) -> str:
+    """A trace in which nothing passes between two sites."""
+    path = tmp_path / "cut.jsonl"
+    path.write_text(
+        '{"schema": "shardwise.events", "version": 1, "nodes": 4, '
+        '"sites": {"a": ["n0", "n1"], "b": ["n2", "n3"]}}\n'
+        '{"time_s": 0, "kind": "sites", "sites": ["a", "b"], "bytes_per_s": 0}\n'
+    )
+    return str(path)
+
+
+def test_sites_that_are_cut_off_work_alone(run: Any, saved: str, tmp_path: Path) -> None:
+    trace = cut(tmp_path)
+    found = json.loads(run("replan", saved, "--cluster", CLUSTER, "--events", trace, "--json").out)
+    assert found["keep_step_time_s"] is None
+    assert set(found["plan"]["nodes"]) in ({"n0", "n1"}, {"n2", "n3"})
+    for command in ("plan", "replay"):
+        job = ("opt-350m", "--cluster", CLUSTER, "--seq-len", "512", "--global-batch-size", "32")
+        more = ("--length", "1h") if command == "replay" else ()
+        ran = run(command, *job, "--events", trace, "--json", *more)
+        assert ran.code == 0, ran.err
+
+
+def test_devices_are_those_that_the_plan_was_made_for(run: Any, saved: str, tmp_path: Path) -> None:
+    """They may have been measured: a plan for devices of half the speed is kept at its own step time."""
+    plan = read_plan(saved)
+    device = plan.cluster.classes["T4"]
+    slow = replace(device, peak_flop_per_s={key: 0.5 * own for key, own in device.peak_flop_per_s.items()})
+    question = search.Question(
+        model=plan.model, cluster=replace(plan.cluster, classes={"T4": slow}), job=plan.job, top=0
+    )
+    answer = search.plan(question)
+    path = str(tmp_path / "slow.yaml")
+    schedule = schedule_of(answer.best.strategy, plan.job)
+    write_plan(
+        path, plan_of(answer, model=plan.model, cluster=question.cluster, job=plan.job, schedule=schedule)
+    )
+    ran = run("replan", path, "--cluster", CLUSTER, "--events", "slow n1 1", "--json")
+    found = json.loads(ran.out)
+    assert found["keep_step_time_s"] == pytest.approx(answer.best.step_time_s, rel=1e-9)
+    assert found["keep_step_time_s"] > 1.2 * plan.best.step_time_s
+
+
+def test_a_strategy_on_nodes_of_two_sizes_is_refused(run: Any, tmp_path: Path) -> None:
+    path, cluster = str(tmp_path / "u.yaml"), "2x4xA100-80G+1x8xA100-40G"
+    job = ("--seq-len", "512", "--global-batch-size", "512", "--fix", "dp=16", "--top", "0")
+    assert run("plan", "opt-350m", "--cluster", cluster, *job, "--save", path).code == 0
+    for argv in (("replan", path), ("replay", path, "--length", "1h")):
+        ran = run(*argv, "--cluster", cluster, "--events", "slow n0 1")
+        assert ran.code == 2 and ran.err.count("\n") == 1 and "nodes of several sizes" in ran.err
 
 
 def test_bad_input_is_one_line(run: Any, saved: str, tmp_path: Path) -> None:

@@ -39,6 +39,8 @@ def test_json_has_every_policy_asked_for(run: Any, trace: str) -> None:
     assert document["length_s"] == 4 * 3600.0 and document["epochs"] == 4
     some = run("replay", *JOB, "--events", trace, "--length", "4h", "--json", "--policy", "adaptive,static")
     assert [one["name"] for one in json.loads(some.out)["policies"]] == ["static", "adaptive"]
+    every = run("replay", *JOB, "--events", trace, "--length", "4h", "--json", "--policy", "adaptive,all")
+    assert json.loads(every.out) == document
 
 
 def test_pictures_and_pages_are_written(run: Any, trace: str, tmp_path: Path) -> None:
@@ -61,7 +63,12 @@ def test_a_plan_file_is_what_runs_at_first(run: Any, trace: str, tmp_path: Path)
     argv = ("replay", path, "--cluster", CLUSTER, "--events", trace, "--json", "--policy", "static")
     (static,) = json.loads(run(*argv).out)["policies"]
     assert static["decisions"][0]["strategy"]["tp"] == 2
-    for option, value in (("--seq-len", "1024"), ("--global-batch-size", "64"), ("--dtype", "fp16")):
+    adaptive = json.loads(run(*argv[:-1], "adaptive").out)["policies"][0]["decisions"][0]
+    assert adaptive["decision"] == "keep" or adaptive["transition_s"] > 0.0  # a change of it has its price
+    for option, value in (
+        ("--seq-len", "1024"), ("--global-batch-size", "64"), ("--dtype", "fp16"), ("--optimizer", "sgd"),
+        ("--memory-margin", "0.5"),
+    ):  # fmt: skip
         ran = run(*argv, option, value)
         assert ran.code == 2 and f"{option}: is for a model: a plan file has its own" in ran.err
     assert [one["decision"] for one in static["decisions"]] == ["keep", "wait", "keep", "wait"][
@@ -93,4 +100,42 @@ def test_bad_input_is_one_line_and_writes_nothing(run: Any, trace: str, tmp_path
         ran = run(*argv, "--plot", str(out))
         assert ran.code == 2 and ran.out == "" and len(ran.err.splitlines()) == 1, argv
         assert not out.exists()
-    assert run("replay", *JOB, "--events", trace, "--plot", "a.gif").code == 2
+    for plot in ("a.gif", str(tmp_path / "none" / "a.png"), trace):
+        ran = run("replay", *JOB, "--events", trace, "--plot", plot)
+        assert ran.code == 2 and ran.out == "" and "--plot" in ran.err, plot
+
+
+def test_what_is_lost_is_lost_by_every_policy(run: Any, tmp_path: Path) -> None:
+    """On one node all policies do the same: they wait where it is gone, and start again behind it with half
+    of what lies between checkpoints done again; nothing where it had notice."""
+    head = '{"schema": "shardwise.events", "version": 1, "nodes": 1}\n'
+    notice = '{"time_s": 3500, "kind": "notice", "node": "n0", "lost_at_s": 3600}\n'
+    events = '{"time_s": 3600, "kind": "lost", "node": "n0"}\n'
+    events += '{"time_s": 7200, "kind": "joined", "node": "n0"}\n'
+    argv = ("replay", JOB[0], "--cluster", "1x2xT4", *JOB[3:], "--length", "3h", "--json")
+    tokens = []
+    for number, text in enumerate((head + events, head + notice + events)):
+        path = tmp_path / f"{number}.jsonl"
+        path.write_text(text)
+        costs = ("--restart", "0s", "--regroup", "0s", "--checkpoint-interval", "10min")
+        found = json.loads(run(*argv, "--events", str(path), *costs).out)["policies"]
+        by_name = {one["name"]: one["tokens"] for one in found}
+        assert by_name["static"] == pytest.approx(by_name["adaptive"], rel=1e-12)
+        tokens.append(by_name["adaptive"])
+    assert tokens[0] < tokens[1]
+
+
+def test_a_loss_behind_the_end_costs_nothing(run: Any, tmp_path: Path) -> None:
+    path = tmp_path / "one.jsonl"
+    head = '{"schema": "shardwise.events", "version": 1, "nodes": 4}\n'
+    path.write_text(head + '{"time_s": 3600, "kind": "lost", "node": "n1"}\n')
+    found = json.loads(run("replay", *JOB, "--events", str(path), "--json").out)
+    assert [one["goodput"] for one in found["policies"]] == [1.0] * 5
+
+
+def test_a_source_with_signs_of_formulas_is_drawn_as_it_is(run: Any, trace: str, tmp_path: Path) -> None:
+    text = Path(trace).read_text()
+    odd = tmp_path / "odd.jsonl"
+    odd.write_text(text.replace('"nodes"', '"source": "$\\\\q{$", "nodes"', 1))
+    ran = run("replay", *JOB, "--events", str(odd), "--plot", str(tmp_path / "a.png"))
+    assert ran.code == 0 and (tmp_path / "a.png").exists()

@@ -41,6 +41,7 @@ from shardwise.replan import (
     running_on,
     situation_of,
     uneven_running_on,
+    with_devices_of,
 )
 from shardwise.strategy import Strategy, layer_counts
 from shardwise.units import format_bytes, format_seconds
@@ -66,7 +67,7 @@ def replanned(
 ) -> Output:
     """The answer of `replan` for the plan file at `path`, after all events of a trace (a file or words)."""
     plan = read_uneven_plan(path) if is_uneven_plan(path) else read_plan(path)
-    loaded = load_cluster(cluster, inter_node=inter_node)
+    loaded = with_devices_of(plan.cluster, load_cluster(cluster, inter_node=inter_node))
     trace, talk = trace_for(events, loaded)
     view = NodeView(loaded)
     conditions = Conditions.at_start(trace)

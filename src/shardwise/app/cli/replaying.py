@@ -10,7 +10,7 @@ from itertools import accumulate
 from shardwise.app.cli import words
 from shardwise.app.cli.output import Line, Output, row
 from shardwise.app.cli.replanning import arrangement_text, trace_for, uneven_layout, unreachable_lines
-from shardwise.app.cli.request import JobOptions, choice, load_request
+from shardwise.app.cli.request import JobOptions, choice, load_request, writable
 from shardwise.app.plot import Growth, OverTime, check_plot_file, write_over_time
 from shardwise.cluster import Cluster, EventTrace, load_cluster
 from shardwise.errors import ConfigError
@@ -35,6 +35,7 @@ from shardwise.replan import (
     replay,
     running_on,
     uneven_running_on,
+    with_devices_of,
 )
 from shardwise.strategy import Job
 from shardwise.units import format_count, format_seconds
@@ -72,6 +73,7 @@ def replayed(options: JobOptions, wanted: ReplayOptions, *, is_json: bool) -> Ou
     policies = _policies(wanted.policies)
     if wanted.plot is not None:
         check_plot_file(wanted.plot, key="--plot")
+        writable("--plot", wanted.plot, inputs=(options.model, options.cluster, wanted.events))
     subject = _subject(options)
     trace, talk = trace_for(wanted.events, subject.cluster)
     end_s = wanted.length_s if wanted.length_s is not None else trace.end_s
@@ -97,9 +99,8 @@ def replayed(options: JobOptions, wanted: ReplayOptions, *, is_json: bool) -> Ou
 
 
 def _policies(text: str) -> tuple[str, ...]:
-    if text == "all":
-        return POLICIES
-    return tuple(choice("--policy", name.strip(), (*POLICIES, "all")) for name in text.split(","))
+    names = [choice("--policy", name.strip(), (*POLICIES, "all")) for name in text.split(",")]
+    return POLICIES if "all" in names else tuple(names)
 
 
 def _is_plan(path: str) -> bool:
@@ -115,12 +116,15 @@ def _subject(options: JobOptions) -> _Subject:
             "--seq-len": options.seq_len,
             "--global-batch-size": options.global_batch_size,
             "--dtype": options.dtype,
+            "--optimizer": options.optimizer if options.optimizer != "adamw" else None,
+            "--memory-margin": options.memory_margin if options.memory_margin != "0.05" else None,
         }
         for key, value in told.items():
             if value:
                 raise ConfigError("is for a model: a plan file has its own", key=key, found=str(value))
         plan = read_uneven_plan(options.model) if is_uneven else read_plan(options.model)
-        cluster = load_cluster(options.cluster, inter_node=options.inter_node)
+        named = load_cluster(options.cluster, inter_node=options.inter_node)
+        cluster = with_devices_of(plan.cluster, named)
         start = running_on(plan, cluster) if isinstance(plan, Plan) else uneven_running_on(plan, cluster)
         return _Subject(model=plan.model, cluster=cluster, job=plan.job, start=(start,))
     if not options.global_batch_size:

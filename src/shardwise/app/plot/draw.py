@@ -38,6 +38,7 @@ STYLE: Any = {
     # Letters as outlines: no font of the reader's moves a label.
     "svg.fonttype": "path",
     "svg.hashsalt": "shardwise",
+    "text.parse_math": False,  # names and sources are what they are, dollars included
 }
 
 DISTANCES = (11.0, 20.0, 32.0, 46.0, 62.0)
