@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.distributed.fsdp import FSDPModule
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.tensor import DTensor
 
@@ -163,6 +163,16 @@ TWINS: dict[str, tuple[str, Any]] = {
     "positions twice as far": ("shardwise.runtime.modules.rotation_of", _one_place_off),
 }
 """What is replaced (a dotted name), and by what."""
+
+
+def _policy_of_one_dtype(param_dtype: Any = None, reduce_dtype: Any = None) -> MixedPrecisionPolicy:
+    return MixedPrecisionPolicy(param_dtype=param_dtype, reduce_dtype=param_dtype)
+
+
+HALF_TWINS: dict[str, tuple[str, Any]] = {
+    "gradients are added up in bf16": ("shardwise.runtime.shard.MixedPrecisionPolicy", _policy_of_one_dtype),
+}
+"""Of runs in bf16."""
 
 ALIKE: dict[str, tuple[str, Any]] = {
     "nothing is computed again": ("shardwise.runtime.divide.recompute_kinds", _nothing_again),

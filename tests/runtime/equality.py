@@ -11,7 +11,7 @@ from unittest.mock import patch
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from tests.runtime.broken import ALIKE, TWINS
+from tests.runtime.broken import ALIKE, HALF_TWINS, TWINS
 from tests.runtime.twin import broken_twin
 from torch import nn
 from torch.distributed.tensor import DTensor
@@ -117,6 +117,20 @@ def divided(
         found = difference(job, expected, seed, _gradient_error, job.parameters)
         layers = tuple(tuple(map(int, stage.layers)) for _, stage in job.stages)
         return replace(found, layers=layers, passes=sum(passes) // len(expected.losses))
+
+
+def precision(report: Report, plan: Plan, broken: str | None) -> tuple[bool, bool]:
+    """On every rank: whether its weights, and whether the sums of its gradients, are more than bf16 can
+    tell. Nothing is clipped, which would scale what was rounded."""
+    with broken_twin(HALF_TWINS, broken):
+        job = parallelize(whole_module(plan.model, 0), plan, max_norm=1e9)
+    is_more = []
+    job.backward(batches(plan, 0).batch(0))
+    for values in ([p.detach() for p in job.parameters], [p.grad for p in job.parameters]):
+        local = [each.to_local() if isinstance(each, DTensor) else each for each in values]
+        is_more.append(any(bool((each != each.bfloat16().float()).any()) for each in local))
+    weights, gradients = is_more
+    return weights, gradients
 
 
 @contextmanager

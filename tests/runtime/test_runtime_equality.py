@@ -7,7 +7,7 @@ from itertools import accumulate
 
 import pytest
 from tests.runtime.broken import ALIKE, TWINS
-from tests.runtime.equality import Difference, Trajectory, divided, single_process
+from tests.runtime.equality import Difference, Trajectory, divided, precision, single_process
 from tests.runtime.plans import BATCH, make_plan
 
 from shardwise.plan import Plan
@@ -217,6 +217,20 @@ def test_bf16_with_fp32_reduction_stays_close(team: Team, text: str, model: str)
     largest = max(rank.loss for rank in found)
     assert 1e-6 < largest < HALF_TOLERANCE  # not fp32 under another name
     assert max(rank.norm for rank in found) < HALF_TOLERANCE
+
+
+@pytest.mark.parametrize(("text", "model"), HALF)
+def test_in_bf16_weights_and_sums_are_kept_in_fp32(team: Team, text: str, model: str) -> None:
+    plan = make_plan(text, model=model, dtype="bf16")
+    devices = plan.cluster.devices
+    assert team.run(devices, precision, plan, None) == [(True, True)] * devices
+
+
+@pytest.mark.parametrize(("text", "model"), [HALF[0], HALF[2]])
+def test_sums_in_bf16_are_seen(team: Team, text: str, model: str) -> None:
+    plan = make_plan(text, model=model, dtype="bf16")
+    found = team.run(plan.cluster.devices, precision, plan, "gradients are added up in bf16")
+    assert found == [(True, False)] * plan.cluster.devices
 
 
 BROKEN = [

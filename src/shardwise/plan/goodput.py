@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from shardwise.cluster import Cluster
 from shardwise.equations import goodput
 from shardwise.plan.record import Result
+from shardwise.plan.uneven import UnevenResult
 
 GOODPUT_FROM_DEVICES = 1000
 """Clusters of so many devices and more have their goodput told without being asked."""
@@ -60,7 +61,7 @@ class Goodput:
     inputs: Reliability
 
 
-def goodput_of(result: Result, cluster: Cluster, reliability: Reliability) -> Goodput:
+def goodput_of(result: Result | UnevenResult, cluster: Cluster, reliability: Reliability) -> Goodput:
     """The goodput of a long run of `result` on `cluster`.
 
     Checkpoints fall on the ends of steps, so an interval is at least a step long.

@@ -55,13 +55,19 @@ class Stage:
         found: list[int] = []
         for part in self.ranks.split(","):
             first, dash, last = part.partition("-")
-            if not first.isdecimal() or (dash and not last.isdecimal()):
+            last = last if dash else first
+            if not (_is_rank(first) and _is_rank(last) and int(first) <= int(last)):
                 raise ConfigError(
                     "is no list of ranges of ranks", key="best.layout", found=self.ranks[:40],
                     allowed="such as 0-7,16-23",
                 )  # fmt: skip
-            found += range(int(first), int(last or first) + 1)
+            found += range(int(first), int(last) + 1)
         return tuple(found)
+
+
+def _is_rank(text: str) -> bool:
+    """Whether it may be the number of a device: no cluster has ten million."""
+    return text.isascii() and text.isdecimal() and len(text) <= 7
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

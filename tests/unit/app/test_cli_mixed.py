@@ -12,8 +12,9 @@ import jsonschema
 import pytest
 from tests.unit.app.test_cli_commands import validated
 
+from shardwise.errors import ConfigError
 from shardwise.plan import PROVEN_GAP, Layout, MixedFigures, Pipeline, read_uneven_plan, write_uneven_plan
-from shardwise.search import priced_again
+from shardwise.search import baselines, priced_again
 from shardwise.search.uneven.drive import UnevenOutcome
 from shardwise.sim import read_trace
 from shardwise.strategy import target_of
@@ -60,6 +61,8 @@ def test_our_runtime_runs_uneven_plans(run: Any, dtype: str) -> None:
 def test_what_our_runtime_does_not_run_is_planned_where_any_is_asked_for(run: Any) -> None:
     ran = run(*ON_PROCESSORS, "bf16", "--optimizer", "muon", "--target", "any")
     assert "--target any --save plan.yaml" in ran.out and "does not run this plan" in ran.err
+    refused = run(*ON_PROCESSORS, "bf16", "--optimizer", "muon")
+    assert refused.code == 2 and "runs no plan of this job" in refused.err and "--target any" in refused.err
 
 
 def test_a_runtime_with_fewer_dtypes_under_uneven_plans_gets_the_best_uniform_one(
@@ -199,6 +202,14 @@ def test_a_timeline_of_what_is_no_plan_is_refused(run: Any, tmp_path: Path) -> N
             "device bytes",
         ),
         (lambda best: replace(best, pipeline_s=(0.5, *best.pipeline_s[1:])), "pipeline 0"),
+        (lambda best: replace(best, mfu=0.99), "mfu"),
+        (lambda best: replace(best, tightest_rank=best.tightest_rank + 1), "tightest rank"),
+        (
+            lambda best: replace(
+                best, peak_memory=replace(best.peak_memory, reserved=best.peak_memory.device)
+            ),
+            "reserved bytes",
+        ),
         (lambda best: replace(best, layout=moved(best.layout)), "layout"),
     ],
 )
@@ -259,6 +270,48 @@ def test_stage_dp_is_refused_where_it_says_nothing(run: Any, cluster: str, stage
     ran = run(*SHARED[:3], cluster, *SHARED[4:-1], stage_dp)
     assert ran.code == 2 and "--stage-dp" in ran.err and told in ran.err
     assert ran.err.count("\n") == 1
+
+
+def test_what_options_ask_for_is_told_of_an_uneven_plan(run: Any, tmp_path: Path) -> None:
+    path = str(tmp_path / "plan.yaml")
+    found = answer(run, *QUESTION, "--mtbf", "1000h")
+    assert 0.0 < found["goodput"]["fraction"] < 1.0 and found["parts"]
+    saved = run(*QUESTION, "--save", path, "--json")
+    verdict = json.loads(run("check", path, "--json").out)
+    assert json.loads(saved.out)["plan_hash"] == found["plan_hash"] == verdict["plan_hash"]
+
+
+def test_uniform_strategies_that_were_not_searched_to_the_end_leave_nothing_proven(
+    run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert answer(run, *QUESTION)["is_proven"]
+    whole = baselines._part
+    monkeypatch.setattr(baselines, "_part", lambda *of: replace(whole(*of), is_complete=False))
+    assert not answer(run, *QUESTION)["is_proven"]
+    assert "uniform strategies were not searched to the end" in run(*QUESTION).out
+
+
+@pytest.mark.parametrize("ranks", ["0-99999999999999999999", "0-9999999", "1" * 5000, "3-1", "\u0663"])
+def test_ranks_that_no_cluster_has_are_found_out(run: Any, tmp_path: Path, ranks: str) -> None:
+    path = str(tmp_path / "plan.yaml")
+    assert run(*QUESTION, "--save", path).code == 0
+    plan = read_uneven_plan(path)
+    first, *others = plan.best.layout.pipelines
+    stage = replace(first.stages[0], ranks=ranks)
+    layout = Layout(pipelines=(Pipeline(stages=(stage, *first.stages[1:])), *others))
+    write_uneven_plan(path, replace(plan, best=replace(plan.best, layout=layout)))
+    assert run("check", path).code == 4
+    if ranks != "0-9999999":
+        with pytest.raises(ConfigError, match="is no list of ranges of ranks"):
+            _ = stage.rank_numbers
+
+
+def test_a_space_file_of_what_one_pool_alone_has_is_taken(run: Any, tmp_path: Path) -> None:
+    path = tmp_path / "s.yaml"
+    path.write_text("axes: {tp: [8]}\n")
+    argv = ("plan", "opt-350m", "--cluster", "1x8xA100-80G+1x4xT4", "--seq-len", "1024")
+    found = answer(run, *argv, "--global-batch-size", "64", "--space", str(path))
+    assert found["best"]["strategy"]["tp"] == 8 and found["devices_used"] == 8
 
 
 def test_an_altered_file_is_refused_and_other_commands_say_what_it_is(run: Any, tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 
 from shardwise import search
@@ -11,7 +11,7 @@ from shardwise.app.cli import card, documents, tables
 from shardwise.app.cli.output import INTERRUPTED, Output, progress
 from shardwise.app.cli.request import OWN, JobOptions, Request, Wanted, load_request, writable
 from shardwise.app.cli.spaces import counted_space, counted_uneven, require_candidates, space_choice
-from shardwise.app.cli.targets import not_run, wanted_target
+from shardwise.app.cli.targets import not_run, not_trained, require_job, wanted_target
 from shardwise.app.cli.uneven_card import uneven_card
 from shardwise.errors import ConfigError
 from shardwise.plan import (
@@ -22,6 +22,7 @@ from shardwise.plan import (
     Result,
     UnevenAnswer,
     UnevenFile,
+    UnevenResult,
     goodput_of,
     plan_of,
     write_plan,
@@ -58,12 +59,13 @@ def planned(
     request = load_request(options)
     target = wanted_target(wanted.target, request)
     if target is not None:
+        require_job(target, request)
         job = replace(request.job, profile=target.run_by(request.job.profile))
         request = replace(request, job=job)
     uses_parts = wanted.allow_idle or wanted.objective in ("devices", "cost")
-    if not uses_parts:
-        require_candidates(chosen, fixed, request)
     by_pools = wanted.objective == "time" and search.is_mixed(request.cluster)
+    if not uses_parts and not by_pools:
+        require_candidates(chosen, fixed, request)
     question = search.Question(
         model=request.model,
         cluster=request.cluster,
@@ -86,7 +88,9 @@ def planned(
         if by_pools:
             found = search.plan_pools(question, target=target, progress=show)
             if isinstance(found, UnevenAnswer):
-                return _uneven_output(found, request, wanted, save=save, is_json=is_json)
+                return _uneven_output(
+                    found, request, wanted, save=save, is_json=is_json, reliability=reliability
+                )
             answer = found
         elif target is not None:
             answer = search.plan_for(target, question, search.plan, progress=show)
@@ -112,24 +116,32 @@ def _check_shared_rows(wanted: Wanted, target: Target | None, *, by_pools: bool)
 
 
 def _uneven_output(
-    answer: UnevenAnswer, request: Request, wanted: Wanted, *, save: str | None, is_json: bool
+    answer: UnevenAnswer,
+    request: Request,
+    wanted: Wanted,
+    *,
+    save: str | None,
+    is_json: bool,
+    reliability: Reliability | None,
 ) -> Output:
     """The card or document of an uneven plan; the plan file too."""
     talk, code = _ended(answer.is_interrupted)
+    goodput = _told_goodput(answer.best, request, reliability)
+    plan = UnevenFile(
+        model=request.model,
+        cluster=request.cluster,
+        job=request.job,
+        best=answer.best,
+        certificate=answer.certificate,
+        mixed=answer.mixed,
+    )
     if save is not None:
-        plan = UnevenFile(
-            model=request.model,
-            cluster=request.cluster,
-            job=request.job,
-            best=answer.best,
-            certificate=answer.certificate,
-            mixed=answer.mixed,
-        )
         talk.append(f"wrote {save} ({write_uneven_plan(save, plan)})")
     in_the_way = not_run(answer.best, request)
-    talk += _not_trained(in_the_way, request, save)
+    talk += not_trained(in_the_way, request, save)
     if is_json:
-        return Output(document=documents.uneven_answer(answer, request, in_the_way), talk=talk, code=code)
+        document = documents.uneven_answer(plan, answer, request, goodput, not_run=in_the_way)
+        return Output(document=document, talk=talk, code=code)
     command = " ".join(("shardwise plan", *question_words(request.options)))
     command += f" --target {wanted.target}" if wanted.target is not None else ""
     command += f" --stage-dp {wanted.stage_dp}" if wanted.stage_dp > 1 else ""
@@ -147,17 +159,6 @@ def _uneven_output(
         next_commands=following,
     )
     return Output(lines=lines, talk=talk, code=code)
-
-
-def _not_trained(in_the_way: Sequence[str] | None, request: Request, save: str | None) -> list[str]:
-    """What is said where our own runtime does not run the plan: on devices that it knows by name, and of any
-    plan file."""
-    is_told = save is not None or target_of(OWN).knows_devices(request.cluster.classes)
-    return (
-        [f"shardwise: `shardwise train` does not run this plan: {'; '.join(in_the_way)}"]
-        if in_the_way and is_told
-        else []
-    )
 
 
 def _ended(is_interrupted: bool) -> tuple[list[str], int]:
@@ -181,7 +182,7 @@ def _plan_output(
     goodput = _told_goodput(answer.best, used, reliability)
     talk, code = _ended(answer.is_interrupted)
     in_the_way = not_run(answer.best.strategy, used)
-    talk += _not_trained(in_the_way, used, save)
+    talk += not_trained(in_the_way, used, save)
     if wanted.objective != "time" and search.is_mixed(request.cluster):
         talk.append(
             f"shardwise: uneven plans are looked for by time alone; for {wanted.objective} only uniform"
@@ -213,7 +214,9 @@ def _plan_output(
     return Output(lines=lines, talk=talk, code=code)
 
 
-def _told_goodput(best: Result, request: Request, reliability: Reliability | None) -> Goodput | None:
+def _told_goodput(
+    best: Result | UnevenResult, request: Request, reliability: Reliability | None
+) -> Goodput | None:
     if reliability is None and request.cluster.devices < GOODPUT_FROM_DEVICES:
         return None
     return goodput_of(best, request.cluster, reliability or Reliability())

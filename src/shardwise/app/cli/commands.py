@@ -160,6 +160,7 @@ def plan(
         mtbf=mtbf, interval=checkpoint_interval, stall=checkpoint_stall, restart=restart, jitter=jitter
     )
     if for_trace.is_asked(events, policy):
+        for_trace.check_wanted(wanted, reliability)
         return for_trace.planned(options, wanted, events or "", policy, save=save, is_json=is_json)
     return answer.planned(options, wanted=wanted, save=save, is_json=is_json, reliability=reliability)
 

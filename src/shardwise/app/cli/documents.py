@@ -10,7 +10,6 @@ from shardwise.check import PipelineCount, SpaceCount
 from shardwise.cluster import Cluster, pools_of
 from shardwise.model import Model, active_parameters, parameters
 from shardwise.plan import (
-    PROVEN_GAP,
     Answer,
     Frontier,
     Goodput,
@@ -18,10 +17,12 @@ from shardwise.plan import (
     Plan,
     Result,
     UnevenAnswer,
+    UnevenFile,
     certificate_document,
     document_hash,
     layout_document,
     plan_document,
+    plan_hash,
     result_document,
     usd_per_billion_tokens,
 )
@@ -59,27 +60,35 @@ def plan_answer(
     }
 
 
-def uneven_answer(answer: UnevenAnswer, request: Request, not_run: Sequence[str] | None) -> dict[str, object]:
+def uneven_answer(
+    plan: UnevenFile,
+    answer: UnevenAnswer,
+    request: Request,
+    goodput: Goodput | None = None,
+    *,
+    not_run: Sequence[str] | None,
+) -> dict[str, object]:
     """`plan --json` where the best plan is uneven: the same keys, no strategy, and `uneven` of the best."""
     best = answer.best
-    body: dict[str, object] = {
+    return {
+        "schema": "shardwise.plan-answer",
+        "version": VERSION,
+        "plan_hash": plan_hash(plan),
         **question_document(request.model, request.cluster, request.job),
         "objective": "time",
         "best": _uneven_result(answer, request),
         "runners_up": [],
         "devices_used": request.cluster.devices - best.idle_devices,
-        "parts": [],
+        "parts": [asdict(part) for part in answer.parts],
         "frontier": None,
         "frontier_certificate": None,
-        "goodput": None,
+        "goodput": None if goodput is None else asdict(goodput),
         "not_run": None if not_run is None else list(not_run),
-        "is_proven": answer.certificate.gap <= PROVEN_GAP and not answer.certificate.unexplored,
+        "is_proven": answer.is_proven,
         "uneven_gap": answer.certificate.gap,
         "is_interrupted": answer.is_interrupted,
         "certificate": certificate_document(answer.certificate),
     }
-    head = {"schema": "shardwise.plan-answer", "version": VERSION}
-    return {**head, "plan_hash": document_hash(body), **body}
 
 
 def _uneven_result(answer: UnevenAnswer, request: Request) -> dict[str, object]:

@@ -13,7 +13,7 @@ from shardwise.app.cli.output import Line, Output, row
 from shardwise.app.cli.replanning import arrangement_text, trace_for, uneven_layout, unreachable_lines
 from shardwise.app.cli.request import JobOptions, Request, Wanted, choice, load_request, writable
 from shardwise.app.cli.spaces import space_choice
-from shardwise.app.cli.targets import not_run
+from shardwise.app.cli.targets import not_run, not_trained
 from shardwise.app.cli.uneven_card import plan_lines
 from shardwise.cluster import Cluster, Conditions, EventTrace, NodeView, events_text, of_nodes
 from shardwise.errors import ConfigError, InternalError
@@ -24,6 +24,7 @@ from shardwise.plan import (
     ForTrace,
     MixedFigures,
     Plan,
+    Reliability,
     UnevenAnswer,
     UnevenFile,
     plan_of,
@@ -49,6 +50,9 @@ from shardwise.replan import (
 from shardwise.strategy import parse_fields
 from shardwise.units import format_seconds
 
+DEFAULT_TOP = 3
+"""Runners-up that `plan` tells where none are asked for."""
+
 
 def is_asked(events: str | None, policy: str | None) -> bool:
     """Whether a plan for a trace is asked for. ConfigError for a policy without a trace."""
@@ -62,7 +66,6 @@ def planned(
 ) -> Output:
     """The answer of `plan --events`; writes the plan file where `save` names one. Raises Infeasible where
     nothing runs at any time, or, for policy `now`, at first."""
-    _check_wanted(wanted)
     policy = choice("--policy", policy or "expected", TRACE_POLICIES)
     fixed = parse_fields(wanted.fix, key="--fix")
     chosen = space_choice(wanted.space)
@@ -80,7 +83,10 @@ def planned(
         uneven, answer = _uneven(planner, picks, found, request)
         hash_of = None if save is None else write_uneven_plan(save, uneven)
         on = replace(request, cluster=uneven.cluster)
-        document = documents.uneven_answer(answer, on, not_run(answer.best, on))
+        # What is proven is told of the trace, not of one plan by itself.
+        in_the_way = not_run(answer.best, on)
+        whole = documents.uneven_answer(uneven, answer, on, not_run=in_the_way)
+        document = {**whole, "is_proven": False, "uneven_gap": None}
         lines = [
             *card.question_lines(request.model, uneven.cluster, request.job),
             *plan_lines(answer.best),
@@ -90,17 +96,20 @@ def planned(
     else:
         plan, proven = _plan(picks, found, request, chosen.base)
         hash_of = None if save is None else write_plan(save, plan)
-        document = documents.plan_answer(plan, proven)
+        on = replace(request, cluster=plan.cluster)
+        in_the_way = not_run(plan.best.strategy, on)
+        document = documents.plan_answer(plan, proven, not_run=in_the_way)
         lines = card.result_card(proven.best, model=plan.model, cluster=plan.cluster, job=plan.job)
     talk = [*told, *unreachable_lines("unreachable for some time", picks.unreachable)]
+    talk += not_trained(in_the_way, on, save)
     talk += [] if save is None else [f"wrote {save} ({hash_of})"]
     if is_json:
         return Output(document={**document, "for_trace": _document(picks, found)}, talk=talk)
     return Output(lines=[*lines, *_card(picks, found, request, save)], talk=talk)
 
 
-def _check_wanted(wanted: Wanted) -> None:
-    """What belongs to one cluster that stays as it is cannot be asked of a trace."""
+def check_wanted(wanted: Wanted, reliability: Reliability | None) -> None:
+    """ConfigError where something is asked for that belongs to one cluster which stays as it is."""
     for option, is_asked in (
         ("--objective", wanted.objective != "time"),
         ("--frontier", wanted.frontier),
@@ -108,6 +117,9 @@ def _check_wanted(wanted: Wanted) -> None:
         ("--target", wanted.target is not None),
         ("--budget", wanted.budget_s is not None),
         ("--braid", wanted.braid > 1),
+        ("--allow-idle", wanted.allow_idle),
+        ("--top", wanted.top != DEFAULT_TOP),
+        ("--mtbf, --checkpoint-interval, --checkpoint-stall, --restart, --jitter", reliability is not None),
     ):
         if is_asked:
             raise ConfigError("does not go with --events", key=option, allowed="one of the two")

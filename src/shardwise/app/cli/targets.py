@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+
 from shardwise.app.cli.request import OWN, Request, choice
 from shardwise.errors import ConfigError
 from shardwise.model import has_windows
@@ -41,11 +43,37 @@ def not_run(plan: Strategy | UnevenResult, request: Request) -> tuple[str, ...] 
         stages = [stage for pipeline in plan.layout.pipelines for stage in pipeline.stages]
         is_beyond = any(stage.parts for stage in stages) and not target.runs_braids
         found, dtypes = ["stages on two pools"] if is_beyond else [], target.uneven_dtypes
+    return (*found, *_unknown(target, dtypes, request))
+
+
+def require_job(target: Target, request: Request) -> None:
+    """ConfigError where the target runs no plan of the job, whatever it is."""
+    for told in _unknown(target, target.dtypes, request):
+        raise ConfigError(
+            f"{target.command} runs no plan of this job",
+            key="--target",
+            found=told,
+            allowed="--target any, which plans it all the same",
+        )
+
+
+def _unknown(target: Target, dtypes: Sequence[str], request: Request) -> Iterator[str]:
+    """What of a job and its model a target does not know, which knows these dtypes."""
     for key, value, known in (
-        ("dtype", job.dtype, dtypes),
-        ("optimizer", job.optimizer, target.optimizers),
+        ("dtype", request.job.dtype, dtypes),
+        ("optimizer", request.job.optimizer, target.optimizers),
         ("model family", request.model.family, target.families),
     ):
         if value not in known:
-            found.append(f"{key} {value} (it runs {', '.join(known)})")
-    return tuple(found)
+            yield f"{key} {value} (it runs {', '.join(known)})"
+
+
+def not_trained(in_the_way: Sequence[str] | None, request: Request, save: str | None) -> list[str]:
+    """What is said where our own runtime does not run the plan: on devices that it knows by name, and of any
+    plan file."""
+    is_told = save is not None or target_of(OWN).knows_devices(request.cluster.classes)
+    return (
+        [f"shardwise: `shardwise train` does not run this plan: {'; '.join(in_the_way)}"]
+        if in_the_way and is_told
+        else []
+    )

@@ -105,19 +105,25 @@ def _compared(answer: UnevenAnswer, cluster: Cluster) -> Iterator[Line]:
         (mixed.uniform_step_time_s, "the best uniform strategy", "no uniform strategy fits"),
         (mixed.fastest_class_step_time_s, f"{mixed.fastest_class} alone", "the model fits on no class alone"),
     )
+    is_whole = all(part.is_complete for part in answer.parts)
     for index, (time_s, name, never) in enumerate(told):
         label = "gain" if index == 0 else ""
         if time_s is None:
-            yield row(label, (never, "value"))
+            yield row(label, (never if is_whole else "no uniform strategy was found", "value"))
         else:
             text = f"{time_s / best_s:.2f} × as fast as {name}"
             yield row(label, (text, "value"), (f"   {words.seconds(time_s)}", "dim"))
     if answer.best.idle_devices:
         names = f", all of {', '.join(mixed.idle)}" if mixed.idle else ""
         text = f"{answer.best.idle_devices} of {cluster.devices} devices left idle{names}"
-        yield row("", (f"{text}: using them is not faster", "warn"))
+        gap = answer.certificate.gap
+        least = f" by more than {words.percent(gap, 2)}" if gap > PROVEN_GAP else ""
+        yield row("", (f"{text}: using them is not faster{least}", "warn"))
     else:
         yield row("", (f"all {cluster.devices} devices work", "dim"))
+
+    if not is_whole:
+        yield row("", ("uniform strategies were not searched to the end", "warn"))
 
 
 def _proof(answer: UnevenAnswer) -> Iterator[Line]:

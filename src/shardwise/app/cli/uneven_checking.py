@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from shardwise.check import Check, Verdict, number_check, value_check
-from shardwise.plan import document_hash, read_uneven_plan, uneven_plan_document
-from shardwise.search import priced_again
+from collections.abc import Iterator
+
+from shardwise.check import Check, Verdict, number_check, parts_check, value_check
+from shardwise.plan import UnevenFile, document_hash, read_uneven_plan, uneven_plan_document
+from shardwise.search import RecordPrices, priced_again, restated
 
 
 def check_uneven_file(path: str) -> Verdict:
@@ -43,14 +45,36 @@ def check_uneven_file(path: str) -> Verdict:
                 expected=f"at most {found.usable_bytes!r} B",
             ),
             number_check("certificate", certificate.best_s, best.step_time_s),
+            number_check("gap", certificate.gap, 1.0 - certificate.lower_bound_s / best.step_time_s, 1.0),
+            *_figure_checks(plan),
         ]
+    bound = f"no plan takes less than {certificate.lower_bound_s!r} s"
     checks.append(
         Check(
             name="optimal",
             ok=False,
-            found=f"no plan takes less than {certificate.lower_bound_s!r} s",
+            found=bound if plan.for_trace is None else "chosen for a trace: nothing is claimed of it alone",
             expected="the same, by another search: there is none for uneven plans",
             is_open=True,
         )
     )
     return Verdict(plan_hash=stated, checks=tuple(checks))
+
+
+def _figure_checks(plan: UnevenFile) -> Iterator[Check]:
+    """What follows from the times and bytes of the stages; nothing of a plan that does not fit."""
+    best, batch = plan.best, plan.job.global_batch_size
+    again = restated(RecordPrices(plan.model, plan.cluster, plan.job), best, batch)
+    if again is None:
+        return
+    for name in ("mfu", "mfu_full_attention", "tokens_per_s_per_device"):
+        yield number_check(name, getattr(best, name), getattr(again, name))
+    for name in ("allocated", "reserved", "capacity"):
+        yield number_check(f"{name} bytes", getattr(best.peak_memory, name), getattr(again.peak_memory, name))
+    yield value_check("tightest rank", best.tightest_rank, again.tightest_rank)
+    yield parts_check("breakdown parts", best.breakdown, again.breakdown, again.step_time_s)
+    for place, (pipeline, own) in enumerate(zip(best.layout.pipelines, best.microbatches, strict=True)):
+        part = own / sum(best.microbatches)
+        wrong = [stage.share for stage in pipeline.stages if abs(stage.share - part) > 1e-9]
+        if wrong:
+            yield number_check(f"share of pipeline {place}", wrong[0], part)

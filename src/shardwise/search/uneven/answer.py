@@ -106,7 +106,9 @@ def _of_pools(
         return answer_of(question, found, clock, progress)
     figures = figures_of(question, found)
     uneven, why, gap = _faster(question, figures, clock, progress)
-    return uneven or _told(answer_of(question, found, clock, progress), why, gap)
+    if uneven is not None:
+        return replace(uneven, parts=found.parts)
+    return _told(answer_of(question, found, clock, progress), why, gap)
 
 
 def _of_target(
@@ -130,7 +132,7 @@ def _of_target(
     if clock.is_interrupted or answer.mixed is None:
         return answer
     uneven, why, gap = _faster(question, answer.mixed, clock, progress)
-    return uneven or _told(answer, why, gap)
+    return _told(answer, why, gap) if uneven is None else replace(uneven, parts=answer.parts)
 
 
 def _faster(

@@ -40,12 +40,13 @@ def faults_of(space: UnevenSpace, result: UnevenResult, global_batch_size: int) 
         yield "the pipelines differ"
 
 
-def _ranks(stage: Stage | StagePart) -> range | None:
-    """The stage's ranks; None where the text has another form."""
-    first, _, last = stage.ranks.partition("-")
-    if not first.isdecimal() or not (last or "0").isdecimal():
+def _ranks(stage: Stage | StagePart, devices: int) -> range | None:
+    """The stage's ranks; None where the text has another form, or names none of so many devices."""
+    first, dash, last = stage.ranks.partition("-")
+    last = last if dash else first
+    if not all(text.isascii() and text.isdecimal() and len(text) < 10 for text in (first, last)):
         return None
-    return range(int(first), int(last or first) + 1)
+    return range(int(first), int(last) + 1) if int(last) < devices else None
 
 
 def _faults_of_stage(
@@ -105,7 +106,7 @@ def _faults_of_ranks(
     space: UnevenSpace, result: UnevenResult, stage: Stage | StagePart, size: int, taken: set[int]
 ) -> Iterator[str]:
     """Where a stage, or a part of one, is not on so many free ranks of a node of its pool; they are taken."""
-    ranks, pool = _ranks(stage), _pool(space, result, stage)
+    ranks, pool = _ranks(stage, space.cluster.devices), _pool(space, result, stage)
     if ranks is None or not len(ranks) or pool is None:
         yield f"a stage on {stage.device_class}, ranks {stage.ranks}"
         return
@@ -129,14 +130,15 @@ def _faults_of_groups(space: UnevenSpace, place: int, pipeline: Pipeline) -> Ite
     names = {pool.name for pool in space.pools}
     plain = [stage for stage in pipeline.stages if not stage.parts]
     known = {part.device_class for stage in pipeline.stages for part in (stage.parts or (stage,))}
-    if not known <= names or any(_ranks(stage) is None for stage in plain):
+    devices = space.cluster.devices
+    if not known <= names or any(_ranks(stage, devices) is None for stage in plain):
         return
     nodes: dict[tuple[int, int], set[int]] = defaultdict(set)
     of = [node for node, one in enumerate(space.cluster.nodes) for _ in range(one.devices)]
     for stage, ends in zip(pipeline.stages, ends_of(space, pipeline), strict=True):
         if not stage.parts:
-            ranks = _ranks(stage) or range(0)
-            nodes[ends[0].pool, ends[0].group] |= {of[rank] for rank in ranks if rank < len(of)}
+            ranks = _ranks(stage, devices) or range(0)
+            nodes[ends[0].pool, ends[0].group] |= {of[rank] for rank in ranks}
     if any(len(found) > 1 for found in nodes.values()):
         yield f"stages of pipeline {place} are priced as in one node and lie in several"
 

@@ -119,7 +119,8 @@ class RecordPrices:
                     tiers, devices = kinds.problem.tiers, self._space.pools[pool].node.devices
                     tier, senders = len(tiers) - 1, devices // end.together
                     if is_inside:
-                        tier = max(i for i, inner in enumerate(tiers) if inner.span <= devices)
+                        inside = (i for i, inner in enumerate(tiers) if inner.span <= devices)
+                        tier = max(inside, default=len(tiers) - 1)
                         senders = stage.devices
                     found.append(float(hop_s(kinds, tier, senders)[0]))
             hops.append(max(found))
