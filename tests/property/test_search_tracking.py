@@ -578,8 +578,13 @@ def test_repetitions_are_solved_once_and_counted_each() -> None:
 def test_choices_that_are_taken_for_those_of_the_whole_chain_are_noticed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """By another frontier, or by a choice that the whole chain does not have."""
     monkeypatch.setattr(prune.Narrowed, "_original", lambda self, place, choice: choice)
-    assert not agrees(range(60))
+    try:
+        is_noticed = not agrees(range(60))
+    except IndexError:
+        is_noticed = True
+    assert is_noticed
 
 
 def test_peaks_of_links_that_add_up_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
