@@ -479,6 +479,8 @@ def test_plan_for_processes_of_this_machine_recommends_what_train_runs(run: Run)
 def test_what_train_does_not_run_is_planned_where_it_is_asked_for_and_marked(run: Run) -> None:
     asked = (*TINY[:-1], "tp=2,pp=2,offload=both", "--cluster", "1x4xcpu", "--optimizer", "muon")
     refused = run("plan", *asked)
+    assert refused.code == 2 and "runs no plan of this job; found optimizer muon" in refused.err
+    refused = run("plan", *asked[:-1], "adamw")
     assert refused.code == 2 and "fix.offload: is not run by shardwise train" in refused.err
     ran = run("plan", *asked, "--target", "any", "--json")
     assert validated(ran.out, "plan-answer")["not_run"] == [
