@@ -226,8 +226,9 @@ def test_in_bf16_weights_and_sums_are_kept_in_fp32(team: Team, text: str, model:
     assert team.run(devices, precision, plan, None) == [(True, True)] * devices
 
 
-@pytest.mark.parametrize(("text", "model"), [HALF[0], HALF[2]])
-def test_sums_in_bf16_are_seen(team: Team, text: str, model: str) -> None:
+def test_sums_in_bf16_are_seen(team: Team) -> None:
+    """Of one reduction a step: what several add up to in fp32 may be more than bf16 can tell."""
+    text, model = HALF[0]
     plan = make_plan(text, model=model, dtype="bf16")
     found = team.run(plan.cluster.devices, precision, plan, "gradients are added up in bf16")
     assert found == [(True, False)] * plan.cluster.devices
