@@ -99,6 +99,32 @@ def outcomes(seed: int, workers: int, gap: float) -> tuple[object, ...]:
     )  # fmt: skip
 
 
+def widest_round(monkeypatch: pytest.MonkeyPatch) -> float:
+    """Over all rounds of a search, how far the last block's bound is above the first one's, as a ratio."""
+    ratios = [1.0]
+    plain = drive._Drive._next
+
+    def watched(self: Any) -> Any:
+        found = plain(self)
+        keys = [one.least_s * (drive.EAGER if one.block.is_alike else 1.0) for one in found]
+        ratios.extend(key / min(keys) for key in keys)
+        return found
+
+    job = Job(seq_len=1024, global_batch_size=64, dtype="fp16")
+    cluster = load_cluster("1x2xA100-40G+1x2xV100-16G")
+    with monkeypatch.context() as watching:
+        watching.setattr(drive._Drive, "_next", watched)
+        search_uneven(UnevenSpace(load_model("gpt2"), cluster, job))
+    return max(ratios)
+
+
+def test_a_round_has_no_block_that_the_first_may_make_needless(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With all sizes that come next, blocks far above the first one's bound would be bounded for nothing."""
+    assert 1.0 < widest_round(monkeypatch) <= drive.NEARLY
+    monkeypatch.setattr(drive, "NEARLY", float("inf"))
+    assert widest_round(monkeypatch) > 1.1
+
+
 @pytest.mark.parametrize("gap", [0.0, 0.02])
 def test_any_number_of_workers_finds_the_same_with_the_same_ledger(
     gap: float, monkeypatch: pytest.MonkeyPatch

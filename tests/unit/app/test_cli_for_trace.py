@@ -99,6 +99,15 @@ def test_what_does_not_fit_together_is_one_line_and_writes_nothing(
     assert gone.code == 3 and "nothing fits" in gone.err and not out.exists()
 
 
+def test_what_our_runtime_runs_of_a_plan_for_a_trace_is_told(run: Any) -> None:
+    job = ("gpt2", "--cluster", "2x2xcpu", "--seq-len", "64", "--global-batch-size", "8", "--dtype", "fp32")
+    for fix, told in (("pp=2,schedule=1f1b", []), ("offload=optimizer", ["offload=optimizer"])):
+        ran = run("plan", *job, "--fix", fix, "--events", "slow n1 0.5", "--json")
+        found = json.loads(ran.out)["not_run"]
+        assert [one.partition(" (")[0] for one in found] == told
+        assert ("does not run this plan" in ran.err) == bool(told)
+
+
 def test_a_plan_file_with_another_trace_record_is_refused(run: Any, trace: str, tmp_path: Path) -> None:
     path = tmp_path / "plan.yaml"
     assert run("plan", *JOB, "--events", trace, "--policy", "worst", "--save", str(path)).code == 0

@@ -57,6 +57,9 @@ def test_a_node_is_as_slow_as_its_slowest_device() -> None:
     slow = slow.after(Slowdown(time_s=0.0, where="d15", speed=0.5))
     assert VIEW.states(slow)["n1"].speed == pytest.approx(1.02**-36)
     assert VIEW.states(slow)["n2"].speed == 1.0
+    # What is planned on is never better than what the cluster has.
+    fast = START.after(Slowdown(time_s=0.0, where="n3", speed=2.0))
+    assert VIEW.states(fast)["n3"].speed == 1.0
     well = slow.after(Slowdown(time_s=1.0, where="d15", speed=1.0))
     assert VIEW.states(well)["n1"].speed == stepped(0.7)
 

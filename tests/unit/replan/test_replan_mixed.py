@@ -134,6 +134,19 @@ def test_an_uneven_plan_waits_for_its_nodes_and_reads_its_checkpoint() -> None:
     assert static.steps[2] == pytest.approx((600.0 - static.choices[2].change_s) / step_s)
 
 
+def test_a_node_that_idles_is_not_missed() -> None:
+    """The plan of a file names all nodes that it was made for; one on which no stage lies may go."""
+    given = mixed()
+    best = given.best()
+    own = given.planner.uneven.part(best, [0], best.nodes)
+    idle = [name for name in given.names if name not in own.nodes]
+    start = UnevenArrangement(result=own.result, nodes=(*own.nodes, *idle))
+    lost = NodeLost(time_s=1000.0, node=idle[0])
+    assert given.planner.step_s(start, given.situation(lost)) is None  # as it stands it would wait
+    found = given.replayed(EventTrace(nodes=3, events=(lost,)), start)
+    assert [one.decision for one in found.run("static").choices] == ["keep", "keep"]
+
+
 def test_the_same_trace_gives_the_same_replay_of_an_uneven_plan() -> None:
     trace = trace_at_random(mixed().cluster, random.Random(4), 1.0)
     first = mixed().replayed(trace, mixed().best())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -86,6 +88,17 @@ def by_hand(space: UnevenSpace, ranks: tuple[str, str]) -> UnevenResult:
         tokens_per_s_per_device=1.0, mfu=0.1, mfu_full_attention=0.1, peak_memory=nothing, breakdown={},
         tightest_rank=0, idle_devices=4, pools=(space.pools[0].name,), is_alike=False, evaluator="by hand",
     )  # fmt: skip
+
+
+def test_a_pool_whose_only_tier_reaches_over_its_nodes_is_priced_from_its_record() -> None:
+    """NVLink joins 72 GB200 in nodes of four: no tier ends inside a node."""
+    job = Job(seq_len=SEQ_LEN, global_batch_size=16, dtype="fp16")
+    cluster = load_cluster("2x4xGB200+1x4xT4")
+    space = UnevenSpace(load_model("gpt2"), cluster, job)
+    priced = priced_again(space.model, cluster, job, replace(by_hand(space, ("0", "1")), idle_devices=10))
+    options = Pricing(space).options(Block(pools=(0,), micro_batch_size=1, least=1, most=1))
+    assert not priced.faults
+    assert priced.pipeline_s[0] == pytest.approx(pipeline_s(options, (0,), ((0, 6), (0, 6)), 16), rel=1e-12)
 
 
 def test_stages_of_a_group_that_are_in_several_nodes_are_found_out() -> None:
