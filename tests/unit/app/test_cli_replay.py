@@ -64,7 +64,7 @@ def test_a_plan_file_is_what_runs_at_first(run: Any, trace: str, tmp_path: Path)
     (static,) = json.loads(run(*argv).out)["policies"]
     assert static["decisions"][0]["strategy"]["tp"] == 2
     # The adaptive policy begins with it too, and stays where a move costs more than the trace is long.
-    dear = json.loads(run(*argv[:-1], "adaptive", "--restart", "1000h").out)["policies"][0]["decisions"][0]
+    dear = json.loads(run(*argv[:-1], "adaptive", "--restart", "1d").out)["policies"][0]["decisions"][0]
     assert (dear["decision"], dear["strategy"]["tp"], dear["transition_s"]) == ("keep", 2, 0.0)
     model = json.loads(run("replay", *JOB, "--events", trace, "--json", "--policy", "adaptive").out)
     assert model["policies"][0]["decisions"][0]["strategy"]["tp"] != 2
