@@ -8,10 +8,12 @@ from typing import Any
 import pytest
 import torch
 from tests.runtime.plans import CONFIGS, GPT, LLAMA, tiny
+from torch.nn import functional
 
 from shardwise.errors import ConfigError
 from shardwise.model import Model, catalogue_names, model_from_config, parameters
 from shardwise.runtime import initialise, reference_module
+from shardwise.runtime.loss import batch_share_loss
 from shardwise.runtime.modules import rotated, rotation_of
 from shardwise.runtime.numerics import Rope
 
@@ -58,6 +60,32 @@ def test_a_rotation_turns_pairs_by_their_angle() -> None:
     turned = rotated(x, (cos, sin)).flatten()
     expected = [-0.989992, 0.955336, 0.141120, 0.295520]  # cos 3, cos 0.3, sin 3, sin 0.3
     assert turned.tolist() == pytest.approx(expected, abs=1e-6)
+
+
+def test_a_rotation_has_the_gradient_of_its_formula() -> None:
+    """Of all, or of the first elements of a head alone: the rest passes."""
+    x = torch.randn(2, 3, 2, 6, dtype=torch.float64, requires_grad=True)
+    for half in (3, 2):
+        turn = (torch.randn(3, half, dtype=torch.float64), torch.randn(3, half, dtype=torch.float64))
+        assert torch.autograd.gradcheck(lambda x, turn=turn: rotated(x, turn), (x,))
+        assert torch.equal(rotated(x, turn)[..., 2 * half :], x[..., 2 * half :])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_loss_is_pytorchs_cross_entropy(dtype: torch.dtype) -> None:
+    """Shares of the batch's mean, and their gradients; also where the target's probability is too small for
+    fp32: e^-300 beside 1."""
+    logits, targets = torch.randn(2, 3, 11).to(dtype), torch.randint(11, (2, 3))
+    logits[0, 0], targets[0, 0] = -300.0, 4
+    logits[0, 0, 7] = 0.0
+    ours, theirs = logits.clone().requires_grad_(), logits.clone().requires_grad_()
+    loss = batch_share_loss(12, 11, None)(ours * 1, targets)  # not a leaf: it is used up
+    expected = functional.cross_entropy(theirs.float().flatten(0, 1), targets.flatten(), reduction="sum") / 12
+    loss.backward()
+    expected.backward()
+    assert loss.item() == pytest.approx(expected.item(), rel=1e-6) and loss > 300 / 12
+    assert ours.grad is not None and theirs.grad is not None
+    torch.testing.assert_close(ours.grad, theirs.grad)
 
 
 HUGGING_FACE: dict[str, dict[str, Any]] = {

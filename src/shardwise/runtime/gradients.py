@@ -7,7 +7,9 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, distributed, nn
 from torch.distributed.tensor import DTensor, Replicate
+from torch.nn.utils import get_total_norm
 
+from shardwise.runtime.private import multiply_all
 from shardwise.runtime.result import StepResult
 
 
@@ -40,9 +42,15 @@ def square_sum(parameters: Iterable[nn.Parameter], ranks: int, *, device: str) -
     """This rank's share of the sum of the squares of all gradients, which lie on `device`: over all ranks,
     shares add up to it."""
     total = torch.zeros((), device=device)
+    by_copies: dict[int, list[Tensor]] = {}
     for parameter in parameters:
         if parameter.grad is not None:
-            total += local(parameter.grad).float().square().sum() / copies(parameter, ranks)
+            by_copies.setdefault(copies(parameter, ranks), []).append(local(parameter.grad).float())
+    for (
+        many,
+        gradients,
+    ) in by_copies.items():  # all of them at once: devices wait for the host between kernels
+        total += get_total_norm(gradients).square() / many
     return total
 
 
@@ -58,9 +66,7 @@ def clip(loss: Tensor, squares: Tensor, parameters: Iterable[nn.Parameter], max_
 
 
 def scale(parameters: Iterable[nn.Parameter], factor: float) -> None:
-    for parameter in parameters:
-        if parameter.grad is not None:
-            local(parameter.grad).mul_(factor)
+    multiply_all([local(each.grad) for each in parameters if each.grad is not None], factor)
 
 
 class Tie:
