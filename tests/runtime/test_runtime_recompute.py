@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from shardwise.runtime.modules import rotation_of
 from shardwise.runtime.recompute import recompute_kinds
+from shardwise.strategy import MEGATRON_2024, target_of
 
 pytestmark = pytest.mark.xdist_group("runtime")
 
@@ -45,6 +46,7 @@ def test_operators_run_as_often_as_each_kind_says() -> None:
     none, selective, full = (counts_of_a_layer(kind) for kind in ("none", "selective", "full"))
     products = [counts["mm"] for counts in (none, selective, full)]
     assert products == [21, 21, 27]
+    assert target_of("shardwise").run_by(MEGATRON_2024).recompute_stops_early  # so are its plans priced
     attention = "_scaled_dot_product_flash_attention_for_cpu"
     assert [counts[attention] for counts in (none, selective, full)] == [1, 2, 2]
     # The activation's output is never kept: each backward has it once more.

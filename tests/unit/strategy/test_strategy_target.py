@@ -49,7 +49,9 @@ def test_a_target_does_some_things_in_its_own_way() -> None:
     assert target.run_by(MEGATRON_2024) == replace(MEGATRON_2024, reduces_by_block=True)
     assert target.knows_devices(["cpu"]) and not target.knows_devices(["cpu", "T4"])
     own = target_of("shardwise").run_by(MEGATRON_2024)
-    assert own == replace(MEGATRON_2024, reduces_by_block=True, keeps_gathered_inputs=True)
+    assert own == replace(
+        MEGATRON_2024, reduces_by_block=True, keeps_gathered_inputs=True, recompute_stops_early=True
+    )
 
 
 def test_a_target_runs_on_devices_that_it_knows_or_on_those_of_its_vendors() -> None:

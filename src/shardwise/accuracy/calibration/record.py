@@ -9,7 +9,13 @@ from typing import Any
 from shardwise.accuracy.calibration.kernels import KernelCurves, Tiles
 from shardwise.accuracy.calibration.links import LinkCurve
 from shardwise.cluster import AttentionCurve, Device, Tier, find_device
-from shardwise.strategy import CALIBRATION_SCHEMA, CALIBRATION_VERSION, OWN_PROFILE, PROFILES, Profile
+from shardwise.strategy import (
+    CALIBRATION_SCHEMA,
+    CALIBRATION_VERSION,
+    OWN_PROFILE,
+    PROFILES,
+    Profile,
+)
 
 KERNEL = "flash-2"
 """The generation of fused attention kernels that PyTorch brings along, on CPUs and on CUDA devices."""
@@ -200,12 +206,10 @@ def most_speed(device: Device) -> float:
 
 
 def eager_profile() -> Profile:
-    """Our own runtime on processors of general purpose: operators one by one, collectives that are waited
-    for, sends between stages beside the next action."""
+    """Our own runtime: operators one by one, collectives that are waited for, sends between stages beside the
+    next action. (What it does in its own way its capability file says.)"""
     waiting = PROFILES["fsdp2"].without_overlap()
-    return replace(
-        waiting, name=OWN_PROFILE, attention=(KERNEL,), recompute_stops_early=False, pipeline_overlap=1.0
-    )
+    return replace(waiting, name=OWN_PROFILE, attention=(KERNEL,), pipeline_overlap=1.0)
 
 
 def calibration_document(
