@@ -44,13 +44,16 @@ def step_end(
     """The end of the step on every row; `dense` and `expert` are the elements on each pipeline rank."""
     rows = family.rows
     owned = dense[0] / shardings.dense.optim + expert[0] / shardings.expert.optim
+    held = dense[0] + expert[0]
     for of_dense, of_expert in zip(dense[1:], expert[1:], strict=True):
         owned = np.maximum(owned, of_dense / shardings.dense.optim + of_expert / shardings.expert.optim)
+        held = np.maximum(held, of_dense + of_expert)
     ranks = rows.tp * rows.cp * rows.pp * rows.dp
     return StepEnd(
         norm_s=norm_s(figures, fabric, ranks, owned),
         tied_s=tied_s(figures, fabric, groups, family, blocks),
-        optimizer_s=optimizer_s(figures, offloads_optimizer(rows), owned),
+        optimizer_s=optimizer_s(figures, offloads_optimizer(rows), owned)
+        + copies_s(figures, family.microbatches, owned, held),
     )
 
 
@@ -89,3 +92,20 @@ def optimizer_s(figures: Figures, is_away: Column, owned: Column) -> Column:
     there = recipe.gradient_bytes + recipe.weight_bytes + moved
     there_s = owned * there / figures.host_link_bytes_per_s
     return np.where(is_away, there_s, here_s)
+
+
+def copies_s(figures: Figures, microbatches: Column, owned: Column, held: Column) -> Column:
+    """Seconds of what fully_shard copies in a step where gradients are wider than the weights that are
+    computed with: of each element, and of each that the rank owns."""
+    recipe = figures.recipe
+    if not (figures.profile.reduces_by_block and recipe.master_bytes):
+        return 0 * owned
+    narrow, wide = recipe.weight_bytes, recipe.gradient_bytes
+    # In and out of what is gathered; the narrow weights are written with the update.
+    nbytes = held * 2 * narrow + owned * (recipe.master_bytes + 2 * narrow)
+    # Sums, the first of which only widens, and into what is reduced; one microbatch's are widened there.
+    added = (narrow + wide) + (microbatches - 1) * (narrow + 2 * wide) + 2 * wide
+    nbytes = nbytes + held * np.where(microbatches > 1, added, narrow + wide)
+    # In a group of one what is gathered and reduced is copied.
+    nbytes = nbytes + np.where(owned == held, held * 2 * (narrow + wide), 0)
+    return nbytes / figures.memory_bytes_per_s

@@ -188,6 +188,7 @@ class Shards:
     tied_s: Any
     device_update_s: Any
     host_update_s: Any
+    copies_s: Any
 
 
 def shards_of(
@@ -237,6 +238,7 @@ def shards_of(
         tied_s=node.tied_s[of_node],
         device_update_s=device_update_s(problem, owned),
         host_update_s=host_update_s(problem, owned),
+        copies_s=copies_s(problem, table, owned, (rank_dense + rank_expert).max(axis=0)),
     )
 
 
@@ -343,6 +345,30 @@ def device_update_s(problem: Problem, owned: Any) -> Any:
     speed = problem.matmul_flop_per_s * problem.efficiency.matmul.peak_fraction
     arithmetic_s = owned * problem.optimizer.work_flop_per_hidden * problem.model.hidden / speed
     return owned * update_bytes(problem) / bandwidth + arithmetic_s
+
+
+def copies_s(problem: Problem, table: Any, owned: Any, held: Any) -> Any:
+    """What software that reduces block by block copies of weights and gradients in a step, of which a rank
+    owns and holds so many, where they are wider than what is computed with; 0 otherwise.
+
+    Its weights are narrowed (to write them is the optimizer's) and laid into what is gathered; that is laid
+    out again. The gradients of several
+    microbatches are widened and added up, then laid into what is reduced; those of one are widened there.
+    A rank alone also gathers and reduces, by copies. (PyTorch's fully_shard: `foreach_all_gather`,
+    `foreach_all_gather_copy_out` and `foreach_reduce` in _fsdp_collectives.py,
+    `accumulate_unsharded_grad_if_needed` in _fsdp_param.py.)
+    """
+    recipe = problem.recipe
+    if not problem.profile.reduces_by_block or not recipe.master_bytes:
+        return 0.0 * owned
+    weight, gradient, master = recipe.weight_bytes, recipe.gradient_bytes, recipe.master_bytes
+    microbatches = problem.job.global_batch_size // (table.dp * table.micro_batch_size)
+    summed = np.where(microbatches > 1, microbatches * (weight + 2.0 * gradient) - gradient, 0.0)
+    laid = np.where(microbatches > 1, 2.0 * gradient, weight + gradient)
+    moved = owned * (master + 2.0 * weight) + held * (2.0 * weight + summed + laid)
+    alone = np.where(owned == held, 2.0 * (weight + gradient), 0.0)
+    bandwidth = problem.memory_bytes_per_s * problem.efficiency.memory.fraction
+    return (moved + alone * held) / bandwidth
 
 
 def host_update_s(problem: Problem, owned: Any) -> Any:

@@ -109,8 +109,7 @@ def step_end(problem: Problem, table: Any, price: Price) -> StepEnd:
     return StepEnd(
         norm_s=shards.norm_s[of_shards],
         tied_s=shards.tied_s[of_shards],
-        optimizer_s=np.where(
-            is_offloaded, shards.host_update_s[of_shards], shards.device_update_s[of_shards]
-        ),
+        optimizer_s=np.where(is_offloaded, shards.host_update_s[of_shards], shards.device_update_s[of_shards])
+        + shards.copies_s[of_shards],
         host_s=problem.profile.host_step_s + 0.0 * table.tp,
     )

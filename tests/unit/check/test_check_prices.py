@@ -185,6 +185,18 @@ def test_a_whole_step() -> None:
     assert sum(own.breakdown.values()) == pytest.approx(own.step_time_s)
 
 
+def test_software_that_goes_by_block_copies() -> None:
+    """840 weights at 1000 B/s, two microbatches: 2 * 2 out of what is gathered, 4 and 2 * 2 into it, 6 + 10
+    to add gradients up, 2 * 4 into what is reduced, and 12 to gather and reduce alone; of a quarter of them,
+    which are not alone, 8 / 4 and 28."""
+    plain = brick_figures()
+    by_block = brick_figures(profile=replace(SOFTWARE, reduces_by_block=True))
+    for shard, nbytes in ((1, 48.0), (4, 30.0)):
+        asked = strategy(dp=4, optim_shard=shard)
+        more = judged(by_block, asked).breakdown["optimizer"] - judged(plain, asked).breakdown["optimizer"]
+        assert more == pytest.approx(0.84 * nbytes), shard
+
+
 def test_the_memory_of_a_rank() -> None:
     """840 weights at 2, 4 and 12 B; one microbatch keeps 4 * 300; temporaries are 2 * 200, more than the
     logits' 400 is not, and 110 gradients of 2 B."""

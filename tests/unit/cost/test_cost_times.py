@@ -328,6 +328,20 @@ def test_adamw_moves_thirty_bytes_per_parameter() -> None:
     close(end_of(one_node(), "pp=2").optimizer_s, 12.6)  # 420 on either stage
 
 
+def test_software_that_goes_by_block_copies_what_it_gathers_and_reduces() -> None:
+    """Beside the update's 30 B (7.5 where a quarter is owned), of an owned weight: 4 read to be narrowed,
+    2 * 2 into what is gathered; of each: 2 * 2 out of it, with two microbatches 6 and 10 to add gradients up
+    and 2 * 4 into what is reduced; where a rank is alone with them, 2 * 2 and 2 * 4 to gather and reduce."""
+    by_block = with_software(one_node(), reduces_by_block=True)
+    close(end_of(by_block, "zero_stage=0").optimizer_s, 0.84 * (30 + 8 + 4 + 24 + 12))
+    close(end_of(by_block, "zero_stage=1").optimizer_s, 0.84 * (7.5 + 8 / 4 + 4 + 24))
+    # One microbatch: its gradients are widened on their way into what is reduced, 2 + 4.
+    close(end_of(by_block, "micro_batch_size=2,zero_stage=0").optimizer_s, 0.84 * (30 + 8 + 4 + 6 + 12))
+    # Weights as wide as what is computed with are where they are.
+    wide = with_software(problem(on=cluster(1), dtype="fp32"), reduces_by_block=True)
+    close(end_of(wide, "dp=4").optimizer_s, 0.84 * 28)
+
+
 @pytest.mark.parametrize(
     ("optimizer", "dtype", "nbytes"),
     [
