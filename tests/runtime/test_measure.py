@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,12 +16,19 @@ from shardwise.accuracy import (
     COLLECTIVES,
     AttentionSample,
     BesideSample,
+    KernelCurves,
     LinkSample,
     MatmulSample,
+    MeasuredStep,
     MemorySample,
+    calibration_plans,
+    eager_profile,
+    priced_s,
+    with_accelerated_kernels,
 )
+from shardwise.app.cli import calibrating_cuda
 from shardwise.app.cli.main import main
-from shardwise.cluster import find_device
+from shardwise.cluster import AttentionCurve, Device, find_device, load_cluster
 from shardwise.equations import compute
 from shardwise.measure import (
     Clock,
@@ -34,9 +41,10 @@ from shardwise.measure import (
     lockstep_s,
 )
 from shardwise.measure.links import lost_s
-from shardwise.runtime import Team
+from shardwise.plan import Plan
+from shardwise.runtime import Team, TimedSteps, timed_steps
 from shardwise.runtime.private import DispatchMode
-from shardwise.strategy import read_calibration
+from shardwise.strategy import read_calibration, target_of
 
 pytestmark = pytest.mark.xdist_group("runtime")
 
@@ -265,6 +273,17 @@ class Spent(DispatchMode):
         return result
 
 
+def reaching() -> Device:
+    """An H100-SXM that the stand-in stands in for."""
+    known = find_device("H100-SXM")
+    curves = KernelCurves(
+        launch_s=LAUNCH_S, flop_per_s=REACHED["peak_fraction"] * PEAK, k_half=REACHED["k_half"],
+        memory_bytes_per_s=0.8 * MEMORY,
+    )  # fmt: skip
+    attention = AttentionCurve(forward_fraction=0.5, backward_fraction=0.625, seq_half=0.0)
+    return with_accelerated_kernels(known, curves, attention, dtype="bf16")
+
+
 def test_a_cuda_device_is_told_by_what_its_kernels_reach(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -272,14 +291,31 @@ def test_a_cuda_device_is_told_by_what_its_kernels_reach(
     clock = Accelerator()
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA H100 80GB HBM3")
-    monkeypatch.setattr(accelerator, "Clock", lambda wait: clock)
+    monkeypatch.setattr(accelerator, "Clock", lambda **_: clock)
     on_cuda = kernel_times
     monkeypatch.setattr(
         accelerator, "kernel_times", lambda clock, device, sizes: on_cuda(clock, device="meta", sizes=sizes)
     )
+    software = replace(eager_profile(), pointwise_passes=3.0, host_step_s=4e-3, dispatch_s=6e-5)
+
+    def taken(plans: Sequence[Plan], large: int) -> tuple[list[MeasuredStep], list[MeasuredStep]]:
+        """The steps of such software on a device that reaches what the kernels above do."""
+        own = target_of("shardwise").run_by(software)
+        queued = replace(own, dispatch_s=0.0)
+        steps = [
+            MeasuredStep(plan=plan, seconds=priced_s(plan, reaching(), queued if place < large else own))
+            for place, plan in enumerate(plans)
+        ]
+        return steps[:large], steps[large:]
+
+    monkeypatch.setattr(calibrating_cuda, "_taken", taken)
     out = str(tmp_path / "h100.yaml")
     assert main(["calibrate", "--devices", "cuda", "--out", out]) == 0
     assert "bf16" in capsys.readouterr().out
+    profile = read_calibration(out).profile
+    assert profile is not None and profile.name == "shardwise"
+    for name in ("pointwise_passes", "host_step_s", "dispatch_s"):
+        assert getattr(profile, name) == pytest.approx(getattr(software, name), rel=1e-4), name
     device = read_calibration(out).devices["H100-SXM"]
     efficiency, known = device.efficiency, find_device("H100-SXM")
     assert torch.bfloat16 in clock.dtypes
@@ -293,6 +329,19 @@ def test_a_cuda_device_is_told_by_what_its_kernels_reach(
     # Four products back and two forth, where a fused kernel makes 2.5 times those: 0.5 * 2.5 / 2.
     assert efficiency.attention["flash-2"].backward_fraction == pytest.approx(0.625, rel=1e-6)
     assert efficiency.is_calibrated
+
+
+def test_steps_of_a_plan_are_timed_one_by_one() -> None:
+    """On the host, which does not tell what is allocated."""
+    plan = calibration_plans(load_cluster("1x1xcpu"), eager_profile())[3]
+    with Team(1) as team:
+        (found,) = team.run(1, _timed, plan)
+    assert len(found.seconds) == 2 and min(found.seconds) > 0.0
+    assert found.allocated_bytes is None
+
+
+def _timed(report: object, plan: Plan) -> TimedSteps:
+    return timed_steps(plan, steps=2, warming_up=1)
 
 
 @pytest.mark.parametrize(

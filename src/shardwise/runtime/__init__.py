@@ -28,6 +28,7 @@ from shardwise.runtime.recover import last_options, train_here
 from shardwise.runtime.result import StepResult
 from shardwise.runtime.team import RankLost, Report, Team, losses_of_peers
 from shardwise.runtime.texts import from_all_ranks
+from shardwise.runtime.timed import TimedSteps, timed_steps
 from shardwise.runtime.train import (
     SYNTHETIC,
     StepRecord,
@@ -59,6 +60,7 @@ __all__ = [
     "StepResult",
     "Synthetic",
     "Team",
+    "TimedSteps",
     "TokenFile",
     "TrainOptions",
     "UnevenJob",
@@ -84,6 +86,7 @@ __all__ = [
     "samples_of",
     "save_weights",
     "synthetic_batch",
+    "timed_steps",
     "together",
     "train",
     "train_graph",

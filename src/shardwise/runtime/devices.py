@@ -72,6 +72,12 @@ def take_device(cluster: Cluster, rank: int) -> str:
     return str(accelerator.type)
 
 
+def await_device(cluster: Cluster) -> None:
+    """Until this process's device is done with what it was given; the host itself is at once."""
+    if not is_on_host(cluster):
+        torch.accelerator.synchronize()
+
+
 def place(module: nn.Module, device_type: str) -> None:
     """Have the parameters of `module` lie on the device of this type, where they do not yet; what is one
     parameter under several names stays one. Those of the meta device have no values there yet."""

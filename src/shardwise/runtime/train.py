@@ -15,7 +15,7 @@ from shardwise.plan import Plan, UnevenFile
 from shardwise.runtime.adapt import Adaptation, Advisor, Change
 from shardwise.runtime.checkpoint import Saving, load, resumable
 from shardwise.runtime.data import ORDER, Content, Samples, Synthetic, TokenFile
-from shardwise.runtime.devices import is_on_host
+from shardwise.runtime.devices import await_device, is_on_host
 from shardwise.runtime.initial import initial_value
 from shardwise.runtime.job import Job
 from shardwise.runtime.manifest import Manifest, check_unfinished, clear_unfinished, finished
@@ -122,6 +122,7 @@ def train(
         is_last = step + 1 == options.steps
         with traced(rank) if is_last and options.is_traced else nullcontext(trace) as trace:
             result = job.step(batch)
+        await_device(plan.cluster)
         step_s, exposed_s = stopwatch.read()
         record = StepRecord(
             step=step + 1,

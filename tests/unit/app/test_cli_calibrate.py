@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 from math import sqrt
 from pathlib import Path
@@ -18,11 +19,14 @@ from shardwise.accuracy import (
     LinkCurve,
     MeasuredStep,
     TierCurve,
+    accelerator_plans,
     calibration_document,
     calibration_plans,
     eager_profile,
     priced_s,
+    queued_costs,
     software_costs,
+    with_dispatch,
     with_kernels,
     with_links,
     with_speed,
@@ -31,7 +35,7 @@ from shardwise.app.cli.calibrating import _groups
 from shardwise.cluster import AttentionCurve, Device, find_device, load_cluster
 from shardwise.errors import ConfigError
 from shardwise.inputs import written_yaml
-from shardwise.plan import read_plan
+from shardwise.plan import Plan, read_plan
 from shardwise.strategy import Profile, read_calibration
 
 CURVES = KernelCurves(launch_s=9e-6, flop_per_s=7.5e10, k_half=11.0, memory_bytes_per_s=1.25e10)
@@ -69,6 +73,38 @@ def test_known_costs_of_software_are_recovered() -> None:
     for name in ("pointwise_passes", "host_action_s", "host_step_s"):
         assert getattr(costs, name) == pytest.approx(getattr(software, name), rel=1e-6), name
     assert costs.dispatch_s == 0.0
+
+
+def test_known_costs_on_a_device_that_kernels_are_queued_for_are_recovered() -> None:
+    """Large steps tell all but the host's time per kernel, which the small ones tell; the launch is the
+    device's own."""
+    known = find_device("H100-SXM").efficiency
+    straight = replace(known, memory=replace(known.memory, half_bytes=0.0))  # as it is measured
+    true = replace(find_device("H100-SXM"), efficiency=straight)
+    software = replace(profile(), dispatch_s=8e-5)
+    plans = accelerator_plans(load_cluster("1x1xH100-SXM"), eager_profile(), "bf16")
+
+    def taken(of: Sequence[Plan], by: Profile) -> list[MeasuredStep]:
+        return [MeasuredStep(plan=plan, seconds=priced_s(plan, true, by)) for plan in of]
+
+    costs = queued_costs(taken(plans.large, replace(software, dispatch_s=0.0)), true, software)
+    for name in ("pointwise_passes", "host_action_s", "host_step_s"):
+        assert getattr(costs, name) == pytest.approx(getattr(software, name), rel=1e-6), name
+    assert costs.dispatch_s == 0.0
+    found = with_dispatch(taken(plans.small, software), true, costs)
+    assert found.dispatch_s == pytest.approx(8e-5, rel=1e-6)
+    # Kernels that take as long as that tell nothing of the host.
+    assert with_dispatch(taken(plans.large, costs), true, costs) == costs
+
+
+def test_plans_that_do_not_fit_an_accelerator_are_not_measured() -> None:
+    """An RTX3090 has 24 GB."""
+    small, large = (
+        accelerator_plans(load_cluster(f"1x1x{name}"), eager_profile(), "bf16").large
+        for name in ("RTX3090", "H100-SXM")
+    )
+    assert 0 < len(small) <= len(large)
+    assert all(plan.best.peak_memory.device < 0.9 * plan.best.peak_memory.capacity for plan in small)
 
 
 def test_a_twin_whose_steps_all_have_one_action_cannot_tell_actions_from_steps() -> None:

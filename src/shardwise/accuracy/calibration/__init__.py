@@ -1,6 +1,6 @@
 """Measured times of kernels and collectives, and the curves that explain them."""
 
-from shardwise.accuracy.calibration.cases import calibration_plans
+from shardwise.accuracy.calibration.cases import AcceleratorPlans, accelerator_plans, calibration_plans
 from shardwise.accuracy.calibration.kernels import (
     KernelCurves,
     Tiles,
@@ -38,12 +38,20 @@ from shardwise.accuracy.calibration.samples import (
     MemorySample,
 )
 from shardwise.accuracy.calibration.step_log import logged_times
-from shardwise.accuracy.calibration.steps import MeasuredStep, device_speed, priced_s, software_costs
+from shardwise.accuracy.calibration.steps import (
+    MeasuredStep,
+    device_speed,
+    priced_s,
+    queued_costs,
+    software_costs,
+    with_dispatch,
+)
 from shardwise.accuracy.calibration.tables import table_samples, with_tables
 
 __all__ = [
     "COLLECTIVES",
     "UNSHARDED",
+    "AcceleratorPlans",
     "AttentionSample",
     "BesideSample",
     "Collective",
@@ -56,6 +64,7 @@ __all__ = [
     "NcclTable",
     "TierCurve",
     "Tiles",
+    "accelerator_plans",
     "attention_curve",
     "calibration_document",
     "calibration_plans",
@@ -69,10 +78,12 @@ __all__ = [
     "mean_error",
     "nccl_tables",
     "priced_s",
+    "queued_costs",
     "software_costs",
     "table_samples",
     "tiles_of",
     "with_accelerated_kernels",
+    "with_dispatch",
     "with_exchanges",
     "with_kernels",
     "with_links",

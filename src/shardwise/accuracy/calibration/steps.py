@@ -33,10 +33,9 @@ def _launches(device: Device, profile: Profile, seconds: float) -> tuple[Device,
     return replace(device, efficiency=replace(device.efficiency, launch_s=seconds)), profile
 
 
-def _nothing(device: Device, profile: Profile) -> tuple[Device, Profile]:
-    """Kernels alone: no launches, no memory-bound work, no time of the host."""
-    device, profile = _launches(device, profile, 0.0)
-    free = replace(
+def _free(profile: Profile) -> Profile:
+    """Software that takes nothing: no memory-bound work, no time of the host."""
+    return replace(
         profile,
         pointwise_passes=0.0,
         dispatch_s=0.0,
@@ -44,11 +43,11 @@ def _nothing(device: Device, profile: Profile) -> tuple[Device, Profile]:
         host_action_s=0.0,
         host_step_s=0.0,
     )
-    return device, free
 
 
-_VARIANTS: tuple[Variant, ...] = (
-    lambda device, profile: _launches(device, profile, _MICROSECOND),
+_OF_LAUNCHES: Variant = lambda device, profile: _launches(device, profile, _MICROSECOND)  # noqa: E731
+
+_OF_SOFTWARE: tuple[Variant, ...] = (
     lambda device, profile: (device, replace(profile, pointwise_passes=1.0)),
     lambda device, profile: (device, replace(profile, host_action_s=_MILLISECOND)),
     lambda device, profile: (device, replace(profile, host_step_s=_MILLISECOND)),
@@ -63,22 +62,67 @@ def software_costs(steps: Sequence[MeasuredStep], device: Device, profile: Profi
     A step's time is linear in these while nothing is hidden beside anything, as on one device. The host hands
     kernels over within their launch here (`dispatch_s` is 0): such software waits for its kernels.
     """
-    if len({step.plan.best.strategy for step in steps}) < 2 or len(steps) <= len(_VARIANTS):
-        raise ConfigError("are too few", key="measured steps", allowed=f"more than {len(_VARIANTS)}")
-    zero = _nothing(device, profile)
-    known_s = [priced_s(step.plan, *zero) for step in steps]
+    nothing, free = _launches(device, _free(profile), 0.0)
+    launch, *software = _units(steps, nothing, free, (_OF_LAUNCHES, *_OF_SOFTWARE))
+    return _launches(device, _with_units(free, software), launch * _MICROSECOND)
+
+
+def queued_costs(steps: Sequence[MeasuredStep], device: Device, profile: Profile) -> Profile:
+    """The same of a device that the host queues kernels for: their launch is the device's own, as its kernels
+    alone tell it, and `steps` are of kernels that take longer than the host needs to hand them over."""
+    free = _free(profile)
+    return _with_units(free, _units(steps, device, free, _OF_SOFTWARE))
+
+
+def _units(
+    steps: Sequence[MeasuredStep], device: Device, profile: Profile, variants: Sequence[Variant]
+) -> tuple[float, ...]:
+    """How many units of each of the `variants` of `device` and `profile` explain `steps` best. ConfigError
+    for too few."""
+    if len({step.plan.best.strategy for step in steps}) < 2 or len(steps) <= len(variants):
+        raise ConfigError("are too few", key="measured steps", allowed=f"more than {len(variants)}")
+    known_s = [priced_s(step.plan, device, profile) for step in steps]
     columns = [
-        [priced_s(step.plan, *variant(*zero)) - known for step, known in zip(steps, known_s, strict=True)]
-        for variant in _VARIANTS
+        [
+            priced_s(step.plan, *variant(device, profile)) - known
+            for step, known in zip(steps, known_s, strict=True)
+        ]
+        for variant in variants
     ]
-    launch, passes, action, step = coefficients(columns, [step.seconds for step in steps], known_s=known_s)
-    found, _ = _launches(device, profile, launch * _MICROSECOND)
-    return found, replace(
-        zero[1],
+    return coefficients(columns, [step.seconds for step in steps], known_s=known_s)
+
+
+def _with_units(profile: Profile, units: Sequence[float]) -> Profile:
+    """`profile` with so many of what `_OF_SOFTWARE` has one of each."""
+    passes, action, step = units
+    return replace(
+        profile,
         pointwise_passes=passes,
         host_action_s=action * _MILLISECOND,
         host_step_s=step * _MILLISECOND,
     )
+
+
+LONGEST_DISPATCH_S = 1e-2
+"""Of a kernel."""
+
+
+def with_dispatch(steps: Sequence[MeasuredStep], device: Device, profile: Profile) -> Profile:
+    """`profile` with the host's seconds per kernel with which the predicted times of `steps`, whose kernels
+    are done sooner than the host hands them over, are the measured ones in the geometric mean. 0 where
+    kernels alone take as long as that."""
+
+    def excess(seconds: float) -> float:
+        slower = replace(profile, dispatch_s=seconds)
+        return fmean(log(priced_s(step.plan, device, slower) / step.seconds) for step in steps)
+
+    if not steps or excess(0.0) >= 0.0:
+        return profile
+    low, high = 0.0, LONGEST_DISPATCH_S
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2.0
+        low, high = (low, middle) if excess(middle) > 0.0 else (middle, high)
+    return replace(profile, dispatch_s=low)
 
 
 SLOWEST = 0.05

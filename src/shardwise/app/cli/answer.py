@@ -60,8 +60,7 @@ def planned(
     target = wanted_target(wanted.target, request)
     if target is not None:
         require_job(target, request)
-        job = replace(request.job, profile=target.run_by(request.job.profile))
-        request = replace(request, job=job)
+        request = replace(request, job=replace(request.job, profile=request.own_profile))
     uses_parts = wanted.allow_idle or wanted.objective in ("devices", "cost")
     by_pools = wanted.objective == "time" and search.is_mixed(request.cluster)
     if not uses_parts and not by_pools:

@@ -52,8 +52,7 @@ def calibrated(
 ) -> Output:
     """Find the curves that the files `sources` tell, or, where they hold no more than a calibration, measure
     kernels and software on the processes of `cluster` (those of the calibration stay), with `links` the links
-    between them too; write the calibration to `out`. `devices` are those that are measured: cpu, or cuda,
-    whose kernels alone are.
+    between them too; write the calibration to `out`. `devices` are those that are measured: cpu, or cuda.
 
     Under torchrun every rank takes part, and rank 0 writes.
     """
@@ -63,8 +62,7 @@ def calibrated(
         )
     writable("--out", out, inputs=tuple(sources))
     if devices == ACCELERATOR:
-        found = _on_accelerator(cluster, links=links, sources=sources)
-        return _written(found, out)
+        return _accelerator_calibrated(out, cluster, links=links, sources=sources)
     given = given_by(sources)
     if given.is_measured:
         if links:
@@ -84,14 +82,20 @@ def calibrated(
     return _written(found, out)
 
 
-def _on_accelerator(cluster: str | None, *, links: bool, sources: Sequence[str]) -> Found:
+def _accelerator_calibrated(out: str, cluster: str | None, *, links: bool, sources: Sequence[str]) -> Output:
     for option, is_given in (("--links", links), ("--from", bool(sources))):
         if is_given:
             raise ConfigError(
                 f"does not go with --devices {ACCELERATOR}", key=option,
-                allowed="kernels alone; then output of nccl-tests beside this calibration, with --from",
+                allowed="one device alone; then output of nccl-tests beside this calibration, with --from",
             )  # fmt: skip
-    return found_on_accelerator(cluster)
+    from shardwise.runtime import RankLost
+
+    try:
+        found = found_on_accelerator(cluster)
+    except RankLost as error:
+        return Output(talk=_lost(error), code=FAILED)
+    return _written(found, out)
 
 
 def _written(found: Found, out: str) -> Output:

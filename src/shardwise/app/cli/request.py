@@ -14,7 +14,7 @@ from shardwise.errors import ConfigError
 from shardwise.inputs import nearest, printable, shown
 from shardwise.model import Model, load_model
 from shardwise.plan import Reliability, check_writable
-from shardwise.strategy import Job, read_calibration, target_of
+from shardwise.strategy import OWN_PROFILE, Job, Profile, read_calibration, target_of
 from shardwise.units import parse_quantity
 
 MAX_COUNT = 10_000_000
@@ -62,12 +62,14 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """What is asked about, loaded; `options` are the texts it came from."""
+    """What is asked about, loaded; `options` are the texts it came from. `own_profile` is how our own runtime
+    would carry it out, which is the job's software only where it is asked for."""
 
     model: Model
     cluster: Cluster
     job: Job
     options: JobOptions
+    own_profile: Profile
 
 
 def load_request(options: JobOptions) -> Request:
@@ -99,13 +101,18 @@ def load_request(options: JobOptions) -> Request:
         memory_margin=margin,
         expert_imbalance=imbalance,
     )
+    own = target_of(OWN)
+    is_ours = own.knows_devices(cluster.classes)
+    own_profile = job.profile
     if calibration is not None:
         measured = calibration.profile_of(job.dtype, has_experts=model.experts is not None)
-        job = replace(job, profile=measured or job.profile)
-    own = target_of(OWN)
-    if own.knows_devices(cluster.classes):
-        job = replace(job, profile=own.run_by(job.profile))
-    return Request(model=model, cluster=cluster, job=job, options=options)
+        own_profile = measured or job.profile
+        if is_ours or own_profile.name != OWN_PROFILE:  # else others' software runs on these devices too
+            job = replace(job, profile=own_profile)
+    own_profile = own.run_by(own_profile)
+    if is_ours:
+        job = replace(job, profile=own_profile)
+    return Request(model=model, cluster=cluster, job=job, options=options, own_profile=own_profile)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
