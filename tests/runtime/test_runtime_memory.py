@@ -56,6 +56,8 @@ SAMPLE = [
     (8, "dp=8,zero_stage=3", 8, "fp32"),
     (8, "dp=8,zero_stage=1", 8, "fp32"),
     (1024, "dp=128,pp=8", 1024, "fp32"),
+    (2, "pp=2,schedule=zb_h1,recompute=full", 8, "fp32"),
+    (2, "pp=2,schedule=zb_v,recompute=full", 8, "fp32"),
 ]
 
 MATRIX = [

@@ -10,15 +10,12 @@ import numpy as np
 
 from shardwise.cost.layers import BlockCost, GridCost
 from shardwise.cost.parts import Contention
-from shardwise.cost.places import Places
+from shardwise.cost.places import IS_SPLIT, Places
 from shardwise.cost.problem import Problem
-from shardwise.schedule import SPLIT_NAMES, in_flight
+from shardwise.schedule import in_flight, waiting
 from shardwise.strategy import IS_V, SCHEDULES
 
 GPIPE = SCHEDULES.index("gpipe")
-
-IS_SPLIT = np.array([name in SPLIT_NAMES for name in SCHEDULES])
-"""Per schedule whether it gives weight gradients actions of their own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +60,7 @@ class Node:
     """Everything of a row that its grid, schedule and stage split decide.
 
     `stage` and `rank` are sums over each place's stage and over its whole rank, `contended` over its stage;
-    shape (places, rows).
+    shape (places, rows). Of `in_flight` microbatches so many are `waiting` for their W at most.
     `layer_*` and `boundary` columns are single layers and tensors. `tied_s` synchronises gradients that more
     than one rank accumulates (a V holds both ends on one rank). From each place on, `hop_s` of a message to
     the next stage pass beside other work; for `blocked_on_s` a forward waits for what it sends on, for
@@ -76,6 +73,7 @@ class Node:
     rank: Sums
     contended: Contended
     in_flight: Any
+    waiting: Any
     microbatches: Any
     is_split: Any
     hop_s: Any
@@ -126,6 +124,7 @@ def node_of(problem: Problem, table: Any, grid: GridCost, of_grid: Any, places: 
         rank=replace(rank, dense_weights=rank.dense_weights + places.rank_has_head * copied),
         contended=Contended(*over_places(contended, places.layers, places.has_embedding, places.has_head)),
         in_flight=flying,
+        waiting=waiting(table.schedule, microbatches, places.rank),
         microbatches=microbatches,
         is_split=is_split,
         hop_s=overlap * on_s,

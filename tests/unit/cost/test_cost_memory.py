@@ -168,6 +168,25 @@ def test_recomputation_keeps_less(recompute: str, activations: tuple[float, ...]
     close(bytes_of(one_node(), f"pp=2,recompute={recompute}").activations, *activations)
 
 
+@pytest.mark.parametrize(
+    ("text", "activations"),
+    [
+        # Inputs of 100 B of four microbatches, and 200 B made again of each of r + 1.
+        ("pp=4,schedule=zb_h1,recompute=full", (600, 800, 1000, 1200)),
+        ("pp=4,schedule=zb_h1,recompute=selective", (600, 800, 1000, 1200)),
+        ("pp=4,schedule=zb_h1,recompute=full,offload=activations", (600, 800, 1000, 1200)),
+        # Of seven, and 2 r + 1.
+        ("pp=4,schedule=zb_h2,recompute=full", (900, 1300, 1700, 2100)),
+        # One of two layers is recomputed; four microbatches, two in flight.
+        ("pp=2,schedule=zb_h1,recompute=full,recompute_layers=1", (2 * 400 + 200, 2 * 400 + 400)),
+        ("pp=2,schedule=zb_v,recompute=full", (600, 1000, 1000, 600)),
+        ("pp=2,schedule=dualpipe_v,recompute=full", (700, 900, 900, 700)),
+    ],
+)
+def test_what_is_recomputed_waits_for_the_weights(text: str, activations: tuple[float, ...]) -> None:
+    close(bytes_of(one_node(), text).activations, *activations)
+
+
 def test_sequence_parallelism_splits_what_norms_keep() -> None:
     close(bytes_of(one_node(), "tp=2,sequence_parallel=no").activations, 4 * 300.0)
     close(bytes_of(one_node(), "tp=2,sequence_parallel=yes").activations, 4 * 150.0)
