@@ -110,11 +110,13 @@ def bytes_floor(pipeline: Pipeline, cells: Cells, most: Column, *, is_paired: bo
     again = kept - pipeline.amount("input_bytes", cells)[:EMBEDDING].max(axis=0)
     again = np.where(cells.recompute == FULL, again, 0.0)
     if pipeline.splits_backward:
-        waits = pipeline.turn("waiting", cells)[rank] * least_made_again_bytes(pipeline, layers, cells, most)
+        many = pipeline.turn("waiting", cells)[rank]
+        waits = many * least_made_again_bytes(pipeline, layers, cells, most)
         # Where the rest is moved away, more is held with more layers recomputed: what is said of all that
         # recompute at most so many holds of one alone.
         is_one = cells.box.is_point & ((cells.recompute != FULL) | (cells.box.layers_low == most))
         held = held + np.maximum(again, np.where(is_open | (away_too & ~is_one), 0.0, waits))
+        held = held + many * layers.of_layers(pipeline.amount("output_bytes", cells))
     else:
         held = held + again
     blocks = [

@@ -150,15 +150,16 @@ def own_bytes(figures: Figures, sharding: Sharding) -> Column:
 def _activations(
     family: Family, kinds: Sequence[Amounts], stage: Mapping[str, Column], layers: Column, rank: int
 ) -> tuple[Column, Column]:
-    """Bytes of activations on the device and on the host: what is stored, and what is made again, of one
-    layer, or of the whole stage where it waits for the weights."""
+    """Bytes of activations on the device and on the host: what is stored; what is made again, of one layer,
+    or of the whole stage where it waits for the weights; and the gradients that wait there with it."""
     pairs = in_flight(family, rank)
     stored = stored_bytes(family.rows, layers, stage)
     is_away = offloads_activations(family.rows)
     kept = _largest(kinds, "kept_bytes")
     near = np.where(is_away, np.minimum(pairs * stored, stored + kept), pairs * stored)
     again = np.where(family.rows.recompute == "full", kept - _largest(kinds, "input_bytes"), 0.0)
-    again = np.maximum(again, waiting(family, rank) * (stage["kept_bytes"] - stored))
+    waits = waiting(family, rank)
+    again = np.maximum(again, waits * (stage["kept_bytes"] - stored)) + waits * stage["output_bytes"]
     return near + again, np.where(is_away, pairs * stored, 0.0)
 
 

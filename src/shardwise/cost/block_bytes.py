@@ -219,12 +219,13 @@ class _Kept:
         many = in_flight(block.schedule, block.pp, block.microbatches, block.vpp, rank)
         held = np.where(self._moves, np.minimum(many * one, one + totals.most.kept_bytes), many * one)
         held = held + self._again
-        # Where layers differ, or what is kept is moved, more may be held with more of it made again.
-        if not totals.layer.are_alike or not np.any(self._is_full | self._is_selective):
-            return held
         waits = waiting(block.schedule, block.microbatches, rank)
-        whole = totals.layer.kept_bytes.of(layers) + ends_bytes
-        return np.maximum(held, np.where(self._moves, 0.0, (many - waits) * one + waits * whole))
+        # Where layers differ, or what is kept is moved, more may be held with more of it made again.
+        if totals.layer.are_alike and np.any(self._is_full | self._is_selective):
+            whole = totals.layer.kept_bytes.of(layers) + ends_bytes
+            again = (many - waits) * one + waits * whole
+            held = np.where(self._moves, held, np.maximum(held, again))
+        return held + waits * totals.layer.output_bytes.of(layers)
 
     def moved(self, rank: Any, layers: Any, ends_bytes: Any) -> Any:
         """All that `rank` has moved to the host, on a stage of so many layers."""

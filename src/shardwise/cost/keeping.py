@@ -65,6 +65,7 @@ def keeping_of(problem: Problem, table: Any, node: Node, of_node: Any) -> Keepin
     layer_kept, layer_input = node.layer_kept_bytes[of_node], node.layer_input_bytes[of_node]
     moves = table.offload >= ACTIVATIONS
     held = in_flight * one
+    waiting = node.waiting[:, of_node]
     layer_again = np.where(table.recompute == FULL, layer_kept - layer_input, 0.0)
     return Keeping(
         forward_s=forward_s,
@@ -78,7 +79,9 @@ def keeping_of(problem: Problem, table: Any, node: Node, of_node: Any) -> Keepin
         device_bytes=np.where(moves, np.minimum(held, one + layer_kept), held)
         # What is made again in a backward of the inputs stays until that of the weights; else a layer's goes
         # before the next one's comes.
-        + np.maximum(node.waiting[:, of_node] * (stage.kept_bytes - one), layer_again),
+        + np.maximum(waiting * (stage.kept_bytes - one), layer_again)
+        # And so do the gradients of products, which the one has and the other needs.
+        + waiting * stage.output_bytes,
         host_bytes=np.where(moves, held, 0.0),
     )
 

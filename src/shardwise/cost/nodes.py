@@ -24,7 +24,7 @@ class Sums:
 
     Seconds of the phases, of their computation alone, and of what recomputing selectively or in full would
     add; bytes that are kept without recomputation, under selective, and of inputs alone (embedding and head
-    keep the same in any case); elements of dense and of expert weights.
+    keep the same in any case); of the outputs of layers' products; elements of dense and of expert weights.
     """
 
     forward_s: Any
@@ -37,6 +37,7 @@ class Sums:
     kept_bytes: Any
     selective_bytes: Any
     input_bytes: Any
+    output_bytes: Any
     dense_weights: Any
     expert_weights: Any
 
@@ -171,15 +172,16 @@ def _layer_columns(block: BlockCost) -> Sums:
         kept_bytes=block.kept_bytes,
         selective_bytes=block.selective_bytes,
         input_bytes=block.input_bytes,
+        output_bytes=block.output_bytes,
         dense_weights=block.dense_weights,
         expert_weights=block.expert_weights,
     )
 
 
 def _end_columns(block: BlockCost) -> Sums:
-    """Embedding and head are never recomputed."""
+    """Embedding and head are never recomputed; what the head puts out counts among the losses."""
     layer = _layer_columns(block)
-    never = {"selective_s": 0.0 * block.kept_bytes, "full_s": 0.0 * block.kept_bytes}
+    never = {name: 0.0 * block.kept_bytes for name in ("selective_s", "full_s", "output_bytes")}
     always = {"selective_bytes": block.kept_bytes, "input_bytes": block.kept_bytes}
     return Sums(**{f.name: getattr(layer, f.name) for f in fields(Sums)} | never | always)
 
