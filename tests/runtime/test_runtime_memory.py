@@ -36,8 +36,8 @@ def with_memory(devices: int) -> Cluster:
     return replace(cluster, classes=classes)
 
 
-def plan_on(devices: int, text: str, batch: int, dtype: str) -> Plan:
-    model = model_from_config(SMALL, name="small")
+def plan_on(devices: int, text: str, batch: int, dtype: str, vocabulary: int = 32000) -> Plan:
+    model = model_from_config({**SMALL, "vocab_size": vocabulary}, name="small")
     strategy = complete(
         parse_fields(text), devices=devices, layers=model.layers, experts=None, global_batch_size=batch
     )
@@ -82,6 +82,34 @@ MATRIX = [
 def test_the_tightest_rank_allocates_what_the_plan_says(full: bool, number: int) -> None:
     if full or number < len(SAMPLE):
         assert ratio(plan_on(*MATRIX[number])) == pytest.approx(1.0, abs=WITHIN)
+
+
+SPLIT_SAMPLE = [
+    (2, "pp=2,schedule=zb_h1,recompute=full"),
+    (4, "pp=4,schedule=zb_v,recompute=full"),
+]
+
+SPLIT = [
+    *SPLIT_SAMPLE,
+    (2, "pp=2,schedule=zb_h1"),
+    (2, "pp=2,schedule=zb_h1,recompute=selective"),
+    (2, "pp=2,schedule=zb_h2,recompute=full"),
+    (2, "pp=2,schedule=zb_v,recompute=full"),
+    (4, "pp=4,schedule=zb_h1"),
+    (4, "pp=4,schedule=zb_h1,recompute=full"),
+    (8, "pp=8,schedule=zb_h2,recompute=full"),
+]
+"""Devices and strategy, of schedules whose backward passes are split."""
+
+
+@pytest.mark.parametrize("number", range(len(SPLIT)))
+def test_what_waits_for_gradients_of_weights_is_counted(full: bool, number: int) -> None:
+    """With a small vocabulary, beside which activations weigh: the last rank is the tightest."""
+    if full or number < len(SPLIT_SAMPLE):
+        devices, text = SPLIT[number]
+        plan = plan_on(devices, text, 2 * devices, "fp32", vocabulary=4096)
+        assert plan.best.tightest_rank == devices - 1
+        assert ratio(plan) == pytest.approx(1.0, abs=WITHIN)
 
 
 def plain_norm(width: int, epsilon: float) -> nn.Module:

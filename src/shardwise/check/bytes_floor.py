@@ -56,6 +56,26 @@ def least_stored_bytes(pipeline: Pipeline, layers: Layers, cells: Cells, most: C
     return found
 
 
+def least_made_again_bytes(pipeline: Pipeline, layers: Layers, cells: Cells, most: Column) -> Column:
+    """What each stage makes again of one microbatch, where at most `most` layers are recomputed: with so much
+    beside what is stored at least, no stage has less.
+
+    With k kept, s stored, p in flight, w <= p waiting: p s + w (k - s) = (p - w) s + w k, which is least
+    where both s and k are; and falls with the layers recomputed, as s does.
+    """
+    whole = layers.of_layers(pipeline.amount("kept_bytes", cells))
+    found = np.zeros_like(whole)
+    if (cells.recompute == SELECTIVE).any():
+        selective = layers.of_layers(pipeline.amount("kept_selective_bytes", cells))
+        found = np.where(cells.recompute == SELECTIVE, whole - selective, found)
+    if (cells.recompute == FULL).any():
+        kept, inputs = pipeline.amount("kept_bytes", cells), pipeline.amount("input_bytes", cells)
+        share = np.minimum(most, layers.least) / np.maximum(layers.least, 1)
+        full = share * (whole - layers.of_layers(np.minimum(kept, inputs)))
+        found = np.where(cells.recompute == FULL, full, found)
+    return found
+
+
 def bytes_floor(pipeline: Pipeline, cells: Cells, most: Column, *, is_paired: bool) -> tuple[Column, Column]:
     """Bytes on the device and on the host of the tightest rank, at least; `most` layers are recomputed."""
     figures, ground = pipeline.figures, pipeline.ground
@@ -88,6 +108,17 @@ def bytes_floor(pipeline: Pipeline, cells: Cells, most: Column, *, is_paired: bo
     away_too = moves_activations(cells)
     held = np.where(away_too | is_open, np.minimum(in_flight, stored + kept), in_flight)
     again = kept - pipeline.amount("input_bytes", cells)[:EMBEDDING].max(axis=0)
+    again = np.where(cells.recompute == FULL, again, 0.0)
+    if pipeline.splits_backward:
+        many = pipeline.turn("waiting", cells)[rank]
+        waits = many * least_made_again_bytes(pipeline, layers, cells, most)
+        # Where the rest is moved away, more is held with more layers recomputed: what is said of all that
+        # recompute at most so many holds of one alone.
+        is_one = cells.box.is_point & ((cells.recompute != FULL) | (cells.box.layers_low == most))
+        held = held + np.maximum(again, np.where(is_open | (away_too & ~is_one), 0.0, waits))
+        held = held + many * layers.of_layers(pipeline.amount("output_bytes", cells))
+    else:
+        held = held + again
     blocks = [
         {name: pipeline.amount(name, cells)[block] for name in ("largest_bytes", "dense", "logits_bytes")}
         for block in (*range(len(figures.model.kinds)), HEAD)
@@ -101,7 +132,7 @@ def bytes_floor(pipeline: Pipeline, cells: Cells, most: Column, *, is_paired: bo
         held[stages] += working + np.where(is_early, sent, 0)
     if pipeline.schedule == "gpipe" or pipeline.splits_backward:
         held[-1] += (pipeline.turn("held", cells)[rank[-1]] - 1) * logits
-    allocated = (of_ranks[rank] + held).max(axis=0) + np.where(cells.recompute == FULL, again, 0.0)
+    allocated = (of_ranks[rank] + held).max(axis=0)
     allocated = allocated + _shared_bytes(pipeline, shardings, cells, is_paired=is_paired)
     rows = ground.rows
     communicators = 1 + sum(

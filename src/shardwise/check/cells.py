@@ -12,7 +12,7 @@ from shardwise.check.figures import Figures
 from shardwise.check.grounds import Ground, Pairs
 from shardwise.check.rows import Column
 from shardwise.check.splits import Box, Splits
-from shardwise.check.turns import pairs_of, turns_of
+from shardwise.check.turns import pairs_of, turns_of, waiting_of
 
 EMBEDDING, HEAD = -2, -1
 """Places among the blocks, after the kinds of layers."""
@@ -138,7 +138,8 @@ class Pipeline:
         names = ("before", "backwards", "inputs", "weights", "first_back", "last_forward", "in_order")
         tables = {name: np.array([getattr(turns, name) for turns in found]).T for name in names}
         held = [pairs_of(self.schedule, self.pp, self.vpp, int(value)) for value in values]
-        return place, {**tables, "held": np.array(held).T}
+        waiting = [waiting_of(self.schedule, self.pp, self.vpp, int(value)) for value in values]
+        return place, {**tables, "held": np.array(held).T, "waiting": np.array(waiting).T}
 
     def turn(self, name: str, cells: Cells) -> Column:
         """[stage or rank; cell] of a table of `turns`."""

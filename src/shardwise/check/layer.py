@@ -25,11 +25,12 @@ AMOUNTS = (
     "weight_s", "matmul_s", "attention_s", "memory_bound_s", "tensor_s", "context_s", "expert_s",
     "host_s", "selective_s", "repeated_s", "forward_contended_s", "input_contended_s", "repeated_contended_s",
     "dense", "expert", "dense_blocks", "expert_blocks", "kept_bytes", "kept_selective_bytes", "input_bytes",
+    "output_bytes",
 )  # fmt: skip
 """Seconds of the phases, alone and with communication; parts of all phases; what selective and full
 recomputation would repeat; of the forward, the gradient of the input and a repeated forward what passes in
 collectives by the cards by which replicas sum gradients; elements of dense and expert weights, and 1 where it
-has such; bytes kept by each choice of recompute.
+has such; bytes kept by each choice of recompute, and of what a layer's products put out.
 Beside them a block has `largest_bytes`, `logits_bytes` and `replicated`, which are not summed over stages."""
 
 
@@ -242,7 +243,7 @@ def _routing_s(place: Place, fabric: Fabric, groups: Groups, shape: BlockShape) 
 
 def _bytes(place: Place, shape: BlockShape) -> dict[str, Column]:
     zero = 0.0 * place.tokens
-    dense = expert = kept = kept_selective = largest = logits = zero
+    dense = expert = kept = kept_selective = largest = logits = outputs = zero
     replicated = 0
     for operator in shape.operators:
         for weight in operator.weights:
@@ -253,6 +254,9 @@ def _bytes(place: Place, shape: BlockShape) -> dict[str, Column]:
                 dense = dense + elements
                 if all(extent.role == "whole" for extent in weight.shape):
                     replicated += weight.parameters
+        if isinstance(operator, Matmul | GroupedMatmul) and operator.weights and shape.is_layer:
+            elements = place.count(operator.rows) * place.width(operator.n)
+            outputs = outputs + elements * place.figures.recipe.activation_bytes
         if isinstance(operator, Attention) and place.figures.fused is None:
             scores = score_bytes(operator, place)
             kept, largest = kept + scores, np.maximum(largest, scores)
@@ -271,6 +275,7 @@ def _bytes(place: Place, shape: BlockShape) -> dict[str, Column]:
         "kept_bytes": kept,
         "kept_selective_bytes": kept_selective if shape.is_layer else kept,
         "input_bytes": place.hidden_bytes("sequence") if shape.is_layer else kept,
+        "output_bytes": outputs,
         "largest_bytes": largest,
         "logits_bytes": logits,
     }

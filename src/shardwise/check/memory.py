@@ -11,7 +11,7 @@ from shardwise.check.durations import offloads_activations, offloads_optimizer, 
 from shardwise.check.figures import Figures
 from shardwise.check.layer import Amounts
 from shardwise.check.rows import Column, Family
-from shardwise.check.schedules import in_flight
+from shardwise.check.schedules import in_flight, waiting
 from shardwise.check.sharding import Sharding, Shardings
 
 ALLOCATED = (
@@ -47,7 +47,7 @@ def memory_of(
     for number, stage in enumerate(stages):
         rank = family.rank_of(number)
         states, host_states = _states(figures, family, shardings, dense[rank], expert[rank])
-        held, host_held = _activations(family, kinds, stage, layers[number], in_flight(family, rank))
+        held, host_held = _activations(family, kinds, stage, layers[number], rank)
         at_once = reduces_at_once(figures, family.microbatches, family.pp)
         ends_here = head if number == len(stages) - 1 else None
         largest = temporary_bytes(figures, kinds, ends_here)
@@ -148,14 +148,18 @@ def own_bytes(figures: Figures, sharding: Sharding) -> Column:
 
 
 def _activations(
-    family: Family, kinds: Sequence[Amounts], stage: Mapping[str, Column], layers: Column, pairs: int
+    family: Family, kinds: Sequence[Amounts], stage: Mapping[str, Column], layers: Column, rank: int
 ) -> tuple[Column, Column]:
-    """Bytes of activations on the device and on the host."""
+    """Bytes of activations on the device and on the host: what is stored; what is made again, of one layer,
+    or of the whole stage where it waits for the weights; and the gradients that wait there with it."""
+    pairs = in_flight(family, rank)
     stored = stored_bytes(family.rows, layers, stage)
     is_away = offloads_activations(family.rows)
     kept = _largest(kinds, "kept_bytes")
     near = np.where(is_away, np.minimum(pairs * stored, stored + kept), pairs * stored)
     again = np.where(family.rows.recompute == "full", kept - _largest(kinds, "input_bytes"), 0.0)
+    waits = waiting(family, rank)
+    again = np.maximum(again, waits * (stage["kept_bytes"] - stored)) + waits * stage["output_bytes"]
     return near + again, np.where(is_away, pairs * stored, 0.0)
 
 

@@ -298,7 +298,9 @@ class Prover:
         self._count_unfitting(pipeline, out.take(np.flatnonzero(too_few >= some.box.layers_low)))
         least = low.copy()
         least[at] = enough
-        return replace(cells, box=replace(cells.box, layers_low=least))
+        cells = replace(cells, box=replace(cells.box, layers_low=least))
+        # Of a box of which one number alone was said more, that may have been the last candidate.
+        return cells.take(np.flatnonzero(pipeline.splits.count(cells.recompute, cells.box) > 0))
 
     def _may_fit(self, pipeline: Pipeline, cells: Cells, most: Column, *, is_paired: bool) -> Column:
         device, host = bytes_floor(pipeline, cells, most, is_paired=is_paired)

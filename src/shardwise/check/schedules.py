@@ -124,3 +124,9 @@ def in_flight(family: Family, rank: int) -> int:
         "zb_v": min(2 * m, 2 * pp),
         "dualpipe_v": min(2 * m, 2 * pp + 1),
     }[family.schedule]
+
+
+def waiting(family: Family, rank: int) -> int:
+    """The most (stage, microbatch) of a rank from the begin of I to the end of W."""
+    of_rank = {"zb_h1": rank + 1, "zb_h2": 2 * rank + 1, "zb_v": 2 * rank + 1, "dualpipe_v": rank + 1}
+    return min(family.microbatches, of_rank.get(family.schedule, 0))

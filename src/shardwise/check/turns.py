@@ -12,7 +12,7 @@ from functools import lru_cache
 import numpy as np
 
 from shardwise.check.rows import NO_ROWS, Column, Family
-from shardwise.check.schedules import in_flight, table_of
+from shardwise.check.schedules import in_flight, table_of, waiting
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +61,13 @@ def pairs_of(schedule: str, pp: int, vpp: int, microbatches: int) -> tuple[int, 
     """What each rank holds in flight."""
     family = empty_family(schedule, pp, vpp, microbatches)
     return tuple(in_flight(family, rank) for rank in range(pp))
+
+
+@lru_cache(maxsize=4096)
+def waiting_of(schedule: str, pp: int, vpp: int, microbatches: int) -> tuple[int, ...]:
+    """What waits on each rank for the weights' half of its backward."""
+    family = empty_family(schedule, pp, vpp, microbatches)
+    return tuple(waiting(family, rank) for rank in range(pp))
 
 
 def empty_family(schedule: str, pp: int, vpp: int, microbatches: int) -> Family:

@@ -13,7 +13,7 @@ from shardwise.cost.problem import Problem
 from shardwise.cost.sync import PREFETCHED_LAYERS
 from shardwise.cost.totals import Layers, Totals
 from shardwise.equations import memory
-from shardwise.schedule import in_flight
+from shardwise.schedule import in_flight, waiting
 
 
 def least_bytes(problem: Problem, block: Block, lie: Lie, totals: Totals) -> Any:
@@ -216,8 +216,16 @@ class _Kept:
         """All that `rank` has in flight, on a stage of so many layers."""
         block, totals = self._block, self._totals
         one = self._one(layers, ends_bytes)
-        held = in_flight(block.schedule, block.pp, block.microbatches, block.vpp, rank) * one
-        return np.where(self._moves, np.minimum(held, one + totals.most.kept_bytes), held) + self._again
+        many = in_flight(block.schedule, block.pp, block.microbatches, block.vpp, rank)
+        held = np.where(self._moves, np.minimum(many * one, one + totals.most.kept_bytes), many * one)
+        held = held + self._again
+        waits = waiting(block.schedule, block.microbatches, rank)
+        # Where layers differ, or what is kept is moved, more may be held with more of it made again.
+        if totals.layer.are_alike and np.any(self._is_full | self._is_selective):
+            whole = totals.layer.kept_bytes.of(layers) + ends_bytes
+            again = (many - waits) * one + waits * whole
+            held = np.where(self._moves, held, np.maximum(held, again))
+        return held + waits * totals.layer.output_bytes.of(layers)
 
     def moved(self, rank: Any, layers: Any, ends_bytes: Any) -> Any:
         """All that `rank` has moved to the host, on a stage of so many layers."""

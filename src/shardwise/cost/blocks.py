@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from shardwise.cost.nodes import IS_SPLIT
+from shardwise.cost.places import IS_SPLIT
 from shardwise.cost.problem import Problem
 from shardwise.strategy import IS_V, largest_stage
 

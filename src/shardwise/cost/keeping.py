@@ -65,6 +65,8 @@ def keeping_of(problem: Problem, table: Any, node: Node, of_node: Any) -> Keepin
     layer_kept, layer_input = node.layer_kept_bytes[of_node], node.layer_input_bytes[of_node]
     moves = table.offload >= ACTIVATIONS
     held = in_flight * one
+    waiting = node.waiting[:, of_node]
+    layer_again = np.where(table.recompute == FULL, layer_kept - layer_input, 0.0)
     return Keeping(
         forward_s=forward_s,
         input_s=input_s,
@@ -75,7 +77,11 @@ def keeping_of(problem: Problem, table: Any, node: Node, of_node: Any) -> Keepin
         input_contended_s=node.contended.input_s[:, of_node] + share * node.contended.again_s[:, of_node],
         stage_bytes=one,
         device_bytes=np.where(moves, np.minimum(held, one + layer_kept), held)
-        + np.where(table.recompute == FULL, layer_kept - layer_input, 0.0),
+        # What is made again in a backward of the inputs stays until that of the weights; else a layer's goes
+        # before the next one's comes.
+        + np.maximum(waiting * (stage.kept_bytes - one), layer_again)
+        # And so do the gradients of products, which the one has and the other needs.
+        + waiting * stage.output_bytes,
         host_bytes=np.where(moves, held, 0.0),
     )
 

@@ -39,8 +39,9 @@ class BlockCost:
     selective recompute adds, `repeated_s` what full recompute adds; in neither does the device wait for the
     host. Weights are elements per rank, unsharded: `dense_weights` are split over dp x cp, `expert_weights`
     over their own replicas, `replicated_weights` are held whole by every tp rank. Activation bytes: kept
-    whole, under selective recompute, and the input alone; `largest_bytes` is the largest single tensor. What
-    the loss keeps is apart, in `logits_bytes`: its backward follows at once.
+    whole, under selective recompute, and the input alone; `largest_bytes` is the largest single tensor,
+    `output_bytes` are all outputs of products with weights. What the loss keeps is apart, in `logits_bytes`:
+    its backward follows at once.
     """
 
     forward: Parts
@@ -55,6 +56,7 @@ class BlockCost:
     selective_bytes: Any
     input_bytes: Any
     largest_bytes: Any
+    output_bytes: Any
     logits_bytes: Any
 
     def taken(self, rows: Any) -> BlockCost:
@@ -275,6 +277,7 @@ def _work_of(
         if not isinstance(operator, Loss)
     ]
     losses = [operator for operator in operators if isinstance(operator, Loss)]
+    products = [operator for operator in operators if isinstance(operator, Matmul | GroupedMatmul)]
     return BlockCost(
         forward=Parts(**forward),
         backward_input=Parts(**backward_input),
@@ -288,6 +291,9 @@ def _work_of(
         selective_bytes=sum((selective_kept for _, selective_kept, _ in saved), start=zero),
         input_bytes=_hidden_bytes(problem, table, "sequence"),
         largest_bytes=_largest([largest for _, _, largest in saved], zero),
+        output_bytes=sum(
+            (_output_bytes(problem, table, product, experts) for product in products), start=zero
+        ),
         logits_bytes=sum((_saved_bytes(problem, table, loss, experts)[0] for loss in losses), start=zero),
     )
 
@@ -345,6 +351,15 @@ def _saved_bytes(
         selective = selective + (0.0 if saved.selective else 1.0) * nbytes
         largest = np.maximum(largest, nbytes)
     return kept, selective, largest
+
+
+def _output_bytes(
+    problem: Problem, table: Any, product: Matmul | GroupedMatmul, experts: Experts | None
+) -> Any:
+    """Bytes of what a product puts out, and of its gradient, by which its weights are multiplied; 0 without
+    weights."""
+    elements = rows_of(problem, table, product.rows, experts) * width_of(problem, table, product.n)
+    return elements * (problem.recipe.activation_bytes if product.weights else 0.0)
 
 
 def _largest(columns: Sequence[Any], start: Any) -> Any:

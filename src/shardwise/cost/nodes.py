@@ -10,15 +10,12 @@ import numpy as np
 
 from shardwise.cost.layers import BlockCost, GridCost
 from shardwise.cost.parts import Contention
-from shardwise.cost.places import Places
+from shardwise.cost.places import IS_SPLIT, Places
 from shardwise.cost.problem import Problem
-from shardwise.schedule import SPLIT_NAMES, in_flight
+from shardwise.schedule import in_flight, waiting
 from shardwise.strategy import IS_V, SCHEDULES
 
 GPIPE = SCHEDULES.index("gpipe")
-
-IS_SPLIT = np.array([name in SPLIT_NAMES for name in SCHEDULES])
-"""Per schedule whether it gives weight gradients actions of their own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +24,7 @@ class Sums:
 
     Seconds of the phases, of their computation alone, and of what recomputing selectively or in full would
     add; bytes that are kept without recomputation, under selective, and of inputs alone (embedding and head
-    keep the same in any case); elements of dense and of expert weights.
+    keep the same in any case); of the outputs of layers' products; elements of dense and of expert weights.
     """
 
     forward_s: Any
@@ -40,6 +37,7 @@ class Sums:
     kept_bytes: Any
     selective_bytes: Any
     input_bytes: Any
+    output_bytes: Any
     dense_weights: Any
     expert_weights: Any
 
@@ -63,7 +61,7 @@ class Node:
     """Everything of a row that its grid, schedule and stage split decide.
 
     `stage` and `rank` are sums over each place's stage and over its whole rank, `contended` over its stage;
-    shape (places, rows).
+    shape (places, rows). Of `in_flight` microbatches so many are `waiting` for their W at most.
     `layer_*` and `boundary` columns are single layers and tensors. `tied_s` synchronises gradients that more
     than one rank accumulates (a V holds both ends on one rank). From each place on, `hop_s` of a message to
     the next stage pass beside other work; for `blocked_on_s` a forward waits for what it sends on, for
@@ -76,6 +74,7 @@ class Node:
     rank: Sums
     contended: Contended
     in_flight: Any
+    waiting: Any
     microbatches: Any
     is_split: Any
     hop_s: Any
@@ -126,6 +125,7 @@ def node_of(problem: Problem, table: Any, grid: GridCost, of_grid: Any, places: 
         rank=replace(rank, dense_weights=rank.dense_weights + places.rank_has_head * copied),
         contended=Contended(*over_places(contended, places.layers, places.has_embedding, places.has_head)),
         in_flight=flying,
+        waiting=waiting(table.schedule, microbatches, places.rank),
         microbatches=microbatches,
         is_split=is_split,
         hop_s=overlap * on_s,
@@ -172,15 +172,16 @@ def _layer_columns(block: BlockCost) -> Sums:
         kept_bytes=block.kept_bytes,
         selective_bytes=block.selective_bytes,
         input_bytes=block.input_bytes,
+        output_bytes=block.output_bytes,
         dense_weights=block.dense_weights,
         expert_weights=block.expert_weights,
     )
 
 
 def _end_columns(block: BlockCost) -> Sums:
-    """Embedding and head are never recomputed."""
+    """Embedding and head are never recomputed; what the head puts out counts among the losses."""
     layer = _layer_columns(block)
-    never = {"selective_s": 0.0 * block.kept_bytes, "full_s": 0.0 * block.kept_bytes}
+    never = {name: 0.0 * block.kept_bytes for name in ("selective_s", "full_s", "output_bytes")}
     always = {"selective_bytes": block.kept_bytes, "input_bytes": block.kept_bytes}
     return Sums(**{f.name: getattr(layer, f.name) for f in fields(Sums)} | never | always)
 

@@ -15,10 +15,14 @@ import numpy as np
 from shardwise.cost.distinct import distinct_rows
 from shardwise.cost.patterns import Patterns
 from shardwise.cost.problem import Problem
-from shardwise.strategy import IS_V, stage_starts
+from shardwise.schedule import SPLIT_NAMES
+from shardwise.strategy import IS_V, SCHEDULES, stage_starts
 
 SPLIT_FIELDS = ("pp", "vpp", "schedule", "first_stage_layers", "last_stage_layers")
 """The fields on which the places of layers depend."""
+
+IS_SPLIT = np.array([name in SPLIT_NAMES for name in SCHEDULES])
+"""Per schedule whether it gives weight gradients actions of their own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,11 +76,16 @@ def _stages(patterns: Patterns, table: Any) -> Places:
 def peak_places(problem: Problem, table: Any) -> Places:
     """Of each row, the places that no other place exceeds in every respect, padded to a common number.
 
-    Since activations in flight never grow with the rank, a place is exceeded by one on a lower (or the same)
-    rank whose stage and rank hold at least as much of everything. What they need at most, the row needs at
-    most.
+    Without split backward passes, activations in flight never grow with the rank, and a place is exceeded by
+    one on a lower (or the same) rank whose stage and rank hold at least as much of everything. With them, all
+    ranks have equally many in flight, of which more wait for their W on later ranks; a place is exceeded by
+    one on a higher (or the same) rank. What those that are left need at most, the row needs at most.
     """
-    return _by_size(problem, table, lambda patterns, rows: _undominated(_stages(patterns, rows)))
+    return _by_size(problem, table, _peaks)
+
+
+def _peaks(patterns: Patterns, table: Any) -> Places:
+    return _undominated(_stages(patterns, table), np.where(IS_SPLIT[table.schedule], 1, -1))
 
 
 def _by_size(problem: Problem, table: Any, places_of: Callable[[Patterns, Any], Places]) -> Places:
@@ -94,23 +103,24 @@ def _by_size(problem: Problem, table: Any, places_of: Callable[[Patterns, Any], 
     return _padded(kept, width, len(rows)).take(inverse)
 
 
-def _undominated(places: Places) -> Places:
+def _undominated(places: Places, by_rank: Any) -> Places:
     """Moves the places that are not exceeded to the front and cuts to the largest number of them.
 
-    Of equal places the first counts. Rows with fewer repeat their first.
+    `by_rank` is 1 in rows where a higher rank needs no less, -1 where a lower one. Of equal places the first
+    counts. Rows with fewer repeat their first.
     """
     ends = [
         places.has_head,
         places.has_embedding,
         places.rank_has_head,
         places.rank_has_embedding,
-        -places.rank,
+        by_rank * places.rank,
     ]
     measures = np.concatenate([places.layers, places.rank_layers, np.stack(ends).astype(np.int64)])
     at_least = np.all(measures[:, :, None] >= measures[:, None, :], axis=0)
     earlier = np.arange(at_least.shape[0])[:, None] < np.arange(at_least.shape[0])[None, :]
     exceeded = (at_least & (~np.swapaxes(at_least, 0, 1) | earlier[:, :, None])).any(axis=0)
-    width = int((~exceeded).sum(axis=0).max())
+    width = (~exceeded).sum(axis=0).max()
     front = np.argsort(exceeded, axis=0, kind="stable")[:width]
     chosen = np.where(np.take_along_axis(exceeded, front, axis=0), front[:1], front)
     return Places(**{f.name: _along_places(getattr(places, f.name), chosen) for f in fields(Places)})

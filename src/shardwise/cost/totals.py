@@ -57,7 +57,7 @@ def layers_of(problem: Problem, costs: Sequence[Any]) -> Layers:
 @dataclass(frozen=True, slots=True)
 class LayerCosts:
     """What single layers cost at least: work in all passes, forward, for either gradient, selective and full
-    recomputation in seconds; bytes kept by choice; elements of weights."""
+    recomputation in seconds; bytes kept by choice, and of outputs of products; elements of weights."""
 
     work_s: Layers
     forward_s: Layers
@@ -68,6 +68,7 @@ class LayerCosts:
     kept_bytes: Layers
     selective_bytes: Layers
     input_bytes: Layers
+    output_bytes: Layers
     dense_weights: Layers
     expert_weights: Layers
 
@@ -200,6 +201,7 @@ def _layer_costs(problem: Problem, kinds: Sequence[Sums]) -> LayerCosts:
         kept_bytes=cost(lambda kind: kind.kept_bytes),
         selective_bytes=cost(lambda kind: kind.selective_bytes),
         input_bytes=cost(lambda kind: kind.input_bytes),
+        output_bytes=cost(lambda kind: kind.output_bytes),
         dense_weights=cost(lambda kind: kind.dense_weights),
         expert_weights=cost(lambda kind: kind.expert_weights),
     )

@@ -4,7 +4,7 @@ from shardwise.schedule.action import KINDS, Action, Columns, Kind, Schedule, Ta
 from shardwise.schedule.dry_run import DryRun, dry_run
 from shardwise.schedule.generate import generate
 from shardwise.schedule.grid import format_findings, format_grid
-from shardwise.schedule.in_flight import in_flight, peak_activations, peak_in_flight
+from shardwise.schedule.in_flight import in_flight, peak_activations, peak_in_flight, peak_waiting, waiting
 from shardwise.schedule.legality import (
     NAMES,
     REASONS,
@@ -62,10 +62,12 @@ __all__ = [
     "lowering_violations",
     "peak_activations",
     "peak_in_flight",
+    "peak_waiting",
     "rank_of_stage",
     "reroute",
     "stage_of",
     "stage_ranks",
     "to_text",
     "violations",
+    "waiting",
 ]

@@ -1,4 +1,5 @@
-"""How many activations a rank holds at once: from the table, and in closed form on columns."""
+"""How many activations a rank holds at once, and how many wait for their W: from the table, and in closed
+form on columns."""
 
 from __future__ import annotations
 
@@ -8,8 +9,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from shardwise.schedule.action import BACKWARD_INPUT, FORWARD, Table
-from shardwise.schedule.legality import NAMES, Column
+from shardwise.schedule.action import BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD, Table
+from shardwise.schedule.legality import NAMES, SPLIT_NAMES, Column
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -38,6 +39,15 @@ def peak_in_flight(schedule: Table) -> tuple[int, ...]:
     return tuple(int(peak) for peak in peak_activations(schedule, np.ones(schedule.stages)))
 
 
+def peak_waiting(schedule: Table) -> tuple[int, ...]:
+    """Per rank, the most (stage, microbatch) pairs whose I has begun and whose W is not done."""
+    _, kind, _, offsets = schedule.columns
+    change = np.where(kind == BACKWARD_INPUT, 1, np.where(kind == BACKWARD_WEIGHT, -1, 0))
+    return tuple(
+        int(np.max(np.cumsum(change[start:stop]), initial=0)) for start, stop in pairwise(offsets.tolist())
+    )
+
+
 class _Held(NamedTuple):
     """How many a rank holds with unlimited microbatches: per pp, per pp * vpp, less per rank, and more."""
 
@@ -58,6 +68,10 @@ _HELD: dict[str, _Held] = {
 }
 _BY_CODE = np.array([_HELD[name] for name in NAMES], dtype=np.int64).T
 
+_WAITING_PER_RANK: dict[str, int] = {"zb_h1": 1, "zb_h2": 2, "zb_v": 2, "dualpipe_v": 1}
+_WAITS = np.array([name in SPLIT_NAMES for name in NAMES], dtype=np.int64)
+_MORE_PER_RANK = np.array([_WAITING_PER_RANK.get(name, 0) for name in NAMES], dtype=np.int64)
+
 
 def in_flight(code: Column, pp: Column, microbatches: Column, vpp: Column, rank: Column) -> Ints:
     """`peak_in_flight` of legal schedules in closed form, on integers or integer columns that broadcast
@@ -71,3 +85,15 @@ def in_flight(code: Column, pp: Column, microbatches: Column, vpp: Column, rank:
     per_pp, per_stage, less_per_rank, more = (column[code] for column in _BY_CODE)
     unlimited = (per_pp + per_stage * vpp) * pp - less_per_rank * rank + more
     return np.asarray(np.minimum(np.multiply(microbatches, vpp), unlimited), dtype=np.int64)
+
+
+def waiting(code: Column, microbatches: Column, rank: Column) -> Ints:
+    """`peak_waiting` of legal schedules in closed form, on integers or integer columns that broadcast
+    together.
+
+    `code` is the index in `NAMES`. Exact for every legal combination; never falls with `rank`, and never
+    exceeds `in_flight`. With m = microbatches and r = rank it is the smaller of m and: zb_h1 and dualpipe_v
+    r + 1; zb_h2 and zb_v 2 r + 1; 0 in all others, which have no W.
+    """
+    unlimited = _WAITS[code] + _MORE_PER_RANK[code] * rank
+    return np.asarray(np.minimum(microbatches, unlimited), dtype=np.int64)

@@ -11,7 +11,7 @@ from tests.unit.check.by_hand import strategy
 from shardwise.check.durations import StageTimes
 from shardwise.check.price import hops_s
 from shardwise.check.rows import Family, rows_of
-from shardwise.check.schedules import Table, in_flight, table_of
+from shardwise.check.schedules import Table, in_flight, table_of, waiting
 from shardwise.check.timing import StuckError, makespan_s
 
 TIMES = StageTimes(
@@ -71,17 +71,20 @@ def test_a_v_turns_on_the_last_rank() -> None:
 @pytest.mark.parametrize(
     "schedule", ["1f1b", "gpipe", "zb_h1", "zb_h2", "interleaved_1f1b", "zb_v", "dualpipe_v"]
 )
-def test_in_flight_is_what_the_table_holds(schedule: str) -> None:
-    """Counted from the table: forwards begun and not yet ended by a B or W, at most."""
+def test_in_flight_and_waiting_are_what_the_table_holds(schedule: str) -> None:
+    """Counted from the table: forwards begun and not yet ended by a B or W, at most; and of them those whose
+    I has begun."""
     vpp = 2 if schedule in ("interleaved_1f1b", "zb_v", "dualpipe_v") else 1
     for pp, m in ((2, 4), (3, 6), (4, 8)):
         run = family(schedule, pp, m, vpp)
         for rank, row in enumerate(table_of(run)):
-            held = peak = 0
+            held = peak = waits = most = 0
             for _, kind, _ in row:
                 held += (kind == "F") - (kind in "BW")
-                peak = max(peak, held)
+                waits += (kind == "I") - (kind == "W")
+                peak, most = max(peak, held), max(most, waits)
             assert (held, peak) == (0, in_flight(run, rank)), (pp, m, rank)
+            assert (waits, most) == (0, waiting(run, rank)), (pp, m, rank)
 
 
 def test_the_makespan_of_two_ranks() -> None:

@@ -61,6 +61,7 @@ def test_a_brick_on_one_device() -> None:
     close(cost.selective_bytes, 100.0)
     close(cost.input_bytes, 100.0)
     close(cost.largest_bytes, 200.0)
+    close(cost.output_bytes, 100.0)  # of the product: 5 * 10 * 2 B
 
 
 @pytest.mark.parametrize(("sequence_parallel", "norm_s", "kept"), [("no", 0.1, 300.0), ("yes", 0.05, 150.0)])

@@ -118,14 +118,15 @@ def test_activations_of_one_stage() -> None:
         # Eight microbatches, one layer a stage.
         ("pp=4,schedule=1f1b", (4 * 300, 3 * 300, 2 * 300, 300)),
         ("pp=4,schedule=gpipe", (8 * 300, 8 * 300, 8 * 300, 8 * 300)),
-        ("pp=4,schedule=zb_h1", (4 * 300, 4 * 300, 4 * 300, 4 * 300)),
-        ("pp=4,schedule=zb_h2", (7 * 300, 7 * 300, 7 * 300, 7 * 300)),
+        # Beside them the gradients of a product of 100 B, of r + 1 and of 2 r + 1 that wait for W.
+        ("pp=4,schedule=zb_h1", (4 * 300 + 100, 4 * 300 + 200, 4 * 300 + 300, 4 * 300 + 400)),
+        ("pp=4,schedule=zb_h2", (7 * 300 + 100, 7 * 300 + 300, 7 * 300 + 500, 7 * 300 + 700)),
         # Two stages of two layers and two replicas: four microbatches.
         ("pp=2,schedule=1f1b", (2 * 600, 600)),
         # Four stages on two ranks: 2 * (2 - 1 - r) + 2 + 1 chunks on rank r.
         ("pp=2,vpp=2", (5 * 300, 3 * 300, 5 * 300, 3 * 300)),
-        ("pp=2,schedule=zb_v", (4 * 300, 4 * 300, 4 * 300, 4 * 300)),
-        ("pp=2,schedule=dualpipe_v", (5 * 300, 5 * 300, 5 * 300, 5 * 300)),
+        ("pp=2,schedule=zb_v", (4 * 300 + 100, 4 * 300 + 300, 4 * 300 + 300, 4 * 300 + 100)),
+        ("pp=2,schedule=dualpipe_v", (5 * 300 + 100, 5 * 300 + 200, 5 * 300 + 200, 5 * 300 + 100)),
     ],
 )
 def test_microbatches_in_flight(text: str, activations: tuple[float, ...]) -> None:
@@ -166,6 +167,26 @@ def test_losses_that_are_kept(text: str, kept: int) -> None:
 )
 def test_recomputation_keeps_less(recompute: str, activations: tuple[float, ...]) -> None:
     close(bytes_of(one_node(), f"pp=2,recompute={recompute}").activations, *activations)
+
+
+@pytest.mark.parametrize(
+    ("text", "activations"),
+    [
+        # Inputs of 100 B of four microbatches, and of each of r + 1 also 200 B made again and 100 B of
+        # gradients.
+        ("pp=4,schedule=zb_h1,recompute=full", (700, 1000, 1300, 1600)),
+        ("pp=4,schedule=zb_h1,recompute=selective", (700, 1000, 1300, 1600)),
+        ("pp=4,schedule=zb_h1,recompute=full,offload=activations", (700, 1000, 1300, 1600)),
+        # Of seven, and 2 r + 1.
+        ("pp=4,schedule=zb_h2,recompute=full", (1000, 1600, 2200, 2800)),
+        # One of two layers is recomputed; four microbatches, two in flight.
+        ("pp=2,schedule=zb_h1,recompute=full,recompute_layers=1", (2 * 400 + 400, 2 * 400 + 800)),
+        ("pp=2,schedule=zb_v,recompute=full", (700, 1300, 1300, 700)),
+        ("pp=2,schedule=dualpipe_v,recompute=full", (800, 1100, 1100, 800)),
+    ],
+)
+def test_what_is_recomputed_waits_for_the_weights(text: str, activations: tuple[float, ...]) -> None:
+    close(bytes_of(one_node(), text).activations, *activations)
 
 
 def test_sequence_parallelism_splits_what_norms_keep() -> None:

@@ -134,11 +134,20 @@ def test_rows_of_three_and_of_four_stages_stand_together() -> None:
             assert (columns[..., stages:] == columns[..., :1]).all()
 
 
-def measures(places: Places, place: int, row: int) -> Any:
-    """What decides the memory and the time of a place: more of any never needs less."""
+def test_of_alike_stages_that_split_their_backward_the_last_is_kept() -> None:
+    # 1 | 0 | 0 | 0 | 1 | 0 | 0 | 0: of stages 1, 2, 3, 5 and 6 the one where most waits for the weights.
+    p = problem(brick_model(PATTERN), cluster(2))
+    rows = table(p, "pp=8,schedule=zb_h1", "pp=8")
+    peaks = peak_places(p, rows).stage
+    assert [sorted(set(peaks[:, row].tolist())) for row in (0, 1)] == [[0, 4, 7], [0, 1, 7]]
+
+
+def measures(places: Places, place: int, row: int, by_rank: int) -> Any:
+    """What decides the memory and the time of a place: more of any never needs less; nor does a rank that is
+    later (`by_rank` 1) or earlier (-1)."""
     ends = (places.has_head, places.has_embedding, places.rank_has_head, places.rank_has_embedding)
     counts = (*places.layers[:, place, row], *places.rank_layers[:, place, row])
-    return np.array([*counts, *(end[place, row] for end in ends), -places.rank[place, row]])
+    return np.array([*counts, *(end[place, row] for end in ends), by_rank * places.rank[place, row]])
 
 
 def test_every_place_is_exceeded_by_one_that_is_kept() -> None:
@@ -146,6 +155,7 @@ def test_every_place_is_exceeded_by_one_that_is_kept() -> None:
     texts = [
         *(f"pp=4,first_stage_layers={a},last_stage_layers={b}" for a in range(4) for b in range(4)),
         *(f"pp=2,vpp=3,first_stage_layers={first},last_stage_layers=1" for first in range(3)),
+        *(f"pp=4,schedule=zb_h1,first_stage_layers={first},last_stage_layers=2" for first in (0, 3)),
         *(f"pp=3,schedule=zb_v,first_stage_layers={first},last_stage_layers=2" for first in range(3)),
         "pp=12", "pp=6", "pp=3", "pp=2", "pp=1",
     ]  # fmt: skip
@@ -153,8 +163,10 @@ def test_every_place_is_exceeded_by_one_that_is_kept() -> None:
     every, kept = all_places(p, rows), peak_places(p, rows)
     widths = set()
     for row, text in enumerate(texts):
-        all_of_row = [measures(every, place, row) for place in range(int(rows.pp[row] * rows.vpp[row]))]
-        peaks = {tuple(measures(kept, place, row)) for place in range(kept.stage.shape[0])}
+        by_rank = 1 if "zb_" in text else -1
+        stages = range(int(rows.pp[row] * rows.vpp[row]))
+        all_of_row = [measures(every, place, row, by_rank) for place in stages]
+        peaks = {tuple(measures(kept, place, row, by_rank)) for place in range(kept.stage.shape[0])}
         assert peaks <= {tuple(found) for found in all_of_row}, text
         assert all(any((np.array(peak) >= found).all() for peak in peaks) for found in all_of_row), text
         needed = {

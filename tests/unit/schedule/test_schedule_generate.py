@@ -18,9 +18,11 @@ from shardwise.schedule import (
     lower,
     lowering_violations,
     peak_in_flight,
+    peak_waiting,
     rank_of_stage,
     stage_of,
     violations,
+    waiting,
 )
 from shardwise.schedule.legality import code_of
 
@@ -84,6 +86,23 @@ def test_dualpipe_v_by_hand() -> None:
     ]
 
 
+def waiting_one_by_one(schedule: Schedule) -> tuple[int, ...]:
+    """Per rank, the most pairs at once of which I has begun and W has not ended, action by action."""
+    most = []
+    for row in schedule.ranks:
+        waits: set[tuple[int, int]] = set()
+        peak = 0
+        for action in row:
+            pair = (action.stage, action.microbatch)
+            if action.kind == "I":
+                waits.add(pair)
+            peak = max(peak, len(waits))
+            waits -= {pair} if action.kind == "W" else set()
+        assert not waits
+        most.append(peak)
+    return tuple(most)
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_every_legal_table_is_sound_and_holds_what_the_closed_form_says(name: str) -> None:
     seen = 0
@@ -95,6 +114,10 @@ def test_every_legal_table_is_sound_and_holds_what_the_closed_form_says(name: st
         assert violations(schedule, held) == [], (pp, m, vpp)
         assert peak_in_flight(schedule) == held, (pp, m, vpp)
         assert held == tuple(sorted(held, reverse=True)), (pp, m, vpp)
+        waits = tuple(int(waiting(code_of(name), m, rank)) for rank in range(pp))
+        assert peak_waiting(schedule) == waits == waiting_one_by_one(schedule), (pp, m, vpp)
+        assert waits == tuple(sorted(waits)), (pp, m, vpp)
+        assert all(few <= many for few, many in zip(waits, held, strict=True)), (pp, m, vpp)
         check_ends(schedule, m)
         seen += 1
     assert seen == LEGAL_COUNT[name]
