@@ -16,13 +16,14 @@ from tests.property.uneven_twin import drawn_space, every_layout, least_s
 
 from shardwise.cluster import load_cluster
 from shardwise.model import load_model
-from shardwise.search import UnevenSpace, search_uneven
+from shardwise.search import UnevenSpace, priced_again, search_uneven
 from shardwise.search.clock import Clock
 from shardwise.search.lanes import Lanes
 from shardwise.search.uneven import Block, bounds, drive, grown, partitions
 from shardwise.search.uneven.block import search_of
 from shardwise.search.uneven.laid_out import Best
 from shardwise.search.uneven.options import Pricing
+from shardwise.search.uneven.result import result_of_uneven
 from shardwise.strategy import Job
 
 INSTANCES, FULL_INSTANCES = 300, 10_000
@@ -46,6 +47,8 @@ def test_the_best_uneven_plan_is_that_of_the_twin(first_seed: int) -> None:
         assert outcome.plan is not None, seed
         assert outcome.plan.time_s == pytest.approx(expected_s, rel=1e-9), seed
         assert outcome.lower_bound_s == pytest.approx(expected_s, rel=1e-9), seed
+        again = priced_again(space.model, space.cluster, space.job, result_of_uneven(space, outcome.plan))
+        assert not again.faults and max(again.pipeline_s) == pytest.approx(expected_s, rel=1e-9), seed
 
 
 def test_no_layout_takes_less_than_its_bounds() -> None:
