@@ -250,6 +250,12 @@ def _parts(total: int, parts: int) -> Iterator[tuple[int, ...]]:
             yield (first, *rest)
 
 
+def least_of_block(options: Options, layouts: list[Layouts], block: Block) -> float:
+    """The least time of any plan of a block with one number of pipelines; infinity where nothing fits."""
+    least = _least_alike if block.is_alike else _least_of
+    return least(options, layouts, block.most)
+
+
 def _least_alike(options: Options, layouts: list[Layouts], pipelines: int) -> float:
     """The least time of `pipelines` pipelines with the same stages, of shares as equal as can be."""
     best = float("inf")
