@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.property.uneven_bounds import hold_bounds
-from tests.property.uneven_twin import drawn_to_braid, every_layout, least_s, with_braids
+from tests.property.uneven_twin import SEATED, drawn_to_braid, every_layout, least_s, with_braids
 
 from shardwise.cost import StagePrice
 from shardwise.search import UnevenSpace, priced_again, search_uneven
@@ -91,7 +91,9 @@ def test_what_such_a_stage_costs_is_what_its_slower_part_does() -> None:
                 fits = np.isfinite(twins.backward_s)
                 assert (np.isfinite(stages.backward_s) == fits).all()
                 for name in FIGURES:
-                    found, expected = getattr(stages, name)[fits], getattr(twins, name)[fits]
+                    both = (getattr(one, name) for one in (stages, twins))
+                    found, expected = (np.squeeze(of, 1) if name in SEATED else of for of in both)
+                    found, expected = found[fits], expected[fits]
                     np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-15)
                 np.testing.assert_allclose(mine.hops[site].far_s, theirs.hops[site].far_s, rtol=1e-12)
 

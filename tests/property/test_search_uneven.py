@@ -16,13 +16,15 @@ from tests.property.uneven_twin import drawn_space, every_layout, least_s
 
 from shardwise.cluster import load_cluster
 from shardwise.model import load_model
-from shardwise.search import UnevenSpace, search_uneven
+from shardwise.search import UnevenSpace, priced_again, search_uneven
 from shardwise.search.clock import Clock
 from shardwise.search.lanes import Lanes
-from shardwise.search.uneven import Block, bounds, drive, grown, partitions
+from shardwise.search.uneven import Block, bounds, drive, errands, grown, partitions
 from shardwise.search.uneven.block import search_of
+from shardwise.search.uneven.errands import Errand, Errands, is_wide
 from shardwise.search.uneven.laid_out import Best
 from shardwise.search.uneven.options import Pricing
+from shardwise.search.uneven.result import result_of_uneven
 from shardwise.strategy import Job
 
 INSTANCES, FULL_INSTANCES = 300, 10_000
@@ -46,6 +48,8 @@ def test_the_best_uneven_plan_is_that_of_the_twin(first_seed: int) -> None:
         assert outcome.plan is not None, seed
         assert outcome.plan.time_s == pytest.approx(expected_s, rel=1e-9), seed
         assert outcome.lower_bound_s == pytest.approx(expected_s, rel=1e-9), seed
+        again = priced_again(space.model, space.cluster, space.job, result_of_uneven(space, outcome.plan))
+        assert not again.faults and max(again.pipeline_s) == pytest.approx(expected_s, rel=1e-9), seed
 
 
 def test_no_layout_takes_less_than_its_bounds() -> None:
@@ -150,6 +154,21 @@ def test_errands_that_are_done_where_nothing_is_known_of_their_block_are_noticed
     monkeypatch.setattr(Lanes, "answers_at", anywhere)
     with pytest.raises((KeyError, AssertionError)):
         assert [outcomes(seed, 2, 0.0) for seed in (1, 3, 8)] == alone
+
+
+def test_a_wide_range_is_not_bounded_closely_where_that_is_hopeless(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is divided at once where what is soon told of it is far below the time to beat."""
+    job = Job(seq_len=1024, global_batch_size=64, dtype="fp16")
+    space = UnevenSpace(load_model("gpt2"), load_cluster("1x4xA100-40G+1x4xV100-16G"), job)
+    done = Errands(space, Clock(), 0.02).done
+    block = space.widest((0, 1), 1)
+    (soon,) = done(Errand(block=block, least_s=0.0, best_s=1e3)).left
+    far = replace(soon, best_s=2.0 * soon.least_s)
+    found = done(far)
+    assert is_wide(block) and found.bounded == 0
+    assert [one.block.least for one in found.left] == [1, 2, 4, 8]
+    monkeypatch.setattr(errands, "HOPELESS", 0.0)
+    assert done(far).bounded > 0
 
 
 def test_nothing_is_found_where_the_time_to_beat_is_the_best() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import cache
 from itertools import product
 from typing import Any
 
@@ -16,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardwise.cluster import load_cluster
-from shardwise.cost import StageShape, hop_s, kinds_of, stage_price
+from shardwise.cost import Seat, StageShape, hop_s, kinds_of, stage_price
 from shardwise.model import Model, model_from_config
 from shardwise.search import Limits, UnevenSpace
 from shardwise.search.uneven.hops import Hops
@@ -28,6 +29,8 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 DEVICES = ("H100-SXM", "A100-80G", "A100-40G", "V100-16G", "T4", "RTX3090", "L4")
+SEATED = ("gather_s", "reduce_s", "end_s")
+"""What depends on how many stages of the pipeline lie together in a node."""
 LINKS = ("1Gb/s", "10Gb/s", "200Gb/s")
 
 
@@ -144,8 +147,10 @@ def with_braids(space: UnevenSpace, options: Options, block: Block) -> Options:
             none = np.zeros(found["forward_s"].shape)
             for name in ("recompute", "allocated_bytes", "device_bytes", "fullest"):
                 found[name] = none.astype(int)
-            stages.append(Stages(kinds=tuple(braids), **found))
-            hops.append(Hops(hop_s, hop_s))
+            for name in SEATED:
+                found[name] = found[name][:, None]
+            stages.append(Stages(kinds=tuple(braids), seats=(Seat(),), **found))
+            hops.append(Hops(hop_s, hop_s, np.zeros((2, *shape), dtype=np.int64)))
             sites.append((a, b))
     return replace(options, stages=tuple(stages), hops=tuple(hops), sites=tuple(sites))
 
@@ -245,6 +250,12 @@ def _parts(total: int, parts: int) -> Iterator[tuple[int, ...]]:
             yield (first, *rest)
 
 
+def least_of_block(options: Options, layouts: list[Layouts], block: Block) -> float:
+    """The least time of any plan of a block with one number of pipelines; infinity where nothing fits."""
+    least = _least_alike if block.is_alike else _least_of
+    return least(options, layouts, block.most)
+
+
 def _least_alike(options: Options, layouts: list[Layouts], pipelines: int) -> float:
     """The least time of `pipelines` pipelines with the same stages, of shares as equal as can be."""
     best = float("inf")
@@ -317,9 +328,41 @@ def _figures(options: Options, layouts: Layouts, name: str) -> Floats:
     for s in range(stages):
         for pool, of in enumerate(options.stages):
             mine = layouts.pools[:, s] == pool
-            at = layouts.kinds[mine, s], stages - s, int(s == 0), layouts.layers[mine, s]
-            found[s][mine] = getattr(of, name)[at]
+            at = stages - s, int(s == 0), layouts.layers[mine, s]
+            kinds = layouts.kinds[mine, s]
+            if name in SEATED:
+                before = (layouts.pools[mine] == pool).sum(axis=1)
+                behind = (layouts.pools[mine, s:] == pool).sum(axis=1)
+                seats = [
+                    _seat(of, *one, stages)
+                    for one in zip(kinds.tolist(), before.tolist(), behind.tolist(), strict=True)
+                ]
+                found[s][mine] = getattr(of, name)[kinds, np.array(seats, dtype=np.int64), *at]
+            else:
+                found[s][mine] = getattr(of, name)[kinds, *at]
     return found
+
+
+@cache
+def _together(devices: int, size: int, number: int, left: int) -> int:
+    """How many of `number` stages of so many devices lie in one node of `devices` with the one that is
+    `left`-th from their end: they fill nodes from the end on, by powers of two that divide a node."""
+    placed = 0
+    while True:
+        many = max(n for n in (1, 2, 4, 8) if n <= number - placed and devices % (n * size) == 0)
+        placed += many
+        if left <= placed:
+            return many
+
+
+def _seat(of: Stages, kind: int, number: int, left: int, stages: int) -> int:
+    """Where the prices of a stage on a pool are, one of `number` there in a pipeline of `stages`."""
+    devices = of.seats[0].devices
+    if isinstance(one := of.kinds[kind], Braid):
+        return 0
+    together = _together(devices, one[0] * one[1], number, left)
+    whole = Seat(together, devices, True)
+    return of.seats.index(whole if together == stages and whole in of.seats else Seat(together, devices))
 
 
 def walked_s(options: Options, layouts: Layouts, counts: range | list[int]) -> Floats:

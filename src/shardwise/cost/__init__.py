@@ -23,7 +23,16 @@ from shardwise.cost.layouts import (
     open_layouts,
     stage_layouts,
 )
-from shardwise.cost.lone_stage import Kinds, StagePrice, StageShape, hop_s, kinds_of, stage_price
+from shardwise.cost.lone_stage import (
+    Kinds,
+    Seat,
+    StagePrice,
+    StageShape,
+    hop_s,
+    kinds_of,
+    seated_prices,
+    stage_price,
+)
 from shardwise.cost.memory import PARTS, RankBytes, host_bytes, peak_bytes, rank_bytes
 from shardwise.cost.one_layout import (
     LayoutPrice,
@@ -87,6 +96,7 @@ __all__ = [
     "RankBytes",
     "Recipe",
     "Room",
+    "Seat",
     "Shapes",
     "Split",
     "StagePrice",
@@ -136,6 +146,7 @@ __all__ = [
     "priced_grids",
     "rank_bytes",
     "room_of",
+    "seated_prices",
     "stage_layouts",
     "stage_price",
     "stage_times",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -39,6 +40,17 @@ class StageShape:
     is_last: Any
     replicas: Sequence[int]
     groups: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """Where a stage lies among those of its pipeline: `together` with so many, itself included, in one node,
+    which has so many `devices` (0: what leaves it shares its cards with all others). `is_whole` where these
+    are all stages of the pipeline."""
+
+    together: int = 1
+    devices: int = 0
+    is_whole: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,64 +132,94 @@ def hop_s(kinds: Kinds, tier: int = -1, senders: Any = 0) -> Any:
     return kinds.fabric.neighbour_s(nbytes, np.full(np.shape(nbytes), index), np.minimum(senders, inside))
 
 
-def stage_price(kinds: Kinds, shape: StageShape) -> StagePrice:
+def stage_price(kinds: Kinds, shape: StageShape, seat: Seat = Seat()) -> StagePrice:
     """What stages of these shapes cost on each kind; optimizer states are split over all replicas (ZeRO-1).
 
-    Replicas of a stage fill the tiers from the innermost on. A stage whose weights are tied to those at the
-    other end holds a copy and joins the gradients.
+    Replicas of a stage fill the tiers from the innermost on, as far as the pipeline's other stages in the
+    node leave room. A stage whose weights are tied to those at the other end holds a copy and joins the
+    gradients.
     """
-    problem = kinds.problem
-    profile, recipe = problem.profile, problem.recipe
+    return seated_prices(kinds, shape, (seat,))[0]
+
+
+def seated_prices(kinds: Kinds, shape: StageShape, seats: Sequence[Seat]) -> list[StagePrice]:
+    """The same for stages that lie otherwise among those of their pipelines, by seat: gathering, reducing and
+    the end of the step differ, all else is the same."""
+    problem, profile = kinds.problem, kinds.problem.profile
     layers = np.asarray(shape.layers)[None]
     sums = Sums(*over_places(kinds.blocks, layers, shape.is_first, shape.is_last))
     is_alone = shape.is_first * shape.is_last
     tied = kinds.grid.embedding.dense_weights * (1.0 if problem.model.tied_embeddings else 0.0)
     weights = sums.dense_weights + tied * (shape.is_last - is_alone)
-    pipelines = np.asarray(shape.replicas)[:, None, None]
-    replicas = pipelines * kinds.dp
-    sizes = _sizes(kinds, replicas, np.minimum(shape.groups, pipelines))
+    replicas = np.asarray(shape.replicas)[:, None, None] * kinds.dp
     forward_s = sums.forward_s + profile.host_action_s
     backward_s = sums.input_s + sums.weight_s + profile.host_action_s
     backward_s = backward_s + np.array([0.0 * sums.full_s, sums.selective_s, sums.full_s])[:, None]
+    allocated = _allocated_bytes(kinds, shape, sums, weights, replicas)
+    device_bytes = _device_bytes(kinds, shape, allocated, replicas)
+    gradients = cache(lambda together: _gradients_s(kinds, shape, weights, forward_s, backward_s, together))
+    around_s = _end_s(kinds, shape, weights / replicas)
+    tied = tied * (shape.is_first + shape.is_last - 2 * is_alone)
+    found = []
+    for seat in seats:
+        gather_s, reduce_s = gradients(seat.together)
+        found.append(
+            StagePrice(
+                forward_s=forward_s,
+                backward_s=backward_s,
+                gather_s=gather_s,
+                reduce_s=reduce_s,
+                end_s=around_s + _tied_s(kinds, tied, seat),
+                allocated_bytes=allocated,
+                device_bytes=device_bytes,
+            )
+        )
+    return found
+
+
+def _gradients_s(
+    kinds: Kinds, shape: StageShape, weights: Any, forward_s: Any, backward_s: Any, together: int
+) -> tuple[Any, Any]:
+    """Gathering before the first forward and reducing after the last backward, where so many stages of a
+    pipeline lie together in a node."""
+    problem, recipe = kinds.problem, kinds.problem.recipe
+    pipelines = np.asarray(shape.replicas)[:, None, None]
+    sizes = _sizes(kinds, pipelines * kinds.dp, np.minimum(shape.groups, pipelines), together)
     gathering_s = kinds.fabric.pass_s(weights * recipe.weight_bytes, sizes)
     reduction_s = kinds.fabric.scatter_s(weights * recipe.gradient_bytes, sizes)
-    buckets = np.maximum(shape.layers, 1)
-    allocated = _allocated_bytes(kinds, shape, sums, weights, replicas)
-    overlap = profile.state_overlap
+    buckets, overlap = np.maximum(shape.layers, 1), problem.profile.state_overlap
+    layers = np.asarray(shape.layers)[None]
     sent = Contended(*over_places(kinds.contended, layers, shape.is_first, shape.is_last))
     shares_cards = 1.0 * contends(problem.tiers, kinds.grid.groups.tensor, sizes)
     there_s = forward_s - shares_cards * sent.forward_s
     again_s = np.array([0.0 * sent.again_s, 0.0 * sent.again_s, sent.again_s])[:, None]
     back_s = backward_s - shares_cards * (sent.input_s + again_s)
-    return StagePrice(
-        forward_s=forward_s,
-        backward_s=backward_s,
-        gather_s=pipeline.gathering_before_forward_s(gathering_s, overlap * there_s, buckets),
-        reduce_s=pipeline.reduction_after_backward_s(reduction_s, overlap * back_s, buckets),
-        end_s=_end_s(
-            kinds, shape, weights / replicas, tied * (shape.is_first + shape.is_last - 2 * is_alone)
-        ),
-        allocated_bytes=allocated,
-        device_bytes=_device_bytes(kinds, shape, allocated, replicas),
+    return (
+        pipeline.gathering_before_forward_s(gathering_s, overlap * there_s, buckets),
+        pipeline.reduction_after_backward_s(reduction_s, overlap * back_s, buckets),
     )
 
 
-def _sizes(kinds: Kinds, replicas: Any, groups: Any) -> Sizes:
+def _sizes(kinds: Kinds, replicas: Any, groups: Any, together: int) -> Sizes:
     """Replicas per tier, filled from the innermost, in at least so many groups on the outermost; where they
-    do not fill a tier evenly, the next one counts whole groups."""
+    do not fill a tier evenly, the next one counts whole groups. What a tier joins holds so many stages of
+    each pipeline `together`, so that there is less room for replicas of each; those of one stage are next to
+    each other."""
     below: Any = np.ones_like(replicas)
-    together = -(-replicas // groups)
+    near = -(-replicas // groups)
     sizes = []
     tiers = kinds.problem.tiers
     for tier in tiers[:-1]:
-        inside = np.minimum(together, np.maximum(tier.span // kinds.tp, below))
+        own = np.minimum(kinds.dp, tier.span // kinds.tp)
+        room = np.maximum(np.maximum(tier.span // (kinds.tp * together), own), below)
+        inside = np.minimum(near, room)
         sizes.append(np.maximum(inside // below, 1))
         below = below * sizes[-1]
     return (*sizes, -(-replicas // below))
 
 
-def _end_s(kinds: Kinds, shape: StageShape, owned: Any, tied: Any) -> Any:
-    """Norm and clipping, tied and replicated weights, optimizer and host, after the gradients are reduced.
+def _end_s(kinds: Kinds, shape: StageShape, owned: Any) -> Any:
+    """Norm and clipping, replicated weights, optimizer and host, after the gradients are reduced.
 
     The norm joins all devices of the problem's outermost tier.
     """
@@ -188,9 +230,23 @@ def _end_s(kinds: Kinds, shape: StageShape, owned: Any, tied: Any) -> Any:
     norm_s = 3.0 * owned * gradient_bytes / bandwidth + join_s
     replicated = kinds.grid.kinds[0].replicated_weights * shape.layers * gradient_bytes
     replicated_s = np.where(kinds.tp > 1, fabric.all_reduce_s(replicated, kinds.grid.groups.tensor), 0.0)
-    index = np.full(np.shape(tied), len(problem.tiers) - 1)
-    tied_s = np.where(tied > 0, 2.0 * fabric.neighbour_s(tied * gradient_bytes / 2.0, index), 0.0)
-    return norm_s + replicated_s + tied_s + device_update_s(problem, owned) + problem.profile.host_step_s
+    return norm_s + replicated_s + device_update_s(problem, owned) + problem.profile.host_step_s
+
+
+def _tied_s(kinds: Kinds, tied: Any, seat: Seat) -> Any:
+    """Adding up the gradients of weights that first and last stage both have: over the node's links where
+    both lie in one, else over the outermost tier, all groups of the node sending at once."""
+    tiers = kinds.problem.tiers
+    outermost = len(tiers) - 1
+    if seat.is_whole:
+        inside = (tier for tier, one in enumerate(tiers) if one.span <= seat.devices)
+        index, senders = max(inside, default=outermost), kinds.tp * kinds.dp
+    else:
+        index, senders = outermost, np.array(seat.devices // seat.together)
+    within = tiers[index - 1].span if index else 1
+    nbytes = tied * kinds.problem.recipe.gradient_bytes / 2.0
+    tier = np.full(np.shape(nbytes), index)
+    return np.where(tied > 0, 2.0 * kinds.fabric.neighbour_s(nbytes, tier, np.minimum(senders, within)), 0.0)
 
 
 def _allocated_bytes(kinds: Kinds, shape: StageShape, sums: Sums, weights: Any, replicas: Any) -> Any:

@@ -54,8 +54,8 @@ def test_a_hop_waits_for_the_part_that_sends_longest(options: Options) -> None:
 
 
 def test_both_parts_are_replicas_that_meet_between_the_pools(options: Options) -> None:
-    reduced_s = options.stages[2].reduce_s[:, 2, 0, 2]
-    assert (options.stages[0].reduce_s[:, 2, 0, 2] == 0.0).all()
+    reduced_s = options.stages[2].reduce_s[:, 0, 2, 0, 2]
+    assert (options.stages[0].reduce_s[:, 0, 2, 0, 2] == 0.0).all()
     # Two layers of 202 M parameters: 4 bytes each, of which each of two replicas sends half. Other devices of
     # the nodes send at once; the backward hides less than a second. The part of tp 1 sends all of it.
     sent_s = 2 * 202e6 * 4 / 2 / (1.25e9 / 4)

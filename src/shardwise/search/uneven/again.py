@@ -56,10 +56,7 @@ def priced_by(prices: RecordPrices, result: UnevenResult, global_batch_size: int
     known: dict[tuple[object, ...], tuple[float, list[StageFigures], PipelineTimes]] = {}
     for pipeline, ways, share in _pipelines(result):
         if (pipeline.stages, ways, share) not in known:
-            figures = [
-                prices.figures(result, stage, way, (len(ways) - index, len(ways)))
-                for index, (stage, way) in enumerate(zip(pipeline.stages, ways, strict=True))
-            ]
+            figures = prices.figures(result, pipeline, ways)
             hops = prices.hops(result, pipeline)
             step_s = _walked_s(figures, hops, share)
             known[pipeline.stages, ways, share] = step_s, figures, _times(figures, hops)

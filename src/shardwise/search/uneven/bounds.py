@@ -11,9 +11,14 @@ microbatches take it at least
          2 loop + (m - 1 - q) w where m > q )
 
 with k = ceil(m / q). The stages before it, each with its w and two hops, add to that; or else their forwards
-and one hop each, and its own reduction; or else its own gathering, reduction and end of the step alone. A
-suffix of a pipeline is told by how many stages of each pool it has (`counts`), the pool of its first, and its
-layers; the least over all of its layouts is a minimum over the first stage's layers. Every figure is
+and one hop each, and its own reduction; or else its own gathering, reduction and end of the step alone.
+
+The loops at either end may take longer: its first backward waits for those of all later stages, none of which
+begins before it has gathered; and behind its last forward they have theirs to do, and then to reduce. Between
+the two it is at work for m - 1 - q microbatches, where there are more than q.
+
+A suffix of a pipeline is told by how many stages of each pool it has (`counts`), the pool of its first, and
+its layers; the least over all of its layouts is a minimum over the first stage's layers. Every figure is
 minimised apart, so that the result never exceeds the bound of any one layout. All suffixes of several
 pipelines with equally many stages are bounded at once.
 """
@@ -21,7 +26,7 @@ pipelines with equally many stages are bounded at once.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import lru_cache
 from itertools import product
 from typing import Any
@@ -41,15 +46,21 @@ Order = tuple[int, ...]
 NEVER_S = 1e30
 """Seconds that stand for forever: finite, so that none of them is nothing."""
 
+ROUNDING = 1e-9
+"""Of a time that nothing exceeds, so that rounding forbids nothing."""
+
 TOGETHER = 200_000
 """Entries of tables that are made at a time: they stay within a cache."""
 
-FIGURES = ("forward_s", "backward_s", "gather_s", "reduce_s", "end_s")
+FIGURES = ("forward_s", "backward_s")
+SEATED = ("gather_s", "reduce_s", "end_s")
+"""Of stages; and what depends on their seat."""
 
 
 class Entries:
     """The stages of a block by *entry*, which is a pool and a kind on it: finite `figures` of shape (FIGURES,
-    entries, places, ends, layers), and their hops (see `Hops`). `first` is a pool's first entry."""
+    entries, places, ends, layers), those that are `seated` of shape (SEATED, entries, seats, ...), and their
+    hops and seats (see `Hops`). `first` is a pool's first entry."""
 
     def __init__(self, options: Options) -> None:
         self.layers = options.layers
@@ -57,20 +68,31 @@ class Entries:
             [np.concatenate([getattr(stages, name) for stages in options.stages]) for name in FIGURES],
             NEVER_S,
         )
+        most = max(len(stages.seats) for stages in options.stages)
+        self.seated: Floats = np.array(
+            [
+                np.concatenate([_filled(getattr(stages, name), most) for stages in options.stages])
+                for name in SEATED
+            ]
+        )
         sizes = [len(stages.kinds) for stages in options.stages]
         self.first = np.cumsum([0, *sizes[:-1]])
         self.near_s: Floats = np.concatenate([hops.near_s for hops in options.hops])
         self.far_s: Floats = np.concatenate([hops.far_s for hops in options.hops])
+        self.seats: Ints = np.concatenate([hops.seats for hops in options.hops], axis=1)
 
 
 @dataclass(frozen=True, slots=True)
 class Suffixes:
-    """Least figures of suffixes: the loop, of shape (..., layers + 1); and with an axis of microbatches in
-    front seconds from the first forward to the last backward (`drained_s`) and to the end of the reductions
-    of all (`reduced_s`), and from the start of the step to the end of any stage by itself (`alone_s`).
-    NEVER_S where there is none."""
+    """Least figures of suffixes, of shape (..., layers + 1): the loop; seconds from the start of the step
+    until the first backward has ended (`ready_s`), and from the start of the last forward until all have
+    reduced (`last_s`). With an axis of microbatches in front seconds from the first forward to the last
+    backward (`drained_s`) and to the end of the reductions of all (`reduced_s`), and from the start of the
+    step to the end of any stage by itself (`alone_s`). NEVER_S where there is none."""
 
     loop_s: Floats
+    ready_s: Floats
+    last_s: Floats
     drained_s: Floats
     reduced_s: Floats
     alone_s: Floats
@@ -136,7 +158,8 @@ def _levels_in(order: Order, pools: int) -> tuple[_Level, ...]:
 class Relaxation:
     """The bounds of all suffixes of some pipelines, each of a `shape` of kinds and counts of stages by pool,
     at some numbers of microbatches each, of shape (pipelines, numbers). Where an `order` is given, only of
-    those whose stages lie on pools in it."""
+    those whose stages lie on pools in it; and where a time is given, only of those none of whose stages takes
+    more than `within_s` by itself."""
 
     def __init__(
         self,
@@ -144,8 +167,9 @@ class Relaxation:
         shapes: Sequence[tuple[tuple[int, ...], Counts]],
         microbatches: Any,
         order: Order | None = None,
+        within_s: float = NEVER_S,
     ) -> None:
-        self._entries = entries
+        self._entries, self._within_s = entries, within_s * (1.0 + ROUNDING)
         self._m = np.asarray(microbatches, dtype=np.float64)
         self._of = np.array([kinds for kinds, _ in shapes], dtype=np.int64) + entries.first
         self._counts = np.array([counts for _, counts in shapes], dtype=np.int64)
@@ -174,7 +198,8 @@ class Relaxation:
         row = level.rows[counts, pool]
         rows = _Rows(level.counts[[row]], np.array([pool]), level.rests[[row]], np.array([0]))
         found = self._rest(stages, rows)
-        return Suffixes(found.loop_s[0], found.drained_s[:, 0], found.reduced_s[:, 0], found.alone_s[:, 0])
+        once = found.loop_s[0], found.ready_s[0], found.last_s[0]
+        return Suffixes(*once, found.drained_s[:, 0], found.reduced_s[:, 0], found.alone_s[:, 0])
 
     def _rise(self, stages: int) -> None:
         """Suffixes with so many stages, and whole pipelines that have no more."""
@@ -185,15 +210,16 @@ class Relaxation:
         if not tall:
             return
         rows = self._rows(stages, tall)
-        entries, m = self._of[rows.pipelines, rows.pools], self._m[rows.pipelines].T
+        m = self._m[rows.pipelines].T
+        figures = self._stage(rows, stages, 0)
         if stages > 1:
-            found = self._before(stages, entries, m, self._rest(stages, rows))
+            found = self._before(stages, figures, m, self._rest(stages, rows))
         else:
-            found = self._last(entries, m)
+            found = self._last(figures, m)
         sizes = [len(self._lattices[place][stages - 1].pools) for place in tall]
         self._begins.append(dict(zip(tall, np.cumsum([0, *sizes[:-1]]).tolist(), strict=True)))
         self._suffixes.append(found)
-        self.runs += len(entries)
+        self.runs += len(rows.pools)
 
     def _rows(self, stages: int, pipelines: Sequence[int]) -> _Rows:
         """All suffixes of these pipelines with so many stages, rests counted through."""
@@ -216,7 +242,8 @@ class Relaxation:
         hop_s = self._hops(rows)
         found: list[Floats] = []
         for values, hops in (
-            (before.loop_s, 2.0), (before.drained_s, 2.0), (before.reduced_s, 1.0), (before.alone_s, 0.0),
+            (before.loop_s, 2.0), (before.ready_s, 1.0), (before.last_s, 1.0),
+            (before.drained_s, 2.0), (before.reduced_s, 1.0), (before.alone_s, 0.0),
         ):  # fmt: skip
             after = np.where(rests >= 0, hops * hop_s, NEVER_S)[..., None]
             found.append(np.minimum((values[..., rests, :] + after).min(axis=-2), NEVER_S))
@@ -231,43 +258,60 @@ class Relaxation:
         found[every, rows.pools] = self._entries.near_s[at][every, rows.pools]
         return found
 
-    def _stage(self, entries: Ints, place: int, first: int) -> tuple[Floats, ...]:
-        """Forward, backward, gathering, reduction and end of the step by entry and layers."""
-        return tuple(self._entries.figures[:, entries, place, first])
+    def _stage(self, rows: _Rows, place: int, first: int) -> tuple[Floats, ...]:
+        """Forward, backward, gathering, reduction and end of the step of the first stages of suffixes, by
+        layers."""
+        entries, every = self._of[rows.pipelines, rows.pools], self._counts[rows.pipelines]
+        at = np.arange(len(rows.pools)), rows.pools
+        is_only = (every[at] == every.sum(axis=1)).astype(np.int64)
+        seats = self._entries.seats[is_only, entries, every[at], rows.counts[at]]
+        figures = (
+            *self._entries.figures[:, entries, place, first],
+            *self._entries.seated[:, entries, seats, place, first],
+        )
+        if self._within_s >= NEVER_S:
+            return figures
+        forward_s, back_s, *around_s = figures
+        alone_s = self._m[rows.pipelines].min(axis=1)[:, None] * (forward_s + back_s) + sum(around_s)
+        return tuple(np.where(alone_s > self._within_s, NEVER_S, values) for values in figures)
 
-    def _last(self, entries: Ints, m: Floats) -> Suffixes:
+    def _last(self, figures: tuple[Floats, ...], m: Floats) -> Suffixes:
         """Suffixes of one stage."""
-        forward_s, back_s, gather_s, reduce_s, end_s = self._stage(entries, 1, 0)
+        forward_s, back_s, gather_s, reduce_s, end_s = figures
         work_s = forward_s + back_s
         own = stage_s(m[..., None], work_s, back_s, work_s, 1)
         around_s = gather_s + reduce_s + end_s
-        figures = (work_s, own, own + reduce_s, own + around_s)
-        return Suffixes(*(np.minimum(values, NEVER_S) for values in figures))
+        once = work_s, gather_s + work_s, work_s + reduce_s
+        taken = (*once, own, own + reduce_s, own + around_s)
+        return Suffixes(*(np.minimum(values, NEVER_S) for values in taken))
 
-    def _before(self, place: int, entries: Ints, m: Floats, rest: Suffixes) -> Suffixes:
-        """Suffixes that begin with a stage of these entries: the least over its layers."""
-        layers, rows = self._entries.layers, len(entries)
-        figures = self._stage(entries, place, 0)
+    def _before(self, place: int, figures: tuple[Floats, ...], m: Floats, rest: Suffixes) -> Suffixes:
+        """Suffixes that begin with a stage of these figures: the least over its layers."""
+        layers, rows = self._entries.layers, len(figures[0])
         finite = (figures[1] < NEVER_S).any(axis=0)
         last = min(int(np.flatnonzero(finite).max(initial=0)), layers - place)
-        found = [np.full((rows, layers + 1), NEVER_S)]
+        found = [np.full((rows, layers + 1), NEVER_S) for _ in range(3)]
         found += [np.full((len(m), rows, layers + 1), NEVER_S) for _ in range(3)]
         # Entry [., n, l] is the rest of a suffix of l layers whose first stage has n: its l - n.
-        rests = [_sloped(values) for values in (rest.loop_s, rest.drained_s, rest.reduced_s, rest.alone_s)]
-        size = max(TOGETHER // found[1].size, 1)
+        rests = [_sloped(getattr(rest, field.name)) for field in fields(Suffixes)]
+        size = max(TOGETHER // found[3].size, 1)
         for start in range(1, last + 1, size):
             n = slice(start, min(start + size, last + 1))
             # The stages behind have a layer each, at least.
             whole = slice(start + place - 1, layers)
             f, b, g, r, e = (values[:, n, None] for values in figures)
-            loops, drains, reduced, alones = (values[..., n, whole] for values in rests)
+            loops, readies, lasts, drains, reduced, alones = (values[..., n, whole] for values in rests)
             loop = f + b + loops
+            ready_s, last_s = np.maximum(g + loop, b + readies), np.maximum(loop + r, f + lasts)
             own = stage_s(m[..., None, None], f + b, b, loop, place)
+            ended = ended_s(m[..., None, None], f + b, b, r, last_s, place)
             taken = (
                 loop,
+                ready_s,
+                last_s,
                 np.maximum(own, f + b + drains),
-                np.maximum(own + r, f + reduced),
-                np.maximum(own + (g + r + e), alones),
+                np.maximum(np.maximum(own + r, f + reduced), loop + ended),
+                np.maximum(np.maximum(own + (g + r + e), ready_s + e + ended), alones),
             )
             for least, values in zip(found, taken, strict=True):
                 some = least[..., whole]
@@ -277,19 +321,29 @@ class Relaxation:
     def _close(self, stages: int, whole: Sequence[int]) -> None:
         """Bounds of these pipelines, all of which have so many stages, over the pools that they begin on."""
         rows, layers = self._rows(stages, whole), self._entries.layers
-        entries, m = self._of[rows.pipelines, rows.pools], self._m[rows.pipelines].T[..., None]
+        m = self._m[rows.pipelines].T[..., None]
         n = np.arange(1, layers) if stages > 1 else np.array([layers])
-        f, b, g, r, e = (values[:, n] for values in self._stage(entries, stages, 1))
+        f, b, g, r, e = (values[:, n] for values in self._stage(rows, stages, 1))
         if stages == 1:
             least = stage_s(m, f + b, b, f + b, stages) + r
         else:
             rest, left = self._rest(stages, rows), layers - n
-            own = stage_s(m, f + b, b, f + b + rest.loop_s[:, left], stages)
+            loop = f + b + rest.loop_s[:, left]
+            ready = np.maximum(g + loop, b + rest.ready_s[:, left])
+            last = np.maximum(loop + r, f + rest.last_s[:, left])
+            own = stage_s(m, f + b, b, loop, stages)
             least = np.maximum(own, f + b + rest.drained_s[..., left]) + r
             least = np.maximum(least, f + rest.reduced_s[..., left])
+            least = np.maximum(least, ready + ended_s(m, f + b, b, r, last, stages) - g)
             least = np.maximum(least, rest.alone_s[..., left] - g - e)
         np.minimum.at(self._bounds, rows.pipelines, (least + g + e).min(axis=-1).T)
         self.runs += len(whole)
+
+
+def _filled(values: Floats, seats: int) -> Floats:
+    """Finite, and with as many seats; those that there are not take forever."""
+    missing = [(0, seats - values.shape[1]) if axis == 1 else (0, 0) for axis in range(values.ndim)]
+    return np.pad(np.minimum(values, NEVER_S), missing, constant_values=NEVER_S)
 
 
 def _sloped(values: Floats) -> Floats:
@@ -311,3 +365,12 @@ def stage_s(microbatches: Any, work_s: Any, back_s: Any, loop_s: Any, place: Any
     least = np.maximum(least, loop_s + behind_s)
     least = np.maximum(least, 2.0 * loop_s + again_s)
     return np.maximum(least, m * work_s)
+
+
+def ended_s(microbatches: Any, work_s: Any, back_s: Any, reduce_s: Any, last_s: Any, place: Any) -> Any:
+    """Seconds from the end of a stage's first backward until it and all later stages have reduced, at least;
+    `last_s` from the start of its last forward until then."""
+    beyond = np.maximum(microbatches - place, 0.0)
+    own_s = beyond * work_s + (np.minimum(microbatches, place) - 1.0) * back_s + reduce_s
+    again_s = np.where(beyond > 0.0, (beyond - 1.0) * work_s, -4.0 * NEVER_S)
+    return np.maximum(own_s, again_s + last_s)

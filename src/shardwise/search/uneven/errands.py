@@ -26,6 +26,9 @@ MANY = 16
 """Pipelines whose gradients cost about as much as those of more: a ring moves 15 sixteenths of what it would
 move among any number of replicas."""
 
+HOPELESS = 0.8
+"""Of the time to beat: where what is soon told of a wide range is less, closer bounds are not tried on it."""
+
 HALVINGS = 12
 """Of the interval in which a block's bound lies, where layouts were given up."""
 
@@ -117,12 +120,12 @@ class Errands:
         report.left.append(replace(errand, least_s=search.bound_s(least_s, self._beat_s(report))))
 
     def _divide(self, errand: Errand, search: Search, report: Report) -> None:
-        """A wide range, unless bounds forbid all of it; before anything is found they rarely do."""
-        bounded = search.bounded
-        is_refuted = errand.best_s < float("inf") and search.is_refuted(self._beat_s(report))
+        """A wide range, unless bounds forbid all of it; before anything good is found they rarely do."""
+        bounded, beat_s = search.bounded, self._beat_s(report)
+        is_refuted = HOPELESS * beat_s < errand.least_s and search.is_refuted(beat_s)
         report.bounded += search.bounded - bounded
         if is_refuted:
-            report.closed_s = self._beat_s(report)
+            report.closed_s = beat_s
             return
         parts = _doublings(errand.block)
         report.left += [Errand(block=part, least_s=errand.least_s, wider=errand.block) for part in parts]

@@ -8,6 +8,10 @@ first stage, W one microbatch through the whole pipeline and back, and its loop 
 microbatches take the pipeline at least
 
     W + loop + floor((m - 1 - q) / k) run + ((m - 1 - q) mod k) w.
+
+The loop is at either end: the first backward of the stage, which the first loop ends with, may be later where
+a stage behind is not soon done with gathering; and behind the last one's way another stage may have more to
+reduce.
 """
 
 from __future__ import annotations
@@ -17,8 +21,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from shardwise.search.uneven.bounds import stage_s
-from shardwise.search.uneven.hops import hops_s
+from shardwise.search.uneven.bounds import SEATED, stage_s
+from shardwise.search.uneven.hops import hops_s, seats_of
 from shardwise.search.uneven.options import Options
 
 Floats = NDArray[np.float64]
@@ -46,11 +50,13 @@ def figures_of(options: Options, kinds: tuple[int, ...], pools: Ints, layers: In
     stages = pools.shape[1]
     found = {name: np.empty(pools.shape) for name in STAGE_FIGURES}
     places = np.broadcast_to(np.arange(stages, 0, -1), pools.shape)
+    seats = seats_of(options.hops, kinds, pools)
     for pool, kind in enumerate(kinds):
         mine = pools == pool
-        at = (kind, places[mine], (places[mine] == stages).astype(np.int64), layers[mine])
+        at = (places[mine], (places[mine] == stages).astype(np.int64), layers[mine])
         for name, values in found.items():
-            values[mine] = getattr(options.stages[pool], name)[at]
+            of = getattr(options.stages[pool], name)[kind]
+            values[mine] = of[seats[mine], *at] if name in SEATED else of[at]
     return Figures(**found, hop_s=hops_s(options.hops, kinds, pools))
 
 
@@ -65,18 +71,37 @@ def least_s(figures: Figures, microbatches: int) -> Floats:
     through, arrival = np.zeros_like(work), np.zeros_like(work)
     through[:, 1:] = np.cumsum(work[:, :-1] + 2.0 * figures.hop_s, axis=1)
     arrival[:, 1:] = np.cumsum(figures.forward_s[:, :-1] + figures.hop_s, axis=1)
-    whole = through[:, -1] + work[:, -1]
+    whole = through[:, -1:] + work[:, -1:]
+    loops = whole - through
+    begun = np.maximum(arrival + figures.gather_s[:, :1], figures.gather_s)
+    first, last = first_and_last_s(arrival, through, begun + loops, loops + reduce)
     drained, ended = np.zeros(len(work)), np.zeros(len(work))
     for s in range(stages):
-        place, loop = stages - s, whole - through[:, s]
+        place, loop = stages - s, loops[:, s]
         own = stage_s(float(m), work[:, s], back[:, s], loop, place)
         for k in range(1, place + 1):
             if m > place:
                 run = through[:, s + k - 1] + work[:, s + k - 1] - through[:, s]
                 times, rest = divmod(m - 1 - place, k)
-                own = np.maximum(own, 2.0 * loop + times * run + rest * work[:, s])
+                between = times * run + rest * work[:, s]
+                own = np.maximum(own, 2.0 * loop + between)
+                ended = np.maximum(ended, first[:, s] + between + last[:, s])
         drained = np.maximum(drained, through[:, s] + own)
-        begun = np.maximum(arrival[:, s] + figures.gather_s[:, 0], figures.gather_s[:, s])
-        ended = np.maximum(ended, begun + own + reduce[:, s])
+        ended = np.maximum(ended, begun[:, s] + own + reduce[:, s])
+        behind = max(m - place, 0) * work[:, s] + (min(m, place) - 1) * back[:, s]
+        ended = np.maximum(ended, first[:, s] + behind + reduce[:, s])
     ended = np.maximum(ended, figures.gather_s[:, 0] + drained + reduce[:, 0]) + figures.end_s.max(axis=1)
     return np.where(fits, ended, np.inf)
+
+
+def first_and_last_s(
+    arrival_s: Floats, through_s: Floats, looped_s: Floats, reduced_s: Floats
+) -> tuple[Floats, Floats]:
+    """By layout and stage: seconds from the start of the step until the stage's first backward has ended, and
+    from the start of its last forward until it and all stages behind have reduced. `looped_s` is the first by
+    the stage's own loop, `reduced_s` the second; `arrival_s` and `through_s` are those of one microbatch on
+    its way to each stage, and to it and back."""
+    back_s = through_s - arrival_s
+    first = np.maximum.accumulate((looped_s + back_s)[:, ::-1], axis=1)[:, ::-1] - back_s
+    last = np.maximum.accumulate((reduced_s + arrival_s)[:, ::-1], axis=1)[:, ::-1] - arrival_s
+    return first, last

@@ -15,7 +15,7 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
-from shardwise.cost import Kinds, hop_s
+from shardwise.cost import Kinds, Seat, hop_s
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -26,10 +26,14 @@ class Hops:
     """Hops of the stages of one pool, of shape (kinds, stages + 1, stages + 1): by how many of them the
     pipeline has, and which it is, counted from the pipeline's end (1). Seconds from that stage to the next of
     the same pool where nothing is between them (`near_s`), and to or from a stage of another pool as far as
-    this end needs (`far_s`)."""
+    this end needs (`far_s`).
+
+    `seats`, of the same shape behind an axis that tells whether all of the pipeline's stages are on this pool
+    (1), has the seat of each: a place among `seats_of_pool`."""
 
     near_s: Floats
     far_s: Floats
+    seats: Ints
 
     def total_s(self) -> Floats:
         """Of shape (kinds, stages + 1): what the hops behind all of the pool's stages but the last take at
@@ -64,12 +68,26 @@ def most_together(devices: int, stage: int) -> int:
     return most
 
 
-def hops_of_pool(own: Kinds, across: Kinds, sizes: Sequence[int], devices: int, stages: int) -> Hops:
+def seats_of_pool(devices: int, sizes: Sequence[int], stages: int, is_tied: bool) -> tuple[Seat, ...]:
+    """Where stages of these sizes may lie in nodes of so many `devices`, in pipelines of up to so many
+    `stages`: with 1, 2, 4, ... together; and then those whose pipeline has no others, which matters where
+    both ends of the model have the same weights (`is_tied`)."""
+    most = min(most_together(devices, min(sizes)), 1 << (stages.bit_length() - 1))
+    powers = [1 << exponent for exponent in range(most.bit_length())]
+    whole = [Seat(together, devices, True) for together in powers[1:] if is_tied]
+    return (*(Seat(together, devices) for together in powers), *whole)
+
+
+def hops_of_pool(
+    own: Kinds, across: Kinds, sizes: Sequence[int], devices: int, stages: int, seats: Sequence[Seat]
+) -> Hops:
     """Hops of pipelines with up to so many `stages` on a pool of nodes of `devices`, whose kinds of stages
-    have these `sizes`. `own` has the tiers of the pool, `across` those over which it reaches others."""
+    have these `sizes`, and lie on one of these `seats`. `own` has the tiers of the pool, `across` those over
+    which it reaches others."""
     inner = max((i for i, tier in enumerate(own.problem.tiers) if tier.span <= devices), default=-1)
     near_s = np.zeros((len(sizes), stages + 1, stages + 1))
     far_s = np.zeros_like(near_s)
+    taken = np.zeros((2, *near_s.shape), dtype=np.int64)
     within = _seconds(own, inner, sizes)
     for kind, size in enumerate(sizes):
         together = most_together(devices, size)
@@ -82,13 +100,17 @@ def hops_of_pool(own: Kinds, across: Kinds, sizes: Sequence[int], devices: int, 
             of = [(g, many) for g, many in enumerate(groups(number, together)) for _ in range(many)]
             for stage, (group, many) in enumerate(of, start=1):
                 far_s[kind, number, stage] = reaches[many]
+                seat, whole = Seat(many, devices), Seat(many, devices, True)
+                is_whole = many == number and whole in seats
+                taken[0, kind, number, stage] = seats.index(seat)
+                taken[1, kind, number, stage] = seats.index(whole if is_whole else seat)
                 if stage > 1:
                     next_group, fewer = of[stage - 2]
                     is_inside = group == next_group
                     near_s[kind, number, stage] = (
                         within[kind] if is_inside else max(leaves[many], leaves[fewer])
                     )
-    return Hops(near_s, far_s)
+    return Hops(near_s, far_s, taken)
 
 
 def _seconds(kinds: Kinds, tier: int, senders: Sequence[int]) -> Floats:
@@ -111,3 +133,15 @@ def hops_s(hops: Sequence[Hops], kinds: Sequence[int], pools: Ints) -> Floats:
         far[mine] = hops[pool].far_s[kind, number[mine], left[mine]]
     is_same = pools[:, 1:] == pools[:, :-1]
     return np.where(is_same, near[:, :-1], np.maximum(far[:, :-1], far[:, 1:]))
+
+
+def seats_of(hops: Sequence[Hops], kinds: Sequence[int], pools: Ints) -> Ints:
+    """The seat of every stage of layouts, of shape (layouts, stages)."""
+    found = np.zeros_like(pools)
+    for pool, kind in enumerate(kinds):
+        mine = pools == pool
+        before = np.cumsum(mine, axis=1)
+        number = before[:, -1:] + 0 * before
+        is_only = (number == pools.shape[1]).astype(np.int64)
+        found[mine] = hops[pool].seats[is_only[mine], kind, number[mine], (number - before + 1)[mine]]
+    return found

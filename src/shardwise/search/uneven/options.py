@@ -1,8 +1,10 @@
 """Every stage that a block's pipelines may have, priced: by site, kind, place, layers.
 
 Arrays have shape (kinds, places, ends, layers): `place` counts stages from the last (1) to the first,
-`ends` is 1 for a pipeline's first stage, `layers` runs from 0, which no stage has. What does not fit takes
-forever. Of the ways to recompute, each stage has the fastest that fits: none is slower in any other respect.
+`ends` is 1 for a pipeline's first stage, `layers` runs from 0, which no stage has. What depends on how many
+stages of the pipeline lie together in a node has an axis of `seats` behind that of kinds. What does not fit
+takes forever. Of the ways to recompute, each stage has the fastest that fits: none is slower in any other
+respect.
 """
 
 from __future__ import annotations
@@ -16,9 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardwise.cluster import Tier
-from shardwise.cost import Kinds, Problem, StagePrice, StageShape, kinds_of, stage_price
+from shardwise.cost import Kinds, Problem, Seat, StagePrice, StageShape, kinds_of, seated_prices, stage_price
 from shardwise.search.uneven.braids import Part, hops_of_braids, price_of_braids
-from shardwise.search.uneven.hops import Hops, hops_of_pool
+from shardwise.search.uneven.hops import Hops, hops_of_pool, seats_of_pool
 from shardwise.search.uneven.space import Block, Braid, Kind, Site, UnevenSpace, devices_of
 
 Floats = NDArray[np.float64]
@@ -27,11 +29,13 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stages:
-    """Stages on one site: seconds of a forward and a backward, of gathering, reducing and the end of the
-    step; the recomputation that was chosen (index in RECOMPUTES, -1 where nothing fits); bytes per device, of
-    a braid those of the part (0 or 1, 0 of others) whose devices are `fullest`."""
+    """Stages on one site: seconds of a forward and a backward; of gathering, reducing and the end of the
+    step, for each of its `seats`; the recomputation that was chosen (index in RECOMPUTES, -1 where nothing
+    fits); bytes per device, of a braid those of the part (0 or 1, 0 of others) whose devices are
+    `fullest`."""
 
     kinds: tuple[Kind | Braid, ...]
+    seats: tuple[Seat, ...]
     forward_s: Floats
     backward_s: Floats
     gather_s: Floats
@@ -142,7 +146,7 @@ class Pricing:
         for pool, devices in zip(block.pools, options.devices, strict=True):
             largest = max(tp * dp for tp, dp in space.kinds(pool, block.micro_batch_size))
             rate += self._rate(block, pool) * min(devices, block.most * options.most_stages * largest)
-        around_s = min(float((stages.end_s[:, 1:, :, 1:]).min()) for stages in options.stages)
+        around_s = min(float((stages.end_s[:, :, 1:, :, 1:]).min()) for stages in options.stages)
         if rate == 0.0:
             return float("inf")
         return options.microbatches * options.layers / rate + around_s
@@ -180,9 +184,17 @@ class Pricing:
         size = block.micro_batch_size
         kinds = self._kinds(pool, block.pools, size, block.is_alike)
         groups = 1 if block.is_alike or len(block.pools) == 1 else 2
-        price = stage_price(kinds, self._shape(self._telling(block, self._space.limits.rows), groups))
-        fits = price.device_bytes <= kinds.problem.usable_bytes
-        return self._fastest(self._space.kinds(pool, size), price, fits, 0)
+        shape = self._shape(self._telling(block, self._space.limits.rows), groups)
+        seats = self._seats(pool, size)
+        prices = seated_prices(kinds, shape, seats)
+        fits = prices[0].device_bytes <= kinds.problem.usable_bytes
+        return self._fastest(self._space.kinds(pool, size), seats, prices, fits, 0)
+
+    def _seats(self, pool: int, size: int) -> tuple[Seat, ...]:
+        space = self._space
+        sizes = [tp * dp for tp, dp in space.kinds(pool, size)]
+        is_tied = space.model.tied_embeddings
+        return seats_of_pool(space.pools[pool].node.devices, sizes, space.most_stages, is_tied)
 
     def _braids_of(self, block: Block, pair: Site) -> tuple[Stages, Hops]:
         """Both parts of a braid are replicas of its stage: there are twice as many as pipelines."""
@@ -195,13 +207,15 @@ class Pricing:
                 self._part(block, pool, of, shape) for pool, of in zip(pair, (rows, size - rows), strict=True)
             )
             some = tuple(braid for braid in braids if braid.rows[0] == rows)
-            found.append(self._fastest(some, *price_of_braids(one, other)))
+            price, fits, fullest = price_of_braids(one, other)
+            found.append(self._fastest(some, (Seat(),), [price], fits, fullest))
             hops_s.append(hops_of_braids(one, other))
-        names = [field.name for field in fields(Stages) if field.name != "kinds"]
+        names = [field.name for field in fields(Stages) if field.name not in ("kinds", "seats")]
         every = {name: np.concatenate([getattr(stages, name) for stages in found]) for name in names}
         stages = self._space.most_stages
         hop_s = np.tile(np.concatenate(hops_s)[:, None, None], (1, stages + 1, stages + 1))
-        return Stages(kinds=braids, **every), Hops(hop_s, hop_s)
+        seats = np.zeros((2, *hop_s.shape), dtype=np.int64)
+        return Stages(kinds=braids, seats=(Seat(),), **every), Hops(hop_s, hop_s, seats)
 
     def _part(self, block: Block, pool: int, rows: int, shape: StageShape) -> Part:
         """The pool's part in braids, with so many rows, by tp."""
@@ -222,15 +236,23 @@ class Pricing:
     def _axes(self) -> tuple[int, int, int]:
         return self._space.most_stages + 1, 2, self._space.model.layers + 1
 
-    def _fastest(self, kinds: tuple[Kind | Braid, ...], price: StagePrice, fits: Any, fullest: Any) -> Stages:
+    def _fastest(
+        self,
+        kinds: tuple[Kind | Braid, ...],
+        seats: tuple[Seat, ...],
+        prices: Sequence[StagePrice],
+        fits: Any,
+        fullest: Any,
+    ) -> Stages:
         place, _, count = (axis.reshape(-1, 1) for axis in np.indices(self._axes))
-        return _fastest(kinds, price, fits & (place >= 1) & (count >= 1), fullest, self._axes)
+        return _fastest(kinds, seats, prices, fits & (place >= 1) & (count >= 1), fullest, self._axes)
 
     def _hops_of(self, pool: int, union: tuple[int, ...], size: int) -> Hops:
         own, across = self._kinds(pool, (pool,), size), self._kinds(pool, union, size)
         sizes = [tp * dp for tp, dp in self._space.kinds(pool, size)]
         devices = self._space.pools[pool].node.devices
-        return hops_of_pool(own, across, sizes, devices, self._space.most_stages)
+        seats = self._seats(pool, size)
+        return hops_of_pool(own, across, sizes, devices, self._space.most_stages, seats)
 
 
 def _rates(stages: Stages, devices: Floats) -> float:
@@ -243,10 +265,17 @@ def _rates(stages: Stages, devices: Floats) -> float:
 
 
 def _fastest(
-    kinds: tuple[Kind | Braid, ...], price: StagePrice, fits: Any, fullest: Any, shape: tuple[int, ...]
+    kinds: tuple[Kind | Braid, ...],
+    seats: tuple[Seat, ...],
+    prices: Sequence[StagePrice],
+    fits: Any,
+    fullest: Any,
+    shape: tuple[int, ...],
 ) -> Stages:
     """Of each stage, and of each number of pipelines, the fastest recomputation that fits; and of these the
-    least seconds. The recomputation itself and the bytes are those of the first number of pipelines."""
+    least seconds. The recomputation itself and the bytes are those of the first number of pipelines. There is
+    a price for each seat."""
+    price = prices[0]
     backward_s = np.where(fits, price.backward_s, np.inf)
     chosen = np.argmin(backward_s, axis=0)
 
@@ -269,11 +298,12 @@ def _fastest(
     backward = least(backward_s.min(axis=0))
     return Stages(
         kinds=kinds,
+        seats=seats,
         forward_s=arranged(price.forward_s),
         backward_s=backward,
-        gather_s=least(price.gather_s),
-        reduce_s=least(picked(price.reduce_s)),
-        end_s=least(price.end_s),
+        gather_s=np.stack([least(one.gather_s) for one in prices], axis=1),
+        reduce_s=np.stack([least(picked(one.reduce_s)) for one in prices], axis=1),
+        end_s=np.stack([least(one.end_s) for one in prices], axis=1),
         recompute=np.where(np.isinf(backward), -1, arranged(chosen[0])),
         allocated_bytes=first(price.allocated_bytes),
         device_bytes=first(price.device_bytes),

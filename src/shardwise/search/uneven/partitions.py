@@ -9,9 +9,9 @@ from itertools import count
 
 import numpy as np
 
-from shardwise.search.uneven.bounds import Counts, Entries, Order
+from shardwise.search.uneven.bounds import ROUNDING, Counts, Entries, Order
+from shardwise.search.uneven.estimate import STAGE_FIGURES, figures_of
 from shardwise.search.uneven.grown import Placed, Tree
-from shardwise.search.uneven.hops import hops_s
 from shardwise.search.uneven.moved import moved
 from shardwise.search.uneven.options import Options
 from shardwise.sim import Durations, makespan_s
@@ -35,30 +35,21 @@ def pipeline_s(
 ) -> float:
     """Seconds of a step of one pipeline: 1F1B by max-plus, gathers before, reductions behind, and the longest
     end of the step of any of its stages. Infinity where a stage does not fit."""
-    places = range(len(stages), 0, -1)
-    figures = np.array(
-        [
-            [
-                getattr(options.stages[pool], name)[kinds[pool], place, int(place == len(stages)), layers]
-                for name in ("forward_s", "backward_s", "gather_s", "reduce_s", "end_s")
-            ]
-            for place, (pool, layers) in zip(places, stages, strict=True)
-        ]
-    ).T
-    if not np.isfinite(figures).all():
+    pools, layers = (np.array([list(one)]) for one in zip(*stages, strict=True))
+    figures = figures_of(options, kinds, pools, layers)
+    if not all(np.isfinite(getattr(figures, name)).all() for name in STAGE_FIGURES):
         return float("inf")
-    hops = hops_s(options.hops, kinds, np.array([[pool for pool, _ in stages]]))[0]
     durations = Durations.of(
         stages=len(stages),
-        forward_s=figures[0],
-        backward_s=figures[1],
-        gather_s=figures[2],
-        reduce_s=figures[3],
-        hop_forward_s=np.array(hops),
-        hop_backward_s=np.array(hops),
+        forward_s=figures.forward_s[0],
+        backward_s=figures.backward_s[0],
+        gather_s=figures.gather_s[0],
+        reduce_s=figures.reduce_s[0],
+        hop_forward_s=figures.hop_s[0],
+        hop_backward_s=figures.hop_s[0],
     )
     drained = makespan_s("1f1b", pp=len(stages), microbatches=microbatches, vpp=1, durations=durations)
-    return float(drained[0] + figures[4].max())
+    return float(drained[0] + figures.end_s.max())
 
 
 def best_partition(
@@ -69,20 +60,19 @@ def best_partition(
     microbatches: int,
     enough_s: float,
     effort: int,
-) -> Found | None:
+) -> Found:
     """The fastest layout of a pipeline with so many stages of each pool, or any that takes no more than
-    `enough_s` (the search ends there), or the best where `effort` partial layouts have grown. None where none
-    fits. Layouts whose bound is more than enough are not evaluated, so that there may be a bound without a
-    layout.
+    `enough_s` (the search ends there), or the best where `effort` partial layouts have grown. Layouts whose
+    bound is more than enough are not evaluated, nor are those told apart that have a stage which takes more
+    by itself, so that there may be a bound without a layout.
 
     Best first: layouts grow from the first stage on, in the order of what they take at least.
     """
-    tree = Tree(options, entries, kinds, counts, microbatches)
+    tree = Tree(options, entries, kinds, counts, microbatches, enough_s)
     if tree.bound_s > enough_s:
-        return None if tree.bound_s == float("inf") else Found((), float("inf"), tree.bound_s, 0, False)
+        return Found((), float("inf"), min(tree.bound_s, _beyond(enough_s)), 0, False)
     start = moved(options, kinds, counts, microbatches)
-    found = _best_first(tree, options, kinds, microbatches, start, enough_s, enough_s, effort)
-    return None if found.bound_s == float("inf") else found
+    return _best_first(tree, options, kinds, microbatches, start, enough_s, enough_s, effort)
 
 
 def best_in_order(
@@ -96,8 +86,9 @@ def best_in_order(
     """The fastest layout of the pipeline whose stages lie on pools in this order, or the best where `effort`
     partial layouts have grown. None where none fits."""
     counts = tuple(order.count(pool) for pool in range(len(options.stages)))
-    tree = Tree(options, entries, kinds, counts, microbatches, order)
     start = moved(options, kinds, counts, microbatches, order)
+    start_s = pipeline_s(options, kinds, start, microbatches) if start else float("inf")
+    tree = Tree(options, entries, kinds, counts, microbatches, start_s, order)
     found = _best_first(tree, options, kinds, microbatches, start, float("inf"), 0.0, effort)
     return found if found.stages else None
 
@@ -130,6 +121,11 @@ def _best_first(
         evaluated += 1
         if time_s < best_s:
             best_s, best = time_s, node.stages
-    bound_s = min(best_s, beyond_s, heap[0][0] if heap else float("inf"))
+    bound_s = min(best_s, beyond_s, _beyond(most_s), heap[0][0] if heap else float("inf"))
     is_given_up = grown >= effort and bound_s <= most_s and max(bound_s, enough_s) < best_s
     return Found(best, best_s, bound_s, evaluated, is_given_up)
+
+
+def _beyond(time_s: float) -> float:
+    """The least time that is more, as far as bounds tell times apart."""
+    return time_s * (1.0 + ROUNDING)

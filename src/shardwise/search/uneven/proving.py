@@ -13,7 +13,6 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from shardwise.errors import InternalError
 from shardwise.search.uneven.bounds import Entries, Relaxation
 from shardwise.search.uneven.options import Options
 from shardwise.search.uneven.partitions import Found, best_partition
@@ -75,7 +74,7 @@ class Search(ABC):
         )
         self.reach, self._entries = Reach(options, self.shapes.kinds, self.shapes.counts), Entries(options)
         self._bounds: dict[int, dict[int, float]] = {}
-        self._known: dict[int, dict[int, Found | None]] = {}
+        self._known: dict[int, dict[int, Found]] = {}
         self.evaluated, self.bounded = 0, 0
         """Layouts that were evaluated; runs of stages whose layouts were bounded together."""
         self.gave_up = False
@@ -147,7 +146,7 @@ class Search(ABC):
             return False
         self._effort *= FURTHER
         for known in self._known.values():
-            for share in [share for share, found in known.items() if found is not None and found.is_given_up]:
+            for share in [share for share, found in known.items() if found.is_given_up]:
                 del known[share]
         self.gave_up = False
         return True
@@ -213,9 +212,7 @@ class Search(ABC):
             self.options, self._entries, shape.kinds, shape.counts, microbatches, time_s, self._effort
         )
         known[microbatches] = found
-        bounds[microbatches] = float("inf") if found is None else max(bounds[microbatches], found.bound_s)
-        if found is None:
-            return False
+        bounds[microbatches] = max(bounds[microbatches], found.bound_s)
         self.evaluated += found.evaluated
         self.gave_up |= found.is_given_up
         return found.time_s <= time_s
@@ -236,6 +233,4 @@ class Search(ABC):
 
     def _laid(self, place: int, microbatches: int) -> Laid:
         found = self._known[place][microbatches]
-        if found is None:
-            raise InternalError("a pipeline that does not fit was chosen")
         return Laid(self.shapes.at(place), microbatches, found)

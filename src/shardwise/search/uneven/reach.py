@@ -10,9 +10,12 @@ less is held, than there can be.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
+from shardwise.cost import Seat
 from shardwise.search.uneven.bounds import NEVER_S
 from shardwise.search.uneven.options import Options, Stages
 
@@ -31,6 +34,12 @@ class Reach:
         self._stages = counts.sum(axis=1).astype(np.float64)
         self._used = counts > 0
         self._pools = [_Pool(stages, options.layers) for stages in options.stages]
+        most = options.most_stages + 1
+        is_only = (counts == self._stages[:, None].astype(np.int64)).astype(np.int64)
+        self._seats = [
+            hops.seats[is_only[:, i, None], kinds[:, i, None], counts[:, i, None], np.arange(most)]
+            for i, hops in enumerate(options.hops)
+        ]
         every = range(len(self._pools))
         self._hops_s = 2.0 * self._hops()
         # By pipeline and pool; pools without stages have no say, and what fits nowhere takes forever.
@@ -39,7 +48,9 @@ class Reach:
         self._per_layer_s = np.take_along_axis(per_layer, self._order, axis=1)
         forward = np.stack([self._pools[i].forward_share[kinds[:, i]] for i in every], axis=1)
         self._forward_share = np.where(self._used, forward, 0.0).max(axis=1)
-        around = np.stack([self._pools[i].around_s[kinds[:, i]] for i in every], axis=1)
+        # The first stage of all is the first of its pool.
+        first = [self._seats[i][np.arange(len(kinds)), counts[:, i]] for i in every]
+        around = np.stack([self._pools[i].around_s[kinds[:, i], first[i]] for i in every], axis=1)
         self._around_s = np.where(self._used, around, np.inf).min(axis=1)
         # Layers per second of all stages together, each at its best.
         self._rate = (np.where(self._used, counts, 0) / per_layer).sum(axis=1) * (1.0 + ROUNDING)
@@ -123,8 +134,11 @@ class Reach:
             rows, ends = np.repeat(has, entries), np.cumsum(entries)
             begins = ends - entries
             from_end = np.minimum(np.arange(ends[-1]) - np.repeat(begins, entries), pool.places - 1)
-            kinds = self._kinds[some, place][rows]
-            takes = pool.layers(kinds * pool.places + from_end, most_s[rows], alone[place], m[rows])
+            of, kinds = some[rows], self._kinds[some, place][rows]
+            # One that is told as if it were not the last may be this one from its pool's end, or the next.
+            left = np.minimum(np.arange(ends[-1]) - np.repeat(begins, entries) + 1, stages[rows])
+            seats = self._seats[place][of, left]
+            takes = pool.layers(kinds, seats, from_end, most_s[rows], alone[place], m[rows])
             found[has, place] = np.add.reduceat(takes, begins) - takes[begins]
             more[has, place] = takes[begins] - takes[ends - 1]
         return found, more
@@ -165,43 +179,47 @@ class _Pool:
     def __init__(self, stages: Stages, layers: int) -> None:
         n = np.arange(1, layers + 1)
         work_s = np.minimum(stages.work_s[:, 1:, 0, 1:], stages.work_s[:, 1:, 1, 1:])
-        self._works = stages.work_s[:, 1:, :, 1:]
+        self._works = stages.work_s[:, None, 1:, :, 1:]
         around_s = stages.gather_s + stages.reduce_s + stages.end_s
-        self._around = around_s[:, 1:, :, 1:]
+        self._around = _least_of_more_together(around_s[:, :, 1:, :, 1:], stages.seats)
         self.work_s = _least_beyond(work_s)
         self.per_layer_s = np.minimum((work_s / n).min(axis=(1, 2)), NEVER_S)
         with np.errstate(invalid="ignore"):
             share = stages.forward_s / stages.work_s
         self.forward_share = np.nanmax(np.where(np.isfinite(share), share, 0.0), axis=(1, 2, 3))
-        first = (stages.gather_s + stages.end_s)[:, 1:, 1, 1:]
-        self.around_s = first.min(axis=(1, 2))
+        first = (stages.gather_s + stages.end_s)[:, :, 1:, 1, 1:]
+        self.around_s = first.min(axis=(2, 3))
 
     @property
     def places(self) -> int:
         """Places from the end that are told apart."""
         return int(self.work_s.shape[1])
 
-    def layers(self, at: Ints, most_s: Floats, alone: Floats, m: Ints) -> Floats:
-        """The most layers with which stages take no more than `most_s` and do `m` microbatches `alone`, where
-        `at` counts kinds and places: halved, as both are in order."""
+    def layers(
+        self, kinds: Ints, seats: Ints, from_end: Ints, most_s: Floats, alone: Floats, m: Ints
+    ) -> Floats:
+        """The most layers with which stages of these kinds, seats and places from the end (0) take no more
+        than `most_s` and do `m` microbatches `alone`: halved, as both are in order."""
         layers = self.work_s.shape[2]
-        first = at * layers - 1
+        first = (kinds * self.places + from_end) * layers - 1
+        seated = ((kinds * alone.shape[1] + seats) * self.places + from_end) * layers - 1
         work_s, does = self.work_s.ravel(), alone.ravel()
         low, step = np.zeros_like(first), 1 << (layers.bit_length() - 1)
         while step:
             more = low + step
-            where = first + np.minimum(more, layers)
-            can = (more <= layers) & (work_s[where] <= most_s) & (does[where] >= m)
+            at = np.minimum(more, layers)
+            can = (more <= layers) & (work_s[first + at] <= most_s) & (does[seated + at] >= m)
             low = np.where(can, more, low)
             step >>= 1
         most: Floats = low.astype(np.float64)
         return most
 
     def most_alone(self, time_s: float) -> Floats:
-        """The most microbatches that a stage of so many layers does, with what surrounds its work."""
+        """The most microbatches that a stage of so many layers or more does, with what surrounds its work, by
+        kind, seat, place and layers."""
         with np.errstate(invalid="ignore"):
             most = np.floor((time_s - self._around) / self._works)
-        most = np.where(np.isfinite(most), most, 0.0).max(axis=2)
+        most = np.where(np.isfinite(most), most, 0.0).max(axis=3)
         return -_least_beyond(-most)
 
 
@@ -209,6 +227,15 @@ def _least_beyond(values: Floats) -> Floats:
     """The least of each and all that follow on the last axis."""
     least: Floats = np.minimum.accumulate(values[..., ::-1], axis=-1)[..., ::-1]
     return least
+
+
+def _least_of_more_together(values: Floats, seats: Sequence[Seat]) -> Floats:
+    """The least of each seat, the second axis, and of all with more stages together in the node; those whose
+    pipeline has no other stages are by themselves."""
+    others = sum(not seat.is_whole for seat in seats)
+    least = np.minimum.accumulate(values[:, others - 1 :: -1], axis=1)[:, ::-1]
+    found: Floats = np.concatenate([least, values[:, others:]], axis=1)
+    return found
 
 
 def _shared(time_s: Floats, parts: Floats) -> Floats:

@@ -12,6 +12,7 @@ from shardwise.cost import Problem
 from shardwise.model import model_flop_per_token
 from shardwise.plan import Layout, PeakMemory, Pipeline, Stage, StagePart, UnevenResult
 from shardwise.search.explain import band_of
+from shardwise.search.uneven.estimate import figures_of
 from shardwise.search.uneven.hops import groups, most_together
 from shardwise.search.uneven.laid_out import UnevenPipeline, UnevenPlan
 from shardwise.search.uneven.options import Options, Pricing
@@ -202,7 +203,8 @@ def _breakdown(options: Options, plan: UnevenPlan) -> dict[str, float]:
     pipeline = plan.pipelines[place]
     entries = [_entry(plan, place, index) for index in range(len(pipeline.stages))]
     works = [float(options.stages[site].work_s[at]) for site, at in entries]
-    end_s = max(float(options.stages[site].end_s[at]) for site, at in entries)
+    pools, layers = (np.array([list(one)]) for one in zip(*pipeline.stages, strict=True))
+    end_s = float(figures_of(options, pipeline.kinds, pools, layers).end_s.max())
     busy_s = pipeline.microbatches * max(works)
     return {
         "busiest_stage": busy_s,

@@ -9,7 +9,7 @@ from itertools import pairwise
 import numpy as np
 
 from shardwise.cluster import Cluster
-from shardwise.cost import Kinds, Problem, StagePrice, StageShape, hop_s, kinds_of, stage_price
+from shardwise.cost import Kinds, Problem, Seat, StagePrice, StageShape, hop_s, kinds_of, stage_price
 from shardwise.model import Model
 from shardwise.plan import Pipeline, Stage, UnevenResult
 from shardwise.search.uneven.space import Limits, UnevenSpace
@@ -54,14 +54,28 @@ class RecordPrices:
         """The pools that the plan is priced as one of."""
         return tuple(sorted(self._names.index(name) for name in result.pools))
 
-    def figures(self, result: UnevenResult, stage: Stage, way: str, place: tuple[int, int]) -> StageFigures:
-        """One stage by itself, on two pools what its slower part takes; `place` counts it from the end, of so
-        many."""
+    def figures(self, result: UnevenResult, pipeline: Pipeline, ways: Sequence[str]) -> list[StageFigures]:
+        """The stages of a pipeline, each by itself, on two pools what its slower part takes; `ways` says what
+        they recompute."""
         union, pipelines = self.union(result), len(result.layout.pipelines)
-        key = union, pipelines, result.is_alike, result.micro_batch_size, stage, way, place
-        if key not in self._figures:
-            self._figures[key] = self._priced(result, stage, way, place)
-        return self._figures[key]
+        stages, ends = len(ways), ends_of(self._space, pipeline)
+        found = []
+        for index, (stage, way) in enumerate(zip(pipeline.stages, ways, strict=True)):
+            place, seat = (stages - index, stages), self._seat(ends, index)
+            key = union, pipelines, result.is_alike, result.micro_batch_size, stage, way, place, seat
+            if key not in self._figures:
+                self._figures[key] = self._priced(result, stage, way, place, seat)
+            found.append(self._figures[key])
+        return found
+
+    def _seat(self, ends: Sequence[tuple[_End, ...]], index: int) -> Seat:
+        """Of a stage among those of its pipeline; parts of one on two pools are by themselves."""
+        mine = ends[index][0]
+        if not mine.is_whole:
+            return Seat()
+        has_others = any(one != mine for some in ends for one in some)
+        devices = self._space.pools[mine.pool].node.devices
+        return Seat(mine.together, devices, is_whole=len(ends) > 1 and not has_others)
 
     def hops(self, result: UnevenResult, pipeline: Pipeline) -> list[float]:
         """Seconds from each stage to the next: inside their node, or what the slowest end needs to leave it,
@@ -71,7 +85,9 @@ class RecordPrices:
             self._hops[key] = self._hops_of(*key)
         return self._hops[key]
 
-    def _priced(self, result: UnevenResult, stage: Stage, way: str, place: tuple[int, int]) -> StageFigures:
+    def _priced(
+        self, result: UnevenResult, stage: Stage, way: str, place: tuple[int, int], seat: Seat
+    ) -> StageFigures:
         union = self.union(result)
         from_end, stages = place
         replicas = len(result.layout.pipelines) * (len(stage.parts) or 1)
@@ -86,7 +102,7 @@ class RecordPrices:
         found = []
         for pool, kind, rows in _kinds(self._names, stage, result.micro_batch_size):
             kinds = self._kinds_of(pool, union, result.is_alike, kind, rows)
-            found.append(_figures_of(stage_price(kinds, shape), RECOMPUTES.index(way), kinds.problem))
+            found.append(_figures_of(stage_price(kinds, shape, seat), RECOMPUTES.index(way), kinds.problem))
         part = max(range(len(found)), key=lambda one: found[one].device_bytes / found[one].usable_bytes)
         return replace(
             found[part],

@@ -1,0 +1,162 @@
+"""What stages pay for their gradients by how many of their pipeline lie together in a node."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shardwise.cluster import load_cluster
+from shardwise.cost import Seat, lone_stage
+from shardwise.model import Model, load_model
+from shardwise.search import UnevenSpace, default_job, evaluate, priced_again
+from shardwise.search.uneven import bounds, estimate, grown
+from shardwise.search.uneven.bounds import Entries
+from shardwise.search.uneven.estimate import figures_of
+from shardwise.search.uneven.hops import seats_of_pool
+from shardwise.search.uneven.laid_out import UnevenPipeline, UnevenPlan
+from shardwise.search.uneven.options import Options, Pricing
+from shardwise.search.uneven.partitions import best_partition, pipeline_s
+from shardwise.search.uneven.result import result_of_uneven
+from shardwise.search.uneven.space import Block
+from shardwise.strategy import complete, even_ends, layer_counts
+
+BATCH = 32
+
+CASES = [
+    # cluster, tp, pp, pipelines; stages of a pipeline that lie together
+    ("2x4xA100-80G", 1, 4, 2),  # 4: replicas are in other nodes
+    ("2x4xA100-80G", 1, 2, 4),  # 2: two replicas in a node
+    ("2x4xA100-80G", 2, 2, 2),  # 2, that fill the node
+    ("2x4xA100-80G", 1, 1, 8),  # 1: a node full of replicas
+    ("4x4xA100-80G", 1, 8, 2),  # 4 and 4
+    ("4x4xA100-80G", 2, 4, 2),  # 2 and 2
+    ("4x8xA100-80G", 1, 4, 8),  # 4, two replicas in a node
+    ("1x8xA100-80G", 1, 4, 2),  # 4, all replicas in the node
+]
+
+
+def model_of(*, is_tied: bool) -> Model:
+    return replace(load_model("gpt2"), tied_embeddings=is_tied)
+
+
+def filled(on: str, tp: int, pp: int, pipelines: int, link: str, model: Model) -> tuple[UnevenPlan, float]:
+    """Alike pipelines that fill the nodes, and what the uniform strategy with the same stages takes."""
+    cluster = load_cluster(on, inter_node=link)
+    job = default_job(model, cluster, seq_len=1024, global_batch_size=BATCH)
+    fields = {"tp": tp, "pp": pp, "dp": pipelines, "optim_shard": pipelines, "axis_order": "tp-cp-pp-dp"}
+    strategy = complete(
+        {**fields, "micro_batch_size": 1}, devices=cluster.devices, layers=model.layers, experts=None,
+        global_batch_size=BATCH,
+    )  # fmt: skip
+    block = Block(pools=(0,), micro_batch_size=1, least=pipelines, most=pipelines)
+    options = Pricing(UnevenSpace(model, cluster, job)).options(block)
+    kinds = (options.stages[0].kinds.index((tp, 1)),)
+    layers = layer_counts(model.layers, pp, *(int(end) for end in even_ends(model.layers, pp)))
+    stages, share = tuple((0, count) for count in layers), BATCH // pipelines
+    found_s = pipeline_s(options, kinds, stages, share)
+    one = UnevenPipeline(kinds=kinds, stages=stages, microbatches=share, time_s=found_s)
+    plan = UnevenPlan(block=block, pipelines=(one,) * pipelines, time_s=found_s)
+    return plan, evaluate(model, cluster, job, strategy).step_time_s
+
+
+@pytest.mark.parametrize("is_tied", [False, True])
+@pytest.mark.parametrize("link", ["1Gb/s", "100Gb/s"])
+@pytest.mark.parametrize(("on", "tp", "pp", "pipelines"), CASES)
+def test_alike_pipelines_that_fill_their_nodes_cost_what_the_uniform_strategy_does(
+    on: str, tp: int, pp: int, pipelines: int, link: str, is_tied: bool
+) -> None:
+    plan, expected_s = filled(on, tp, pp, pipelines, link, model_of(is_tied=is_tied))
+    assert plan.time_s == pytest.approx(expected_s, rel=1e-12)
+
+
+@pytest.mark.parametrize("name", ["_sizes", "_tied_s"])
+def test_stages_that_are_priced_as_if_they_lay_by_themselves_are_noticed(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each replica next to the others of its stage, or the ends of the model in different nodes."""
+    sound = getattr(lone_stage, name)
+
+    def apart(*given: Any) -> Any:
+        return sound(*given[:-1], 1 if name == "_sizes" else replace(given[-1], is_whole=False))
+
+    monkeypatch.setattr(lone_stage, name, apart)
+    wrong = []
+    for case in CASES:
+        plan, expected_s = filled(*case, "1Gb/s", model_of(is_tied=True))
+        wrong.append(plan.time_s != pytest.approx(expected_s, rel=1e-6))
+    # Only where a node has one stage of a pipeline, or the pool one node, are they as far apart.
+    assert wrong == {"_sizes": [True] * 3 + [False] + [True] * 3 + [False]}.get(name, wrong) and any(wrong)
+
+
+@pytest.mark.parametrize(("on", "tp", "pp", "pipelines"), CASES)
+def test_replicas_lie_where_they_are_priced(on: str, tp: int, pp: int, pipelines: int) -> None:
+    """On the ranks that the plan says, as many replicas of a stage are in a node as its price is told."""
+    model = model_of(is_tied=False)
+    plan, _ = filled(on, tp, pp, pipelines, "1Gb/s", model)
+    cluster = load_cluster(on, inter_node="1Gb/s")
+    space = UnevenSpace(model, cluster, default_job(model, cluster, seq_len=1024, global_batch_size=BATCH))
+    options, node = Pricing(space).options(plan.block), cluster.nodes[0].devices
+    found = result_of_uneven(space, plan)
+    for index in range(pp):
+        firsts = [int(one.stages[index].ranks.partition("-")[0]) for one in found.layout.pipelines]
+        seat = options.hops[0].seats[1, plan.pipelines[0].kinds[0], pp, pp - index]
+        together = options.stages[0].seats[int(seat)].together
+        assert set(Counter(first // node for first in firsts).values()) == {node // (tp * together)}
+    again = priced_again(model, cluster, space.job, found)
+    assert not again.faults
+    assert again.pipeline_s == pytest.approx([plan.time_s] * pipelines, rel=1e-12)
+
+
+def test_seats_are_those_that_stages_may_have() -> None:
+    apart = (Seat(1, 8), Seat(2, 8), Seat(4, 8))
+    assert seats_of_pool(8, [2, 4], 8, False) == apart == seats_of_pool(8, [1], 7, False)
+    assert seats_of_pool(8, [2], 8, True) == (*apart, Seat(2, 8, True), Seat(4, 8, True))
+    assert seats_of_pool(6, [1], 8, False) == (Seat(1, 6), Seat(2, 6))
+
+
+@pytest.fixture(scope="module")
+def between_nodes() -> tuple[UnevenSpace, Options]:
+    """Two alike pipelines of llama-2-70b, 128 microbatches each, whose stages on RTX4090 gather and reduce
+    for seconds."""
+    model, cluster = load_model("llama-2-70b"), load_cluster("4x8xA100-80G+4x8xRTX4090")
+    space = UnevenSpace(model, cluster, default_job(model, cluster, seq_len=4096, global_batch_size=256))
+    block = Block(pools=(0, 1), micro_batch_size=1, least=2, most=2, is_alike=True)
+    return space, Pricing(space).options(block)
+
+
+FAST_THEN_SLOW = ((0, 17),) * 4 + ((1, 6),) * 2
+
+
+def test_gathers_before_the_first_loop_and_reductions_behind_the_last_are_in_the_way(
+    between_nodes: tuple[UnevenSpace, Options],
+) -> None:
+    """The first stages, which are the slowest, wait for the gathers of the last, which reduce behind them."""
+    _, options = between_nodes
+    kinds = (options.stages[0].kinds.index((4, 1)), options.stages[1].kinds.index((8, 1)))
+    pools, layers = (np.array([list(one)]) for one in zip(*FAST_THEN_SLOW, strict=True))
+    figures = figures_of(options, kinds, pools, layers)
+    time_s = pipeline_s(options, kinds, FAST_THEN_SLOW, 128)
+    assert figures.gather_s[0, 4:].min() > 2.0 and figures.reduce_s[0, 4:].min() > 4.0
+    assert estimate.least_s(figures, 128)[0] == pytest.approx(time_s, rel=1e-9)
+
+
+def proven(options: Options, within_s: float) -> bool:
+    """Whether pipelines of four stages of four devices on either pool are shown not to do 128 microbatches
+    within the time, with as many partial layouts as the search of a large cluster takes at most."""
+    kinds = tuple(stages.kinds.index((4, 1)) for stages in options.stages)
+    found = best_partition(options, Entries(options), kinds, (4, 4), 128, within_s, 2048)
+    return not found.is_given_up and found.bound_s > within_s
+
+
+def test_bounds_tell_that_pipelines_with_dear_gradients_are_too_slow(
+    between_nodes: tuple[UnevenSpace, Options], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, options = between_nodes
+    assert proven(options, 69.3)
+    monkeypatch.setattr(bounds, "ended_s", lambda *_: 0.0)
+    monkeypatch.setattr(grown, "ended_s", lambda *_: 0.0)
+    assert not proven(options, 69.3)
