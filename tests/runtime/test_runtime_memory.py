@@ -21,6 +21,9 @@ pytestmark = pytest.mark.xdist_group("runtime")
 
 WITHIN = 0.10
 
+WITHIN_ALONE = 0.03
+"""Of one device, bf16."""
+
 SMALL = {
     "model_type": "llama", "hidden_size": 1024, "intermediate_size": 2816, "num_hidden_layers": 8,
     "num_attention_heads": 16, "num_key_value_heads": 16, "vocab_size": 32000,
@@ -84,6 +87,22 @@ def test_the_tightest_rank_allocates_what_the_plan_says(full: bool, number: int)
         assert ratio(plan_on(*MATRIX[number])) == pytest.approx(1.0, abs=WITHIN)
 
 
+ALONE = [
+    ("micro_batch_size=2", 8),
+    ("micro_batch_size=8", 8),
+    ("micro_batch_size=8,recompute=full", 8),
+    ("micro_batch_size=1", 1),
+    ("micro_batch_size=1,recompute=full", 1),
+]
+"""Strategy and batch: several microbatches, and one, whose peak is at the head, at the last layer or at the
+first."""
+
+
+@pytest.mark.parametrize(("text", "batch"), ALONE)
+def test_a_device_alone_allocates_what_the_plan_says(text: str, batch: int) -> None:
+    assert ratio(plan_on(1, text, batch, "bf16")) == pytest.approx(1.0, abs=WITHIN_ALONE)
+
+
 SPLIT_SAMPLE = [
     (2, "pp=2,schedule=zb_h1,recompute=full"),
     (4, "pp=4,schedule=zb_v,recompute=full"),
@@ -118,6 +137,11 @@ def plain_norm(width: int, epsilon: float) -> nn.Module:
 
 def plain_gate(gate: torch.Tensor, up: torch.Tensor, kind: Any) -> torch.Tensor:
     return nn.functional.silu(gate) * up
+
+
+def test_a_twin_whose_loss_copies_logits_once_more_is_caught() -> None:
+    with patch("shardwise.runtime.loss._probabilities", lambda logits: logits.float().softmax(-1)):
+        assert ratio(plan_on(1, "micro_batch_size=8", 8, "bf16")) > 1.0 + WITHIN_ALONE
 
 
 def test_a_twin_that_keeps_more_is_caught() -> None:

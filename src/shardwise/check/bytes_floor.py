@@ -10,7 +10,9 @@ import numpy as np
 
 from shardwise.check.cells import EMBEDDING, HEAD, Cells, Layers, Pipeline, layers_of
 from shardwise.check.memory import (
+    at_once_parts,
     boundary_buffers,
+    moves_gradients,
     own_bytes,
     reduced_bytes,
     reduces_at_once,
@@ -99,8 +101,8 @@ def bytes_floor(pipeline: Pipeline, cells: Cells, most: Column, *, is_paired: bo
     dense_grad, expert_grad = (
         np.where(at_once & ((f.grad == 1) | ~is_known), np.maximum(f.grad, f.optim), f.grad) for f in (d, e)
     )
-    weights = weights + (dense / dense_grad + expert / expert_grad) * recipe.gradient_bytes
-    of_ranks = weights + np.where(away | is_open, 0.0, states)
+    gradients = (dense / dense_grad + expert / expert_grad) * recipe.gradient_bytes
+    of_ranks = weights + gradients + np.where(away | is_open, 0.0, states)
     stored = least_stored_bytes(pipeline, layers, cells, most)
     rank = pipeline.rank_of
     in_flight = pipeline.turn("held", cells)[rank] * stored
@@ -119,11 +121,12 @@ def bytes_floor(pipeline: Pipeline, cells: Cells, most: Column, *, is_paired: bo
         held = held + many * layers.of_layers(pipeline.amount("output_bytes", cells))
     else:
         held = held + again
+    names = ("largest_bytes", "kept_bytes", "dense", "logits_bytes")
     blocks = [
-        {name: pipeline.amount(name, cells)[block] for name in ("largest_bytes", "dense", "logits_bytes")}
-        for block in (*range(len(figures.model.kinds)), HEAD)
+        {name: pipeline.amount(name, cells)[block] for name in names}
+        for block in (*range(len(figures.model.kinds)), EMBEDDING, HEAD)
     ]
-    *kinds, head = blocks
+    *kinds, embedding, head = blocks
     logits = head["logits_bytes"]
     is_early = is_known & ((d.grad > 1) | (at_once & (d.optim > 1)))
     for stages, ends_here in ((slice(0, -1), None), (slice(-1, None), head)):
@@ -133,6 +136,15 @@ def bytes_floor(pipeline: Pipeline, cells: Cells, most: Column, *, is_paired: bo
     if pipeline.schedule == "gpipe" or pipeline.splits_backward:
         held[-1] += (pipeline.turn("held", cells)[rank[-1]] - 1) * logits
     allocated = (of_ranks[rank] + held).max(axis=0)
+    if pipeline.pp == 1 and np.any(at_once):
+        is_moving = at_once & moves_gradients(figures, d.optim) & ((d.param == 1) | ~is_known)
+        moving = at_once_parts(
+            figures, [*kinds, embedding], head, is_shared=is_known & (d.optim > 1), stored=stored[0],
+            again=again, parameters=weights[0], gradients=gradients[0], degree=d.optim,
+            others=dense[0] - embedding["dense"],
+        )  # fmt: skip
+        resting = of_ranks[0] - weights[0] - gradients[0]
+        allocated = np.where(is_moving, resting + sum(moving.values()), allocated)
     allocated = allocated + _shared_bytes(pipeline, shardings, cells, is_paired=is_paired)
     rows = ground.rows
     communicators = 1 + sum(

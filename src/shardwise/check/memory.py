@@ -17,6 +17,9 @@ from shardwise.check.sharding import Sharding, Shardings
 ALLOCATED = (
     "parameters", "gradients", "optimizer", "gathered", "activations", "temporaries", "buffers",
 )  # fmt: skip
+MOVING = ("parameters", "gradients", "activations", "temporaries")
+"""What comes and goes in a backward pass that reduces gradients as they come."""
+
 PARTS = (*ALLOCATED, "fragmentation", "communicators", "context")
 
 
@@ -52,12 +55,23 @@ def memory_of(
         ends_here = head if number == len(stages) - 1 else None
         largest = temporary_bytes(figures, kinds, ends_here)
         reduced = reduced_bytes(figures, kinds, ends_here, at_once)
+        whole = states["gradients"]
         is_early = (shardings.dense.grad > 1) | (at_once & (shardings.dense.optim > 1))
         states["gradients"] = states["gradients"] + np.where(is_early, np.maximum(reduced - largest, 0), 0)
         if ends_here is not None and (family.schedule == "gpipe" or family.splits_backward):
             # The losses of all microbatches in flight are kept.
             largest = largest + (in_flight(family, rank) - 1) * head["logits_bytes"]
         parts = {**states, **shared, "activations": held, "temporaries": largest}
+        if family.pp == 1 and np.any(at_once):
+            degree = shardings.dense.optim
+            is_moving = at_once & moves_gradients(figures, degree) & (shardings.dense.param == 1)
+            moving = at_once_parts(
+                figures, blocks[:-1], head, is_shared=degree > 1,
+                stored=(stored := stored_bytes(family.rows, layers[number], stage)), again=held - stored,
+                parameters=states["parameters"], gradients=whole, degree=degree,
+                others=dense[rank] - blocks[-2]["dense"],
+            )  # fmt: skip
+            parts |= {name: np.where(is_moving, moving[name], parts[name]) for name in MOVING}
         allocated = sum(parts[name] for name in ALLOCATED)
         parts["fragmentation"] = figures.efficiency.fragmentation_ratio * allocated
         device = sum(parts[name] for name in PARTS)
@@ -73,9 +87,74 @@ def memory_of(
     return best
 
 
+def at_once_parts(
+    figures: Figures,
+    blocks: Sequence[Amounts],
+    head: Amounts,
+    *,
+    is_shared: Column,
+    stored: Column,
+    again: Column,
+    parameters: Column,
+    gradients: Column,
+    degree: Column,
+    others: Column,
+) -> dict[str, Column]:
+    """Weights, gradients, activations and temporaries of the one stage whose only backward pass reduces each
+    block when it is done with it, at the moment that needs most of all four: at the head, where all `stored`
+    activations are there and no gradient is; at the last layer, beside what it makes `again`; at the first,
+    where but its own and the embedding's all `gradients` are there, and the activations of a layer; or at the
+    embedding, which has its own narrow, and laid out to be reduced, beside them all.
+
+    Gradients are over `degree` ranks; where they share them (`is_shared`), what is sent of a block's takes
+    the place of its weights. Of `others`, the elements but the embedding's, the weights are gone with their
+    gradients. The last of `blocks` is the embedding.
+    """
+    recipe = figures.recipe
+    *blocks, embedding = blocks
+    layer = temporary_bytes(figures, blocks, None)
+    of_head = head_bytes(figures, head)
+    layer = np.where(is_shared, np.maximum(layer, _largest(blocks, "dense") * recipe.gradient_bytes), layer)
+    of_head = np.where(is_shared, np.maximum(of_head, head["dense"] * recipe.gradient_bytes), of_head)
+    each = recipe.gradient_bytes / degree
+    least = blocks[0]["dense"]
+    for block in blocks[1:]:
+        least = np.minimum(least, block["dense"])
+    left = recipe.weight_bytes * (others - least)
+    own = embedding["dense"] * (recipe.weight_bytes + recipe.gradient_bytes)
+    early = gradients - (least + embedding["dense"]) * each
+    moments = (
+        (parameters, 0 * stored, stored, of_head),
+        (parameters, head["dense"] * each, stored + again, layer),
+        (parameters - np.maximum(left, 0), early, _largest(blocks, "kept_bytes"), layer),
+        (parameters - recipe.weight_bytes * others, gradients, 0 * stored, own),
+    )
+    columns = np.broadcast_arrays(*(np.asarray(part, dtype=float) for moment in moments for part in moment))
+    table = np.array(columns).reshape(len(moments), len(MOVING), -1)
+    most = table.sum(axis=1).argmax(axis=0)
+    chosen = table[most, :, np.arange(table.shape[-1])]
+    return dict(zip(MOVING, chosen.T, strict=True))
+
+
+def head_bytes(figures: Figures, head: Amounts) -> Column:
+    """What the head needs: its logits in fp32, and where it computes in less its own beside them; then the
+    gradient of its own, and those of its weights."""
+    logits, own = head["logits_bytes"], head["dense"] * figures.recipe.weight_bytes
+    narrow = figures.recipe.activation_bytes
+    if narrow >= 4:
+        return logits + own
+    return np.maximum(logits + logits * narrow / 4, logits * narrow / 4 + own)
+
+
 def reduces_at_once(figures: Figures, microbatches: Column, pp: int) -> Column:
     """Whether the only backward pass of a step reduces each block when it is done with it."""
     return figures.profile.reduces_by_block & (np.asarray(microbatches) == 1) & (pp == 1)
+
+
+def moves_gradients(figures: Figures, degree: Column) -> Column:
+    """Whether gradients are not whole all the time: as those are that ranks hold alike and compute with as
+    they are."""
+    return (np.asarray(degree) > 1) | (figures.recipe.master_bytes > 0)
 
 
 def temporary_bytes(figures: Figures, kinds: Sequence[Amounts], head: Amounts | None) -> Column:
@@ -86,8 +165,9 @@ def temporary_bytes(figures: Figures, kinds: Sequence[Amounts], head: Amounts | 
     found = 2 * _largest(kinds, "largest_bytes") + layer
     if head is None:
         return found
-    own = head["dense"] * weight_bytes if figures.profile.reduces_by_block else layer
-    return np.maximum(found, head["logits_bytes"] + own)
+    if not figures.profile.reduces_by_block:
+        return np.maximum(found, head["logits_bytes"] + layer)
+    return np.maximum(found, head_bytes(figures, head))
 
 
 def reduced_bytes(

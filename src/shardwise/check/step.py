@@ -53,7 +53,13 @@ def step_end(
         norm_s=norm_s(figures, fabric, ranks, owned),
         tied_s=tied_s(figures, fabric, groups, family, blocks),
         optimizer_s=optimizer_s(figures, offloads_optimizer(rows), owned)
-        + copies_s(figures, family.microbatches, owned, held),
+        + copies_s(
+            figures,
+            family.microbatches,
+            owned,
+            held,
+            is_alone=(shardings.dense.optim == 1) & (shardings.expert.optim == 1),
+        ),
     )
 
 
@@ -94,7 +100,9 @@ def optimizer_s(figures: Figures, is_away: Column, owned: Column) -> Column:
     return np.where(is_away, there_s, here_s)
 
 
-def copies_s(figures: Figures, microbatches: Column, owned: Column, held: Column) -> Column:
+def copies_s(
+    figures: Figures, microbatches: Column, owned: Column, held: Column, *, is_alone: Column
+) -> Column:
     """Seconds of what fully_shard copies in a step where gradients are wider than the weights that are
     computed with: of each element, and of each that the rank owns."""
     recipe = figures.recipe
@@ -107,5 +115,5 @@ def copies_s(figures: Figures, microbatches: Column, owned: Column, held: Column
     added = (narrow + wide) + (microbatches - 1) * (narrow + 2 * wide) + 2 * wide
     nbytes = nbytes + held * np.where(microbatches > 1, added, narrow + wide)
     # In a group of one what is gathered and reduced is copied.
-    nbytes = nbytes + np.where(owned == held, held * 2 * (narrow + wide), 0)
+    nbytes = nbytes + np.where(is_alone, held * 2 * (narrow + wide), 0)
     return nbytes / figures.memory_bytes_per_s

@@ -30,7 +30,7 @@ from shardwise.check.cells import EMBEDDING, Cells, Layers, Pipeline, layers_of
 from shardwise.check.rows import Column
 from shardwise.check.sharding import Reduced, Shardings, gathering_s, reduction_s
 from shardwise.check.splits import FULL
-from shardwise.check.step import norm_s, optimizer_s
+from shardwise.check.step import copies_s, norm_s, optimizer_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -250,6 +250,13 @@ def _ends(
     step_s = (
         norm_s(figures, pipeline.fabric, ranks, owned)
         + least_s
+        + copies_s(
+            figures,
+            ground.microbatches[cells.grid],
+            owned,
+            (dense + expert).max(axis=0),
+            is_alone=(d.optim == 1) & (e.optim == 1),
+        )
         + ground.tied_s[pipeline.ends_apart][cells.grid]
         + figures.profile.host_step_s
     )

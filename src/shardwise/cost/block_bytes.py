@@ -22,7 +22,8 @@ def least_bytes(problem: Problem, block: Block, lie: Lie, totals: Totals) -> Any
     The rank is the first, the second, the last or the average one, each with its fewest layers; every layer
     counts as the smallest kind. Exact for a known split of a model whose layers are alike, but for ranks
     between the second and the last, losses in flight beside the one at work, and buffers of a whole step;
-    and where gradients are reduced by block for what is sent of them and a rank's own part of whole weights.
+    where gradients are reduced by block for what is sent of them and a rank's own part of whole weights; and
+    where they come as activations go.
     """
     states = States(problem, block, totals)
     single, is_v, split = lie.is_single, lie.is_v, block.split
@@ -34,6 +35,8 @@ def least_bytes(problem: Problem, block: Block, lie: Lie, totals: Totals) -> Any
     on_last = states.layers(lie.on_last) + np.where(is_v, 0.0, states.head)
     ends_bytes = totals.embedding.kept_bytes + np.where(single, totals.head.kept_bytes, 0.0)
     least = on_first + kept.held(first, split.first, ends_bytes) + np.where(single, head_temporary, temporary)
+    one = np.maximum(kept.one(split.first, ends_bytes) + head_temporary, least - head_temporary - on_first)
+    least = np.where(is_at_once(problem, block), on_first + one, least)
     with_head = kept.held(np.where(is_v, 0, end), split.last, totals.head.kept_bytes) + head_temporary
     least = np.maximum(least, np.where(single, 0.0, np.where(is_v, on_first, on_last) + with_head))
     chunked = (block.vpp > 1) & ~single
@@ -130,12 +133,11 @@ def _device_bytes(problem: Problem, block: Block, totals: Totals, allocated: Any
     )
 
 
-def _gradients_over(problem: Problem, block: Block) -> Any:
-    """Over how many ranks the gradients are divided at most."""
-    if not problem.profile.reduces_by_block:
-        return block.grad_shard
-    is_at_once = (block.microbatches == 1) & (block.pp == 1)
-    return np.where(is_at_once, np.maximum(block.grad_shard, block.optim_shard), block.grad_shard)
+def is_at_once(problem: Problem, block: Block) -> Any:
+    """Whether a step may have one backward pass, whose gradients come as activations go: where weights are
+    whole, and the degree of the block is the largest of them."""
+    moves = (block.optim_shard > 1) | (problem.recipe.master_bytes > 0)
+    return problem.profile.reduces_by_block & moves & (block.microbatches == 1) & (block.pp == 1)
 
 
 class States:
@@ -144,10 +146,12 @@ class States:
 
     def __init__(self, problem: Problem, block: Block, totals: Totals) -> None:
         recipe = problem.recipe
-        degrees = (block.param_shard, _gradients_over(problem, block), block.optim_shard)
+        degrees = (block.param_shard, block.grad_shard, block.optim_shard)
         own = recipe.master_bytes + problem.optimizer.state_bytes
         is_offloaded = (block.offload == OPTIMIZER) | (block.offload == BOTH)
-        per_state = (recipe.weight_bytes, recipe.gradient_bytes, np.where(is_offloaded, 0.0, own))
+        # Where gradients come as activations go, there may be none yet.
+        gradient_bytes = np.where(is_at_once(problem, block), 0.0, recipe.gradient_bytes)
+        per_state = (recipe.weight_bytes, gradient_bytes, np.where(is_offloaded, 0.0, own))
         dense = sum(nbytes / degree for nbytes, degree in zip(per_state, degrees, strict=True))
         layer, whole, head = totals.layer, totals.whole, totals.head.dense_weights
         self.gathered: Any = 0.0
@@ -198,7 +202,7 @@ class _Kept:
         most = totals.most
         self._again = np.where(self._is_full, most.kept_bytes - most.input_bytes, 0.0)
 
-    def _one(self, layers: Any, ends_bytes: Any) -> Any:
+    def one(self, layers: Any, ends_bytes: Any) -> Any:
         """One microbatch on a stage of so many layers."""
         layer = self._totals.layer
         again = np.where(self._is_full, np.minimum(self._block.recompute_layers, layers), 0)
@@ -215,7 +219,7 @@ class _Kept:
     def held(self, rank: Any, layers: Any, ends_bytes: Any) -> Any:
         """All that `rank` has in flight, on a stage of so many layers."""
         block, totals = self._block, self._totals
-        one = self._one(layers, ends_bytes)
+        one = self.one(layers, ends_bytes)
         many = in_flight(block.schedule, block.pp, block.microbatches, block.vpp, rank)
         held = np.where(self._moves, np.minimum(many * one, one + totals.most.kept_bytes), many * one)
         held = held + self._again
@@ -233,7 +237,7 @@ class _Kept:
             return 0.0
         block = self._block
         held = in_flight(block.schedule, block.pp, block.microbatches, block.vpp, rank)
-        return np.where(self._moves, held * self._one(layers, ends_bytes), 0.0)
+        return np.where(self._moves, held * self.one(layers, ends_bytes), 0.0)
 
     def moved_whole(self, end: Any) -> Any:
         """All ranks together, each with as few in flight as the last."""

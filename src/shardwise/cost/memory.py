@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from shardwise.cost.at_once import at_once
 from shardwise.cost.keeping import BOTH, OPTIMIZER
 from shardwise.cost.price import Price
 from shardwise.cost.problem import Problem
@@ -68,14 +69,17 @@ def rank_bytes(problem: Problem, table: Any, price: Price) -> RankBytes:
     activations = keeping.device_bytes[:, price.of_keeping]
     zero = 0.0 * activations
     parts = {
-        "parameters": shards.parameter_bytes[:, of_shards],
-        "gradients": shards.gradient_bytes[:, of_shards],
+        "parameters": shards.parameter_bytes[:, of_shards] + zero,
+        "gradients": shards.gradient_bytes[:, of_shards] + zero,
         "optimizer": np.where(_owns_states(table), 1.0, 0.0) * shards.state_bytes[:, of_shards],
         "gathered": shards.gathered_bytes[of_shards] + zero,
-        "activations": activations,
-        "temporaries": node.temporary_bytes[:, of_node],
+        "activations": activations + zero,
+        "temporaries": node.temporary_bytes[:, of_node] + zero,
         "buffers": boundary_bytes(problem, table, node.boundary_bytes[of_node]) + zero,
     }
+    backward = at_once(problem, table, price)
+    for name in ("parameters", "gradients", "activations", "temporaries"):
+        parts[name][:, backward.rows] = getattr(backward, name)
     allocated = sum(parts.values())
     efficiency = problem.efficiency
     return RankBytes(
@@ -100,6 +104,10 @@ def peak_bytes(problem: Problem, table: Any, price: Price) -> Any:
     allocated = held[0][of_held] + kept[0][price.of_keeping]
     for place in range(1, len(held)):
         allocated = np.maximum(allocated, held[place][of_held] + kept[place][price.of_keeping])
+    backward = at_once(problem, table, price)
+    of_rows = of_held[backward.rows], price.of_shards[backward.rows]
+    replaced = shards.parameter_bytes[0][of_rows[1]] + shards.gradient_bytes[0][of_rows[1]]
+    allocated[backward.rows] = held[0][of_rows[0]] - replaced + backward.total
     allocated += boundary_bytes(problem, table, node.boundary_bytes[price.of_node])
     efficiency = problem.efficiency
     return (

@@ -6,6 +6,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from shardwise.cost.problem import Problem
 from shardwise.equations import memory
 
@@ -14,6 +16,9 @@ TENSOR_COPIES = 2.0
 
 LOGITS_COPIES = 1.0
 """The logits in fp32; their gradient takes their place."""
+
+LOGITS_NUMBER_BYTES = 4.0
+"""Of a number of these."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,13 +44,19 @@ def temporaries_of(
     """Of each row of `table`.
 
     The gradients of a layer's weights are whole, in the dtype of the weights, before they are added up; where
-    each block is reduced by itself, the head's too, and then beside the copy that goes to other ranks.
+    each block is reduced by itself, the head's too, and then beside the copy that goes to other ranks. Such
+    software takes its loss from logits that it widens beside themselves.
     """
     recipe = problem.recipe
     at_layer, at_head = TENSOR_COPIES * largest_bytes, LOGITS_COPIES * logits_bytes
     if not problem.profile.reduces_by_block:
         own_bytes = layer_weights * recipe.weight_bytes
         return Temporaries(*(2 * (at_layer + own_bytes, at_head + own_bytes)))
+    at_loss = 0.0 * at_head
+    if recipe.activation_bytes < LOGITS_NUMBER_BYTES:
+        # The head's own output, narrower, beside them; of the gradient it alone is left to the product.
+        narrow = logits_bytes * (recipe.activation_bytes / LOGITS_NUMBER_BYTES)
+        at_loss, at_head = at_head + narrow, narrow
     given_back = is_reduced_at_once(problem, table)
     of_blocks = []
     for work_bytes, weights in ((at_layer, layer_weights), (at_head, head_weights)):
@@ -55,7 +66,7 @@ def temporaries_of(
         )
         of_blocks.append((work_bytes + own_bytes, reduced))
     (layer, reduced_layer), (head, reduced_head) = of_blocks
-    return Temporaries(layer, head, reduced_layer, reduced_head)
+    return Temporaries(layer, np.maximum(head, at_loss), reduced_layer, np.maximum(reduced_head, at_loss))
 
 
 def is_reduced_at_once(problem: Problem, table: Any) -> Any:

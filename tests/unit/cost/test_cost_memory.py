@@ -257,8 +257,9 @@ def test_a_large_head_decides_the_temporaries_of_its_stage() -> None:
         ("pp=2,dp=2,zero_stage=3", (1240.0, 1240.0), (840.0, 840.0 + 360.0)),
         # What adds up to the end of the step is sent when nothing else is kept.
         ("dp=4,zero_stage=1", (1240.0,), (3360.0,)),
-        # One microbatch of two rows: 1600 + 440 B of a layer; what is sent takes less.
-        ("dp=4,micro_batch_size=2,zero_stage=1", (2040.0,), (840.0,)),
+        # One microbatch of two rows: 1600 + 440 B of a layer; what is sent takes less. Of gradients there is
+        # a quarter of the head's 200 then.
+        ("dp=4,micro_batch_size=2,zero_stage=1", (2040.0,), (200.0,)),
     ],
 )
 def test_temporaries_of_blocks_that_are_reduced_one_by_one(
@@ -355,8 +356,8 @@ def test_buffers_of_a_whole_step(text: str, buffers: float) -> None:
         ("dp=4,micro_batch_size=1,zero_stage=1", 3360.0, (8 + 4) * 210.0),
         # At ZeRO-3 these are the weights; of gradients the head's are sent, 360 B beyond the temporaries.
         ("dp=4,micro_batch_size=1,zero_stage=3", 840.0 + 360.0, 8 * 210.0),
-        # One microbatch: no gradient stays whole.
-        ("dp=4,micro_batch_size=2,zero_stage=1", 840.0, (8 + 4) * 210.0),
+        # One microbatch: no gradient stays whole, and at the last layer only the head's 200 have one.
+        ("dp=4,micro_batch_size=2,zero_stage=1", 200.0, (8 + 4) * 210.0),
         ("dp=4,micro_batch_size=2,zero_stage=0", 3360.0, 8 * 840.0),
     ],
 )
@@ -366,6 +367,27 @@ def test_states_reduced_by_block(text: str, gradients: float, states: float) -> 
     close(memory.gradients, gradients)
     close(memory.optimizer, states)
     close(peaks_of(p, table(p, text)).device_bytes, float(memory.device.max()))
+
+
+def test_a_step_of_one_microbatch_has_gradients_instead_of_activations() -> None:
+    """bf16, two rows: 840 weights of 2 B; four layers keep 600 B each. Logits take 800 B in fp32 and 400 B
+    beside them, a layer 2 * 400 B, and gradients of 2 B of 200 and 110 weights; of 4 B what is added up."""
+    p = with_software(one_node(), reduces_by_block=True)
+    alone = "dp=4,micro_batch_size=2,zero_stage=0"
+    # At the last layer: 1680 + 800 + 2400 + 1020. (At the head 1680 + 2400 + 1600; at the first layer
+    # 1680 - 2 * 530 + 4 * 530 + 600 + 1020; at the embedding 1680 - 2 * 640 + 3360 + 400.)
+    memory = bytes_of(p, alone)
+    parts = (memory.parameters, memory.gradients, memory.activations, memory.temporaries)
+    for found, expected in zip(parts, (1680.0, 800.0, 2400.0, 1020.0), strict=True):
+        close(found, expected)
+    close(peaks_of(p, table(p, alone)).device_bytes, float(memory.device.max()))
+    # Of several microbatches gradients stay, and so do weights.
+    several = bytes_of(p, "dp=4,zero_stage=0")
+    close(several.parameters, 1680.0)
+    close(several.gradients, 3360.0)
+    # Where ranks hold the same and compute with it as it is, gradients have their place all the time.
+    same = with_software(problem(on=cluster(1), dtype="fp32"), reduces_by_block=True)
+    close(bytes_of(same, alone).gradients, 3360.0)
 
 
 def test_buffers_between_stages() -> None:
