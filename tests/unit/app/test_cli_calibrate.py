@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from benchmarks.accelerated_record import CALIBRATION
 from tests.unit.accuracy.test_nccl_tests import SIZES, run_head, table
 from tests.unit.app.conftest import Run
 
@@ -227,6 +228,32 @@ def test_the_planner_takes_a_calibration(run: Run, tmp_path: Path) -> None:
     assert ran.code == 0, ran.err
     assert "measured: a machine" in Path(saved).read_text()
     assert run("check", saved).code == 0
+
+
+def test_our_measured_software_is_planned_for_on_an_accelerator_where_it_is_asked_for(
+    run: Run, tmp_path: Path
+) -> None:
+    """Others' software runs there too: on the measured device, but as it is known."""
+    model = tmp_path / "m.yaml"
+    model.write_text("{layers: 4, hidden: 256, ffn: 1024, heads: 4, vocab: 512, seq_len: 128}\n")
+    profiles = []
+    for target in ((), ("--target", "shardwise")):
+        saved = str(tmp_path / f"p{len(target)}.yaml")
+        ran = run("plan", str(model), "--cluster", "1x1xH200", "--calibration", str(CALIBRATION),
+                  "--seq-len", "128", "--global-batch-size", "8", *target, "--save", saved)  # fmt: skip
+        assert ran.code == 0, ran.err
+        plan = read_plan(saved)
+        assert plan.cluster.classes["H200"].efficiency.is_calibrated
+        profiles.append(plan.job.profile)
+        assert run("check", saved).code == 0
+    others, ours = profiles
+    assert others.name.startswith("megatron") and ours.name == "shardwise"
+    measured = read_calibration(str(CALIBRATION)).profile
+    assert measured is not None and ours.pointwise_passes == measured.pointwise_passes
+    ran = run("frontier", "graph:mlp", "--cluster", "1x1xH200", "--calibration", str(CALIBRATION),
+              "--global-batch-size", "64", "--json")  # fmt: skip
+    assert ran.code == 0, ran.err
+    assert json.loads(ran.out)["job"]["profile"].startswith("megatron")
 
 
 @pytest.mark.parametrize(

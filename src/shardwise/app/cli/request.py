@@ -101,18 +101,23 @@ def load_request(options: JobOptions) -> Request:
         memory_margin=margin,
         expert_imbalance=imbalance,
     )
-    own = target_of(OWN)
-    is_ours = own.knows_devices(cluster.classes)
     own_profile = job.profile
     if calibration is not None:
-        measured = calibration.profile_of(job.dtype, has_experts=model.experts is not None)
-        own_profile = measured or job.profile
-        if is_ours or own_profile.name != OWN_PROFILE:  # else others' software runs on these devices too
-            job = replace(job, profile=own_profile)
+        own_profile = calibration.profile_of(job.dtype, has_experts=model.experts is not None) or job.profile
+        job = replace(job, profile=measured_software(own_profile, cluster) or job.profile)
+    own = target_of(OWN)
     own_profile = own.run_by(own_profile)
-    if is_ours:
+    if own.knows_devices(cluster.classes):
         job = replace(job, profile=own_profile)
     return Request(model=model, cluster=cluster, job=job, options=options, own_profile=own_profile)
+
+
+def measured_software(profile: Profile | None, cluster: Cluster) -> Profile | None:
+    """The software of a calibration where it is what runs on `cluster` if nothing else is asked for: our own
+    on processors alone, as that of others runs on accelerators too."""
+    if profile is None or profile.name != OWN_PROFILE or target_of(OWN).knows_devices(cluster.classes):
+        return profile
+    return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,7 +14,15 @@ from shardwise.app.cli import words
 from shardwise.app.cli.frontier.whole import along_axes, whole_layout
 from shardwise.app.cli.graph_checking import price_of
 from shardwise.app.cli.output import LABEL, WIDTH, Line, row
-from shardwise.app.cli.request import DTYPES, OPTIMIZERS, JobOptions, choice, count, fraction
+from shardwise.app.cli.request import (
+    DTYPES,
+    OPTIMIZERS,
+    JobOptions,
+    choice,
+    count,
+    fraction,
+    measured_software,
+)
 from shardwise.cluster import Cluster, load_cluster, mesh_of, part_of
 from shardwise.cost import Training
 from shardwise.errors import ConfigError, InternalError
@@ -95,8 +103,9 @@ def load_graph_request(options: JobOptions, meshes: str) -> GraphRequest:
         measured=None if calibration is None else calibration.devices,
     )
     training = Training(dtype=dtype or best_dtype(cluster), optimizer=optimizer)
-    if calibration is not None and calibration.waiting_profile is not None:
-        training = replace(training, profile=calibration.waiting_profile)
+    software = None if calibration is None else measured_software(calibration.waiting_profile, cluster)
+    if software is not None:
+        training = replace(training, profile=software)
     return GraphRequest(
         graph=graph,
         cluster=cluster,
