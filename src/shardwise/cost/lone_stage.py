@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from shardwise.cluster import Tier
 from shardwise.cost.fabric import Fabric, Sizes, contends, fabric_of
 from shardwise.cost.layers import GridCost, grid_cost
 from shardwise.cost.memory import BOUNDARY_BUFFERS
@@ -236,17 +237,20 @@ def _end_s(kinds: Kinds, shape: StageShape, owned: Any) -> Any:
 def _tied_s(kinds: Kinds, tied: Any, seat: Seat) -> Any:
     """Adding up the gradients of weights that first and last stage both have: over the node's links where
     both lie in one, else over the outermost tier, all groups of the node sending at once."""
-    tiers = kinds.problem.tiers
-    outermost = len(tiers) - 1
-    if seat.is_whole:
-        inside = (tier for tier, one in enumerate(tiers) if one.span <= seat.devices)
-        index, senders = max(inside, default=outermost), kinds.tp * kinds.dp
-    else:
-        index, senders = outermost, np.array(seat.devices // seat.together)
-    within = tiers[index - 1].span if index else 1
+    index, within = _where_ends_meet(kinds.problem.tiers, seat)
+    senders = kinds.tp * kinds.dp if seat.is_whole else np.array(seat.devices // seat.together)
     nbytes = tied * kinds.problem.recipe.gradient_bytes / 2.0
     tier = np.full(np.shape(nbytes), index)
     return np.where(tied > 0, 2.0 * kinds.fabric.neighbour_s(nbytes, tier, np.minimum(senders, within)), 0.0)
+
+
+def _where_ends_meet(tiers: Sequence[Tier], seat: Seat) -> tuple[int, int]:
+    """The tier on which first and last stage of a pipeline meet, and the devices of a group of the tier
+    below it."""
+    meeting = len(tiers) - 1
+    if seat.is_whole:
+        meeting = max((tier for tier, one in enumerate(tiers) if one.span <= seat.devices), default=meeting)
+    return meeting, tiers[meeting - 1].span if meeting else 1
 
 
 def _allocated_bytes(kinds: Kinds, shape: StageShape, sums: Sums, weights: Any, replicas: Any) -> Any:
