@@ -329,6 +329,10 @@ def test_a_cuda_device_is_told_by_what_its_kernels_reach(
     # Four products back and two forth, where a fused kernel makes 2.5 times those: 0.5 * 2.5 / 2.
     assert efficiency.attention["flash-2"].backward_fraction == pytest.approx(0.625, rel=1e-6)
     assert efficiency.is_calibrated
+    # Where few of the plans fit, kernels alone are told.
+    monkeypatch.setattr(calibrating_cuda, "LEAST_PLANS", 100)
+    assert main(["calibrate", "--devices", "cuda", "--out", out]) == 0
+    assert read_calibration(out).profile is None
 
 
 def test_steps_of_a_plan_are_timed_one_by_one() -> None:

@@ -3,6 +3,7 @@
 from shardwise.accuracy.calibration import (
     COLLECTIVES,
     UNSHARDED,
+    AcceleratorPlans,
     AttentionSample,
     BesideSample,
     Collective,
@@ -59,6 +60,7 @@ __all__ = [
     "LEVELS",
     "SHIPPED",
     "UNSHARDED",
+    "AcceleratorPlans",
     "AttentionSample",
     "BesideSample",
     "Collective",

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from statistics import fmean, median
 
 from shardwise import accuracy
-from shardwise.accuracy import MeasuredStep
+from shardwise.accuracy import AcceleratorPlans, MeasuredStep
 from shardwise.app.cli.calibrating_from import Found, only_class
 from shardwise.app.cli.request import OWN
 from shardwise.cluster import Device, load_cluster
@@ -21,6 +21,9 @@ STEPS = 8
 
 WARMING_UP = 4
 """Steps before them."""
+
+LEAST_PLANS = 6
+"""Large ones that fit into the memory, by which software is told."""
 
 
 def found_on_accelerator(cluster: str | None) -> Found:
@@ -49,8 +52,9 @@ def found_on_accelerator(cluster: str | None) -> Found:
         }
     }
     profile = None
-    if dtype == "bf16":  # what our runtime computes in
-        profile, measured["steps"] = _software(device, dtype)
+    plans = accuracy.accelerator_plans(load_cluster(f"1x1x{device.name}"), _unmeasured(), dtype)
+    if dtype == "bf16" and len(plans.large) >= LEAST_PLANS:  # what our runtime computes in, and has room for
+        profile, measured["steps"] = _software(device, plans)
     return Found(
         device=device,
         profile=profile,
@@ -59,12 +63,15 @@ def found_on_accelerator(cluster: str | None) -> Found:
     )
 
 
-def _software(device: Device, dtype: str) -> tuple[Profile, object]:
+def _unmeasured() -> Profile:
+    """Our runtime, before its numbers are found."""
+    return target_of(OWN).run_by(accuracy.eager_profile())
+
+
+def _software(device: Device, plans: AcceleratorPlans) -> tuple[Profile, object]:
     """What steps of our runtime take beyond kernels, and how close the steps are that tell it."""
-    profile = target_of(OWN).run_by(accuracy.eager_profile())
-    plans = accuracy.accelerator_plans(load_cluster(f"1x1x{device.name}"), profile, dtype)
     large, small = _taken([*plans.large, *plans.small], len(plans.large))
-    profile = accuracy.with_dispatch(small, device, accuracy.queued_costs(large, device, profile))
+    profile = accuracy.with_dispatch(small, device, accuracy.queued_costs(large, device, _unmeasured()))
     errors = [abs(accuracy.priced_s(step.plan, device, profile) / step.seconds - 1.0) for step in large]
     return profile, {
         "times": len(large),
