@@ -7,6 +7,7 @@ import os
 import select
 import signal
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from shardwise.errors import ConfigError
@@ -70,14 +71,19 @@ class Shares:
 
     def close(self) -> None:
         """End every process in the groups, whoever started it, until they can be deleted."""
-        folders = [*(self._of(rank) for rank in range(self._ranks)), self._folder]
-        until_s = time.monotonic() + _PATIENCE_S
-        while any(folder.exists() for folder in folders) and time.monotonic() < until_s:
-            for folder in folders:
-                _end_members(folder)
-                with contextlib.suppress(OSError):
-                    folder.rmdir()
-            select.select([], [], [], _PAUSE_S)
+        _delete([*(self._of(rank) for rank in range(self._ranks)), self._folder])
+
+
+def _delete(folders: Sequence[Path]) -> None:
+    """End every process in these groups, the inner ones first, until they can be deleted: one that is ending
+    still holds its group for a while."""
+    until_s = time.monotonic() + _PATIENCE_S
+    while any(folder.exists() for folder in folders) and time.monotonic() < until_s:
+        for folder in folders:
+            _end_members(folder)
+            with contextlib.suppress(OSError):
+                folder.rmdir()
+        select.select([], [], [], _PAUSE_S)
 
 
 def _end_members(folder: Path) -> None:
@@ -106,6 +112,4 @@ def remove_leftover_shares() -> None:
     """Delete the groups of emulations whose process is gone."""
     for folder in _cpu_root().glob(_FOLDER.format(pid="*")):
         if not Path(f"/proc/{folder.name.rpartition('-')[2]}").exists():
-            for inner in (*folder.glob("d*"), folder):
-                with contextlib.suppress(OSError):
-                    inner.rmdir()
+            _delete([*folder.glob("d*"), folder])

@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 
 from shardwise.cluster import EventTrace, LinkChange, NodeLost, Slowdown, load_cluster
-from shardwise.emulate import Emulation, system
+from shardwise.emulate import Emulation, shares, system
 from shardwise.emulate.changes import Change, changes_of
 from shardwise.emulate.shares import Shares
 from shardwise.errors import ConfigError
@@ -222,6 +222,29 @@ def test_what_a_killed_emulation_left_is_removed_by_the_next(
         process.kill()
     is_possible(emulate(cluster, "--", "true"))
     assert left_by(process.pid) == set()
+
+
+def test_groups_of_a_killed_emulation_are_deleted_when_their_processes_have_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that is ending holds its group for a while: here twice."""
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    inner = tmp_path / f"shardwise-{gone.pid}" / "d0"
+    inner.mkdir(parents=True)
+    held = [inner, inner]
+    rmdir = Path.rmdir
+
+    def held_rmdir(folder: Path) -> None:
+        if folder in held:
+            held.remove(folder)
+            raise OSError(16, "Device or resource busy")
+        rmdir(folder)
+
+    monkeypatch.setattr(shares, "_cpu_root", lambda: tmp_path)
+    monkeypatch.setattr(Path, "rmdir", held_rmdir)
+    shares.remove_leftover_shares()
+    assert held == [] and list(tmp_path.iterdir()) == []
 
 
 STREAM = """
