@@ -26,7 +26,7 @@ from shardwise.runtime.moving import move
 from shardwise.runtime.parallelize import parallelize
 from shardwise.runtime.recover import last_options, train_here
 from shardwise.runtime.result import StepResult
-from shardwise.runtime.team import RankLost, Report, Team, losses_of_peers
+from shardwise.runtime.team import RankLost, Report, Team, leave_group, losses_of_peers
 from shardwise.runtime.texts import from_all_ranks
 from shardwise.runtime.timed import TimedSteps, timed_steps
 from shardwise.runtime.train import (
@@ -77,6 +77,7 @@ __all__ = [
     "graph_module",
     "initialise",
     "last_options",
+    "leave_group",
     "load_weights",
     "losses_of_peers",
     "move",

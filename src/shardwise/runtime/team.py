@@ -230,6 +230,14 @@ def process_group(rank: int, ranks: int, port: int, *, name: str) -> Iterator[No
         forget_meshes()
 
 
+def leave_group() -> None:
+    """Leave the default process group, where there is one: a process that ends with its threads running may
+    be aborted at its very end, which a launcher takes for a failure."""
+    if distributed.is_initialized():
+        distributed.destroy_process_group()
+        forget_meshes()
+
+
 @contextlib.contextmanager
 def losses_of_peers() -> Iterator[None]:
     """RankLost where a collective of this process fails because a peer is gone: of gloo's errors nothing but

@@ -79,15 +79,18 @@ def _folders(asked: Asked) -> ConfigError | None:
 
 
 def _trained(run: Run, options: TrainOptions, meeting: Meeting) -> Output:
-    from shardwise.runtime import RankLost
+    from shardwise.runtime import RankLost, leave_group
 
     try:
         spans = _steps(run, options, is_first=meeting.rank == 0)
         if meeting.rank:
+            leave_group()
             return Output()
         if run.asked.trace is not None:
             write_trace_of(run, spans)
-        return answer(run, options)
+        said = answer(run, options)
+        leave_group()
+        return said
     except ConfigError as error:
         ignore_ending()
         if meeting.rank:
