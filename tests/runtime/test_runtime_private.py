@@ -34,6 +34,7 @@ from shardwise.runtime.private import (
     chunk_of,
     destroy_groups,
     forget_meshes,
+    multiply_all,
     process_groups,
     profiled_events,
 )
@@ -57,6 +58,15 @@ def test_the_runtime_takes_actions_with_communication() -> None:
     assert "compute_comms" in str(parameters["format"].annotation)
     source = inspect.getsource(_PipelineScheduleRuntime.__init__)
     assert "self.unsharded_stages = set()" in source
+
+
+def test_all_are_multiplied_where_they_lie() -> None:
+    tensors = [torch.ones(2), torch.full((2, 2), 3.0)]
+    places = [tensor.data_ptr() for tensor in tensors]
+    multiply_all(tensors, 0.5)
+    multiply_all([], 0.5)
+    assert [tensor.data_ptr() for tensor in tensors] == places
+    assert tensors[0].tolist() == [0.5, 0.5] and tensors[1].tolist() == [[1.5, 1.5]] * 2
 
 
 def test_collectives_have_the_operands_that_their_bytes_are_told_by() -> None:
