@@ -18,6 +18,7 @@ from shardwise.emulate.network import Network, remove_leftovers
 from shardwise.emulate.shares import Shares, remove_leftover_shares
 from shardwise.emulate.signals import NotedSignals, noted_signals
 from shardwise.emulate.system import check_system, tool_path
+from shardwise.emulate.ticks import Ticks
 from shardwise.errors import ConfigError
 
 PORT = "29500"
@@ -58,11 +59,13 @@ def emulated(asked: Emulation, talk: Callable[[str], None]) -> int:
     changes = changes_of(asked.events, asked.cluster) if asked.events is not None else []
     network = Network(asked.cluster, os.getpid())
     shares = Shares(asked.cluster.devices, os.getpid())
+    ticks = Ticks()
     started: list[subprocess.Popen[bytes]] = []
     with noted_signals() as signals, contextlib.ExitStack() as taken_down:
         taken_down.callback(network.close)
         taken_down.callback(shares.close)
         taken_down.callback(_end, started)
+        taken_down.callback(ticks.close)
         network.build()
         shares.build()
         for rank, share in enumerate(asked.shares):
@@ -73,6 +76,7 @@ def emulated(asked: Emulation, talk: Callable[[str], None]) -> int:
         for rank in range(asked.cluster.devices):
             signals.check()
             started.append(_start(asked, rank, network, shares))
+        ticks.begin(talk)
         return _watched(started, changes, asked, network, shares, signals)
 
 

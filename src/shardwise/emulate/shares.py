@@ -12,13 +12,12 @@ from pathlib import Path
 
 from shardwise.errors import ConfigError
 
-PERIOD_US = 5_000
-"""A rank that has waited finds the quota of a whole period, and owes nothing of the last, so that it computes
-what a device of its share would need 4 ms longer for; in periods of 10 ms 12 ms. The shorter they are, the
-less of their quotas get ranks that share a core: four of 0.4 on two cores 0.37 here, 0.33 of 2.5 ms."""
+QUOTA_US = 1_000
+"""What a device may run in each period: the least that the kernel takes. The less, the less is left to a rank
+that has waited, which finds the quota of a whole period and owes nothing of the last."""
 
-_LEAST_US, _LONGEST_US = 1_000, 1_000_000
-"""The kernel takes no smaller quota and no longer period."""
+_LONGEST_US = 1_000_000
+"""The kernel takes no longer period."""
 
 _PATIENCE_S = 10.0
 _PAUSE_S = 0.005
@@ -61,13 +60,12 @@ class Shares:
 
     def set(self, rank: int, share: float) -> None:
         """Let the rank run `share` of a core from now on."""
-        quota = max(_LEAST_US, round(share * PERIOD_US))
-        period = min(round(quota / share), _LONGEST_US)
+        period = min(round(QUOTA_US / share), _LONGEST_US)
         if self._is_v2:
-            (self._of(rank) / "cpu.max").write_text(f"{quota} {period}")
+            (self._of(rank) / "cpu.max").write_text(f"{QUOTA_US} {period}")
             return
         (self._of(rank) / "cpu.cfs_period_us").write_text(str(period))
-        (self._of(rank) / "cpu.cfs_quota_us").write_text(str(quota))
+        (self._of(rank) / "cpu.cfs_quota_us").write_text(str(QUOTA_US))
 
     def close(self) -> None:
         """End every process in the groups, whoever started it, until they can be deleted."""

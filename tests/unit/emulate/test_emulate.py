@@ -6,6 +6,7 @@ line.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -13,6 +14,7 @@ import select
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,6 +25,7 @@ from shardwise.cluster import EventTrace, LinkChange, NodeLost, Slowdown, load_c
 from shardwise.emulate import Emulation, shares, system
 from shardwise.emulate.changes import Change, changes_of
 from shardwise.emulate.shares import Shares
+from shardwise.emulate.ticks import Ticks
 from shardwise.errors import ConfigError
 
 pytestmark = pytest.mark.xdist_group("emulate")
@@ -318,15 +321,15 @@ def test_shares_are_of_the_cores_and_follow_the_speeds(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("is_v2", [False, True])
 @pytest.mark.parametrize(
-    ("share", "quota", "period"),
+    ("share", "period"),
     [
-        (0.4, 2_000, 5_000),
-        (0.05, 1_000, 20_000),  # 0.05 of 5,000 would be 250, and the kernel takes 1,000 or more
-        (0.0004, 1_000, 1_000_000),  # 2,500,000 would be too long for it: 0.001 is the least share
+        (0.4, 2_500),
+        (0.3, 3_333),
+        (0.0004, 1_000_000),  # 2,500,000 would be too long for the kernel: 0.001 is the least share
     ],
 )
-def test_a_share_is_a_quota_of_each_period(
-    tmp_path: Path, is_v2: bool, share: float, quota: int, period: int
+def test_a_share_is_a_millisecond_of_each_period(
+    tmp_path: Path, is_v2: bool, share: float, period: int
 ) -> None:
     if is_v2:
         (tmp_path / "cgroup.controllers").write_text("cpu memory")
@@ -335,10 +338,50 @@ def test_a_share_is_a_quota_of_each_period(
     shares.set(1, share)
     group = tmp_path / "shardwise-4711" / "d1"
     if is_v2:
-        assert (group / "cpu.max").read_text() == f"{quota} {period}"
+        assert (group / "cpu.max").read_text() == f"1000 {period}"
     else:
         assert (group / "cpu.cfs_period_us").read_text() == str(period)
-        assert (group / "cpu.cfs_quota_us").read_text() == str(quota)
+        assert (group / "cpu.cfs_quota_us").read_text() == "1000"
+
+
+def ticking() -> dict[int, tuple[int, set[int]]]:
+    """Scheduling class and cores of the threads of this process that tick, by the core in their name."""
+    return {
+        int(thread.name.split()[1]): (
+            os.sched_getscheduler(thread.native_id), os.sched_getaffinity(thread.native_id)
+        )
+        for thread in threading.enumerate()
+        if thread.name.startswith("tick ") and thread.native_id is not None
+    }  # fmt: skip
+
+
+def test_every_core_has_a_thread_above_all_devices_until_the_end() -> None:
+    said: list[str] = []
+    ticks = Ticks()
+    ticks.begin(said.append)
+    try:
+        found = ticking()
+    finally:
+        ticks.close()
+    assert not ticking()
+    if said:  # no root, or no time for such threads
+        assert "real-time threads are refused" in said[0] and len(said) == 1
+    else:
+        cores = os.sched_getaffinity(0)
+        assert found == {core: (os.SCHED_FIFO, {core}) for core in cores}
+
+
+def test_where_such_threads_are_refused_it_is_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(pid: int, policy: int, param: os.sched_param) -> None:
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+
+    monkeypatch.setattr(os, "sched_setscheduler", refuse)
+    said: list[str] = []
+    ticks = Ticks()
+    ticks.begin(said.append)
+    ticks.close()
+    assert len(said) == 1 and said[0].endswith("(operation not permitted)")
+    assert not ticking()
 
 
 def test_events_become_changes_of_links_and_ranks(tmp_path: Path) -> None:
