@@ -123,6 +123,7 @@ CHANGES: dict[str, dict[str, Any]] = {
     "steps": {"host_step_s": 5.1e-3},
     "gradients": {"reduce_in_fp32": False},
     "early stop": {"recompute_stops_early": True},
+    "no dropout": {"applies_dropout": False},
     "buffers": {"buffers_all_microbatches": True},
     "gathered inputs": {"keeps_gathered_inputs": True},
     "blocks": {"reduces_by_block": True},

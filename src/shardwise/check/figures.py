@@ -121,6 +121,8 @@ class Figures:
 def figures_of(model: Model, cluster: Cluster, job: Job) -> Figures:
     """The figures; ConfigError for a dtype that is unknown or that a class of the cluster lacks."""
     recipe = _recipe(job.dtype, cluster)
+    if not job.profile.applies_dropout:
+        model = _undropped(model)
     if not job.profile.reduce_in_fp32:
         recipe = replace(recipe, gradient_bytes=recipe.weight_bytes)
     state_bytes, update_flop = OPTIMIZERS[job.optimizer]
@@ -150,6 +152,16 @@ def figures_of(model: Model, cluster: Cluster, job: Job) -> Figures:
         host_capacity_bytes=min(node.host_memory_bytes / node.devices for node in nodes),
         host_link_bytes_per_s=min(node.host_link_bytes_per_s for node in nodes),
     )
+
+
+def _undropped(model: Model) -> Model:
+    """Software that drops nothing computes and keeps nothing for it."""
+
+    def rest(operators: tuple[Operator, ...]) -> tuple[Operator, ...]:
+        return tuple(each for each in operators if not each.name.endswith(".dropout"))
+
+    layers = tuple(replace(layer, operators=rest(layer.operators)) for layer in model.kinds)
+    return replace(model, kinds=layers, embedding=rest(model.embedding), head=rest(model.head))
 
 
 def _recipe(dtype: str, cluster: Cluster) -> Recipe:

@@ -102,6 +102,8 @@ def bind(model: Model, cluster: Cluster, job: Job, *, is_columnar: bool = False)
     ConfigError where the devices lack the dtype, or the job's sizes do not suit the model.
     """
     machine = machine_of(cluster, job.dtype, job.optimizer, job.profile)
+    if not job.profile.applies_dropout:
+        model = model.without_dropout()
     return Problem(
         **{each.name: getattr(machine, each.name) for each in fields(Machine)},
         model=model,

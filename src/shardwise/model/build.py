@@ -59,7 +59,7 @@ def _embedding(decoder: Decoder) -> tuple[Operator, ...]:
         saved = (stream_saved("embedding.norm.input", decoder.hidden),)
         operators.append(norm_operator("embedding.norm", decoder.layers[0].norm, decoder.hidden, saved))
     if decoder.embedding_dropout:
-        operators.append(dropout_operator("embedding.dropout", decoder.hidden))
+        operators.append(dropout_operator("embedding", decoder.hidden))
     return tuple(operators)
 
 

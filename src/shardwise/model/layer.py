@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from shardwise.model.attention import attention_operators
 from shardwise.model.mlp import mlp_operators
-from shardwise.model.model import Experts, Layer
+from shardwise.model.model import DROPOUT, Experts, Layer
 from shardwise.model.shape import GroupedQuery, LayerShape, Norm, RoutedMlp
 from shardwise.operators import Dtype, Extent, Operator, Pointwise, Saved, Weight
 
@@ -47,10 +47,10 @@ def norm_operator(
 
 
 def dropout_operator(name: str, hidden: int) -> Pointwise:
-    """Dropout that keeps its mask, one byte an element."""
-    mask = Saved(name=f"{name}.mask", width=Extent(hidden), rows="sequence", dtype="mask")
+    """Dropout of what is called `name`, which keeps its mask, one byte an element."""
+    mask = Saved(name=f"{name}.{DROPOUT}.mask", width=Extent(hidden), rows="sequence", dtype="mask")
     moved = (Extent(2 * hidden),)
-    return Pointwise(name=name, rows="sequence", forward=moved, backward=moved, saved=(mask,))
+    return Pointwise(name=f"{name}.{DROPOUT}", rows="sequence", forward=moved, backward=moved, saved=(mask,))
 
 
 def stream_saved(name: str, hidden: int, *, selective: bool = False, dtype: Dtype = "compute") -> Saved:
@@ -104,7 +104,7 @@ def _parallel(shape: LayerShape, prefix: str) -> tuple[Operator, ...]:
     mlp_input = _normed(f"{prefix}mlp.norm", hidden) if own_norm else ()
     operators += mlp_operators(shape.mlp, hidden, mlp_input, prefix)
     if shape.dropout:
-        operators += [dropout_operator(f"{prefix}{block}.dropout", hidden) for block in ("attention", "mlp")]
+        operators += [dropout_operator(f"{prefix}{block}", hidden) for block in ("attention", "mlp")]
     moved = (Extent(4 * hidden),)
     operators.append(
         Pointwise(name=f"{prefix}layer.residual", rows="sequence", forward=moved, backward=moved)
@@ -120,7 +120,7 @@ def _join(shape: LayerShape, at: str) -> tuple[Operator, ...]:
         saved = (stream_saved(f"{at}.post_norm.input", hidden),)
         after.append(norm_operator(f"{at}.post_norm", shape.norm, hidden, saved))
     if shape.dropout:
-        after.append(dropout_operator(f"{at}.dropout", hidden))
+        after.append(dropout_operator(at, hidden))
     shared = isinstance(shape.mlp, RoutedMlp) and shape.mlp.shared is not None and at.endswith("mlp")
     moved = (Extent((4 if shared else 3) * hidden),)
     after.append(Pointwise(name=f"{at}.residual", rows="sequence", forward=moved, backward=moved))

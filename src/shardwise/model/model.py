@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from shardwise.operators import Operator, Weight
+
+DROPOUT = "dropout"
+"""What the names of operators that drop activations end with."""
 
 MTP_PREFIX = "mtp."
 """Operators of multi-token-prediction modules have names that start with this, and lie in `Model.head`."""
@@ -78,7 +81,21 @@ class Model:
         """Number of decoder layers, embedding and head apart."""
         return len(self.pattern)
 
+    def without_dropout(self) -> Model:
+        """The model as software trains it that drops nothing, whatever the config says."""
+        return replace(
+            self,
+            kinds=tuple(replace(kind, operators=_kept(kind.operators)) for kind in self.kinds),
+            embedding=_kept(self.embedding),
+            head=_kept(self.head),
+        )
+
     @property
     def experts(self) -> Experts | None:
         """Routing of the first mixture-of-experts layer, or None for a dense model."""
         return next((kind.experts for kind in self.kinds if kind.experts is not None), None)
+
+
+def _kept(operators: tuple[Operator, ...]) -> tuple[Operator, ...]:
+    """Those that drop nothing."""
+    return tuple(operator for operator in operators if operator.name.rpartition(".")[2] != DROPOUT)

@@ -18,6 +18,7 @@ OWN_PROFILE = "shardwise"
 """What software that `calibrate` measured, our own runtime, is called."""
 
 _COSTS = ("pointwise_passes", "dispatch_s", "expert_dispatch_s", "host_action_s", "host_step_s")
+_WAYS = ("recompute_stops_early", "applies_dropout")
 _NUMBERS = (*_COSTS, *(f"{kind}_overlap" for kind in OVERLAPS))
 
 
@@ -97,8 +98,7 @@ def _profile(part: Fields, source: str) -> Profile:
             key=join_key(part.key, "attention"),
         )
         values["attention"] = tuple(listed.choice(place, ATTENTION_KERNELS) for place in listed.names)
-    if part.has("recompute_stops_early"):
-        values["recompute_stops_early"] = part.boolean("recompute_stops_early")
+    values |= {name: part.boolean(name) for name in _WAYS if part.has(name)}
     profile = replace(
         PROFILES[like],
         name=part.text("name", default=like),

@@ -36,7 +36,8 @@ class Profile:
     `reduce_in_fp32` says in which precision gradients are accumulated and reduced (else in the weights'
     own). `zero_stages` are the shardings that it has, `recomputes` its choices of recomputation; a
     recomputation that `recompute_stops_early` ends with the last tensor that the backward pass needs, before
-    the layer's last product; `sequence_parallel` its custom; where it `buffers_all_microbatches`, stages keep
+    the layer's last product; where it `applies_dropout`, a model that has dropout takes its passes and keeps
+    its masks; `sequence_parallel` is its custom; where it `buffers_all_microbatches`, stages keep
     what they send and receive of a whole step. Where it `keeps_gathered_inputs`, tensor ranks keep whole what
     they gathered for a product, else their parts, which are gathered again (Korthikanti et al. 2022); where
     it `reduces_by_block`, it has no whole gradients but those of a block at a time, unless microbatches add
@@ -65,6 +66,7 @@ class Profile:
     zero_stages: tuple[int, ...]
     recomputes: tuple[str, ...]
     recompute_stops_early: bool
+    applies_dropout: bool
     sequence_parallel: bool
     buffers_all_microbatches: bool
     keeps_gathered_inputs: bool
@@ -127,14 +129,20 @@ def _lineage(name: str) -> list[str]:
     return lineage
 
 
+_LATER = ("state_overlap", "applies_dropout")
+"""Fields that a Profile did not have at first."""
+
+
 def profile_from_record(fields: Fields) -> Profile:
-    """The inverse of `dataclasses.asdict` for a Profile; every field must be there but `state_overlap`."""
+    """The inverse of `dataclasses.asdict` for a Profile; every field must be there but those that files from
+    before lack."""
     values = {
         each.name: _value(fields, each.name, str(each.type))
         for each in dataclass_fields(Profile)
-        if each.name != "state_overlap" or fields.has(each.name)
+        if each.name not in _LATER or fields.has(each.name)
     }
-    values.setdefault("state_overlap", values["data_overlap"])  # files from before there was one of its own
+    values.setdefault("state_overlap", values["data_overlap"])
+    values.setdefault("applies_dropout", True)
     fields.finish()
     profile = Profile(**values)
     if profile.tensor_overlap + profile.tensor_backward_overlap > 1.0:

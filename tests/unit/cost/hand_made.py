@@ -74,6 +74,7 @@ SOFTWARE = Profile(
     zero_stages=(0, 1, 2, 3),
     recomputes=("none", "selective", "full"),
     recompute_stops_early=False,
+    applies_dropout=True,
     sequence_parallel=True,
     buffers_all_microbatches=False,
     keeps_gathered_inputs=False,

@@ -24,7 +24,7 @@ from shardwise.cluster import Cluster
 from shardwise.cost import OPTIMIZERS, RECIPES, Problem, bind, find_recipe
 from shardwise.cost import recipe as recipe_module
 from shardwise.errors import ConfigError
-from shardwise.model import Experts
+from shardwise.model import Experts, model_from_config
 from shardwise.operators import Attention, Extent, GroupedMatmul, Matmul, Weight
 from shardwise.search.evaluate import step_times_s
 
@@ -92,6 +92,16 @@ def test_software_decides_the_dtype_of_gradients() -> None:
     assert p.recipe.gradient_bytes == 4.0
     assert with_software(p, reduce_in_fp32=False).recipe == replace(p.recipe, gradient_bytes=2.0)
     assert with_software(problem(dtype="fp32"), reduce_in_fp32=False).recipe.gradient_bytes == 4.0
+
+
+def test_software_that_applies_no_dropout_trains_a_model_that_has_none() -> None:
+    config = {"layers": 2, "hidden": 64, "ffn": 256, "heads": 4, "vocab": 100, "seq_len": 32}
+    model, none = (model_from_config({**config, "dropout": rate}) for rate in (0.1, 0.0))
+    of_config = problem(model=model)
+    drops_nothing = with_software(of_config, applies_dropout=False)
+    bound = bind(model, drops_nothing.cluster, drops_nothing.job)
+    assert bound.model.kinds == none.kinds and bound.model.embedding == none.embedding
+    assert of_config.model is model
 
 
 def test_rows_of_columns_are_all_distinct() -> None:

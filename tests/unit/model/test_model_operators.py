@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
+
 import pytest
 
 from shardwise.model import Layer, Model, load_model, model_from_config
@@ -216,6 +219,23 @@ def test_dropout_masks_appear_only_where_dropout_is() -> None:
         "mlp.dropout.mask",
     ]
     assert not [t for t in without if t.dtype == "mask"]
+
+
+@pytest.mark.parametrize(
+    ("config", "switched_off"),
+    [
+        (GPT, {"dropout": 0.0}),
+        (load_model("gpt2").config, {"resid_pdrop": 0.0, "embd_pdrop": 0.0}),
+        (load_model("opt-66b").config, {"dropout": 0.0}),
+    ],
+)
+def test_a_model_without_its_dropout_is_that_of_a_config_without(
+    config: Mapping[str, object], switched_off: dict[str, object]
+) -> None:
+    model = model_from_config(config)
+    off = model_from_config({**config, **switched_off})
+    assert model.without_dropout() == replace(off, config=model.config, name=model.name)
+    assert off.without_dropout() == off != replace(model, config=off.config, name=off.name)
 
 
 def test_biases_are_split_with_the_outputs_of_their_matmul() -> None:

@@ -71,8 +71,8 @@ SHAPES: dict[str, Any] = {
         "root": {
             "described": "the first", "attention": ["flash-2"], "overlaps": ["data", "context"],
             "reduce_in_fp32": True, "zero_stages": [0, 1], "recomputes": ["none"],
-            "recompute_stops_early": False, "sequence_parallel": True, "buffers_all_microbatches": False,
-            "keeps_gathered_inputs": False, "reduces_by_block": False,
+            "recompute_stops_early": False, "applies_dropout": True, "sequence_parallel": True,
+            "buffers_all_microbatches": False, "keeps_gathered_inputs": False, "reduces_by_block": False,
         },
         "child": {
             "like": "root", "described": "the second", "attention": [], "overlaps": ["tensor_backward"],
@@ -167,21 +167,28 @@ def _set(name: str, value: object) -> Callable[[dict[str, Any]], None]:
     return lambda record: record.update({name: value})
 
 
-LATER = "state_overlap"
+LATER = ("state_overlap", "applies_dropout")
 """What records did not have at first."""
 
 
 def test_a_record_from_before_shared_states_had_a_share_of_their_own() -> None:
     changed = record(replace(MEGATRON_2024, data_overlap=0.75, state_overlap=0.25))
-    del changed[LATER]
+    del changed["state_overlap"]
     assert profile_from_record(Fields(changed)).state_overlap == 0.75
+
+
+def test_all_software_of_a_record_from_before_applied_dropout() -> None:
+    changed = record(replace(MEGATRON_2024, applies_dropout=False))
+    assert not profile_from_record(Fields(changed)).applies_dropout
+    del changed["applies_dropout"]
+    assert profile_from_record(Fields(changed)).applies_dropout
 
 
 FAULTS: list[tuple[str, Callable[[dict[str, Any]], None]]] = [
     *(
         (field.name, lambda record, name=field.name: record.pop(name))
         for field in fields(Profile)
-        if field.name != LATER
+        if field.name not in LATER
     ),
     ("surplus", _set("surplus", 1)),
     ("data_overlap", _set("data_overlap", 1.01)),  # hides more than there is

@@ -50,7 +50,11 @@ def test_a_target_does_some_things_in_its_own_way() -> None:
     assert target.knows_devices(["cpu"]) and not target.knows_devices(["cpu", "T4"])
     own = target_of("shardwise").run_by(MEGATRON_2024)
     assert own == replace(
-        MEGATRON_2024, reduces_by_block=True, keeps_gathered_inputs=True, recompute_stops_early=True
+        MEGATRON_2024,
+        reduces_by_block=True,
+        keeps_gathered_inputs=True,
+        recompute_stops_early=True,
+        applies_dropout=False,
     )
 
 

@@ -209,7 +209,9 @@ def eager_profile() -> Profile:
     """Our own runtime: operators one by one, collectives that are waited for, sends between stages beside the
     next action. (What it does in its own way its capability file says.)"""
     waiting = PROFILES["fsdp2"].without_overlap()
-    return replace(waiting, name=OWN_PROFILE, attention=(KERNEL,), pipeline_overlap=1.0)
+    return replace(
+        waiting, name=OWN_PROFILE, attention=(KERNEL,), pipeline_overlap=1.0, applies_dropout=False
+    )
 
 
 def calibration_document(
@@ -270,5 +272,6 @@ def _software(profile: Profile) -> dict[str, Any]:
         "name": profile.name,
         "attention": list(profile.attention),
         "recompute_stops_early": profile.recompute_stops_early,
+        "applies_dropout": profile.applies_dropout,
         **{name: getattr(profile, name) for name in (*numbers, *overlaps)},
     }
