@@ -79,6 +79,8 @@ def _common(sizes: dict[str, int]) -> dict[str, OpNode]:
         ),
         "transpose": operator("transpose", "b s n -> n b s", sizes),
         "concat": operator("concat", "b k s, b n s -> b kn s", sizes | {"kn": sizes["k"] + sizes["n"]}),
+        "slice of another order": operator("slice", "b m s -> s b n", sizes, start=3),
+        "one element of another order": operator("slice", "b m s -> s b", sizes, start=3),
         "slice": operator("slice", "b m s -> b n s", sizes, start=3),
         "one element": operator("slice", "b m s -> b s", sizes, start=3),
         "cross entropy": operator("cross_entropy", "b s v, b s -> ", sizes),

@@ -298,19 +298,23 @@ def concat(run: Spmd, op: OpNode, operands: Sequence[Value]) -> Value:
 
 
 def cut(run: Spmd, op: OpNode, operands: Sequence[Value]) -> Value:
-    (dim,) = without(operands[0].dims, op.output)
-    at = operands[0].dims.index(dim)
-    start = int(op.attributes.get("start", 0))
-    made = without(op.output, operands[0].dims)
-    if not made:
-        return run.item(operands[0], start, dim)
-    stop = start + op.dims[made[0]]
+    before = operands[0].dims
+    (dim,) = without(before, op.output)
+    made = without(op.output, before)
+    at, start = before.index(dim), int(op.attributes.get("start", 0))
+    stop = start + (op.dims[made[0]] if made else 1)
+    after = [made[0] if made and own == dim else own for own in before if made or own != dim]
+    order = [after.index(own) for own in op.output]
+
+    def forward(rank: Rank, arrays: list[Array]) -> Array:
+        own = np.take(arrays[0], range(start, stop), axis=at)
+        return (own if made else own.squeeze(at)).transpose(order)
 
     def back(rank: Rank, arrays: list[Array], gradient: Array) -> list[Array]:
+        own = gradient.transpose(np.argsort(order))
+        own = own if made else np.expand_dims(own, at)
         whole = np.zeros(arrays[0].shape)
-        np.moveaxis(whole, at, 0)[start:stop] = np.moveaxis(gradient, at, 0)
+        np.moveaxis(whole, at, 0)[start:stop] = np.moveaxis(own, at, 0)
         return [whole]
 
-    return run.each(
-        op.output, operands, lambda rank, arrays: np.take(arrays[0], range(start, stop), axis=at), back
-    )
+    return run.each(op.output, operands, forward, back)

@@ -256,7 +256,7 @@ class Towers(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.table = nn.Embedding(30, 8)
-        self.mix = nn.Parameter(torch.zeros(3, 8, 5))
+        self.mix = nn.Parameter(torch.randn(3, 8, 5))
         self.conv = nn.Conv1d(5, 6, 3, padding=1, groups=1)
         self.depth = nn.Conv2d(6, 6, 3, padding=1, groups=6)
         self.norm = nn.GroupNorm(2, 6)

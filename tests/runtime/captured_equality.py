@@ -61,7 +61,7 @@ def captured_differences(
     for plan in plans:
         job = GraphJob(
             plan, Grid(plan.mesh.ranks), own.values, matrices=own.matrices, settings=own.settings,
-            data=own.data, lr=LR, max_norm=MAX_NORM,
+            data=own.data, device_type="cpu", lr=LR, max_norm=MAX_NORM,
         )  # fmt: skip
         found.append(captured_difference(job, name, expected))
     return found

@@ -34,7 +34,7 @@ GRAPH_TWINS: Mapping[str, tuple[str, Any]] = {
     "states that others updated are not gathered": ("shardwise.runtime.graphs.store.Held.publish", _nothing),
     "every rank begins with the whole gradient": (
         "shardwise.runtime.graphs.graph_job.seed_gradient",
-        lambda grid, lie: torch.ones(()),
+        lambda grid, lie, loss: torch.ones_like(loss),
     ),
     "copies count once for each rank in the norm": (
         "shardwise.runtime.graphs.store.Held.copies",

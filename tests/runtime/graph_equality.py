@@ -69,8 +69,10 @@ def run_of(job: GraphJob, graph: OpGraph, steps: int) -> Run:
 
 
 def single_process(plan: GraphPlan, *, seed: int, steps: int) -> Run:
-    own = alone(plan.graph, optimizer=plan.job.optimizer)
-    job = laid_job(graph_module(plan.graph, seed=seed), own, None, lr=LR, max_norm=MAX_NORM)
+    own = alone(plan.graph, optimizer=plan.job.optimizer, dtype=plan.job.dtype)
+    job = laid_job(
+        graph_module(plan.graph, seed=seed), own, None, device_type="cpu", lr=LR, max_norm=MAX_NORM
+    )
     return run_of(job, plan.graph, steps)
 
 

@@ -22,7 +22,12 @@ Wanted = Callable[[OpNode], Sequence[str]]
 
 
 def plan_with(
-    graph: OpGraph, ranks: Sequence[int], layout: GraphLayout, *, optimizer: Optimizer = "adamw"
+    graph: OpGraph,
+    ranks: Sequence[int],
+    layout: GraphLayout,
+    *,
+    optimizer: Optimizer = "adamw",
+    dtype: str = "fp32",
 ) -> GraphPlan:
     """A plan of `layout` on so many processes; its prices are not of interest."""
     devices = int(np.prod(ranks))
@@ -30,9 +35,7 @@ def plan_with(
     return GraphPlan(
         graph=graph,
         cluster=cluster,
-        job=GraphJob(
-            dtype="fp32", optimizer=optimizer, memory_margin=0.05, profile=PROFILES["megatron-2024"]
-        ),
+        job=GraphJob(dtype=dtype, optimizer=optimizer, memory_margin=0.05, profile=PROFILES["megatron-2024"]),
         mesh=mesh_of(cluster, tuple(ranks)),
         layout=layout,
         step_time_s=1.0,
@@ -43,9 +46,10 @@ def plan_with(
     )
 
 
-def alone(graph: OpGraph, *, optimizer: Optimizer = "adamw") -> GraphPlan:
+def alone(graph: OpGraph, *, optimizer: Optimizer = "adamw", dtype: str = "fp32") -> GraphPlan:
     """Everything on one process."""
-    return plan_with(graph, (1,), by_rules(graph, (1,), lambda op: ("replicate",)), optimizer=optimizer)
+    layout = by_rules(graph, (1,), lambda op: ("replicate",))
+    return plan_with(graph, (1,), layout, optimizer=optimizer, dtype=dtype)
 
 
 def by_rules(graph: OpGraph, ranks: Sequence[int], *wanted: Wanted) -> GraphLayout:

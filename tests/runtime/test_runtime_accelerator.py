@@ -66,10 +66,10 @@ def test_groups_talk_over_what_the_accelerator_has_beside_gloo() -> None:
 
 def test_plans_for_accelerators_are_refused_where_there_are_none() -> None:
     with pytest.raises(ConfigError, match="finds here; found 8 x H100-SXM; allowed: 0"):
-        check_here(load_cluster("1x8xH100-SXM"))
+        check_here(load_cluster("1x8xH100-SXM"), 8)
     with pytest.raises(ConfigError, match="needs an accelerator for each of its processes; found process 3"):
         take_device(load_cluster("1x8xH100-SXM"), 3)
-    check_here(load_cluster("1x8xcpu"))
+    check_here(load_cluster("1x8xcpu"), 8)
     assert take_device(load_cluster("1x8xcpu"), 3) == "cpu"
 
 

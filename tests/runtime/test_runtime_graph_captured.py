@@ -27,9 +27,12 @@ pytestmark = pytest.mark.xdist_group("runtime")
 TOLERANCE = 1e-9
 """Relative, in fp64, so that what is left is sums in another order: in fp32 it is up to 4e-5."""
 
+IN_FP32 = {"llama": 1e-5}
+"""Of modules parts of which compute in fp32 whatever they are in; graphs have no such casts."""
+
 STEPS = 3
 
-FEW = ("vgg", "lstm", "transformer", "vision", "again", "numbers", "rows", "cells")
+FEW = ("vgg", "lstm", "transformer", "llama", "vision", "again", "numbers", "rows", "cells")
 """Those that are run without `--full`."""
 
 
@@ -48,11 +51,11 @@ def worst(team: Team, name: str, plans: list[GraphPlan]) -> float:
     return max(max(of) for of in team.run(devices, captured_differences, name, plans, expected(name), 1))
 
 
-@pytest.mark.parametrize("name", MODULES)
+@pytest.mark.parametrize("name", [name for name in MODULES if name != "digits"])
 def test_modules_train_under_any_layout(team: Team, name: str, full: bool) -> None:
     if name in FEW or full:
         plans = list(drawn(graph_of(name), (2,), range(8 if full else 3)))
-        assert worst(team, name, plans) < TOLERANCE
+        assert worst(team, name, plans) < IN_FP32.get(name, TOLERANCE)
     assert graph_of(name).operators > 3
 
 
@@ -66,6 +69,23 @@ def test_modules_train_on_four_processes(team: Team, name: str, full: bool) -> N
 def test_points_of_the_frontier_train(team: Team, name: str) -> None:
     plans = on_frontier(graph_of(name), 2, 3)
     assert worst(team, name, plans) < TOLERANCE
+
+
+def test_what_is_captured_for_its_cost_alone_is_refused_by_its_line() -> None:
+    with pytest.raises(ConfigError, match=r"captured\.py: aten\.linalg_vector_norm is captured for its cost"):
+        captured(module_of("digits", 1), data_of("digits", 0), graph_of("digits"))
+
+
+def test_a_function_that_changes_its_operand_gets_one_of_its_own() -> None:
+    """VGG's rectifiers are in place; a tensor that several read, or that is a view, must not change."""
+    module = module_of("vgg", 1)
+    assert any(isinstance(each, nn.ReLU) and each.inplace for each in module.modules())
+    for settings in captured(module, data_of("vgg", 0), graph_of("vgg")).settings.values():
+        if "function" in settings:
+            given = torch.randn(2, 3, dtype=torch.float64)
+            before = given.clone()
+            settings["function"](given)
+            assert torch.equal(given, before)
 
 
 def test_another_module_is_refused() -> None:

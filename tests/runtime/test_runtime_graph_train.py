@@ -21,11 +21,12 @@ pytestmark = pytest.mark.xdist_group("runtime")
 MLP = mlp(8, 6, 12, 5)
 
 
-def test_the_users_own_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_the_users_own_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str], dtype: str) -> None:
     """Frontier, then train a point of it: the loss falls, and the log has a line for each step."""
     graph, points, log = tmp_path / "mlp.yaml", tmp_path / "points", tmp_path / "steps.jsonl"
     graph.write_text(graph_text(MLP))
-    question = ["--cluster", "1x2xcpu", "--global-batch-size", "8", "--dtype", "fp32", "--save", str(points)]
+    question = ["--cluster", "1x2xcpu", "--global-batch-size", "8", "--dtype", dtype, "--save", str(points)]
     assert main(["frontier", str(graph), *question]) == 0
     names = [name for name in json.loads((points / "frontier.json").read_text())["plans"] if name]
     on_two = next(name for name in names if read_graph_plan(str(points / name)).mesh.devices == 2)
@@ -41,7 +42,7 @@ def test_the_users_own_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     }  # fmt: skip
     # Products of a step: 2 x 8 x (6 x 12 + 12 x 5) forth, the same again for the weights, and 2 x 8 x 12 x 5
     # for the hidden layer (the input has no gradient): 2,112 + 2,112 + 960 = 5,184 flop on two devices.
-    peak = read_graph_plan(str(points / on_two)).cluster.classes["cpu"].peak_flop_per_s["fp32"]
+    peak = read_graph_plan(str(points / on_two)).cluster.classes["cpu"].peak_flop_per_s[dtype]
     for record in records:
         assert record["mfu"] == pytest.approx(5_184 / (record["step_time_s"] * 2 * peak))
         assert record["samples_per_s"] * record["step_time_s"] == pytest.approx(8)

@@ -12,6 +12,7 @@ from tests.runtime.graph_broken import GRAPH_TWINS
 from tests.runtime.graph_equality import Run, differences, single_process
 from tests.runtime.graph_plans import alone, by_rules, drawn, plan_with
 
+from shardwise.cluster import load_cluster
 from shardwise.errors import ConfigError
 from shardwise.graph import OpNode
 from shardwise.plan import GraphPlan
@@ -97,7 +98,8 @@ def test_a_broken_mechanism_is_caught(team: Team, twin: str) -> None:
 def test_plans_that_are_not_run_are_refused_by_name() -> None:
     plan = plan_with(MLP, (2,), by_rules(MLP, (2,), data))
     for bad, key in (
-        (replace(plan, job=replace(plan.job, dtype="bf16")), "job.dtype"),
+        (replace(plan, job=replace(plan.job, dtype="fp8")), "job.dtype"),
+        (replace(plan, cluster=load_cluster("1x2xTPU-v5p")), "cluster"),
         (replace(plan, job=replace(plan.job, optimizer="muon")), "job.optimizer"),
     ):
         with pytest.raises(ConfigError) as caught:

@@ -61,13 +61,13 @@ def check_graph_runnable(plan: GraphPlan) -> None:
     """ConfigError, by the first thing in the way, where this runtime cannot run the plan of an operator
     graph."""
     for key, found, known in (
-        ("job.dtype", plan.job.dtype, ("fp32",)),
+        ("job.dtype", plan.job.dtype, TARGET.dtypes),
         ("job.optimizer", plan.job.optimizer, TARGET.optimizers),
     ):
         if found not in known:
             raise _refusal(key, found, ", ".join(known))
-    if not set(plan.cluster.classes) <= set(TARGET.devices):
-        raise _refusal("cluster", ", ".join(plan.cluster.classes), ", ".join(TARGET.devices))
+    if not TARGET.runs_on(plan.cluster.vendors):
+        raise _refusal("cluster", ", ".join(plan.cluster.classes), TARGET.known_devices)
     if isinstance(plan.layout, StagedLayout):
         raise _refusal("layout.stages", f"{len(plan.layout.stages)} stages", "a layout without stages")
 

@@ -15,6 +15,7 @@ from shardwise.runtime.capture import capture
 from shardwise.runtime.checkpoint import export
 from shardwise.runtime.clocks import together
 from shardwise.runtime.data import Samples, Synthetic, TokenFile
+from shardwise.runtime.devices import check_here
 from shardwise.runtime.graph_train import GraphStep, synthetic_batch, train_graph
 from shardwise.runtime.graphs import GraphJob, GraphModule, check_told, graph_module
 from shardwise.runtime.hugging_face import check_named
@@ -66,6 +67,7 @@ __all__ = [
     "UnevenJob",
     "capture",
     "check_graph_runnable",
+    "check_here",
     "check_named",
     "check_options",
     "check_runnable",

@@ -34,15 +34,16 @@ def backends() -> str:
     return "gloo" if own == "gloo" else f"cpu:gloo,{accelerator.type}:{own}"
 
 
-def check_here(cluster: Cluster) -> None:
-    """ConfigError where this machine has not all devices of `cluster`, so that a launcher must start it."""
+def check_here(cluster: Cluster, devices: int) -> None:
+    """ConfigError where this machine has not so many devices of `cluster`, so that a launcher must start
+    them."""
     if is_on_host(cluster):
         return
     count = torch.accelerator.device_count()
-    if count < cluster.devices:
+    if count < devices:
         raise ConfigError(
             "has more accelerators than PyTorch finds here", key="cluster",
-            found=f"{cluster.devices} x {', '.join(cluster.classes)}",
+            found=f"{devices} x {', '.join(cluster.classes)}",
             allowed=f"{count}; on hosts that have them: shardwise launch PLAN --with torchrun",
         )  # fmt: skip
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from shardwise.graph import OpGraph, OpNode
 from shardwise.plan import GraphPlan
+from shardwise.runtime.devices import await_device
 from shardwise.runtime.graphs import check_told, graph_module
 from shardwise.runtime.initial import generator_of
 from shardwise.runtime.parallelize import parallelize
@@ -44,6 +45,7 @@ def train_graph(
         batch = synthetic_batch(plan.graph, seed=seed, step=step)
         stopwatch = Stopwatch.begun()
         result = job.step(batch)
+        await_device(plan.cluster)
         step_s, exposed_s = stopwatch.read()
         report(
             GraphStep(

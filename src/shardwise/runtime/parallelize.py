@@ -85,7 +85,8 @@ def parallelize(
         keep_freed_memory()
         check_graph_runnable(plan)
         _check_processes(plan.mesh.devices)
-        return laid_job(module, plan, inputs, lr=lr, max_norm=max_norm)
+        device_type = take_device(plan.cluster, distributed.get_rank())
+        return laid_job(module, plan, inputs, device_type=device_type, lr=lr, max_norm=max_norm)
     if any(parameter.device.type == "meta" for parameter in module.parameters()):
         raise ConfigError(
             "has no values yet", key="module", found="parameters on the meta device", allowed="others"

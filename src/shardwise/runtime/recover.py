@@ -31,8 +31,8 @@ def train_here(
     plan's devices are not all here, RankLost where a rank fails by itself, where nothing is saved, and after
     the last restart.
     """
-    check_here(plan.cluster)
     ranks = plan.cluster.devices
+    check_here(plan.cluster, ranks)
     with Team(ranks) as team:
         while True:
             try:

@@ -88,9 +88,10 @@ def trained_graph(
             allowed="train, which starts the processes, or shardwise.parallelize in a program",
         )  # fmt: skip
     plan = read_graph_plan(path)
-    from shardwise.runtime import RankLost, Team, check_graph_runnable, check_told, train_graph
+    from shardwise.runtime import RankLost, Team, check_graph_runnable, check_here, check_told, train_graph
 
     check_graph_runnable(plan)
+    check_here(plan.cluster, plan.mesh.devices)
     check_told(plan.graph)
     run = _GraphRun(plan=plan, steps=steps)
     devices = plan.mesh.devices

@@ -47,7 +47,7 @@ def settings_of(builder: Builder, node: OpNode, call: Call, targets: Mapping[str
         return _element_settings(builder, node, call, name, targets)
     if name in EPSILONS:
         epsilon = argument(call, EPSILONS[name], "eps", 1e-5)
-        return {"epsilon": torch.finfo(torch.float32).eps if epsilon is None else epsilon}
+        return {"epsilon": epsilon}
     if node.kind == "attention":
         return {"scale": call.named.get("scale")}
     return {}
@@ -124,11 +124,16 @@ def _element_settings(
         return {"function": lambda x, y: EACH[name](x, y, *numbers)}
     if name == "glu":
         return {"function": lambda x, y: x * y.sigmoid()}
-    return {"function": _called(builder, node, call, targets[call.name])}
+    return {"function": _called(builder, node, call, _apart(targets[call.name]))}
 
 
-def _with(loss: Callable[..., Tensor], x: Tensor, y: Tensor, extra: float) -> Tensor:
-    return loss(x, y, reduction="none", **{"delta" if loss is functional.huber_loss else "beta": extra})
+def _apart(target: Any) -> Any:
+    """`target` as a function that makes a tensor of its own, where it changes the one that it is given:
+    several may read that, and under some layouts it is a view."""
+    space, name, *overload = str(target).split(".")
+    if space != "aten" or not name.endswith("_") or name.endswith("__"):
+        return target
+    return getattr(getattr(torch.ops.aten, name.removesuffix("_")), overload[0])
 
 
 def _called(builder: Builder, node: OpNode, call: Call, target: Any) -> Callable[..., Tensor]:

@@ -12,6 +12,7 @@ from torch.profiler import record_function
 from shardwise.errors import ConfigError
 from shardwise.graph import OpGraph
 from shardwise.plan import GraphPlan
+from shardwise.runtime.dtypes import COMPUTE
 from shardwise.runtime.graphs.bring import moved
 from shardwise.runtime.graphs.captured import captured
 from shardwise.runtime.graphs.grid import Grid
@@ -29,7 +30,9 @@ class GraphJob:
     """A graph, its parameters and its optimizer, laid out over the ranks of the running processes.
 
     `values` are the whole parameters by their names in the graph, the same on every rank; `matrices` those
-    whose weights decay. `data` makes the inputs of the graph of a batch.
+    whose weights decay. `data` makes the inputs of the graph of a batch. A job in bf16 computes with copies
+    of the parameters and has their gradients in the parameters' own dtype; it lies on devices of
+    `device_type`.
     """
 
     def __init__(
@@ -41,12 +44,16 @@ class GraphJob:
         matrices: frozenset[str],
         settings: Mapping[int, Settings],
         data: Callable[[Any], Mapping[str, Tensor]],
+        device_type: str,
         lr: float,
         max_norm: float,
     ) -> None:
         self.plan, self.grid, self._max_norm, self._data = plan, grid, max_norm, data
+        self._device_type = device_type
+        self._dtype = None if plan.job.dtype == "fp32" else COMPUTE[plan.job.dtype]
         program = program_of(plan.graph, plan.layout, grid, settings)
-        self.store: dict[str, Held] = held_parameters(grid, program.parameters, values)
+        placed = {name: value.to(device_type) for name, value in values.items()}
+        self.store: dict[str, Held] = held_parameters(grid, program.parameters, placed, self._dtype)
         self._interpreter = Interpreter(program, grid, self.store)
         owned = [(held.owned, held.name in matrices) for held in self.store.values()]
         self.optimizer = optimizer_of_parameters(plan.job.optimizer, owned, lr=lr)
@@ -60,8 +67,8 @@ class GraphJob:
 
     def backward(self, batch: Any) -> StepResult:
         """The part of `step` before the optimizer: loss, and clipped gradients in the parameters."""
-        loss, lie = self._interpreter.loss(self._checked(self._data(batch)))
-        loss.backward(seed_gradient(self.grid, lie).to(loss.dtype))
+        loss, lie = self._interpreter.loss(self._placed(self._checked(self._data(batch))))
+        loss.backward(seed_gradient(self.grid, lie, loss))
         for held in self.store.values():
             held.settle()
         value = moved(self.grid, loss.detach(), (), lie.value, self._interpreter.whole)
@@ -91,6 +98,13 @@ class GraphJob:
         """Every gradient between `backward` and `update`, whole; every rank must ask at the same point."""
         return {name: held.whole_gradient() for name, held in self.store.items()}
 
+    def _placed(self, batch: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """Where the job computes, numbers in the dtype that it computes with."""
+        return {
+            name: tensor.to(self._device_type, self._dtype if tensor.is_floating_point() else None)
+            for name, tensor in batch.items()
+        }
+
     def _checked(self, batch: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         for name, shape in self.plan.graph.inputs.items():
             found = batch.get(name)
@@ -107,13 +121,15 @@ def laid_job(
     plan: GraphPlan,
     inputs: Sequence[Any] | Mapping[str, Any] | None,
     *,
+    device_type: str,
     lr: float,
     max_norm: float,
 ) -> GraphJob:
     """`module`, the whole of the plan's graph, laid out over the running processes, of which there are as
-    many as the plan has devices. `inputs` are what its forward is called with, of the whole batch."""
+    many as the plan has devices, and which compute on devices of `device_type`. `inputs` are what its
+    forward is called with, of the whole batch."""
     if not isinstance(module, GraphModule):
-        return _captured_job(module, plan, inputs, lr=lr, max_norm=max_norm)
+        return _captured_job(module, plan, inputs, device_type=device_type, lr=lr, max_norm=max_norm)
     if module.graph != plan.graph:
         raise ConfigError(
             "is not the plan's graph", key="module", found=module.graph.name, allowed=plan.graph.name
@@ -127,6 +143,7 @@ def laid_job(
         matrices=frozenset(name for name, (op, slot) in readers.items() if is_weight(op, slot)),
         settings={},
         data=lambda batch: batch,
+        device_type=device_type,
         lr=lr,
         max_norm=max_norm,
     )
@@ -137,6 +154,7 @@ def _captured_job(
     plan: GraphPlan,
     inputs: Sequence[Any] | Mapping[str, Any] | None,
     *,
+    device_type: str,
     lr: float,
     max_norm: float,
 ) -> GraphJob:
@@ -149,7 +167,7 @@ def _captured_job(
     own = captured(module, inputs, plan.graph)
     return GraphJob(
         plan, Grid(plan.mesh.ranks), own.values, matrices=own.matrices, settings=own.settings, data=own.data,
-        lr=lr, max_norm=max_norm,
+        device_type=device_type, lr=lr, max_norm=max_norm,
     )  # fmt: skip
 
 

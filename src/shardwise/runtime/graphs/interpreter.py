@@ -91,8 +91,8 @@ class _Run:
         return brought(self.grid, tensor, start, lie)
 
 
-def seed_gradient(grid: Grid, lie: Lie) -> Tensor:
-    """The gradient of the loss by itself, as ranks hold it: one, of a partial sum one on the first rank."""
-    one = torch.ones(())
+def seed_gradient(grid: Grid, lie: Lie, loss: Tensor) -> Tensor:
+    """The gradient of `loss` by itself, as ranks hold it: one, of a partial sum one on the first rank."""
+    one = torch.ones_like(loss)
     whole = Lie((), (WHOLE,) * len(grid.counts))
     return moved(grid, one, (), whole.value, lie.gradient)

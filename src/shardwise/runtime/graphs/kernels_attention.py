@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from shardwise.runtime.graphs.work import Dims, Kernel, Work, aligned, arranged, without
+from shardwise.runtime.graphs.work import Dims, Kernel, Work, aligned, arranged, wide, without
 
 
 def attention(work: Work, inputs: Sequence[Tensor], parameters: Sequence[Tensor]) -> Tensor:
@@ -49,19 +49,20 @@ def _spread(work: Work, tensor: Tensor, dims: Dims, rows: Dims, last: Dims) -> T
         (head,) = without(rows, present)
         repeats = op.dims[head] // op.dims[own]
         first = work.interval(own)[0]
-        chosen = torch.arange(*work.interval(head)) // repeats - first
+        chosen = torch.arange(*work.interval(head), device=tensor.device) // repeats - first
         tensor = tensor.index_select(dims.index(own), chosen)
         dims = tuple(head if dim == own else dim for dim in dims)
     tensor = aligned(tensor, dims, (*rows, *last))
     return tensor.expand([work.length(dim) for dim in rows] + list(tensor.shape[-2:]))
 
 
-def _visible(work: Work, at: str, to: str) -> Tensor | None:
+def _visible(work: Work, at: str, to: str, device: torch.device) -> Tensor | None:
     """Which keys each of this rank's queries meets; None where it meets all."""
     op = work.op
     if not op.attributes.get("causal") and "window" not in op.attributes:
         return None
-    distance = torch.arange(*work.interval(at)).unsqueeze(-1) - torch.arange(*work.interval(to))
+    own, met = (torch.arange(*work.interval(dim), device=device) for dim in (at, to))
+    distance = own.unsqueeze(-1) - met
     visible = torch.ones_like(distance, dtype=torch.bool)
     if op.attributes.get("causal"):
         visible &= distance >= 0
@@ -88,7 +89,7 @@ def _fused(
     flat = [each.reshape(-1, 1, *each.shape[-2:]) for each in (query, key, value)]
     is_causal = bool(work.op.attributes.get("causal")) and "window" not in work.op.attributes
     is_causal = is_causal and not added and not work.is_divided(at)
-    mask = None if is_causal else _visible(work, at, to)
+    mask = None if is_causal else _visible(work, at, to, query.device)
     if added:
         own = [_as_number(each, query.dtype) for each in added]
         mask = _added(own, mask).expand(*lead, -1, -1).reshape(-1, 1, query.shape[-2], key.shape[-2])
@@ -102,7 +103,7 @@ def _as_number(mask: Tensor, dtype: torch.dtype) -> Tensor:
     """What is added to scores, where a mask says which keys are met."""
     if mask.dtype != torch.bool:
         return mask
-    return torch.zeros((), dtype=dtype).masked_fill(~mask, float("-inf"))
+    return torch.zeros((), dtype=dtype, device=mask.device).masked_fill(~mask, float("-inf"))
 
 
 def _added(added: Sequence[Tensor], visible: Tensor | None) -> Tensor:
@@ -114,16 +115,16 @@ def _of_parts(
     work: Work, query: Tensor, key: Tensor, value: Tensor, added: Sequence[Tensor], at: str, to: str
 ) -> Tensor:
     """A partial sum of values, once ranks agree on the maximum and the sum of each row of scores."""
-    scores = (query * _scale(work, query)) @ key.transpose(-1, -2)
+    scores = wide((query * _scale(work, query)) @ key.transpose(-1, -2))
     lowest = torch.finfo(scores.dtype).min
     for each in added:
         scores = scores.masked_fill(~each, lowest) if each.dtype == torch.bool else scores + each
-    visible = _visible(work, at, to)
+    visible = _visible(work, at, to, scores.device)
     if visible is not None:
         scores = scores.masked_fill(~visible, lowest)
     less = scores - work.largest(scores.amax(-1, keepdim=True), (to,))
     total = work.summed(less.exp().sum(-1, keepdim=True), (to,), gradients="summed")
-    return (less.exp() / total) @ value
+    return (less.exp() / total).to(value.dtype) @ value
 
 
 ATTENTION: Mapping[str, Kernel] = {"attention": attention}

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from shardwise.runtime.graphs.work import Dims, Kernel, Work, aligned, arranged, without
+from shardwise.runtime.graphs.work import Dims, Kernel, Work, aligned, arranged, wide, without
 
 
 def cross_entropy(work: Work, inputs: Sequence[Tensor], parameters: Sequence[Tensor]) -> Tensor:
@@ -16,7 +16,7 @@ def cross_entropy(work: Work, inputs: Sequence[Tensor], parameters: Sequence[Ten
     logits, targets = op.inputs
     (classes,) = without(logits.dims, targets.dims)
     rows = arranged(inputs[0], logits.dims, (*targets.dims, classes))
-    rows = rows if rows.dtype.itemsize >= 4 else rows.float()
+    rows = wide(rows)
     if work.axes((classes,)):
         each = _of_parts(work, rows, inputs[1].long(), classes)
     else:
@@ -50,7 +50,7 @@ def _difference(function: Callable[[Tensor, Tensor], Tensor]) -> Kernel:
     def kernel(work: Work, inputs: Sequence[Tensor], parameters: Sequence[Tensor]) -> Tensor:
         prediction, target = work.op.inputs
         other = aligned(inputs[1], target.dims, prediction.dims)
-        return _mean(work, function(inputs[0], other), prediction.dims)
+        return _mean(work, function(wide(inputs[0]), wide(other)), prediction.dims)
 
     return kernel
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from shardwise.runtime.graphs.work import Dims, Kernel, Work, aligned, without
+from shardwise.runtime.graphs.work import Dims, Kernel, Work, aligned, wide, without
 
 EPSILON = 1e-5
 """Where the module of a graph does not say another: PyTorch's for layers, batches and groups."""
@@ -18,8 +18,10 @@ def _over(work: Work, default: Dims) -> Dims:
     return tuple(str(work.op.attributes["over"]).split()) if "over" in work.op.attributes else default
 
 
-def _epsilon(work: Work) -> float:
-    return float(work.settings.get("epsilon", EPSILON))
+def _epsilon(work: Work, value: Tensor) -> float:
+    """Where the module says none, the distance of one to the next number of the statistics' dtype."""
+    said = work.settings.get("epsilon", EPSILON)
+    return torch.finfo(wide(value).dtype).eps if said is None else float(said)
 
 
 def _weighted(work: Work, value: Tensor, parameters: Sequence[Tensor]) -> Tensor:
@@ -37,7 +39,9 @@ def layer_norm(work: Work, inputs: Sequence[Tensor], parameters: Sequence[Tensor
     is_plain = op.output[len(op.output) - len(over) :] == over and all(p.dims == over for p in op.parameters)
     if is_plain and not work.axes(over):
         scale, shift = [*parameters, None, None][:2]
-        return functional.layer_norm(inputs[0], inputs[0].shape[-len(over) :], scale, shift, _epsilon(work))
+        return functional.layer_norm(
+            inputs[0], inputs[0].shape[-len(over) :], scale, shift, _epsilon(work, inputs[0])
+        )
     return _weighted(work, _centred(work, inputs[0], over), parameters)
 
 
@@ -48,25 +52,29 @@ def batch_norm(work: Work, inputs: Sequence[Tensor], parameters: Sequence[Tensor
     over = _over(work, without(op.output, channels))
     if not work.axes(over) and channels == op.output[1:2] and set(over) == set(without(op.output, channels)):
         scale, shift = [*parameters, None, None][:2]
-        return functional.batch_norm(inputs[0], None, None, scale, shift, training=True, eps=_epsilon(work))
+        return functional.batch_norm(
+            inputs[0], None, None, scale, shift, training=True, eps=_epsilon(work, inputs[0])
+        )
     return _weighted(work, _centred(work, inputs[0], over), parameters)
 
 
-def _centred(work: Work, value: Tensor, over: Dims) -> Tensor:
+def _centred(work: Work, given: Tensor, over: Dims) -> Tensor:
     """Less its mean, over its deviation."""
+    value = wide(given)
     at = [work.op.output.index(dim) for dim in over]
     sums = torch.stack((value.sum(at, keepdim=True), value.square().sum(at, keepdim=True)))
     mean, square = (work.summed(sums, over, gradients="summed") / work.op.elements(over)).unbind()
-    return (value - mean) * (square - mean * mean + _epsilon(work)).rsqrt()
+    return ((value - mean) * (square - mean * mean + _epsilon(work, value)).rsqrt()).to(given.dtype)
 
 
 def rms_norm(work: Work, inputs: Sequence[Tensor], parameters: Sequence[Tensor]) -> Tensor:
     op = work.op
     over = _over(work, op.parameters[0].dims if op.parameters else op.output[-1:])
     at = [op.output.index(dim) for dim in over]
-    squares = work.summed(inputs[0].square().sum(at, keepdim=True), over, gradients="summed")
-    scale = (squares / op.elements(over) + _epsilon(work)).rsqrt()
-    return _weighted(work, inputs[0] * scale, parameters)
+    value = wide(inputs[0])
+    squares = work.summed(value.square().sum(at, keepdim=True), over, gradients="summed")
+    scale = (squares / op.elements(over) + _epsilon(work, value)).rsqrt()
+    return _weighted(work, (value * scale).to(inputs[0].dtype), parameters)
 
 
 def group_norm(work: Work, inputs: Sequence[Tensor], parameters: Sequence[Tensor]) -> Tensor:
@@ -76,18 +84,19 @@ def group_norm(work: Work, inputs: Sequence[Tensor], parameters: Sequence[Tensor
     channel = str(op.attributes.get("channel", default)).split()[0]
     over = _over(work, without(op.output[1:], (channel,)))
     groups, size = int(op.attributes["groups"]), op.dims[channel]
-    value, at = inputs[0], op.output.index(channel)
+    value, at = wide(inputs[0]), op.output.index(channel)
     spread = [op.output.index(dim) for dim in over]
     sums = torch.stack((value.sum(spread, keepdim=True), value.square().sum(spread, keepdim=True)))
     first, stop = work.interval(channel)
-    own = torch.arange(first, stop) // (size // groups)
+    own = torch.arange(first, stop, device=value.device) // (size // groups)
     shape = list(sums.shape)
     shape[at + 1] = groups
     whole = sums.new_zeros(shape).index_add(at + 1, own, sums)
     told = [rule.split for rule in work.rules if rule.exchanges and rule.split]
     whole = work.summed(whole, told, gradients="summed") * (groups / op.elements((*over, channel)))
     mean, square = whole.index_select(at + 1, own).unbind()
-    return _weighted(work, (value - mean) * (square - mean * mean + _epsilon(work)).rsqrt(), parameters)
+    normed = (value - mean) * (square - mean * mean + _epsilon(work, value)).rsqrt()
+    return _weighted(work, normed.to(inputs[0].dtype), parameters)
 
 
 def softmax(work: Work, inputs: Sequence[Tensor], parameters: Sequence[Tensor]) -> Tensor:
@@ -97,9 +106,10 @@ def softmax(work: Work, inputs: Sequence[Tensor], parameters: Sequence[Tensor]) 
     is_log = op.attributes.get("function") == "log_softmax"
     if len(at) == 1 and not work.axes(over):
         return functional.log_softmax(inputs[0], at[0]) if is_log else functional.softmax(inputs[0], at[0])
-    less = inputs[0] - work.largest(inputs[0].amax(at, keepdim=True), over)
+    value = wide(inputs[0])
+    less = value - work.largest(value.amax(at, keepdim=True), over)
     total = work.summed(less.exp().sum(at, keepdim=True), over, gradients="summed")
-    return less - total.log() if is_log else less.exp() / total
+    return (less - total.log() if is_log else less.exp() / total).to(inputs[0].dtype)
 
 
 NORMAL: Mapping[str, Kernel] = {

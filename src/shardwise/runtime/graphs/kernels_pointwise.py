@@ -134,10 +134,11 @@ def cut(work: Work, inputs: Sequence[Tensor], parameters: Sequence[Tensor]) -> T
     if not made:
         for dim in reversed(gone):
             result = result.select(before.index(dim), start)
-        return result
+        return arranged(result, without(before, gone), op.output)
     for old, new in zip(gone, made, strict=True):
         result = result.narrow(before.index(old), start, op.dims[new])
-    return result
+    renamed = dict(zip(gone, made, strict=True))
+    return arranged(result, [renamed.get(dim, dim) for dim in before], op.output)
 
 
 POINTWISE: Mapping[str, Kernel] = {

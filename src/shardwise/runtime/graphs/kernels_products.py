@@ -62,7 +62,7 @@ def embedding(work: Work, inputs: Sequence[Tensor], parameters: Sequence[Tensor]
     if outside is not None:
         index = index.masked_fill(outside, 0)
     for at, dim in enumerate(tables):
-        step = torch.arange(work.length(dim)) * (stop - first)
+        step = torch.arange(work.length(dim), device=index.device) * (stop - first)
         for later in tables[at + 1 :]:
             step = step * work.length(later)
         index = index + step.view(-1, *(1 for _ in order[at + 1 :]))

@@ -18,18 +18,21 @@ from shardwise.runtime.graphs.program import Stored
 class Held:
     """One parameter on this rank.
 
-    `weight` is its part as it is stored, `owned` what the optimizer updates: the weight itself, or of one
-    whose states are split this rank's share of its elements.
+    `weight` is its part as it is stored, in the `dtype` that is computed with; `owned` what the optimizer
+    updates, in the dtype of `whole`: the weight itself, or of one whose states are split this rank's share of
+    its elements, or of one that is computed with in another dtype all of them.
     """
 
-    def __init__(self, grid: Grid, stored: Stored, whole: Tensor) -> None:
+    def __init__(self, grid: Grid, stored: Stored, whole: Tensor, dtype: torch.dtype) -> None:
         self.grid, self.stored = grid, stored
         shape = stored.lie.shape
         everywhere = whole_form(len(grid.counts))
-        local = moved(grid, whole.reshape(shape), shape, everywhere, stored.lie.value)
-        self.weight = nn.Parameter(local.detach().clone())
+        local = moved(grid, whole.reshape(shape), shape, everywhere, stored.lie.value).detach()
+        self.weight = nn.Parameter(local.to(dtype, copy=True))
         self.shares = stored.states_split
-        self.owned = nn.Parameter(self._share(self.weight.detach()).clone()) if self.shares else self.weight
+        self.is_copied = dtype != whole.dtype
+        is_apart = self.shares or self.is_copied
+        self.owned = nn.Parameter(self._share(local).clone()) if is_apart else self.weight
         self.arrived: Form | None = None
         self._pending: Tensor | None = None
 
@@ -38,7 +41,9 @@ class Held:
         return self.stored.name
 
     def _share(self, local: Tensor) -> Tensor:
-        """This rank's share of the elements of what all ranks of its group have."""
+        """This rank's share of the elements of what all ranks of its group have; all where none is split."""
+        if not self.shares:
+            return local
         if self.stored.parts is not None:
             return moved(self.grid, local, self.stored.lie.shape, self.stored.lie.value, self.stored.parts)
         count = self.grid.size(self.shares)
@@ -49,7 +54,7 @@ class Held:
         """The parameter as it is used; its gradient arrives with the weight."""
         if self.arrived is None:
             self.arrived = self._scattered_form(used)
-        if self.stored.lie.value == used.value:
+        if self.stored.lie.value == used.value and not self.is_copied:
             return self.weight
         result: Tensor = _Gather.apply(self.weight, self, used)
         return result
@@ -62,8 +67,9 @@ class Held:
         return used.gradient.with_held(split, start)
 
     def receive(self, gradient: Tensor, used: Lie) -> None:
-        """Take the gradient of what was gathered: scattered as the parameter is, where it has one reader; of
-        several, the sum of all of theirs will be."""
+        """Take the gradient of what was gathered, in the dtype of what is updated: scattered as the parameter
+        is, where it has one reader; of several, the sum of all of theirs will be."""
+        gradient = gradient.to(self.owned.dtype)
         if self.stored.used is None:
             gradient = self._scattered(gradient, used)
         self._pending = gradient if self._pending is None else self._pending + gradient
@@ -104,13 +110,15 @@ class Held:
         return result
 
     def publish(self) -> None:
-        """Put the shares that all ranks updated together."""
-        if self.shares:
+        """Put the shares that all ranks updated together, in the dtype that is computed with."""
+        if self.owned is not self.weight:
             with torch.no_grad():
-                self.weight.copy_(self._joined(self.owned.detach()))
+                self.weight.copy_(self._joined(self.owned.detach().to(self.weight.dtype)))
 
     def _joined(self, share: Tensor) -> Tensor:
         """What all ranks of the group have, of the shares of each."""
+        if not self.shares:
+            return share
         if self.stored.parts is not None:
             return moved(self.grid, share, self.stored.lie.shape, self.stored.parts, self.stored.lie.value)
         gathered = share.new_empty(self.grid.size(self.shares) * share.numel())
@@ -125,15 +133,16 @@ class Held:
         return self.grid.size([axis for axis in whole if axis not in self.shares])
 
     def whole(self) -> Tensor:
-        """The whole parameter, on every rank."""
-        return self._whole(self.weight.detach())
+        """The whole parameter as it is updated, on every rank."""
+        own = self._joined(self.owned.detach()) if self.is_copied else self.weight.detach()
+        return self._whole(own)
 
     def whole_gradient(self) -> Tensor:
         """The whole gradient after `settle`, on every rank."""
         gradient = self.owned.grad
         if gradient is None:
-            return torch.zeros(self.stored.lie.shape)
-        return self._whole(self._joined(gradient) if self.shares else gradient)
+            return self.owned.new_zeros(self.stored.lie.shape)
+        return self._whole(self._joined(gradient))
 
     def _whole(self, local: Tensor) -> Tensor:
         shape, start = self.stored.lie.shape, self.stored.lie.value
@@ -163,16 +172,21 @@ def _padded(flat: Tensor, parts: int) -> Tensor:
 
 
 def held_parameters(
-    grid: Grid, parameters: Mapping[str, Stored], values: Mapping[str, Tensor]
+    grid: Grid, parameters: Mapping[str, Stored], values: Mapping[str, Tensor], dtype: torch.dtype | None
 ) -> dict[str, Held]:
-    """This rank's parts of all parameters, from their whole `values`."""
-    return {name: Held(grid, stored, values[name]) for name, stored in parameters.items()}
+    """This rank's parts of all parameters, from their whole `values`; computed with in `dtype`, or in their
+    own."""
+    return {
+        name: Held(grid, stored, values[name], dtype or values[name].dtype)
+        for name, stored in parameters.items()
+    }
 
 
 def square_sum(parameters: Iterable[Held]) -> Tensor:
     """This rank's share of the sum of the squares of all gradients: over all ranks, shares add up to it."""
-    total = torch.zeros((), dtype=torch.float64)
-    for held in parameters:
-        if held.owned.grad is not None:
-            total += held.owned.grad.square().sum(dtype=torch.float64) / held.copies
-    return total
+    squares = [
+        held.owned.grad.square().sum(dtype=torch.float64) / held.copies
+        for held in parameters
+        if held.owned.grad is not None
+    ]
+    return torch.stack(squares).sum()

@@ -137,6 +137,11 @@ def without(dims: Sequence[str], left_out: Collection[str]) -> Dims:
     return tuple(dim for dim in dims if dim not in left_out)
 
 
+def wide(tensor: Tensor) -> Tensor:
+    """`tensor` in fp32 where it is narrower: sums of many numbers, and differences of such sums, need it."""
+    return tensor if tensor.dtype.itemsize >= 4 else tensor.float()
+
+
 def aligned(tensor: Tensor, dims: Sequence[str], order: Sequence[str]) -> Tensor:
     """A tensor of `dims` with its dims in `order`, those that it has not of size 1."""
     present = [dim for dim in order if dim in dims]

@@ -1,0 +1,189 @@
+"""Graph plans in bf16: computed with in bf16, weights and gradients in fp32, under every layout.
+
+What is held against a run in fp32 differs by the roundings of bf16 (2^-9 of a number), a few in a row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import cache
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+from tests.property.layout_instances import mlp
+from tests.runtime import graph_modules
+from tests.runtime.graph_charged import charged
+from tests.runtime.graph_equality import Run, batches, run_of, single_process
+from tests.runtime.graph_modules import data_of, module_of
+from tests.runtime.graph_plans import alone, by_rules, drawn, plan_with
+from tests.runtime.test_runtime_graph_obeyed import MLP as EVEN
+from tests.runtime.test_runtime_graph_obeyed import as_charged, steps_of
+from tests.runtime.test_runtime_graphs import BY_HAND
+from torch import Tensor
+
+from shardwise.graph import OpGraph
+from shardwise.plan import GraphPlan
+from shardwise.runtime import GraphJob, Report, Team, capture, graph_module, parallelize
+from shardwise.runtime.graphs import interpreter, laid_job
+from shardwise.runtime.graphs.kernels import KERNELS
+from shardwise.runtime.graphs.kernels_losses import LOSSES
+from shardwise.runtime.graphs.store import Held
+
+pytestmark = pytest.mark.xdist_group("runtime")
+
+GRAPH = mlp(8, 6, 12, 5)
+
+STEPS = 3
+
+LOSS, GRADIENT = 0.01, 0.03
+"""Relative; of a gradient's norm. One rounding is 0.002."""
+
+
+def narrow(plan: GraphPlan) -> GraphPlan:
+    return replace(plan, job=replace(plan.job, dtype="bf16"))
+
+
+def runs(report: Report, plans: list[GraphPlan], seed: int) -> list[Run]:
+    """The run of each plan."""
+    return [
+        run_of(parallelize(graph_module(plan.graph, seed=seed), plan, max_norm=0.5), plan.graph, STEPS)
+        for plan in plans
+    ]
+
+
+@cache
+def expected() -> Run:
+    return single_process(alone(GRAPH), seed=1, steps=STEPS)
+
+
+def loss_off(found: Run, right: Run) -> float:
+    """Of the first steps: later ones are of weights that AdamW has moved by the signs of small gradients."""
+    return abs(found.losses[0] / right.losses[0] - 1.0)
+
+
+def gradients_off(found: Run, right: Run) -> float:
+    """The worst of the gradients."""
+    floor = 0.1 * max(float(each.norm()) for each in right.gradients.values())
+    return max(
+        float((found.gradients[name] - each).norm()) / max(float(each.norm()), floor)
+        for name, each in right.gradients.items()
+    )
+
+
+def test_layouts_in_bf16_train_as_one_process_does_in_fp32(team: Team) -> None:
+    for ranks in ((2,), (4,), (2, 2)):
+        plans = [
+            plan_with(GRAPH, ranks, by_rules(GRAPH, ranks, *wanted), dtype="bf16")
+            for on, wanted in BY_HAND.values()
+            if on == ranks
+        ]
+        plans += map(narrow, drawn(GRAPH, ranks, range(8)))
+        for of_rank in team.run(plans[0].mesh.devices, runs, plans, 1):
+            for found in of_rank:
+                assert loss_off(found, expected()) < LOSS
+                assert gradients_off(found, expected()) < GRADIENT
+                assert {each.dtype for each in found.gradients.values()} == {torch.float32}
+
+
+def test_numbers_are_computed_with_in_bf16() -> None:
+    job = alone_in_bf16(GRAPH, lr=1e-3)
+    seen: set[torch.dtype] = set()
+    noted = {kind: noting(kernel, seen) for kind, kernel in KERNELS.items() if kind not in LOSSES}
+    with patch.object(interpreter, "KERNELS", {**KERNELS, **noted}):
+        job.step(batches(GRAPH, 0))
+    assert seen == {torch.bfloat16}
+
+
+def noting(kernel: Any, seen: set[torch.dtype]) -> Any:
+    def noted(work: Any, inputs: Any, parameters: Any) -> Tensor:
+        seen.update(each.dtype for each in (*inputs, *parameters))
+        result: Tensor = kernel(work, inputs, parameters)
+        return result
+
+    return noted
+
+
+def alone_in_bf16(graph: OpGraph, lr: float) -> GraphJob:
+    module = graph_module(graph, seed=1)
+    return laid_job(module, alone(graph, dtype="bf16"), None, device_type="cpu", lr=lr, max_norm=1e9)
+
+
+@contextmanager
+def no_masters() -> Iterator[None]:
+    """The twin whose optimizer updates what is computed with."""
+
+    def narrow_only(held: Held, grid: Any, stored: Any, whole: Tensor, dtype: torch.dtype) -> None:
+        init(held, grid, stored, whole.to(dtype), dtype)
+
+    init = Held.__init__
+    with patch.object(Held, "__init__", narrow_only):
+        yield
+
+
+def moved_by(job: GraphJob, steps: int) -> float:
+    """How far the typical weight moves."""
+    before = {name: each.clone() for name, each in job.parameters().items()}
+    for _ in range(steps):
+        job.step(batches(GRAPH, 0))
+    after = job.parameters()
+    weights = [name for name, each in before.items() if float(each.abs().max()) > 0.0]
+    return float(torch.cat([(after[name] - before[name]).abs().flatten() for name in weights]).median())
+
+
+def test_updates_too_small_for_bf16_add_up() -> None:
+    """AdamW moves a weight by the rate in each of five steps of one batch: by 5e-6 of weights of about 0.3,
+    whose neighbours in bf16 are 2^-9 of them away, some 6e-4."""
+    assert moved_by(alone_in_bf16(GRAPH, lr=1e-6), steps=5) == pytest.approx(5e-6, rel=0.1)
+    with no_masters():
+        assert moved_by(alone_in_bf16(GRAPH, lr=1e-6), steps=5) == 0.0
+
+
+def test_what_is_computed_with_follows_what_is_updated() -> None:
+    job = alone_in_bf16(GRAPH, lr=1e-2)
+    job.step(batches(GRAPH, 0))
+    for held in job.store.values():
+        assert held.weight.dtype == torch.bfloat16 and held.owned.dtype == torch.float32
+        assert torch.equal(held.weight, held.owned.bfloat16())
+
+
+@pytest.mark.parametrize("ranks", [(2,), (2, 2)])
+def test_collectives_in_bf16_are_those_that_are_charged(team: Team, ranks: tuple[int, ...]) -> None:
+    """Numbers and weights 2 bytes each, gradients of weights and sums within the loss 4."""
+    plans = [
+        plan_with(EVEN, on, by_rules(EVEN, on, *wanted), dtype="bf16")
+        for on, wanted in BY_HAND.values()
+        if on == ranks
+    ]
+    for plan, found in zip(plans, team.run(plans[0].mesh.devices, steps_of, plans, False)[0], strict=True):
+        assert as_charged(found) == charged(plan), plan.layout
+
+
+MODULES = ("vgg", "lstm", "transformer", "vision", "rows", "cells")
+
+
+def modules_run(report: Report, name: str, plans: list[GraphPlan]) -> list[tuple[float, dict[str, Tensor]]]:
+    """Loss and gradients of the module's first step under each plan."""
+    data = tuple(each.float() if each.is_floating_point() else each for each in data_of(name, 0))
+    found = []
+    for plan in plans:
+        job = parallelize(module_of(name, 1).float(), plan, data, max_norm=1e9)
+        loss = job.backward(data).loss
+        found.append((loss, job.gradients()))
+    return found
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_captured_modules_train_in_bf16(team: Team, name: str) -> None:
+    graph = capture(graph_modules.__file__, name)
+    plain = list(drawn(graph, (2,), range(2)))
+    ((loss, right), *_), *_ = team.run(2, modules_run, name, plain[:1])
+    size = torch.cat([each.flatten() for each in right.values()]).norm()
+    for of_rank in team.run(2, modules_run, name, list(map(narrow, plain))):
+        for found, gradients in of_rank:
+            assert found == pytest.approx(loss, rel=0.03)
+            off = torch.cat([(gradients[key] - each).flatten() for key, each in right.items()]).norm()
+            assert off < 0.1 * size
