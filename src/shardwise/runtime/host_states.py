@@ -76,6 +76,12 @@ class HostStates:
         """By each parameter of the device the host's, in fp32, laid out as it."""
         return {parameter: weight.own for parameter, weight in self._weights.items()}
 
+    @property
+    def arrived(self) -> list[Tensor]:
+        """Of weights that `fully_shard` divides what the device has of them, not gathered."""
+        shards = [weight.shard for weight in self._weights.values() if weight.shard is not None]
+        return [shard.given for shard in shards if shard.given is not None]
+
     def step(self, optimizer: torch.optim.Optimizer) -> None:
         """One step of `optimizer`, which has `parameters`, with the gradients of the device's, and these get
         what comes of it."""

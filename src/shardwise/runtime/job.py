@@ -50,7 +50,7 @@ class Job:
         self.optimizer = optimizer
         self._engine = engine
         self._tie = tie
-        self._host = host
+        self.host = host
         self.max_norm = max_norm
 
     @property
@@ -90,20 +90,20 @@ class Job:
     def update(self) -> None:
         """The part of `step` behind `backward`: the optimizer takes the gradients, and they are gone."""
         with record_function(OPTIMIZER):
-            if self._host is not None:
-                self._host.step(self.optimizer)
+            if self.host is not None:
+                self.host.step(self.optimizer)
             else:
                 self.optimizer.step()
         self.optimizer.zero_grad()
 
     def owned(self, parameter: nn.Parameter) -> nn.Parameter:
         """What the optimizer has of `parameter`: itself, or in its place the host's."""
-        return parameter if self._host is None else self._host.parameters[parameter]
+        return parameter if self.host is None else self.host.parameters[parameter]
 
     def spread(self) -> None:
         """Have what ranks compute with be what the optimizer has now, after that was written to."""
-        if self._host is not None:
-            self._host.spread()
+        if self.host is not None:
+            self.host.spread()
 
     def _counted(self) -> Iterable[nn.Parameter]:
         """Parameters that belong to the gradient norm: of tied copies the first."""

@@ -350,9 +350,9 @@ class LocalAdamW(torch.optim.AdamW):
 
 class HostedShard(FSDPParam):
     """A parameter that `fully_shard` divides and whose weight is on the host. On the device it has its shape,
-    its layout and its gradients; what is gathered is what it was given in its `room`."""
+    its layout and its gradients; what is gathered is what it was `given` in its `room`."""
 
-    _given: Tensor | None
+    given: Tensor | None
     _sent: Tensor
     _keeps: bool
 
@@ -360,7 +360,7 @@ class HostedShard(FSDPParam):
         """From now on the rank's part is no more on the device, but comes from the host as `sent`, in whose
         dtype it is gathered. Unless the device `keeps` what came, it goes with the gathering."""
         local = self._sharded_local_tensor
-        self._given, self._sent, self._keeps = None, sent, keeps
+        self.given, self._sent, self._keeps = None, sent, keeps
         self.param_dtype = None  # what is gathered is not made narrower any more
         # A tensor of which all elements are one: it takes no memory, and cannot be written to.
         empty = local.new_zeros(()).expand(local.shape)
@@ -370,23 +370,23 @@ class HostedShard(FSDPParam):
     def room(self) -> Tensor:
         """Where the device has the rank's part until it is gathered; flat."""
         own = self._sent.numel()
-        if self._given is None:
+        if self.given is None:
             size = self.padded_sharded_param_size.numel()
-            self._given = self._sharded_local_tensor.new_empty(size, dtype=self._sent.dtype)
-            self._given[own:].zero_()
-        return self._given[:own]
+            self.given = self._sharded_local_tensor.new_empty(size, dtype=self._sent.dtype)
+            self.given[own:].zero_()
+        return self.given[:own]
 
     @property
     def all_gather_inputs(self) -> list[Tensor]:
         if self.sharded_state != ShardedState.SHARDED:
             return super().all_gather_inputs
-        if self._given is None:  # gathered again without a step between
+        if self.given is None:  # gathered again without a step between
             self.room().copy_(self._sent.view(-1), non_blocking=True)
-        given = self._given
+        given = self.given
         if given is None:
             raise AssertionError("a room has memory")
         if not self._keeps:
-            self._given = None
+            self.given = None
             if given.device.type != "cpu":  # gathering is on a stream of its own
                 given.record_stream(torch.accelerator.current_stream())
         return [given]
