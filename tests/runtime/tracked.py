@@ -108,9 +108,7 @@ def allocated_bytes(plan: Plan, rank: int) -> dict[str, int]:
             batch = torch.zeros((plan.job.global_batch_size, plan.job.seq_len + 1), dtype=torch.long)
             job.step(batch)
             tracker = Tracker(there)
-            tracker.track_external(*(stage for _, stage in job.stages))
-            for each in _beside(job, there):
-                tracker.track_external(each)
+            tracker.track_external(*(stage for _, stage in job.stages), *_beside(job, there))
             with tracker:
                 job.step(batch)
             found = tracker.get_tracker_snapshot("peak")[torch.device("cpu")]

@@ -110,7 +110,9 @@ def bytes_floor(pipeline: Pipeline, cells: Cells, most: Column, *, is_paired: bo
     kept = pipeline.amount("kept_bytes", cells)[:EMBEDDING].max(axis=0)
     away_too = moves_activations(cells)
     pair = _two_layers_bytes(pipeline, layers, cells, most)
-    held = kept_here = np.where(away_too | is_open, np.minimum(in_flight, np.minimum(stored, pair)), in_flight)
+    held = kept_here = np.where(
+        away_too | is_open, np.minimum(in_flight, np.minimum(stored, pair)), in_flight
+    )
     again = kept - pipeline.amount("input_bytes", cells)[:EMBEDDING].max(axis=0)
     again = np.where(cells.recompute == FULL, again, 0.0)
     if pipeline.splits_backward:

@@ -90,9 +90,11 @@ def keeping_of(problem: Problem, table: Any, node: Node, of_node: Any) -> Keepin
 
 
 def two_layers_bytes(table: Any, node: Node, of_node: Any, share: Any) -> Any:
-    """What two layers hold that one after the other move their activations: while one computes, that of the
-    other go or come. Of those that recompute in full all but the input is made again, and counted there; where
-    not all do, one that does not is beside one that does or does not."""
+    """What two layers hold whose activations are moved: while one computes, those of the other go or come.
+
+    Of layers that recompute in full all but the input is made again, and counted there; where not all do, one
+    that does not is beside another.
+    """
     kept, inputs = node.layer_kept_bytes[of_node], node.layer_input_bytes[of_node]
     plain = 2.0 * np.where(table.recompute == SELECTIVE, node.layer_selective_bytes[of_node], kept)
     return np.where(table.recompute == FULL, inputs + np.where(share < 1.0, kept, inputs), plain)

@@ -170,8 +170,9 @@ class Shards:
     """What the sharding degrees decide beside the node.
 
     Per place: gathers and `scatter_s` per microbatch on the stage; bytes on the rank, with optimizer states
-    and without, and on its host where the states are there. `reduction_s` and `gathering_s`, once per step and before overlap, only at the places asked
-    for. Per row: whether ranks share optimizer states, and the end of the step.
+    and without, and on its host where the states are there. `reduction_s` and `gathering_s`, once per step
+    and before overlap, only at the places asked for. Per row: whether ranks share optimizer states, and the
+    end of the step.
     """
 
     forward_gather_s: Any

@@ -65,9 +65,7 @@ def _place_experts(stage: Stage, mesh: DeviceMesh, experts: DeviceMesh, strategy
             mixture.shared_tokens = Shared(mesh["tp"].get_group())
 
 
-def _prepare_layers(
-    stage: Stage, plan: Plan, context: Context | None, host: HostActivations | None
-) -> None:
+def _prepare_layers(stage: Stage, plan: Plan, context: Context | None, host: HostActivations | None) -> None:
     """Say what each layer recomputes, how its attention crosses the context group, and what has what it
     keeps on the host."""
     stage.host = host

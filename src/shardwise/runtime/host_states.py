@@ -64,9 +64,7 @@ class HostStates:
         self._lane = Lane(device_type)
         shards = {key: one for stage in stages for key, one in hosted_shards(stage).items()}
         parameters = dict.fromkeys(each for stage in stages for each in stage.parameters())
-        self._weights = {
-            each: _weight_of(each, shards.get(each), dtype, keeps_shards) for each in parameters
-        }
+        self._weights = {each: _weight_of(each, shards.get(each), dtype, keeps_shards) for each in parameters}
         self._chunks = list(_chunks(list(self._weights.values()), chunk_elements))
         self._rooms: list[Tensor] = []
         self.spread()

@@ -30,7 +30,6 @@ _KEPT = (
 """Operators whose outputs selective recomputation keeps: matrix products, and tokens sent to experts."""
 
 
-
 class Store(Protocol):
     """Where what is kept lies until the backward pass."""
 

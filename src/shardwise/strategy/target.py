@@ -94,8 +94,8 @@ class Target:
     """What one version of a target can do.
 
     `axes` are fields of which it does some values only, `windowed_axes` those of models whose attention looks
-    through windows of the sequence, `limits` what it does not do together. Plans for clusters of `devices` have
-    of the fields of `unasked_axes` these values, where no others are asked for. `devices`,
+    through windows of the sequence, `limits` what it does not do together. Of the fields of `unasked_axes`
+    plans for clusters of `devices` have these values, where no others are asked for. `devices`,
     `dtypes`, `optimizers` and model `families` are all that it knows; on devices of the vendors of
     `accelerators` it runs too, but is not what a plan for them is made for unless it is asked for. `command`
     carries out a plan. Uneven plans it carries out in `uneven_dtypes`, in none where that is empty;
