@@ -139,9 +139,10 @@ _put = HostActivations.put
 
 def _one_for_all(self: Any, tensor: torch.Tensor) -> Any:
     kept = _put(self, tensor)
-    first = next(iter(self._block.by_memory.values()), None)
-    is_other = not isinstance(kept, torch.Tensor) and first.here.numel() >= kept.piece.here.numel()
-    return replace(kept, piece=first) if is_other else kept
+    if isinstance(kept, torch.Tensor):
+        return kept
+    first = next(iter(self._block.by_memory.values()))
+    return replace(kept, piece=first) if first.here.numel() >= kept.piece.here.numel() else kept
 
 
 TWINS: dict[str, tuple[str, Any]] = {

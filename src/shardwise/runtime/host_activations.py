@@ -121,9 +121,10 @@ class HostActivations:
         if piece is None:
             # All of a piece's memory, once, however many views of it are kept.
             flat = tensor.as_strided((span,), (1,))
-            piece = _Piece(tensor.device, room_like(tensor, (span,), tensor.dtype))
+            room = room_like(tensor, (span,), tensor.dtype)
             with record_function(TO_HOST), self._lane.copies():
-                piece.here.copy_(flat, non_blocking=True)
+                room.copy_(flat, non_blocking=True)
+            piece = _Piece(tensor.device, room)
             block.leaving.append(flat)  # nothing may take its place before it is copied, nor be taken for it
             block.by_memory[memory] = piece
             block.pieces.append(weakref.ref(piece))

@@ -111,8 +111,8 @@ def test_the_parts_that_a_limit_leaves_are_all_that_is_within_it_each_once(limit
     """Every strategy with any schedule, recomputation, offload and chain of shards lies in one part, or is
     beyond."""
     parts, seen = list(limit.parts_left(DEGREES)), set()
-    names = (NAMES[name] for name in ("schedule", "recompute", "offload"))
-    for schedule, recompute, offload, optim in product(*names, DEGREES):
+    kinds = product(NAMES["schedule"], NAMES["recompute"], NAMES["offload"])
+    for (schedule, recompute, offload), optim in product(kinds, DEGREES):
         for grad in (g for g in DEGREES if g <= optim):
             for param in (p for p in DEGREES if p <= grad):
                 found = strategy(
