@@ -129,7 +129,7 @@ def divided(
         found = difference(job, expected, seed, _gradient_error, job.parameters)
         layers = tuple(tuple(map(int, stage.layers)) for _, stage in job.stages)
         passed = sum(passes) // len(expected.losses)
-        has = tuple(module in rooms for module in (host_states, host_activations))
+        has = host_states in rooms, host_activations in rooms
         return replace(found, layers=layers, passes=passed, rooms=has)
 
 

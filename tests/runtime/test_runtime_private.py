@@ -232,7 +232,7 @@ def test_a_weight_that_left_the_device_is_gathered_from_the_host(keeps: bool) ->
     fully_shard(stage, mesh=init_device_mesh("cpu", (1,)), mp_policy=policy)
     ((parameter, shard),) = hosted_shards(stage).items()
     shard.leave(right.bfloat16(), keeps=keeps)
-    empty = parameter.detach().to_local()  # type: ignore[attr-defined]
+    empty = parameter.detach().to_local()
     assert empty.untyped_storage().nbytes() == 4  # of one element
     with pytest.raises(RuntimeError, match="single memory location"):
         empty.mul_(2.0)
