@@ -35,7 +35,7 @@ def least_bytes(problem: Problem, block: Block, lie: Lie, totals: Totals) -> Any
     on_last = states.layers(lie.on_last) + np.where(is_v, 0.0, states.head)
     ends_bytes = totals.embedding.kept_bytes + np.where(single, totals.head.kept_bytes, 0.0)
     least = on_first + kept.held(first, split.first, ends_bytes) + np.where(single, head_temporary, temporary)
-    one = np.maximum(kept.one(split.first, ends_bytes) + head_temporary, least - head_temporary - on_first)
+    one = np.maximum(kept.near(split.first, ends_bytes) + head_temporary, least - head_temporary - on_first)
     least = np.where(is_at_once(problem, block), on_first + one, least)
     with_head = kept.held(np.where(is_v, 0, end), split.last, totals.head.kept_bytes) + head_temporary
     least = np.maximum(least, np.where(single, 0.0, np.where(is_v, on_first, on_last) + with_head))
@@ -212,6 +212,11 @@ class _Kept:
         if np.any(self._is_selective):
             plain = np.where(self._is_selective, layer.selective_bytes.of(layers), plain)
         return plain + layer.input_bytes.of(again) + ends_bytes
+
+    def near(self, layers: Any, ends_bytes: Any) -> Any:
+        """What of that is on the device at the end of the forward pass."""
+        one = self.one(layers, ends_bytes)
+        return np.where(self._moves, np.minimum(one, self._two_layers), one)
 
     def _one_whole(self, whole: Any) -> Any:
         """One microbatch on all stages, as little as may be kept of it."""
