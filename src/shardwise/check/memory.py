@@ -244,7 +244,7 @@ def _activations(
     kept = _largest(kinds, "kept_bytes")
     inputs, recompute = _largest(kinds, "input_bytes"), family.rows.recompute
     # While one layer computes, what another keeps comes or goes.
-    other = np.where((family.rows.recompute_layers < layers) | (np.asarray(layers) == 0), kept, inputs)
+    other = np.where(family.rows.recompute_layers < layers, kept, inputs)
     pair = np.where(recompute == "selective", 2 * _largest(kinds, "kept_selective_bytes"), 2 * kept)
     pair = np.where(recompute == "full", inputs + other, pair)
     near = np.where(is_away, np.minimum(stored, pair), pairs * stored)

@@ -52,7 +52,8 @@ def keeping_of(problem: Problem, table: Any, node: Node, of_node: Any) -> Keepin
     host_s, places = problem.profile.host_action_s, node.places
     stage, in_flight = node.stage.taken(of_node), node.in_flight[:, of_node]
     per_stage = np.where(table.recompute == FULL, table.recompute_layers, 0)
-    share = memory.recomputed_share(per_stage, places.layers.sum(axis=0)[:, of_node])
+    layers = places.layers.sum(axis=0)[:, of_node]
+    share = memory.recomputed_share(per_stage, layers)
     is_selective = table.recompute == SELECTIVE
     recompute_s = np.where(is_selective, stage.selective_s, share * stage.full_s)
     one = np.where(
@@ -66,7 +67,7 @@ def keeping_of(problem: Problem, table: Any, node: Node, of_node: Any) -> Keepin
     layer_kept, layer_input = node.layer_kept_bytes[of_node], node.layer_input_bytes[of_node]
     moves = table.offload >= ACTIVATIONS
     held = in_flight * one
-    near = np.where(moves, np.minimum(one, two_layers_bytes(table, node, of_node, share)), held)
+    near = np.where(moves, np.minimum(one, two_layers_bytes(table, node, of_node, per_stage < layers)), held)
     waiting = node.waiting[:, of_node]
     layer_again = np.where(table.recompute == FULL, layer_kept - layer_input, 0.0)
     return Keeping(
@@ -89,15 +90,15 @@ def keeping_of(problem: Problem, table: Any, node: Node, of_node: Any) -> Keepin
     )
 
 
-def two_layers_bytes(table: Any, node: Node, of_node: Any, share: Any) -> Any:
+def two_layers_bytes(table: Any, node: Node, of_node: Any, keeps_some: Any) -> Any:
     """What two layers hold whose activations are moved: while one computes, those of the other go or come.
 
-    Of layers that recompute in full all but the input is made again, and counted there; where not all do, one
-    that does not is beside another.
+    Of layers that recompute in full all but the input is made again, and counted there; where the stage
+    `keeps_some` whole, such a one is beside another.
     """
     kept, inputs = node.layer_kept_bytes[of_node], node.layer_input_bytes[of_node]
     plain = 2.0 * np.where(table.recompute == SELECTIVE, node.layer_selective_bytes[of_node], kept)
-    return np.where(table.recompute == FULL, inputs + np.where(share < 1.0, kept, inputs), plain)
+    return np.where(table.recompute == FULL, inputs + np.where(keeps_some, kept, inputs), plain)
 
 
 def offload_s(problem: Problem, table: Any, nbytes: Any, sums: Sums) -> tuple[Any, Any]:
