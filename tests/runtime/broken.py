@@ -3,6 +3,7 @@ it does not do what the plan says."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -12,10 +13,13 @@ from torch.distributed.tensor import DTensor
 
 from shardwise.runtime.context import _exchanged
 from shardwise.runtime.experts import Experts
+from shardwise.runtime.gradients import local
+from shardwise.runtime.host_activations import HostActivations
 from shardwise.runtime.job import Job
 from shardwise.runtime.loss import batch_share_loss
 from shardwise.runtime.modules import Stage, rotation_of
 from shardwise.runtime.parts import _part
+from shardwise.runtime.private import laid_like
 from shardwise.runtime.shard import shard_states, synchronise
 from shardwise.schedule import Schedule, generate, lower
 
@@ -120,7 +124,38 @@ def _all_forward_first(schedule: Schedule, *, unshard: bool) -> Any:
     return lower(forward_first, unshard=unshard)
 
 
+def _as_they_were(self: Any, number: int) -> Any:
+    return None, [laid_like(torch.zeros_like(local(each.own)), each.own) for each in self._chunks[number]]
+
+
+def _not_yet(self: Any, block: Any) -> None:
+    for piece in filter(None, (each() for each in block.pieces)):
+        if piece.there is None:
+            piece.there = torch.zeros_like(piece.here)
+
+
+_put = HostActivations.put
+
+
+def _one_for_all(self: Any, tensor: torch.Tensor) -> Any:
+    kept = _put(self, tensor)
+    if isinstance(kept, torch.Tensor):
+        return kept
+    first = next(iter(self._block.by_memory.values()))
+    return replace(kept, piece=first) if first.here.numel() >= kept.piece.here.numel() else kept
+
+
 TWINS: dict[str, tuple[str, Any]] = {
+    "updates stay on the host": ("shardwise.runtime.host_states.HostStates._give", nothing),
+    "gradients stay on the device": ("shardwise.runtime.host_states.HostStates._bring", _as_they_were),
+    "activations are used before they are back": (
+        "shardwise.runtime.host_activations.HostActivations._bring",
+        _not_yet,
+    ),
+    "all views of memory are its first": (
+        "shardwise.runtime.host_activations.HostActivations.put",
+        _one_for_all,
+    ),
     "no sum over tensor ranks": ("shardwise.runtime.job.settle", nothing),
     "no tie": ("shardwise.runtime.gradients.Tie.add_up", nothing),
     "gradients averaged over data ranks": ("shardwise.runtime.divide.shard_states", _averaging),
@@ -175,6 +210,7 @@ HALF_TWINS: dict[str, tuple[str, Any]] = {
 """Of runs in bf16."""
 
 ALIKE: dict[str, tuple[str, Any]] = {
+    "nothing goes to the host": ("shardwise.runtime.divide.MOVES_ACTIVATIONS", ()),
     "nothing is computed again": ("shardwise.runtime.divide.recompute_kinds", _nothing_again),
     "both halves compute again each time": ("shardwise.runtime.divide.SPLIT_NAMES", ()),
     "all stages have as many layers": ("shardwise.runtime.divide.layer_counts", _cut_alike),

@@ -19,7 +19,17 @@ from torch.nn import functional
 
 from shardwise.model import Model
 from shardwise.plan import Plan, UnevenFile
-from shardwise.runtime import Report, Stage, Synthetic, initialise, parallelize, reference_module
+from shardwise.runtime import (
+    Report,
+    Stage,
+    Synthetic,
+    host,
+    host_activations,
+    host_states,
+    initialise,
+    parallelize,
+    reference_module,
+)
 from shardwise.runtime.modules import Attention
 
 LR = 3e-3
@@ -42,7 +52,8 @@ class Trajectory:
 class Difference:
     """How far a rank's run is from the single process: losses (relative), norms (relative), gradients
     (largest, over the largest of the parameter's), and what it executed: the actions of a step, the layers of
-    each stage that it holds, and how often they computed attention in a step."""
+    each stage that it holds, how often they computed attention in a step, and whether states and activations
+    had rooms on the host."""
 
     loss: float
     norm: float
@@ -51,6 +62,7 @@ class Difference:
     parameters: int
     layers: tuple[tuple[int, ...], ...] = ()
     passes: int = 0
+    rooms: tuple[bool, bool] = (False, False)
 
     @property
     def largest(self) -> float:
@@ -112,11 +124,13 @@ def divided(
 ) -> Difference:
     """On every rank: the run under `plan`, and how far it is from `expected`. `broken` names a twin with one
     mechanism taken out."""
-    with broken_twin({**TWINS, **ALIKE}, broken), _counting() as passes:
+    with broken_twin({**TWINS, **ALIKE}, broken), _counting() as passes, _rooms() as rooms:
         job = parallelize(whole_module(plan.model, seed), plan, lr=LR, max_norm=MAX_NORM)
         found = difference(job, expected, seed, _gradient_error, job.parameters)
         layers = tuple(tuple(map(int, stage.layers)) for _, stage in job.stages)
-        return replace(found, layers=layers, passes=sum(passes) // len(expected.losses))
+        passed = sum(passes) // len(expected.losses)
+        has = host_states in rooms, host_activations in rooms
+        return replace(found, layers=layers, passes=passed, rooms=has)
 
 
 def precision(report: Report, plan: Plan, broken: str | None) -> tuple[bool, bool]:
@@ -126,7 +140,7 @@ def precision(report: Report, plan: Plan, broken: str | None) -> tuple[bool, boo
         job = parallelize(whole_module(plan.model, 0), plan, max_norm=1e9)
     is_more = []
     job.backward(batches(plan, 0).batch(0))
-    for values in ([p.detach() for p in job.parameters], [p.grad for p in job.parameters]):
+    for values in ([job.owned(p).detach() for p in job.parameters], [p.grad for p in job.parameters]):
         local = [each.to_local() if isinstance(each, DTensor) else each for each in values]
         is_more.append(any(bool((each != each.bfloat16().float()).any()) for each in local))
     weights, gradients = is_more
@@ -145,6 +159,25 @@ def _counting() -> Iterator[list[int]]:
 
     with patch.object(Attention, "core", counted):
         yield passes
+
+
+@contextmanager
+def _rooms() -> Iterator[set[Any]]:
+    """The modules that ask for room on the host meanwhile."""
+    asked: set[Any] = set()
+
+    def asking(module: Any) -> Callable[..., torch.Tensor]:
+        def room(*arguments: Any) -> torch.Tensor:
+            asked.add(module)
+            return host.room_like(*arguments)
+
+        return room
+
+    with (
+        patch.object(host_states, "room_like", asking(host_states)),
+        patch.object(host_activations, "room_like", asking(host_activations)),
+    ):
+        yield asked
 
 
 def difference(

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import islice
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from tests.runtime.equality import divided, single_process
@@ -42,11 +43,18 @@ def refused(plan: Plan) -> tuple[str | None, str | None]:
 def test_values_off_an_axis_are_refused() -> None:
     plan = make_plan("dp=4,zero_stage=1")
     check_runnable(plan)
-    assert TARGET.axes
-    for field, values in TARGET.axes.items():
-        for other in set(NAMES.get(field, (2, 4))) - set(values):
-            key, _ = refused(with_strategy(plan, **{field: other}))
-            assert key == f"best.strategy.{field}"
+    with patch("shardwise.launch.capability.TARGET", replace(TARGET, axes={"offload": ("none",)})):
+        check_runnable(plan)
+        for other in set(NAMES["offload"]) - {"none"}:
+            assert refused(with_strategy(plan, offload=other)) == ("best.strategy.offload", "none")
+
+
+def test_values_that_are_planned_only_where_they_are_asked_for_run() -> None:
+    plan = make_plan("dp=4,zero_stage=1")
+    assert TARGET.unasked_axes
+    for field, values in TARGET.unasked_axes.items():
+        for other in set(NAMES[field]) - set(values):
+            check_runnable(with_strategy(plan, **{field: other}))
 
 
 def beyond(condition: Condition) -> dict[str, Any]:

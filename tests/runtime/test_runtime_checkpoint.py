@@ -92,6 +92,8 @@ MOVES = [
     ("dp=2,zero_stage=1", "pp=2,schedule=1f1b", "llama", "sgd"),
     ("dp=4,ep=2,zero_stage=3", "tp=2,etp=2,micro_batch_size=4", "mixtral", "adamw"),
     ("pp=2,tp=2,ep=2,schedule=1f1b,micro_batch_size=2", "dp=4,ep=4,zero_stage=1", "qwen3_moe", "adamw"),
+    ("dp=2,zero_stage=1,offload=both", "pp=2,schedule=1f1b", "gpt", "adamw"),
+    ("tp=2,micro_batch_size=4", "pp=2,dp=2,schedule=1f1b,zero_stage=3,offload=optimizer", "gpt", "sgd"),
 ]  # fmt: skip
 
 

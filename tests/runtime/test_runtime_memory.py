@@ -103,6 +103,37 @@ def test_a_device_alone_allocates_what_the_plan_says(text: str, batch: int) -> N
     assert ratio(plan_on(1, text, batch, "bf16")) == pytest.approx(1.0, abs=WITHIN_ALONE)
 
 
+OFFLOADED_SAMPLE = [
+    (8, "dp=8,zero_stage=0,offload=optimizer", 8, "fp32"),
+    (1, "micro_batch_size=8,offload=activations", 8, "bf16"),
+    (1, "micro_batch_size=8,offload=both,recompute=full", 16, "bf16"),
+]
+
+OFFLOADED = [
+    *OFFLOADED_SAMPLE,
+    (8, "dp=8,zero_stage=1,offload=optimizer", 32, "fp32"),
+    (8, "dp=8,zero_stage=1,offload=optimizer", 8, "bf16"),
+    (8, "dp=8,zero_stage=3,offload=optimizer", 32, "bf16"),
+    (1, "micro_batch_size=2,offload=optimizer", 8, "bf16"),
+    (1, "micro_batch_size=8,offload=both", 32, "bf16"),
+    (1, "micro_batch_size=8,offload=both,recompute=selective", 32, "bf16"),
+    (8, "tp=8,offload=activations,micro_batch_size=8", 32, "fp32"),
+    (4, "pp=4,offload=both,micro_batch_size=2", 16, "fp32"),
+]
+"""Devices, strategy, batch and dtype, where part of the memory is the host's."""
+
+
+@pytest.mark.parametrize("number", range(len(OFFLOADED)))
+def test_what_is_offloaded_is_not_on_the_device(full: bool, number: int) -> None:
+    if full or number < len(OFFLOADED_SAMPLE):
+        assert ratio(plan_on(*OFFLOADED[number])) == pytest.approx(1.0, abs=WITHIN)
+
+
+def test_a_twin_whose_layers_do_not_leave_is_caught() -> None:
+    with patch("shardwise.runtime.host_activations.HostActivations._settle", lambda _: None):
+        assert ratio(plan_on(1, "micro_batch_size=8,offload=activations", 8, "bf16")) > 1.0 + WITHIN
+
+
 SPLIT_SAMPLE = [
     (2, "pp=2,schedule=zb_h1,recompute=full"),
     (4, "pp=4,schedule=zb_v,recompute=full"),

@@ -59,6 +59,8 @@ MOVES = [
     ("dp=4,zero_stage=3", "tp=4,sequence_parallel=true,micro_batch_size=4", "llama", "adamw"),
     ("tp=2,cp=2,micro_batch_size=4", "pp=4,schedule=1f1b", "llama", "adamw"),
     ("dp=4,ep=2,zero_stage=3", "tp=4,etp=2,micro_batch_size=4", "mixtral", "adamw"),
+    ("dp=2,zero_stage=1,offload=optimizer", "pp=2,schedule=1f1b,offload=both", "gpt", "adamw"),
+    ("tp=2,micro_batch_size=4", "dp=2,zero_stage=3,offload=optimizer", "llama", "sgd"),
     ("pp=2,tp=2,ep=2,schedule=1f1b,micro_batch_size=2", "dp=4,ep=4,zero_stage=1", "qwen3_moe", "adamw"),
 ]  # fmt: skip
 

@@ -14,8 +14,9 @@ import pytest
 import torch
 from tests.runtime.equality import divided, single_process
 from tests.runtime.plans import make_plan
-from torch import distributed
+from torch import distributed, nn
 from torch.distributed import DeviceMesh, checkpoint, init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining._backward import stage_backward
 from torch.distributed.pipelining.schedules import _Action, _PipelineScheduleRuntime
@@ -34,6 +35,8 @@ from shardwise.runtime.private import (
     chunk_of,
     destroy_groups,
     forget_meshes,
+    hosted_shards,
+    laid_like,
     multiply_all,
     process_groups,
     profiled_events,
@@ -207,6 +210,53 @@ def test_boxes_of_a_tensor_are_saved_and_filled(tmp_path: Path) -> None:
     wanted = {"x": Boxes((4, 2), {(1, 0): rows}), "y": plain}
     checkpoint.load(wanted, checkpoint_id=tmp_path, planner=LoadsBoxes(), no_dist=True)
     assert torch.equal(rows, whole[1:]) and torch.equal(plain, torch.ones(3))
+
+
+@pytest.fixture
+def alone() -> Iterator[None]:
+    """This process as the only one."""
+    distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=1)
+    try:
+        yield
+    finally:
+        distributed.destroy_process_group()
+
+
+@pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize("keeps", [False, True])
+def test_a_weight_that_left_the_device_is_gathered_from_the_host(keeps: bool) -> None:
+    """In the dtype in which it is sent; its gradients stay in its own."""
+    stage = nn.Sequential(nn.Linear(8, 4, bias=False))
+    right = torch.randn(4, 8)
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    fully_shard(stage, mesh=init_device_mesh("cpu", (1,)), mp_policy=policy)
+    ((parameter, shard),) = hosted_shards(stage).items()
+    shard.leave(right.bfloat16(), keeps=keeps)
+    empty = parameter.detach().to_local()
+    assert empty.untyped_storage().nbytes() == 4  # of one element
+    with pytest.raises(RuntimeError, match="single memory location"):
+        empty.mul_(2.0)
+    x = torch.randn(2, 8)
+    for scale in (1.0, 3.0):
+        shard.room().copy_(scale * right.bfloat16().flatten())
+        out = stage(x)
+        assert torch.equal(out, nn.functional.linear(x.bfloat16(), scale * right.bfloat16()))
+        assert (shard.given is not None) == keeps
+        out.float().sum().backward()
+        assert parameter.grad is not None and parameter.grad.shape == (4, 8)
+        assert parameter.grad.dtype == torch.float32
+        parameter.grad = None
+    if not keeps:  # not given again since: it comes from what is sent
+        assert torch.equal(stage(x), nn.functional.linear(x.bfloat16(), right.bfloat16()))
+
+
+@pytest.mark.usefixtures("third_of_four")
+def test_a_part_laid_out_as_another_may_lie_elsewhere() -> None:
+    whole = distribute_tensor(torch.zeros(8, 3), init_device_mesh("cpu", (4,)), [Shard(0)])
+    part = laid_like(torch.ones(2, 3), whole)
+    assert isinstance(part, DTensor) and part.placements == whole.placements and part.shape == (8, 3)
+    assert chunk_of(part) == chunk_of(whole)
+    assert laid_like(torch.ones(2), torch.zeros(2)).tolist() == [1.0, 1.0]
 
 
 @pytest.mark.usefixtures("third_of_four")

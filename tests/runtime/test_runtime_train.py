@@ -76,7 +76,7 @@ def saved(tmp_path: Path, text: str, **changes: Any) -> str:
 @pytest.mark.parametrize(
     ("text", "changes", "named"),
     [
-        ("dp=2,offload=optimizer", {}, "best.strategy.offload"),
+        ("pp=2,schedule=zb_h1,offload=both,micro_batch_size=1", {}, "best.strategy.offload"),
         ("pp=2,dp=2,schedule=zb_h1,zero_stage=2,micro_batch_size=1", {}, "best.strategy.grad_shard"),
         ("dp=2", {"optimizer": "muon"}, "job.optimizer"),
     ],

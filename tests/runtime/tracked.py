@@ -4,7 +4,8 @@ ranks. Nothing is computed or sent, so a rank of 1,024 fits into this process.""
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+import weakref
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
@@ -17,11 +18,55 @@ from torch.distributed._tools.mem_tracker import MemTracker
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from shardwise.plan import Plan
-from shardwise.runtime import parallelize, reference_module
+from shardwise.runtime import host, host_activations, host_states, parallelize, reference_module
+from shardwise.runtime.gradients import local
+from shardwise.runtime.job import Job
+
+
+class Host:
+    """Memory of the host, which is not the device's: here both are of one kind."""
+
+    def __init__(self) -> None:
+        self._held: dict[int, weakref.ref[Any]] = {}
+        self._is_making = False
+
+    def room_like(self, tensor: torch.Tensor, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        """In the place of the runtime's own."""
+        self._is_making = True
+        room = host.room_like(tensor, shape, dtype)
+        self._is_making = False
+        self.take(room)
+        return room
+
+    def take(self, tensor: torch.Tensor) -> None:
+        """This one lies there too."""
+        storage = local(tensor).untyped_storage()
+        self._held[id(storage)] = weakref.ref(storage)
+
+    def holds(self, tensor: torch.Tensor | None) -> bool:
+        if tensor is None:
+            return False
+        storage = local(tensor).untyped_storage()
+        held = self._held.get(id(storage))
+        return self._is_making or (held is not None and held() is storage)
 
 
 class Tracker(MemTracker):
-    """Counts a step of several microbatches: what PyTorch's notes of a module's last pass is dropped."""
+    """Counts a step of several microbatches: what PyTorch's notes of a module's last pass is dropped. What
+    `host` holds does not count."""
+
+    def __init__(self, host: Host) -> None:
+        super().__init__()
+        self._host = host
+
+    def _track(self, reftype: Any, tensor: torch.Tensor) -> None:
+        if not self._host.holds(tensor):
+            super()._track(reftype, tensor)
+
+    def _update_and_maybe_create_winfos(self, tensor: Any, *arguments: Any) -> Any:
+        if self._host.holds(tensor):
+            return set()
+        return super()._update_and_maybe_create_winfos(tensor, *arguments)
 
     def _pre_fw_hook(self, module: Any, inputs: Any) -> None:
         if not self._mod_tracker.is_bw:
@@ -40,10 +85,14 @@ def fake_ranks(rank: int, ranks: int) -> Iterator[None]:
 
 
 def allocated_bytes(plan: Plan, rank: int) -> dict[str, int]:
-    """Bytes in tensors of `rank` at the peak of its second step (the first makes the optimizer's states), by
-    the tracker's kinds and in all (`Total`)."""
-    fake = FakeTensorMode(allow_non_fake_inputs=True)
-    with fake_ranks(rank, plan.cluster.devices):
+    """Bytes in tensors of `rank` on its device at the peak of its second step (the first makes the
+    optimizer's states), by the tracker's kinds and in all (`Total`)."""
+    fake, there = FakeTensorMode(allow_non_fake_inputs=True), Host()
+    with (
+        fake_ranks(rank, plan.cluster.devices),
+        patch.object(host_states, "room_like", there.room_like),
+        patch.object(host_activations, "room_like", there.room_like),
+    ):
         with fake:
             module = reference_module(plan.model)
         job = parallelize(module, plan)  # meshes are made of tensors that are there
@@ -58,12 +107,23 @@ def allocated_bytes(plan: Plan, rank: int) -> dict[str, int]:
             warnings.simplefilter("ignore")  # of gradients that are gone when the tracker looks for them
             batch = torch.zeros((plan.job.global_batch_size, plan.job.seq_len + 1), dtype=torch.long)
             job.step(batch)
-            tracker = Tracker()
-            tracker.track_external(*(stage for _, stage in job.stages), job.optimizer)
-            for _, stage in job.stages:  # replicas keep the memory of their gradients from step to step
-                if stage.replicas is not None:
-                    tracker.track_external(*stage.replicas.memory)
+            tracker = Tracker(there)
+            tracker.track_external(*(stage for _, stage in job.stages), *_beside(job, there))
             with tracker:
                 job.step(batch)
             found = tracker.get_tracker_snapshot("peak")[torch.device("cpu")]
     return {getattr(kind, "value", kind): nbytes for kind, nbytes in found.items()}
+
+
+def _beside(job: Job, there: Host) -> Iterator[Any]:
+    """What the device has from step to step beside parameters."""
+    for _, stage in job.stages:
+        if stage.replicas is not None:
+            yield from stage.replicas.memory
+    if job.host is None:
+        yield job.optimizer
+        return
+    for states in job.optimizer.state.values():
+        for value in states.values():
+            there.take(value)
+    yield from job.host.arrived

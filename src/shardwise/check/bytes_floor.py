@@ -12,6 +12,7 @@ from shardwise.check.cells import EMBEDDING, HEAD, Cells, Layers, Pipeline, laye
 from shardwise.check.memory import (
     at_once_parts,
     boundary_buffers,
+    host_bytes,
     moves_gradients,
     own_bytes,
     reduced_bytes,
@@ -108,7 +109,10 @@ def bytes_floor(pipeline: Pipeline, cells: Cells, most: Column, *, is_paired: bo
     in_flight = pipeline.turn("held", cells)[rank] * stored
     kept = pipeline.amount("kept_bytes", cells)[:EMBEDDING].max(axis=0)
     away_too = moves_activations(cells)
-    held = np.where(away_too | is_open, np.minimum(in_flight, stored + kept), in_flight)
+    pair = _two_layers_bytes(pipeline, layers, cells, most)
+    held = kept_here = np.where(
+        away_too | is_open, np.minimum(in_flight, np.minimum(stored, pair)), in_flight
+    )
     again = kept - pipeline.amount("input_bytes", cells)[:EMBEDDING].max(axis=0)
     again = np.where(cells.recompute == FULL, again, 0.0)
     if pipeline.splits_backward:
@@ -139,7 +143,7 @@ def bytes_floor(pipeline: Pipeline, cells: Cells, most: Column, *, is_paired: bo
     if pipeline.pp == 1 and np.any(at_once):
         is_moving = at_once & moves_gradients(figures, d.optim) & ((d.param == 1) | ~is_known)
         moving = at_once_parts(
-            figures, [*kinds, embedding], head, is_shared=is_known & (d.optim > 1), stored=stored[0],
+            figures, [*kinds, embedding], head, is_shared=is_known & (d.optim > 1), stored=kept_here[0],
             again=again, parameters=weights[0], gradients=gradients[0], degree=d.optim,
             others=dense[0] - embedding["dense"],
         )  # fmt: skip
@@ -152,8 +156,21 @@ def bytes_floor(pipeline: Pipeline, cells: Cells, most: Column, *, is_paired: bo
     )
     device = allocated * (1 + efficiency.fragmentation_ratio) + efficiency.context_bytes
     device = device + efficiency.communicator_bytes * communicators
-    host = np.where(away, states, 0.0)[rank] + np.where(away_too, in_flight, 0.0)
+    moved = (dense / d.optim + expert / e.optim) * host_bytes(figures)
+    host = np.where(away, moved, 0.0)[rank] + np.where(away_too, in_flight, 0.0)
     return device, host.max(axis=0)
+
+
+def _two_layers_bytes(pipeline: Pipeline, layers: Layers, cells: Cells, most: Column) -> Column:
+    """The least that two layers of a kind that holds most hold, whose activations are moved."""
+    kept = pipeline.amount("kept_bytes", cells)[:EMBEDDING].max(axis=0)
+    found = 2 * kept
+    if (cells.recompute == SELECTIVE).any():
+        selective = pipeline.amount("kept_selective_bytes", cells)[:EMBEDDING].max(axis=0)
+        found = np.where(cells.recompute == SELECTIVE, 2 * selective, found)
+    inputs = pipeline.amount("input_bytes", cells)[:EMBEDDING].max(axis=0)
+    other = np.where(most < layers.least, kept, inputs)
+    return np.where(cells.recompute == FULL, inputs + other, found)
 
 
 def held_elements(pipeline: Pipeline, layers: Layers, cells: Cells) -> tuple[Column, Column]:

@@ -50,7 +50,7 @@ def memory_of(
     for number, stage in enumerate(stages):
         rank = family.rank_of(number)
         states, host_states = _states(figures, family, shardings, dense[rank], expert[rank])
-        held, host_held = _activations(family, kinds, stage, layers[number], rank)
+        held, again, host_held = _activations(family, kinds, stage, layers[number], rank)
         at_once = reduces_at_once(figures, family.microbatches, family.pp)
         ends_here = head if number == len(stages) - 1 else None
         largest = temporary_bytes(figures, kinds, ends_here)
@@ -61,13 +61,13 @@ def memory_of(
         if ends_here is not None and (family.schedule == "gpipe" or family.splits_backward):
             # The losses of all microbatches in flight are kept.
             largest = largest + (in_flight(family, rank) - 1) * head["logits_bytes"]
-        parts = {**states, **shared, "activations": held, "temporaries": largest}
+        parts = {**states, **shared, "activations": held + again, "temporaries": largest}
         if family.pp == 1 and np.any(at_once):
             degree = shardings.dense.optim
             is_moving = at_once & moves_gradients(figures, degree) & (shardings.dense.param == 1)
             moving = at_once_parts(
                 figures, blocks[:-1], head, is_shared=degree > 1,
-                stored=(stored := stored_bytes(family.rows, layers[number], stage)), again=held - stored,
+                stored=held, again=again,
                 parameters=states["parameters"], gradients=whole, degree=degree,
                 others=dense[rank] - blocks[-2]["dense"],
             )  # fmt: skip
@@ -214,7 +214,13 @@ def _states(
         "gradients": (dense / dense_grad + expert / expert_grad) * recipe.gradient_bytes,
         "optimizer": np.where(is_away, 0.0, states),
     }
-    return kept, np.where(is_away, states, 0.0)
+    on_host = (dense / d.optim + expert / e.optim) * host_bytes(figures)
+    return kept, np.where(is_away, on_host, 0.0)
+
+
+def host_bytes(figures: Figures) -> int:
+    """Of an element whose states are on the host: these, a master copy, and the weight that goes back."""
+    return figures.state_bytes + figures.recipe.master_bytes + figures.recipe.weight_bytes
 
 
 def own_bytes(figures: Figures, sharding: Sharding) -> Column:
@@ -229,18 +235,23 @@ def own_bytes(figures: Figures, sharding: Sharding) -> Column:
 
 def _activations(
     family: Family, kinds: Sequence[Amounts], stage: Mapping[str, Column], layers: Column, rank: int
-) -> tuple[Column, Column]:
-    """Bytes of activations on the device and on the host: what is stored; what is made again, of one layer,
-    or of the whole stage where it waits for the weights; and the gradients that wait there with it."""
+) -> tuple[Column, Column, Column]:
+    """Bytes of activations: what is stored on the device; what is made again there, of one layer, or of the
+    whole stage where it waits for the weights, and the gradients that wait with it; and on the host."""
     pairs = in_flight(family, rank)
     stored = stored_bytes(family.rows, layers, stage)
     is_away = offloads_activations(family.rows)
     kept = _largest(kinds, "kept_bytes")
-    near = np.where(is_away, np.minimum(pairs * stored, stored + kept), pairs * stored)
-    again = np.where(family.rows.recompute == "full", kept - _largest(kinds, "input_bytes"), 0.0)
+    inputs, recompute = _largest(kinds, "input_bytes"), family.rows.recompute
+    # While one layer computes, what another keeps comes or goes.
+    other = np.where(family.rows.recompute_layers < layers, kept, inputs)
+    pair = np.where(recompute == "selective", 2 * _largest(kinds, "kept_selective_bytes"), 2 * kept)
+    pair = np.where(recompute == "full", inputs + other, pair)
+    near = np.where(is_away, np.minimum(stored, pair), pairs * stored)
+    again = np.where(recompute == "full", kept - inputs, 0.0)
     waits = waiting(family, rank)
     again = np.maximum(again, waits * (stage["kept_bytes"] - stored)) + waits * stage["output_bytes"]
-    return near + again, np.where(is_away, pairs * stored, 0.0)
+    return near, again, np.where(is_away, pairs * stored, 0.0)
 
 
 def boundary_buffers(figures: Figures, microbatches: Column, tp: Column) -> Column:

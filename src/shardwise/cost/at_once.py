@@ -47,7 +47,7 @@ def at_once(problem: Problem, table: Any, price: Price) -> AtOnce:
     works = grid.temporaries
     at_layer = np.where(is_shared, works.reduced_layer[of_grid], works.layer[of_grid])
     at_head = np.where(is_shared, works.reduced_head[of_grid], works.head[of_grid])
-    kept = price.keeping.stage_bytes[0][price.of_keeping[rows]]
+    kept = price.keeping.held_bytes[0][price.of_keeping[rows]]
     again = price.keeping.device_bytes[0][price.of_keeping[rows]] - kept
     sent = np.where(is_shared, node.sent_bytes[0][of_node], 0.0)
     gradients = shards.gradient_bytes[0][of_shards] - sent

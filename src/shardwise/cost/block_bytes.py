@@ -10,7 +10,7 @@ from shardwise.cost.blocks import Block, Lie
 from shardwise.cost.keeping import ACTIVATIONS, BOTH, FULL, OPTIMIZER, SELECTIVE
 from shardwise.cost.memory import BOUNDARY_BUFFERS
 from shardwise.cost.problem import Problem
-from shardwise.cost.sync import PREFETCHED_LAYERS
+from shardwise.cost.sync import PREFETCHED_LAYERS, host_own_bytes
 from shardwise.cost.totals import Layers, Totals
 from shardwise.equations import memory
 from shardwise.schedule import in_flight, waiting
@@ -35,7 +35,7 @@ def least_bytes(problem: Problem, block: Block, lie: Lie, totals: Totals) -> Any
     on_last = states.layers(lie.on_last) + np.where(is_v, 0.0, states.head)
     ends_bytes = totals.embedding.kept_bytes + np.where(single, totals.head.kept_bytes, 0.0)
     least = on_first + kept.held(first, split.first, ends_bytes) + np.where(single, head_temporary, temporary)
-    one = np.maximum(kept.one(split.first, ends_bytes) + head_temporary, least - head_temporary - on_first)
+    one = np.maximum(kept.near(split.first, ends_bytes) + head_temporary, least - head_temporary - on_first)
     least = np.where(is_at_once(problem, block), on_first + one, least)
     with_head = kept.held(np.where(is_v, 0, end), split.last, totals.head.kept_bytes) + head_temporary
     least = np.maximum(least, np.where(single, 0.0, np.where(is_v, on_first, on_last) + with_head))
@@ -53,9 +53,9 @@ def least_bytes(problem: Problem, block: Block, lie: Lie, totals: Totals) -> Any
 def least_host_bytes(problem: Problem, block: Block, lie: Lie, totals: Totals) -> Any:
     """Bytes per device that everything in a block puts on the host of some rank at least: optimizer states
     and activations, of the same ranks as in `least_bytes`."""
-    recipe, layer, kept = problem.recipe, totals.layer, _Kept(block, totals)
+    layer, kept = totals.layer, _Kept(block, totals)
     is_offloaded = (block.offload == OPTIMIZER) | (block.offload == BOTH)
-    own = np.where(is_offloaded, recipe.master_bytes + problem.optimizer.state_bytes, 0.0)
+    own = np.where(is_offloaded, host_own_bytes(problem), 0.0)
     dense, expert = own / block.optim_shard, None
     if problem.model.experts is not None:
         expert = own / np.gcd(block.optim_shard, totals.expert_replicas)
@@ -200,6 +200,8 @@ class _Kept:
         self._is_selective = block.recompute == SELECTIVE
         self._moves = block.offload >= ACTIVATIONS
         most = totals.most
+        pair = np.where(self._is_selective, most.selective_bytes, most.kept_bytes)
+        self._two_layers = 2.0 * np.where(self._is_full, most.input_bytes, pair)
         self._again = np.where(self._is_full, most.kept_bytes - most.input_bytes, 0.0)
 
     def one(self, layers: Any, ends_bytes: Any) -> Any:
@@ -211,6 +213,11 @@ class _Kept:
             plain = np.where(self._is_selective, layer.selective_bytes.of(layers), plain)
         return plain + layer.input_bytes.of(again) + ends_bytes
 
+    def near(self, layers: Any, ends_bytes: Any) -> Any:
+        """What of that is on the device at the end of the forward pass."""
+        one = self.one(layers, ends_bytes)
+        return np.where(self._moves, np.minimum(one, self._two_layers), one)
+
     def _one_whole(self, whole: Any) -> Any:
         """One microbatch on all stages, as little as may be kept of it."""
         plain = np.where(self._is_selective, whole.selective_bytes, whole.kept_bytes)
@@ -221,7 +228,7 @@ class _Kept:
         block, totals = self._block, self._totals
         one = self.one(layers, ends_bytes)
         many = in_flight(block.schedule, block.pp, block.microbatches, block.vpp, rank)
-        held = np.where(self._moves, np.minimum(many * one, one + totals.most.kept_bytes), many * one)
+        held = np.where(self._moves, np.minimum(one, self._two_layers), many * one)
         held = held + self._again
         waits = waiting(block.schedule, block.microbatches, rank)
         # Where layers differ, or what is kept is moved, more may be held with more of it made again.
@@ -246,7 +253,7 @@ class _Kept:
         return np.where(self._moves, held * self._one_whole(whole) / block.vpp, 0.0)
 
     def whole(self, end: Any) -> Any:
-        """All ranks together, each with as few in flight as the last."""
+        """All ranks together, each with as few in flight as the last. What is moved counts nothing."""
         block, whole = self._block, self._totals.whole
         held = in_flight(block.schedule, block.pp, block.microbatches, block.vpp, end)
-        return np.where(self._moves, 1, held) * self._one_whole(whole) / block.vpp
+        return np.where(self._moves, 0.0, held) * self._one_whole(whole) / block.vpp

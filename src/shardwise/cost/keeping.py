@@ -30,8 +30,8 @@ class Keeping:
     of the gradient of the input `contended`: what passes in collectives by the cards by which gradients are
     summed.
 
-    Bytes: kept by one microbatch on the stage (`stage_bytes`), on the device at the peak, and moved to the
-    host.
+    Bytes: kept by one microbatch on the stage (`stage_bytes`); of all in flight on the device
+    (`held_bytes`), with what is made again there at the peak (`device_bytes`), and moved to the host.
     """
 
     forward_s: Any
@@ -42,6 +42,7 @@ class Keeping:
     forward_contended_s: Any
     input_contended_s: Any
     stage_bytes: Any
+    held_bytes: Any
     device_bytes: Any
     host_bytes: Any
 
@@ -51,7 +52,8 @@ def keeping_of(problem: Problem, table: Any, node: Node, of_node: Any) -> Keepin
     host_s, places = problem.profile.host_action_s, node.places
     stage, in_flight = node.stage.taken(of_node), node.in_flight[:, of_node]
     per_stage = np.where(table.recompute == FULL, table.recompute_layers, 0)
-    share = memory.recomputed_share(per_stage, places.layers.sum(axis=0)[:, of_node])
+    layers = places.layers.sum(axis=0)[:, of_node]
+    share = memory.recomputed_share(per_stage, layers)
     is_selective = table.recompute == SELECTIVE
     recompute_s = np.where(is_selective, stage.selective_s, share * stage.full_s)
     one = np.where(
@@ -65,6 +67,7 @@ def keeping_of(problem: Problem, table: Any, node: Node, of_node: Any) -> Keepin
     layer_kept, layer_input = node.layer_kept_bytes[of_node], node.layer_input_bytes[of_node]
     moves = table.offload >= ACTIVATIONS
     held = in_flight * one
+    near = np.where(moves, np.minimum(one, two_layers_bytes(table, node, of_node, per_stage < layers)), held)
     waiting = node.waiting[:, of_node]
     layer_again = np.where(table.recompute == FULL, layer_kept - layer_input, 0.0)
     return Keeping(
@@ -76,7 +79,8 @@ def keeping_of(problem: Problem, table: Any, node: Node, of_node: Any) -> Keepin
         forward_contended_s=node.contended.forward_s[:, of_node],
         input_contended_s=node.contended.input_s[:, of_node] + share * node.contended.again_s[:, of_node],
         stage_bytes=one,
-        device_bytes=np.where(moves, np.minimum(held, one + layer_kept), held)
+        held_bytes=near,
+        device_bytes=near
         # What is made again in a backward of the inputs stays until that of the weights; else a layer's goes
         # before the next one's comes.
         + np.maximum(waiting * (stage.kept_bytes - one), layer_again)
@@ -84,6 +88,17 @@ def keeping_of(problem: Problem, table: Any, node: Node, of_node: Any) -> Keepin
         + waiting * stage.output_bytes,
         host_bytes=np.where(moves, held, 0.0),
     )
+
+
+def two_layers_bytes(table: Any, node: Node, of_node: Any, keeps_some: Any) -> Any:
+    """What two layers hold whose activations are moved: while one computes, those of the other go or come.
+
+    Of layers that recompute in full all but the input is made again, and counted there; where the stage
+    `keeps_some` whole, such a one is beside another.
+    """
+    kept, inputs = node.layer_kept_bytes[of_node], node.layer_input_bytes[of_node]
+    plain = 2.0 * np.where(table.recompute == SELECTIVE, node.layer_selective_bytes[of_node], kept)
+    return np.where(table.recompute == FULL, inputs + np.where(keeps_some, kept, inputs), plain)
 
 
 def offload_s(problem: Problem, table: Any, nbytes: Any, sums: Sums) -> tuple[Any, Any]:

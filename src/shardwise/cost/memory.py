@@ -123,7 +123,7 @@ def host_bytes(table: Any, price: Price) -> Any:
     rows = np.flatnonzero(table.offload)
     if len(rows):
         moved = price.keeping.host_bytes[:, price.of_keeping[rows]]
-        states = price.shards.state_bytes[:, price.of_shards[rows]]
+        states = price.shards.host_state_bytes[:, price.of_shards[rows]]
         owns = _owns_states(table)[rows]
         total[rows] = (np.where(owns, 0.0, states) + moved).max(axis=0)
     return total

@@ -82,6 +82,7 @@ class Node:
     blocked_back_s: Any
     boundary_bytes: Any
     layer_kept_bytes: Any
+    layer_selective_bytes: Any
     layer_input_bytes: Any
     layer_dense_weights: Any
     layer_expert_weights: Any
@@ -133,6 +134,7 @@ def node_of(problem: Problem, table: Any, grid: GridCost, of_grid: Any, places: 
         blocked_back_s=(1.0 - overlap) * back_s,
         boundary_bytes=grid.hop_bytes[of_grid],
         layer_kept_bytes=_over_kinds(grid, "kept_bytes", np.maximum)[of_grid],
+        layer_selective_bytes=_over_kinds(grid, "selective_bytes", np.maximum)[of_grid],
         layer_input_bytes=_over_kinds(grid, "input_bytes", np.maximum)[of_grid],
         layer_dense_weights=_over_kinds(grid, "dense_weights", np.maximum)[of_grid],
         layer_expert_weights=_over_kinds(grid, "expert_weights", np.maximum)[of_grid],

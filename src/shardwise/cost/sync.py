@@ -170,8 +170,9 @@ class Shards:
     """What the sharding degrees decide beside the node.
 
     Per place: gathers and `scatter_s` per microbatch on the stage; bytes on the rank, with optimizer states
-    and without. `reduction_s` and `gathering_s`, once per step and before overlap, only at the places asked
-    for. Per row: whether ranks share optimizer states, and the end of the step.
+    and without, and on its host where the states are there. `reduction_s` and `gathering_s`, once per step
+    and before overlap, only at the places asked for. Per row: whether ranks share optimizer states, and the
+    end of the step.
     """
 
     forward_gather_s: Any
@@ -182,6 +183,7 @@ class Shards:
     parameter_bytes: Any
     gradient_bytes: Any
     state_bytes: Any
+    host_state_bytes: Any
     gathered_bytes: Any
     shares_states: Any
     norm_s: Any
@@ -232,6 +234,7 @@ def shards_of(
             rank_dense, own_bytes(problem, dense.param, dense.optim), dense.optim
         )
         + memory.sharded_bytes(rank_expert, own_bytes(problem, expert.param, expert.optim), expert.optim),
+        host_state_bytes=rank_bytes(host_own_bytes(problem), dense.optim, expert.optim),
         gathered_bytes=gathered_bytes(problem, node, of_node, sharding),
         shares_states=dense.optim > 1,
         norm_s=norm_s(problem, table, fabric, owned),
@@ -250,6 +253,12 @@ def own_bytes(problem: Problem, param_shard: Any, optim_shard: Any) -> Any:
     if not problem.profile.reduces_by_block or recipe.master_bytes or not state_bytes:
         return own
     return own + recipe.weight_bytes * np.where(param_shard < optim_shard, 1.0, 0.0)
+
+
+def host_own_bytes(problem: Problem) -> Any:
+    """Bytes on the host per element that a rank's optimizer owns there: master copy and states, and the
+    weights as they go back to the device."""
+    return problem.recipe.master_bytes + problem.optimizer.state_bytes + problem.recipe.weight_bytes
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,7 +38,9 @@ class Present:
         """What is best over the horizon, where `rates` are links with bandwidths (bytes/s) that are not as
         the cluster has them."""
         situation = self._situation(rates)
-        shapes = Shapes(self._prices, present=situation.common, axes=self._target.axes)
+        asked = () if running.offload == "none" else ("offload",)
+        axes = self._target.axes_for(self._prices.cluster.classes, asked)
+        shapes = Shapes(self._prices, present=situation.common, axes=axes)
         planner = Planner(self._steps, shapes, self._transitions(costs), self._can_run)
         return planner.replan(self._arranged(running), situation, horizon_s=horizon_s)
 

@@ -225,6 +225,7 @@ def load(job: Job | UnevenJob, folder: str) -> None:
             parameter.copy_(state[f"model.{whole}"])
             for key, value in job.optimizer.state[parameter].items():
                 value.copy_(state[f"optimizer.{whole}.{key}"])
+    job.spread()
 
 
 def _load(state: Mapping[str, Tensor | Boxes], folder: str) -> None:

@@ -12,6 +12,7 @@ from shardwise.runtime.context import AllToAll, Context, Ring
 from shardwise.runtime.dispatch import Dispatch
 from shardwise.runtime.dtypes import COMPUTE
 from shardwise.runtime.gradients import Tie
+from shardwise.runtime.host_activations import MOVES_ACTIVATIONS, HostActivations
 from shardwise.runtime.loss import batch_share_loss
 from shardwise.runtime.mesh import Place, expert_mesh, rank_grid
 from shardwise.runtime.modules import Stage
@@ -34,8 +35,9 @@ def stages_of(module: Stage, plan: Plan, place: Place, mesh: DeviceMesh) -> Stag
     experts = expert_mesh(strategy, mesh.device_type) if plan.model.experts is not None else None
     context = _context_of(strategy)
     stages = _parts(module, plan, place)
+    host = HostActivations(mesh.device_type) if strategy.offload in MOVES_ACTIVATIONS else None
     for _, stage in stages:
-        _prepare_layers(stage, plan, context)
+        _prepare_layers(stage, plan, context, host)
         positions = torch.arange(plan.job.seq_len)
         if context is not None:
             positions = context.positions(plan.job.seq_len)
@@ -63,13 +65,16 @@ def _place_experts(stage: Stage, mesh: DeviceMesh, experts: DeviceMesh, strategy
             mixture.shared_tokens = Shared(mesh["tp"].get_group())
 
 
-def _prepare_layers(stage: Stage, plan: Plan, context: Context | None) -> None:
-    """Say what each layer recomputes, and how its attention crosses the context group."""
+def _prepare_layers(stage: Stage, plan: Plan, context: Context | None, host: HostActivations | None) -> None:
+    """Say what each layer recomputes, how its attention crosses the context group, and what has what it
+    keeps on the host."""
+    stage.host = host
     kinds = recompute_kinds(plan.best.strategy, len(stage.layers))
     for layer, kind in zip(stage.layers.values(), kinds, strict=True):
         layer.recompute = kind
         layer.is_split = plan.best.strategy.pp > 1 and plan.best.strategy.schedule in SPLIT_NAMES
         layer.attention.context = context
+        layer.store = host
 
 
 def _context_of(strategy: Strategy) -> Context | None:

@@ -15,7 +15,9 @@ from shardwise.plan import Plan
 from shardwise.runtime.accumulate import Accumulation
 from shardwise.runtime.data import check_batch
 from shardwise.runtime.divide import engine_of, stages_of, tie_of
+from shardwise.runtime.dtypes import COMPUTE
 from shardwise.runtime.gradients import Tie, clip, settle, square_sum
+from shardwise.runtime.host_states import MOVES_STATES, HostStates
 from shardwise.runtime.mesh import Place, device_mesh, place_of
 from shardwise.runtime.modules import Stage
 from shardwise.runtime.optimizer import optimizer_of
@@ -38,7 +40,9 @@ class Job:
         tie: Tie | None,
         optimizer: torch.optim.Optimizer,
         max_norm: float,
+        host: HostStates | None,
     ) -> None:
+        """`optimizer` has the parameters of `host` where that keeps them."""
         self.plan = plan
         self.place = place
         self.mesh = mesh
@@ -46,6 +50,7 @@ class Job:
         self.optimizer = optimizer
         self._engine = engine
         self._tie = tie
+        self.host = host
         self.max_norm = max_norm
 
     @property
@@ -85,8 +90,20 @@ class Job:
     def update(self) -> None:
         """The part of `step` behind `backward`: the optimizer takes the gradients, and they are gone."""
         with record_function(OPTIMIZER):
-            self.optimizer.step()
+            if self.host is not None:
+                self.host.step(self.optimizer)
+            else:
+                self.optimizer.step()
         self.optimizer.zero_grad()
+
+    def owned(self, parameter: nn.Parameter) -> nn.Parameter:
+        """What the optimizer has of `parameter`: itself, or in its place the host's."""
+        return parameter if self.host is None else self.host.parameters[parameter]
+
+    def spread(self) -> None:
+        """Have what ranks compute with be what the optimizer has now, after that was written to."""
+        if self.host is not None:
+            self.host.spread()
 
     def _counted(self) -> Iterable[nn.Parameter]:
         """Parameters that belong to the gradient norm: of tied copies the first."""
@@ -119,6 +136,14 @@ def divided_job(module: Stage, plan: Plan, *, device_type: str, lr: float, max_n
     place = place_of(strategy, distributed.get_rank())
     mesh = device_mesh(strategy, device_type)
     stages = stages_of(module, plan, place, mesh)
+    parameters = [parameter for _, stage in stages for parameter in stage.parameters()]
+    host = None
+    if strategy.offload in MOVES_STATES:
+        host = HostStates(
+            [stage for _, stage in stages], device_type=device_type, dtype=COMPUTE[plan.job.dtype],
+            keeps_shards=strategy.param_shard > 1,
+        )  # fmt: skip
+        parameters = [host.parameters[parameter] for parameter in parameters]
     return Job(
         plan=plan,
         place=place,
@@ -126,8 +151,9 @@ def divided_job(module: Stage, plan: Plan, *, device_type: str, lr: float, max_n
         stages=stages,
         engine=engine_of(stages, plan, place, mesh),
         tie=tie_of(stages, plan),
-        optimizer=optimizer_of(plan.job.optimizer, [stage for _, stage in stages], lr=lr),
+        optimizer=optimizer_of(plan.job.optimizer, parameters, lr=lr),
         max_norm=max_norm,
+        host=host,
     )
 
 

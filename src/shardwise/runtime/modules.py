@@ -9,6 +9,7 @@ samples and parameters alone.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -21,10 +22,11 @@ from shardwise.model import Decoder, GroupedQuery, LayerShape, Mlp, Model, Route
 from shardwise.runtime.context import Context
 from shardwise.runtime.experts import MixtureOfExperts
 from shardwise.runtime.feed_forward import FeedForward
+from shardwise.runtime.host_activations import HostActivations
 from shardwise.runtime.norms import RmsNorm
 from shardwise.runtime.numerics import Numerics, Rope, numerics_of
 from shardwise.runtime.parts import Boundary
-from shardwise.runtime.recompute import recomputed
+from shardwise.runtime.recompute import Store, recomputed
 from shardwise.runtime.replicas import Replicas
 
 Rotation = tuple[Tensor, Tensor] | None
@@ -130,7 +132,7 @@ class Layer(nn.Module):
     """One decoder layer: attention and MLP one after the other, or side by side (`order`).
 
     `recompute` says what its backward pass computes again, and `is_split` whether that pass is done in two
-    halves, for inputs and for weights.
+    halves, for inputs and for weights. Of a layer that recomputes, `store` has what it keeps.
     """
 
     def __init__(self, shape: LayerShape, numerics: Numerics) -> None:
@@ -139,6 +141,7 @@ class Layer(nn.Module):
         self.order = shape.order
         self.recompute = "none"
         self.is_split = False
+        self.store: Store | None = None
         self.rope = numerics.rope(attention.head_dim) if attention.rotary else None
         self.attention_norm = norm_module(shape, shape.hidden, numerics.epsilon)
         self.attention = Attention(attention, shape.hidden, numerics)
@@ -153,7 +156,8 @@ class Layer(nn.Module):
     def forward(self, x: Tensor, rotation: Rotation) -> Tensor:
         if self.recompute == "none":
             return self._hidden(x, rotation)
-        return recomputed(self._hidden, self.recompute, is_split=self.is_split)(x, rotation)
+        run = recomputed(self._hidden, self.recompute, is_split=self.is_split, store=self.store)
+        return run(x, rotation)
 
     def _hidden(self, x: Tensor, rotation: Rotation) -> Tensor:
         if self.order == "post":
@@ -203,7 +207,8 @@ class Stage(nn.Module):
 
     `positions` are the places in the sequence of the tokens that this rank works on, `kept` those among them
     that its hidden states have between layers (fewer where the sequence is split over tensor ranks).
-    `replicas` adds up the gradients of a stage that data ranks hold whole.
+    `replicas` adds up the gradients of a stage that data ranks hold whole; `host` has what its layers keep
+    for the backward pass, where that goes there.
     """
 
     def __init__(self, model: Model, layers: Iterable[tuple[int, Layer]]) -> None:
@@ -216,6 +221,7 @@ class Stage(nn.Module):
         self.kept: Tensor | None = None
         self.boundary: Boundary | None = None
         self.replicas: Replicas | None = None
+        self.host: HostActivations | None = None
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits (or hidden states) of tokens (or hidden states); with a `boundary`, hidden states come and
@@ -225,6 +231,8 @@ class Stage(nn.Module):
         positions = self.places(x.shape[1])
         if self.embedding is not None:
             x = self.embedding(x, positions if self.kept is None else self.kept)
+        if self.host is not None:
+            self.host.begin()
         rotations: dict[Rope, tuple[Tensor, Tensor]] = {}
         for layer in self.layers.values():
             rotation = None
@@ -232,9 +240,11 @@ class Stage(nn.Module):
                 if layer.rope not in rotations:
                     rotations[layer.rope] = rotation_of(layer.rope, positions)
                 rotation = rotations[layer.rope]
-            x = layer(x, rotation)
+            with nullcontext() if self.host is None else self.host.layer(layer, rotation or ()):
+                x = layer(x, rotation)
         if self.head is not None:
-            return self.head(x)
+            with nullcontext() if self.host is None else self.host.head():
+                return self.head(x)
         return x if self.boundary is None else self.boundary.sent(x)
 
     def places(self, tokens: int) -> Tensor:

@@ -64,6 +64,7 @@ def move(job: Job, plan: Plan, *, piece_bytes: int = PIECE_BYTES) -> tuple[Job, 
         for turn, source in enumerate((have, need)):
             these = [one for one in planned if one.round == turn]
             _exchange(these, source, need, streams, piece_bytes, device=target.mesh.device_type)
+    target.spread()
     distributed.barrier()
     destroy_groups(groups)
     moved: dict[tuple[int, int], int] = defaultdict(int)
@@ -177,7 +178,7 @@ def _exchange(
             if piece is None:
                 del outgoing[other]
                 continue
-            pending.append(distributed.P2POp(distributed.isend, _packed(piece, source), other))
+            pending.append(distributed.P2POp(distributed.isend, _packed(piece, source).to(device), other))
         if pending:
             flying.append((distributed.batch_isend_irecv(pending), arriving))
         # The next pieces are on their way while these are put where they belong.

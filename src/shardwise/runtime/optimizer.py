@@ -15,10 +15,9 @@ WEIGHT_DECAY = 0.1
 """AdamW as GPT-3 was trained with it (Brown et al. 2020, appendix B); decay on matrices only."""
 
 
-def optimizer_of(name: str, stages: Iterable[nn.Module], *, lr: float) -> torch.optim.Optimizer:
-    """`adamw` or `sgd` over all parameters of `stages`; weights decay where they are matrices."""
-    parameters = ((each, each.dim() > 1) for stage in stages for each in stage.parameters())
-    return optimizer_of_parameters(name, parameters, lr=lr)
+def optimizer_of(name: str, parameters: Iterable[nn.Parameter], *, lr: float) -> torch.optim.Optimizer:
+    """`adamw` or `sgd` over `parameters`; weights decay where they are matrices."""
+    return optimizer_of_parameters(name, ((each, each.dim() > 1) for each in parameters), lr=lr)
 
 
 def optimizer_of_parameters(

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, distributed
+from torch import Tensor, distributed, nn
 from torch.distributed import ProcessGroup
 from torch.distributed.checkpoint import DefaultLoadPlanner, DefaultSavePlanner
 from torch.distributed.checkpoint.metadata import (
@@ -17,6 +17,8 @@ from torch.distributed.checkpoint.metadata import (
     TensorProperties,
 )
 from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam, ShardedState
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining._backward import stage_backward
 from torch.distributed.pipelining.schedules import _Action, _PipelineScheduleRuntime
@@ -33,6 +35,7 @@ __all__ = [
     "DispatchMode",
     "Handed",
     "HandingStage",
+    "HostedShard",
     "LoadsBoxes",
     "LocalAdamW",
     "SavesBoxes",
@@ -44,6 +47,8 @@ __all__ = [
     "destroy_groups",
     "executed_actions",
     "forget_meshes",
+    "hosted_shards",
+    "laid_like",
     "multiply_all",
     "pipeline_runtime",
     "process_groups",
@@ -341,6 +346,71 @@ class LocalAdamW(torch.optim.AdamW):
         for tensors in (params, grads, *states):
             tensors[:] = [each.to_local() if isinstance(each, DTensor) else each for each in tensors]
         return has_complex
+
+
+class HostedShard(FSDPParam):
+    """A parameter that `fully_shard` divides and whose weight is on the host. On the device it has its shape,
+    its layout and its gradients; what is gathered is what it was `given` in its `room`."""
+
+    given: Tensor | None
+    _sent: Tensor
+    _keeps: bool
+
+    def leave(self, sent: Tensor, *, keeps: bool) -> None:
+        """From now on the rank's part is no more on the device, but comes from the host as `sent`, in whose
+        dtype it is gathered. Unless the device `keeps` what came, it goes with the gathering."""
+        local = self._sharded_local_tensor
+        self.given, self._sent, self._keeps = None, sent, keeps
+        self.param_dtype = None  # what is gathered is not made narrower any more
+        # A tensor of which all elements are one: it takes no memory, and cannot be written to.
+        empty = local.new_zeros(()).expand(local.shape)
+        self.sharded_param._local_tensor = empty
+        self._sharded_param_data = empty.new_empty(0)
+
+    def room(self) -> Tensor:
+        """Where the device has the rank's part until it is gathered; flat."""
+        own = self._sent.numel()
+        if self.given is None:
+            size = self.padded_sharded_param_size.numel()
+            self.given = self._sharded_local_tensor.new_empty(size, dtype=self._sent.dtype)
+            self.given[own:].zero_()
+        return self.given[:own]
+
+    @property
+    def all_gather_inputs(self) -> list[Tensor]:
+        if self.sharded_state != ShardedState.SHARDED:
+            return super().all_gather_inputs
+        if self.given is None:  # gathered again without a step between
+            self.room().copy_(self._sent.view(-1), non_blocking=True)
+        given = self.given
+        if given is None:
+            raise AssertionError("a room has memory")
+        if not self._keeps:
+            self.given = None
+            if given.device.type != "cpu":  # gathering is on a stream of its own
+                given.record_stream(torch.accelerator.current_stream())
+        return [given]
+
+
+def hosted_shards(stage: nn.Module) -> dict[nn.Parameter, HostedShard]:
+    """By each parameter of `stage` that `fully_shard` divides its shard, made one that can leave the device.
+    `stage` is divided in all its parts, and has not run yet."""
+    if not isinstance(stage, FSDPModule):
+        return {}
+    state = stage._get_fsdp_state()
+    state._lazy_init()  # which takes in what the parameters are; later it would do so with what they were
+    found = {}
+    for each in state._state_ctx.all_states:
+        group = each._fsdp_param_group
+        for param in [] if group is None else group.fsdp_params:
+            param.__class__ = HostedShard
+            found[param.sharded_param] = param
+    return found
+
+
+def laid_like(local: Tensor, like: Tensor) -> Tensor:
+    """What this rank has of a tensor that is laid out as `like`, wherever it lies."""
+    return DTensor(local, like._spec, requires_grad=False) if isinstance(like, DTensor) else local
 
 
 def _laid_out_as(grad: Tensor, param: Tensor) -> Tensor:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -29,59 +30,78 @@ _KEPT = (
 """Operators whose outputs selective recomputation keeps: matrix products, and tokens sent to experts."""
 
 
-def _whole() -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
+class Store(Protocol):
+    """Where what is kept lies until the backward pass."""
+
+    def put(self, tensor: Tensor) -> Any: ...
+
+    def take(self, kept: Any) -> Tensor: ...
+
+
+class _Here:
+    """The device: tensors stay as they are."""
+
+    def put(self, tensor: Tensor) -> Any:
+        return tensor
+
+    def take(self, kept: Any) -> Tensor:
+        found: Tensor = kept
+        return found
+
+
+def _whole(store: Store) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
+    """Its input is kept by `checkpoint`, as autograd keeps tensors."""
     return nullcontext(), nullcontext()
 
 
-def _kept_products() -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
+def _kept_products(store: Store) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
     """PyTorch's own contexts count all operators, and refuse a layer with a part that `fully_shard` gathers:
     it notes for the profiler what it does, which is not the same in both passes."""
-    kept: list[Tensor] = []
-    return _Keeping(kept), _Replaying(kept)
+    kept: deque[Any] = deque()
+    return _Keeping(kept, store), _Replaying(kept, store)
 
 
 class _Keeping(DispatchMode):
     """Keeps the outputs of the operators in `_KEPT`."""
 
-    def __init__(self, kept: list[Tensor]) -> None:
+    def __init__(self, kept: deque[Any], store: Store) -> None:
         super().__init__()
-        self._kept = kept
+        self._kept, self._store = kept, store
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         output = func(*args, **(kwargs or {}))
         if func in _KEPT:
-            self._kept.append(output.detach())
+            self._kept.append(self._store.put(output.detach()))
         return output
 
 
 class _Replaying(DispatchMode):
     """Gives back what was kept, in its order."""
 
-    def __init__(self, kept: list[Tensor]) -> None:
+    def __init__(self, kept: deque[Any], store: Store) -> None:
         super().__init__()
-        self._kept = iter(kept)
+        self._kept, self._store = kept, store
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func not in _KEPT:
             return func(*args, **(kwargs or {}))
-        return next(self._kept).detach()
+        return self._store.take(self._kept.popleft()).detach()
 
 
-_CONTEXTS: dict[str, Contexts] = {"full": _whole, "selective": _kept_products}
+_CONTEXTS: dict[str, Callable[[Store], Any]] = {"full": _whole, "selective": _kept_products}
 
 
-def recomputed(forward: Forward, kind: str, *, is_split: bool) -> Forward:
+def recomputed(forward: Forward, kind: str, *, is_split: bool, store: Store | None = None) -> Forward:
     """`forward` that keeps its input alone (`full`), or its input and the outputs of its matrix products
-    (`selective`: norms, attention and activation functions are computed again).
+    (`selective`: norms, attention and activation functions are computed again), these in `store`.
 
     A backward pass that `is_split`, for inputs first and for weights later, calls autograd for each group of
     parameters; PyTorch's own `checkpoint` would compute a layer again in each of these calls.
     """
+    contexts: Contexts = partial(_CONTEXTS[kind], store or _Here())
     if is_split:
-        return partial(_recomputed_once, forward, _CONTEXTS[kind])
-    return partial(
-        checkpoint, forward, use_reentrant=False, preserve_rng_state=False, context_fn=_CONTEXTS[kind]
-    )
+        return partial(_recomputed_once, forward, contexts)
+    return partial(checkpoint, forward, use_reentrant=False, preserve_rng_state=False, context_fn=contexts)
 
 
 class _Enough(Exception):

@@ -14,8 +14,10 @@ STATES = {"adamw": ("step", "exp_avg", "exp_avg_sq"), "sgd": ("momentum_buffer",
 
 
 def named(job: Job) -> list[tuple[int, str, Any]]:
-    """This rank's parameters with their stages and names."""
-    return [(index, name, p) for index, stage in job.stages for name, p in stage.named_parameters()]
+    """This rank's parameters, as its optimizer has them, with their stages and names."""
+    return [
+        (index, name, job.owned(p)) for index, stage in job.stages for name, p in stage.named_parameters()
+    ]
 
 
 def whole_name(job: Job, index: int, name: str) -> str:

@@ -16,6 +16,8 @@ _TRANSFER = re.compile(r"PP:(\d+(?:SEND|RECV)_[FB]\d+|\d+REDUCE_GRAD)")
 _COLLECTIVE = re.compile(r"(?:gloo|nccl):(\w+)")
 OPTIMIZER = "optimizer"
 """Name of the span of the optimizer."""
+TO_HOST, FROM_HOST = "to host", "from host"
+"""Names of the spans of what is offloaded, on its way."""
 
 
 class StepTrace:
@@ -48,5 +50,7 @@ def _shown(event: str) -> Iterator[tuple[str, str]]:
         yield COMPUTE, match[1]
     elif event == OPTIMIZER:
         yield COMPUTE, event
+    elif event in (TO_HOST, FROM_HOST):
+        yield COMMUNICATION, event
     elif match := _TRANSFER.fullmatch(event) or _COLLECTIVE.match(event):
         yield COMMUNICATION, match[1]

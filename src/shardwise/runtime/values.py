@@ -30,6 +30,7 @@ def fill(job: Job | UnevenJob, whole: Whole) -> None:
             if own.numel():
                 value = whole(whole_name(job, index, name), parameter.shape)
                 own.copy_(_part(value, region_of(parameter)).reshape(own.shape))
+        job.spread()
 
 
 def _fill_shares(job: UnevenJob, whole: Whole) -> None:

@@ -34,7 +34,8 @@ def plan_for(
                 f"is not run by {target.command}", key=f"fix.{name}", found=str(value),
                 allowed=f"{', '.join(map(str, target.axes[name]))}, or --target any",
             )  # fmt: skip
-    asked = _narrowed(question, target.axes)
+    named = {*question.fixed, *question.axes}
+    asked = _narrowed(question, target.axes_for(question.cluster.classes, named))
     if asked is None:
         raise _nothing(target)
     return _within_limits(target, asked, partial(planner, progress=progress))

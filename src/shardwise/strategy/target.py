@@ -4,7 +4,7 @@ target itself where it is our own runtime."""
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -94,7 +94,8 @@ class Target:
     """What one version of a target can do.
 
     `axes` are fields of which it does some values only, `windowed_axes` those of models whose attention looks
-    through windows of the sequence, `limits` what it does not do together. `devices`,
+    through windows of the sequence, `limits` what it does not do together. Of the fields of `unasked_axes`
+    plans for clusters of `devices` have these values, where no others are asked for. `devices`,
     `dtypes`, `optimizers` and model `families` are all that it knows; on devices of the vendors of
     `accelerators` it runs too, but is not what a plan for them is made for unless it is asked for. `command`
     carries out a plan. Uneven plans it carries out in `uneven_dtypes`, in none where that is empty;
@@ -116,10 +117,17 @@ class Target:
     uneven_dtypes: tuple[str, ...] = ()
     runs_braids: bool = False
     windowed_axes: Axes = field(default_factory=dict, hash=False)
+    unasked_axes: Axes = field(default_factory=dict, hash=False)
 
     def with_windows(self, has_windows: bool) -> Target:
         """What it can do with a model whose attention looks through windows, or with one that has none."""
         return replace(self, axes={**self.axes, **self.windowed_axes}) if has_windows else self
+
+    def axes_for(self, classes: Iterable[str], asked: Container[str] = ()) -> Axes:
+        """Values of fields among which a plan for a cluster of these classes of devices is looked for, where
+        the fields `asked` for are up to the question."""
+        own = self.unasked_axes if self.knows_devices(classes) else {}
+        return {**{name: values for name, values in own.items() if name not in asked}, **self.axes}
 
     def knows_devices(self, classes: Iterable[str]) -> bool:
         """Whether it runs on clusters of these classes of devices."""
@@ -190,6 +198,7 @@ def target_from_record(record: Mapping[str, Any]) -> Target:
         uneven_dtypes=tuple(record.get("uneven", {}).get("dtypes", ())),
         runs_braids=record.get("uneven", {}).get("braids", False),
         windowed_axes={name: tuple(values) for name, values in record.get("windowed_axes", {}).items()},
+        unasked_axes={name: tuple(values) for name, values in record.get("unasked_axes", {}).items()},
         **{name: tuple(record[name]) for name in known},
     )
 

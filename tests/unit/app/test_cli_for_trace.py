@@ -101,7 +101,7 @@ def test_what_does_not_fit_together_is_one_line_and_writes_nothing(
 
 def test_what_our_runtime_runs_of_a_plan_for_a_trace_is_told(run: Any) -> None:
     job = ("gpt2", "--cluster", "2x2xcpu", "--seq-len", "64", "--global-batch-size", "8", "--dtype", "fp32")
-    for fix, told in (("pp=2,schedule=1f1b", []), ("offload=optimizer", ["offload=optimizer"])):
+    for fix, told in (("pp=2,schedule=1f1b", []), ("pp=2,schedule=zb_h1,offload=both", ["offload=both"])):
         ran = run("plan", *job, "--fix", fix, "--events", "slow n1 0.5", "--json")
         found = json.loads(ran.out)["not_run"]
         assert [one.partition(" (")[0] for one in found] == told

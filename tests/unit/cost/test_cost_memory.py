@@ -176,7 +176,8 @@ def test_recomputation_keeps_less(recompute: str, activations: tuple[float, ...]
         # gradients.
         ("pp=4,schedule=zb_h1,recompute=full", (700, 1000, 1300, 1600)),
         ("pp=4,schedule=zb_h1,recompute=selective", (700, 1000, 1300, 1600)),
-        ("pp=4,schedule=zb_h1,recompute=full,offload=activations", (700, 1000, 1300, 1600)),
+        # The input of one alone, where those of the others are on the host.
+        ("pp=4,schedule=zb_h1,recompute=full,offload=activations", (400, 700, 1000, 1300)),
         # Of seven, and 2 r + 1.
         ("pp=4,schedule=zb_h2,recompute=full", (1000, 1600, 2200, 2800)),
         # One of two layers is recomputed; four microbatches, two in flight.
@@ -194,20 +195,35 @@ def test_sequence_parallelism_splits_what_norms_keep() -> None:
     close(bytes_of(one_node(), "tp=2,sequence_parallel=yes").activations, 4 * 150.0)
 
 
-def test_offloaded_activations_leave_one_microbatch_and_a_layer() -> None:
-    p = one_node()
-    close(bytes_of(p, "pp=4,offload=activations").activations, 600.0, 600.0, 600.0, 300.0)
-    close(bytes_of(p, "pp=4,offload=both").activations, 600.0, 600.0, 600.0, 300.0)
-    close(bytes_of(p, "pp=4,offload=optimizer").activations, 1200.0, 900.0, 600.0, 300.0)
+@pytest.mark.parametrize(
+    ("text", "activations"),
+    [
+        # Stages of one layer, which keeps 300 B.
+        ("pp=4,offload=activations", (300, 300, 300, 300)),
+        ("pp=4,offload=both", (300, 300, 300, 300)),
+        ("pp=4,offload=optimizer", (1200, 900, 600, 300)),
+        # Of two, and of four: one computes, another's come or go.
+        ("pp=2,offload=activations", (600, 600)),
+        ("dp=4,offload=activations", (600,)),
+        ("dp=4,offload=activations,recompute=selective", (200,)),
+        # Two inputs, and 200 B that are made again.
+        ("dp=4,offload=activations,recompute=full", (400,)),
+        # Half of the layers keep all: such a one beside another that does.
+        ("dp=4,offload=activations,recompute=full,recompute_layers=2", (600,)),
+    ],
+)
+def test_offloaded_activations_leave_two_layers(text: str, activations: tuple[float, ...]) -> None:
+    close(bytes_of(one_node(), text).activations, *activations)
 
 
 @pytest.mark.parametrize(
     ("offload", "states", "on_host"),
     [
         ("none", 310.0 * 12, 0.0),
-        ("optimizer", 0.0, 310.0 * 12),  # the ends have a layer and 200 weights
+        # The ends have a layer and 200 weights: states and master copies of 12 B, and 2 B that go back.
+        ("optimizer", 0.0, 310.0 * 14),
         ("activations", 310.0 * 12, 4 * 300.0),
-        ("both", 0.0, 310.0 * 12 + 4 * 300.0),
+        ("both", 0.0, 310.0 * 14 + 4 * 300.0),
     ],
 )
 def test_offloaded_bytes_move_to_the_host(offload: str, states: float, on_host: float) -> None:

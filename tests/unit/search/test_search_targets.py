@@ -88,8 +88,19 @@ def test_values_that_a_target_lacks_are_axes_of_the_certificate() -> None:
 
 
 def test_a_fixed_value_that_a_target_lacks_is_refused_by_name() -> None:
-    with pytest.raises(ConfigError, match=r"fix.offload: is not run by shardwise train.*optimizer"):
-        plan_for(target_of("shardwise"), question(fixed={"offload": "optimizer"}), search.plan)
+    some = target(axes={"offload": ["none"]})
+    with pytest.raises(ConfigError, match=r"fix.offload: is not run by some train.*optimizer"):
+        plan_for(some, question(fixed={"offload": "optimizer"}), search.plan)
+
+
+def test_offload_is_planned_for_our_runtime_on_cpu_devices_where_it_is_asked_for() -> None:
+    own = target_of("shardwise")
+    assert plan_for(own, question(), search.plan).certificate.axes["offload"] == ("none",)
+    fixed = plan_for(own, question(fixed={"offload": "optimizer"}), search.plan)
+    assert fixed.best.strategy.offload == "optimizer" and "offload" not in fixed.certificate.axes
+    some = plan_for(own, question(axes={"offload": ("optimizer", "both")}), search.plan)
+    assert some.best.strategy.offload == "optimizer"  # less is moved
+    assert some.certificate.axes["offload"] == ("optimizer", "both")
 
 
 def test_where_nothing_is_left_the_answer_says_so() -> None:

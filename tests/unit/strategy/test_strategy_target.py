@@ -58,6 +58,16 @@ def test_a_target_does_some_things_in_its_own_way() -> None:
     )
 
 
+def test_some_values_are_looked_at_on_its_devices_only_where_they_are_asked_for() -> None:
+    unasked = {"offload": ["none"], "tp": [1, 2]}
+    target = target_from_record({**RECORD, "unasked_axes": unasked})
+    assert target.axes_for(["cpu"]) == {"offload": ("none", "optimizer"), "tp": (1, 2)}  # `axes` hold always
+    assert target.axes_for(["cpu"], {"tp"}) == {"offload": ("none", "optimizer")}
+    assert target.axes_for(["T4"]) == {"offload": ("none", "optimizer")}
+    assert list(target.refusals(strategy(offload="none", tp=4))) == []
+    assert target_of("shardwise").axes_for(["cpu"]) == {"offload": ("none",)}
+
+
 def test_a_target_runs_on_devices_that_it_knows_or_on_those_of_its_vendors() -> None:
     target = target_from_record({**RECORD, "accelerators": ["NVIDIA", "AMD"]})
     assert target.runs_on({"cpu": "host"})
@@ -102,14 +112,16 @@ LIMITS = [
 
 @pytest.mark.parametrize("limit", LIMITS)
 def test_the_parts_that_a_limit_leaves_are_all_that_is_within_it_each_once(limit: Limit) -> None:
-    """Every strategy with any schedule, recomputation and chain of shards lies in one part, or is beyond."""
+    """Every strategy with any schedule, recomputation, offload and chain of shards lies in one part, or is
+    beyond."""
     parts, seen = list(limit.parts_left(DEGREES)), set()
-    for schedule, recompute, optim in product(NAMES["schedule"], NAMES["recompute"], DEGREES):
+    kinds = product(NAMES["schedule"], NAMES["recompute"], NAMES["offload"])
+    for (schedule, recompute, offload), optim in product(kinds, DEGREES):
         for grad in (g for g in DEGREES if g <= optim):
             for param in (p for p in DEGREES if p <= grad):
                 found = strategy(
-                    schedule=schedule, recompute=recompute, param_shard=param, grad_shard=grad,
-                    optim_shard=optim,
+                    schedule=schedule, recompute=recompute, offload=offload, param_shard=param,
+                    grad_shard=grad, optim_shard=optim,
                 )  # fmt: skip
                 held = [part for part in parts if lies_in(found, part)]
                 assert len(held) == (0 if limit.is_beyond(found) else 1)
@@ -121,7 +133,8 @@ def test_the_parts_that_a_limit_leaves_are_all_that_is_within_it_each_once(limit
 def test_a_file_names_fields_and_values_that_there_are(name: str) -> None:
     target = target_of(name)
     assert target.name == name and target.command
-    for field, values in (*target.axes.items(), *target.windowed_axes.items()):
+    axes = (target.axes, target.windowed_axes, target.unasked_axes)
+    for field, values in (item for each in axes for item in each.items()):
         assert field in FIELDS and values and all(is_value(field, value) for value in values)
     for limit in target.limits:
         assert limit.field in {condition.field for condition in limit.where}

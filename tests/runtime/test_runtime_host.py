@@ -1,0 +1,138 @@
+"""What is offloaded goes to the host, comes back as it was, and takes no more room than it must."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import weakref
+from collections.abc import Sequence
+from unittest.mock import patch
+
+import pytest
+import torch
+from tests.runtime.equality import whole_module
+from tests.runtime.plans import tiny
+from torch import Tensor
+
+from shardwise.runtime import host, host_activations
+from shardwise.runtime.host_activations import HostActivations
+from shardwise.runtime.host_states import HostStates
+from shardwise.runtime.modules import Stage
+from shardwise.runtime.optimizer import optimizer_of
+
+pytestmark = pytest.mark.xdist_group("runtime")
+
+TOKENS = torch.arange(2 * 16).reshape(2, 16)
+
+
+def stage_of(kind: str = "none") -> Stage:
+    stage = whole_module(tiny("llama"), 0)
+    for layer in stage.layers.values():
+        layer.recompute = kind
+    return stage
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
+@pytest.mark.parametrize("elements", [1, 2000, 1 << 30])
+def test_a_step_on_the_host_is_the_device_s_bit_by_bit(optimizer: str, elements: int) -> None:
+    """Whatever is on its way together: a parameter at a time, some, or all."""
+    plain = stage_of()
+    away = copy.deepcopy(plain)
+    states = HostStates(
+        [away], device_type="cpu", dtype=torch.float32, keeps_shards=False, chunk_elements=elements
+    )
+    one = optimizer_of(optimizer, plain.parameters(), lr=0.1)
+    other = optimizer_of(optimizer, [states.parameters[p] for p in away.parameters()], lr=0.1)
+    for _ in range(3):
+        for module in (plain, away):
+            module(TOKENS).square().mean().backward()
+        one.step()
+        one.zero_grad()
+        states.step(other)
+        assert all(p.grad is None for p in away.parameters())
+        for mine, its in zip(plain.parameters(), away.parameters(), strict=True):
+            assert torch.equal(mine, its)
+            assert torch.equal(its, states.parameters[its])
+            assert its.data_ptr() != states.parameters[its].data_ptr()
+
+
+def test_what_is_written_to_the_host_is_spread() -> None:
+    stage = stage_of()
+    states = HostStates([stage], device_type="cpu", dtype=torch.float32, keeps_shards=False)
+    with torch.no_grad():
+        for own in states.parameters.values():
+            own.fill_(2.0)
+    states.spread()
+    assert all(bool((p == 2.0).all()) for p in stage.parameters())
+
+
+def gradients(stage: Stage) -> list[Tensor]:
+    stage(TOKENS).square().mean().backward()
+    found = [p.grad for p in stage.parameters()]
+    stage.zero_grad()
+    return [each for each in found if each is not None]
+
+
+@pytest.mark.parametrize("kind", ["none", "selective", "full"])
+def test_gradients_are_the_same_and_each_memory_goes_once(kind: str) -> None:
+    """Elements of a token, by hand, with 4 heads of 8, 2 of them of keys, and a width of 48. A layer keeps
+    its input, that normed (once for q, k and v), q, k and v as attention takes them, what that puts out (once
+    for it and for the product behind it), both of the second norm, gate, up, and their product.
+    """
+    stage = stage_of(kind)
+    right = gradients(stage)
+    rooms: list[int] = []
+
+    def room_like(tensor: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        rooms.append(torch.Size(shape).numel())
+        return host.room_like(tensor, shape, dtype)
+
+    stage.host = HostActivations("cpu")
+    for layer in stage.layers.values():
+        layer.store = stage.host
+    with patch.object(host_activations, "room_like", room_like):
+        found = gradients(stage)
+    assert all(torch.equal(one, other) for one, other in zip(found, right, strict=True))
+    kept = {
+        "none": [32, 32, 32, 16, 16, 32, 32, 32, 48, 48, 48],
+        "selective": [32, 32, 16, 16, 32, 48, 48, 32],  # input, q, k, v, out, gate, up, down
+        "full": [32],
+    }
+    tokens, layers = TOKENS.numel(), len(stage.layers)
+    assert sorted(rooms) == sorted(tokens * each for each in kept[kind] * layers)
+
+
+def test_two_layers_are_on_the_device_at_a_time() -> None:
+    """Inputs of layers, as they are kept with `full`, by when they are gone: that of the first layer when the
+    second is done, and none is left behind the backward pass."""
+    stage = stage_of("full")
+    stage.host = HostActivations("cpu")
+    inputs: list[weakref.ref[torch.UntypedStorage]] = []
+    alive: list[list[int]] = []
+
+    def seen(_: object, given: tuple[Tensor, object]) -> None:
+        inputs.append(weakref.ref(given[0].untyped_storage()))
+        gc.collect()
+        alive.append([number for number, each in enumerate(inputs) if each() is not None])
+
+    for layer in stage.layers.values():
+        layer.register_forward_pre_hook(seen)
+    stage(TOKENS).sum().backward()
+    assert alive[:4] == [[0], [0, 1], [1, 2], [2, 3]]
+
+
+def test_indices_parameters_and_small_tensors_stay() -> None:
+    activations = HostActivations("cpu")
+    weight = torch.nn.Linear(64, 64)
+    shared = torch.ones(64, 64)
+    with activations.layer(weight, [shared]):
+        stays = [weight.weight, weight.weight.t(), shared[1:], torch.arange(4096), torch.ones(8)]
+        kept = [activations.put(each) for each in stays]
+        assert all(isinstance(each, Tensor) for each in kept)
+        first, part = torch.ones(64, 64), torch.ones(64, 128)
+        pair = activations.put(first), activations.put(first.view(-1))
+        gaps = activations.put(part[:, :64])
+    assert pair[0].piece is pair[1].piece
+    assert gaps.piece.here.numel() == 64 * 64  # not what lies between
+    for one, right in zip((*pair, gaps), (first, first.view(-1), part[:, :64]), strict=True):
+        assert torch.equal(activations.take(one), right)
