@@ -14,8 +14,9 @@ from shardwise.runtime.context import _exchanged
 from shardwise.runtime.experts import Experts
 from shardwise.runtime.job import Job
 from shardwise.runtime.loss import batch_share_loss
-from shardwise.runtime.modules import Stage, rotation_of
+from shardwise.runtime.modules import Stage
 from shardwise.runtime.parts import _part
+from shardwise.runtime.rope import rotation_of
 from shardwise.runtime.shard import shard_states, synchronise
 from shardwise.schedule import Schedule, generate, lower
 

@@ -11,8 +11,8 @@ from tests.runtime.equality import whole_module
 from tests.runtime.plans import make_plan, tiny
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from shardwise.runtime.modules import rotation_of
 from shardwise.runtime.recompute import recompute_kinds
+from shardwise.runtime.rope import rotation_of
 from shardwise.strategy import MEGATRON_2024, target_of
 
 pytestmark = pytest.mark.xdist_group("runtime")

@@ -94,8 +94,8 @@ class Target:
     """What one version of a target can do.
 
     `axes` are fields of which it does some values only, `windowed_axes` those of models whose attention looks
-    through windows of the sequence, `limits` what it does not do together. `devices`,
-    `dtypes`, `optimizers` and model `families` are all that it knows; on devices of the vendors of
+    through windows of the sequence, caps its scores or has sinks, `limits` what it does not do together.
+    `devices`, `dtypes`, `optimizers` and model `families` are all that it knows; on devices of the vendors of
     `accelerators` it runs too, but is not what a plan for them is made for unless it is asked for. `command`
     carries out a plan. Uneven plans it carries out in `uneven_dtypes`, in none where that is empty;
     `runs_braids`: also those with stages on two pools. `software` are fields of a Profile that are so here,
@@ -117,9 +117,9 @@ class Target:
     runs_braids: bool = False
     windowed_axes: Axes = field(default_factory=dict, hash=False)
 
-    def with_windows(self, has_windows: bool) -> Target:
-        """What it can do with a model whose attention looks through windows, or with one that has none."""
-        return replace(self, axes={**self.axes, **self.windowed_axes}) if has_windows else self
+    def for_scores(self, are_plain: bool) -> Target:
+        """What it can do with a model whose attention has plain scores, or with one of `windowed_axes`."""
+        return self if are_plain else replace(self, axes={**self.axes, **self.windowed_axes})
 
     def knows_devices(self, classes: Iterable[str]) -> bool:
         """Whether it runs on clusters of these classes of devices."""

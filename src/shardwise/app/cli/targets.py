@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from shardwise.app.cli.request import OWN, Request, choice
 from shardwise.errors import ConfigError
-from shardwise.model import has_windows
+from shardwise.model import scores_are_plain
 from shardwise.plan import UnevenResult
 from shardwise.strategy import ANY, Strategy, Target, target_names, target_of
 
@@ -36,7 +36,7 @@ def not_run(plan: Strategy | UnevenResult, request: Request) -> tuple[str, ...] 
     if not target.runs_on(request.cluster.vendors):
         return None
     job = request.job
-    target = target.with_windows(has_windows(request.model, job.seq_len))
+    target = target.for_scores(scores_are_plain(request.model, job.seq_len))
     if isinstance(plan, Strategy):
         found, dtypes = [str(refusal) for refusal in target.refusals(plan)], target.dtypes
     else:
