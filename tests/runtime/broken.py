@@ -17,7 +17,7 @@ from shardwise.runtime.loss import batch_share_loss
 from shardwise.runtime.modules import Stage
 from shardwise.runtime.parts import _part
 from shardwise.runtime.rope import rotation_of
-from shardwise.runtime.shard import shard_states, synchronise
+from shardwise.runtime.shard import shard_states, split_experts, synchronise
 from shardwise.schedule import Schedule, generate, lower
 
 
@@ -121,7 +121,34 @@ def _all_forward_first(schedule: Schedule, *, unshard: bool) -> Any:
     return lower(forward_first, unshard=unshard)
 
 
+def _slopes_of_the_first_heads(attention: Any, mesh: Any) -> None:
+    attention.slopes = attention.slopes[: len(attention.slopes) // mesh.size()]
+
+
+def _as_it_is(self: Any, module: Any, mesh: Any) -> Any:
+    return module
+
+
+def _every_part_adds_its_bias(stage: Stage, mesh: Any) -> None:
+    split_experts(stage, mesh)
+    for module in stage.modules():
+        if isinstance(module, Experts):
+            module.parts = 1
+
+
 TWINS: dict[str, tuple[str, Any]] = {
+    "all tensor ranks have the slopes of the first heads": (
+        "shardwise.runtime.tensor_parallel._split_heads",
+        _slopes_of_the_first_heads,
+    ),
+    "latents of a part of the tokens train their projections alone": (
+        "shardwise.runtime.tensor_parallel.Everywhere._apply",
+        _as_it_is,
+    ),
+    "every part of an expert adds its bias": (
+        "shardwise.runtime.divide.split_experts",
+        _every_part_adds_its_bias,
+    ),
     "no sum over tensor ranks": ("shardwise.runtime.job.settle", nothing),
     "no tie": ("shardwise.runtime.gradients.Tie.add_up", nothing),
     "gradients averaged over data ranks": ("shardwise.runtime.divide.shard_states", _averaging),

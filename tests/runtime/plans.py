@@ -131,6 +131,9 @@ CONFIGS: Mapping[str, Mapping[str, object]] = {
     "deepseek_v2": DEEPSEEK_V2, "deepseek_v3": DEEPSEEK_V3,
 }  # fmt: skip
 
+SLOPED_ONCE = "sdpa"
+"""The attention of Transformers 5 that adds a Falcon's slopes once; its `eager` one adds them twice."""
+
 SEQ_LEN = 32
 BATCH = 8
 

@@ -283,6 +283,14 @@ BROKEN = [
     ("replicas of experts are not added up", "dp=4,ep=2", "mixtral"),
     ("groups of replicas are not added up", "dp=4,zero_stage=3,dp_shard=2,micro_batch_size=1", "llama"),
     ("passes of weights are lost", "pp=2,schedule=zb_h1,micro_batch_size=1", "gpt"),
+    ("all tensor ranks have the slopes of the first heads", "tp=2", "bloom"),
+    (
+        "latents of a part of the tokens train their projections alone",
+        "tp=2,sequence_parallel=true",
+        "deepseek_v3",
+    ),
+    ("tensor ranks keep their inputs' gradients", "tp=2,sequence_parallel=false", "deepseek_v3"),
+    ("every part of an expert adds its bias", "tp=2,etp=2", "gpt_oss"),
 ]
 
 

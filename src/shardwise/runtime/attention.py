@@ -144,7 +144,8 @@ class LatentAttention(Attention):
         self.out = nn.Linear(shape.heads * shape.v_dim, hidden, bias=shape.bias)
 
     def forward(self, x: Tensor, places: Places) -> Tensor:
-        assert isinstance(places, Rotation)
+        if not isinstance(places, Rotation):
+            raise TypeError(type(places).__name__)
         shape = self.shape
         latent, turning = self.kv_down(x).split((shape.kv_rank, shape.rope_dim), dim=-1)
         latent = self.kv_norm(latent)

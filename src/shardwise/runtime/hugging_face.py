@@ -286,7 +286,8 @@ class _Named:
         if isinstance(form, Listed):
             names = [f"{at}.{form.name}.{e}.{form.matrices[kind]}.weight" for e in range(self._count)]
             return torch.stack([read(name) for name in names])
-        assert form is not None
+        if form is None:
+            raise TypeError(kind)
         which, _, end = kind.partition("_")
         end = f"_{end}" if end else ""
         if which == "down":
