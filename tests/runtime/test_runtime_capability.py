@@ -14,6 +14,7 @@ from tests.runtime.plans import make_plan
 
 from shardwise.app.cli.request import DTYPES, OPTIMIZERS
 from shardwise.errors import ConfigError, Infeasible
+from shardwise.model import Experts
 from shardwise.plan import Plan
 from shardwise.runtime import Team, check_runnable
 from shardwise.runtime.capability import TARGET
@@ -76,6 +77,17 @@ def test_what_a_job_asks_beyond_the_file_is_refused() -> None:
         job = replace(plan.job, optimizer=name)  # type: ignore[arg-type]
         assert refused(replace(plan, job=job))[0] == "job.optimizer"
     assert refused(replace(plan, model=replace(plan.model, family="t5")))[0] == "model"
+
+
+def test_parts_of_models_that_the_file_lacks_are_refused() -> None:
+    plan = make_plan("dp=4")
+    predicts = replace(plan.model, head_layers=1)
+    assert refused(replace(plan, model=predicts)) == ("model", "models without it")
+    (kind,) = plan.model.kinds
+    capped = replace(
+        plan.model, kinds=(replace(kind, experts=Experts(experts=4, top_k=2, capacity_factor=1.0)),)
+    )
+    assert refused(replace(plan, model=capped)) == ("model", "models without it")
 
 
 @pytest.mark.parametrize("name", ["phi3", "gemma2", "gemma3", "gpt_oss"])

@@ -81,6 +81,9 @@ def _check_known(plan: Plan | UnevenFile, dtypes: tuple[str, ...]) -> None:
     ):
         if found not in known:
             raise _refusal(key, found, ", ".join(known))
+    for part in plan.model.special_parts:
+        if part in TARGET.lacks:
+            raise _refusal("model", part, "models without it")
     if not TARGET.runs_on(plan.cluster.vendors):
         raise _refusal("cluster", ", ".join(plan.cluster.classes), TARGET.known_devices)
 

@@ -95,7 +95,8 @@ class Target:
 
     `axes` are fields of which it does some values only, `windowed_axes` those of models whose attention looks
     through windows of the sequence, caps its scores or has sinks, `limits` what it does not do together.
-    `devices`, `dtypes`, `optimizers` and model `families` are all that it knows; on devices of the vendors of
+    `devices`, `dtypes`, `optimizers` and model `families` are all that it knows, `lacks` parts of models
+    (`Model.special_parts`) that it does not; on devices of the vendors of
     `accelerators` it runs too, but is not what a plan for them is made for unless it is asked for. `command`
     carries out a plan. Uneven plans it carries out in `uneven_dtypes`, in none where that is empty;
     `runs_braids`: also those with stages on two pools. `software` are fields of a Profile that are so here,
@@ -116,6 +117,7 @@ class Target:
     uneven_dtypes: tuple[str, ...] = ()
     runs_braids: bool = False
     windowed_axes: Axes = field(default_factory=dict, hash=False)
+    lacks: tuple[str, ...] = ()
 
     def for_scores(self, are_plain: bool) -> Target:
         """What it can do with a model whose attention has plain scores, or with one of `windowed_axes`."""
@@ -190,6 +192,7 @@ def target_from_record(record: Mapping[str, Any]) -> Target:
         uneven_dtypes=tuple(record.get("uneven", {}).get("dtypes", ())),
         runs_braids=record.get("uneven", {}).get("braids", False),
         windowed_axes={name: tuple(values) for name, values in record.get("windowed_axes", {}).items()},
+        lacks=tuple(record.get("lacks", ())),
         **{name: tuple(record[name]) for name in known},
     )
 

@@ -66,6 +66,9 @@ def _unknown(target: Target, dtypes: Sequence[str], request: Request) -> Iterato
     ):
         if value not in known:
             yield f"{key} {value} (it runs {', '.join(known)})"
+    for part in request.model.special_parts:
+        if part in target.lacks:
+            yield f"{part} (it runs models without it)"
 
 
 def not_trained(in_the_way: Sequence[str] | None, request: Request, save: str | None) -> list[str]:
