@@ -131,6 +131,8 @@ HALF = [
     ("tp=2,pp=2,schedule=1f1b,micro_batch_size=2", "gpt"),
     ("dp=4,zero_stage=3", "qwen3"),
     ("dp=2,ep=2,zero_stage=1", "mixtral"),
+    ("tp=2,dp=2,zero_stage=1,sequence_parallel=true,micro_batch_size=2", "bloom"),
+    ("dp=2,zero_stage=3", "gemma2"),
 ]
 
 

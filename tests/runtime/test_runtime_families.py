@@ -107,8 +107,8 @@ def past(norm: Any, x: Tensor) -> Tensor:
     return x
 
 
-def not_offset(self: Any, inner: str) -> float:
-    return 0.0
+def not_shifted(self: Any, inner: str, tensor: Tensor, sign: int) -> Tensor:
+    return tensor
 
 
 REPLACED: dict[str, tuple[str, str, Any]] = {
@@ -118,7 +118,7 @@ REPLACED: dict[str, tuple[str, str, Any]] = {
     "experts of all groups": ("deepseek_v2", "shardwise.runtime.experts.Router._eligible", all_groups),
     "no norms behind blocks": ("gemma2", "shardwise.runtime.modules._through", past),
     "no norm behind the embedding": ("bloom", "shardwise.runtime.modules._through", past),
-    "norms as files have them": ("gemma3", "shardwise.runtime.hugging_face._Named.offset", not_offset),
+    "norms as files have them": ("gemma3", "shardwise.runtime.hugging_face._Named.shifted", not_shifted),
 }
 """A model, and what is replaced (a dotted name) by what."""
 
@@ -203,8 +203,9 @@ def error_of_scores(scores: Scores) -> float:
     inputs = [torch.randn(shape, generator=generator).requires_grad_() for shape in shapes]
     weights = torch.randn(2, 4, TOKENS, 6, generator=generator)
     both = []
+    q, k, v, sinks = inputs
     for function in (scored_attention, dense):
-        out = function(*inputs, scores)
+        out = function(q, k, v, sinks, scores)
         both.append([out.detach(), *torch.autograd.grad((out * weights).sum(), inputs)])
     return max(
         float((ours - right).abs().max() / right.abs().max()) for ours, right in zip(*both, strict=True)

@@ -110,6 +110,31 @@ def test_what_transformers_writes_is_read_and_trains_alike(tmp_path: Path, name:
             torch.testing.assert_close(parameter.grad, expected, rtol=1e-3, atol=1e-5 * largest, msg=key)
 
 
+def test_the_text_decoder_of_a_model_of_several_inputs_is_read(tmp_path: Path) -> None:
+    import transformers  # here, because it takes seconds
+
+    text = dict(CONFIGS["gemma3"])
+    vision = {
+        "hidden_size": 16, "image_size": 28, "intermediate_size": 32, "num_attention_heads": 2,
+        "num_hidden_layers": 1, "patch_size": 14,
+    }  # fmt: skip
+    config = {"model_type": "gemma3", "text_config": text, "vision_config": vision, "mm_tokens_per_image": 4}
+    own = {key: value for key, value in text.items() if key != "model_type"}
+    built = transformers.Gemma3Config(
+        text_config=transformers.Gemma3TextConfig(**own), vision_config=vision, mm_tokens_per_image=4
+    )
+    make: Any = transformers.Gemma3ForConditionalGeneration._from_config
+    other = make(built, attn_implementation="eager").eval()
+    other.save_pretrained(tmp_path)
+    model = model_from_config(config, name="gemma3")
+    module = reference_module(model)
+    load_weights(module, model, str(tmp_path))
+    tokens = torch.randint(3, 96, (2, 20), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        expected = other(tokens, token_type_ids=torch.zeros_like(tokens)).logits
+        torch.testing.assert_close(module(tokens), expected, rtol=1e-4, atol=1e-4)
+
+
 def corrections(module: torch.nn.Module) -> list[torch.Tensor]:
     """What experts are chosen by beside their scores."""
     return [buffer for name, buffer in module.named_buffers() if name.endswith("e_score_correction_bias")]

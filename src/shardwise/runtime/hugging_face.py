@@ -193,7 +193,7 @@ def theirs(model: Model, state: Mapping[str, Tensor]) -> Iterator[tuple[str, Ten
                 parts = [state[name.replace(inner, part)] for part in fused.parts]
                 yield f"{at}.{fused.name}.{kind}", named.turned(at, named.joined(fused, parts))
         else:
-            yield named.their_name(at, inner, kind), named.turned(at, tensor) - named.offset(inner)
+            yield named.their_name(at, inner, kind), named.shifted(inner, named.turned(at, tensor), -1)
 
 
 def ours(model: Model, name: str, read: Read) -> Tensor:
@@ -208,7 +208,7 @@ def ours(model: Model, name: str, read: Read) -> Tensor:
     if fused is not None:
         whole = named.turned(at, read(f"{at}.{fused.name}.{kind}"))
         return named.parted(fused, whole)[fused.parts.index(inner)]
-    return named.turned(at, read(named.their_name(at, inner, kind))) + named.offset(inner)
+    return named.shifted(inner, named.turned(at, read(named.their_name(at, inner, kind))), 1)
 
 
 class _Named:
@@ -242,8 +242,10 @@ class _Named:
         """Matrices inside layers of a family that stores them [in, out]."""
         return tensor.t().contiguous() if self._files.turned and at and tensor.dim() == 2 else tensor
 
-    def offset(self, inner: str) -> float:
-        return self._files.norm_offset if inner.endswith("norm") else 0.0
+    def shifted(self, inner: str, tensor: Tensor, sign: int) -> Tensor:
+        """The weights of a norm, more (`sign` 1) or less by the offset of the family's."""
+        offset = self._files.norm_offset if inner.endswith("norm") else 0.0
+        return tensor + sign * offset if offset else tensor
 
     def fusing(self, inner: str) -> Fused | None:
         return next((fused for fused in self._files.fused if inner in fused.parts), None)
