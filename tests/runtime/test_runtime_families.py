@@ -17,8 +17,9 @@ from torch import Tensor
 from shardwise.runtime import load_weights, reference_module
 from shardwise.runtime.attention import slopes_of
 from shardwise.runtime.caps import capped
+from shardwise.runtime.configured import numerics_of
 from shardwise.runtime.feed_forward import gated
-from shardwise.runtime.numerics import Gate, Numerics, Routing, numerics_of
+from shardwise.runtime.numerics import Gate, Numerics, Routing
 from shardwise.runtime.rope import Rope, Yarn, rotation_of
 from shardwise.runtime.scores import Scores, scored_attention
 
@@ -69,7 +70,7 @@ CHANGED: dict[str, tuple[str, dict[str, Any]]] = {
     "scores without a cap": ("gemma2", {"score_cap": None}),
     "logits without a cap": ("gemma2", {"logit_cap": None}),
     "scores divided as elsewhere": ("gemma2", {"score_divisor": None}),
-    "embeddings as they are": ("gemma2", {"embedding_scale": 1.0}),
+    "embeddings as they are": ("gemma2", {"are_scaled": False}),
     "layers with windows turn like others": ("gemma3", {"window_theta": None}),
     "turns that are not slowed": ("gemma3", {"scaling": None}),
     "positions from the first row on": ("opt", {"first_position": 0}),

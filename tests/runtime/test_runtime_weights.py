@@ -119,7 +119,7 @@ def test_the_text_decoder_of_a_model_of_several_inputs_is_read(tmp_path: Path) -
         "num_hidden_layers": 1, "patch_size": 14,
     }  # fmt: skip
     config = {"model_type": "gemma3", "text_config": text, "vision_config": vision, "mm_tokens_per_image": 4}
-    own = {key: value for key, value in text.items() if key != "model_type"}
+    own: dict[str, Any] = {key: value for key, value in text.items() if key != "model_type"}
     built = transformers.Gemma3Config(
         text_config=transformers.Gemma3TextConfig(**own), vision_config=vision, mm_tokens_per_image=4
     )

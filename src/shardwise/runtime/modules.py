@@ -17,10 +17,11 @@ from shardwise.errors import ConfigError
 from shardwise.model import Decoder, Latent, LayerShape, Model, RoutedMlp, decoder_of
 from shardwise.runtime.attention import GroupedQueryAttention, LatentAttention, Places
 from shardwise.runtime.caps import capped
+from shardwise.runtime.configured import numerics_of
 from shardwise.runtime.experts import MixtureOfExperts
 from shardwise.runtime.feed_forward import FeedForward
 from shardwise.runtime.norms import RmsNorm
-from shardwise.runtime.numerics import Numerics, numerics_of
+from shardwise.runtime.numerics import Numerics
 from shardwise.runtime.parts import Boundary
 from shardwise.runtime.recompute import recomputed
 from shardwise.runtime.replicas import Replicas
@@ -100,7 +101,7 @@ class Embedding(nn.Module):
 
     def __init__(self, decoder: Decoder, numerics: Numerics) -> None:
         super().__init__()
-        self.scale = numerics.embedding_scale
+        self.scale = decoder.hidden**0.5 if numerics.are_scaled else 1.0
         self.first_position = numerics.first_position
         self.tokens = nn.Embedding(decoder.vocab, decoder.embedding_width)
         is_narrow = decoder.embedding_width != decoder.hidden

@@ -139,12 +139,13 @@ def _turned(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
     return turned
 
 
-def rope_fields(fields: Fields) -> Fields:
-    """The mapping that describes rotary embeddings: `rope_parameters`, or `rope_scaling` of older files."""
+def rope_fields(fields: Fields, default: Mapping[str, object]) -> Fields:
+    """The mapping that describes rotary embeddings: `rope_parameters`, or `rope_scaling` of older files;
+    `default` where there is none."""
     for key in ("rope_parameters", "rope_scaling"):
         if isinstance(fields.any(key, default=None), Mapping):
             return fields.mapping(key)
-    return Fields({})
+    return Fields(default)
 
 
 SCALINGS = ("linear", "llama3", "yarn")
