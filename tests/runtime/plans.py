@@ -50,6 +50,9 @@ QWEN3_MOE = QWEN3 | {
 }  # fmt: skip
 """Eight experts, probabilities as they are, and one layer without experts."""
 
+GPT_MOE = GPT | {"experts": 4, "top_k": 2, "dense_layers": 1, "expert_ffn": 24, "shared_ffn": 16}
+"""Plain experts with biases beside a shared one, behind a dense layer."""
+
 OPT = {
     "model_type": "opt", "hidden_size": 32, "ffn_dim": 64, "num_hidden_layers": 4, "num_attention_heads": 4,
     "vocab_size": 96, "max_position_embeddings": 64, "word_embed_proj_dim": 16, "do_layer_norm_before": False,
@@ -126,7 +129,7 @@ DEEPSEEK_V3 = DEEPSEEK_V2 | {
 
 CONFIGS: Mapping[str, Mapping[str, object]] = {
     "gpt": GPT, "llama": LLAMA, "qwen3": QWEN3, "neox": NEOX, "mixtral": MIXTRAL, "qwen3_moe": QWEN3_MOE,
-    "opt": OPT, "phi3": PHI3, "bloom": BLOOM, "falcon": FALCON, "falcon-7b": FALCON_7B,
+    "gpt_moe": GPT_MOE, "opt": OPT, "phi3": PHI3, "bloom": BLOOM, "falcon": FALCON, "falcon-7b": FALCON_7B,
     "falcon-rw": FALCON_RW, "gemma2": GEMMA2, "gemma3": GEMMA3, "gpt_oss": GPT_OSS,
     "deepseek_v2": DEEPSEEK_V2, "deepseek_v3": DEEPSEEK_V3,
 }  # fmt: skip

@@ -137,6 +137,7 @@ HALF = [
 
 
 FAMILIES = [
+    ("tp=2,dp=2,ep=2,zero_stage=1,sequence_parallel=true,micro_batch_size=4", "gpt_moe"),
     ("tp=2,dp=2,zero_stage=1,sequence_parallel=true,micro_batch_size=2", "opt"),
     ("tp=2,pp=2,schedule=1f1b,sequence_parallel=false,micro_batch_size=2", "opt"),
     ("tp=2,dp=2,zero_stage=2,sequence_parallel=true,micro_batch_size=4", "phi3"),
