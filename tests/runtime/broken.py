@@ -17,10 +17,11 @@ from shardwise.runtime.gradients import local
 from shardwise.runtime.host_activations import HostActivations
 from shardwise.runtime.job import Job
 from shardwise.runtime.loss import batch_share_loss
-from shardwise.runtime.modules import Stage, rotation_of
+from shardwise.runtime.modules import Stage
 from shardwise.runtime.parts import _part
 from shardwise.runtime.private import laid_like
-from shardwise.runtime.shard import shard_states, synchronise
+from shardwise.runtime.rope import rotation_of
+from shardwise.runtime.shard import shard_states, split_experts, synchronise
 from shardwise.schedule import Schedule, generate, lower
 
 
@@ -145,6 +146,21 @@ def _one_for_all(self: Any, tensor: torch.Tensor) -> Any:
     return replace(kept, piece=first) if first.here.numel() >= kept.piece.here.numel() else kept
 
 
+def _slopes_of_the_first_heads(attention: Any, mesh: Any) -> None:
+    attention.slopes = attention.slopes[: len(attention.slopes) // mesh.size()]
+
+
+def _as_it_is(self: Any, module: Any, mesh: Any) -> Any:
+    return module
+
+
+def _every_part_adds_its_bias(stage: Stage, mesh: Any) -> None:
+    split_experts(stage, mesh)
+    for module in stage.modules():
+        if isinstance(module, Experts):
+            module.parts = 1
+
+
 TWINS: dict[str, tuple[str, Any]] = {
     "updates stay on the host": ("shardwise.runtime.host_states.HostStates._give", nothing),
     "gradients stay on the device": ("shardwise.runtime.host_states.HostStates._bring", _as_they_were),
@@ -155,6 +171,18 @@ TWINS: dict[str, tuple[str, Any]] = {
     "all views of memory are its first": (
         "shardwise.runtime.host_activations.HostActivations.put",
         _one_for_all,
+    ),
+    "all tensor ranks have the slopes of the first heads": (
+        "shardwise.runtime.tensor_parallel._split_heads",
+        _slopes_of_the_first_heads,
+    ),
+    "latents of a part of the tokens train their projections alone": (
+        "shardwise.runtime.tensor_parallel.Everywhere._apply",
+        _as_it_is,
+    ),
+    "every part of an expert adds its bias": (
+        "shardwise.runtime.divide.split_experts",
+        _every_part_adds_its_bias,
     ),
     "no sum over tensor ranks": ("shardwise.runtime.job.settle", nothing),
     "no tie": ("shardwise.runtime.gradients.Tie.add_up", nothing),

@@ -30,7 +30,7 @@ from shardwise.runtime import (
     parallelize,
     reference_module,
 )
-from shardwise.runtime.modules import Attention
+from shardwise.runtime.attention import Attention
 
 LR = 3e-3
 MAX_NORM = 0.5
@@ -113,7 +113,11 @@ def single_process(plan: Plan | UnevenFile, *, seed: int, steps: int) -> Traject
         loss.backward()
         norms.append(float(nn.utils.clip_grad_norm_(module.parameters(), MAX_NORM)))
         if step == 0:
-            gradients = {name: grad.grad.numpy().copy() for name, grad in module.named_parameters()}
+            gradients = {
+                name: parameter.grad.numpy().copy()
+                for name, parameter in module.named_parameters()
+                if parameter.grad is not None
+            }
         optimizer.step()
         losses.append(loss.item())
     return Trajectory(tuple(losses), tuple(norms), gradients)
@@ -219,6 +223,8 @@ def _gradient_error(job: Any, expected: Gradients) -> float:
     worst = 0.0
     for _, stage in job.stages:
         for name, parameter in stage.named_parameters():
+            if not parameter.requires_grad:
+                continue
             whole = parameter.grad
             if isinstance(whole, DTensor):
                 whole = whole.full_tensor()

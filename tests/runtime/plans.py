@@ -50,9 +50,92 @@ QWEN3_MOE = QWEN3 | {
 }  # fmt: skip
 """Eight experts, probabilities as they are, and one layer without experts."""
 
+GPT_MOE = GPT | {"experts": 4, "top_k": 2, "dense_layers": 1, "expert_ffn": 24, "shared_ffn": 16}
+"""Plain experts with biases beside a shared one, behind a dense layer."""
+
+OPT = {
+    "model_type": "opt", "hidden_size": 32, "ffn_dim": 64, "num_hidden_layers": 4, "num_attention_heads": 4,
+    "vocab_size": 96, "max_position_embeddings": 64, "word_embed_proj_dim": 16, "do_layer_norm_before": False,
+    "pad_token_id": None,
+}  # fmt: skip
+"""Norms after the residuals; embeddings of half the width, projected."""
+
+PHI3 = LLAMA | {"model_type": "phi3", "sliding_window": 6, "pad_token_id": None}
+"""A window on every layer."""
+
+BLOOM = {"model_type": "bloom", "hidden_size": 48, "n_head": 6, "n_layer": 4, "vocab_size": 96}
+"""Slopes for positions, of six heads, and a norm behind the embedding."""
+
+FALCON = {
+    "model_type": "falcon", "hidden_size": 32, "num_attention_heads": 4, "num_kv_heads": 2,
+    "new_decoder_architecture": True, "num_hidden_layers": 4, "vocab_size": 96,
+}  # fmt: skip
+"""Attention and MLP side by side, a norm each, grouped queries."""
+
+FALCON_7B = FALCON | {"new_decoder_architecture": False}
+"""The same behind one norm, with one key-value head."""
+
+FALCON_RW = FALCON_7B | {
+    "alibi": True,
+    "multi_query": False,
+    "num_kv_heads": 4,
+    "parallel_attn": False,
+    "bias": True,
+}
+"""One after the other, with slopes."""
+
+GEMMA2 = LLAMA | {
+    "model_type": "gemma2", "head_dim": 8, "sliding_window": 6, "query_pre_attn_scalar": 12,
+    "attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0, "tie_word_embeddings": True,
+    "pad_token_id": None,
+}  # fmt: skip
+"""Norms on both sides, windows on every other layer, scores and logits below caps that bite."""
+
+GEMMA3 = LLAMA | {
+    "model_type": "gemma3_text", "head_dim": 8, "sliding_window": 6, "sliding_window_pattern": 3,
+    "query_pre_attn_scalar": 12, "rope_local_base_freq": 100.0, "tie_word_embeddings": True,
+    "rope_scaling": {"rope_type": "linear", "factor": 8.0}, "pad_token_id": None,
+}  # fmt: skip
+"""Two layers with windows to one without, whose positions turn otherwise; norms on queries and keys."""
+
+GPT_OSS = LLAMA | {
+    "model_type": "gpt_oss", "head_dim": 8, "sliding_window": 6, "num_local_experts": 4,
+    "num_experts_per_tok": 2, "intermediate_size": 24, "swiglu_limit": 1.0,
+    "rope_scaling": {
+        "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16, "truncate": False,
+    },
+}  # fmt: skip
+"""Sinks, windows on every other layer, biases everywhere, experts with clamped gates."""
+
+DEEPSEEK_V2 = {
+    "model_type": "deepseek_v2", "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 4,
+    "num_attention_heads": 4, "num_key_value_heads": 4, "vocab_size": 96, "max_position_embeddings": 64,
+    "q_lora_rank": None,
+    "kv_lora_rank": 12, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 6,
+    "first_k_dense_replace": 1, "n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 16,
+    "n_shared_experts": 2, "n_group": 4, "topk_group": 2, "topk_method": "group_limited_greedy",
+    "routed_scaling_factor": 2.0,
+    "rope_scaling": {
+        "type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16, "mscale": 0.7,
+        "mscale_all_dim": 0.5,
+    },
+}  # fmt: skip
+"""Latent attention with whole queries, experts in groups beside shared ones, one dense layer."""
+
+DEEPSEEK_V3 = DEEPSEEK_V2 | {
+    "model_type": "deepseek_v3", "q_lora_rank": 20, "norm_topk_prob": True, "num_nextn_predict_layers": 0,
+}  # fmt: skip
+"""Queries from a latent too; experts chosen by corrected scores of their own."""
+
 CONFIGS: Mapping[str, Mapping[str, object]] = {
     "gpt": GPT, "llama": LLAMA, "qwen3": QWEN3, "neox": NEOX, "mixtral": MIXTRAL, "qwen3_moe": QWEN3_MOE,
+    "gpt_moe": GPT_MOE, "opt": OPT, "phi3": PHI3, "bloom": BLOOM, "falcon": FALCON, "falcon-7b": FALCON_7B,
+    "falcon-rw": FALCON_RW, "gemma2": GEMMA2, "gemma3": GEMMA3, "gpt_oss": GPT_OSS,
+    "deepseek_v2": DEEPSEEK_V2, "deepseek_v3": DEEPSEEK_V3,
 }  # fmt: skip
+
+SLOPED_ONCE = "sdpa"
+"""The attention of Transformers 5 that adds a Falcon's slopes once; its `eager` one adds them twice."""
 
 SEQ_LEN = 32
 BATCH = 8

@@ -15,7 +15,7 @@ from tests.runtime.plans import make_plan
 
 from shardwise.app.cli.request import DTYPES, OPTIMIZERS
 from shardwise.errors import ConfigError, Infeasible
-from shardwise.model import model_from_config
+from shardwise.model import Experts
 from shardwise.plan import Plan
 from shardwise.runtime import Team, check_runnable
 from shardwise.runtime.capability import TARGET
@@ -84,13 +84,30 @@ def test_what_a_job_asks_beyond_the_file_is_refused() -> None:
     for name in set(OPTIMIZERS) - set(TARGET.optimizers):
         job = replace(plan.job, optimizer=name)  # type: ignore[arg-type]
         assert refused(replace(plan, job=job))[0] == "job.optimizer"
-    gemma = model_from_config(
-        {"model_type": "gemma2", "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
-         "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "vocab_size": 96,
-         "max_position_embeddings": 64},
-        name="gemma",
-    )  # fmt: skip
-    assert refused(replace(plan, model=gemma))[0] == "model"
+    assert refused(replace(plan, model=replace(plan.model, family="t5")))[0] == "model"
+
+
+def test_parts_of_models_that_the_file_lacks_are_refused() -> None:
+    plan = make_plan("dp=4")
+    predicts = replace(plan.model, head_layers=1)
+    assert refused(replace(plan, model=predicts)) == ("model", "models without it")
+    (kind,) = plan.model.kinds
+    capped = replace(
+        plan.model, kinds=(replace(kind, experts=Experts(experts=4, top_k=2, capacity_factor=1.0)),)
+    )
+    assert refused(replace(plan, model=capped)) == ("model", "models without it")
+
+
+@pytest.mark.parametrize("name", ["phi3", "gemma2", "gemma3", "gpt_oss"])
+def test_scores_that_parts_of_the_keys_do_not_give_are_refused_on_context_ranks(name: str) -> None:
+    """A window of 6, caps and sinks; of a sequence as long as the window, caps and sinks alone."""
+    plan = make_plan("cp=2", model=name)
+    assert refused(plan) == ("best.strategy.cp", "1")
+    short = make_plan("cp=2", model=name, seq_len=4)
+    if name in ("gemma2", "gpt_oss"):
+        assert refused(short) == ("best.strategy.cp", "1")
+    else:
+        check_runnable(short)
 
 
 def drawn(draw: random.Random, model: str) -> str:

@@ -135,6 +135,8 @@ HALF = [
     ("dp=2,ep=2,zero_stage=1", "mixtral"),
     ("dp=2,zero_stage=1,micro_batch_size=2,offload=both", "llama"),
     ("dp=2,zero_stage=3,offload=optimizer", "gpt"),
+    ("tp=2,dp=2,zero_stage=1,sequence_parallel=true,micro_batch_size=2", "bloom"),
+    ("dp=2,zero_stage=3", "gemma2"),
 ]
 
 
@@ -155,7 +157,36 @@ OFFLOADED = [
     ("dp=2,ep=2,offload=both", "mixtral"),
 ]
 
-MATRIX = [*SHARDED, *TENSOR, *PIPELINES, *PAIRS, *CONTEXT, *RECOMPUTED, *SHARED_HEADS, *EXPERTS, *OFFLOADED]
+FAMILIES = [
+    ("tp=2,dp=2,ep=2,zero_stage=1,sequence_parallel=true,micro_batch_size=4", "gpt_moe"),
+    ("tp=2,dp=2,zero_stage=1,sequence_parallel=true,micro_batch_size=2", "opt"),
+    ("tp=2,pp=2,schedule=1f1b,sequence_parallel=false,micro_batch_size=2", "opt"),
+    ("tp=2,dp=2,zero_stage=2,sequence_parallel=true,micro_batch_size=4", "phi3"),
+    ("tp=2,pp=2,schedule=1f1b,sequence_parallel=true,micro_batch_size=2", "bloom"),
+    ("tp=2,cp=2,sequence_parallel=false,micro_batch_size=4", "bloom"),
+    ("cp=2,cp_kind=all_to_all,dp=2,zero_stage=3", "bloom"),
+    ("tp=2,pp=2,schedule=1f1b,sequence_parallel=true,micro_batch_size=4", "falcon"),
+    ("tp=2,dp=2,zero_stage=3,sequence_parallel=false,micro_batch_size=4", "falcon-7b"),
+    ("tp=2,cp=2,cp_kind=all_to_all,sequence_parallel=true,micro_batch_size=4", "falcon-rw"),
+    ("tp=2,dp=2,zero_stage=3,sequence_parallel=true,micro_batch_size=4", "gemma2"),
+    ("pp=2,schedule=zb_h1,micro_batch_size=2,recompute=selective", "gemma2"),
+    ("tp=2,pp=2,schedule=1f1b,sequence_parallel=false,micro_batch_size=4", "gemma3"),
+    ("dp=2,zero_stage=1,micro_batch_size=2,recompute=full,recompute_layers=2", "gemma3"),
+    ("tp=2,ep=2,sequence_parallel=true,micro_batch_size=4,recompute=selective", "gpt_oss"),
+    ("tp=2,dp=2,etp=2,ep=1,zero_stage=1,sequence_parallel=false,micro_batch_size=4", "gpt_oss"),
+    ("pp=2,dp=2,ep=2,schedule=1f1b,zero_stage=3,micro_batch_size=2", "gpt_oss"),
+    ("tp=2,ep=1,sequence_parallel=false,micro_batch_size=4", "deepseek_v2"),
+    ("tp=2,dp=2,ep=2,zero_stage=1,sequence_parallel=true,micro_batch_size=4", "deepseek_v2"),
+    ("cp=2,dp=2,ep=2,zero_stage=3", "deepseek_v2"),
+    ("tp=2,dp=2,ep=2,zero_stage=3,sequence_parallel=true,micro_batch_size=4", "deepseek_v3"),
+    ("tp=2,pp=2,etp=2,schedule=1f1b,sequence_parallel=false,micro_batch_size=4", "deepseek_v3"),
+    ("cp=2,cp_kind=all_to_all,ep=2,recompute=selective", "deepseek_v3"),
+]
+
+MATRIX = [
+    *SHARDED, *TENSOR, *PIPELINES, *PAIRS, *CONTEXT, *RECOMPUTED, *SHARED_HEADS, *EXPERTS, *OFFLOADED,
+    *FAMILIES,
+]  # fmt: skip
 
 
 @cache
@@ -284,6 +315,14 @@ BROKEN = [
     ("gradients stay on the device", "dp=2,zero_stage=1,offload=optimizer", "llama"),
     ("activations are used before they are back", "dp=2,offload=activations", "llama"),
     ("all views of memory are its first", "dp=2,offload=activations", "llama"),
+    ("all tensor ranks have the slopes of the first heads", "tp=2", "bloom"),
+    (
+        "latents of a part of the tokens train their projections alone",
+        "tp=2,sequence_parallel=true",
+        "deepseek_v3",
+    ),
+    ("tensor ranks keep their inputs' gradients", "tp=2,sequence_parallel=false", "deepseek_v3"),
+    ("every part of an expert adds its bias", "tp=2,etp=2", "gpt_oss"),
 ]
 
 

@@ -235,6 +235,29 @@ def test_parts_of_experts_are_gathered_and_added_up(team: Team) -> None:
     assert {("pass", round(1.1 * 8_192, 3)), ("all_reduce", round(1.1 * 8_192, 3))} <= charged(plan)
 
 
+def test_latents_are_joined_in_place_of_hidden_states(team: Team) -> None:
+    """Of a token 36 elements: 20 that queries come from, 12 that keys and values come from, 4 that turn. So
+    32 * 36 * 4 = 4,608 bytes in one message a layer and microbatch each way, for which a hidden state (4,096)
+    is charged. Each of 8 microbatches joins hidden states before 4 MLPs (one of them of all tokens, three
+    beside experts) and the head, and in the backward pass behind the embedding, 4 attentions and 4 MLPs.
+
+    What is whole on every rank (9 norms of 32; in each layer norms of 20 and 12 and projections of 32 by 20
+    and by 16; three routers of 8 by 32) is added up once: 5,792 elements, of which the last norm is not
+    charged."""
+    plan = make_plan("tp=2,ep=1,sequence_parallel=true", model="deepseek_v3")
+    found = times_of(team.run(2, step_of, plan)[0])
+    for kind in ("all_gather", "reduce_scatter"):
+        assert found[kind, 4_608] == 8 * 4
+        assert found[kind, 4_096] == 8 * (4 + 1 + 9)
+    priced = charged(plan)
+    assert {("pass", 4_096), ("scatter", 4_096)} <= priced
+    whole = {4 * 32: 9, 4 * 20: 4, 4 * 12: 4, 4 * 32 * 20: 4, 4 * 32 * 16: 4, 4 * 8 * 32: 3}
+    loss = {4 * 32: 8}
+    for nbytes, times in whole.items():
+        assert found["all_reduce", nbytes] == times + loss.get(nbytes, 0)
+    assert ("all_reduce", sum(nbytes * times for nbytes, times in whole.items()) - 4 * 32) in priced
+
+
 def begun_before_the_end(report: Report, plan: Plan) -> tuple[int, int]:
     """Of the blocks of this rank's gradients, how many were being reduced when a step's backward passes were
     done; and how many there are."""

@@ -11,8 +11,8 @@ from tests.runtime.equality import whole_module
 from tests.runtime.plans import make_plan, tiny
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from shardwise.runtime.modules import rotation_of
 from shardwise.runtime.recompute import recompute_kinds
+from shardwise.runtime.rope import rotation_of
 from shardwise.strategy import MEGATRON_2024, target_of
 
 pytestmark = pytest.mark.xdist_group("runtime")
@@ -30,8 +30,8 @@ class Counting(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def counts_of_a_layer(kind: str) -> Counter[str]:
-    layer = whole_module(tiny("llama"), 0).layers["0"]
+def counts_of_a_layer(kind: str, model: str = "llama") -> Counter[str]:
+    layer = whole_module(tiny(model), 0).layers["0"]
     layer.recompute = kind
     x = torch.randn(2, 8, 32, requires_grad=True)
     with Counting() as counting:
@@ -51,6 +51,15 @@ def test_operators_run_as_often_as_each_kind_says() -> None:
     assert [counts[attention] for counts in (none, selective, full)] == [1, 2, 2]
     # The activation's output is never kept: each backward has it once more.
     assert [counts["silu"] for counts in (none, selective, full)] == [2, 3, 3]
+
+
+def test_products_inside_attention_are_computed_again() -> None:
+    """Scores and their sums of values: 2 products forward, and in the backward pass these again and 4 more.
+    Recomputation, also selective, does the 2 of the forward pass once more; of the 7 products with weights
+    selective does none."""
+    none, selective, full = (counts_of_a_layer(kind, "gemma2") for kind in ("none", "selective", "full"))
+    assert [counts["bmm"] for counts in (none, selective, full)] == [8, 10, 10]
+    assert [counts["mm"] for counts in (none, selective)] == [21, 21]
 
 
 def test_the_first_layers_of_each_stage_are_recomputed_in_full() -> None:

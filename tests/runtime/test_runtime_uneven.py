@@ -59,6 +59,10 @@ MATRIX = [
     ("5 tp4l4 + 2 l2 tp2l2full + 1 l4selective", "llama", 1),
     # rows of a microbatch shared in one stage and not in the next
     ("3 dp2l2 tp2l2 + 1 l4", "llama", 2),
+    # slopes of other heads in each pipeline, ends of another width; capped scores and logits
+    ("3 l1 tp2l3 + 5 l4", "bloom", 1),
+    ("8 l2 tp2l2", "opt", 1),
+    ("3 tp2l2 l2 + 1 l4", "gemma2", 2),
 ]
 
 

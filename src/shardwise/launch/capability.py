@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from shardwise.errors import ConfigError
 from shardwise.graph import StagedLayout
-from shardwise.model import has_windows
+from shardwise.model import scores_are_plain
 from shardwise.plan import GraphPlan, Plan, UnevenFile
 from shardwise.strategy import target_of
 
@@ -13,7 +13,7 @@ TARGET = target_of("shardwise")
 
 def check_runnable(plan: Plan) -> None:
     """ConfigError, by the first thing in the way, where this runtime cannot run `plan`."""
-    target = TARGET.with_windows(has_windows(plan.model, plan.job.seq_len))
+    target = TARGET.for_scores(scores_are_plain(plan.model, plan.job.seq_len))
     for refusal in target.refusals(plan.best.strategy):
         raise _refusal(f"best.strategy.{refusal.key}", refusal.found, refusal.allowed)
     _check_known(plan, TARGET.dtypes)
@@ -81,6 +81,9 @@ def _check_known(plan: Plan | UnevenFile, dtypes: tuple[str, ...]) -> None:
     ):
         if found not in known:
             raise _refusal(key, found, ", ".join(known))
+    for part in plan.model.special_parts:
+        if part in TARGET.lacks:
+            raise _refusal("model", part, "models without it")
     if not TARGET.runs_on(plan.cluster.vendors):
         raise _refusal("cluster", ", ".join(plan.cluster.classes), TARGET.known_devices)
 

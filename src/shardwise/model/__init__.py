@@ -11,7 +11,7 @@ from shardwise.model.counts import (
 )
 from shardwise.model.entries import CatalogueEntry, catalogue, catalogue_entry, catalogue_names
 from shardwise.model.families import FAMILIES
-from shardwise.model.load import decoder_of, has_windows, load_model, model_from_config
+from shardwise.model.load import decoder_of, load_model, model_from_config, scores_are_plain
 from shardwise.model.model import MTP_PREFIX, Experts, Layer, Model
 from shardwise.model.shape import Decoder, GroupedQuery, Latent, LayerShape, Mlp, Norm, Order, RoutedMlp
 
@@ -37,11 +37,11 @@ __all__ = [
     "catalogue_entry",
     "catalogue_names",
     "decoder_of",
-    "has_windows",
     "keys_per_query",
     "load_model",
     "model_flop_per_token",
     "model_from_config",
     "mtp_parameters",
     "parameters",
+    "scores_are_plain",
 ]

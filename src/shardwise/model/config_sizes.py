@@ -56,6 +56,7 @@ def grouped_query(
     out_bias: bool = False,
     qk_norm: bool = False,
     sinks: bool = False,
+    softcap: bool = False,
 ) -> GroupedQuery:
     """Attention from `num_attention_heads`, `num_key_value_heads` (as many where null) and `head_dim`.
 
@@ -78,6 +79,7 @@ def grouped_query(
         out_bias=out_bias,
         qk_norm=qk_norm,
         sinks=sinks,
+        softcap=softcap,
     )
 
 

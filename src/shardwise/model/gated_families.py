@@ -126,12 +126,17 @@ def _gemma(fields: ConfigFields, family: str, *, period: int, qk_norm: bool) -> 
             out_bias=bias,
             qk_norm=qk_norm,
             window=fields.nullable_count(window, absent=4096),
+            softcap=_has_cap(fields, "attn_logit_softcapping", 0.0 if is_third else 50.0),
         ),
         mlp=gated_mlp(fields),
         sliding=sliding_layers(fields, alternate),
         tied=True,
         default_vocab=262_208 if is_third else None,
-        logit_softcap=fields.is_positive(
-            "final_logit_softcapping", default=0.0 if is_third else 30.0, high=1e6
-        ),
+        logit_softcap=_has_cap(fields, "final_logit_softcapping", 0.0 if is_third else 30.0),
     )
+
+
+def _has_cap(fields: ConfigFields, name: str, absent: float) -> bool:
+    """Whether there is a cap: null stands for none."""
+    is_null = name in fields.names and not fields.has(name)
+    return not is_null and fields.is_positive(name, default=absent, high=1e6)

@@ -15,7 +15,7 @@ from shardwise.model.dimensions import decoder_from_dimensions
 from shardwise.model.entries import catalogue_entry, catalogue_names
 from shardwise.model.families import decoder_from_config
 from shardwise.model.model import Model
-from shardwise.model.shape import Decoder
+from shardwise.model.shape import Decoder, GroupedQuery
 
 MAX_PARAMETERS = 10**15
 MAX_NAME = 200
@@ -73,10 +73,14 @@ def decoder_of(model: Model) -> Decoder:
     return _decoder(model.config)[0]
 
 
-def has_windows(model: Model, seq_len: int) -> bool:
-    """Whether some layer's attention looks at a part of so long a sequence only."""
-    windows = {getattr(shape.attention, "window", None) for shape in decoder_of(model).layers}
-    return any(window and window < seq_len for window in windows)
+def scores_are_plain(model: Model, seq_len: int) -> bool:
+    """Whether every query of so long a sequence looks at all keys up to its own, by products alone: without
+    windows, caps on scores, and sinks."""
+    return not any(
+        (shape.attention.window or seq_len) < seq_len or shape.attention.sinks or shape.attention.softcap
+        for shape in decoder_of(model).layers
+        if isinstance(shape.attention, GroupedQuery)
+    )
 
 
 def _decoder(config: Mapping[str, object]) -> tuple[Decoder, str, str]:

@@ -91,6 +91,15 @@ class Model:
         )
 
     @property
+    def special_parts(self) -> tuple[str, ...]:
+        """What not all software that trains models of the family has, by the words of capability files."""
+        parts = {
+            "multi-token prediction": self.head_layers > 0,
+            "expert capacity": any(kind.experts and kind.experts.capacity_factor for kind in self.kinds),
+        }
+        return tuple(name for name, is_there in parts.items() if is_there)
+
+    @property
     def experts(self) -> Experts | None:
         """Routing of the first mixture-of-experts layer, or None for a dense model."""
         return next((kind.experts for kind in self.kinds if kind.experts is not None), None)

@@ -22,7 +22,8 @@ both."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupedQuery:
-    """Multi-head, grouped-query and multi-query attention; `window` limits the keys of a query."""
+    """Multi-head, grouped-query and multi-query attention; `window` limits the keys of a query, `softcap`
+    says whether scores are kept below a cap."""
 
     heads: int
     kv_heads: int
@@ -33,6 +34,7 @@ class GroupedQuery:
     qk_norm: bool = False
     rotary: bool = True
     sinks: bool = False
+    softcap: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

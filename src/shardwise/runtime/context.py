@@ -26,9 +26,9 @@ class Context(Protocol):
     def positions(self, tokens: int) -> Tensor:
         """Where in a sequence of `tokens` this rank's part lies."""
 
-    def attention(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def attention(self, q: Tensor, k: Tensor, v: Tensor, *, scale: float) -> Tensor:
         """Causal attention of this rank's part of the queries on all keys, each (batch, heads, tokens,
-        elements)."""
+        elements); scores are products times `scale`."""
 
 
 class Ring:
@@ -43,8 +43,8 @@ class Ring:
         chunks = torch.arange(tokens).chunk(2 * len(self._ranks))
         return torch.cat((chunks[self._rank], chunks[-1 - self._rank]))
 
-    def attention(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return _RingAttention.apply(q, k, v, self)
+    def attention(self, q: Tensor, k: Tensor, v: Tensor, *, scale: float) -> Tensor:
+        return _RingAttention.apply(q, k, v, scale, self)
 
     def passed(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         """What the rank before holds, while this rank's `tensors` go to the next."""
@@ -77,26 +77,28 @@ class Ring:
 
 class _RingAttention(Function):
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, ring: Ring) -> Tensor:
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, scale: float, ring: Ring) -> Tensor:
         tokens, groups = q.shape[2], q.shape[1] // k.shape[1]
         out = torch.zeros_like(q, dtype=torch.float32)
-        scale = q.new_full(q.shape[:3], -torch.inf, dtype=torch.float32)  # log-sum-exp of the scores so far
+        sums = q.new_full(q.shape[:3], -torch.inf, dtype=torch.float32)  # log-sum-exp of the scores so far
         here = (k, v)
         for turn, owner in enumerate(ring.turns()):
             if turn:
                 here = ring.passed(*here)
             queries, keys, is_causal = ring.part(owner, tokens)
             keys_here, values_here = (_spread(tensor[:, :, keys], groups) for tensor in here)
-            part, part_scale = attention_part(q[:, :, queries], keys_here, values_here, is_causal=is_causal)
-            _merge(out[:, :, queries], scale[:, :, queries], part, part_scale)
+            part, part_sums = attention_part(
+                q[:, :, queries], keys_here, values_here, is_causal=is_causal, scale=scale
+            )
+            _merge(out[:, :, queries], sums[:, :, queries], part, part_sums)
         out = out.to(q.dtype)
-        ctx.save_for_backward(q, k, v, out, scale)
-        ctx.ring = ring
+        ctx.save_for_backward(q, k, v, out, sums)
+        ctx.ring, ctx.scale = ring, scale
         return out
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, v, out, scale = ctx.saved_tensors
+        q, k, v, out, sums = ctx.saved_tensors
         ring: Ring = ctx.ring
         tokens, groups = q.shape[2], q.shape[1] // k.shape[1]
         dq = torch.zeros_like(q, dtype=torch.float32)
@@ -112,14 +114,15 @@ class _RingAttention(Function):
                 keys_here,
                 values_here,
                 out[:, :, queries],
-                scale[:, :, queries],
+                sums[:, :, queries],
                 is_causal=is_causal,
+                scale=ctx.scale,
             )
             dq[:, :, queries] += parts[0]
             for total, part in zip(here[2:], parts[1:], strict=True):
                 total[:, :, keys] += part.unflatten(1, (-1, groups)).sum(2)
         dk, dv = ring.passed(*here[2:])
-        return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), None
+        return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), None, None
 
 
 def _spread(tensor: Tensor, groups: int) -> Tensor:
@@ -127,11 +130,11 @@ def _spread(tensor: Tensor, groups: int) -> Tensor:
     return tensor.repeat_interleave(groups, dim=1)
 
 
-def _merge(out: Tensor, scale: Tensor, part: Tensor, part_scale: Tensor) -> None:
+def _merge(out: Tensor, sums: Tensor, part: Tensor, part_sums: Tensor) -> None:
     """Take the attention on some more keys into `out`, both weighted by the sums of their exponentials."""
-    both = torch.logaddexp(scale, part_scale)
-    out.mul_((scale - both).exp().unsqueeze(-1)).add_(part * (part_scale - both).exp().unsqueeze(-1))
-    scale.copy_(both)
+    both = torch.logaddexp(sums, part_sums)
+    out.mul_((sums - both).exp().unsqueeze(-1)).add_(part * (part_sums - both).exp().unsqueeze(-1))
+    sums.copy_(both)
 
 
 class AllToAll:
@@ -145,9 +148,9 @@ class AllToAll:
             distributed.get_rank(self._group)
         ]
 
-    def attention(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def attention(self, q: Tensor, k: Tensor, v: Tensor, *, scale: float) -> Tensor:
         q, k, v = (_Exchange.apply(tensor, 1, 2, self._group) for tensor in (q, k, v))
-        heads = functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+        heads = functional.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=True)
         return _Exchange.apply(heads, 2, 1, self._group)
 
 

@@ -88,7 +88,9 @@ def place(module: nn.Module, device_type: str) -> None:
             if parameter.device.type == device_type:
                 continue
             if parameter not in moved:
-                moved[parameter] = nn.Parameter(_placed(parameter.detach(), device_type))
+                moved[parameter] = nn.Parameter(
+                    _placed(parameter.detach(), device_type), requires_grad=parameter.requires_grad
+                )
             setattr(owner, name, moved[parameter])
 
 

@@ -2,16 +2,60 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from shardwise.errors import ConfigError
-from shardwise.model import Model
+from shardwise.model import Model, decoder_of
 
 Read = Callable[[str], Tensor]
 """The tensor of a name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fused:
+    """Several modules of ours that are one of theirs: one `stacked` behind the other, or `grouped`: of each
+    key-value head its queries, its key and its value."""
+
+    name: str
+    parts: tuple[str, ...]
+    form: Literal["stacked", "grouped"] = "stacked"
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """Experts that are modules of a list, one by one, with these names of their matrices."""
+
+    name: str
+    matrices: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Interleaved:
+    """Experts stacked as ours, matrices [in, out], gates and ups by turns in one."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Files:
+    """A family's files: the list of layers, and of each module of ours the name of theirs.
+
+    `turned` says whether matrices inside layers are stored [in, out], `norm_offset` how much less than ours
+    the weights of norms are.
+    """
+
+    layers: str
+    names: Mapping[str, str]
+    fused: tuple[Fused, ...] = ()
+    experts: Listed | Interleaved | None = None
+    turned: bool = False
+    norm_offset: float = 0.0
+
 
 _LLAMA = {
     "embedding.tokens": "model.embed_tokens", "head.norm": "model.norm", "head.output": "lm_head",
@@ -22,109 +66,238 @@ _LLAMA = {
     "mlp.gate": "mlp.gate_proj", "mlp.up": "mlp.up_proj", "mlp.down": "mlp.down_proj",
 }  # fmt: skip
 
-_NAMES: Mapping[str, tuple[str, Mapping[str, str]]] = {
-    **{family: ("model.layers", _LLAMA) for family in ("llama", "mistral", "qwen2", "qwen3")},
-    "mixtral": ("model.layers", _LLAMA | {"mlp.router": "block_sparse_moe.gate"}),
-    "qwen3_moe": ("model.layers", _LLAMA | {"mlp.router": "mlp.gate"}),
-    "gpt_neox": (
-        "gpt_neox.layers",
-        {
-            "embedding.tokens": "gpt_neox.embed_in", "head.norm": "gpt_neox.final_layer_norm",
-            "head.output": "embed_out", "attention_norm": "input_layernorm",
-            "mlp_norm": "post_attention_layernorm", "attention.out": "attention.dense",
-            "mlp.up": "mlp.dense_h_to_4h", "mlp.down": "mlp.dense_4h_to_h",
-        },
+_GEMMA = _LLAMA | {
+    "attention_post_norm": "post_attention_layernorm", "mlp_norm": "pre_feedforward_layernorm",
+    "mlp_post_norm": "post_feedforward_layernorm",
+}  # fmt: skip
+
+_DEEPSEEK = _LLAMA | {
+    "attention.q_down": "self_attn.q_a_proj", "attention.q_norm": "self_attn.q_a_layernorm",
+    "attention.q_up": "self_attn.q_b_proj", "attention.kv_down": "self_attn.kv_a_proj_with_mqa",
+    "attention.kv_norm": "self_attn.kv_a_layernorm", "attention.kv_up": "self_attn.kv_b_proj",
+    "mlp.router": "mlp.gate", "mlp.shared.gate": "mlp.shared_experts.gate_proj",
+    "mlp.shared.up": "mlp.shared_experts.up_proj", "mlp.shared.down": "mlp.shared_experts.down_proj",
+}  # fmt: skip
+
+_BLOOM = {
+    "embedding.tokens": "transformer.word_embeddings",
+    "embedding.norm": "transformer.word_embeddings_layernorm",
+    "head.norm": "transformer.ln_f", "head.output": "lm_head", "attention_norm": "input_layernorm",
+    "mlp_norm": "post_attention_layernorm", "attention.out": "self_attention.dense",
+    "mlp.up": "mlp.dense_h_to_4h", "mlp.down": "mlp.dense_4h_to_h",
+}  # fmt: skip
+
+_GPT_NEOX = {
+    "embedding.tokens": "gpt_neox.embed_in", "head.norm": "gpt_neox.final_layer_norm",
+    "head.output": "embed_out", "attention_norm": "input_layernorm",
+    "mlp_norm": "post_attention_layernorm", "attention.out": "attention.dense",
+    "mlp.up": "mlp.dense_h_to_4h", "mlp.down": "mlp.dense_4h_to_h",
+}  # fmt: skip
+
+_GPT2 = {
+    "embedding.tokens": "transformer.wte", "embedding.positions": "transformer.wpe",
+    "head.norm": "transformer.ln_f", "head.output": "lm_head", "attention_norm": "ln_1",
+    "mlp_norm": "ln_2", "attention.out": "attn.c_proj", "mlp.up": "mlp.c_fc", "mlp.down": "mlp.c_proj",
+}  # fmt: skip
+
+_OPT = {
+    "embedding.tokens": "model.decoder.embed_tokens", "embedding.project": "model.decoder.project_in",
+    "embedding.positions": "model.decoder.embed_positions", "head.norm": "model.decoder.final_layer_norm",
+    "head.project": "model.decoder.project_out", "head.output": "lm_head",
+    "attention_norm": "self_attn_layer_norm", "mlp_norm": "final_layer_norm",
+    "attention.q": "self_attn.q_proj", "attention.k": "self_attn.k_proj", "attention.v": "self_attn.v_proj",
+    "attention.out": "self_attn.out_proj", "mlp.up": "fc1", "mlp.down": "fc2",
+}  # fmt: skip
+
+_QKV = ("attention.q", "attention.k", "attention.v")
+_PROJECTED = {"gate": "gate_proj", "up": "up_proj", "down": "down_proj"}
+_LLAMA_FILES = Files(layers="model.layers", names=_LLAMA)
+_DEEPSEEK_FILES = Files(layers="model.layers", names=_DEEPSEEK, experts=Listed("mlp.experts", _PROJECTED))
+
+_FILES: Mapping[str, Files] = {
+    **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3"), _LLAMA_FILES),
+    **dict.fromkeys(("gemma2", "gemma3"), Files(layers="model.layers", names=_GEMMA, norm_offset=1.0)),
+    **dict.fromkeys(("deepseek_v2", "deepseek_v3"), _DEEPSEEK_FILES),
+    "bloom": Files(
+        layers="transformer.h",
+        names=_BLOOM,
+        fused=(Fused("self_attention.query_key_value", _QKV, "grouped"),),
     ),
-    "gpt2": (
-        "transformer.h",
-        {
-            "embedding.tokens": "transformer.wte", "embedding.positions": "transformer.wpe",
-            "head.norm": "transformer.ln_f", "head.output": "lm_head", "attention_norm": "ln_1",
-            "mlp_norm": "ln_2", "attention.out": "attn.c_proj", "mlp.up": "mlp.c_fc",
-            "mlp.down": "mlp.c_proj",
-        },
+    "falcon": Files(
+        layers="transformer.h",
+        names=_BLOOM,
+        fused=(Fused("self_attention.query_key_value", _QKV, "grouped"),),
+    ),
+    "gpt2": Files(
+        layers="transformer.h", names=_GPT2, fused=(Fused("attn.c_attn", _QKV),), turned=True
+    ),
+    "gpt_neox": Files(
+        layers="gpt_neox.layers",
+        names=_GPT_NEOX,
+        fused=(Fused("attention.query_key_value", _QKV, "grouped"),),
+    ),
+    "gpt_oss": Files(
+        layers="model.layers",
+        names=_LLAMA | {"mlp.router": "mlp.router", "attention": "self_attn"},
+        experts=Interleaved("mlp.experts"),
+    ),
+    "mixtral": Files(
+        layers="model.layers",
+        names=_LLAMA | {"mlp.router": "block_sparse_moe.gate"},
+        experts=Listed("block_sparse_moe.experts", {"gate": "w1", "up": "w3", "down": "w2"}),
+    ),
+    "opt": Files(layers="model.decoder.layers", names=_OPT),
+    "phi3": Files(
+        layers="model.layers",
+        names=_LLAMA,
+        fused=(
+            Fused("self_attn.qkv_proj", _QKV),
+            Fused("mlp.gate_up_proj", ("mlp.gate", "mlp.up")),
+        ),
+    ),
+    "qwen3_moe": Files(
+        layers="model.layers",
+        names=_LLAMA | {"mlp.router": "mlp.gate"},
+        experts=Listed("mlp.experts", _PROJECTED),
     ),
 }  # fmt: skip
-"""Per family the name of the list of layers, and of each module of ours theirs."""
+"""The files of each family, under the names that Transformers reads and that are published."""
 
-_EXPERTS = {
-    "mixtral": ("block_sparse_moe.experts", {"gate": "w1", "up": "w3", "down": "w2"}),
-    "qwen3_moe": ("mlp.experts", {"gate": "gate_proj", "up": "up_proj", "down": "down_proj"}),
-}
-"""Per family the name of the list of experts, and those of their matrices."""
+_TWO_NORMS = {"attention_norm": "ln_attn", "mlp_norm": "ln_mlp"}
+"""Of Falcons whose attention and MLP, side by side, have a norm each."""
 
-_FUSED = {"gpt_neox": "attention.query_key_value", "gpt2": "attn.c_attn"}
-"""Families whose queries, keys and values are one tensor."""
+_KINDS = {"correction": "e_score_correction_bias"}
+"""Tensors of a module that have another name there."""
 
 
 def check_named(model: Model) -> None:
     """ConfigError where files of this family have no names here."""
-    if model.family not in _NAMES:
+    if model.family not in _FILES:
         raise ConfigError(
-            "has no names of Hugging Face's", key="model", found=model.family, allowed=", ".join(_NAMES)
+            "has no names of Hugging Face's", key="model", found=model.family, allowed=", ".join(_FILES)
         )
 
 
 def theirs(model: Model, state: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
-    """The tensors of their file that hold `state`, the whole module's parameters by our names."""
+    """The tensors of their file that hold `state`, the whole module's tensors by our names."""
+    named = _Named(model)
     for name, tensor in state.items():
         if name == "head.output.weight" and model.tied_embeddings:
             continue
-        at, inner, kind = _place(model, name)
+        at, inner, kind = named.place(name)
+        fused = named.fusing(inner)
         if inner == "mlp.experts":
-            listed, matrices = _EXPERTS[model.family]
-            for expert, matrix in enumerate(tensor):
-                yield f"{at}.{listed}.{expert}.{matrices[kind]}.weight", matrix.contiguous()
-        elif model.family in _FUSED and inner in ("attention.q", "attention.k", "attention.v"):
-            if inner == "attention.q":
-                parts = [state[name.replace(".q.", f".{part}.")] for part in "qkv"]
-                yield f"{at}.{_FUSED[model.family]}.{kind}", _fused(model, parts)
+            yield from named.of_experts(state, name, at, kind)
+        elif fused is not None:
+            if inner == fused.parts[0]:
+                parts = [state[name.replace(inner, part)] for part in fused.parts]
+                yield f"{at}.{fused.name}.{kind}", named.turned(at, named.joined(fused, parts))
         else:
-            yield _their_name(model, at, inner, kind), _turned(model, at, tensor)
+            yield named.their_name(at, inner, kind), named.shifted(inner, named.turned(at, tensor), -1)
 
 
 def ours(model: Model, name: str, read: Read) -> Tensor:
-    """Our parameter `name` from the tensors of their file."""
+    """Our tensor `name` from the tensors of their file."""
+    named = _Named(model)
     if name == "head.output.weight" and model.tied_embeddings:
         name = "embedding.tokens.weight"
-    at, inner, kind = _place(model, name)
+    at, inner, kind = named.place(name)
     if inner == "mlp.experts":
-        listed, matrices = _EXPERTS[model.family]
-        count = model.experts.experts if model.experts is not None else 0
-        return torch.stack([read(f"{at}.{listed}.{e}.{matrices[kind]}.weight") for e in range(count)])
-    if model.family in _FUSED and inner in ("attention.q", "attention.k", "attention.v"):
-        fused = read(f"{at}.{_FUSED[model.family]}.{kind}")
-        return _parted(model, fused)["qkv".index(inner[-1])]
-    return _turned(model, at, read(_their_name(model, at, inner, kind)))
+        return named.experts(at, kind, read)
+    fused = named.fusing(inner)
+    if fused is not None:
+        whole = named.turned(at, read(f"{at}.{fused.name}.{kind}"))
+        return named.parted(fused, whole)[fused.parts.index(inner)]
+    return named.shifted(inner, named.turned(at, read(named.their_name(at, inner, kind))), 1)
 
 
-def _place(model: Model, name: str) -> tuple[str, str, str]:
-    """Their name of the layer (empty at the ends), our name of the module inside, and `weight` or `bias`."""
-    stem, _, kind = name.rpartition(".")
-    if not stem.startswith("layers."):
-        return "", stem, kind
-    _, index, inner = stem.split(".", 2)
-    return f"{_NAMES[model.family][0]}.{index}", inner, kind
+class _Named:
+    """The tensors of one model's files."""
+
+    def __init__(self, model: Model) -> None:
+        decoder = decoder_of(model)
+        self._files = _FILES[model.family]
+        self._names = self._files.names
+        self._attention = decoder.layers[0].attention
+        self._count = model.experts.experts if model.experts is not None else 0
+        if model.family == "falcon" and decoder.layers[0].order == "parallel":
+            self._names = {**self._names, **_TWO_NORMS}
+        # The text decoder of a model of several kinds of input.
+        self._prefix = "language_model." if model.config.get("text_config") is not None else ""
+
+    def place(self, name: str) -> tuple[str, str, str]:
+        """Their name of the layer (empty at the ends), our name of the module inside, and that of its
+        tensor."""
+        stem, _, kind = name.rpartition(".")
+        if not stem.startswith("layers."):
+            return "", stem, kind
+        _, index, inner = stem.split(".", 2)
+        return f"{self._prefix}{self._files.layers}.{index}", inner, kind
+
+    def their_name(self, at: str, inner: str, kind: str) -> str:
+        stem = f"{at}.{self._names[inner]}" if at else f"{self._prefix}{self._names[inner]}"
+        return f"{stem}.{_KINDS.get(kind, kind)}"
+
+    def turned(self, at: str, tensor: Tensor) -> Tensor:
+        """Matrices inside layers of a family that stores them [in, out]."""
+        return tensor.t().contiguous() if self._files.turned and at and tensor.dim() == 2 else tensor
+
+    def shifted(self, inner: str, tensor: Tensor, sign: int) -> Tensor:
+        """The weights of a norm, more (`sign` 1) or less by the offset of the family's."""
+        offset = self._files.norm_offset if inner.endswith("norm") else 0.0
+        return tensor + sign * offset if offset else tensor
+
+    def fusing(self, inner: str) -> Fused | None:
+        return next((fused for fused in self._files.fused if inner in fused.parts), None)
+
+    def joined(self, fused: Fused, parts: Sequence[Tensor]) -> Tensor:
+        if fused.form == "stacked":
+            return torch.cat(list(parts))
+        heads = self._attention.kv_heads
+        return torch.cat([part.unflatten(0, (heads, -1)) for part in parts], dim=1).flatten(0, 1)
+
+    def parted(self, fused: Fused, whole: Tensor) -> Sequence[Tensor]:
+        if fused.parts != _QKV:
+            return whole.chunk(len(fused.parts))
+        heads, kv_heads = self._attention.heads, self._attention.kv_heads
+        dim = len(whole) // (heads + 2 * kv_heads)
+        if fused.form == "stacked":
+            return whole.split((heads * dim, kv_heads * dim, kv_heads * dim))
+        groups = whole.unflatten(0, (kv_heads, -1))
+        return [part.flatten(0, 1) for part in groups.split((heads // kv_heads * dim, dim, dim), dim=1)]
+
+    def of_experts(
+        self, state: Mapping[str, Tensor], name: str, at: str, kind: str
+    ) -> Iterator[tuple[str, Tensor]]:
+        """Their tensors of all experts that hold our `name`."""
+        form = self._files.experts
+        if isinstance(form, Listed):
+            for expert, matrix in enumerate(state[name]):
+                yield f"{at}.{form.name}.{expert}.{form.matrices[kind]}.weight", matrix.contiguous()
+        elif form is not None:
+            end = "_bias" if kind.endswith("_bias") else ""
+            if kind.startswith("down"):
+                yield f"{at}.{form.name}.down_proj{end}", _inwards(state[name])
+            elif kind.startswith("gate"):
+                halves = [_inwards(state[name.replace(kind, f"{half}{end}")]) for half in ("gate", "up")]
+                yield f"{at}.{form.name}.gate_up_proj{end}", torch.stack(halves, dim=-1).flatten(-2)
+
+    def experts(self, at: str, kind: str, read: Read) -> Tensor:
+        """Ours of this `kind`, of all experts."""
+        form = self._files.experts
+        if isinstance(form, Listed):
+            names = [f"{at}.{form.name}.{e}.{form.matrices[kind]}.weight" for e in range(self._count)]
+            return torch.stack([read(name) for name in names])
+        if form is None:
+            raise TypeError(kind)
+        which, _, end = kind.partition("_")
+        end = f"_{end}" if end else ""
+        if which == "down":
+            return _inwards(read(f"{at}.{form.name}.down_proj{end}"))
+        both = read(f"{at}.{form.name}.gate_up_proj{end}")
+        return _inwards(both[..., 0 if which == "gate" else 1 :: 2])
 
 
-def _their_name(model: Model, at: str, inner: str, kind: str) -> str:
-    module = _NAMES[model.family][1][inner]
-    return f"{at}.{module}.{kind}" if at else f"{module}.{kind}"
-
-
-def _turned(model: Model, at: str, tensor: Tensor) -> Tensor:
-    """GPT-2's matrices inside layers are stored [in, out]."""
-    return tensor.t().contiguous() if model.family == "gpt2" and at and tensor.dim() == 2 else tensor
-
-
-def _fused(model: Model, parts: list[Tensor]) -> Tensor:
-    if model.family == "gpt2":
-        return torch.cat(parts).t().contiguous() if parts[0].dim() == 2 else torch.cat(parts)
-    heads = [part.unflatten(0, (model.heads, -1)) for part in parts]  # head by head: q, k, v
-    return torch.stack(heads, dim=1).flatten(0, 2)
-
-
-def _parted(model: Model, fused: Tensor) -> tuple[Tensor, ...]:
-    if model.family == "gpt2":
-        return (fused.t() if fused.dim() == 2 else fused).chunk(3)
-    return tuple(part.flatten(0, 1) for part in fused.unflatten(0, (model.heads, 3, -1)).unbind(1))
+def _inwards(stacked: Tensor) -> Tensor:
+    """Matrices [out, in] for such as are [in, out], and the reverse; vectors as they are."""
+    return stacked.mT.contiguous() if stacked.dim() == 3 else stacked.contiguous()

@@ -28,8 +28,10 @@ def initialise(module: nn.Module, *, seed: int, layers: int) -> None:
 
 def initial_value(name: str, shape: torch.Size, *, seed: int, layers: int) -> Tensor:
     """The first value of parameter `name`, of this shape, in fp32 on the host."""
+    if name.endswith(("bias", "sinks", "correction")):
+        return torch.zeros(shape)
     if len(shape) < 2:
-        return torch.full(shape, 0.0 if name.endswith("bias") else 1.0)
+        return torch.ones(shape)
     generator = generator_of(name, seed)
     std = STD / math.sqrt(2 * layers) if name.endswith(_RESIDUAL) else STD
     return torch.randn(shape, generator=generator).mul_(std)

@@ -95,7 +95,7 @@ def _make_states(job: Job, steps: Mapping[str, int]) -> None:
     for index, name, parameter in named(job):
         taken = steps[whole_name(job, index, name)]
         if not taken:
-            del job.optimizer.state[parameter]
+            job.optimizer.state.pop(parameter, None)
         elif "step" in job.optimizer.state[parameter]:
             job.optimizer.state[parameter]["step"].fill_(taken)
 

@@ -98,29 +98,35 @@ def multiply_all(tensors: Sequence[Tensor], factor: float) -> None:
         torch._foreach_mul_(tensors, factor)
 
 
-def attention_part(q: Tensor, k: Tensor, v: Tensor, *, is_causal: bool) -> tuple[Tensor, Tensor]:
+def attention_part(
+    q: Tensor, k: Tensor, v: Tensor, *, is_causal: bool, scale: float
+) -> tuple[Tensor, Tensor]:
     """Attention of q on some of its keys, each (batch, heads, tokens, elements), and the log of the sum of
     the exponentials of its scores (batch, heads, tokens), in fp32: what parts are put together by."""
     if q.device.type == "cpu":
-        out, scale = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, is_causal)
+        out, sums = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+            q, k, v, 0.0, is_causal, scale=scale
+        )
     else:
-        out, scale = torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, 0.0, is_causal)[:2]
-    return out, scale
+        out, sums = torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, 0.0, is_causal, scale=scale)[
+            :2
+        ]
+    return out, sums
 
 
 def attention_part_backward(
-    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, scale: Tensor, *, is_causal: bool
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, sums: Tensor, *, is_causal: bool, scale: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of q, k and v, where `out` and `scale` are those of attention on all keys."""
+    """Gradients of q, k and v, where `out` and `sums` are those of attention on all keys."""
     if q.device.type == "cpu":
         dq, dk, dv = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
-            grad, q, k, v, out, scale, 0.0, is_causal
+            grad, q, k, v, out, sums, 0.0, is_causal, scale=scale
         )
     else:
         seed = torch.zeros(2, dtype=torch.int64, device=q.device)  # of dropout, which there is none of
         dq, dk, dv = torch.ops.aten._scaled_dot_product_flash_attention_backward(
-            grad, q, k, v, out, scale.contiguous(), None, None, q.shape[2], k.shape[2], 0.0, is_causal,
-            seed, seed,
+            grad, q, k, v, out, sums.contiguous(), None, None, q.shape[2], k.shape[2], 0.0, is_causal,
+            seed, seed, scale=scale,
         )  # fmt: skip
     return dq, dk, dv
 

@@ -24,10 +24,10 @@ Contexts = Callable[[], tuple[AbstractContextManager[Any], AbstractContextManage
 _KEPT = (
     torch.ops.aten.mm.default,
     torch.ops.aten.addmm.default,
-    torch.ops.aten.bmm.default,
     ALL_TO_ALL,
 )
-"""Operators whose outputs selective recomputation keeps: matrix products, and tokens sent to experts."""
+"""Operators whose outputs selective recomputation keeps: products with weights, and tokens sent to experts.
+(Products of many matrices at once are those inside attention.)"""
 
 
 class Store(Protocol):

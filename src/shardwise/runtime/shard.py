@@ -8,6 +8,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import (
     DTensor,
+    Replicate,
     Shard,
     distribute_tensor,
 )
@@ -23,10 +24,11 @@ from shardwise.strategy import Strategy
 
 def split_experts(stage: Stage, mesh: DeviceMesh) -> None:
     """Divide the experts of every layer over `ep` ranks, and each over `etp` ranks along its width."""
-    wide = {"gate": (Shard(0), Shard(1)), "up": (Shard(0), Shard(1)), "down": (Shard(0), Shard(2))}
+    width = {"gate": Shard(1), "up": Shard(1), "down": Shard(2), "gate_bias": Shard(1), "up_bias": Shard(1)}
     for mixture in mixtures(stage):
-        for name, placements in wide.items():
-            whole = getattr(mixture.experts, name)
+        mixture.experts.parts = mesh["etp"].size()
+        for name, whole in list(mixture.experts.named_parameters()):
+            placements = (Shard(0), width.get(name, Replicate()))
             divided = distribute_tensor(whole.detach(), mesh["ep", "etp"], placements, src_data_rank=None)
             setattr(mixture.experts, name, nn.Parameter(divided))
 
@@ -110,7 +112,7 @@ def _shard_experts(stage: Stage, data: DeviceMesh, strategy: Strategy, policy: M
     def even(parameter: nn.Parameter) -> Shard:
         """The first dim that the ranks divide evenly: whole experts, or a part of each."""
         local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
-        return Shard(next((dim for dim in range(3) if local.shape[dim] % optim == 0), 0))
+        return Shard(next((dim for dim in range(local.dim()) if local.shape[dim] % optim == 0), 0))
 
     for mixture in mixtures(stage):
         place(mixture.experts, data.device_type)

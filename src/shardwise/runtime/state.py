@@ -26,8 +26,10 @@ def whole_name(job: Job, index: int, name: str) -> str:
 
 
 def make_states(job: Job) -> None:
-    """Give every parameter optimizer states, as they are before the first step."""
+    """Give every parameter that is trained optimizer states, as they are before the first step."""
     for _, _, parameter in named(job):
+        if not parameter.requires_grad:
+            continue
         states = job.optimizer.state[parameter]
         for name in STATES[job.plan.job.optimizer]:
             if name == "step":  # where the fused optimizer has it

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import Partial, Replicate, Shard, distribute_module, distribute_tensor
+from torch.distributed.tensor import Partial, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ParallelStyle, SequenceParallel, parallelize_module
 from torch.distributed.tensor.placement_types import Placement
 from torch.nn import functional
 
-from shardwise.runtime.experts import MixtureOfExperts
+from shardwise.runtime.attention import GroupedQueryAttention, LatentAttention
+from shardwise.runtime.experts import MixtureOfExperts, Router
 from shardwise.runtime.feed_forward import FeedForward
 from shardwise.runtime.gradients import local
 from shardwise.runtime.modules import Layer, Stage
@@ -29,41 +32,82 @@ def split_tensors(stage: Stage, mesh: DeviceMesh, *, sequence_parallel: bool) ->
         parallelize_module(stage.embedding, mesh, {"tokens": VocabularyParts(stream)})
         if stage.embedding.positions is not None:
             _replicate(stage.embedding.positions, mesh, 0 if sequence_parallel else None)
+        _replicate_all((stage.embedding.project, stage.embedding.norm), mesh, stream)
     for layer in stage.layers.values():
         parallelize_module(layer, mesh, _layer_styles(layer, stream, mesh.size()))
+        if isinstance(layer.attention, LatentAttention):
+            _split_latents(layer.attention, mesh, stream)
+        else:
+            _split_heads(layer.attention, mesh)
         if isinstance(layer.mlp, MixtureOfExperts):
-            distribute_module(layer.mlp.router, mesh)
-        for norm in (layer.attention_norm, layer.mlp_norm):
-            if norm is not None:
-                _replicate(norm, mesh, stream)
+            _distribute_router(layer.mlp.router, mesh)
+        _replicate_all(layer.norms, mesh, stream)
     if stage.head is not None:
+        _replicate_all((stage.head.norm, stage.head.project), mesh, stream)
         parallelize_module(stage.head.output, mesh, Columns())
         parallelize_module(stage.head.output, mesh, WholeInput(stream))
-        if stage.head.norm is not None:
-            _replicate(stage.head.norm, mesh, stream)
         if stage.embedding is not None and stage.model.tied_embeddings:
             stage.head.output.weight = stage.embedding.tokens.weight
 
 
 def _layer_styles(layer: Layer, stream: int | None, ranks: int) -> dict[str, ParallelStyle]:
+    styles: dict[str, ParallelStyle] = {"attention.out": Rows(stream)}
+    if isinstance(layer.attention, GroupedQueryAttention):
+        styles |= _head_styles(layer.attention, stream, ranks)
+    if isinstance(layer.mlp, FeedForward):
+        styles |= _mlp_styles("mlp", layer.mlp, stream)
+    elif layer.mlp.shared is not None:
+        styles |= _mlp_styles("mlp.shared", layer.mlp.shared, stream)
+    return styles
+
+
+def _head_styles(
+    attention: GroupedQueryAttention, stream: int | None, ranks: int
+) -> dict[str, ParallelStyle]:
     styles: dict[str, ParallelStyle] = {
         "attention": WholeInput(stream),
         "attention.q": Columns(),
         "attention.k": Columns(),
         "attention.v": Columns(),
-        "attention.out": Rows(stream),
     }
-    if layer.attention.kv_heads < ranks:
-        heads = SharedHeads(layer.attention.kv_heads)
+    if attention.kv_heads < ranks:
+        heads = SharedHeads(attention.kv_heads)
         styles |= {"attention.k": heads, "attention.v": heads}
-    if isinstance(layer.mlp, FeedForward):
-        styles |= _mlp_styles("mlp", layer.mlp, stream)
-    elif layer.mlp.shared is not None:
-        styles |= _mlp_styles("mlp.shared", layer.mlp.shared, stream)
-    if layer.attention.q_norm is not None:
+    if attention.q_norm is not None:
         norm = SequenceParallel(sequence_dim=2, use_local_output=True)
         styles |= {"attention.q_norm": norm, "attention.k_norm": norm}
     return styles
+
+
+def _split_heads(attention: GroupedQueryAttention, mesh: DeviceMesh) -> None:
+    """Slopes and sinks are those of the rank's heads."""
+    if attention.slopes:
+        heads = len(attention.slopes) // mesh.size()
+        attention.slopes = attention.slopes[mesh.get_local_rank() * heads :][:heads]
+    if attention.sinks is not None:
+        divided = distribute_tensor(attention.sinks.detach(), mesh, [Shard(0)], src_data_rank=None)
+        attention.sinks = nn.Parameter(divided)
+
+
+def _split_latents(attention: LatentAttention, mesh: DeviceMesh, stream: int | None) -> None:
+    """Every rank makes the latents of the tokens that it has, which are joined; of what heads get from them
+    it makes its own heads'."""
+    _replicate_all((attention.kv_down, attention.kv_norm), mesh, stream)
+    parallelize_module(attention.latents, mesh, WholeLatents(stream))
+    parallelize_module(attention.kv_up, mesh, Columns())
+    if attention.q is not None:
+        parallelize_module(attention.q, mesh, Columns())
+        parallelize_module(attention.q, mesh, WholeInput(stream))
+    else:
+        _replicate_all((attention.q_down, attention.q_norm), mesh, stream)
+        parallelize_module(attention.q_up, mesh, Columns())
+
+
+def _distribute_router(router: Router, mesh: DeviceMesh) -> None:
+    """Whole on every rank, as DTensors: each sees tokens of its own."""
+    for name, whole in list(router.named_parameters()):
+        divided = distribute_tensor(whole.detach(), mesh, [Replicate()], src_data_rank=None)
+        setattr(router, name, nn.Parameter(divided, requires_grad=whole.requires_grad))
 
 
 def _mlp_styles(at: str, mlp: FeedForward, stream: int | None) -> dict[str, ParallelStyle]:
@@ -89,6 +133,24 @@ class WholeInput(ParallelStyle):
             return whole_of(inputs[0], self._stream, group), *inputs[1:]
 
         module.register_forward_pre_hook(gather)
+        return module
+
+
+class WholeLatents(ParallelStyle):
+    """What heads share of each token: every rank gets it of all tokens, in one message, from the parts along
+    `stream`, or has it (None), and its gradients are summed over the ranks."""
+
+    def __init__(self, stream: int | None) -> None:
+        self._stream = stream
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        group = device_mesh.get_group()
+
+        def joined(*parts: Tensor) -> tuple[Tensor, ...]:
+            together = whole_of(torch.cat(parts, dim=-1), self._stream, group)
+            return together.split([part.shape[-1] for part in parts], dim=-1)
+
+        module.forward = joined
         return module
 
 
@@ -207,9 +269,37 @@ class SharedHeads(ParallelStyle):
         return rank * self._heads // ranks
 
 
+class Everywhere(ParallelStyle):
+    """A linear layer that is whole on every rank and works on its part of the tokens: gradients are sums over
+    the ranks."""
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        linear = _linear(module)
+        _divide(linear, device_mesh, Replicate(), Replicate())
+
+        def own_tokens(x: Tensor) -> Tensor:
+            weight, bias = (
+                None if each is None else each.to_local(grad_placements=[Partial()])
+                for each in (linear.weight, linear.bias)
+            )
+            return functional.linear(x, weight, bias)
+
+        linear.forward = own_tokens
+        return linear
+
+
+def _replicate_all(modules: Iterable[nn.Module | None], mesh: DeviceMesh, stream: int | None) -> None:
+    for module in modules:
+        if module is not None:
+            _replicate(module, mesh, stream)
+
+
 def _replicate(module: nn.Module, mesh: DeviceMesh, split_dim: int | None) -> None:
     """Keep `module`'s parameters whole on every rank. Where its input is divided along `split_dim`, their
     gradients are sums over the ranks; where it is not (None), all ranks compute the same gradients."""
-    if split_dim is not None:
+    if split_dim is None:
+        return
+    style: ParallelStyle = Everywhere()
+    if not isinstance(module, nn.Linear):
         style = SequenceParallel(sequence_dim=split_dim, use_local_output=True)
-        parallelize_module(module, mesh, style)
+    parallelize_module(module, mesh, style)

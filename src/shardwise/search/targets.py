@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 
 from shardwise.errors import ConfigError, Infeasible
-from shardwise.model import has_windows
+from shardwise.model import scores_are_plain
 from shardwise.plan import Answer, Value, usd_per_step
 from shardwise.search.drive import Progress
 from shardwise.search.question import Question
@@ -27,7 +27,7 @@ def plan_for(
     the best answer. Runners-up are of the same part, those beyond a limit left out. Raises ConfigError where
     a fixed field has a value that the target lacks, Infeasible where nothing is left.
     """
-    target = target.with_windows(has_windows(question.model, question.job.seq_len))
+    target = target.for_scores(scores_are_plain(question.model, question.job.seq_len))
     for name, value in question.fixed.items():
         if name in target.axes and value not in target.axes[name]:
             raise ConfigError(

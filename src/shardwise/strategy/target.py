@@ -94,9 +94,10 @@ class Target:
     """What one version of a target can do.
 
     `axes` are fields of which it does some values only, `windowed_axes` those of models whose attention looks
-    through windows of the sequence, `limits` what it does not do together. Of the fields of `unasked_axes`
-    plans for clusters of `devices` have these values, where no others are asked for. `devices`,
-    `dtypes`, `optimizers` and model `families` are all that it knows; on devices of the vendors of
+    through windows of the sequence, caps its scores or has sinks, `limits` what it does not do together. Of
+    the fields of `unasked_axes` plans for clusters of `devices` have these values, where no others are asked
+    for. `devices`, `dtypes`, `optimizers` and model `families` are all that it knows, `lacks` parts of models
+    (`Model.special_parts`) that it does not; on devices of the vendors of
     `accelerators` it runs too, but is not what a plan for them is made for unless it is asked for. `command`
     carries out a plan. Uneven plans it carries out in `uneven_dtypes`, in none where that is empty;
     `runs_braids`: also those with stages on two pools. `software` are fields of a Profile that are so here,
@@ -118,10 +119,11 @@ class Target:
     runs_braids: bool = False
     windowed_axes: Axes = field(default_factory=dict, hash=False)
     unasked_axes: Axes = field(default_factory=dict, hash=False)
+    lacks: tuple[str, ...] = ()
 
-    def with_windows(self, has_windows: bool) -> Target:
-        """What it can do with a model whose attention looks through windows, or with one that has none."""
-        return replace(self, axes={**self.axes, **self.windowed_axes}) if has_windows else self
+    def for_scores(self, are_plain: bool) -> Target:
+        """What it can do with a model whose attention has plain scores, or with one of `windowed_axes`."""
+        return self if are_plain else replace(self, axes={**self.axes, **self.windowed_axes})
 
     def axes_for(self, classes: Iterable[str], asked: Container[str] = ()) -> Axes:
         """Values of fields among which a plan for a cluster of these classes of devices is looked for, where
@@ -199,6 +201,7 @@ def target_from_record(record: Mapping[str, Any]) -> Target:
         runs_braids=record.get("uneven", {}).get("braids", False),
         windowed_axes={name: tuple(values) for name, values in record.get("windowed_axes", {}).items()},
         unasked_axes={name: tuple(values) for name, values in record.get("unasked_axes", {}).items()},
+        lacks=tuple(record.get("lacks", ())),
         **{name: tuple(record[name]) for name in known},
     )
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from shardwise.app.cli.request import OWN, Request, choice
 from shardwise.errors import ConfigError
-from shardwise.model import has_windows
+from shardwise.model import scores_are_plain
 from shardwise.plan import UnevenResult
 from shardwise.strategy import ANY, Strategy, Target, target_names, target_of
 
@@ -36,7 +36,7 @@ def not_run(plan: Strategy | UnevenResult, request: Request) -> tuple[str, ...] 
     if not target.runs_on(request.cluster.vendors):
         return None
     job = request.job
-    target = target.with_windows(has_windows(request.model, job.seq_len))
+    target = target.for_scores(scores_are_plain(request.model, job.seq_len))
     if isinstance(plan, Strategy):
         found, dtypes = [str(refusal) for refusal in target.refusals(plan)], target.dtypes
     else:
@@ -66,6 +66,9 @@ def _unknown(target: Target, dtypes: Sequence[str], request: Request) -> Iterato
     ):
         if value not in known:
             yield f"{key} {value} (it runs {', '.join(known)})"
+    for part in request.model.special_parts:
+        if part in target.lacks:
+            yield f"{part} (it runs models without it)"
 
 
 def not_trained(in_the_way: Sequence[str] | None, request: Request, save: str | None) -> list[str]:

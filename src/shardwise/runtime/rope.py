@@ -1,0 +1,211 @@
+"""Rotary embeddings: how far the elements of queries and keys turn, and turning them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+from shardwise.inputs import Fields
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Llama3:
+    """Low frequencies are `factor` times slower, those between `low` and `high` turns over the original
+    context blended (Llama 3.1)."""
+
+    factor: float
+    low: float
+    high: float
+    length: float
+
+    def slower(self, frequencies: Tensor, theta: float) -> Tensor:
+        turns = self.length * frequencies / (2 * torch.pi)  # over the original context
+        blend = ((turns - self.low) / (self.high - self.low)).clamp(0.0, 1.0)
+        return frequencies * (blend + (1 - blend) / self.factor)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Linear:
+    """All frequencies are `factor` times slower (Chen et al. 2023, arXiv 2306.15595)."""
+
+    factor: float
+
+    def slower(self, frequencies: Tensor, theta: float) -> Tensor:
+        return frequencies / self.factor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Yarn:
+    """Pairs that turn `slow` times or less over the original context of `length` are `factor` times slower,
+    those that turn `fast` times or more as before, a ramp over the pairs between (Peng et al. 2023, arXiv
+    2309.00071); its ends are whole pairs where `truncates`."""
+
+    factor: float
+    fast: float
+    slow: float
+    length: float
+    truncates: bool
+
+    def slower(self, frequencies: Tensor, theta: float) -> Tensor:
+        pairs = len(frequencies)
+        first, last = (
+            pairs * math.log(self.length / (turns * 2 * math.pi)) / math.log(theta)
+            for turns in (self.fast, self.slow)
+        )
+        if self.truncates:
+            first, last = math.floor(first), math.ceil(last)
+        first, last = max(first, 0), min(last, 2 * pairs - 1)
+        width = last - first if last != first else 0.001
+        numbers = torch.arange(pairs, dtype=torch.float32, device=frequencies.device)
+        ramp = ((numbers - first) / width).clamp(0.0, 1.0)
+        return frequencies / self.factor * ramp + frequencies * (1 - ramp)
+
+
+Scaling = Llama3 | Linear | Yarn
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rope:
+    """Rotary embedding: the first `dims` elements of a head turn, pair i by position * theta^(-2i/dims).
+
+    A pair is element i and the one half of `dims` behind it, or two neighbours (`interleaved`). `scaling`
+    makes pairs slower for contexts longer than the original; what has turned is `length` times as long.
+    """
+
+    dims: int
+    theta: float
+    scaling: Scaling | None = None
+    interleaved: bool = False
+    length: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Rotation:
+    """Cosines and sines of shape (tokens, rotated elements / 2), for pairs of neighbours or of halves."""
+
+    cos: Tensor
+    sin: Tensor
+    interleaved: bool = False
+
+
+def rotation_of(rope: Rope, positions: Tensor) -> Rotation:
+    """The rotation at `positions` (tokens,), in fp32 (Su et al. 2021, arXiv 2104.09864)."""
+    exponents = torch.arange(0, rope.dims, 2, dtype=torch.float32, device=positions.device) / rope.dims
+    frequencies = rope.theta**-exponents
+    if rope.scaling is not None:
+        frequencies = rope.scaling.slower(frequencies, rope.theta)
+    angles = positions.float()[:, None] * frequencies
+    return Rotation(angles.cos() * rope.length, angles.sin() * rope.length, rope.interleaved)
+
+
+def rotated(x: Tensor, rotation: Rotation) -> Tensor:
+    """`x` (batch, tokens, heads, elements) with the pairs of its first elements turned."""
+    cos, sin = (part[:, None, :].to(x.dtype) for part in (rotation.cos, rotation.sin))
+    turned: Tensor = _Rotated.apply(x, cos, sin, rotation.interleaved)
+    return turned
+
+
+class _Rotated(Function):
+    """A rotation, whose backward pass turns the gradient back. (Autograd's own would lay each half's gradient
+    into zeros of the whole, and add them up: three times as much to move.)"""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
+        ctx.interleaved = interleaved
+        ctx.save_for_backward(cos, sin)
+        return _turned(x, cos, sin, interleaved)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        cos, sin = ctx.saved_tensors
+        return _turned(grads[0], cos, -sin, ctx.interleaved), None, None, None
+
+
+def _turned(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
+    half = cos.shape[-1]
+    first, second = slice(0, half), slice(half, 2 * half)
+    if interleaved:
+        first, second = slice(0, 2 * half, 2), slice(1, 2 * half, 2)
+    turned = torch.empty_like(x, memory_format=torch.contiguous_format)
+    torch.mul(x[..., first], cos, out=turned[..., first]).addcmul_(x[..., second], sin, value=-1.0)
+    torch.mul(x[..., second], cos, out=turned[..., second]).addcmul_(x[..., first], sin)
+    turned[..., 2 * half :] = x[..., 2 * half :]
+    return turned
+
+
+def rope_fields(fields: Fields, default: Mapping[str, object]) -> Fields:
+    """The mapping that describes rotary embeddings: `rope_parameters`, or `rope_scaling` of older files;
+    `default` where there is none."""
+    for key in ("rope_parameters", "rope_scaling"):
+        if isinstance(fields.any(key, default=None), Mapping):
+            return fields.mapping(key)
+    return Fields(default)
+
+
+SCALINGS = ("linear", "llama3", "yarn")
+"""The kinds of scaling that there are."""
+
+
+def scaling_of(rope: Fields, *, known: tuple[str, ...]) -> Scaling | None:
+    """The scaling of a mapping of `rope_fields`; ConfigError for a kind that is not among `known` ones."""
+    kind = rope.text("rope_type", default=rope.text("type", default="default"))
+    if kind == "default":
+        return None
+    if kind not in known:
+        raise rope.error(
+            "rope_type", "has no module here", found=kind, allowed=", ".join(("default", *known))
+        )
+    return _SCALINGS[kind](rope)
+
+
+def yarn_lengths(rope: Fields) -> tuple[float, float]:
+    """How much longer what has turned is under YaRN, and how much larger all scores are (DeepSeek-V2)."""
+    factor = _factor(rope)
+    of_pairs, of_scores = (
+        rope.number(key, low=0.0, high=1e3, default=0.0) for key in ("mscale", "mscale_all_dim")
+    )
+    length = _yarn_length(factor, 1.0)
+    if of_pairs and of_scores:
+        length = _yarn_length(factor, of_pairs) / _yarn_length(factor, of_scores)
+    length = rope.number("attention_factor", high=1e6, default=length)
+    return length, _yarn_length(factor, of_scores) ** 2
+
+
+def _yarn_length(factor: float, share: float) -> float:
+    return 1.0 if factor <= 1 else 0.1 * share * math.log(factor) + 1.0
+
+
+def _factor(rope: Fields) -> float:
+    return rope.number("factor", low=1e-3, high=1e6)
+
+
+def _llama3(rope: Fields) -> Llama3:
+    return Llama3(
+        factor=_factor(rope),
+        low=rope.number("low_freq_factor", high=1e6),
+        high=rope.number("high_freq_factor", high=1e6),
+        length=rope.number("original_max_position_embeddings", high=1e9),
+    )
+
+
+def _linear(rope: Fields) -> Linear:
+    return Linear(factor=_factor(rope))
+
+
+def _yarn(rope: Fields) -> Yarn:
+    return Yarn(
+        factor=_factor(rope),
+        fast=rope.number("beta_fast", high=1e6, default=32.0),
+        slow=rope.number("beta_slow", high=1e6, default=1.0),
+        length=rope.number("original_max_position_embeddings", high=1e9),
+        truncates=rope.boolean("truncate", default=True),
+    )
+
+
+_SCALINGS: Mapping[str, Callable[[Fields], Scaling]] = {"llama3": _llama3, "linear": _linear, "yarn": _yarn}

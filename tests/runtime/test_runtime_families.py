@@ -1,0 +1,227 @@
+"""What families compute in their own ways: each mechanism is told from its absence."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+from tests.runtime.plans import SLOPED_ONCE, tiny
+from torch import Tensor
+
+from shardwise.runtime import load_weights, reference_module
+from shardwise.runtime.attention import slopes_of
+from shardwise.runtime.caps import capped
+from shardwise.runtime.configured import numerics_of
+from shardwise.runtime.feed_forward import gated
+from shardwise.runtime.numerics import Gate, Numerics, Routing
+from shardwise.runtime.rope import Rope, Yarn, rotation_of
+from shardwise.runtime.scores import Scores, scored_attention
+
+pytestmark = pytest.mark.xdist_group("runtime")
+
+TOLERANCE = 2e-4
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Path, Tensor, Tensor]]:
+    """Of a tiny model: weights that Transformers wrote, tokens, and the logits that it computes."""
+
+    @cache
+    def of(name: str) -> tuple[Path, Tensor, Tensor]:
+        import transformers  # here, because it takes seconds
+
+        config = dict(tiny(name).config)
+        built = transformers.AutoConfig.for_model(str(config.pop("model_type")), **config)
+        make: Any = transformers.AutoModelForCausalLM.from_config
+        other = make(built, attn_implementation=SLOPED_ONCE if name == "falcon-rw" else "eager").eval()
+        generator = torch.Generator().manual_seed(2)
+        with torch.no_grad():
+            for key, tensor in other.state_dict().items():
+                corrects = "correction" in key
+                tensor.add_(torch.randn(tensor.shape, generator=generator), alpha=0.5 if corrects else 0.2)
+            tokens = torch.randint(3, 96, (2, 20), generator=generator)
+            logits = other(tokens).logits
+        folder = tmp_path_factory.mktemp(name)
+        other.save_pretrained(folder)
+        return folder, tokens, logits
+
+    return of
+
+
+def error(written: tuple[Path, Tensor, Tensor], name: str) -> float:
+    """How far our logits are from theirs, at most."""
+    folder, tokens, logits = written
+    module = reference_module(tiny(name))
+    load_weights(module, tiny(name), str(folder))
+    with torch.no_grad():
+        return float((module(tokens) - logits).abs().max())
+
+
+OSS = Gate(activation="silu", gain=1.702, shift=1.0, limit=1.0)
+V3 = Routing(score="sigmoid", renormalised=True, scale=2.0, best_of_group=2, correction=True)
+
+CHANGED: dict[str, tuple[str, dict[str, Any]]] = {
+    "scores without a cap": ("gemma2", {"score_cap": None}),
+    "logits without a cap": ("gemma2", {"logit_cap": None}),
+    "scores divided as elsewhere": ("gemma2", {"score_divisor": None}),
+    "embeddings as they are": ("gemma2", {"are_scaled": False}),
+    "layers with windows turn like others": ("gemma3", {"window_theta": None}),
+    "turns that are not slowed": ("gemma3", {"scaling": None}),
+    "positions from the first row on": ("opt", {"first_position": 0}),
+    "no slopes": ("bloom", {"alibi": None}),
+    "slopes beside divided scores": ("falcon-rw", {"alibi": 1.0}),
+    "gates without a limit": ("gpt_oss", {"expert_gate": replace(OSS, limit=None)}),
+    "gates that SiLU makes": ("gpt_oss", {"expert_gate": replace(OSS, gain=1.0)}),
+    "ups as they are": ("gpt_oss", {"expert_gate": replace(OSS, shift=0.0)}),
+    "probabilities as they are": ("gpt_oss", {"routing": Routing()}),
+    "turned elements of their own length": ("gpt_oss", {"turned_length": 1.0}),
+    "no YaRN": ("gpt_oss", {"scaling": None}),
+    "halves turn instead of neighbours": ("deepseek_v2", {"interleaved": False}),
+    "scores of their own size": ("deepseek_v2", {"score_factor": 1.0}),
+    "probabilities among all experts": ("deepseek_v3", {"routing": replace(V3, score="softmax")}),
+    "weights that are not scaled": ("deepseek_v3", {"routing": replace(V3, scale=1.0)}),
+    "scores that are not corrected": ("deepseek_v3", {"routing": replace(V3, correction=False)}),
+    "groups that count as their best": ("deepseek_v3", {"routing": replace(V3, best_of_group=1)}),
+}
+"""A model, and what of its numerics is taken out or changed."""
+
+
+def without_window(**kinds: Any) -> Scores:
+    return Scores(**{**kinds, "window": None})
+
+
+def without_sinks(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, scores: Scores) -> Tensor:
+    return scored_attention(q, k, v, None, scores)
+
+
+def all_groups(self: Any, scores: Tensor) -> Tensor:
+    return scores
+
+
+def past(norm: Any, x: Tensor) -> Tensor:
+    return x
+
+
+def not_shifted(self: Any, inner: str, tensor: Tensor, sign: int) -> Tensor:
+    return tensor
+
+
+REPLACED: dict[str, tuple[str, str, Any]] = {
+    "no window": ("gpt_oss", "shardwise.runtime.attention.Scores", without_window),
+    "no window on fused kernels": ("phi3", "shardwise.runtime.attention.Scores", without_window),
+    "no sinks": ("gpt_oss", "shardwise.runtime.attention.scored_attention", without_sinks),
+    "experts of all groups": ("deepseek_v2", "shardwise.runtime.experts.Router._eligible", all_groups),
+    "no norms behind blocks": ("gemma2", "shardwise.runtime.modules._through", past),
+    "no norm behind the embedding": ("bloom", "shardwise.runtime.modules._through", past),
+    "norms as files have them": ("gemma3", "shardwise.runtime.hugging_face._Named.shifted", not_shifted),
+}
+"""A model, and what is replaced (a dotted name) by what."""
+
+
+@pytest.mark.parametrize("twin", CHANGED)
+def test_a_model_without_one_of_its_ways_is_told(written: Any, twin: str) -> None:
+    name, changes = CHANGED[twin]
+    assert error(written(name), name) < TOLERANCE
+
+    def changed(model: Any) -> Numerics:
+        return replace(numerics_of(model), **changes)
+
+    with patch("shardwise.runtime.modules.numerics_of", changed):
+        assert error(written(name), name) > 20 * TOLERANCE
+
+
+@pytest.mark.parametrize("twin", REPLACED)
+def test_a_model_without_one_of_its_parts_is_told(written: Any, twin: str) -> None:
+    name, place, instead = REPLACED[twin]
+    assert error(written(name), name) < TOLERANCE
+    with patch(place, instead):
+        assert error(written(name), name) > 20 * TOLERANCE
+
+
+def test_slopes_are_those_of_the_paper() -> None:
+    """Of 8 heads 1/2, 1/4 ... 1/256; of 6 those of 4 heads, 2^-2 to 2^-8, and the first and third of 8."""
+    assert slopes_of(8) == tuple(2.0**-number for number in range(1, 9))
+    assert slopes_of(6) == (2.0**-2, 2.0**-4, 2.0**-6, 2.0**-8, 2.0**-1, 2.0**-3)
+
+
+def test_yarn_slows_the_pairs_that_turn_seldom() -> None:
+    """8 pairs of theta 16: frequencies 2^(-i/2). Of an original length of 64 pi pair 0 turns 32 times and
+    pair 10 would turn once, so that pair i is i/10 on the way to a quarter of its frequency."""
+    yarn = Yarn(factor=4.0, fast=32.0, slow=1.0, length=64 * torch.pi, truncates=False)
+    rotation = rotation_of(Rope(dims=16, theta=16.0, scaling=yarn), torch.tensor([1]))
+    angles = torch.atan2(rotation.sin, rotation.cos).flatten()
+    expected = [2 ** (-i / 2) * (1 - 0.75 * i / 10) for i in range(8)]
+    assert angles.tolist() == pytest.approx(expected, rel=1e-5)
+
+
+def test_capped_logits_have_the_gradient_of_their_formula() -> None:
+    logits, weights = torch.randn(2, 2, 3, 5, dtype=torch.float64)
+    logits.requires_grad_()
+    found, expected = capped(logits * 1, 1.5), 1.5 * torch.tanh(logits / 1.5)
+    torch.testing.assert_close(found, expected)
+    ours, right = (torch.autograd.grad((each * weights).sum(), logits)[0] for each in (found, expected))
+    torch.testing.assert_close(ours, right)
+
+
+def test_a_clamped_gate_has_the_gradient_of_its_formula() -> None:
+    gate, up = (torch.randn(4, 6, dtype=torch.float64, requires_grad=True) for _ in range(2))
+    for how in (OSS, Gate(activation="silu"), Gate(activation="gelu_tanh")):
+        assert torch.autograd.gradcheck(lambda gate, up, how=how: gated(gate, up, how), (gate, up))
+
+
+SCORES = [
+    Scores(scale=0.3),
+    Scores(scale=0.3, cap=1.0),
+    Scores(scale=0.3, window=150),
+    Scores(scale=0.3, cap=2.0, window=3),
+]
+TOKENS = 300
+"""More than are taken at a time, and not a multiple of it."""
+
+
+def dense(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor, scores: Scores) -> Tensor:
+    """The same by the whole square of scores."""
+    k, v = (each.repeat_interleave(2, dim=1) for each in (k, v))
+    found = q @ k.transpose(2, 3) * scores.scale
+    if scores.cap is not None:
+        found = torch.tanh(found / scores.cap) * scores.cap
+    behind = torch.arange(TOKENS)[:, None] - torch.arange(TOKENS)
+    found = found.masked_fill((behind < 0) | (behind >= (scores.window or TOKENS)), -torch.inf)
+    of_sink = sinks[None, :, None, None].expand(2, 4, TOKENS, 1)
+    return torch.cat((found, of_sink), dim=-1).softmax(-1)[..., :-1] @ v
+
+
+def error_of_scores(scores: Scores) -> float:
+    """The largest difference of outputs and gradients from `dense`, relative to the largest of each."""
+    generator = torch.Generator().manual_seed(0)
+    shapes = ((2, 4, TOKENS, 8), (2, 2, TOKENS, 8), (2, 2, TOKENS, 6), (4,))
+    inputs = [torch.randn(shape, generator=generator).requires_grad_() for shape in shapes]
+    weights = torch.randn(2, 4, TOKENS, 6, generator=generator)
+    both = []
+    q, k, v, sinks = inputs
+    for function in (scored_attention, dense):
+        out = function(q, k, v, sinks, scores)
+        both.append([out.detach(), *torch.autograd.grad((out * weights).sum(), inputs)])
+    return max(
+        float((ours - right).abs().max() / right.abs().max()) for ours, right in zip(*both, strict=True)
+    )
+
+
+@pytest.mark.parametrize("scores", SCORES)
+def test_scored_attention_is_that_of_the_whole_square(scores: Scores) -> None:
+    assert error_of_scores(scores) < 1e-5
+
+
+def test_a_twin_that_forgets_earlier_keys_is_told() -> None:
+    def own_alone(tokens: int, window: int | None) -> list[tuple[slice, slice]]:
+        places = [slice(start, min(start + 128, tokens)) for start in range(0, tokens, 128)]
+        return [(place, place) for place in places]
+
+    with patch("shardwise.runtime.scores._blocks", own_alone):
+        assert error_of_scores(SCORES[1]) > 1e-2
