@@ -67,11 +67,14 @@ class Search(ABC):
         self._effort, self._wider = effort, wider
         self.shapes = shapes_of(
             options.takes,
+            options.spread,
             options.devices,
             options.units,
             options.most_stages,
             most_sites or len(options.sites),
         )
+        # Of pipelines that come in sets larger than all may be there are none.
+        self._most = np.where(self.shapes.alike <= most, options.microbatches, 0)
         self.reach, self._entries = Reach(options, self.shapes.kinds, self.shapes.counts), Entries(options)
         self._bounds: dict[int, dict[int, float]] = {}
         self._known: dict[int, dict[int, Found]] = {}
@@ -189,7 +192,7 @@ class Search(ABC):
 
     def proven(self, time_s: float) -> Ints:
         """No shape does more than this in time."""
-        most = None if self._wider is None else self._wider.proven(time_s)
+        most = self._most if self._wider is None else np.minimum(self._wider.proven(time_s), self._most)
         found = self.reach.microbatches(time_s, most).copy()
         for place, bounds in self._bounds.items():
             refuted = min((m for m, bound_s in bounds.items() if bound_s > time_s), default=None)
