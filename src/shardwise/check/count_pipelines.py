@@ -92,7 +92,7 @@ def count_pipelines(
         "micro_batch_size": tuple(str(size) for size in range(1, batch + 1) if batch % size == 0),
         "stages of a pipeline": tuple(str(count) for count in range(1, most + 1)),
         **{f"tp on {pool.name}": tuple(map(str, some)) for pool, some in zip(pools, degrees, strict=True)},
-        "stages together in a node": tuple(
+        "stages in a node": tuple(
             str(1 << power) for power in range(most.bit_length()) if _holds(pools, 1 << power)
         ),
         **({"dp of a stage": tuple(map(str, replicas))} if stage_dp > 1 else {}),

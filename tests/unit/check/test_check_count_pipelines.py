@@ -166,5 +166,5 @@ def test_two_stages_lie_together_or_in_nodes_of_their_own() -> None:
     # Of a device each together or, four pipelines, in two of four nodes; of two each the same with two
     # pipelines; of four in two nodes. Two layers are dealt in one way, recomputed in nine; or are one stage.
     found = count_pipelines(layers=2, pools=NODES[:1], splits=(8,), kv_heads=8, global_batch_size=4)
-    assert found.axes["stages together in a node"] == ("1", "2")
+    assert found.axes["stages in a node"] == ("1", "2")
     assert found.count == (2 + 2 + 1) * 9 + 3 * 3

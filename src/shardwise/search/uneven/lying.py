@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from shardwise.plan import Pipeline, Stage, StagePart
+from shardwise.plan import Pipeline, Stage, StagePart, UnevenResult
 from shardwise.search.uneven.hops import groups
 from shardwise.search.uneven.space import UnevenSpace
 
@@ -92,6 +92,20 @@ class Nodes:
                 most //= 2
             found.append((name, most))
         return tuple(found)
+
+
+def spread_stages(space: UnevenSpace, result: UnevenResult) -> dict[str, tuple[int, ...]]:
+    """By name of the pools on which stages are spread, in order: how many of a pipeline lie together in a
+    node there."""
+    nodes, places = Nodes(space), {pool.name: place for place, pool in enumerate(space.pools)}
+    found: dict[str, set[int]] = {}
+    for pipeline in result.layout.pipelines:
+        mine = stages_by_pool(pipeline)
+        for name, together in nodes.together_of(pipeline):
+            stage = pipeline.stages[mine[name][0]]
+            if together < space.together(places[name], stage.devices) and 2 * together <= len(mine[name]):
+                found.setdefault(name, set()).add(together)
+    return {name: tuple(sorted(found[name])) for name in places if name in found}
 
 
 def _have_nodes(nodes: Sequence[int | None], together: int) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,7 +18,7 @@ from shardwise.search.uneven.bounds import Entries, Relaxation
 from shardwise.search.uneven.options import Options
 from shardwise.search.uneven.partitions import Found, best_partition
 from shardwise.search.uneven.reach import Reach
-from shardwise.search.uneven.shapes import Shape, shapes_of
+from shardwise.search.uneven.shapes import Shape, families_of, shapes_of
 
 Ints = NDArray[np.int64]
 
@@ -77,6 +78,9 @@ class Search(ABC):
         self._most = np.where(self.shapes.alike <= most, options.microbatches, 0)
         self.reach, self._entries = Reach(options, self.shapes.kinds, self.shapes.counts), Entries(options)
         self._bounds: dict[int, dict[int, float]] = {}
+        self._families = families_of(self.options.spread, self.shapes)
+        self._family_bounds: dict[int, dict[int, float]] = {}
+        self._members: dict[int, Ints] = {}
         self._known: dict[int, dict[int, Found]] = {}
         self.evaluated, self.bounded = 0, 0
         """Layouts that were evaluated; runs of stages whose layouts were bounded together."""
@@ -173,8 +177,32 @@ class Search(ABC):
 
     def _bounded(self, places: list[int], done: Ints) -> bool:
         """Bounds those of the shapes at what they do that are not; whether there were any."""
+        if self._bounded_together(places, done):
+            return True
         news = [place for place in places if int(done[place]) not in self._bounds.get(place, {})]
         self._bound(news, done[news])
+        return bool(news)
+
+    def _bounded_together(self, places: list[int], done: Ints) -> bool:
+        """The same of those that differ in how they are spread alone, at the most that any of them does: what
+        no way to spread them does needs no closer look."""
+        wanted: dict[int, tuple[int, int]] = {}
+        for place in places:
+            family = int(self._families[place])
+            if family >= 0 and int(done[place]) not in self._bounds.get(place, {}):
+                wanted[family] = max(wanted.get(family, (0, 0)), (int(done[place]), place))
+        news = {
+            family: (m, place)
+            for family, (m, place) in wanted.items()
+            if m not in self._family_bounds.get(family, {})
+        }
+        if news:
+            shapes = [self.shapes.at(place) for _, place in news.values()]
+            loose = [(self._entries.loose(shape.kinds), shape.counts) for shape in shapes]
+            most = np.array([m for m, _ in news.values()])
+            for family, bounds in zip(news, self._bounds_of(loose, most), strict=True):
+                self._members.setdefault(family, np.flatnonzero(self._families == family))
+                _raise(self._family_bounds.setdefault(family, {}), bounds)
         return bool(news)
 
     def _hoped(self, time_s: float) -> Ints:
@@ -198,6 +226,11 @@ class Search(ABC):
             refuted = min((m for m, bound_s in bounds.items() if bound_s > time_s), default=None)
             if refuted is not None:
                 found[place] = min(int(found[place]), refuted - 1)
+        for family, bounds in self._family_bounds.items():
+            refuted = min((m for m, bound_s in bounds.items() if bound_s > time_s), default=None)
+            if refuted is not None:
+                mine = self._members[family]
+                found[mine] = np.minimum(found[mine], refuted - 1)
         return found
 
     def _is_proven(self, place: int, microbatches: int, time_s: float) -> bool:
@@ -224,16 +257,30 @@ class Search(ABC):
         """Bounds shapes at so many microbatches and at fewer, the farther the wider apart."""
         if not places:
             return
+        shapes = [self.shapes.at(place) for place in places]
+        every = self._bounds_of([(shape.kinds, shape.counts) for shape in shapes], microbatches)
+        for place, found in zip(places, every, strict=True):
+            _raise(self._bounds.setdefault(place, {}), found)
+
+    def _bounds_of(
+        self, shapes: Sequence[tuple[tuple[int, ...], tuple[int, ...]]], microbatches: Ints
+    ) -> list[dict[int, float]]:
+        """Of pipelines of such kinds and counts, at so many microbatches and at fewer."""
         fewer = (2.5 ** np.arange(CLOSER)).astype(np.int64) - 1
         every = np.maximum(microbatches[:, None] - fewer, 1)
-        shapes = [self.shapes.at(place) for place in places]
-        relaxation = Relaxation(self._entries, [(shape.kinds, shape.counts) for shape in shapes], every)
+        relaxation = Relaxation(self._entries, shapes, every)
         self.bounded += relaxation.runs
-        for place, ms, found in zip(places, every.tolist(), relaxation.bounds().tolist(), strict=True):
-            bounds = self._bounds.setdefault(place, {})
-            for m, bound_s in zip(ms, found, strict=True):
-                bounds[m] = max(bounds.get(m, 0.0), bound_s)
+        return [
+            dict(zip(ms, found, strict=True))
+            for ms, found in zip(every.tolist(), relaxation.bounds().tolist(), strict=True)
+        ]
 
     def _laid(self, place: int, microbatches: int) -> Laid:
         found = self._known[place][microbatches]
         return Laid(self.shapes.at(place), microbatches, found)
+
+
+def _raise(bounds: dict[int, float], more: dict[int, float]) -> None:
+    """Takes over bounds by microbatches where they are higher."""
+    for m, bound_s in more.items():
+        bounds[m] = max(bounds.get(m, 0.0), bound_s)

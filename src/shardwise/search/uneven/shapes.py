@@ -80,6 +80,20 @@ def shapes_of(
     )
 
 
+def families_of(spread: tuple[tuple[Spread | None, ...], ...], shapes: Shapes) -> Ints:
+    """Numbers of the pipelines that differ in how their stages are spread alone, the same for all of them; -1
+    for one that none is like."""
+    # Of each kind the one before it that is not spread.
+    whole = [
+        np.maximum.accumulate([kind * (one is None) for kind, one in enumerate(some)]) for some in spread
+    ]
+    kinds = np.stack([of[shapes.kinds[:, site]] for site, of in enumerate(whole)], axis=1)
+    told = np.concatenate([kinds, shapes.counts], axis=1)
+    _, family, sizes = np.unique(told, axis=0, return_inverse=True, return_counts=True)
+    found: Ints = np.where(sizes[family.ravel()] > 1, family.ravel(), -1)
+    return found
+
+
 def filling(spread: Sequence[Sequence[Spread | None]], shape: Shape) -> int:
     """How many alike pipelines fill the nodes of each of their groups of stages that are spread."""
     of = [(some[kind], count) for some, kind, count in zip(spread, shape.kinds, shape.counts, strict=True)]
