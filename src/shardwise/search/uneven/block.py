@@ -14,6 +14,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from shardwise.search.clock import Clock
 from shardwise.search.uneven.options import Options
 from shardwise.search.uneven.proving import FOREVER_S, Search
 from shardwise.search.uneven.shares import Items, best_set, dear, is_counted, undominated
@@ -31,11 +32,12 @@ def search_of(
     effort: int,
     wider: Search | None = None,
     most_sites: int | None = None,
+    clock: Clock | None = None,
 ) -> Search:
-    """The search of a block, with at most so many partial layouts of one pipeline; `wider` is that of a block
-    with all of its numbers of pipelines and more."""
+    """The search of a block, with at most so many partial layouts of one pipeline, until the `clock` is over;
+    `wider` is that of a block with all of its numbers of pipelines and more."""
     kind = AlikeSearch if block.is_alike else MixedSearch
-    return kind(options, block.least, block.most, effort, wider, most_sites)
+    return kind(options, block.least, block.most, effort, wider, most_sites, clock)
 
 
 class MixedSearch(Search):

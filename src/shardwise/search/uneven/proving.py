@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from shardwise.search.clock import Clock
 from shardwise.search.uneven.bounds import Entries, Relaxation
 from shardwise.search.uneven.options import Options
 from shardwise.search.uneven.partitions import Found, best_partition
@@ -63,7 +64,9 @@ class Search(ABC):
         effort: int,
         wider: Search | None = None,
         most_sites: int | None = None,
+        clock: Clock | None = None,
     ) -> None:
+        self._clock = clock or Clock()
         self.options, self.least, self.most = options, least, most
         self._effort, self._wider = effort, wider
         self.shapes = shapes_of(
@@ -85,7 +88,8 @@ class Search(ABC):
         self.evaluated, self.bounded = 0, 0
         """Layouts that were evaluated; runs of stages whose layouts were bounded together."""
         self.gave_up = False
-        """Whether layouts were left unevaluated: then `within` may miss a plan, but not `is_possible`."""
+        """Whether layouts were left unevaluated, or time was over: then `within` may miss a plan, but not
+        `is_possible`."""
 
     @property
     def share(self) -> int:
@@ -130,7 +134,7 @@ class Search(ABC):
     def within(self, time_s: float) -> list[tuple[Laid, int]] | None:
         """Pipelines, with counts, that do all microbatches within `time_s`; None where there are none, or
         none was found."""
-        while True:
+        while not self._clock.is_over:
             done = self._hoped(time_s)
             dearest = self.dear(done)
             if not len(dearest):
@@ -146,6 +150,8 @@ class Search(ABC):
                     (self._laid(place, share), sets[place] * int(self.shapes.alike[place]))
                     for place, share in shares.items()
                 ]
+        self.gave_up = True
+        return None
 
     def look_further(self) -> bool:
         """Takes up again what was given up, with more partial layouts; whether that is worth while."""
@@ -160,8 +166,10 @@ class Search(ABC):
 
     def is_refuted(self, time_s: float) -> bool:
         """Whether bounds of pipelines, as close as they are at hand, forbid every plan within `time_s`; some
-        rounds of them."""
+        rounds of them, while there is time."""
         for _ in range(ROUNDS):
+            if self._clock.is_over:
+                return False
             done = self.proven(time_s)
             dearest = self.dear(done)
             if not len(dearest):
@@ -245,7 +253,14 @@ class Search(ABC):
             if bounds[microbatches] > time_s:
                 return False
         found = best_partition(
-            self.options, self._entries, shape.kinds, shape.counts, microbatches, time_s, self._effort
+            self.options,
+            self._entries,
+            shape.kinds,
+            shape.counts,
+            microbatches,
+            time_s,
+            self._effort,
+            self._clock,
         )
         known[microbatches] = found
         bounds[microbatches] = max(bounds[microbatches], found.bound_s)
