@@ -36,7 +36,6 @@ from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
 from shardwise.search.uneven.options import Options, Stages
-from shardwise.search.uneven.space import Spread
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -66,11 +65,8 @@ class Entries:
 
     def __init__(self, options: Options) -> None:
         self.layers = options.layers
-        begins = [_begins(spread) for spread in options.spread]
-        self._families = [
-            np.searchsorted(begin, np.arange(len(spread)), side="right") + len(spread) - 1
-            for begin, spread in zip(begins, options.spread, strict=True)
-        ]
+        begins = [kinds for kinds, _ in options.unspread]
+        self._families = [of + len(of) for _, of in options.unspread]
         of = list(zip(options.stages, options.hops, begins, strict=True))
         self.figures: Floats = np.minimum(
             [
@@ -366,11 +362,6 @@ class Relaxation:
             least = np.maximum(least, rest.alone_s[..., left] - g - e)
         np.minimum.at(self._bounds, rows.pipelines, (least + g + e).min(axis=-1).T)
         self.runs += len(whole)
-
-
-def _begins(spread: Sequence[Spread | None]) -> Ints:
-    """The kinds that are not spread, each of which the same ones that are follow."""
-    return np.flatnonzero([one is None for one in spread])
 
 
 def _and_some(stages: Stages, name: str, kinds: Ints) -> tuple[Floats, Floats]:

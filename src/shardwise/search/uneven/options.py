@@ -86,6 +86,16 @@ class Options:
         return tuple(count // unit for count, unit in zip(self.devices, self.units, strict=True))
 
     @property
+    def unspread(self) -> tuple[tuple[Ints, Ints], ...]:
+        """By site the kinds that are not spread, each of which is followed by the same ones that are; and for
+        each kind its place among these."""
+        found = [np.flatnonzero([one is None for one in some]) for some in self.spread]
+        return tuple(
+            (kinds, np.searchsorted(kinds, np.arange(len(some)), side="right") - 1)
+            for kinds, some in zip(found, self.spread, strict=True)
+        )
+
+    @property
     def takes(self) -> tuple[tuple[tuple[int, ...], ...], ...]:
         """By site and kind, the devices of each pool that a stage takes."""
 
