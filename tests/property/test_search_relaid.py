@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from dataclasses import replace
 from functools import cache
 from itertools import compress, pairwise
@@ -11,15 +12,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.property.uneven_twin import Layouts, drawn_space, walked_s
+from tests.property.uneven_twin import Layouts, drawn_space, drawn_to_spread, filling_of, walked_s
 
 from shardwise.plan import Layout, Pipeline, UnevenResult
 from shardwise.search import UnevenPipeline, UnevenPlan, UnevenSpace, priced_again, relaid
 from shardwise.search.uneven import Block, grown, in_place, partitions
 from shardwise.search.uneven.bounds import stage_s
+from shardwise.search.uneven.lying import Nodes
 from shardwise.search.uneven.options import Options, Pricing
 from shardwise.search.uneven.result import result_of_uneven
-from shardwise.search.uneven.space import devices_of
+from shardwise.search.uneven.space import Kind, devices_of
 
 SEEDS, FULL_SEEDS = 20, 1000
 
@@ -29,19 +31,26 @@ def drawn_plan(seed: int) -> tuple[UnevenSpace, UnevenResult] | None:
     """A random plan that fits, of up to three pipelines of any stages with any layers, alike ones in a third
     of them; None where nothing was found."""
     rng = random.Random(seed)
-    space = drawn_space(seed, 8)
+    space = drawn_to_spread(seed) if seed % 4 == 3 else drawn_space(seed, 8)
     size = rng.choice(space.micro_batch_sizes[:2])
     total = space.job.global_batch_size // size
     pools = tuple(range(len(space.pools)))
     most, is_alike = rng.randint(1, min(3, total)), rng.random() < 1 / 3
+    is_spread = seed % 4 == 3 and total > 1
+    most = 2 if is_spread else most
     widest = Block(pools=pools, micro_batch_size=size, least=most, most=most)
     options = Pricing(space).options(widest)
     left = np.array(options.devices)
     found: list[UnevenPipeline] = []
-    for _ in range(12):
+    for _ in range(200 if is_spread else 40):
         one = _drawn_pipeline(rng, options)
-        number = most if is_alike else 1
+        filling = int(one.filling[0])
+        if is_spread and not found and filling < 2:
+            continue
+        number = most if is_alike else filling
         taken = number * one.taken[0]
+        if not filling or number % filling or number > most - len(found):
+            continue
         if (taken > left).any() or not np.isfinite(walked_s(options, one, [1])).all():
             continue
         left = left - taken
@@ -90,7 +99,9 @@ def _drawn_pipeline(rng: random.Random, options: Options) -> Layouts:
     taken = [of.count(pool) * size for pool, size in enumerate(sizes)]
     cuts = [0, *sorted(rng.sample(range(1, options.layers), stages - 1)), options.layers]
     layers = [last - first for first, last in pairwise(cuts)]
-    return Layouts(*(np.array([row]) for row in (of, [kinds[pool] for pool in of], layers, taken)))
+    filling = prod(filling_of(options, pool, kinds[pool], of.count(pool)) for pool in set(of))
+    columns = of, [kinds[pool] for pool in of], layers, taken, filling
+    return Layouts(*(np.array([row]) for row in columns))
 
 
 @cache
@@ -130,7 +141,9 @@ def _in_place(space: UnevenSpace, pools: tuple[int, ...], result: UnevenResult) 
         stages = len(pipeline.stages)
         of = [names.index(stage.device_class) for stage in pipeline.stages]
         kinds = [
-            space.kinds(pools[pool], result.micro_batch_size).index((stage.tp, stage.dp))
+            space.kinds(pools[pool], result.micro_batch_size).index(
+                Kind(stage.tp, stage.dp, _together(space, pools[pool], pipeline, stage.device_class))
+            )
             for pool, stage in zip(of, pipeline.stages, strict=True)
         ]
         cuts = np.indices((space.model.layers,) * stages).reshape(stages, -1).T + 1
@@ -142,9 +155,23 @@ def _in_place(space: UnevenSpace, pools: tuple[int, ...], result: UnevenResult) 
                 np.tile(kinds, (rows, 1)),
                 layers,
                 np.zeros((rows, len(pools)), dtype=np.int64),
+                np.ones(rows, dtype=np.int64),
             )
         )
     return found
+
+
+def _together(space: UnevenSpace, pool: int, pipeline: Pipeline, name: str) -> int:
+    """How many stages of the pipeline lie in the node that has most of them; all that fit where a node has as
+    many as can be of so many."""
+    node = space.pools[pool].node.devices
+    first = [int(one.ranks.partition("-")[0]) for one in pipeline.stages if one.device_class == name]
+    size = next(one.devices for one in pipeline.stages if one.device_class == name)
+    starts = [sum(one.devices for one in space.cluster.nodes[:at]) for at in range(len(space.cluster.nodes))]
+    lying = Counter(max(start for start in starts if start <= rank) for rank in first).values()
+    fitting = [n for n in (1, 2, 4) if n <= space.most_stages and node % (n * size) == 0]
+    here = max(n for n in fitting if n <= max(lying))
+    return max(fitting) if 2 * here > len(first) else here
 
 
 def faults(seeds: range) -> list[str]:
@@ -173,6 +200,18 @@ def faults(seeds: range) -> list[str]:
     return found
 
 
+def _is_spread(space: UnevenSpace, result: UnevenResult) -> bool:
+    """Whether stages of a pipeline lie in several nodes of a pool though they fit in one."""
+    nodes, pools = Nodes(space), {pool.name: place for place, pool in enumerate(space.pools)}
+    return any(
+        together < space.together(pools[name], stage.devices)
+        for pipeline in result.layout.pipelines
+        for name, together in nodes.together_of(pipeline)
+        for stage in pipeline.stages
+        if stage.device_class == name
+    )
+
+
 def _devices(result: UnevenResult) -> list[list[tuple[str, int, int]]]:
     return [
         [(stage.ranks, stage.tp, stage.dp) for stage in pipeline.stages]
@@ -190,6 +229,7 @@ def test_layers_and_shares_are_the_best_where_a_plan_lies(full: bool) -> None:
         for pipeline in result.layout.pipelines
     )
     assert {len(result.layout.pipelines) for _, result in plans} == {1, 2, 3}
+    assert sum(_is_spread(*plan) for plan in plans) > 2
     assert not faults(seeds)
 
 

@@ -16,7 +16,7 @@ from tests.property.uneven_twin import drawn_space, every_layout, least_s
 
 from shardwise.cluster import load_cluster
 from shardwise.model import load_model
-from shardwise.search import UnevenSpace, priced_again, search_uneven
+from shardwise.search import UnevenOutcome, UnevenSpace, priced_again, search_uneven
 from shardwise.search.clock import Clock
 from shardwise.search.lanes import Lanes
 from shardwise.search.uneven import Block, bounds, drive, errands, grown, partitions
@@ -93,6 +93,49 @@ def test_a_gap_is_kept_and_a_budget_tells_its_own() -> None:
     assert loose.plan.time_s * 0.9 <= loose.lower_bound_s <= best.plan.time_s <= loose.plan.time_s
     stopped = search_uneven(space, clock=Clock(1e-9))
     assert stopped.plan is None and 0.0 < stopped.lower_bound_s <= best.plan.time_s
+
+
+class Asked(Clock):
+    """Is over when it was asked so many times; tells how many layouts have grown since."""
+
+    def __init__(self, times: int) -> None:
+        super().__init__()
+        self.left, self.late = times, 0
+
+    @property
+    def is_over(self) -> bool:
+        self.left -= 1
+        return self.left < 0
+
+
+def grown_late(times: int, monkeypatch: pytest.MonkeyPatch) -> tuple[int, UnevenOutcome]:
+    """Partial layouts that a search grew when its time was over, and what it found."""
+    clock, grow = Asked(times), grown.Tree.grow
+
+    def watched(*given: Any) -> float:
+        clock.late += clock.left < 0
+        return grow(*given)
+
+    with monkeypatch.context() as watching:
+        watching.setattr(grown.Tree, "grow", watched)
+        found = search_uneven(drawn_space(5, 4), clock=clock)
+    return clock.late, found
+
+
+def test_a_search_ends_where_its_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wherever that is, in the middle of a block too; what it has found by then and proven stays true."""
+    best = search_uneven(drawn_space(5, 4)).plan
+    assert best is not None
+    whole = Asked(10**6)
+    search_uneven(drawn_space(5, 4), clock=whole)
+    asked = 10**6 - whole.left
+    assert asked > 100
+    for times in range(0, asked, 5):
+        late, found = grown_late(times, monkeypatch)
+        assert late == 0 and 0.0 < found.lower_bound_s <= best.time_s * (1 + 1e-9)
+        assert found.plan is None or found.plan.time_s >= best.time_s * (1 - 1e-9)
+    monkeypatch.setattr(errands, "search_of", lambda *given: search_of(*given[:5]))
+    assert any(grown_late(times, monkeypatch)[0] for times in range(60, 76))
 
 
 def outcomes(seed: int, workers: int, gap: float) -> tuple[object, ...]:

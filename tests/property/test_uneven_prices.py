@@ -13,7 +13,7 @@ from tests.property.uneven_twin import Layouts, drawn_space, every_layout, walke
 
 from shardwise.cost import Seat
 from shardwise.search import UnevenPipeline, UnevenPlan, UnevenSpace, priced_again
-from shardwise.search.uneven import Block, stage_record
+from shardwise.search.uneven import Block, lying, stage_record
 from shardwise.search.uneven.options import Options, Pricing
 from shardwise.search.uneven.partitions import pipeline_s
 from shardwise.search.uneven.result import result_of_uneven
@@ -39,9 +39,14 @@ def drawn(seed: int) -> tuple[UnevenSpace, UnevenPlan, Options, Layouts] | None:
     every = rng.choice(every_layout(Pricing(space).options(block)))
     if not len(every.pools):
         return None
-    one = every.take([rng.randrange(len(every.pools))])
+    spread = np.flatnonzero(every.filling > 1).tolist()
+    one = every.take([rng.choice(spread if spread and not seed % 4 else range(len(every.pools)))])
+    filling = int(one.filling[0])
     there = np.array([pool.devices for pool in space.pools])
     number = min(total, *(there[one.taken[0] > 0] // one.taken[0][one.taken[0] > 0]).tolist())
+    number = number // filling * filling
+    if not number:
+        return None
     block = replace(block, least=number, most=number, is_alike=number > 1 and rng.random() < 1 / 3)
     options = Pricing(space).options(block)
     of_pool = dict(zip(one.pools[0].tolist(), one.kinds[0].tolist(), strict=True))
@@ -84,4 +89,10 @@ def test_plans_whose_stages_lie_together_are_among_them(monkeypatch: pytest.Monk
     assert not all(agree(seed) for seed in range(SEEDS))
     monkeypatch.undo()
     monkeypatch.setattr(uneven_twin, "_seat", lambda *_: 0)
+    assert not all(agree(seed) for seed in range(SEEDS))
+
+
+def test_plans_whose_stages_are_spread_are_among_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nodes that are taken to hold as many stages of a pipeline as fit are noticed."""
+    monkeypatch.setattr(lying, "_have_nodes", lambda *_: True)
     assert not all(agree(seed) for seed in range(SEEDS))

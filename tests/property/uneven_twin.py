@@ -22,7 +22,7 @@ from shardwise.model import Model, model_from_config
 from shardwise.search import Limits, UnevenSpace
 from shardwise.search.uneven.hops import Hops
 from shardwise.search.uneven.options import Options, Pricing, Stages
-from shardwise.search.uneven.space import Block, Braid
+from shardwise.search.uneven.space import Block, Braid, Kind
 from shardwise.strategy import Job
 
 Floats = NDArray[np.float64]
@@ -36,17 +36,20 @@ LINKS = ("1Gb/s", "10Gb/s", "200Gb/s")
 
 @dataclass(frozen=True, slots=True)
 class Layouts:
-    """Pipelines of as many stages: the site, the kind and the layers of each, of shape (layouts, stages); and
-    the devices of each pool that they take, of shape (layouts, pools)."""
+    """Pipelines of as many stages: the site, the kind and the layers of each, of shape (layouts, stages); the
+    devices of each pool that they take, of shape (layouts, pools); and how many alike ones fill the nodes
+    over which their stages are spread, 1 where they are not."""
 
     pools: Ints
     kinds: Ints
     layers: Ints
     taken: Ints
+    filling: Ints
 
     def take(self, chosen: Any) -> Layouts:
         """Those under a mask, or at these places."""
-        return Layouts(self.pools[chosen], self.kinds[chosen], self.layers[chosen], self.taken[chosen])
+        columns = self.pools, self.kinds, self.layers, self.taken, self.filling
+        return Layouts(*(values[chosen] for values in columns))
 
 
 def drawn_space(seed: int, most_devices: int) -> UnevenSpace:
@@ -73,6 +76,22 @@ def drawn_space(seed: int, most_devices: int) -> UnevenSpace:
     return UnevenSpace(model, load_cluster(text, inter_node=rng.choice(LINKS)), job, limits)
 
 
+def drawn_to_spread(seed: int) -> UnevenSpace:
+    """The same with two nodes of two devices or more of one class, wide layers on slow links, and pipelines
+    too short for all devices, so that stages are more often best in nodes full of their replicas."""
+    rng = random.Random(seed)
+    one, other = rng.sample(DEVICES, 2)
+    first = rng.choice(("2x2", "2x2", "2x2", "2x4"))
+    second = rng.choice(("1x1", "1x2", "2x1")) if first == "2x2" else "1x1"
+    model = _model(rng, rng.randint(2, 5), rng.choice((2048, 4096)), heads=rng.choice((1, 1, 8)))
+    batch, margin = rng.choice((4, 6, 8)), rng.choice((0.5, 0.7, 0.8, 0.9))
+    job = Job(seq_len=rng.choice((128, 256)), global_batch_size=batch, dtype="fp16", memory_margin=margin)
+    limits = Limits(stages=rng.choice((2, 2, 3, 4)), loose_nodes=rng.choice((0, 4, 4, 4)))
+    link = rng.choice(("1Gb/s", "10Gb/s", "100Gb/s"))
+    cluster = load_cluster(f"{first}x{one}+{second}x{other}", inter_node=link)
+    return UnevenSpace(model, cluster, job, limits)
+
+
 def drawn_to_braid(seed: int) -> UnevenSpace:
     """The same of up to 5 devices, where stages may split up to 4 or 6 rows over two pools, and more often
     should: fast links, short sequences, few of them."""
@@ -92,9 +111,9 @@ def drawn_to_braid(seed: int) -> UnevenSpace:
     return UnevenSpace(model, load_cluster(text, inter_node=link), job, limits)
 
 
-def _model(rng: random.Random, layers: int, width: int) -> Model:
+def _model(rng: random.Random, layers: int, width: int, heads: int = 8) -> Model:
     config = {
-        "model_type": "gpt2", "n_embd": width, "n_layer": layers, "n_head": 8,
+        "model_type": "gpt2", "n_embd": width, "n_layer": layers, "n_head": heads,
         "vocab_size": rng.choice((1000, 50257)), "n_positions": 1024,
         "tie_word_embeddings": rng.random() < 0.5,
     }  # fmt: skip
@@ -226,19 +245,42 @@ def every_layout(options: Options) -> list[Layouts]:
         taken = (numbers[order][..., None] * of_kinds[kind]).sum(axis=1)
         is_enough = (taken <= options.devices).all(axis=1)
         order, kind, taken = order[is_enough], kind[is_enough], taken[is_enough]
+        filling: Ints = np.ones(len(order), dtype=np.int64)
+        for site, many in product(range(alone), range(1, stages + 1)):
+            of = np.array([filling_of(options, site, one, many) for one in range(len(takes[site]))])
+            here = numbers[order, site] == many
+            filling[here] = np.lcm(filling[here], of[chosen[kind[here], site]])
+        order, kind, taken, filling = (values[filling > 0] for values in (order, kind, taken, filling))
         parts: Ints = np.array(list(_parts(options.layers, stages)))
         pools = np.repeat(orders[order], len(parts), axis=0)
         kinds = np.repeat(np.take_along_axis(chosen[kind], orders[order], axis=1), len(parts), axis=0)
         every = np.tile(parts, (len(order), 1))
-        found.append(Layouts(pools, kinds, every, np.repeat(taken, len(parts), axis=0)))
+        wide = [np.repeat(values, len(parts), axis=0) for values in (taken, filling)]
+        found.append(Layouts(pools, kinds, every, *wide))
     return found
 
 
-def _takes(site: tuple[int, ...], kind: tuple[int, int] | Braid, pools: int) -> list[int]:
+def filling_of(options: Options, site: int, kind: int, many: int) -> int:
+    """How many alike pipelines with so many stages on a pool fill the nodes that each group of these is
+    spread over: 1 where as many as fit lie together, 0 where they lie as those of another kind do."""
+    stages = options.stages[site]
+    one, devices = stages.kinds[kind], stages.seats[0].devices
+    assert not isinstance(one, Braid)
+    size, more = one.tp * one.dp, [n for n in (1, 2, 4, 8) if one.together < n <= options.most_stages]
+    if not any(devices % (n * size) == 0 for n in more):
+        return 1
+    own, *others = (
+        [_together(devices, size, many, left, most) for left in range(1, many + 1)]
+        for most in (one.together, *more)
+    )
+    return 0 if own in others else max(devices // (together * size) for together in own)
+
+
+def _takes(site: tuple[int, ...], kind: Kind | Braid, pools: int) -> list[int]:
     """Devices of each pool that a stage takes: all on its pool, or of each of two its part."""
     if isinstance(kind, Braid):
         return [kind.tp[site.index(pool)] if pool in site else 0 for pool in range(pools)]
-    return [kind[0] * kind[1] if pool in site else 0 for pool in range(pools)]
+    return [kind.tp * kind.dp if pool in site else 0 for pool in range(pools)]
 
 
 def _parts(total: int, parts: int) -> Iterator[tuple[int, ...]]:
@@ -260,7 +302,8 @@ def _least_alike(options: Options, layouts: list[Layouts], pipelines: int) -> fl
     """The least time of `pipelines` pipelines with the same stages, of shares as equal as can be."""
     best = float("inf")
     for some in layouts:
-        fitting = some.take((some.taken * pipelines <= options.devices).all(axis=1))
+        is_whole = pipelines % some.filling == 0
+        fitting = some.take((some.taken * pipelines <= options.devices).all(axis=1) & is_whole)
         times_s = walked_s(options, fitting, [-(-options.microbatches // pipelines)])
         best = min(best, float(times_s.min(initial=np.inf)))
     return best
@@ -293,14 +336,15 @@ def _sets(options: Options, layouts: list[Layouts], most: int) -> dict[tuple[tup
     2, ... `most` microbatches."""
     found: dict[tuple[tuple[int, ...], int], Floats] = {}
     for some in layouts:
-        each, group = np.unique(some.taken, axis=0, return_inverse=True)
+        told = np.concatenate([some.taken, some.filling[:, None]], axis=1)
+        each, group = np.unique(told, axis=0, return_inverse=True)
         times_s = walked_s(options, some, range(1, most + 1))
         least = np.full((len(each), most), np.inf)
         np.minimum.at(least, group.reshape(-1), times_s)
-        for taken, own in zip(each.tolist(), least, strict=True):
-            alike = 1
+        for (*taken, filling), own in zip(each.tolist(), least, strict=True):
+            alike = filling
             while any(alike * n % unit for n, unit in zip(taken, options.units, strict=True)):
-                alike += 1
+                alike += filling
             total = tuple(alike * n for n in taken)
             if all(a <= b for a, b in zip(total, options.devices, strict=True)):
                 found[total, alike] = np.minimum(found.get((total, alike), np.inf), own)
@@ -344,12 +388,14 @@ def _figures(options: Options, layouts: Layouts, name: str) -> Floats:
 
 
 @cache
-def _together(devices: int, size: int, number: int, left: int) -> int:
+def _together(devices: int, size: int, number: int, left: int, most: int) -> int:
     """How many of `number` stages of so many devices lie in one node of `devices` with the one that is
-    `left`-th from their end: they fill nodes from the end on, by powers of two that divide a node."""
+    `left`-th from their end: they fill nodes from the end on, by powers of two of up to `most` that divide a
+    node."""
+    fitting = [n for n in (1, 2, 4, 8) if n <= most and devices % (n * size) == 0]
     placed = 0
     while True:
-        many = max(n for n in (1, 2, 4, 8) if n <= number - placed and devices % (n * size) == 0)
+        many = max(n for n in fitting if n <= number - placed)
         placed += many
         if left <= placed:
             return many
@@ -360,7 +406,7 @@ def _seat(of: Stages, kind: int, number: int, left: int, stages: int) -> int:
     devices = of.seats[0].devices
     if isinstance(one := of.kinds[kind], Braid):
         return 0
-    together = _together(devices, one[0] * one[1], number, left)
+    together = _together(devices, one.tp * one.dp, number, left, one.together)
     whole = Seat(together, devices, True)
     return of.seats.index(whole if together == stages and whole in of.seats else Seat(together, devices))
 

@@ -53,6 +53,7 @@ from shardwise.search.uneven import (
     relaid,
     restated,
     search_uneven,
+    spread_stages,
 )
 from shardwise.search.unlike import pipelines_s, step_figures_over, worst_durations
 from shardwise.search.whatif import CHANGES
@@ -131,6 +132,7 @@ __all__ = [
     "search_uneven",
     "shortest_text",
     "smallest",
+    "spread_stages",
     "stage_activation_bytes",
     "step_durations",
     "step_figures",

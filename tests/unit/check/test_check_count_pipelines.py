@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from itertools import combinations, product
+from math import lcm
 
 import pytest
 
 from shardwise.check import PoolSize, count_pipelines
 
 TWO = (PoolSize(name="a", devices=4, node_devices=4), PoolSize(name="b", devices=2, node_devices=1))
+NODES = (PoolSize(name="a", devices=16, node_devices=4), PoolSize(name="b", devices=8, node_devices=2))
 THREE = (*TWO, PoolSize(name="c", devices=3, node_devices=1))
 ALONE, ONE = ((1, 1), (2, 1), (4, 1)), ((1, 1),)
 
@@ -17,8 +19,47 @@ Kinds = list[tuple[tuple[int, int], ...]]
 """(tp, dp) of the stages of each pool."""
 
 
+def groups(stages: int, size: int, node: int, together: int) -> tuple[int, ...]:
+    """Of how many stages the nodes of a pipeline have each, up to so many together, the last one first."""
+    found = []
+    while stages:
+        fitting = [n for n in (1, 2, 4, 8) if n <= min(stages, together) and node % (n * size) == 0]
+        found.append(max(fitting))
+        stages -= found[-1]
+    return tuple(found)
+
+
+def lyings(stages: int, size: int, node: int) -> dict[tuple[int, ...], int]:
+    """Every way for so many stages to lie, with how many alike pipelines it takes to fill the nodes of each
+    group: one where as many lie together as can, since other stages may be beside them then."""
+    whole = groups(stages, size, node, 8)
+    found = {groups(stages, size, node, together): 1 for together in (1, 2, 4, 8)}
+    return {own: 1 if own == whole else lcm(*(node // (n * size) for n in own)) for own in found}
+
+
+def chosen_lyings(
+    counts: list[int], kinds: tuple[tuple[int, int], ...], pools: tuple[PoolSize, ...], more: list[int]
+) -> list[tuple[tuple[int, ...], ...]]:
+    """Ways to lie on each pool, where there are devices for the pipelines that this takes."""
+    sizes = [tp * dp for tp, dp in kinds]
+    ways: list[dict[tuple[int, ...], int]] = [
+        lyings(n, size, pool.node_devices) if n else {(): 1}
+        for n, size, pool in zip(counts, sizes, pools, strict=True)
+    ]
+    taken = [n * size + extra for n, size, extra in zip(counts, sizes, more, strict=True)]
+    return [
+        own
+        for own in product(*ways)
+        if all(
+            lcm(*(way[lain] for way, lain in zip(ways, own, strict=True))) * n <= pool.devices
+            for n, pool in zip(taken, pools, strict=True)
+        )
+    ]
+
+
 def listed(layers: int, pools: tuple[PoolSize, ...], degrees: Kinds) -> int:
-    """Every sequence of stages, one by one, with one (tp, dp) for each pool that it uses."""
+    """Every sequence of stages, one by one, with one (tp, dp) and one way to lie for each pool that it
+    uses."""
     found = set()
     for count in range(1, layers + 1):
         for where in product(range(len(pools)), repeat=count):
@@ -27,10 +68,10 @@ def listed(layers: int, pools: tuple[PoolSize, ...], degrees: Kinds) -> int:
                     continue
                 for ways in product("nsf", repeat=count):
                     for kinds in product(*degrees):
-                        taken = [where.count(at) * tp * dp for at, (tp, dp) in enumerate(kinds)]
-                        if all(n <= pool.devices for n, pool in zip(taken, pools, strict=True)):
-                            used = tuple(kind if at in where else None for at, kind in enumerate(kinds))
-                            found.add((where, sizes, ways, used))
+                        counts = [where.count(at) for at in range(len(pools))]
+                        used = tuple(kind if at in where else None for at, kind in enumerate(kinds))
+                        for own in chosen_lyings(counts, kinds, pools, [0] * len(pools)):
+                            found.add((where, sizes, ways, used, own))
     return len(found)
 
 
@@ -39,6 +80,8 @@ def listed(layers: int, pools: tuple[PoolSize, ...], degrees: Kinds) -> int:
     ("pools", "stage_dp", "degrees"),
     [
         (TWO, 1, [ALONE, ONE]),
+        (NODES, 1, [ALONE, ALONE[:2]]),
+        (NODES[:1], 2, [(*ALONE, (1, 2), (2, 2))]),
         (THREE, 1, [ALONE, ONE, ONE]),
         (TWO, 2, [(*ALONE, (1, 2), (2, 2)), ONE]),
         (TWO, 4, [(*ALONE, (1, 2), (2, 2), (1, 4)), ONE]),
@@ -69,12 +112,13 @@ def listed_with_braids(layers: int, pools: tuple[PoolSize, ...], degrees: Kinds,
                     for ways, kinds, tps, split in product(
                         product("nsf", repeat=count), product(*degrees), parts, splits
                     ):
-                        taken = [where.count(at) * tp * dp for at, (tp, dp) in enumerate(kinds)]
+                        counts = [where.count(at) for at in every]
+                        more = [0] * len(pools)
                         for at, tp in zip(pair, tps, strict=True):
-                            taken[at] += where.count(pair) * tp
-                        if all(n <= pool.devices for n, pool in zip(taken, pools, strict=True)):
-                            used = tuple(kind if at in where else None for at, kind in enumerate(kinds))
-                            found.add((where, sizes, ways, used, tps, split))
+                            more[at] += where.count(pair) * tp
+                        used = tuple(kind if at in where else None for at, kind in enumerate(kinds))
+                        for own in chosen_lyings(counts, kinds, pools, more):
+                            found.add((where, sizes, ways, used, own, tps, split))
     return len(found)
 
 
@@ -83,6 +127,7 @@ def listed_with_braids(layers: int, pools: tuple[PoolSize, ...], degrees: Kinds,
     [
         (1, TWO, [ALONE, ONE]),
         (3, TWO, [(*ALONE, (1, 2), (2, 2)), ONE]),
+        (3, NODES, [ALONE, ALONE[:2]]),
         (2, THREE, [(*ALONE, (1, 2), (2, 2)), ONE, ONE]),
     ],
 )
@@ -115,3 +160,11 @@ def test_tensor_parallelism_divides_what_it_splits() -> None:
     # Heads of 6 leave 1 and 2; two kv heads are divided or copied.
     found = count_pipelines(layers=1, pools=TWO[:1], splits=(6,), kv_heads=2, global_batch_size=1)
     assert found.axes["tp on a"] == ("1", "2") and found.count == 2 * 3
+
+
+def test_two_stages_lie_together_or_in_nodes_of_their_own() -> None:
+    # Of a device each together or, four pipelines, in two of four nodes; of two each the same with two
+    # pipelines; of four in two nodes. Two layers are dealt in one way, recomputed in nine; or are one stage.
+    found = count_pipelines(layers=2, pools=NODES[:1], splits=(8,), kv_heads=8, global_batch_size=4)
+    assert found.axes["stages in a node"] == ("1", "2")
+    assert found.count == (2 + 2 + 1) * 9 + 3 * 3

@@ -101,7 +101,7 @@ def test_a_pool_whose_only_tier_reaches_over_its_nodes_is_priced_from_its_record
     assert priced.pipeline_s[0] == pytest.approx(pipeline_s(options, (0,), ((0, 6), (0, 6)), 16), rel=1e-12)
 
 
-def test_stages_of_a_group_that_are_in_several_nodes_are_found_out() -> None:
+def test_stages_that_are_spread_over_nodes_that_they_do_not_fill_are_found_out() -> None:
     job = Job(seq_len=SEQ_LEN, global_batch_size=16, dtype="fp16")
     cluster = load_cluster("2x2xA100-40G+1x2xV100-16G", inter_node="10Gb/s")
     space = UnevenSpace(load_model("gpt2"), cluster, job)
@@ -113,4 +113,4 @@ def test_stages_of_a_group_that_are_in_several_nodes_are_found_out() -> None:
     options = Pricing(space).options(Block(pools=(0,), micro_batch_size=1, least=1, most=1))
     assert not priced.faults
     assert priced.pipeline_s[0] == pytest.approx(pipeline_s(options, (0,), ((0, 6), (0, 6)), 16), rel=1e-12)
-    assert again("1", "2").faults == ("stages of pipeline 0 are priced as in one node and lie in several",)
+    assert again("1", "2").faults == ("pipeline 0 is spread over nodes that its like do not fill",)

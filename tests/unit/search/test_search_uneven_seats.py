@@ -13,7 +13,8 @@ from shardwise.cluster import load_cluster
 from shardwise.cost import Seat, lone_stage
 from shardwise.model import Model, load_model
 from shardwise.search import UnevenSpace, default_job, evaluate, priced_again
-from shardwise.search.uneven import bounds, estimate, grown
+from shardwise.search.uneven import bounds, estimate, grown, result
+from shardwise.search.uneven.block import search_of
 from shardwise.search.uneven.bounds import Entries
 from shardwise.search.uneven.estimate import figures_of
 from shardwise.search.uneven.hops import seats_of_pool
@@ -21,7 +22,7 @@ from shardwise.search.uneven.laid_out import UnevenPipeline, UnevenPlan
 from shardwise.search.uneven.options import Options, Pricing
 from shardwise.search.uneven.partitions import best_partition, pipeline_s
 from shardwise.search.uneven.result import result_of_uneven
-from shardwise.search.uneven.space import Block
+from shardwise.search.uneven.space import Block, Kind
 from shardwise.strategy import complete, even_ends, layer_counts
 
 BATCH = 32
@@ -38,23 +39,39 @@ CASES = [
     ("1x8xA100-80G", 1, 4, 2),  # 4, all replicas in the node
 ]
 
+SPREAD = [
+    # The same with each stage of a pipeline in another node, which is full of its replicas.
+    ("2x4xA100-80G", 1, 2, 4),
+    ("2x4xA100-80G", 2, 2, 2),
+    ("4x4xA100-80G", 1, 4, 4),
+    ("4x8xA100-80G", 1, 4, 8),
+    ("4x8xA100-80G", 2, 2, 8),
+    ("4x8xA100-80G", 1, 2, 16),
+    ("8x4xA100-80G", 2, 4, 4),
+]
+
 
 def model_of(*, is_tied: bool) -> Model:
     return replace(load_model("gpt2"), tied_embeddings=is_tied)
 
 
-def filled(on: str, tp: int, pp: int, pipelines: int, link: str, model: Model) -> tuple[UnevenPlan, float]:
-    """Alike pipelines that fill the nodes, and what the uniform strategy with the same stages takes."""
+def filled(
+    on: str, tp: int, pp: int, pipelines: int, link: str, model: Model, together: int | None = None
+) -> tuple[UnevenPlan, float]:
+    """Alike pipelines that fill the nodes, up to so many stages together in each, and what the uniform
+    strategy with the same stages takes; where they are spread, one whose replicas are next to each other."""
     cluster = load_cluster(on, inter_node=link)
     job = default_job(model, cluster, seq_len=1024, global_batch_size=BATCH)
-    fields = {"tp": tp, "pp": pp, "dp": pipelines, "optim_shard": pipelines, "axis_order": "tp-cp-pp-dp"}
+    order = "tp-cp-pp-dp" if together is None else "tp-cp-dp-pp"
+    fields = {"tp": tp, "pp": pp, "dp": pipelines, "optim_shard": pipelines, "axis_order": order}
     strategy = complete(
         {**fields, "micro_batch_size": 1}, devices=cluster.devices, layers=model.layers, experts=None,
         global_batch_size=BATCH,
     )  # fmt: skip
     block = Block(pools=(0,), micro_batch_size=1, least=pipelines, most=pipelines)
-    options = Pricing(UnevenSpace(model, cluster, job)).options(block)
-    kinds = (options.stages[0].kinds.index((tp, 1)),)
+    space = UnevenSpace(model, cluster, job)
+    options = Pricing(space).options(block)
+    kinds = (options.stages[0].kinds.index(Kind(tp, 1, together or space.together(0, tp))),)
     layers = layer_counts(model.layers, pp, *(int(end) for end in even_ends(model.layers, pp)))
     stages, share = tuple((0, count) for count in layers), BATCH // pipelines
     found_s = pipeline_s(options, kinds, stages, share)
@@ -71,6 +88,18 @@ def test_alike_pipelines_that_fill_their_nodes_cost_what_the_uniform_strategy_do
 ) -> None:
     plan, expected_s = filled(on, tp, pp, pipelines, link, model_of(is_tied=is_tied))
     assert plan.time_s == pytest.approx(expected_s, rel=1e-12)
+
+
+@pytest.mark.parametrize("is_tied", [False, True])
+@pytest.mark.parametrize("link", ["1Gb/s", "100Gb/s"])
+@pytest.mark.parametrize(("on", "tp", "pp", "pipelines"), SPREAD)
+def test_stages_that_are_spread_cost_what_the_uniform_strategy_does_whose_replicas_are_neighbours(
+    on: str, tp: int, pp: int, pipelines: int, link: str, is_tied: bool
+) -> None:
+    plan, expected_s = filled(on, tp, pp, pipelines, link, model_of(is_tied=is_tied), 1)
+    laid, _ = filled(on, tp, pp, pipelines, link, model_of(is_tied=is_tied))
+    assert plan.time_s == pytest.approx(expected_s, rel=1e-12)
+    assert laid.time_s != pytest.approx(expected_s, rel=1e-6)
 
 
 @pytest.mark.parametrize("name", ["_sizes", "_tied_s"])
@@ -92,11 +121,21 @@ def test_stages_that_are_priced_as_if_they_lay_by_themselves_are_noticed(
     assert wrong == {"_sizes": [True] * 3 + [False] + [True] * 3 + [False]}.get(name, wrong) and any(wrong)
 
 
-@pytest.mark.parametrize(("on", "tp", "pp", "pipelines"), CASES)
-def test_replicas_lie_where_they_are_priced(on: str, tp: int, pp: int, pipelines: int) -> None:
+@pytest.mark.parametrize(
+    ("on", "tp", "pp", "pipelines", "most"),
+    [
+        *((*case, None) for case in CASES),
+        *((*case, 1) for case in SPREAD),
+        ("4x8xA100-80G", 1, 8, 4, 2),
+        ("4x8xA100-80G", 1, 8, 4, 4),
+    ],
+)
+def test_replicas_lie_where_they_are_priced(
+    on: str, tp: int, pp: int, pipelines: int, most: int | None
+) -> None:
     """On the ranks that the plan says, as many replicas of a stage are in a node as its price is told."""
     model = model_of(is_tied=False)
-    plan, _ = filled(on, tp, pp, pipelines, "1Gb/s", model)
+    plan, _ = filled(on, tp, pp, pipelines, "1Gb/s", model, most)
     cluster = load_cluster(on, inter_node="1Gb/s")
     space = UnevenSpace(model, cluster, default_job(model, cluster, seq_len=1024, global_batch_size=BATCH))
     options, node = Pricing(space).options(plan.block), cluster.nodes[0].devices
@@ -105,10 +144,55 @@ def test_replicas_lie_where_they_are_priced(on: str, tp: int, pp: int, pipelines
         firsts = [int(one.stages[index].ranks.partition("-")[0]) for one in found.layout.pipelines]
         seat = options.hops[0].seats[1, plan.pipelines[0].kinds[0], pp, pp - index]
         together = options.stages[0].seats[int(seat)].together
+        assert together == (most or together)
         assert set(Counter(first // node for first in firsts).values()) == {node // (tp * together)}
     again = priced_again(model, cluster, space.job, found)
     assert not again.faults
     assert again.pipeline_s == pytest.approx([plan.time_s] * pipelines, rel=1e-12)
+
+
+def test_stages_that_are_spread_have_nodes_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside a pipeline of one stage, which would be in their way if they lay in the order of pipelines."""
+    model, cluster = model_of(is_tied=False), load_cluster("3x2xA100-80G+1x2xT4", inter_node="10Gb/s")
+    space = UnevenSpace(model, cluster, default_job(model, cluster, seq_len=128, global_batch_size=6))
+    options = Pricing(space).options(Block(pools=(0, 1), micro_batch_size=1, least=3, most=3))
+    alone, spread = (options.stages[0].kinds.index(Kind(1, 1, together)) for together in (2, 1))
+    shapes = [((alone, 0), ((0, 12),)), *[((spread, 0), ((0, 6), (0, 6)))] * 2]
+    pipelines = tuple(
+        UnevenPipeline(
+            kinds=kinds, stages=stages, microbatches=2, time_s=pipeline_s(options, kinds, stages, 2)
+        )
+        for kinds, stages in shapes
+    )
+    block = Block(pools=(0, 1), micro_batch_size=1, least=3, most=3)
+    plan = UnevenPlan(block=block, pipelines=pipelines, time_s=max(one.time_s for one in pipelines))
+    found = result_of_uneven(space, plan)
+    ranks = [[stage.ranks for stage in one.stages] for one in found.layout.pipelines]
+    assert ranks == [["4"], ["0", "2"], ["1", "3"]]
+    again = priced_again(model, cluster, space.job, found)
+    assert again.pipeline_s == pytest.approx([one.time_s for one in pipelines], rel=1e-12)
+    monkeypatch.setattr(result, "_spread_shape", lambda *_: None)
+    again = priced_again(model, cluster, space.job, result_of_uneven(space, plan))
+    assert again.faults[0] == "pipeline 1 is spread over nodes that its like do not fill"
+
+
+def test_pipelines_that_are_spread_stand_in_sets_that_fill_their_nodes() -> None:
+    """Four of two stages each fill two nodes of four; of alike ones two sets do ten microbatches."""
+    model, cluster = model_of(is_tied=False), load_cluster("4x4xA100-80G+2x4xT4", inter_node="10Gb/s")
+    space = UnevenSpace(model, cluster, default_job(model, cluster, seq_len=128, global_batch_size=10))
+    block = Block(pools=(0, 1), micro_batch_size=1, least=3, most=8, is_alike=True)
+    options = Pricing(space).options(block)
+    searched = search_of(options, block, 100)
+    kind = options.stages[0].kinds.index(Kind(1, 1, 1))
+    of_pool = searched.shapes.counts.tolist()
+    (place,) = (
+        at for at, one in enumerate(of_pool) if one == [2, 0] and searched.shapes.kinds[at, 0] == kind
+    )
+    assert searched.shapes.devices[place].tolist() == [8, 0] and searched.shapes.alike[place] == 4
+    done = np.zeros(len(of_pool), dtype=np.int64)
+    for each, sets in ((1, None), (2, 2), (4, 1)):
+        done[place] = each
+        assert searched.chosen(done) == (None if sets is None else {place: sets})
 
 
 def test_seats_are_those_that_stages_may_have() -> None:
@@ -136,7 +220,7 @@ def test_gathers_before_the_first_loop_and_reductions_behind_the_last_are_in_the
 ) -> None:
     """The first stages, which are the slowest, wait for the gathers of the last, which reduce behind them."""
     _, options = between_nodes
-    kinds = (options.stages[0].kinds.index((4, 1)), options.stages[1].kinds.index((8, 1)))
+    kinds = (options.stages[0].kinds.index(Kind(4, 1, 2)), options.stages[1].kinds.index(Kind(8, 1, 1)))
     pools, layers = (np.array([list(one)]) for one in zip(*FAST_THEN_SLOW, strict=True))
     figures = figures_of(options, kinds, pools, layers)
     time_s = pipeline_s(options, kinds, FAST_THEN_SLOW, 128)
@@ -147,7 +231,7 @@ def test_gathers_before_the_first_loop_and_reductions_behind_the_last_are_in_the
 def proven(options: Options, within_s: float) -> bool:
     """Whether pipelines of four stages of four devices on either pool are shown not to do 128 microbatches
     within the time, with as many partial layouts as the search of a large cluster takes at most."""
-    kinds = tuple(stages.kinds.index((4, 1)) for stages in options.stages)
+    kinds = tuple(stages.kinds.index(Kind(4, 1, 2)) for stages in options.stages)
     found = best_partition(options, Entries(options), kinds, (4, 4), 128, within_s, 2048)
     return not found.is_given_up and found.bound_s > within_s
 

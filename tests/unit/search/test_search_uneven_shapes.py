@@ -9,11 +9,15 @@ from math import gcd, lcm
 import numpy as np
 import pytest
 
-from shardwise.search.uneven.shapes import shapes_of
+from shardwise.search.uneven.shapes import filling, shapes_of
 from shardwise.search.uneven.shares import Items, undominated
+from shardwise.search.uneven.space import Spread
 
-TAKES = (((1, 0), (2, 0), (4, 0)), ((0, 1), (0, 2)), ((1, 1), (1, 2), (2, 1)))
-"""Two pools, and a pair of them."""
+TAKES = (((1, 0), (1, 0), (2, 0), (4, 0)), ((0, 1), (0, 2)), ((1, 1), (1, 2), (2, 1)))
+"""Two pools, and a pair of them; the first has nodes of four devices, and each stage of one device may be in
+another node."""
+
+SPREAD = ((None, Spread(1, 4), None, None), (None, None), (None, None, None))
 
 
 @pytest.mark.parametrize("most_sites", [1, 2, 3])
@@ -36,12 +40,17 @@ def test_shapes_are_all_pipelines_for_which_there_are_devices(
             ]
             # So many alike ones fill whole units of both pools.
             alike = lcm(*(unit // gcd(unit, one) for unit, one in zip(units, taken, strict=True)))
+            if counts[0] and kinds[0] == 1:
+                # One stage lies alone in any case; of more, four pipelines fill a node with each.
+                if counts[0] == 1:
+                    continue
+                alike = lcm(alike, 4)
             if all(alike * one <= there for one, there in zip(taken, devices, strict=True)):
                 expected[counts, kinds] = (
                     [alike * one // unit for one, unit in zip(taken, units, strict=True)],
                     alike,
                 )
-    shapes = shapes_of(TAKES, devices, units, stages, most_sites)
+    shapes = shapes_of(TAKES, SPREAD, devices, units, stages, most_sites)
     found = {
         (shapes.at(place).counts, shapes.at(place).kinds): (
             shapes.devices[place].tolist(),
@@ -50,10 +59,14 @@ def test_shapes_are_all_pipelines_for_which_there_are_devices(
         for place in range(len(shapes.alike))
     }
     assert found == expected and len(shapes.alike) == len(expected) > 5
+    assert ((2, 0, 0), (1, 0, 0)) in found
+    for place in range(len(shapes.alike)):
+        is_spread = shapes.counts[place, 0] > 1 and shapes.kinds[place, 0] == 1
+        assert filling(SPREAD, shapes.at(place)) == (4 if is_spread else 1)
 
 
 def test_no_pipeline_is_there_for_too_few_devices() -> None:
-    shapes = shapes_of((((4,),),), (3,), (1,), 2, 1)
+    shapes = shapes_of((((4,),),), ((None,),), (3,), (1,), 2, 1)
     assert shapes.kinds.shape == shapes.counts.shape == (0, 1) and shapes.devices.shape == (0, 1)
 
 

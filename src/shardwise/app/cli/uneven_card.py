@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 
+from shardwise import search
 from shardwise.app.cli import words
 from shardwise.app.cli.card import figures, next_lines, question_lines
 from shardwise.app.cli.output import LABEL, WIDTH, Line, row
@@ -25,6 +26,7 @@ def uneven_card(
     return [
         *question_lines(model, cluster, job),
         *plan_lines(answer.best),
+        *_spread(search.spread_stages(search.UnevenSpace(model, cluster, job), answer.best)),
         (),
         *figures(answer.best, cluster, job),
         (),
@@ -57,6 +59,14 @@ def plan_lines(result: UnevenResult) -> Iterator[Line]:
             yield row("", (f"  {'→ ' if at else ''}{line}", ""))
     if len(groups) > PIPELINES:
         yield row("", (f"{len(groups) - PIPELINES} more kinds of pipelines", "dim"))
+
+
+def _spread(spread: Mapping[str, Sequence[int]]) -> Iterator[Line]:
+    """Where a node has few stages of a pipeline, though more would fit, and is full of their replicas."""
+    for name, together in spread.items():
+        many = " or ".join(str(count) for count in together)
+        stages = "stage" if together == (1,) else "stages"
+        yield row("", (f"a node of {name} has {many} {stages} of a pipeline, and replicas of it", "dim"))
 
 
 def alike_pipelines(result: UnevenResult) -> list[tuple[int, int, list[str]]]:

@@ -5,6 +5,7 @@ from shardwise.search.uneven.answer import UNEVEN_GAP, FoundUneven, best_uneven,
 from shardwise.search.uneven.drive import UnevenOutcome, search_uneven
 from shardwise.search.uneven.in_place import relaid
 from shardwise.search.uneven.laid_out import UnevenPipeline, UnevenPlan
+from shardwise.search.uneven.lying import spread_stages
 from shardwise.search.uneven.proportional import proportional_split
 from shardwise.search.uneven.restated import restated
 from shardwise.search.uneven.space import Block, Limits, UnevenSpace
@@ -28,4 +29,5 @@ __all__ = [
     "relaid",
     "restated",
     "search_uneven",
+    "spread_stages",
 ]

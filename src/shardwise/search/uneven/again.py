@@ -13,9 +13,12 @@ from shardwise.cluster import Cluster
 from shardwise.model import Model
 from shardwise.plan import Pipeline, UnevenResult
 from shardwise.search.uneven.faults import faults_of
+from shardwise.search.uneven.lying import Nodes, Together
 from shardwise.search.uneven.stage_record import RecordPrices, StageFigures
 from shardwise.sim import Durations
 from shardwise.strategy import Job
+
+_Pipeline = tuple[Pipeline, tuple[str, ...], int, Together]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,38 +56,40 @@ def priced_by(prices: RecordPrices, result: UnevenResult, global_batch_size: int
     faults = tuple(faults_of(prices.space(replicas), result, global_batch_size))
     if faults:
         return PricedAgain(faults=faults)
-    known: dict[tuple[object, ...], tuple[float, list[StageFigures], PipelineTimes]] = {}
-    for pipeline, ways, share in _pipelines(result):
-        if (pipeline.stages, ways, share) not in known:
-            figures = prices.figures(result, pipeline, ways)
-            hops = prices.hops(result, pipeline)
-            step_s = _walked_s(figures, hops, share)
-            known[pipeline.stages, ways, share] = step_s, figures, _times(figures, hops)
+    known: dict[_Pipeline, tuple[float, list[StageFigures], PipelineTimes]] = {}
+    every = list(_pipelines(prices.nodes, result))
+    for one in every:
+        if one not in known:
+            pipeline, ways, share, together = one
+            figures = prices.figures(result, pipeline, ways, together)
+            hops = prices.hops(result, pipeline, together)
+            known[one] = _walked_s(figures, hops, share), figures, _times(figures, hops)
     tightest = max(
         (one for _, figures, _ in known.values() for one in figures),
         key=lambda one: one.device_bytes / one.usable_bytes,
     )
     return PricedAgain(
         faults=(),
-        pipeline_s=tuple(known[pipeline.stages, *rest][0] for pipeline, *rest in _pipelines(result)),
-        pipelines=tuple(known[pipeline.stages, *rest][2] for pipeline, *rest in _pipelines(result)),
-        stages=tuple(tuple(known[pipeline.stages, *rest][1]) for pipeline, *rest in _pipelines(result)),
+        pipeline_s=tuple(known[one][0] for one in every),
+        pipelines=tuple(known[one][2] for one in every),
+        stages=tuple(tuple(known[one][1]) for one in every),
         device_bytes=tightest.device_bytes,
         usable_bytes=tightest.usable_bytes,
     )
 
 
-def _pipelines(result: UnevenResult) -> Iterator[tuple[Pipeline, tuple[str, ...], int]]:
-    """Every pipeline with what its stages recompute and its microbatches; ranks, which are told apart
-    elsewhere, are left out."""
+def _pipelines(nodes: Nodes, result: UnevenResult) -> Iterator[_Pipeline]:
+    """Every pipeline with what its stages recompute, its microbatches, and how its stages lie together;
+    ranks, which tell no more, are left out."""
     for pipeline, ways, share in zip(
         result.layout.pipelines, result.recompute, result.microbatches, strict=True
     ):
+        together = nodes.together_of(pipeline)
         stages = tuple(
             replace(stage, ranks="", share=0.0, parts=tuple(replace(part, ranks="") for part in stage.parts))
             for stage in pipeline.stages
         )
-        yield Pipeline(stages=stages), ways, share
+        yield Pipeline(stages=stages), ways, share, together
 
 
 def _times(stages: Sequence[StageFigures], hops: Sequence[float]) -> PipelineTimes:

@@ -14,6 +14,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from shardwise.search.clock import Clock
 from shardwise.search.uneven.options import Options
 from shardwise.search.uneven.proving import FOREVER_S, Search
 from shardwise.search.uneven.shares import Items, best_set, dear, is_counted, undominated
@@ -31,11 +32,12 @@ def search_of(
     effort: int,
     wider: Search | None = None,
     most_sites: int | None = None,
+    clock: Clock | None = None,
 ) -> Search:
-    """The search of a block, with at most so many partial layouts of one pipeline; `wider` is that of a block
-    with all of its numbers of pipelines and more."""
+    """The search of a block, with at most so many partial layouts of one pipeline, until the `clock` is over;
+    `wider` is that of a block with all of its numbers of pipelines and more."""
     kind = AlikeSearch if block.is_alike else MixedSearch
-    return kind(options, block.least, block.most, effort, wider, most_sites)
+    return kind(options, block.least, block.most, effort, wider, most_sites, clock)
 
 
 class MixedSearch(Search):
@@ -83,9 +85,10 @@ class AlikeSearch(Search):
     def _needed(self) -> Ints:
         """What each shape has to do where there are as many of it as can be; nothing where there are too
         few."""
-        number = (np.array(self.options.available) // np.maximum(self.shapes.devices, 1)).astype(np.int64)
-        number = np.where(self.shapes.devices > 0, number, self.most).min(axis=1)
-        needed: Ints = -(-self.options.microbatches // np.clip(number, 1, self.most))
+        sets = (np.array(self.options.available) // np.maximum(self.shapes.devices, 1)).astype(np.int64)
+        sets = np.where(self.shapes.devices > 0, sets, self.most).min(axis=1)
+        number = np.minimum(sets, self.most // self.shapes.alike) * self.shapes.alike
+        needed: Ints = -(-self.options.microbatches // np.maximum(number, 1))
         return np.where(number >= self.least, needed, 0)
 
     def may_do(self, time_s: float) -> bool:
@@ -96,7 +99,8 @@ class AlikeSearch(Search):
         """Those of which there are devices for as many as do all microbatches."""
         number = self._number(done)
         there = np.array(self.options.available)
-        enough = (number <= self.most) & (number[:, None] * self.shapes.devices <= there).all(axis=1)
+        sets = number // self.shapes.alike
+        enough = (number <= self.most) & (sets[:, None] * self.shapes.devices <= there).all(axis=1)
         places = np.flatnonzero(enough)
         found: Ints = places[np.argsort(-done[places], kind="stable")]
         return found
@@ -106,10 +110,12 @@ class AlikeSearch(Search):
         places = self.dear(done)
         if not len(places):
             return None
-        return Counter({int(places[0]): int(self._number(done)[places[0]])})
+        place = int(places[0])
+        return Counter({place: int(self._number(done)[place] // self.shapes.alike[place])})
 
     def _number(self, done: Ints) -> Ints:
-        """Pipelines of each shape that are needed."""
+        """Pipelines of each shape that are needed, in whole sets."""
         needed = -(-self.options.microbatches // np.maximum(done, 1))
-        number: Ints = np.maximum(np.where(done > 0, needed, self.most + 1), self.least)
-        return number
+        number = np.maximum(np.where(done > 0, needed, self.most + 1), self.least)
+        found: Ints = -(-number // self.shapes.alike) * self.shapes.alike
+        return found

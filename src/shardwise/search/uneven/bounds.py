@@ -35,7 +35,7 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
-from shardwise.search.uneven.options import Options
+from shardwise.search.uneven.options import Options, Stages
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -60,26 +60,50 @@ SEATED = ("gather_s", "reduce_s", "end_s")
 class Entries:
     """The stages of a block by *entry*, which is a pool and a kind on it: finite `figures` of shape (FIGURES,
     entries, places, ends, layers), those that are `seated` of shape (SEATED, entries, seats, ...), and their
-    hops and seats (see `Hops`). `first` is a pool's first entry."""
+    hops and seats (see `Hops`). `first` is a pool's first entry. Behind a pool's kinds are entries that take
+    no more than any of those that differ in how they are spread alone (see `loose`)."""
 
     def __init__(self, options: Options) -> None:
         self.layers = options.layers
+        begins = [kinds for kinds, _ in options.unspread]
+        self._families = [of + len(of) for _, of in options.unspread]
+        of = list(zip(options.stages, options.hops, begins, strict=True))
         self.figures: Floats = np.minimum(
-            [np.concatenate([getattr(stages, name) for stages in options.stages]) for name in FIGURES],
+            [
+                np.concatenate([part for stages, _, begin in of for part in _and_some(stages, name, begin)])
+                for name in FIGURES
+            ],
             NEVER_S,
         )
         most = max(len(stages.seats) for stages in options.stages)
         self.seated: Floats = np.array(
             [
-                np.concatenate([_filled(getattr(stages, name), most) for stages in options.stages])
+                np.concatenate(
+                    [
+                        _filled(part, most)
+                        for stages, _, begin in of
+                        for part in (getattr(stages, name), _least_seat(getattr(stages, name)[begin], most))
+                    ]
+                )
                 for name in SEATED
             ]
         )
-        sizes = [len(stages.kinds) for stages in options.stages]
+        sizes = [len(stages.kinds) + len(begin) for stages, _, begin in of]
         self.first = np.cumsum([0, *sizes[:-1]])
-        self.near_s: Floats = np.concatenate([hops.near_s for hops in options.hops])
-        self.far_s: Floats = np.concatenate([hops.far_s for hops in options.hops])
-        self.seats: Ints = np.concatenate([hops.seats for hops in options.hops], axis=1)
+        self.near_s: Floats = np.concatenate(
+            [part for _, hops, begin in of for part in _and_least(hops.near_s, begin)]
+        )
+        self.far_s: Floats = np.concatenate(
+            [part for _, hops, begin in of for part in _and_least(hops.far_s, begin)]
+        )
+        self.seats: Ints = np.concatenate(
+            [part for _, hops, begin in of for part in (hops.seats, hops.seats[:, begin])], axis=1
+        )
+
+    def loose(self, kinds: Sequence[int]) -> tuple[int, ...]:
+        """Of kinds by pool those that take no more however they are spread: the same for all that differ in
+        nothing else."""
+        return tuple(int(of[kind]) for of, kind in zip(self._families, kinds, strict=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -338,6 +362,22 @@ class Relaxation:
             least = np.maximum(least, rest.alone_s[..., left] - g - e)
         np.minimum.at(self._bounds, rows.pipelines, (least + g + e).min(axis=-1).T)
         self.runs += len(whole)
+
+
+def _and_some(stages: Stages, name: str, kinds: Ints) -> tuple[Floats, Floats]:
+    """A figure of all kinds, and again of these."""
+    values: Floats = getattr(stages, name)
+    return values, values[kinds]
+
+
+def _and_least(hops_s: Floats, begins: Ints) -> tuple[Floats, Floats]:
+    """Hops of all kinds, and the least of each run of them."""
+    return hops_s, np.minimum.reduceat(hops_s, begins)
+
+
+def _least_seat(values: Floats, seats: int) -> Floats:
+    """The least of any seat, as that of each."""
+    return np.repeat(values.min(axis=1, keepdims=True), seats, axis=1)
 
 
 def _filled(values: Floats, seats: int) -> Floats:

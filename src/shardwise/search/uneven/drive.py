@@ -17,7 +17,7 @@ from shardwise.search.uneven.space import Block, UnevenSpace
 EAGER = 0.95
 """Of the bound of a block of alike pipelines, which are soon laid out: what it is searched by."""
 
-ENOUGH, ENOUGH_BOUNDED = 2500, 200_000
+ENOUGH, ENOUGH_BOUNDED = 2500, 400_000
 """Layouts that are evaluated in all where a gap is allowed, and runs of stages that are bounded: then the
 search ends with the gap that it has."""
 

@@ -90,13 +90,17 @@ class Errands:
         for least_s, _, block in sorted((self.pricing.soon_s(one), at, one) for at, one in enumerate(blocks)):
             if not self._is_left(least_s, report) or self._clock.is_over:
                 break
-            whole = search_of(self.pricing.options(block), block, self._effort, most_sites=1)
+            whole = self._search_of(block, most_sites=1)
             for part in reversed(_doublings(block)):
                 if whole.is_refuted(self._beat_s(report)):
                     break
-                few = search_of(self.pricing.options(part), part, self._effort, whole, most_sites=1)
+                few = self._search_of(part, whole, most_sites=1)
                 self._searched_s(part, few, least_s, report)
         return report
+
+    def _search_of(self, block: Block, wider: Search | None = None, most_sites: int | None = None) -> Search:
+        options = self.pricing.options(block)
+        return search_of(options, block, self._effort, wider, most_sites, self._clock)
 
     def _beat_s(self, report: Report) -> float:
         """Plans that take less are looked for."""
@@ -115,7 +119,7 @@ class Errands:
             report.closed_s = least_s
             return
         wider = None if errand.wider is None else self._searches[errand.wider]
-        search = search_of(options, block, self._effort, wider)
+        search = self._search_of(block, wider)
         self._searches[block] = search
         report.left.append(replace(errand, least_s=search.bound_s(least_s, self._beat_s(report))))
 

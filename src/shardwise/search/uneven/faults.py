@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 
 from shardwise.plan import Pipeline, Stage, StagePart, UnevenResult
+from shardwise.search.uneven.lying import Nodes, grouped, ranks_of
 from shardwise.search.uneven.space import UnevenSpace
-from shardwise.search.uneven.stage_record import ends_of
 
 
 def faults_of(space: UnevenSpace, result: UnevenResult, global_batch_size: int) -> Iterator[str]:
@@ -32,21 +33,12 @@ def faults_of(space: UnevenSpace, result: UnevenResult, global_batch_size: int) 
             yield from faults_of(space, result, stage, taken)
         if len({_kind_of_braid(stage) for stage in pipeline.stages if stage.parts}) > 1:
             yield f"pipeline {place} has stages on two pools of several kinds"
-        yield from _faults_of_groups(space, place, pipeline)
+    yield from _faults_of_spread(space, result.layout.pipelines)
     used = space.cluster.devices - len(taken)
     if used != result.idle_devices:
         yield f"{used} devices are idle, not {result.idle_devices}"
     if result.is_alike and not _are_alike(result.layout.pipelines, result.recompute, result.microbatches):
         yield "the pipelines differ"
-
-
-def _ranks(stage: Stage | StagePart, devices: int) -> range | None:
-    """The stage's ranks; None where the text has another form, or names none of so many devices."""
-    first, dash, last = stage.ranks.partition("-")
-    last = last if dash else first
-    if not all(text.isascii() and text.isdecimal() and len(text) < 10 for text in (first, last)):
-        return None
-    return range(int(first), int(last) + 1) if int(last) < devices else None
 
 
 def _faults_of_stage(
@@ -58,7 +50,7 @@ def _faults_of_stage(
     if stage.devices != stage.tp * stage.dp:
         yield f"{stage.devices} devices are not tp {stage.tp} x dp {stage.dp}"
     pool = _pool(space, result, stage)
-    if pool is not None and (stage.tp, stage.dp) not in space.kinds(pool, result.micro_batch_size):
+    if pool is not None and (stage.tp, stage.dp) not in space.degrees(pool, result.micro_batch_size):
         yield f"no stage has tp {stage.tp}, dp {stage.dp} on {stage.device_class}"
     yield from _faults_of_ranks(space, result, stage, stage.tp * stage.dp, taken)
 
@@ -85,7 +77,7 @@ def _faults_of_braid(
         yield f"ranks {stage.ranks} are not those of their parts"
     for part in parts:
         pool = _pool(space, result, part)
-        if pool is not None and (part.tp, 1) not in space.kinds(pool, 1):
+        if pool is not None and (part.tp, 1) not in space.degrees(pool, 1):
             yield f"no stage has tp {part.tp} on {part.device_class}"
         yield from _faults_of_ranks(space, result, part, part.tp, taken)
 
@@ -106,7 +98,7 @@ def _faults_of_ranks(
     space: UnevenSpace, result: UnevenResult, stage: Stage | StagePart, size: int, taken: set[int]
 ) -> Iterator[str]:
     """Where a stage, or a part of one, is not on so many free ranks of a node of its pool; they are taken."""
-    ranks, pool = _ranks(stage, space.cluster.devices), _pool(space, result, stage)
+    ranks, pool = ranks_of(stage, space.cluster.devices), _pool(space, result, stage)
     if ranks is None or not len(ranks) or pool is None:
         yield f"a stage on {stage.device_class}, ranks {stage.ranks}"
         return
@@ -125,22 +117,31 @@ def _faults_of_ranks(
     yield f"ranks {stage.ranks} are in no one node"
 
 
-def _faults_of_groups(space: UnevenSpace, place: int, pipeline: Pipeline) -> Iterator[str]:
-    """Where stages that are priced as in one node are not."""
-    names = {pool.name for pool in space.pools}
-    plain = [stage for stage in pipeline.stages if not stage.parts]
-    known = {part.device_class for stage in pipeline.stages for part in (stage.parts or (stage,))}
-    devices = space.cluster.devices
-    if not known <= names or any(_ranks(stage, devices) is None for stage in plain):
-        return
-    nodes: dict[tuple[int, int], set[int]] = defaultdict(set)
-    of = [node for node, one in enumerate(space.cluster.nodes) for _ in range(one.devices)]
-    for stage, ends in zip(pipeline.stages, ends_of(space, pipeline), strict=True):
-        if not stage.parts:
-            ranks = _ranks(stage, devices) or range(0)
-            nodes[ends[0].pool, ends[0].group] |= {of[rank] for rank in ranks}
-    if any(len(found) > 1 for found in nodes.values()):
-        yield f"stages of pipeline {place} are priced as in one node and lie in several"
+def _faults_of_spread(space: UnevenSpace, pipelines: Sequence[Pipeline]) -> Iterator[str]:
+    """Where stages are spread over nodes that are not full of the same stages of like pipelines."""
+    nodes = Nodes(space)
+    lying: dict[int | None, list[tuple[object, ...]]] = defaultdict(list)
+    taken: dict[int | None, int] = defaultdict(int)
+    spread: dict[int | None, int] = {}
+    most_of = {pool.name: partial(space.together, place) for place, pool in enumerate(space.pools)}
+    for place, pipeline in enumerate(pipelines):
+        together = nodes.together_of(pipeline)
+        counts = Counter(stage.device_class for stage in pipeline.stages if not stage.parts)
+        shape = tuple((stage.device_class, stage.devices) for stage in pipeline.stages)
+        for name, group in grouped(pipeline, together):
+            first = pipeline.stages[group[0]]
+            node, most = nodes.node(first), dict(together)[name]
+            lying[node].append((shape, group))
+            taken[node] += sum(pipeline.stages[index].devices for index in group)
+            if name in most_of and most < most_of[name](first.devices) and 2 * most <= counts[name]:
+                spread.setdefault(node, place)
+        for part in (part for stage in pipeline.stages for part in stage.parts):
+            lying[nodes.node(part)].append((place, part.ranks))
+    for node, place in spread.items():
+        full = node is not None and taken[node] == space.cluster.nodes[node].devices
+        if not full or len(set(lying[node])) > 1:
+            yield f"pipeline {place} is spread over nodes that its like do not fill"
+            return
 
 
 def _are_alike(

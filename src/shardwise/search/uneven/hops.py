@@ -1,9 +1,10 @@
 """Hops between the stages of a pipeline, by where its stages lie.
 
 The stages that a pipeline has on one pool lie in *groups*, each in one node: counted from the pipeline's end,
-as many as a node holds, if that is a power of two, and of what is left in front the largest power of two
-again and again. Groups of any pipelines fill nodes without gaps. Hops inside a group stay in the node; over
-those that leave it the node's other groups hand over at once, as if all were as large.
+as many as a node holds, or fewer where they are spread, if that is a power of two, and of what is left in
+front the largest power of two again and again. Groups of any pipelines fill nodes without gaps. Hops inside a
+group stay in the node; over those that leave it the node's other groups hand over at once, as if all were as
+large.
 """
 
 from __future__ import annotations
@@ -51,8 +52,8 @@ class Hops:
 
 @cache
 def groups(stages: int, most: int) -> tuple[int, ...]:
-    """Sizes of the groups of so many stages from the pipeline's end on; a node holds `most` stages, a power
-    of two."""
+    """Sizes of the groups of so many stages from the pipeline's end on; `most` lie together in a node, a
+    power of two."""
     found = []
     while stages:
         found.append(min(most, 1 << (stages.bit_length() - 1)))
@@ -79,36 +80,43 @@ def seats_of_pool(devices: int, sizes: Sequence[int], stages: int, is_tied: bool
 
 
 def hops_of_pool(
-    own: Kinds, across: Kinds, sizes: Sequence[int], devices: int, stages: int, seats: Sequence[Seat]
+    own: Kinds,
+    across: Kinds,
+    sizes: Sequence[int],
+    kinds: Sequence[tuple[int, int]],
+    devices: int,
+    stages: int,
+    seats: Sequence[Seat],
 ) -> Hops:
-    """Hops of pipelines with up to so many `stages` on a pool of nodes of `devices`, whose kinds of stages
-    have these `sizes`, and lie on one of these `seats`. `own` has the tiers of the pool, `across` those over
-    which it reaches others."""
+    """Hops of pipelines with up to so many `stages` on a pool of nodes of `devices`, which lie on these
+    `seats`. `own` has the tiers of the pool, `across` those over which it reaches others, both for stages of
+    these `sizes`; of each kind `kinds` has which of the sizes it has, and how many lie together."""
     inner = max((i for i, tier in enumerate(own.problem.tiers) if tier.span <= devices), default=-1)
-    near_s = np.zeros((len(sizes), stages + 1, stages + 1))
+    near_s = np.zeros((len(kinds), stages + 1, stages + 1))
     far_s = np.zeros_like(near_s)
     taken = np.zeros((2, *near_s.shape), dtype=np.int64)
     within = _seconds(own, inner, sizes)
-    for kind, size in enumerate(sizes):
-        together = most_together(devices, size)
-        exponents = range(together.bit_length())
+    powers = {seat.together for seat in seats}
+    all_leave, all_reach = (
+        {many: _seconds(one, -1, [devices // many] * len(sizes)) for many in powers} for one in (own, across)
+    )
+    for kind, (of, together) in enumerate(kinds):
         leaves, reaches = (
-            {1 << e: _seconds(one, -1, [devices >> e] * len(sizes))[kind] for e in exponents}
-            for one in (own, across)
+            {many: float(values[of]) for many, values in some.items()} for some in (all_leave, all_reach)
         )
         for number in range(1, stages + 1):
-            of = [(g, many) for g, many in enumerate(groups(number, together)) for _ in range(many)]
-            for stage, (group, many) in enumerate(of, start=1):
+            lain = [(g, many) for g, many in enumerate(groups(number, together)) for _ in range(many)]
+            for stage, (group, many) in enumerate(lain, start=1):
                 far_s[kind, number, stage] = reaches[many]
                 seat, whole = Seat(many, devices), Seat(many, devices, True)
                 is_whole = many == number and whole in seats
                 taken[0, kind, number, stage] = seats.index(seat)
                 taken[1, kind, number, stage] = seats.index(whole if is_whole else seat)
                 if stage > 1:
-                    next_group, fewer = of[stage - 2]
+                    next_group, fewer = lain[stage - 2]
                     is_inside = group == next_group
                     near_s[kind, number, stage] = (
-                        within[kind] if is_inside else max(leaves[many], leaves[fewer])
+                        within[of] if is_inside else max(leaves[many], leaves[fewer])
                     )
     return Hops(near_s, far_s, taken)
 

@@ -18,9 +18,10 @@ from shardwise.model import Model
 from shardwise.plan import Layout, Pipeline, UnevenResult
 from shardwise.search.uneven.bounds import Entries, Order
 from shardwise.search.uneven.grown import Placed
+from shardwise.search.uneven.lying import Nodes
 from shardwise.search.uneven.options import Options, Pricing
 from shardwise.search.uneven.partitions import best_in_order, pipeline_s
-from shardwise.search.uneven.space import Block, Limits, UnevenSpace
+from shardwise.search.uneven.space import Block, Kind, Limits, UnevenSpace
 from shardwise.strategy import RECOMPUTES, Job
 
 EFFORT = 20_000
@@ -61,7 +62,8 @@ def relaid(model: Model, cluster: Cluster, job: Job, result: UnevenResult) -> Un
     space = UnevenSpace(model, cluster, job, Limits(rows=rows))
     names = [pool.name for pool in space.pools]
     union = tuple(sorted(names.index(name) for name in result.pools))
-    chains = [_chain(space, union, result.micro_batch_size, pipeline) for pipeline in pipelines]
+    nodes = Nodes(space)
+    chains = [_chain(space, nodes, union, result.micro_batch_size, pipeline) for pipeline in pipelines]
     known = [chain for chain in chains if chain is not None]
     if len(known) < len(chains):
         return None
@@ -81,16 +83,20 @@ def relaid(model: Model, cluster: Cluster, job: Job, result: UnevenResult) -> Un
 
 
 def _chain(
-    space: UnevenSpace, union: tuple[int, ...], micro_batch_size: int, pipeline: Pipeline
+    space: UnevenSpace, nodes: Nodes, union: tuple[int, ...], micro_batch_size: int, pipeline: Pipeline
 ) -> _Chain | None:
     """None where there are more stages than the search knows, or on one pool several kinds or another one."""
     if len(pipeline.stages) > space.most_stages:
         return None
     names = [space.pools[pool].name for pool in union]
     order = tuple(names.index(stage.device_class) for stage in pipeline.stages)
-    kinds = [0] * len(union)
+    kinds, together = [0] * len(union), dict(nodes.together_of(pipeline))
     for place, pool in enumerate(union):
-        mine = {(one.tp, one.dp) for one, at in zip(pipeline.stages, order, strict=True) if at == place}
+        mine = {
+            Kind(one.tp, one.dp, together[one.device_class])
+            for one, at in zip(pipeline.stages, order, strict=True)
+            if at == place
+        }
         known = space.kinds(pool, micro_batch_size)
         if len(mine) > 1 or not mine <= set(known):
             return None

@@ -10,7 +10,7 @@ from shardwise.search.uneven.grown import Placed
 from shardwise.search.uneven.options import Options, Pricing
 from shardwise.search.uneven.partitions import pipeline_s
 from shardwise.search.uneven.proving import Laid
-from shardwise.search.uneven.shapes import Shape
+from shardwise.search.uneven.shapes import Shape, filling
 from shardwise.search.uneven.space import Block
 
 ALMOST = 1.0 - 5e-13
@@ -49,10 +49,9 @@ class Best:
 
     def improve(self, pricing: Pricing, block: Block, found: Sequence[tuple[Laid, int]]) -> None:
         """Takes over what was found where it is better at the prices of its own number of pipelines."""
-        every = [
-            (laid.shape, laid.found.stages, laid.microbatches) for laid, count in found for _ in range(count)
-        ]
-        pipelines = every[: pricing.options(block).microbatches]
+        pipelines = _counted(found, pricing.options(block))
+        if pipelines is None:
+            return
         own = replace(block, least=len(pipelines), most=len(pipelines))
         options = pricing.options(own)
         trimmed = _trimmed(options, pipelines, options.microbatches)
@@ -63,13 +62,26 @@ class Best:
             self.time_s = time_s
 
 
-def _trimmed(
-    options: Options, pipelines: Sequence[tuple[Shape, tuple[Placed, ...], int]], wanted: int
-) -> list[UnevenPipeline]:
-    """The pipelines with no more microbatches than wanted: what is too much is taken from the slowest."""
-    known: dict[tuple[Shape, tuple[Placed, ...], int], float] = {}
+_Pipeline = tuple[Shape, tuple[Placed, ...], int]
+"""Its shape, its stages and its microbatches."""
 
-    def time_s(one: tuple[Shape, tuple[Placed, ...], int]) -> float:
+
+def _counted(found: Sequence[tuple[Laid, int]], options: Options) -> list[_Pipeline] | None:
+    """No more pipelines than there are microbatches, of those whose stages are spread only as many as fill
+    their nodes; None where these do not do all."""
+    wanted, pipelines = options.microbatches, list[_Pipeline]()
+    for laid, count in found:
+        alike = filling(options.spread, laid.shape)
+        count = min(count, wanted - len(pipelines)) // alike * alike
+        pipelines += [(laid.shape, laid.found.stages, laid.microbatches)] * count
+    return pipelines if sum(microbatches for _, _, microbatches in pipelines) >= wanted else None
+
+
+def _trimmed(options: Options, pipelines: Sequence[_Pipeline], wanted: int) -> list[UnevenPipeline]:
+    """The pipelines with no more microbatches than wanted: what is too much is taken from the slowest."""
+    known: dict[_Pipeline, float] = {}
+
+    def time_s(one: _Pipeline) -> float:
         if one not in known:
             known[one] = pipeline_s(options, one[0].kinds, one[1], one[2])
         return known[one]

@@ -21,7 +21,15 @@ from shardwise.cluster import Tier
 from shardwise.cost import Kinds, Problem, Seat, StagePrice, StageShape, kinds_of, seated_prices, stage_price
 from shardwise.search.uneven.braids import Part, hops_of_braids, price_of_braids
 from shardwise.search.uneven.hops import Hops, hops_of_pool, seats_of_pool
-from shardwise.search.uneven.space import Block, Braid, Kind, Site, UnevenSpace, devices_of
+from shardwise.search.uneven.space import (
+    Block,
+    Braid,
+    Kind,
+    Site,
+    Spread,
+    UnevenSpace,
+    devices_of,
+)
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -55,7 +63,8 @@ class Stages:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
     """The stages of a block, one `Stages` for each of its `sites` (by place in its `pools`, which are the
-    first of them), and their hops, the same both ways. Alike pipelines fill whole `units` of devices.
+    first of them), how those of each kind are `spread`, and their hops, the same both ways. Alike pipelines
+    fill whole `units` of devices.
 
     Where the block has a range of numbers of pipelines, seconds are the least of any of them.
     """
@@ -65,6 +74,7 @@ class Options:
     units: tuple[int, ...]
     sites: tuple[Site, ...]
     stages: tuple[Stages, ...]
+    spread: tuple[tuple[Spread | None, ...], ...]
     hops: tuple[Hops, ...]
     layers: int
     most_stages: int
@@ -74,6 +84,16 @@ class Options:
     def available(self) -> tuple[int, ...]:
         """Units of each pool that there are."""
         return tuple(count // unit for count, unit in zip(self.devices, self.units, strict=True))
+
+    @property
+    def unspread(self) -> tuple[tuple[Ints, Ints], ...]:
+        """By site the kinds that are not spread, each of which is followed by the same ones that are; and for
+        each kind its place among these."""
+        found = [np.flatnonzero([one is None for one in some]) for some in self.spread]
+        return tuple(
+            (kinds, np.searchsorted(kinds, np.arange(len(some)), side="right") - 1)
+            for kinds, some in zip(found, self.spread, strict=True)
+        )
 
     @property
     def takes(self) -> tuple[tuple[tuple[int, ...], ...], ...]:
@@ -98,6 +118,7 @@ class Pricing:
         self._prices = lru_cache(maxsize=512)(self._prices_of)
         self._braids = lru_cache(maxsize=24)(self._braids_of)
         self._hops = lru_cache(maxsize=None)(self._hops_of)
+        self._spread = lru_cache(maxsize=None)(self._spread_of)
         self._rate = lru_cache(maxsize=None)(self._rate_of)
 
     def options(self, block: Block) -> Options:
@@ -112,6 +133,10 @@ class Pricing:
             units=tuple(1 if block.is_alike else space.unit(pool) for pool in block.pools),
             sites=(*places, *(tuple(block.pools.index(pool) for pool in pair) for pair in pairs)),
             stages=(*(self._prices(block, pool) for pool in block.pools), *(stages for stages, _ in braids)),
+            spread=(
+                *(self._spread(pool, block.micro_batch_size) for pool in block.pools),
+                *((None,) * len(stages.kinds) for stages, _ in braids),
+            ),
             hops=(
                 *(self._hops(pool, block.pools, block.micro_batch_size) for pool in block.pools),
                 *(hops for _, hops in braids),
@@ -144,7 +169,7 @@ class Pricing:
         all the time, each on the layers that it is best at."""
         space, rate = self._space, 0.0
         for pool, devices in zip(block.pools, options.devices, strict=True):
-            largest = max(tp * dp for tp, dp in space.kinds(pool, block.micro_batch_size))
+            largest = max(tp * dp for tp, dp in space.degrees(pool, block.micro_batch_size))
             rate += self._rate(block, pool) * min(devices, block.most * options.most_stages * largest)
         around_s = min(float((stages.end_s[:, :, 1:, :, 1:]).min()) for stages in options.stages)
         if rate == 0.0:
@@ -174,7 +199,7 @@ class Pricing:
         problem = self._problem(pool, union, is_alike)
         inside = pool, size, problem.tiers[:-1]
         if inside not in self._inside:
-            self._inside[inside] = kinds_of(problem, self._space.kinds(pool, size), size)
+            self._inside[inside] = kinds_of(problem, self._space.degrees(pool, size), size)
         return self._inside[inside].among(problem)
 
     def _prices_of(self, block: Block, pool: int) -> Stages:
@@ -188,11 +213,16 @@ class Pricing:
         seats = self._seats(pool, size)
         prices = seated_prices(kinds, shape, seats)
         fits = prices[0].device_bytes <= kinds.problem.usable_bytes
-        return self._fastest(self._space.kinds(pool, size), seats, prices, fits, 0)
+        return self._fastest(self._space.kinds(pool, size), self._of(pool, size), seats, prices, fits, 0)
+
+    def _of(self, pool: int, size: int) -> list[int]:
+        """Of the pool's kinds, which of its degrees they have: by these stages are priced."""
+        degrees = self._space.degrees(pool, size)
+        return [degrees.index((kind.tp, kind.dp)) for kind in self._space.kinds(pool, size)]
 
     def _seats(self, pool: int, size: int) -> tuple[Seat, ...]:
         space = self._space
-        sizes = [tp * dp for tp, dp in space.kinds(pool, size)]
+        sizes = [tp * dp for tp, dp in space.degrees(pool, size)]
         is_tied = space.model.tied_embeddings
         return seats_of_pool(space.pools[pool].node.devices, sizes, space.most_stages, is_tied)
 
@@ -208,19 +238,20 @@ class Pricing:
             )
             some = tuple(braid for braid in braids if braid.rows[0] == rows)
             price, fits, fullest = price_of_braids(one, other)
-            found.append(self._fastest(some, (Seat(),), [price], fits, fullest))
+            every = range(len(some))
+            found.append(self._fastest(some, every, (Seat(),), [price], fits, fullest))
             hops_s.append(hops_of_braids(one, other))
         names = [field.name for field in fields(Stages) if field.name not in ("kinds", "seats")]
-        every = {name: np.concatenate([getattr(stages, name) for stages in found]) for name in names}
+        whole = {name: np.concatenate([getattr(stages, name) for stages in found]) for name in names}
         stages = self._space.most_stages
         hop_s = np.tile(np.concatenate(hops_s)[:, None, None], (1, stages + 1, stages + 1))
         seats = np.zeros((2, *hop_s.shape), dtype=np.int64)
-        return Stages(kinds=braids, seats=(Seat(),), **every), Hops(hop_s, hop_s, seats)
+        return Stages(kinds=braids, seats=(Seat(),), **whole), Hops(hop_s, hop_s, seats)
 
     def _part(self, block: Block, pool: int, rows: int, shape: StageShape) -> Part:
         """The pool's part in braids, with so many rows, by tp."""
         kinds = self._kinds(pool, block.pools, rows)
-        alone = [index for index, (_, dp) in enumerate(self._space.kinds(pool, rows)) if dp == 1]
+        alone = [index for index, (_, dp) in enumerate(self._space.degrees(pool, rows)) if dp == 1]
         devices = self._space.pools[pool].node.devices
         return Part.of(kinds, stage_price(kinds, shape), alone, devices)
 
@@ -239,20 +270,25 @@ class Pricing:
     def _fastest(
         self,
         kinds: tuple[Kind | Braid, ...],
+        of: Sequence[int],
         seats: tuple[Seat, ...],
         prices: Sequence[StagePrice],
         fits: Any,
         fullest: Any,
     ) -> Stages:
         place, _, count = (axis.reshape(-1, 1) for axis in np.indices(self._axes))
-        return _fastest(kinds, seats, prices, fits & (place >= 1) & (count >= 1), fullest, self._axes)
+        return _fastest(kinds, of, seats, prices, fits & (place >= 1) & (count >= 1), fullest, self._axes)
 
     def _hops_of(self, pool: int, union: tuple[int, ...], size: int) -> Hops:
         own, across = self._kinds(pool, (pool,), size), self._kinds(pool, union, size)
-        sizes = [tp * dp for tp, dp in self._space.kinds(pool, size)]
-        devices = self._space.pools[pool].node.devices
-        seats = self._seats(pool, size)
-        return hops_of_pool(own, across, sizes, devices, self._space.most_stages, seats)
+        sizes = [tp * dp for tp, dp in self._space.degrees(pool, size)]
+        together = [kind.together for kind in self._space.kinds(pool, size)]
+        kinds = list(zip(self._of(pool, size), together, strict=True))
+        devices, seats = self._space.pools[pool].node.devices, self._seats(pool, size)
+        return hops_of_pool(own, across, sizes, kinds, devices, self._space.most_stages, seats)
+
+    def _spread_of(self, pool: int, size: int) -> tuple[Spread | None, ...]:
+        return tuple(self._space.spread(pool, kind) for kind in self._space.kinds(pool, size))
 
 
 def _rates(stages: Stages, devices: Floats) -> float:
@@ -266,6 +302,7 @@ def _rates(stages: Stages, devices: Floats) -> float:
 
 def _fastest(
     kinds: tuple[Kind | Braid, ...],
+    of: Sequence[int],
     seats: tuple[Seat, ...],
     prices: Sequence[StagePrice],
     fits: Any,
@@ -274,7 +311,7 @@ def _fastest(
 ) -> Stages:
     """Of each stage, and of each number of pipelines, the fastest recomputation that fits; and of these the
     least seconds. The recomputation itself and the bytes are those of the first number of pipelines. There is
-    a price for each seat."""
+    a price for each seat; `of` has the column of each kind in it."""
     price = prices[0]
     backward_s = np.where(fits, price.backward_s, np.inf)
     chosen = np.argmin(backward_s, axis=0)
@@ -293,7 +330,7 @@ def _fastest(
 
     def arranged(values: Any) -> Any:
         full = np.broadcast_to(values, backward_s.shape[2:])
-        return np.ascontiguousarray(np.moveaxis(full.reshape(*shape, len(kinds)), -1, 0))
+        return np.moveaxis(full.reshape(*shape, -1), -1, 0)[list(of)]
 
     backward = least(backward_s.min(axis=0))
     return Stages(

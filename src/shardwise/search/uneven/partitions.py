@@ -9,6 +9,7 @@ from itertools import count
 
 import numpy as np
 
+from shardwise.search.clock import Clock
 from shardwise.search.uneven.bounds import ROUNDING, Counts, Entries, Order
 from shardwise.search.uneven.estimate import STAGE_FIGURES, figures_of
 from shardwise.search.uneven.grown import Placed, Tree
@@ -60,11 +61,12 @@ def best_partition(
     microbatches: int,
     enough_s: float,
     effort: int,
+    clock: Clock | None = None,
 ) -> Found:
     """The fastest layout of a pipeline with so many stages of each pool, or any that takes no more than
-    `enough_s` (the search ends there), or the best where `effort` partial layouts have grown. Layouts whose
-    bound is more than enough are not evaluated, nor are those told apart that have a stage which takes more
-    by itself, so that there may be a bound without a layout.
+    `enough_s` (the search ends there), or the best where `effort` partial layouts have grown, or the `clock`
+    is over. Layouts whose bound is more than enough are not evaluated, nor are those told apart that have a
+    stage which takes more by itself, so that there may be a bound without a layout.
 
     Best first: layouts grow from the first stage on, in the order of what they take at least.
     """
@@ -72,7 +74,8 @@ def best_partition(
     if tree.bound_s > enough_s:
         return Found((), float("inf"), min(tree.bound_s, _beyond(enough_s)), 0, False)
     start = moved(options, kinds, counts, microbatches)
-    return _best_first(tree, options, kinds, microbatches, start, enough_s, enough_s, effort)
+    most = clock or Clock()
+    return _best_first(tree, options, kinds, microbatches, start, enough_s, enough_s, effort, most)
 
 
 def best_in_order(
@@ -89,7 +92,7 @@ def best_in_order(
     start = moved(options, kinds, counts, microbatches, order)
     start_s = pipeline_s(options, kinds, start, microbatches) if start else float("inf")
     tree = Tree(options, entries, kinds, counts, microbatches, start_s, order)
-    found = _best_first(tree, options, kinds, microbatches, start, float("inf"), 0.0, effort)
+    found = _best_first(tree, options, kinds, microbatches, start, float("inf"), 0.0, effort, Clock())
     return found if found.stages else None
 
 
@@ -102,6 +105,7 @@ def _best_first(
     most_s: float,
     enough_s: float,
     effort: int,
+    clock: Clock,
 ) -> Found:
     """The best of `start` and of the tree's layouts that take no more than `most_s`, or the first that takes
     no more than `enough_s`."""
@@ -112,6 +116,8 @@ def _best_first(
     heap = [(tree.bound_s, next(order), tree.root)]
     beyond_s = float("inf")
     while heap and heap[0][0] < best_s and best_s > enough_s and grown < effort:
+        if clock.is_over:
+            break
         _, _, node = heappop(heap)
         if sum(node.counts):
             grown += 1
@@ -122,7 +128,8 @@ def _best_first(
         if time_s < best_s:
             best_s, best = time_s, node.stages
     bound_s = min(best_s, beyond_s, _beyond(most_s), heap[0][0] if heap else float("inf"))
-    is_given_up = grown >= effort and bound_s <= most_s and max(bound_s, enough_s) < best_s
+    is_ended = grown >= effort or clock.is_over
+    is_given_up = is_ended and bound_s <= most_s and max(bound_s, enough_s) < best_s
     return Found(best, best_s, bound_s, evaluated, is_given_up)
 
 

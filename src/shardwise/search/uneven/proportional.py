@@ -58,8 +58,9 @@ def _by_layers(
     for number in (n for n in range(1, min(gcd(*devices), microbatches) + 1) if gcd(*devices) % n == 0):
         block = Block(pools=pools, micro_batch_size=size, least=number, most=number, is_alike=number > 1)
         options = pricing.options(block)
-        for kinds in product(*(range(len(stages.kinds)) for stages in options.stages)):
-            sizes = [space.kinds(pool, size)[kind][0] for pool, kind in zip(pools, kinds, strict=True)]
+        together = [[kind for kind, one in enumerate(some) if one is None] for some in options.spread]
+        for kinds in product(*together):
+            sizes = [space.kinds(pool, size)[kind].tp for pool, kind in zip(pools, kinds, strict=True)]
             if any(count // number % tp for count, tp in zip(devices, sizes, strict=True)):
                 continue
             runs = [
@@ -104,16 +105,16 @@ def _soonest(
     """Kind, stages and number of the pipelines in which the pool alone does its share soonest."""
     best_s, found = float("inf"), None
     devices = space.pools[pool].devices
-    for kind, (tp, dp) in enumerate(space.kinds(pool, size)):
+    for at, kind in enumerate(space.kinds(pool, size)):
         for stages in range(1, space.most_stages + 1):
-            number = devices // (tp * dp * stages)
-            if dp > 1 or not 1 <= number <= share:
+            number = devices // (kind.tp * stages)
+            if kind.dp > 1 or space.spread(pool, kind) is not None or not 1 <= number <= share:
                 continue
             options = pricing.options(Block(pools=(pool,), micro_batch_size=size, least=number, most=number))
             layout = tuple((0, layers) for layers in dealt(options.layers, [1.0] * stages))
-            time_s = pipeline_s(options, (kind,), layout, -(-share // number))
+            time_s = pipeline_s(options, (at,), layout, -(-share // number))
             if time_s < best_s:
-                best_s, found = time_s, (kind, layout, number)
+                best_s, found = time_s, (at, layout, number)
     return found
 
 

@@ -8,16 +8,18 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from shardwise.search.clock import Clock
 from shardwise.search.uneven.bounds import Entries, Relaxation
 from shardwise.search.uneven.options import Options
 from shardwise.search.uneven.partitions import Found, best_partition
 from shardwise.search.uneven.reach import Reach
-from shardwise.search.uneven.shapes import Shape, shapes_of
+from shardwise.search.uneven.shapes import Shape, families_of, shapes_of
 
 Ints = NDArray[np.int64]
 
@@ -62,23 +64,32 @@ class Search(ABC):
         effort: int,
         wider: Search | None = None,
         most_sites: int | None = None,
+        clock: Clock | None = None,
     ) -> None:
+        self._clock = clock or Clock()
         self.options, self.least, self.most = options, least, most
         self._effort, self._wider = effort, wider
         self.shapes = shapes_of(
             options.takes,
+            options.spread,
             options.devices,
             options.units,
             options.most_stages,
             most_sites or len(options.sites),
         )
+        # Of pipelines that come in sets larger than all may be there are none.
+        self._most = np.where(self.shapes.alike <= most, options.microbatches, 0)
         self.reach, self._entries = Reach(options, self.shapes.kinds, self.shapes.counts), Entries(options)
         self._bounds: dict[int, dict[int, float]] = {}
+        self._families = families_of(self.options.spread, self.shapes)
+        self._family_bounds: dict[int, dict[int, float]] = {}
+        self._members: dict[int, Ints] = {}
         self._known: dict[int, dict[int, Found]] = {}
         self.evaluated, self.bounded = 0, 0
         """Layouts that were evaluated; runs of stages whose layouts were bounded together."""
         self.gave_up = False
-        """Whether layouts were left unevaluated: then `within` may miss a plan, but not `is_possible`."""
+        """Whether layouts were left unevaluated, or time was over: then `within` may miss a plan, but not
+        `is_possible`."""
 
     @property
     def share(self) -> int:
@@ -123,7 +134,7 @@ class Search(ABC):
     def within(self, time_s: float) -> list[tuple[Laid, int]] | None:
         """Pipelines, with counts, that do all microbatches within `time_s`; None where there are none, or
         none was found."""
-        while True:
+        while not self._clock.is_over:
             done = self._hoped(time_s)
             dearest = self.dear(done)
             if not len(dearest):
@@ -139,6 +150,8 @@ class Search(ABC):
                     (self._laid(place, share), sets[place] * int(self.shapes.alike[place]))
                     for place, share in shares.items()
                 ]
+        self.gave_up = True
+        return None
 
     def look_further(self) -> bool:
         """Takes up again what was given up, with more partial layouts; whether that is worth while."""
@@ -153,8 +166,10 @@ class Search(ABC):
 
     def is_refuted(self, time_s: float) -> bool:
         """Whether bounds of pipelines, as close as they are at hand, forbid every plan within `time_s`; some
-        rounds of them."""
+        rounds of them, while there is time."""
         for _ in range(ROUNDS):
+            if self._clock.is_over:
+                return False
             done = self.proven(time_s)
             dearest = self.dear(done)
             if not len(dearest):
@@ -170,8 +185,32 @@ class Search(ABC):
 
     def _bounded(self, places: list[int], done: Ints) -> bool:
         """Bounds those of the shapes at what they do that are not; whether there were any."""
+        if self._bounded_together(places, done):
+            return True
         news = [place for place in places if int(done[place]) not in self._bounds.get(place, {})]
         self._bound(news, done[news])
+        return bool(news)
+
+    def _bounded_together(self, places: list[int], done: Ints) -> bool:
+        """The same of those that differ in how they are spread alone, at the most that any of them does: what
+        no way to spread them does needs no closer look."""
+        wanted: dict[int, tuple[int, int]] = {}
+        for place in places:
+            family = int(self._families[place])
+            if family >= 0 and int(done[place]) not in self._bounds.get(place, {}):
+                wanted[family] = max(wanted.get(family, (0, 0)), (int(done[place]), place))
+        news = {
+            family: (m, place)
+            for family, (m, place) in wanted.items()
+            if m not in self._family_bounds.get(family, {})
+        }
+        if news:
+            shapes = [self.shapes.at(place) for _, place in news.values()]
+            loose = [(self._entries.loose(shape.kinds), shape.counts) for shape in shapes]
+            most = np.array([m for m, _ in news.values()])
+            for family, bounds in zip(news, self._bounds_of(loose, most), strict=True):
+                self._members.setdefault(family, np.flatnonzero(self._families == family))
+                _raise(self._family_bounds.setdefault(family, {}), bounds)
         return bool(news)
 
     def _hoped(self, time_s: float) -> Ints:
@@ -189,12 +228,17 @@ class Search(ABC):
 
     def proven(self, time_s: float) -> Ints:
         """No shape does more than this in time."""
-        most = None if self._wider is None else self._wider.proven(time_s)
+        most = self._most if self._wider is None else np.minimum(self._wider.proven(time_s), self._most)
         found = self.reach.microbatches(time_s, most).copy()
         for place, bounds in self._bounds.items():
             refuted = min((m for m, bound_s in bounds.items() if bound_s > time_s), default=None)
             if refuted is not None:
                 found[place] = min(int(found[place]), refuted - 1)
+        for family, bounds in self._family_bounds.items():
+            refuted = min((m for m, bound_s in bounds.items() if bound_s > time_s), default=None)
+            if refuted is not None:
+                mine = self._members[family]
+                found[mine] = np.minimum(found[mine], refuted - 1)
         return found
 
     def _is_proven(self, place: int, microbatches: int, time_s: float) -> bool:
@@ -209,7 +253,14 @@ class Search(ABC):
             if bounds[microbatches] > time_s:
                 return False
         found = best_partition(
-            self.options, self._entries, shape.kinds, shape.counts, microbatches, time_s, self._effort
+            self.options,
+            self._entries,
+            shape.kinds,
+            shape.counts,
+            microbatches,
+            time_s,
+            self._effort,
+            self._clock,
         )
         known[microbatches] = found
         bounds[microbatches] = max(bounds[microbatches], found.bound_s)
@@ -221,16 +272,30 @@ class Search(ABC):
         """Bounds shapes at so many microbatches and at fewer, the farther the wider apart."""
         if not places:
             return
+        shapes = [self.shapes.at(place) for place in places]
+        every = self._bounds_of([(shape.kinds, shape.counts) for shape in shapes], microbatches)
+        for place, found in zip(places, every, strict=True):
+            _raise(self._bounds.setdefault(place, {}), found)
+
+    def _bounds_of(
+        self, shapes: Sequence[tuple[tuple[int, ...], tuple[int, ...]]], microbatches: Ints
+    ) -> list[dict[int, float]]:
+        """Of pipelines of such kinds and counts, at so many microbatches and at fewer."""
         fewer = (2.5 ** np.arange(CLOSER)).astype(np.int64) - 1
         every = np.maximum(microbatches[:, None] - fewer, 1)
-        shapes = [self.shapes.at(place) for place in places]
-        relaxation = Relaxation(self._entries, [(shape.kinds, shape.counts) for shape in shapes], every)
+        relaxation = Relaxation(self._entries, shapes, every)
         self.bounded += relaxation.runs
-        for place, ms, found in zip(places, every.tolist(), relaxation.bounds().tolist(), strict=True):
-            bounds = self._bounds.setdefault(place, {})
-            for m, bound_s in zip(ms, found, strict=True):
-                bounds[m] = max(bounds.get(m, 0.0), bound_s)
+        return [
+            dict(zip(ms, found, strict=True))
+            for ms, found in zip(every.tolist(), relaxation.bounds().tolist(), strict=True)
+        ]
 
     def _laid(self, place: int, microbatches: int) -> Laid:
         found = self._known[place][microbatches]
         return Laid(self.shapes.at(place), microbatches, found)
+
+
+def _raise(bounds: dict[int, float], more: dict[int, float]) -> None:
+    """Takes over bounds by microbatches where they are higher."""
+    for m, bound_s in more.items():
+        bounds[m] = max(bounds.get(m, 0.0), bound_s)

@@ -33,7 +33,13 @@ class Reach:
         self._options, self._kinds, self._counts = options, kinds, counts
         self._stages = counts.sum(axis=1).astype(np.float64)
         self._used = counts > 0
-        self._pools = [_Pool(stages, options.layers) for stages in options.stages]
+        unspread = options.unspread
+        self._pools = [
+            _Pool(stages, of, options.layers)
+            for stages, (of, _) in zip(options.stages, unspread, strict=True)
+        ]
+        # Stages that are spread differ in their seats and hops alone.
+        self._rows = np.stack([rows[kinds[:, i]] for i, (_, rows) in enumerate(unspread)], axis=1)
         most = options.most_stages + 1
         is_only = (counts == self._stages[:, None].astype(np.int64)).astype(np.int64)
         self._seats = [
@@ -43,14 +49,14 @@ class Reach:
         every = range(len(self._pools))
         self._hops_s = 2.0 * self._hops()
         # By pipeline and pool; pools without stages have no say, and what fits nowhere takes forever.
-        per_layer = np.stack([self._pools[i].per_layer_s[kinds[:, i]] for i in every], axis=1)
+        per_layer = np.stack([self._pools[i].per_layer_s[self._rows[:, i]] for i in every], axis=1)
         self._order = np.argsort(np.where(self._used, per_layer, np.inf), axis=1, kind="stable")
         self._per_layer_s = np.take_along_axis(per_layer, self._order, axis=1)
-        forward = np.stack([self._pools[i].forward_share[kinds[:, i]] for i in every], axis=1)
+        forward = np.stack([self._pools[i].forward_share[self._rows[:, i]] for i in every], axis=1)
         self._forward_share = np.where(self._used, forward, 0.0).max(axis=1)
         # The first stage of all is the first of its pool.
         first = [self._seats[i][np.arange(len(kinds)), counts[:, i]] for i in every]
-        around = np.stack([self._pools[i].around_s[kinds[:, i], first[i]] for i in every], axis=1)
+        around = np.stack([self._pools[i].around_s[self._rows[:, i], first[i]] for i in every], axis=1)
         self._around_s = np.where(self._used, around, np.inf).min(axis=1)
         # Layers per second of all stages together, each at its best.
         self._rate = (np.where(self._used, counts, 0) / per_layer).sum(axis=1) * (1.0 + ROUNDING)
@@ -134,7 +140,7 @@ class Reach:
             rows, ends = np.repeat(has, entries), np.cumsum(entries)
             begins = ends - entries
             from_end = np.minimum(np.arange(ends[-1]) - np.repeat(begins, entries), pool.places - 1)
-            of, kinds = some[rows], self._kinds[some, place][rows]
+            of, kinds = some[rows], self._rows[some, place][rows]
             # One that is told as if it were not the last may be this one from its pool's end, or the next.
             left = np.minimum(np.arange(ends[-1]) - np.repeat(begins, entries) + 1, stages[rows])
             seats = self._seats[place][of, left]
@@ -172,22 +178,24 @@ def _finite(values: Floats) -> Floats:
 
 
 class _Pool:
-    """Stages of one pool by kind, place from the end and layers from 1, whichever end of the pipeline they
-    are: the least work that so many layers or more take; by kind the least per layer, the largest share of
-    the forwards, and the least around a first stage's work."""
+    """Stages of these kinds of one pool by kind, place from the end and layers from 1, whichever end of the
+    pipeline they are: the least work that so many layers or more take; by kind the least per layer, the
+    largest share of the forwards, and the least around a first stage's work."""
 
-    def __init__(self, stages: Stages, layers: int) -> None:
+    def __init__(self, stages: Stages, kinds: Ints, layers: int) -> None:
         n = np.arange(1, layers + 1)
-        work_s = np.minimum(stages.work_s[:, 1:, 0, 1:], stages.work_s[:, 1:, 1, 1:])
-        self._works = stages.work_s[:, None, 1:, :, 1:]
-        around_s = stages.gather_s + stages.reduce_s + stages.end_s
+        forward_s, all_s = stages.forward_s[kinds], stages.work_s[kinds]
+        gather_s, end_s = stages.gather_s[kinds], stages.end_s[kinds]
+        work_s = np.minimum(all_s[:, 1:, 0, 1:], all_s[:, 1:, 1, 1:])
+        self._works = all_s[:, None, 1:, :, 1:]
+        around_s = gather_s + stages.reduce_s[kinds] + end_s
         self._around = _least_of_more_together(around_s[:, :, 1:, :, 1:], stages.seats)
         self.work_s = _least_beyond(work_s)
         self.per_layer_s = np.minimum((work_s / n).min(axis=(1, 2)), NEVER_S)
         with np.errstate(invalid="ignore"):
-            share = stages.forward_s / stages.work_s
+            share = forward_s / all_s
         self.forward_share = np.nanmax(np.where(np.isfinite(share), share, 0.0), axis=(1, 2, 3))
-        first = (stages.gather_s + stages.end_s)[:, :, 1:, 1, 1:]
+        first = (gather_s + end_s)[:, :, 1:, 1, 1:]
         self.around_s = first.min(axis=(2, 3))
 
     @property

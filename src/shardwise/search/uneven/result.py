@@ -13,16 +13,19 @@ from shardwise.model import model_flop_per_token
 from shardwise.plan import Layout, PeakMemory, Pipeline, Stage, StagePart, UnevenResult
 from shardwise.search.explain import band_of
 from shardwise.search.uneven.estimate import figures_of
-from shardwise.search.uneven.hops import groups, most_together
+from shardwise.search.uneven.hops import groups
 from shardwise.search.uneven.laid_out import UnevenPipeline, UnevenPlan
 from shardwise.search.uneven.options import Options, Pricing
-from shardwise.search.uneven.space import Braid, UnevenSpace, devices_of
+from shardwise.search.uneven.space import Braid, Kind, UnevenSpace, devices_of
 from shardwise.strategy import RECOMPUTES
 
 EVALUATOR = "max-plus, pipeline by pipeline"
 
 Place = tuple[int, int, int]
 """A pipeline of a plan, a stage of it, and a part of that: 0, and of a braid 1 too."""
+
+_Group = tuple[tuple[int, int], ...]
+"""Stages of a pipeline in order, by index and part."""
 
 
 def result_of_uneven(space: UnevenSpace, plan: UnevenPlan) -> UnevenResult:
@@ -85,8 +88,10 @@ def _taken(options: Options, plan: UnevenPlan) -> dict[Place, tuple[int, int]]:
 def _placed(
     space: UnevenSpace, options: Options, plan: UnevenPlan, taken: Mapping[Place, tuple[int, int]]
 ) -> dict[Place, range]:
-    """Ranks of every part of a stage: groups of them (see `hops`), the largest first, and those at the same
-    place of their pipelines one after the other, each in the first node of its pool with room for it."""
+    """Ranks of every part of a stage: groups of them (see `hops`), those that are spread first, by where
+    they are in pipelines of one shape, in nodes of their own; of the others the largest first, and those at
+    the same place of their pipelines one after the other, each in the first node of its pool with room for
+    it."""
     first, nodes = 0, defaultdict(list)
     for node in space.cluster.nodes:
         pool = next(
@@ -98,10 +103,16 @@ def _placed(
     together = [
         (place, group)
         for place, pipeline in enumerate(plan.pipelines)
-        for group in _groups(space, options, pipeline)
+        for group in _groups(options, pipeline)
     ]
     devices = {(place, group): sum(taken[place, *one][1] for one in group) for place, group in together}
-    for place, group in sorted(together, key=lambda one: (-devices[one], one[1], one[0])):
+
+    def turn(one: tuple[int, _Group]) -> tuple[object, ...]:
+        place, group = one
+        shape = _spread_shape(options, plan.pipelines[place], group)
+        return (True, -devices[one], group, place) if shape is None else (False, shape, group, place)
+
+    for place, group in sorted(together, key=turn):
         pool = options.pools[taken[place, *group[0]][0]]
         room = next(node for node in nodes[pool] if node[1] - node[0] >= devices[place, group])
         for one in group:
@@ -111,23 +122,31 @@ def _placed(
     return found
 
 
-def _groups(
-    space: UnevenSpace, options: Options, pipeline: UnevenPipeline
-) -> list[tuple[tuple[int, int], ...]]:
-    """Stages of a pipeline that lie in one node together, by index and part, in order; each part of a braid
-    is by itself."""
-    found: list[tuple[tuple[int, int], ...]] = []
+def _groups(options: Options, pipeline: UnevenPipeline) -> list[_Group]:
+    """Stages of a pipeline that lie in one node together; each part of a braid is by itself."""
+    found: list[_Group] = []
     for site, pools in enumerate(options.sites):
         mine = [index for index, (on, _) in enumerate(pipeline.stages) if on == site]
         if len(pools) > 1:
             found += [((index, part),) for index in mine for part in range(len(pools))]
         elif mine:
-            (size,) = devices_of(options.stages[site].kinds[pipeline.kinds[site]])
-            most = most_together(space.pools[options.pools[pools[0]]].node.devices, size)
-            for many in groups(len(mine), most):
+            kind = options.stages[site].kinds[pipeline.kinds[site]]
+            for many in groups(len(mine), kind.together if isinstance(kind, Kind) else 1):
                 found.append(tuple((index, 0) for index in mine[-many:]))
                 mine = mine[:-many]
     return found
+
+
+def _spread_shape(
+    options: Options, pipeline: UnevenPipeline, group: _Group
+) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+    """The shape of the pipeline, where the group is spread; None where it is not."""
+    sites = [site for site, _ in pipeline.stages]
+    counts = tuple(sites.count(site) for site in range(len(options.sites)))
+    site = sites[group[0][0]]
+    spread = options.spread[site][pipeline.kinds[site]]
+    is_spread = spread is not None and spread.is_other(counts[site])
+    return (pipeline.kinds, counts) if is_spread else None
 
 
 def _entry(plan: UnevenPlan, place: int, index: int) -> tuple[int, tuple[int, int, int, int]]:
@@ -150,7 +169,7 @@ def _stage(
     names = [space.pools[options.pools[pool]].name for pool in options.sites[site]]
     texts = [_ranks_text(ranks[place, index, part]) for part in range(len(names))]
     parts: tuple[StagePart, ...] = ()
-    tp, dp = (kind.tp[0], 2) if isinstance(kind, Braid) else kind
+    tp, dp = (kind.tp[0], 2) if isinstance(kind, Braid) else (kind.tp, kind.dp)
     if isinstance(kind, Braid):
         figures = zip(texts, names, kind.tp, kind.rows, strict=True)
         parts = tuple(

@@ -1,8 +1,9 @@
 """The space of uneven plans: pipelines side by side, whose stages lie on pools of alike devices.
 
-docs/mixed.md declares it. A *kind* of stage is (tp, dp) on one pool, or a braid of two pools. A *site* is
-where the stages of a pipeline lie that are of one kind: a pool, or a pair of pools. A *block* holds all plans
-that use no other pools, have one micro-batch size and a number of pipelines within a range.
+docs/mixed.md declares it. A *kind* of stage is tp and dp on one pool, with how many of a pipeline's stages
+lie together in a node, or a braid of two pools. A *site* is where the stages of a pipeline lie that are of
+one kind: a pool, or a pair of pools. A *block* holds all plans that use no other pools, have one micro-batch
+size and a number of pipelines within a range.
 """
 
 from __future__ import annotations
@@ -10,17 +11,45 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import combinations
+from typing import NamedTuple
 
 from shardwise.cluster import Cluster, Pool, Tier, cluster_of_pools, pools_of, tier_seen_by
 from shardwise.cost import Problem, bind, limits_of
 from shardwise.model import Model
+from shardwise.search.uneven.hops import most_together
 from shardwise.strategy import Job
 
-Kind = tuple[int, int]
+Degrees = tuple[int, int]
 """tp and dp of a stage."""
 
 Site = tuple[int, ...]
 """A pool or a pair of pools, by place."""
+
+
+class Kind(NamedTuple):
+    """A kind of stage on one pool, of whose pipeline up to so many lie `together` in a node (see `hops`).
+    Where more would fit, stages are *spread*: each group has nodes of its own, full of its replicas."""
+
+    tp: int
+    dp: int
+    together: int
+
+
+class Spread(NamedTuple):
+    """How stages are spread over nodes: up to so many of a pipeline lie `together`, where a node has room for
+    `filling`."""
+
+    together: int
+    filling: int
+
+    def is_other(self, stages: int) -> bool:
+        """Whether so many stages of a pipeline lie otherwise than if they were not spread."""
+        return 2 * self.together <= stages
+
+    def alike(self, stages: int) -> int:
+        """Alike pipelines with so many stages on the pool that fill nodes with each of their groups: as many
+        as with the smallest."""
+        return self.filling // min(self.together, stages & -stages)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +63,7 @@ class Braid:
 
 def devices_of(kind: Kind | Braid) -> tuple[int, ...]:
     """What a stage of the kind takes of each pool of its site."""
-    return kind.tp if isinstance(kind, Braid) else (kind[0] * kind[1],)
+    return kind.tp if isinstance(kind, Braid) else (kind.tp * kind.dp,)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,14 +128,34 @@ class UnevenSpace:
         return tuple(size for size in range(1, batch + 1) if batch % size == 0)
 
     def kinds(self, pool: int, micro_batch_size: int) -> tuple[Kind, ...]:
-        """(tp, dp) of the stages that fit inside a node of the pool and that the model allows.
+        """Those of the stages on the pool; of each tp and dp those with most stages together first."""
+        return tuple(
+            Kind(tp, dp, together)
+            for tp, dp in self.degrees(pool, micro_batch_size)
+            for together in _powers(self.together(pool, tp * dp))[::-1]
+        )
+
+    def together(self, pool: int, stage: int) -> int:
+        """Stages of a pipeline, of so many devices each, that lie together in a node of the pool, at most."""
+        most = most_together(self.pools[pool].node.devices, stage)
+        return min(most, _powers(self.most_stages)[-1])
+
+    def spread(self, pool: int, kind: Kind) -> Spread | None:
+        """How stages of the kind are spread; None where as many as a node holds lie together."""
+        stage = kind.tp * kind.dp
+        if kind.together == self.together(pool, stage):
+            return None
+        return Spread(kind.together, self.pools[pool].node.devices // stage)
+
+    def degrees(self, pool: int, micro_batch_size: int) -> tuple[Degrees, ...]:
+        """Of the stages that fit inside a node of the pool and that the model allows.
 
         A stage has a power of two of devices that divides the node's, so that stages of any sizes fill
         nodes without gaps.
         """
         limits = limits_of(self.model, self.job)
         devices = self.pools[pool].node.devices
-        found: list[Kind] = []
+        found: list[Degrees] = []
         size = 1
         while devices % size == 0:
             for dp in (d for d in _powers(size) if d <= self.limits.rows and micro_batch_size % d == 0):
@@ -126,7 +175,7 @@ class UnevenSpace:
 
     def braids(self, pair: Site, micro_batch_size: int) -> tuple[Braid, ...]:
         """Every braid of the two pools: a row or more for each, and any tp that a stage of its own has."""
-        one, other = ([tp for tp, _ in self.kinds(pool, 1)] for pool in pair)
+        one, other = ([tp for tp, _ in self.degrees(pool, 1)] for pool in pair)
         return tuple(
             Braid((a, b), (rows, micro_batch_size - rows))
             for rows in range(1, micro_batch_size)

@@ -12,6 +12,7 @@ from shardwise.cluster import Cluster
 from shardwise.cost import Kinds, Problem, Seat, StagePrice, StageShape, hop_s, kinds_of, stage_price
 from shardwise.model import Model
 from shardwise.plan import Pipeline, Stage, UnevenResult
+from shardwise.search.uneven.lying import End, Nodes, Together, ends_of
 from shardwise.search.uneven.space import Limits, UnevenSpace
 from shardwise.strategy import RECOMPUTES, Job
 
@@ -42,6 +43,7 @@ class RecordPrices:
         self.model, self.cluster, self.job = model, cluster, job
         self._space = UnevenSpace(model, cluster, job)
         self._names = [pool.name for pool in self._space.pools]
+        self.nodes = Nodes(self._space)
         self._kinds: dict[tuple[object, ...], Kinds] = {}
         self._figures: dict[tuple[object, ...], StageFigures] = {}
         self._hops: dict[tuple[object, ...], list[float]] = {}
@@ -54,11 +56,13 @@ class RecordPrices:
         """The pools that the plan is priced as one of."""
         return tuple(sorted(self._names.index(name) for name in result.pools))
 
-    def figures(self, result: UnevenResult, pipeline: Pipeline, ways: Sequence[str]) -> list[StageFigures]:
+    def figures(
+        self, result: UnevenResult, pipeline: Pipeline, ways: Sequence[str], together: Together
+    ) -> list[StageFigures]:
         """The stages of a pipeline, each by itself, on two pools what its slower part takes; `ways` says what
-        they recompute."""
+        they recompute, `together` how many lie in a node (`together_of`)."""
         union, pipelines = self.union(result), len(result.layout.pipelines)
-        stages, ends = len(ways), ends_of(self._space, pipeline)
+        stages, ends = len(ways), ends_of(self._space, pipeline, together)
         found = []
         for index, (stage, way) in enumerate(zip(pipeline.stages, ways, strict=True)):
             place, seat = (stages - index, stages), self._seat(ends, index)
@@ -68,7 +72,7 @@ class RecordPrices:
             found.append(self._figures[key])
         return found
 
-    def _seat(self, ends: Sequence[tuple[_End, ...]], index: int) -> Seat:
+    def _seat(self, ends: Sequence[tuple[End, ...]], index: int) -> Seat:
         """Of a stage among those of its pipeline; parts of one on two pools are by themselves."""
         mine = ends[index][0]
         if not mine.is_whole:
@@ -77,10 +81,10 @@ class RecordPrices:
         devices = self._space.pools[mine.pool].node.devices
         return Seat(mine.together, devices, is_whole=len(ends) > 1 and not has_others)
 
-    def hops(self, result: UnevenResult, pipeline: Pipeline) -> list[float]:
+    def hops(self, result: UnevenResult, pipeline: Pipeline, together: Together) -> list[float]:
         """Seconds from each stage to the next: inside their node, or what the slowest end needs to leave it,
         all groups of its node sending at once."""
-        key = self.union(result), result.micro_batch_size, pipeline
+        key = self.union(result), result.micro_batch_size, pipeline, together
         if key not in self._hops:
             self._hops[key] = self._hops_of(*key)
         return self._hops[key]
@@ -122,8 +126,10 @@ class RecordPrices:
             self._kinds[key] = kinds_of(self._space.problem(pool, union, is_alike), [kind], rows)
         return self._kinds[key]
 
-    def _hops_of(self, union: tuple[int, ...], size: int, pipeline: Pipeline) -> list[float]:
-        ends = ends_of(self._space, pipeline)
+    def _hops_of(
+        self, union: tuple[int, ...], size: int, pipeline: Pipeline, together: Together
+    ) -> list[float]:
+        ends = ends_of(self._space, pipeline, together)
         hops = []
         for index, (mine, theirs) in enumerate(pairwise(ends)):
             is_near = mine[0].is_whole and theirs[0].is_whole and mine[0].pool == theirs[0].pool
@@ -163,37 +169,3 @@ def _figures_of(price: StagePrice, way: int, problem: Problem) -> StageFigures:
         capacity_bytes=problem.capacity_bytes,
         fragmentation_ratio=problem.efficiency.fragmentation_ratio,
     )
-
-
-@dataclass(frozen=True, slots=True)
-class _End:
-    """A stage, or a part of one, as an end of hops: its pool, and which node-filling group of the pipeline's
-    stages there it is of, how many stages that has, and whether it is all of the stage."""
-
-    pool: int
-    group: int
-    together: int
-    is_whole: bool = True
-
-
-def ends_of(space: UnevenSpace, pipeline: Pipeline) -> list[tuple[_End, ...]]:
-    """Of the stages in order. Those on one pool are grouped from the last on: a group has 1, 2, 4, ...
-    stages, as many as there still are and as divide a node. Parts of a stage on two pools are by
-    themselves."""
-    names = [pool.name for pool in space.pools]
-    found: dict[int, tuple[_End, ...]] = {}
-    for index, stage in enumerate(pipeline.stages):
-        found[index] = tuple(_End(names.index(part.device_class), 0, 1, False) for part in stage.parts)
-    plain = {i: names.index(one.device_class) for i, one in enumerate(pipeline.stages) if not one.parts}
-    for pool in set(plain.values()):
-        mine = [index for index, one in plain.items() if one == pool]
-        group = 0
-        while mine:
-            size = pipeline.stages[mine[0]].devices
-            fitting = [n for n in (1 << e for e in range(len(mine).bit_length())) if n <= len(mine)]
-            devices = space.pools[pool].node.devices
-            together = max((n for n in fitting if devices % (n * size) == 0), default=1)
-            for index in mine[-together:]:
-                found[index] = (_End(pool, group, together),)
-            mine, group = mine[:-together], group + 1
-    return [found[index] for index in range(len(pipeline.stages))]

@@ -1,0 +1,101 @@
+"""Stages that are spread over nodes full of their replicas: plans with them against a twin that lists all."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.property.uneven_bounds import hold_bounds
+from tests.property.uneven_twin import drawn_to_spread, every_layout, least_s
+
+from shardwise.search import UnevenPlan, UnevenSpace, priced_again, search_uneven
+from shardwise.search.uneven.options import Pricing
+from shardwise.search.uneven.result import result_of_uneven
+from shardwise.search.uneven.shapes import shapes_of
+from shardwise.search.uneven.space import Spread
+
+INSTANCES, FULL_INSTANCES = 24, 1200
+CHUNK = 4
+
+BEST = (1, 16, 21, 37)
+"""Of these the best plan has such stages."""
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "first_seed" in metafunc.fixturenames:
+        last = FULL_INSTANCES if metafunc.config.getoption("--full") else INSTANCES
+        metafunc.parametrize("first_seed", range(0, last, CHUNK))
+
+
+@cache
+def expected_s(seed: int) -> float:
+    return least_s(drawn_to_spread(seed))
+
+
+def is_the_twins(seed: int) -> bool:
+    """Whether the search finds the twin's time, and its record says the same."""
+    space = drawn_to_spread(seed)
+    least = pytest.approx(expected_s(seed), rel=1e-9)
+    outcome = search_uneven(space)
+    if outcome.plan is None:
+        return expected_s(seed) == float("inf")
+    again = priced_again(space.model, space.cluster, space.job, result_of_uneven(space, outcome.plan))
+    found = outcome.plan.time_s, outcome.lower_bound_s, max(again.pipeline_s, default=0.0)
+    return not again.faults and all(one == least for one in found)
+
+
+def is_spread(space: UnevenSpace, plan: UnevenPlan) -> bool:
+    """Whether any of its stages are."""
+    spread = Pricing(space).options(plan.block).spread
+    counted = [([site for site, _ in one.stages], one.kinds) for one in plan.pipelines]
+    return any(
+        (how := spread[site][kinds[site]]) is not None and how.is_other(sites.count(site))
+        for sites, kinds in counted
+        for site in sites
+    )
+
+
+def test_the_best_plan_is_that_of_the_twin(first_seed: int) -> None:
+    assert [seed for seed in range(first_seed, first_seed + CHUNK) if not is_the_twins(seed)] == []
+
+
+@pytest.mark.parametrize("seed", BEST)
+def test_a_plan_with_such_stages_is_the_best_and_is_found(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    space = drawn_to_spread(seed)
+    assert is_the_twins(seed)
+    best = search_uneven(space).plan
+    assert best is not None and is_spread(space, best)
+    every = UnevenSpace.kinds
+    monkeypatch.setattr(
+        UnevenSpace,
+        "kinds",
+        lambda of, pool, size: tuple(one for one in every(of, pool, size) if of.spread(pool, one) is None),
+    )
+    laid = search_uneven(drawn_to_spread(seed)).plan
+    assert laid is None or laid.time_s > best.time_s * (1 + 1e-3)
+
+
+def test_sets_that_fill_more_nodes_than_they_need_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    known = [seed for seed in BEST if expected_s(seed) < float("inf")]
+    sound = Spread.alike
+    monkeypatch.setattr(Spread, "alike", lambda spread, stages: 2 * sound(spread, stages))
+    shapes_of.cache_clear()
+    found = [is_the_twins(seed) for seed in known]
+    shapes_of.cache_clear()
+    assert not any(found)
+
+
+def test_no_layout_takes_less_than_its_bounds() -> None:
+    for seed in range(30):
+        space, rng = drawn_to_spread(seed), random.Random(seed)
+        block = rng.choice(space.blocks())
+        of = Pricing(space).options(replace(block, least=block.most))
+        numbers = range(1, of.microbatches + 1)
+        for every in every_layout(of):
+            spread: Any = np.flatnonzero(every.filling > 1).tolist()
+            some = every.take(np.array(rng.sample(spread, min(len(spread), 5)), dtype=int))
+            hold_bounds(of, some, numbers, seed)
