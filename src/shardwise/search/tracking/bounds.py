@@ -61,16 +61,21 @@ class Bounds:
     def _weight(self, place: int) -> float:
         """One occurrence of a link among all of them, by its variables: where more is joined more may be
         lost."""
+        counts, total = self._variables
+        return counts[place] / total
+
+    @property
+    def _variables(self) -> tuple[list[int], int]:
+        """How many variables each link has, and all occurrences of all links together."""
         chain = self.weighed.chain
         counts = [max(len(part.sizes) for _, part in link.modes) for link in chain]
-        total = sum(count * link.repeat for count, link in zip(counts, chain, strict=True))
-        return counts[place] / total
+        return counts, sum(count * link.repeat for count, link in zip(counts, chain, strict=True))
 
     @property
     def _parts_share(self) -> float:
         """Of what may be lost, the part of elimination within links."""
-        largest = max(self._weight(place) for place in range(len(self.weighed.chain)))
-        return max(PARTS_SHARE, (PARTS_SHARE + WALK_SHARE) * largest)
+        counts, total = self._variables
+        return max(PARTS_SHARE, (PARTS_SHARE + WALK_SHARE) * max(counts) / total)
 
     def in_link(self, place: int) -> Grid | None:
         """What the labels of a link may lose."""

@@ -14,7 +14,7 @@ from shardwise.search.tracking.labels import Labels, Values, Within, joined, lab
 from shardwise.search.tracking.scalars import Scalars, Sums
 from shardwise.search.tracking.steps import Order, Step
 
-MANY = 32768
+MANY = 8192
 """From how many pairs of labels on a step loses what may be lost by then."""
 
 
