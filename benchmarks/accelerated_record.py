@@ -1,9 +1,10 @@
 """What was measured on an H200, held against plans of today: `python -m benchmarks.accelerated_record`.
 
-Needs no such device: steps were timed by `benchmarks.accelerated`, and peaks are PyTorch's
-`max_memory_allocated` of a step, from which the two workspaces of cuBLAS are taken away (`libraries_bytes`).
-Of the shapes the first fourteen were at hand when the price of copies was written, the others were not; all
-were when it was chosen to keep the launch that kernels alone tell.
+Needs no such device: steps were timed by `benchmarks.accelerated`, right behind the calibration, and peaks
+are PyTorch's `max_memory_allocated` of a step without the two workspaces of cuBLAS (`libraries_bytes`, which
+still are in those of shapes that were not timed). When they were measured the price was as it is, but all
+shapes had been measured before: by the first fourteen the price of copies was written, and all were at hand
+when it was chosen to keep the launch that kernels alone tell.
 """
 
 from __future__ import annotations
@@ -22,6 +23,9 @@ RECORD = Path(__file__).with_name("accelerated_h200.json")
 CALIBRATION = Path(__file__).parents[1] / "examples" / "calibrations" / "H200.yaml"
 
 
+_NAMED = {shape.name: shape for shape in SHAPES}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compared:
     """A figure as planned over the same as measured, of a shape."""
@@ -37,11 +41,10 @@ class Compared:
 
 def steps(calibration: Calibration) -> list[Compared]:
     """Seconds of a step of every shape."""
-    shapes = {shape.name: shape for shape in SHAPES}
     return [
         Compared(
             name=each["name"],
-            planned=plan_of(shapes[each["name"]], calibration).best.step_time_s,
+            planned=plan_of(_NAMED[each["name"]], calibration).best.step_time_s,
             measured=each["seconds"],
         )
         for each in _record()["steps"]
@@ -49,9 +52,16 @@ def steps(calibration: Calibration) -> list[Compared]:
 
 
 def peaks(calibration: Calibration) -> list[Compared]:
-    """Bytes in tensors at the peak of a step."""
+    """Bytes in tensors at the peak of a step, of the same shapes and of others."""
     record = _record()
-    found = []
+    found = [
+        Compared(
+            name=each["name"],
+            planned=plan_of(_NAMED[each["name"]], calibration).best.peak_memory.allocated,
+            measured=each["allocated_bytes"],
+        )
+        for each in record["steps"]
+    ]
     for each in record["peaks"]:
         asked = {name: each[name] for name in ("config", "seq_len", "micro_batch_size", "global_batch_size")}
         shape = Shape(name=_called(each), strategy=each["strategy"], dtype=each["dtype"], **asked)
