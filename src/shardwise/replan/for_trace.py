@@ -82,7 +82,7 @@ def picks_for_trace(planner: MixedPlanner, trace: EventTrace, within: Within) ->
     searches = TraceSearches(planner.uniform.steps, within)
     sets = [searches.on(names, situations) for names in sets_for_trace(situations, prices)]
     found = [_picked(planner, epochs, situations, sets)]
-    if within.has_uneven and len(prices.pools) > 1:
+    if within.has_uneven_in(prices.job.dtype) and len(prices.pools) > 1:
         everywhere = Conditions.at_start(EventTrace(nodes=len(prices.cluster.nodes), events=()))
         nominal = situation_of(view, everywhere)
         uneven = list(uneven_on_sets(planner.uneven, situations, nominal, within.stage_dp))
@@ -100,7 +100,8 @@ def picks_for_trace(planner: MixedPlanner, trace: EventTrace, within: Within) ->
         if both:
             picks.append(_pick(policy, max(both, key=lambda one: one.worth(policy)), bounds[policy]))
     if not picks:
-        raise Infeasible("nothing fits at any time of the trace", reasons={})
+        told = "" if within.target is None else f" that {within.target.command} runs"
+        raise Infeasible(f"nothing fits at any time of the trace{told}", reasons={})
     return TracePicks(
         picks=tuple(picks),
         uniform=tuple(_pick(policy, one, bounds[policy]) for policy, one in found[0].items())

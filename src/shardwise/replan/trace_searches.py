@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from shardwise.cluster import NodeState, NodeView, alike_cluster
+from shardwise.errors import Infeasible
 from shardwise.plan import Value
 from shardwise.replan.arrangement import Arrangement, Floats
 from shardwise.replan.choices import placings
@@ -15,8 +16,8 @@ from shardwise.replan.mixed import AnyArrangement
 from shardwise.replan.node_sets import Lasting
 from shardwise.replan.situation import Situation
 from shardwise.replan.steps import Steps
-from shardwise.search import Fastest, Question, Search
-from shardwise.strategy import Strategy
+from shardwise.search import Fastest, Question, Search, narrowed_for, parts_within
+from shardwise.strategy import Strategy, Target
 
 KINDS = 16
 """Of every search the best strategies of so many kinds, which differ in a degree, the schedule or
@@ -32,17 +33,18 @@ States = tuple[NodeState, ...]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Within:
     """The space that strategies are of, as `Question` has it, and the replicas that a stage of an uneven plan
-    has at most."""
+    has at most; `target` is to carry plans out (None: whatever can)."""
 
     space: str
     fixed: Mapping[str, Value]
     axes: Mapping[str, tuple[Value, ...]]
     stage_dp: int = 1
+    target: Target | None = None
 
-    @property
-    def has_uneven(self) -> bool:
+    def has_uneven_in(self, dtype: str) -> bool:
         """Whether uneven plans are looked at beside strategies: they have neither fields nor axes."""
-        return self.space == "default" and not self.fixed and not self.axes
+        is_run = self.target is None or dtype in self.target.uneven_dtypes
+        return is_run and self.space == "default" and not self.fixed and not self.axes
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +63,22 @@ class OnSet:
     limits: Floats
 
 
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """The seconds of a step that no strategy of a search takes less than, and the best strategies."""
+
+    least_s: float
+    strategies: tuple[Strategy, ...]
+
+
+_NOTHING = _Found(np.inf, ())
+
+
+def _best(question: Question) -> _Found:
+    found = Search(question.problem(), question.candidates(), Fastest(KINDS)).run().found
+    return _Found(found[0].time_s, tuple(each.table[0] for each in found)) if found else _NOTHING
+
+
 class TraceSearches:
     """Searches on alike nodes in one state, each made once. A strategy on nodes in several states is no
     faster than on alike nodes in the best of them, pool by pool: every stage takes what its slowest node
@@ -70,7 +88,7 @@ class TraceSearches:
         self._steps, self._within = steps, within
         view = NodeView(steps.prices.cluster)
         self._pool_of, self._groups = view.pool_of, view.groups
-        self._found: dict[tuple[int, NodeState], tuple[tuple[float, Strategy], ...]] = {}
+        self._found: dict[tuple[int, NodeState], _Found] = {}
 
     def on(self, names: tuple[str, ...], situations: Lasting) -> OnSet:
         """What may run on these nodes, all of them; nothing where nothing fits."""
@@ -83,14 +101,14 @@ class TraceSearches:
         nominal = tuple(NodeState(pool=pool) for pool in sorted({self._pool_of[name] for name in names}))
         longest = sorted(seconds, key=lambda state: -seconds[state])[:STATES]
         searched = {state: self._search(size, state) for state in dict.fromkeys((*nominal, *longest))}
-        best = {state: found[0][0] if found else np.inf for state, found in searched.items()}
+        best = {state: found.least_s for state, found in searched.items()}
 
         def rate(states: States | None) -> float:
             if states is None:
                 return 0.0
             return 1.0 / max(best.get(state, best[NodeState(pool=state.pool)]) for state in states)
 
-        strategies = dict.fromkeys(strategy for found in searched.values() for _, strategy in found)
+        strategies = dict.fromkeys(strategy for found in searched.values() for strategy in found.strategies)
         there = np.array([states is not None for states in each], dtype=np.float64)
         return OnSet(
             tuple(self._candidates(strategies, names, there)), np.array([rate(states) for states in each])
@@ -116,7 +134,7 @@ class TraceSearches:
             )
         return tuple(best[pool] for pool in sorted(best))
 
-    def _search(self, size: int, state: NodeState) -> tuple[tuple[float, Strategy], ...]:
+    def _search(self, size: int, state: NodeState) -> _Found:
         key = size, state
         if key not in self._found:
             prices = self._steps.prices
@@ -128,9 +146,27 @@ class TraceSearches:
                 fixed=self._within.fixed,
                 axes=self._within.axes,
             )
-            outcome = Search(question.problem(), question.candidates(), Fastest(KINDS)).run()
-            self._found[key] = tuple((found.time_s, found.table[0]) for found in outcome.found)
+            self._found[key] = self._of(question)
         return self._found[key]
+
+    def _of(self, question: Question) -> _Found:
+        """The best strategies of `question` that the target carries out; where all of them are beyond one of
+        its limits, of the parts that the limit leaves."""
+        target = self._within.target
+        if target is None:
+            return _best(question)
+        try:
+            whole = _best(narrowed_for(target, question))
+        except Infeasible:
+            return _NOTHING
+        kept = tuple(each for each in whole.strategies if target.broken_limit(each) is None)
+        if kept or not whole.strategies:
+            return _Found(whole.least_s, kept)
+        parts = [self._of(part) for part in parts_within(target, question, whole.strategies[0])]
+        return _Found(
+            min((part.least_s for part in parts), default=np.inf),
+            tuple(strategy for part in parts for strategy in part.strategies),
+        )
 
     def _candidates(
         self, strategies: Iterable[Strategy], names: tuple[str, ...], there: Floats

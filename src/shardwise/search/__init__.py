@@ -33,7 +33,7 @@ from shardwise.search.space import Space
 from shardwise.search.space_file import SpaceChoice, read_space
 from shardwise.search.stage_curves import StagedCurve, StagedCurves
 from shardwise.search.strategy_curves import StrategyCurve, StrategyCurves, answer_at
-from shardwise.search.targets import plan_for
+from shardwise.search.targets import narrowed_for, parts_within, plan_for
 from shardwise.search.tracking import Tracked, tracked
 from shardwise.search.tree import LedgerBlock
 from shardwise.search.uneven import (
@@ -115,6 +115,8 @@ __all__ = [
     "explained",
     "is_mixed",
     "microbatches_more",
+    "narrowed_for",
+    "parts_within",
     "pipeline_figures",
     "pipelines_s",
     "plan",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 
@@ -12,7 +12,7 @@ from shardwise.plan import Answer, Value, usd_per_step
 from shardwise.search.drive import Progress
 from shardwise.search.question import Question
 from shardwise.search.space import divisors
-from shardwise.strategy import Target
+from shardwise.strategy import Strategy, Target
 
 Planner = Callable[..., Answer]
 
@@ -27,6 +27,12 @@ def plan_for(
     the best answer. Runners-up are of the same part, those beyond a limit left out. Raises ConfigError where
     a fixed field has a value that the target lacks, Infeasible where nothing is left.
     """
+    return _within_limits(target, narrowed_for(target, question), partial(planner, progress=progress))
+
+
+def narrowed_for(target: Target, question: Question) -> Question:
+    """The question about those candidates whose fields have values that `target` has, by themselves. Raises
+    ConfigError where a fixed field has another value, Infeasible where nothing is left."""
     target = target.for_scores(scores_are_plain(question.model, question.job.seq_len))
     for name, value in question.fixed.items():
         if name in target.axes and value not in target.axes[name]:
@@ -38,20 +44,28 @@ def plan_for(
     asked = _narrowed(question, target.axes_for(question.cluster.classes, named))
     if asked is None:
         raise _nothing(target)
-    return _within_limits(target, asked, partial(planner, progress=progress))
+    return asked
+
+
+def parts_within(target: Target, question: Question, strategy: Strategy) -> Iterator[Question]:
+    """Questions about what a limit of `target` leaves, which `strategy` is beyond: none where it is within
+    all."""
+    limit = target.broken_limit(strategy)
+    if limit is None:
+        return
+    for axes in limit.parts_left(divisors(question.cluster.devices)):
+        part = _narrowed(question, axes)
+        if part is not None and any(part.candidates().degrees()):
+            yield part
 
 
 def _within_limits(target: Target, question: Question, planner: Callable[[Question], Answer]) -> Answer:
     answer = planner(question)
-    limit = target.broken_limit(answer.best.strategy)
-    if limit is None:
+    if target.broken_limit(answer.best.strategy) is None:
         kept = (one for one in answer.runners_up if target.broken_limit(one.strategy) is None)
         return replace(answer, runners_up=tuple(kept))
     best: Answer | None = None
-    for axes in limit.parts_left(divisors(question.cluster.devices)):
-        part = _narrowed(question, axes)
-        if part is None or not any(part.candidates().degrees()):
-            continue
+    for part in parts_within(target, question, answer.best.strategy):
         try:
             found = _within_limits(target, part, planner)
         except Infeasible:

@@ -85,7 +85,6 @@ def test_what_does_not_fit_together_is_one_line_and_writes_nothing(
         ("--events", trace, "--frontier"),
         ("--events", trace, "--exhaustive"),
         ("--events", trace, "--budget", "1s"),
-        ("--events", trace, "--target", "megatron-core"),
         ("--events", trace, "--top", "9"),
         ("--events", trace, "--allow-idle"),
         ("--events", trace, "--restart", "1h"),
@@ -102,7 +101,11 @@ def test_what_does_not_fit_together_is_one_line_and_writes_nothing(
 def test_what_our_runtime_runs_of_a_plan_for_a_trace_is_told(run: Any) -> None:
     job = ("gpt2", "--cluster", "2x2xcpu", "--seq-len", "64", "--global-batch-size", "8", "--dtype", "fp32")
     for fix, told in (("pp=2,schedule=1f1b", []), ("pp=2,schedule=zb_h1,offload=both", ["offload=both"])):
-        ran = run("plan", *job, "--fix", fix, "--events", "slow n1 0.5", "--json")
+        asked = ("plan", *job, "--fix", fix, "--events", "slow n1 0.5", "--json")
+        by_itself = run(*asked)
+        assert by_itself.code == (3 if told else 0)
+        assert not told or "nothing fits at any time of the trace that shardwise train runs" in by_itself.err
+        ran = run(*asked, "--target", "any")
         found = json.loads(ran.out)["not_run"]
         assert [one.partition(" (")[0] for one in found] == told
         assert ("does not run this plan" in ran.err) == bool(told)

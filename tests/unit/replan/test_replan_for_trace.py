@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from itertools import combinations, pairwise, permutations
 
 import pytest
@@ -20,9 +21,10 @@ from shardwise.cluster import (
     of_nodes,
 )
 from shardwise.errors import Infeasible
-from shardwise.replan import AnyArrangement, Arrangement, TracePicks, Within, picks_for_trace
+from shardwise.replan import AnyArrangement, Arrangement, TracePicks, Within, picks_for_trace, trace_searches
 from shardwise.replan.for_trace import length_of
-from shardwise.strategy import complete
+from shardwise.strategy import Strategy, Target, complete, target_of
+from shardwise.strategy.target import Condition, Limit
 
 SMALL = ("opt-350m", "3x2xT4", 24)
 FEW: Mapping[str, int | str | bool] = {
@@ -159,3 +161,26 @@ def test_a_part_of_a_cluster_is_its_nodes() -> None:
     assert of_nodes(cluster, [2, 0, 1]) is cluster
     part = of_nodes(cluster, [2, 0])
     assert len(part.nodes) == 2 and part.devices == 4 and part.tiers[-1].span == 4
+
+
+@pytest.mark.parametrize("kinds", [16, 1])
+def test_what_a_target_does_not_carry_out_is_not_picked(monkeypatch: pytest.MonkeyPatch, kinds: int) -> None:
+    """Of a field by itself and of what a limit forbids, where others are found beside it and where none are;
+    the twin that asks nothing of what is found is caught."""
+    given, own = job(*SMALL), target_of("shardwise")
+    monkeypatch.setattr(trace_searches, "KINDS", kinds)
+
+    def strategies(target: Target | None) -> set[Strategy]:
+        within = Within(space="core", fixed={}, axes={}, target=target)
+        found = picks_for_trace(given.mixed, EventTrace(nodes=3, events=()), within)
+        return {one.arrangement.strategy for one in found.picks if isinstance(one.arrangement, Arrangement)}
+
+    (free,) = strategies(None)
+    assert free.dp == 4 and free.micro_batch_size == 6
+    single = replace(own, axes={"micro_batch_size": (1,)}, limits=())
+    assert {one.micro_batch_size for one in strategies(single)} == {1}
+    limit = Limit(field="dp", where=(Condition(field="dp", above=2),), allowed="at most 2")
+    limited = replace(own, axes={}, unasked_axes={}, limits=(limit,))
+    assert {one.dp for one in strategies(limited)} == {2}
+    monkeypatch.setattr(Target, "broken_limit", lambda target, strategy: None)
+    assert strategies(limited) == {free}

@@ -13,7 +13,7 @@ from shardwise.app.cli.output import Line, Output, row
 from shardwise.app.cli.replanning import arrangement_text, trace_for, uneven_layout, unreachable_lines
 from shardwise.app.cli.request import JobOptions, Request, Wanted, choice, load_request, writable
 from shardwise.app.cli.spaces import space_choice
-from shardwise.app.cli.targets import not_run, not_trained
+from shardwise.app.cli.targets import not_run, not_trained, require_job, wanted_target
 from shardwise.app.cli.uneven_card import plan_lines
 from shardwise.cluster import Cluster, Conditions, EventTrace, NodeView, events_text, of_nodes
 from shardwise.errors import ConfigError, InternalError
@@ -76,7 +76,10 @@ def planned(
     prices = Prices(request.model, request.cluster, request.job)
     interval_s = best_interval_s(trace, trace.end_s) or Costs().checkpoint_interval_s
     planner = mixed_planner_of(planner_of(prices, Costs(checkpoint_interval_s=interval_s)))
-    within = Within(space=chosen.base, fixed=fixed, axes=chosen.axes, stage_dp=wanted.stage_dp)
+    target = wanted_target(wanted.target, request)
+    if target is not None:
+        require_job(target, request)
+    within = Within(space=chosen.base, fixed=fixed, axes=chosen.axes, stage_dp=wanted.stage_dp, target=target)
     picks = picks_for_trace(planner, trace, within)
     found = _record(picks, policy, trace)
     if isinstance(picks.pick(policy).arrangement, UnevenArrangement):
@@ -114,7 +117,6 @@ def check_wanted(wanted: Wanted, reliability: Reliability | None) -> None:
         ("--objective", wanted.objective != "time"),
         ("--frontier", wanted.frontier),
         ("--exhaustive", wanted.exhaustive),
-        ("--target", wanted.target is not None),
         ("--budget", wanted.budget_s is not None),
         ("--braid", wanted.braid > 1),
         ("--allow-idle", wanted.allow_idle),
