@@ -155,6 +155,9 @@ OFFLOADED = [
     ("cp=2,cp_kind=all_to_all,recompute=selective,offload=activations", "qwen3"),
     ("pp=2,dp=2,ep=2,schedule=1f1b,zero_stage=3,micro_batch_size=2,offload=both", "qwen3_moe"),
     ("dp=2,ep=2,offload=both", "mixtral"),
+    ("tp=2,dp=2,ep=2,zero_stage=3,micro_batch_size=2,offload=both", "deepseek_v3"),
+    ("tp=2,dp=2,zero_stage=1,micro_batch_size=2,offload=both", "gemma2"),
+    ("dp=2,ep=2,micro_batch_size=2,recompute=selective,offload=both", "gpt_oss"),
 ]
 
 FAMILIES = [

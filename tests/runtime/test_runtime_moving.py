@@ -50,6 +50,8 @@ def moved(
 
 
 MOVES = [
+    ("dp=2,ep=2,zero_stage=1,offload=optimizer", "tp=2,ep=1,micro_batch_size=4", "deepseek_v3", "adamw"),
+    ("tp=2,ep=1,micro_batch_size=4", "dp=2,ep=2,zero_stage=3,offload=both", "deepseek_v3", "sgd"),
     ("dp=2,ep=2,zero_stage=1", "tp=2,ep=1,sequence_parallel=true,micro_batch_size=4", "deepseek_v3", "adamw"),
     ("tp=2,etp=2,ep=1,micro_batch_size=4", "pp=2,schedule=1f1b", "gpt_oss", "adamw"),
     ("dp=2,zero_stage=1", "pp=2,schedule=1f1b", "gpt", "adamw"),

@@ -41,6 +41,7 @@ __all__ = [
     "SavesBoxes",
     "SynchronisedStage",
     "all_to_all_rows",
+    "arrived",
     "attention_part",
     "attention_part_backward",
     "chunk_of",
@@ -89,7 +90,13 @@ tensor."""
 def all_to_all_rows(rows: Tensor, sent: list[int], received: list[int], group: ProcessGroup) -> Tensor:
     """The rows that come from each rank of `group`, `received` of them, for those that go there, `sent`."""
     result = ALL_TO_ALL(rows.contiguous(), received, sent, group.group_name)
-    return torch.ops._c10d_functional.wait_tensor(result)
+    return arrived(result)
+
+
+def arrived(result: Tensor) -> Tensor:
+    """What `ALL_TO_ALL` gave, once it is there: until then its memory has anything."""
+    there: Tensor = torch.ops._c10d_functional.wait_tensor(result)
+    return there
 
 
 def multiply_all(tensors: Sequence[Tensor], factor: float) -> None:

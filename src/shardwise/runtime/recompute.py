@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint
 
-from shardwise.runtime.private import ALL_TO_ALL, DispatchMode
+from shardwise.runtime.private import ALL_TO_ALL, DispatchMode, arrived
 from shardwise.strategy import Strategy
 
 Forward = Callable[..., Tensor]
@@ -71,7 +71,8 @@ class _Keeping(DispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         output = func(*args, **(kwargs or {}))
         if func in _KEPT:
-            self._kept.append(self._store.put(output.detach()))
+            own = arrived(output) if func is ALL_TO_ALL else output  # before it is copied anywhere
+            self._kept.append(self._store.put(own.detach()))
         return output
 
 

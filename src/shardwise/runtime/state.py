@@ -27,9 +27,8 @@ def whole_name(job: Job, index: int, name: str) -> str:
 
 def make_states(job: Job) -> None:
     """Give every parameter that is trained optimizer states, as they are before the first step."""
-    for _, _, parameter in named(job):
-        if not parameter.requires_grad:
-            continue
+    trained = (p for _, stage in job.stages for p in stage.parameters() if p.requires_grad)
+    for parameter in map(job.owned, trained):
         states = job.optimizer.state[parameter]
         for name in STATES[job.plan.job.optimizer]:
             if name == "step":  # where the fused optimizer has it

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 
 from shardwise.plan import Pipeline, Stage, StagePart, UnevenResult
-from shardwise.search.uneven.lying import Nodes, grouped, ranks_of
+from shardwise.search.uneven.lying import Nodes, grouped, ranks_of, stages_by_pool
 from shardwise.search.uneven.space import UnevenSpace
 
 
@@ -126,14 +126,15 @@ def _faults_of_spread(space: UnevenSpace, pipelines: Sequence[Pipeline]) -> Iter
     most_of = {pool.name: partial(space.together, place) for place, pool in enumerate(space.pools)}
     for place, pipeline in enumerate(pipelines):
         together = nodes.together_of(pipeline)
-        counts = Counter(stage.device_class for stage in pipeline.stages if not stage.parts)
+        mine = stages_by_pool(pipeline)
         shape = tuple((stage.device_class, stage.devices) for stage in pipeline.stages)
         for name, group in grouped(pipeline, together):
             first = pipeline.stages[group[0]]
             node, most = nodes.node(first), dict(together)[name]
             lying[node].append((shape, group))
             taken[node] += sum(pipeline.stages[index].devices for index in group)
-            if name in most_of and most < most_of[name](first.devices) and 2 * most <= counts[name]:
+            size = pipeline.stages[mine[name][0]].devices  # as where it is read how they lie together
+            if name in most_of and most < most_of[name](size) and 2 * most <= len(mine[name]):
                 spread.setdefault(node, place)
         for part in (part for stage in pipeline.stages for part in stage.parts):
             lying[nodes.node(part)].append((place, part.ranks))
