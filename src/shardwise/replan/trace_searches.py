@@ -156,13 +156,14 @@ class TraceSearches:
         if target is None:
             return _best(question)
         try:
-            whole = _best(narrowed_for(target, question))
+            narrowed = narrowed_for(target, question)
         except Infeasible:
             return _NOTHING
+        whole = _best(narrowed)
         kept = tuple(each for each in whole.strategies if target.broken_limit(each) is None)
         if kept or not whole.strategies:
             return _Found(whole.least_s, kept)
-        parts = [self._of(part) for part in parts_within(target, question, whole.strategies[0])]
+        parts = [self._of(part) for part in parts_within(target, narrowed, whole.strategies[0])]
         return _Found(
             min((part.least_s for part in parts), default=np.inf),
             tuple(strategy for part in parts for strategy in part.strategies),
