@@ -28,8 +28,8 @@ class Comparison:
     and the mean of its ranks.
 
     `disorder` says where the first rank left the order of the schedule, None where all kept it.
-    `predicted_collectives_s` and `predicted_optimizer_s` are of the busiest stage; None of an uneven plan,
-    whose stages are not told apart so.
+    `predicted_collectives_s`, `predicted_copies_s` and `predicted_optimizer_s` are of the busiest stage; None
+    of an uneven plan, whose stages are not told apart so.
     """
 
     predicted_s: float
@@ -38,6 +38,7 @@ class Comparison:
     predicted: tuple[StageTimes, ...]
     measured: tuple[StageTimes, ...]
     predicted_collectives_s: float | None
+    predicted_copies_s: float | None
     predicted_optimizer_s: float | None
     disorder: str | None
     both: Trace
@@ -91,6 +92,7 @@ def compare(plan: Plan | UnevenFile, measured: Trace) -> Comparison:
             _mean([times[rank] for rank in sorted(times) if place_of[rank] == place]) for place in places
         ),
         predicted_collectives_s=None if parts is None else sum(parts[part] for part in COLLECTIVES),
+        predicted_copies_s=None if parts is None else parts["offload"],
         predicted_optimizer_s=None if parts is None else parts["optimizer"],
         disorder=disorder,
         both=_both(pipelines, by_rank, place_of, start_s),
@@ -175,7 +177,7 @@ def _predicted(pipeline: _Pipeline, stage: int, step_s: float) -> StageTimes:
     """What the plan's timeline says of a stage, to the end of the step behind it."""
     spans = [span for span in pipeline.timeline.spans if span.rank == stage]
     times = stage_times(spans, start_s=0.0, finish_s=step_s)
-    return replace(times, collectives_s=None, optimizer_s=None)  # inside actions, and behind the timeline
+    return replace(times, collectives_s=None, copies_s=None, optimizer_s=None)  # in actions, and behind them
 
 
 def _mean(times: Sequence[StageTimes]) -> StageTimes:

@@ -4,6 +4,7 @@ step.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -14,8 +15,7 @@ _ACTION = re.compile(r"\d+([FBIW])\d+")
 _RECEIVE = re.compile(r"(\d+)RECV_([FB])(\d+)")
 _TRANSFERS = frozenset({"send", "recv"})
 _OPTIMIZER = "optimizer"
-
-Interval = tuple[float, float]
+_COPIES = frozenset({"to host", "from host"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,8 +24,8 @@ class StageTimes:
 
     `forward_s` and `backward_s` are the actions without the waiting for their inputs, `waiting_s` is all else
     up to the end of the last action, `after_s` from there to the end of the step. Of these, `collectives_s`
-    pass while some collective is under way, and `optimizer_s` in the optimizer; both None where not told
-    apart by stage.
+    pass while some collective is under way, `copies_s` while what is offloaded goes to the host or comes back
+    (but in the optimizer), and `optimizer_s` in the optimizer; all None where not told apart by stage.
     """
 
     forward_s: float
@@ -33,6 +33,7 @@ class StageTimes:
     waiting_s: float
     after_s: float
     collectives_s: float | None = None
+    copies_s: float | None = None
     optimizer_s: float | None = None
 
     @property
@@ -59,18 +60,24 @@ def stage_times(spans: Sequence[Span], *, start_s: float, finish_s: float) -> St
         own[_kind(action)] += action.finish_s - there_s
     last_s = max(action.finish_s for action in actions)
     worked_s = sum(own.values())
-    collectives = _union(
-        (s.start_s, s.finish_s)
-        for s in spans
+    updates = [span for span in spans if span.name == _OPTIMIZER]
+    collectives = (
+        s for s in spans
         if s.track == COMMUNICATION and s.name not in _TRANSFERS and s.name.isidentifier()
+    )  # fmt: skip
+    copies = (
+        span
+        for span in spans
+        if span.name in _COPIES and not any(one.start_s <= span.start_s < one.finish_s for one in updates)
     )
     return StageTimes(
         forward_s=own["F"],
         backward_s=worked_s - own["F"],
         waiting_s=last_s - start_s - worked_s,
         after_s=finish_s - last_s,
-        collectives_s=sum(end - begin for begin, end in collectives),
-        optimizer_s=sum(s.finish_s - s.start_s for s in spans if s.name == _OPTIMIZER),
+        collectives_s=_covered_s(collectives),
+        copies_s=_covered_s(copies),
+        optimizer_s=sum(span.finish_s - span.start_s for span in updates),
     )
 
 
@@ -79,15 +86,13 @@ def _kind(action: Span) -> str:
     return match[1] if match else ""
 
 
-def _union(intervals: Iterable[Interval]) -> list[Interval]:
-    """The same instants as disjoint intervals, in order."""
-    union: list[Interval] = []
-    for begin, end in sorted(intervals):
-        if union and begin <= union[-1][1]:
-            union[-1] = union[-1][0], max(union[-1][1], end)
-        else:
-            union.append((begin, end))
-    return union
+def _covered_s(spans: Iterable[Span]) -> float:
+    """Seconds in which some of `spans` is under way."""
+    covered_s, until_s = 0.0, -math.inf
+    for begin_s, end_s in sorted((span.start_s, span.finish_s) for span in spans):
+        covered_s += max(end_s - max(begin_s, until_s), 0.0)
+        until_s = max(until_s, end_s)
+    return covered_s
 
 
 def _arrivals(spans: Sequence[Span]) -> dict[str, float]:

@@ -42,7 +42,11 @@ STEP = (
     compute("1W1", 12.0, 12.5),
     beside("1SEND_B1", 12.0, 12.1),
     beside("send", 12.0, 40.0),
+    beside("to host", 4.0, 4.5),
+    beside("to host", 4.4, 4.7),
+    beside("from host", 7.0, 7.2),
     compute("optimizer", 13.0, 13.25),
+    beside("to host", 13.0, 13.1),
 )
 """One rank of the last stage, in a step from 0.5 to 14."""
 
@@ -54,6 +58,7 @@ def test_the_parts_of_a_step_by_hand() -> None:
     assert times.waiting_s == pytest.approx(3.2)  # 12.5 - 0.5 - 3.5 - 5.3
     assert times.after_s == pytest.approx(1.5)  # 14.0 - 12.5
     assert times.collectives_s == pytest.approx(1.5)  # 5.5 to 7.0
+    assert times.copies_s == pytest.approx(0.9)  # 4.0 to 4.7, 7.0 to 7.2; those of the optimizer are its own
     assert times.optimizer_s == pytest.approx(0.25)
     assert times.step_s == pytest.approx(13.5)
 
@@ -145,6 +150,17 @@ def test_a_step_that_goes_as_planned_is_what_was_predicted(slower: float) -> Non
         for part in ("forward_s", "backward_s", "waiting_s", "after_s"):
             assert getattr(seen, part) == pytest.approx(slower * getattr(told, part), abs=1e-12)
     assert found.disorder is None
+
+
+def test_what_is_offloaded_is_held_against_what_the_plan_says_of_it() -> None:
+    plan = make_plan("tp=2,pp=2,micro_batch_size=4,offload=activations")
+    copied = [replace(beside("to host", 7.0, 7.5), rank=rank) for rank in range(4)]
+    trace = measured_like(plan)
+    found = compare(plan, replace(trace, spans=(*trace.spans, *copied)))
+    assert found.predicted_copies_s == plan.best.breakdown["offload"] and found.predicted_copies_s > 0.0
+    assert [one.copies_s for one in found.measured] == pytest.approx([0.5, 0.5])
+    assert [one.copies_s for one in found.predicted] == [None, None]
+    assert compare(make_plan(PIPELINE), measured_like(make_plan(PIPELINE))).predicted_copies_s == 0.0
 
 
 def test_both_timelines_are_in_one_trace_from_instant_0() -> None:

@@ -14,7 +14,7 @@ from tests.unit.accuracy.test_compare import PIPELINE, measured_like, measured_u
 from tests.unit.app.conftest import Run
 
 from shardwise.plan import write_plan, write_uneven_plan
-from shardwise.sim import read_trace, write_trace
+from shardwise.sim import COMMUNICATION, Span, read_trace, write_trace
 
 SCHEMA = Path(__file__).parents[3] / "docs" / "schemas" / "comparison.json"
 
@@ -54,6 +54,17 @@ def test_the_card(run: Run, files: None) -> None:
         ["stage", stage, part] for stage in "01" for part in ("forward", "backward", "waiting", "after")
     ]
     assert {row[-1] for row in rows} <= {"0.50", "-"}
+
+
+def test_the_card_tells_copies_to_the_host_where_there_are_some(run: Run, files: None) -> None:
+    assert "in copies to the host" not in run("compare", "p.yaml", "m.json").out
+    plan = make_plan("tp=2,pp=2,micro_batch_size=4,offload=activations")
+    write_plan("o.yaml", plan)
+    trace = measured_like(plan)
+    copied = [Span(rank, COMMUNICATION, "from host", 7.0, 7.25) for rank in range(4)]
+    write_trace(replace(trace, spans=(*trace.spans, *copied)), "om.json")
+    (line,) = [line for line in run("compare", "o.yaml", "om.json").out.splitlines() if "copies" in line]
+    assert line.split("host")[1].split()[2:4] == ["250", "ms"]
 
 
 def test_the_document_and_the_trace(run: Run, files: None) -> None:

@@ -69,10 +69,12 @@ def _lines(plan: Plan | UnevenFile, found: Comparison) -> list[Line]:
         for part in _PARTS
     ]
     seen = max(found.measured, key=lambda times: times.forward_s + times.backward_s)
-    rows += [
-        ("of these", "in collectives", *_pair(found.predicted_collectives_s, seen.collectives_s or 0.0)),
-        ("", "in the optimizer", *_pair(found.predicted_optimizer_s, seen.optimizer_s or 0.0)),
-    ]
+    rows.append(
+        ("of these", "in collectives", *_pair(found.predicted_collectives_s, seen.collectives_s or 0.0))
+    )
+    if found.predicted_copies_s or seen.copies_s:
+        rows.append(("", "in copies to the host", *_pair(found.predicted_copies_s, seen.copies_s or 0.0)))
+    rows.append(("", "in the optimizer", *_pair(found.predicted_optimizer_s, seen.optimizer_s or 0.0)))
     if isinstance(plan, UnevenFile):
         of = words.counted(len(plan.best.layout.pipelines), "pipeline")
     else:
@@ -109,6 +111,7 @@ def _document(plan: Plan | UnevenFile, found: Comparison, trace: str | None) -> 
         "in_order": found.disorder is None,
         "disorder": found.disorder,
         "predicted_collectives_s": found.predicted_collectives_s,
+        "predicted_copies_s": found.predicted_copies_s,
         "predicted_optimizer_s": found.predicted_optimizer_s,
         "stages": [
             {"pipeline": pipeline, "stage": stage, "predicted": times(told), "measured": times(seen)}
