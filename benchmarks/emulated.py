@@ -307,19 +307,25 @@ def main() -> int:
                 called = name if epoch == 0 else f"{name}, then"
                 clusters[called] = judged(part)
                 _tell(called, part, clusters[called])
+            if asked.out is not None:  # an hour of measuring is not lost where a later cluster fails
+                _write(asked.out, asked.repeats, rows, clusters)
     overall = judged_together(rows, clusters)
     print("all           " + ", ".join(f"{key} {value:.3f}" for key, value in overall.items()))
-    if asked.out is not None:
-        document = {
-            "machine": f"{platform.machine()}, {os.cpu_count()} cores, Linux {platform.release()}",
-            "date": f"{datetime.now(UTC):%Y-%m-%d}", "share": SHARE, "repeats": asked.repeats,
-            "overall": overall, "clusters": clusters, "rows": rows,
-        }  # fmt: skip
-        asked.out.write_text(json.dumps(document, indent=1) + "\n")
     failures = [f"{name}: {line}" for name, figures in clusters.items() for line in missed(figures)]
     for line in failures:
         print(f"missed: {line}", file=sys.stderr)
     return 1 if failures else 0
+
+
+def _write(
+    path: Path, repeats: int, rows: Sequence[Mapping[str, Any]], clusters: Mapping[str, Mapping[str, float]]
+) -> None:
+    document = {
+        "machine": f"{platform.machine()}, {os.cpu_count()} cores, Linux {platform.release()}",
+        "date": f"{datetime.now(UTC):%Y-%m-%d}", "share": SHARE, "repeats": repeats,
+        "overall": judged_together(rows, clusters), "clusters": clusters, "rows": rows,
+    }  # fmt: skip
+    path.write_text(json.dumps(document, indent=1) + "\n")
 
 
 def _tell(name: str, rows: Sequence[Mapping[str, Any]], figures: Mapping[str, float]) -> None:
