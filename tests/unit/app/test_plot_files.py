@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import xml.etree.ElementTree as ElementTree
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -15,8 +17,8 @@ import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.text import Annotation
 
-from shardwise.app.plot import Dot, Line, Mark, Plot, check_plot_file, write_plot
-from shardwise.app.plot.draw import DPI, HEIGHT_IN, STYLE, WIDTH_IN, box_of, drawn
+from shardwise.app.plot import Dot, Line, Mark, Plot, check_plot_file, draw, write_plot
+from shardwise.app.plot.draw import DPI, HEIGHT_IN, STYLE, WIDTH_IN, box_of, drawn, lead_of
 from shardwise.errors import ConfigError
 
 GIB = 2.0**30
@@ -84,6 +86,30 @@ def test_labels_meet_neither_each_other_nor_the_edge() -> None:
         label.set_position((11, 11))
     moved = [box_of(label, renderer) for label in labels]
     assert any(box.overlaps(other) for place, box in enumerate(moved) for other in moved[:place])
+
+
+def crossed(plot: Plot) -> int:
+    """How many labels the lines to others pass under."""
+    labels, renderer = labels_of(plot)
+    boxes = [box_of(label, renderer) for label in labels]
+    leads = [lead_of(label.axes, label.xy, box) for label, box in zip(labels, boxes, strict=True)]
+    pairs = itertools.permutations(range(len(labels)), 2)
+    return sum(leads[one].intersects_bbox(boxes[other]) for one, other in pairs)
+
+
+def test_no_line_to_a_label_passes_under_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of marks close to each other, drawn at random; a twin that does not look for lines draws some."""
+    plots = []
+    for seed in range(6):
+        rng = np.random.default_rng(seed)
+        dots = [dot(*place) for place in zip(rng.uniform(1, 1.6, 4), rng.uniform(40, 62, 4), strict=True)]
+        marks = tuple(Mark(name=f"mark {one}", dot=each) for one, each in enumerate(dots))
+        plots.append(replace(PLOT, marks=marks, limit_bytes=None))
+    assert [crossed(plot) for plot in plots] == [0] * len(plots)
+    monkeypatch.setattr(
+        draw._Taken, "met", lambda taken, box, _: sum(map(box.overlaps, (*taken.boxes, *taken.labels)))
+    )
+    assert sum(crossed(plot) for plot in plots) > 0
 
 
 def test_marks_in_one_place_share_a_label() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from shardwise.app.plot.axes import GIB, memory_ticks, range_of, time_ticks
@@ -171,17 +171,32 @@ def _marks(axes: Axes, plot: Plot, canvas: Any) -> None:
             *place, shape, color="white", markersize=12, markeredgecolor=INK, markeredgewidth=1.3, zorder=5
         )
     dots = axes.transData.transform([(dot.time_s, dot.memory_bytes) for _, dot in plot.dots()])
-    taken: list[Any] = [box_of(text, canvas.get_renderer()) for text in axes.texts]
-    taken += [_square(axes, place) for place in names]
+    taken = _Taken([box_of(text, canvas.get_renderer()) for text in axes.texts])
+    taken.boxes += [_square(axes, place) for place in names]
     # From the top, so that lines to labels do not cross.
     for place, own in sorted(names.items(), key=lambda item: -item[0][1]):
-        taken.append(_label(axes, " · ".join(own), place, taken, dots, canvas))
+        _label(axes, " · ".join(own), place, taken, dots, canvas)
 
 
-def _label(
-    axes: Axes, name: str, place: tuple[float, float], taken: Sequence[Any], dots: Any, canvas: Any
-) -> Any:
-    """Writes the name of a mark beside it, where that is least in the way; returns the box that it takes."""
+@dataclass(slots=True)
+class _Taken:
+    """Where something is drawn, in pixels: boxes of marks and other texts, those of labels so far, and the
+    lines that lead to these."""
+
+    boxes: list[Any]
+    labels: list[Any] = field(default_factory=list)
+    leads: list[Any] = field(default_factory=list)
+
+    def met(self, box: Any, lead: Any) -> int:
+        """How many of them a label at `box` meets, with the line that leads to it."""
+        met = [box.overlaps(other) for other in (*self.boxes, *self.labels)]
+        met += [lead.intersects_bbox(other) for other in self.labels]
+        met += [other.intersects_bbox(box) for other in self.leads]
+        return sum(map(bool, met))
+
+
+def _label(axes: Axes, name: str, place: tuple[float, float], taken: _Taken, dots: Any, canvas: Any) -> None:
+    """Writes the name of a mark beside it, where that is least in the way."""
     renderer, frame = canvas.get_renderer(), axes.get_window_extent()
     text = axes.annotate(
         name, place, xytext=(0, 0), textcoords="offset points", fontsize=10, fontweight="bold",
@@ -198,12 +213,14 @@ def _label(
     def cost(choice: tuple[float, int, int]) -> float:
         box = put(*choice)
         is_inside = frame.x0 <= box.x0 and box.x1 <= frame.x1 and frame.y0 <= box.y0 and box.y1 <= frame.y1
-        met = sum(box.overlaps(other) for other in taken)
+        met = taken.met(box, lead_of(axes, place, box))
         on_dots = int(box.count_contains(dots))
         return float(OUTSIDE * (not is_inside) + MEETS * met + on_dots) + choice[0] / 20.0
 
     choices = [(distance, *direction) for distance in DISTANCES for direction in DIRECTIONS]
-    return put(*min(choices, key=cost))
+    box = put(*min(choices, key=cost))
+    taken.labels.append(box)
+    taken.leads.append(lead_of(axes, place, box))
 
 
 def box_of(text: Any, renderer: Any) -> Any:
@@ -212,6 +229,14 @@ def box_of(text: Any, renderer: Any) -> Any:
 
     text.update_positions(renderer)
     return Text.get_window_extent(text, renderer)
+
+
+def lead_of(axes: Axes, place: tuple[float, float], box: Any) -> Any:
+    """The line in pixels from a mark to the middle of its label."""
+    from matplotlib.path import Path
+
+    x, y = axes.transData.transform(place)
+    return Path([(x, y), ((box.x0 + box.x1) / 2, (box.y0 + box.y1) / 2)])
 
 
 def _square(axes: Axes, place: tuple[float, float]) -> Any:
