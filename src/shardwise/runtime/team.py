@@ -13,6 +13,7 @@ import threading
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
@@ -20,6 +21,7 @@ import torch
 from torch import distributed
 
 from shardwise.errors import ConfigError
+from shardwise.interrupts import without_interrupts
 from shardwise.runtime.devices import backends
 from shardwise.runtime.private import forget_meshes
 
@@ -90,15 +92,17 @@ class Team:
 
     def _start(self, ranks: int) -> None:
         context = _context()
+        resource_tracker.ensure_running()  # its start ends what keeps interrupts away
         threads = max(1, (os.cpu_count() or 1) // self._size)
         while len(self._workers) < ranks:
             here, there = context.Pipe()
             process = context.Process(
                 target=_serve, args=(len(self._workers), self._store.port, threads, there), daemon=True
             )
-            process.start()
-            there.close()
-            self._workers.append((process, here))
+            with without_interrupts():  # also in processes on the way to it, which last as long
+                process.start()
+                there.close()
+                self._workers.append((process, here))
 
     def _give(self, rank: int, work: tuple[Work, Any, int, int]) -> None:
         try:

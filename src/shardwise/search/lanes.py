@@ -10,12 +10,12 @@ import multiprocessing
 import multiprocessing.connection
 import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
 from typing import Any, Generic, TypeVar
 
 from shardwise.errors import InternalError
+from shardwise.interrupts import without_interrupts
 
 Task = TypeVar("Task")
 Answer = TypeVar("Answer")
@@ -50,7 +50,7 @@ class Lanes(Generic[Task, Answer]):
         that."""
         methods = multiprocessing.get_all_start_methods()
         context: Any = multiprocessing.get_context("fork" if "fork" in methods else "spawn")
-        with _without_interrupts():
+        with without_interrupts():
             for _ in range(self._count):
                 ours, theirs = context.Pipe()
                 process = context.Process(target=_serve, args=(theirs, self._work), daemon=True)
@@ -126,20 +126,6 @@ class Lanes(Generic[Task, Answer]):
             f"a worker ended with exit code {process.exitcode} before its answer; nothing is proven. "
             "It may have run out of memory: try fewer --workers"
         )
-
-
-@contextmanager
-def _without_interrupts() -> Iterator[None]:
-    """An interrupt waits for the end of this: none is left between a start and its being noted. Processes
-    that start here do not take one for their own before they come to ignore it."""
-    if not hasattr(signal, "pthread_sigmask"):
-        yield
-        return
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _serve(pipe: Connection, work: Callable[[Any], Any]) -> None:
