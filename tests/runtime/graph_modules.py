@@ -90,6 +90,27 @@ def perceptron(batch: int = 8) -> captured.Built:
     return Perceptron(), (torch.zeros(batch, 12), torch.zeros(batch, dtype=torch.long))
 
 
+class Readers(nn.Module):
+    """Recurrent layers in a row, each added to what it reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(50, 16)
+        self.layers = nn.ModuleList(nn.LSTM(16, 16, batch_first=True) for _ in range(4))
+        self.output = nn.Linear(16, 50)
+
+    def forward(self, tokens: Tensor, labels: Tensor) -> Tensor:
+        x = self.embedding(tokens)
+        for layer in self.layers:
+            x = x + layer(x)[0]
+        return functional.cross_entropy(self.output(x).flatten(0, 1), labels.flatten())
+
+
+def readers(batch: int = 4, seq_len: int = 6) -> captured.Built:
+    long = torch.long
+    return Readers(), (torch.zeros(batch, seq_len, dtype=long), torch.ones(batch, seq_len, dtype=long))
+
+
 class Translator(nn.Module):
     """Encoder and decoder with tables of their own: what the encoder makes is read in every layer of the
     decoder."""
@@ -120,7 +141,7 @@ MODULES = {
     each.__name__: each
     for each in (
         vgg, resnet, lstm, gru, transformer, llama, uneven, again, towers, vision, digits, numbers, rows,
-        cells, perceptron, translator,
+        cells, perceptron, readers, translator,
     )
 }  # fmt: skip
 

@@ -32,7 +32,7 @@ from tests.runtime.test_runtime_graphs import TOLERANCE
 from shardwise.app.cli.main import main
 from shardwise.cost.one_layout.pipeline import actions_of
 from shardwise.errors import ConfigError
-from shardwise.graph import OpGraph, OpNode, graph_text
+from shardwise.graph import OpGraph, OpNode, graph_text, loss_weight
 from shardwise.plan import GraphPlan, read_graph_plan
 from shardwise.runtime import Report, Team, capture, check_graph_runnable, graph_module, parallelize
 from shardwise.runtime.graphs.stage import Step, _Passes
@@ -172,10 +172,13 @@ def plain(name: str) -> Run:
 
 
 CUTS: Mapping[str, tuple[int, ...]] = {
-    "perceptron": (2,), "vgg": (1,), "lstm": (1,), "translator": (2,), "llama": (2,), "vision": (2,),
-    "uneven": (3,),
+    "perceptron": (2,), "vgg": (1,), "readers": (2,), "translator": (2,), "llama": (2,), "vision": (2,),
+    "uneven": (3,), "towers": (1,), "numbers": (1,), "cells": (1,),
 }  # fmt: skip
 """Modules, and the blocks before which they are cut."""
+
+FEW = ("vgg", "readers", "translator", "vision")
+"""Those that are run without `--full`."""
 
 
 def worst(team: Team, name: str, plans: Sequence[GraphPlan]) -> float:
@@ -187,13 +190,15 @@ def worst(team: Team, name: str, plans: Sequence[GraphPlan]) -> float:
 
 
 @pytest.mark.parametrize("name", CUTS)
-def test_modules_train_in_stages_as_by_themselves(team: Team, name: str) -> None:
+def test_modules_train_in_stages_as_by_themselves(team: Team, name: str, full: bool) -> None:
     """In fp64. Two stages of two processes, under any layout."""
-    plans = list(drawn_in_stages(graph_of(name), (2,), CUTS[name], 2, range(3)))
-    assert worst(team, name, plans) < IN_FP32.get(name, IN_FP64)
+    assert loss_weight(graph_of(name), 2) == 0.5
+    if name in FEW or full:
+        plans = list(drawn_in_stages(graph_of(name), (2,), CUTS[name], 2, range(8 if full else 2)))
+        assert worst(team, name, plans) < IN_FP32.get(name, IN_FP64)
 
 
-@pytest.mark.parametrize("name", ["perceptron", "vgg", "lstm", "translator"])
+@pytest.mark.parametrize("name", ["vgg", "readers", "translator"])
 def test_points_of_the_staged_frontier_train(team: Team, name: str) -> None:
     plans = on_staged_frontier(graph_of(name), 4, 2, 2, 2)
     assert worst(team, name, plans) < IN_FP64

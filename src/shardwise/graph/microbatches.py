@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 
 from shardwise.errors import ConfigError
 from shardwise.graph.operator import rules_of
@@ -25,12 +26,17 @@ MEANS = ("cross_entropy", "mean_square", "binary_cross_entropy")
 
 @dataclass(frozen=True, slots=True)
 class _Share:
-    """What one of several micro-batches has of a tensor: the samples along a dim of it, the same as all
-    (`WHOLE`), or a part of a sum (`PARTIAL`), which is as many times too large as there are micro-batches
-    where it `is_mean`."""
+    """What one of several micro-batches has of a tensor: samples along a dim of it, what all have (`WHOLE`),
+    or a part of a sum (`PARTIAL`), which is as many times too large as there are micro-batches where it
+    `is_mean`.
+
+    Along the dim a micro-batch has neighbours in each of so many `groups`: of steps by samples made one dim,
+    its own samples of every step.
+    """
 
     placement: Placement
     is_mean: bool = False
+    groups: int = 1
 
 
 def loss_weight(graph: OpGraph, microbatches: int) -> float:
@@ -79,21 +85,35 @@ def _made(op: OpNode, reads: Sequence[_Share], growth: Mapping[str, Growth], mic
     """What a micro-batch has of the result of an operator that reads so much."""
     sizes = [[growth.get(dim, CONSTANT) for dim in dims] for dims in op.tensors]
     along = _grown(sizes[-1])
-    has_pairs = any(sum(each.batch for each in dims) > 1 for dims in sizes)  # samples by samples
-    for rule in () if has_pairs else rules_of(op):
+    groups = {read.groups for read in reads if read.placement >= 0}
+    if any(sum(each.batch for each in dims) > 1 for dims in sizes) or len(groups) > 1:
+        raise _refused(op, microbatches)  # samples by samples, or some by others
+    if op.kind == "reshape" and groups and along is not None:
+        return _reshaped(op, reads[0], along, microbatches)
+    for rule in rules_of(op):
         output = _value(rule.output)
-        is_sound = (
-            _reads_so(rule, reads)
-            and (output < 0 if along is None else output == shard(along))
-            and (rule.split is None or rule.units % microbatches == 0)
-        )
-        if is_sound:
+        if _reads_so(rule, reads) and (output < 0 if along is None else output == shard(along)):
+            is_shared_out = rule.split is None or rule.units % microbatches == 0
+            is_by_rows = groups <= {1} or (rule.split is not None and rule.units == op.dims[rule.split])
             summed = {read.is_mean for read in reads if read.placement == PARTIAL}
             if output == PARTIAL and not summed:
                 summed = {op.kind in MEANS or op.attributes.get("function") == "mean"}
-            if len(summed) < 2:
-                return _Share(output, is_mean=True in summed)
+            if is_shared_out and is_by_rows and len(summed) < 2:
+                return _Share(
+                    output, is_mean=True in summed, groups=max(groups, default=1) if output >= 0 else 1
+                )
     raise _refused(op, microbatches)
+
+
+def _reshaped(op: OpNode, read: _Share, along: int, microbatches: int) -> _Share:
+    """What a micro-batch has of the same elements in another shape: of every group that it had neighbours in
+    it has whole rows of the dim `along`."""
+    made = op.shape(op.output)
+    groups = read.groups * prod(op.shape(op.inputs[0].dims)[: read.placement])
+    ahead, behind = prod(made[:along]), prod(made[along + 1 :])
+    if groups % ahead or (prod(made) // groups) % (behind * microbatches):
+        raise _refused(op, microbatches)
+    return _Share(shard(along), groups=groups // ahead)
 
 
 def _reads_so(rule: Rule, reads: Sequence[_Share]) -> bool:

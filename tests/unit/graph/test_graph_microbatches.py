@@ -108,19 +108,37 @@ def test_two_dims_that_grow_with_the_batch_are_refused() -> None:
         loss_weight(found, 2)
 
 
-def test_rows_of_a_flattened_batch_are_parts_only_where_it_is_outermost() -> None:
-    sizes = {**SIZES, "n": 32}
-    flat = op("flat", "reshape", sizes, [("x", "bse")], "ne")
-    turned = op("turned", "reshape", sizes, [("x", "sbe")], "ne")
-    loss = op("loss", "reduce", sizes, [("flat", "ne")], "", function="mean")
+def flattened(dims: str, *operators: OpNode, others: tuple[int, ...] = ()) -> OpGraph:
     growth = {"b": Growth(batch=1), "n": Growth(batch=1)}
+    inputs = {"x": tuple(FLAT[dim] for dim in dims), **({"y": others} if others else {})}
+    blocks = (Block(name="all", operators=operators),)
+    return OpGraph(name="flat", inputs=inputs, blocks=blocks, batch=8, growth=growth)
 
-    def of(*operators: OpNode, dims: str) -> OpGraph:
-        inputs = {"x": tuple(sizes[dim] for dim in dims)}
-        blocks = (Block(name="all", operators=operators),)
-        return OpGraph(name="flat", inputs=inputs, blocks=blocks, batch=8, growth=growth)
 
-    assert loss_weight(of(flat, loss, dims="bse"), 4) == 0.25
-    other = op("loss", "reduce", sizes, [("turned", "ne")], "", function="mean")
-    with pytest.raises(ConfigError, match="reshape operator turned"):
-        loss_weight(of(turned, other, dims="sbe"), 4)
+FLAT = {**SIZES, "n": 32}
+MIX = op("mix", "linear", FLAT, [("flat", "ne")], "nf", [("w", "ef")])
+LOSS = op("loss", "reduce", FLAT, [("mix", "nf")], "", function="mean")
+
+
+@pytest.mark.parametrize("dims", ["bse", "sbe"])
+def test_rows_of_a_flattened_batch_are_computed_by_themselves(dims: str) -> None:
+    """Samples by steps or steps by samples: either way a micro-batch has rows of its own, and back again."""
+    flat = op("flat", "reshape", FLAT, [("x", dims)], "ne")
+    again = op("again", "reshape", FLAT, [("mix", "nf")], dims.replace("e", "f"))
+    loss = op("loss", "reduce", FLAT, [("again", dims.replace("e", "f"))], "", function="mean")
+    assert loss_weight(flattened(dims, flat, MIX, LOSS), 4) == 0.25
+    assert loss_weight(flattened(dims, flat, MIX, again, loss), 4) == 0.25
+
+
+def test_rows_in_different_orders_are_refused() -> None:
+    """Steps by samples do not meet samples by steps, nor data of which a micro-batch has the first rows."""
+    flat = op("flat", "reshape", FLAT, [("x", "sbe")], "ne")
+    swapped = op("again", "reshape", FLAT, [("mix", "nf")], "bsf")
+    loss = op("loss", "reduce", FLAT, [("again", "bsf")], "", function="mean")
+    with pytest.raises(ConfigError, match="reshape operator again"):
+        loss_weight(flattened("sbe", flat, MIX, swapped, loss), 4)
+    targets = op("loss", "mean_square", FLAT, [("mix", "nf"), ("y", "nf")], "")
+    with pytest.raises(ConfigError, match="mean_square operator loss"):
+        loss_weight(flattened("sbe", flat, MIX, targets, others=(32, 6)), 4)
+    right = op("flat", "reshape", FLAT, [("x", "bse")], "ne")
+    assert loss_weight(flattened("bse", right, MIX, targets, others=(32, 6)), 4) == 0.25
