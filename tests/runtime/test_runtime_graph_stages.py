@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from unittest.mock import patch
 
 import pytest
 import torch
@@ -28,6 +27,7 @@ from tests.runtime.test_runtime_graph_bf16 import GRADIENT, LOSS, gradients_off,
 from tests.runtime.test_runtime_graph_captured import IN_FP32
 from tests.runtime.test_runtime_graph_captured import TOLERANCE as IN_FP64
 from tests.runtime.test_runtime_graphs import TOLERANCE
+from torch import distributed
 
 from shardwise.app.cli.main import main
 from shardwise.cost.one_layout.pipeline import actions_of
@@ -35,7 +35,8 @@ from shardwise.errors import ConfigError
 from shardwise.graph import OpGraph, OpNode, graph_text, loss_weight
 from shardwise.plan import GraphPlan, read_graph_plan
 from shardwise.runtime import Report, Team, capture, check_graph_runnable, graph_module, parallelize
-from shardwise.runtime.graphs.stage import Step, _Passes
+from shardwise.runtime.trace import OPTIMIZER, traced
+from shardwise.sim import COMPUTE
 
 pytestmark = pytest.mark.xdist_group("runtime")
 
@@ -112,20 +113,12 @@ def test_a_broken_mechanism_is_caught(team: Team, twin: str) -> None:
 
 
 def _held(report: Report, plan: GraphPlan) -> tuple[dict[str, int], list[str]]:
-    """Elements of the parameters that this rank has, and the passes of a step in their order."""
+    """Elements of the parameters that this rank has, and a step's passes by its profile."""
     job = parallelize(graph_module(plan.graph, seed=0), plan)
-    acted: list[str] = []
-
-    def noted(passes: _Passes, step: Step) -> None:
-        acted.append(str(step))
-        ACT(passes, step)
-
-    with patch.object(_Passes, "act", noted):
+    with traced(distributed.get_rank()) as trace:
         job.step(batches(plan.graph, 0))
-    return {name: held.weight.numel() for name, held in job.store.items()}, acted
-
-
-ACT = _Passes.act
+    passes = [span.name for span in trace.spans if span.track == COMPUTE and span.name != OPTIMIZER]
+    return {name: held.weight.numel() for name, held in job.store.items()}, passes
 
 
 def test_a_rank_has_its_stage_and_does_what_the_price_walks_through(team: Team) -> None:
@@ -138,10 +131,9 @@ def test_a_rank_has_its_stage_and_does_what_the_price_walks_through(team: Team) 
         {"middle.0.scale": 6, "middle.0.mix": 72, "middle.1.scale": 6, "middle.1.mix": 72},
         {"w_down": 30},
     ]
-    for rank, (elements, acted) in enumerate(found):
+    for rank, (elements, passes) in enumerate(found):
         stage = rank // 2
         assert elements == held[stage]
-        passes = [step for step in acted if step[1] in "FB"]
         assert passes == [f"{stage}{kind}{number}" for kind, number in actions_of(stage, 3, 4)]
 
 
