@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from shardwise.graph import Block, Growth, Operand, OpGraph, OpNode, Parameter
@@ -77,6 +79,16 @@ def chain(batch: int, width: int, inner: int, classes: int, *, norm: str = "laye
         batch=batch,
         growth={"b": Growth(batch=1)},
     )
+
+
+def without_first_weights(graph: OpGraph) -> OpGraph:
+    """A `chain` whose first block is its relu alone, on data as wide as what it makes."""
+    first, *others = graph.blocks
+    relu = first.operators[1]
+    (read,) = relu.inputs
+    only = replace(relu, inputs=(Operand("x", read.dims),))
+    inputs = {**graph.inputs, "x": relu.shape(relu.output)}
+    return replace(graph, inputs=inputs, blocks=(replace(first, operators=(only,)), *others))
 
 
 def llama(*, layers: int = 32, batch: int = 256, seq_len: int = 2048) -> OpGraph:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.property.layout_instances import chain
+from tests.property.layout_instances import chain, without_first_weights
 from tests.runtime import graph_modules
 from tests.runtime.captured_equality import captured_differences, plain_run
 from tests.runtime.graph_equality import MAX_NORM, Run, batches, differences, run_of, single_process
@@ -209,6 +209,18 @@ def test_a_batch_norm_of_the_whole_batch_trains_in_stages(team: Team) -> None:
     right = single_process(alone(normed), seed=1, steps=STEPS)
     plans = list(drawn_in_stages(normed, (2,), (2,), 1, range(4)))
     assert max(map(max, team.run(4, differences, [(plan, right, 1, None) for plan in plans]))) < TOLERANCE
+
+
+def _of_whole_numbers(report: Report, plan: GraphPlan) -> None:
+    job = parallelize(graph_module(plan.graph, seed=0), plan)
+    job.step({name: tensor.long() for name, tensor in batches(plan.graph, 0).items()})
+
+
+def test_whole_numbers_do_not_cross_a_cut(team: Team) -> None:
+    """A first stage that has no parameters makes of whole numbers others."""
+    plan = staged_by_rules(without_first_weights(CHAIN), (1,), (1,), 2, whole)
+    with pytest.raises(ConfigError, match="hands whole numbers to the next stage"):
+        team.run(2, _of_whole_numbers, plan)
 
 
 def test_a_parameter_of_two_stages_is_refused_by_name() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 from unittest.mock import patch
 
 import pytest
-from tests.property.layout_instances import chain
+from tests.property.layout_instances import chain, without_first_weights
 from tests.runtime.graph_charged import Times, charged_in_stages
 from tests.runtime.graph_equality import batches
 from tests.runtime.graph_plans import drawn_in_stages, staged_by_rules
@@ -101,13 +101,7 @@ def test_messages_by_hand(team: Team) -> None:
 
 def test_nothing_goes_back_where_nothing_before_is_trained(team: Team) -> None:
     """Four messages there and none back, which the planner charges (docs/tracking.md)."""
-    first, *others = CHAIN.blocks
-    relu = replace(first.operators[1], inputs=(replace(first.operators[1].inputs[0], source="x"),))
-    sizes = {"b": 16, "f": 16}
-    graph = replace(
-        CHAIN, inputs={**CHAIN.inputs, "x": (16, 16)},
-        blocks=(replace(first, operators=(replace(relu, dims=sizes),)), *others),
-    )  # fmt: skip
+    graph = without_first_weights(CHAIN)
     plan = staged_by_rules(graph, (1,), (1,), MICROBATCHES, whole)
     there, back = team.run(2, steps_of, [plan], False)
     assert there[0]["send", 256] == 4 and not there[0]["recv", 256]

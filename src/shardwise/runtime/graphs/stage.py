@@ -126,8 +126,8 @@ class _Passes:
         if not result.is_floating_point():
             block = self.stage.interpreter.program.sections[-1].block
             raise ConfigError(
-                "are handed to the next stage", key=f"graph.{block.name}", found=str(result.dtype),
-                allowed="numbers with fractions, where the plan cuts the graph",
+                "hands whole numbers to the next stage", key=f"graph.{block.name}", found=str(result.dtype),
+                allowed="numbers with fractions",
             )  # fmt: skip
         self._send(CommunicationKind.SEND_F, number, result.detach().to(self.stage.dtype), LATER)
 
