@@ -15,7 +15,7 @@ from tests.runtime.graph_charged import Times, charged_in_stages
 from tests.runtime.graph_equality import batches
 from tests.runtime.graph_plans import drawn_in_stages, staged_by_rules
 from tests.runtime.test_runtime_graph_obeyed import as_charged, nothing_again, second_step
-from tests.runtime.test_runtime_graph_stages import data, whole
+from tests.runtime.test_runtime_graph_stages import columns, data, whole
 
 from shardwise.plan import GraphPlan
 from shardwise.runtime import Report, Team, graph_module, parallelize
@@ -68,6 +68,13 @@ def test_any_layouts_of_stages_have_what_is_charged(
     """Any rule, any place of tensors, also across cuts, any storage of parameters; all kept."""
     plans = [nothing_again(plan) for plan in drawn_in_stages(CHAIN, ranks, cuts, MICROBATCHES, range(6))]
     assert all(is_obeyed(team, plans))
+
+
+def test_stages_on_two_axes_have_what_is_charged(team: Team) -> None:
+    assert all(
+        is_obeyed(team, [staged_by_rules(CHAIN, (2, 2), (2,), MICROBATCHES, *wanted)])
+        for wanted in ((data, columns), (columns, data))
+    )
 
 
 def test_stages_in_bf16_have_what_is_charged(team: Team) -> None:
