@@ -343,8 +343,8 @@ def test_the_card_says_what_is_not_run_by_micro_batches(run: Run, tmp_path: Path
     """Statistics of a batch norm are those of the batch: `train` computes no others."""
     path = tmp_path / "normed.yaml"
     path.write_text(graph_text(chain(16, 8, 16, 4, norm="batch_norm")))
-    question = ("frontier", str(path), "--cluster", "1x2xV100-32G", "--global-batch-size", "16")
-    question = (*question, "--stages", "2", "--microbatches")
+    asked = ("frontier", str(path), "--cluster", "1x2xV100-32G", "--global-batch-size", "16")
+    question = (*asked, "--stages", "2", "--microbatches")
     ran = run(*question, "4")
     assert ran.code == 0, ran.err
     assert "batch_norm operator norm computes across samples" in " ".join(ran.out.split())
