@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
-from shardwise.graph import Block, Operand, OpGraph, OpNode, Parameter
+from shardwise.graph import Block, Growth, Operand, OpGraph, OpNode, Parameter
 
 
 def op(
@@ -45,6 +47,48 @@ def mlp(batch: int, width: int, inner: int, classes: int) -> OpGraph:
         blocks=(Block(name="all", operators=operators),),
         batch=batch,
     )
+
+
+def chain(batch: int, width: int, inner: int, classes: int, *, norm: str = "layer_norm") -> OpGraph:
+    """Blocks in a row: a linear layer with a relu; two alike, each with a norm, a linear layer and a sum
+    with what it reads; one without parameters; a head with a loss."""
+    sizes = {"b": batch, "i": width, "f": inner, "g": inner, "v": classes}
+    first = (
+        op("up", "linear", sizes, [("x", "bi")], "bf", [("w_up", "if"), ("b_up", "f")]),
+        op("relu", "elementwise", sizes, [("up", "bf")], "bf", function="relu"),
+    )
+    middle = (
+        op("norm", norm, sizes, [("m", "bf")], "bf", [("middle.{0}.scale", "f")]),
+        op("mix", "linear", sizes, [("norm", "bf")], "bg", [("middle.{0}.mix", "fg")]),
+        op("add", "elementwise", sizes, [("m", "bf"), ("mix", "bf")], "bf", function="add"),
+    )
+    bend = (op("bend", "elementwise", sizes, [("e", "bf")], "bf", function="tanh"),)
+    head = (
+        op("down", "linear", sizes, [("z", "bf")], "bv", [("w_down", "fv")]),
+        op("loss", "cross_entropy", sizes, [("down", "bv"), ("target", "b")], ""),
+    )
+    return OpGraph(
+        name="chain",
+        inputs={"x": (batch, width), "target": (batch,)},
+        blocks=(
+            Block(name="first", operators=first),
+            Block(name="middle", operators=middle, entry="m", repeat=2),
+            Block(name="bend", operators=bend, entry="e"),
+            Block(name="head", operators=head, entry="z"),
+        ),
+        batch=batch,
+        growth={"b": Growth(batch=1)},
+    )
+
+
+def without_first_weights(graph: OpGraph) -> OpGraph:
+    """A `chain` whose first block is its relu alone, on data as wide as what it makes."""
+    first, *others = graph.blocks
+    relu = first.operators[1]
+    (read,) = relu.inputs
+    only = replace(relu, inputs=(Operand("x", read.dims),))
+    inputs = {**graph.inputs, "x": relu.shape(relu.output)}
+    return replace(graph, inputs=inputs, blocks=(replace(first, operators=(only,)), *others))
 
 
 def llama(*, layers: int = 32, batch: int = 256, seq_len: int = 2048) -> OpGraph:

@@ -13,7 +13,6 @@ from shardwise.plan import GraphPlan
 from shardwise.runtime import Report
 from shardwise.runtime.graphs import GraphJob
 from shardwise.runtime.graphs.captured import captured, part_of_parameter
-from shardwise.runtime.graphs.grid import Grid
 
 
 def plain_run(name: str, *, seed: int, steps: int) -> Run:
@@ -60,8 +59,8 @@ def captured_differences(
     found = []
     for plan in plans:
         job = GraphJob(
-            plan, Grid(plan.mesh.ranks), own.values, matrices=own.matrices, settings=own.settings,
-            data=own.data, device_type="cpu", lr=LR, max_norm=MAX_NORM,
+            plan, own.values, matrices=own.matrices, settings=own.settings, data=own.data,
+            device_type="cpu", lr=LR, max_norm=MAX_NORM,
         )  # fmt: skip
         found.append(captured_difference(job, name, expected))
     return found

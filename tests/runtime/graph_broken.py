@@ -33,7 +33,7 @@ GRAPH_TWINS: Mapping[str, tuple[str, Any]] = {
     "gradients lie as their tensors do": ("shardwise.runtime.graphs.bring.gradient_form", value_form),
     "states that others updated are not gathered": ("shardwise.runtime.graphs.store.Held.publish", _nothing),
     "every rank begins with the whole gradient": (
-        "shardwise.runtime.graphs.graph_job.seed_gradient",
+        "shardwise.runtime.graphs.stage.seed_gradient",
         lambda grid, lie, loss: torch.ones_like(loss),
     ),
     "copies count once for each rank in the norm": (

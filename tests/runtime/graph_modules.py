@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from tests.runtime import captured
 from torch import Tensor, nn
+from torch.nn import functional
 
 CLASSES = 3
 """Below the number of classes and words of every module."""
@@ -73,11 +74,74 @@ def cells(batch: int = 4) -> captured.Built:
     return captured.cells(batch)
 
 
+class Perceptron(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(12, 12) for _ in range(4))
+        self.head = nn.Linear(12, 5)
+
+    def forward(self, x: Tensor, labels: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = functional.relu(layer(x))
+        return functional.cross_entropy(self.head(x), labels)
+
+
+def perceptron(batch: int = 8) -> captured.Built:
+    return Perceptron(), (torch.zeros(batch, 12), torch.zeros(batch, dtype=torch.long))
+
+
+class Readers(nn.Module):
+    """Recurrent layers in a row, each added to what it reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(50, 16)
+        self.layers = nn.ModuleList(nn.LSTM(16, 16, batch_first=True) for _ in range(4))
+        self.output = nn.Linear(16, 50)
+
+    def forward(self, tokens: Tensor, labels: Tensor) -> Tensor:
+        x = self.embedding(tokens)
+        for layer in self.layers:
+            x = x + layer(x)[0]
+        return functional.cross_entropy(self.output(x).flatten(0, 1), labels.flatten())
+
+
+def readers(batch: int = 4, seq_len: int = 6) -> captured.Built:
+    long = torch.long
+    return Readers(), (torch.zeros(batch, seq_len, dtype=long), torch.ones(batch, seq_len, dtype=long))
+
+
+class Translator(nn.Module):
+    """Encoder and decoder with tables of their own: what the encoder makes is read in every layer of the
+    decoder."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.source, self.target = nn.Embedding(40, 32), nn.Embedding(40, 32)
+        encoding = nn.TransformerEncoderLayer(32, 4, 64, dropout=0.0, batch_first=True)
+        decoding = nn.TransformerDecoderLayer(32, 4, 64, dropout=0.0, batch_first=True)
+        self.encoder = nn.TransformerEncoder(encoding, 3, enable_nested_tensor=False)
+        self.decoder = nn.TransformerDecoder(decoding, 2)
+        self.head = nn.Linear(32, 40)
+
+    def forward(self, source: Tensor, target: Tensor) -> Tensor:
+        memory = self.encoder(self.source(source))
+        logits = self.head(self.decoder(self.target(target), memory))
+        return functional.cross_entropy(logits.flatten(0, 1), target.flatten())
+
+
+def translator(batch: int = 4, seq_len: int = 6) -> captured.Built:
+    long = torch.long
+    return Translator(), (
+        torch.zeros(batch, seq_len, dtype=long), torch.ones(batch, seq_len, dtype=long)
+    )  # fmt: skip
+
+
 MODULES = {
     each.__name__: each
     for each in (
         vgg, resnet, lstm, gru, transformer, llama, uneven, again, towers, vision, digits, numbers, rows,
-        cells,
+        cells, perceptron, readers, translator,
     )
 }  # fmt: skip
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from itertools import product
 
 import numpy as np
@@ -11,10 +12,10 @@ from tests.property.test_layouts_one import random_solution
 from shardwise.cluster import load_cluster, mesh_of
 from shardwise.cost import Training
 from shardwise.cost.layouts.chain import layout_chain
-from shardwise.graph import GraphLayout, OpGraph, OpNode, Rule, allows, rules_of
+from shardwise.graph import GraphLayout, OpGraph, OpNode, Rule, StagedLayout, allows, rules_of, scaled
 from shardwise.graph.customary.together import laid_by
 from shardwise.plan import GraphJob, GraphPlan
-from shardwise.search import GraphCurves
+from shardwise.search import GraphCurves, StagedCurves
 from shardwise.strategy import PROFILES, Optimizer
 
 Wanted = Callable[[OpNode], Sequence[str]]
@@ -84,3 +85,48 @@ def on_frontier(graph: OpGraph, devices: int, count: int) -> list[GraphPlan]:
     curve = GraphCurves(graph, cluster, Training(dtype="fp32"), 0.05).curve(devices, epsilon=0.01)
     places = sorted({round(at * (len(curve.points) - 1) / max(count - 1, 1)) for at in range(count)})
     return [plan_with(graph, curve.meshes[0].ranks, curve.points[place].layout) for place in places]
+
+
+def in_stages(plan: GraphPlan, cuts: Sequence[int], microbatches: int) -> GraphPlan:
+    """The layout of `plan`, which is for the size of a micro-batch, cut before the blocks `cuts` into stages
+    on meshes like its own."""
+    layout = StagedLayout(
+        ranks=plan.mesh.ranks, blocks=plan.layout.blocks, cuts=tuple(cuts), microbatches=microbatches,
+        schedule="1f1b",
+    )  # fmt: skip
+    cluster = load_cluster(f"1x{plan.mesh.devices * len(layout.spans)}xcpu")
+    return replace(plan, cluster=cluster, mesh=mesh_of(cluster, plan.mesh.ranks), layout=layout)
+
+
+def staged_by_rules(
+    graph: OpGraph, ranks: Sequence[int], cuts: Sequence[int], microbatches: int, *wanted: Wanted
+) -> GraphPlan:
+    """In stages, each operator by the first rule that is wanted and goes, along each axis."""
+    layout = by_rules(scaled(graph, graph.batch // microbatches), ranks, *wanted)
+    return in_stages(plan_with(graph, ranks, layout), cuts, microbatches)
+
+
+def drawn_in_stages(
+    graph: OpGraph, ranks: Sequence[int], cuts: Sequence[int], microbatches: int, seeds: Sequence[int]
+) -> Iterator[GraphPlan]:
+    """Layouts as `drawn` of a micro-batch, in stages: tensors cross cuts in any place that they may have."""
+    for plan in drawn(scaled(graph, graph.batch // microbatches), ranks, seeds):
+        yield in_stages(replace(plan, graph=graph), cuts, microbatches)
+
+
+def on_staged_frontier(
+    graph: OpGraph, devices: int, stages: int, microbatches: int, count: int
+) -> list[GraphPlan]:
+    """Plans of so many points of the frontier in stages, its ends among them."""
+    cluster = load_cluster(f"1x{devices}xcpu")
+    curves = StagedCurves(graph, cluster, Training(dtype="fp32"), 0.05, stages, (microbatches,))
+    curve = curves.curve(devices, epsilon=0.2)
+    places = sorted({round(at * (len(curve.points) - 1) / max(count - 1, 1)) for at in range(count)})
+    found = []
+    for place in places:
+        layout = curve.points[place].layout
+        if not isinstance(layout, StagedLayout):
+            raise AssertionError("a point in stages")
+        plan = plan_with(graph, layout.ranks, layout)
+        found.append(in_stages(plan, layout.cuts, layout.microbatches))
+    return found

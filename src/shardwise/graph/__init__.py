@@ -6,6 +6,7 @@ from shardwise.graph.file import GRAPH_SCHEMA, parse_graph
 from shardwise.graph.kinds import KINDS, Attribute, Kind
 from shardwise.graph.layout import allows, divided_dims, local_sizes
 from shardwise.graph.load import GRAPH_FILES, GRAPH_PREFIX, graph_names, load_graph, shipped_graphs
+from shardwise.graph.microbatches import loss_weight, samples_dim
 from shardwise.graph.named import MODES, BlockLayout, GraphLayout, Mode
 from shardwise.graph.operator import check_op, kept_of, rules_of, work_of
 from shardwise.graph.placement import (
@@ -69,12 +70,14 @@ __all__ = [
     "layout_record",
     "load_graph",
     "local_sizes",
+    "loss_weight",
     "megatron",
     "parameter_count",
     "parse_graph",
     "placement_text",
     "placements_of",
     "rules_of",
+    "samples_dim",
     "scaled",
     "shard",
     "shipped_graphs",

@@ -24,12 +24,28 @@ class StagedLayout(GraphLayout):
     schedule: str
 
     @property
+    def spans(self) -> tuple[tuple[int, int], ...]:
+        """The first block of each stage, and the one behind its last."""
+        return tuple(pairwise((0, *self.cuts, len(self.blocks))))
+
+    @property
     def stages(self) -> tuple[GraphLayout, ...]:
         """The layout of each stage."""
-        ends = (0, *self.cuts, len(self.blocks))
         return tuple(
-            GraphLayout(ranks=self.ranks, blocks=self.blocks[first:end]) for first, end in pairwise(ends)
+            GraphLayout(ranks=self.ranks, blocks=self.blocks[first:end]) for first, end in self.spans
         )
+
+    def shared_parameters(self, graph: OpGraph) -> list[str]:
+        """The parameters of `graph` that several stages read."""
+        stage_of = [stage for stage, (first, end) in enumerate(self.spans) for _ in range(first, end)]
+        homes: dict[str, set[int]] = {}
+        place = 0
+        for block in graph.blocks:
+            for op in block.operators if block.repeat == 1 else ():  # repetitions have their own
+                for parameter in op.parameters:
+                    homes.setdefault(parameter.name, set()).add(stage_of[place])
+            place += block.repeat
+        return [name for name, stages in homes.items() if len(stages) > 1]
 
 
 def staged_record(layout: StagedLayout) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from shardwise.errors import ConfigError
-from shardwise.graph import StagedLayout
+from shardwise.graph import StagedLayout, loss_weight
 from shardwise.model import scores_are_plain
 from shardwise.plan import GraphPlan, Plan, UnevenFile
 from shardwise.strategy import target_of
@@ -69,7 +69,9 @@ def check_graph_runnable(plan: GraphPlan) -> None:
     if not TARGET.runs_on(plan.cluster.vendors):
         raise _refusal("cluster", ", ".join(plan.cluster.classes), TARGET.known_devices)
     if isinstance(plan.layout, StagedLayout):
-        raise _refusal("layout.stages", f"{len(plan.layout.stages)} stages", "a layout without stages")
+        if shared := plan.layout.shared_parameters(plan.graph):
+            raise _refusal("layout.stages", f"{shared[0]} in several stages", "parameters of one stage each")
+        loss_weight(plan.graph, plan.microbatches)
 
 
 def _check_known(plan: Plan | UnevenFile, dtypes: tuple[str, ...]) -> None:

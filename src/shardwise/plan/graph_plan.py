@@ -69,6 +69,21 @@ class GraphPlan:
     nbytes: Mapping[str, float]
     epsilon: float
 
+    @property
+    def stages(self) -> int:
+        """How many stages the graph is cut into; 1 where it is whole."""
+        return len(self.layout.spans) if isinstance(self.layout, StagedLayout) else 1
+
+    @property
+    def devices(self) -> int:
+        """The devices of all stages."""
+        return self.stages * self.mesh.devices
+
+    @property
+    def microbatches(self) -> int:
+        """In how many parts the batch goes through the stages; 1 where it goes as a whole."""
+        return self.layout.microbatches if isinstance(self.layout, StagedLayout) else 1
+
 
 _FIRST = re.compile(rb'\s*(\{\s*)?"?schema"?\s*:\s*"?' + re.escape(GRAPH_PLAN_SCHEMA.encode()) + rb"\b")
 

@@ -32,7 +32,7 @@ def optimizer_of_parameters(
     described = [
         {"params": own, "weight_decay": WEIGHT_DECAY if decays else 0.0}
         for (_, decays), own in groups.items()
-    ]
+    ] or [{"params": []}]  # of a stage that has none
     if name == "sgd":
         return torch.optim.SGD(described, lr=lr, momentum=0.9)
     return LocalAdamW(described, lr=lr, betas=BETAS, fused=True)  # no temporaries beside the states

@@ -84,7 +84,7 @@ def parallelize(
     if isinstance(plan, GraphPlan):
         keep_freed_memory()
         check_graph_runnable(plan)
-        _check_processes(plan.mesh.devices)
+        _check_processes(plan.devices)
         device_type = take_device(plan.cluster, distributed.get_rank())
         return laid_job(module, plan, inputs, device_type=device_type, lr=lr, max_norm=max_norm)
     if any(parameter.device.type == "meta" for parameter in module.parameters()):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import jsonschema
 import pytest
-from tests.property.layout_instances import mlp
+from tests.property.layout_instances import chain, mlp
 from tests.unit.app.test_cli_calibrate import written
 from tests.unit.app.test_cli_frontier import answer, refused
 from tests.unit.graph.texts import bent
@@ -337,6 +337,19 @@ def test_stages_and_their_layouts_are_one_answer(run: Run, tmp_path: Path) -> No
 
     ran = run("check", str(rewritten(tmp_path / names[0], other_cut)))
     assert ran.code == 4 and "step time" in ran.err
+
+
+def test_the_card_says_what_is_not_run_by_micro_batches(run: Run, tmp_path: Path) -> None:
+    """Statistics of a batch norm are those of the batch: `train` computes no others."""
+    path = tmp_path / "normed.yaml"
+    path.write_text(graph_text(chain(16, 8, 16, 4, norm="batch_norm")))
+    asked = ("frontier", str(path), "--cluster", "1x2xV100-32G", "--global-batch-size", "16")
+    question = (*asked, "--stages", "2", "--microbatches")
+    ran = run(*question, "4")
+    assert ran.code == 0, ran.err
+    assert "batch_norm operator norm computes across samples" in " ".join(ran.out.split())
+    assert "train does not run them" not in run(*question, "1").out
+    assert "train does not run them" not in run(*STAGES).out
 
 
 def test_stages_are_laid_out_on_any_of_their_meshes(run: Run, tmp_path: Path) -> None:

@@ -48,8 +48,7 @@ class _GraphRun:
             classes[node.device_class].peak_flop_per_s[plan.job.dtype] * node.speed * node.devices
             for node in plan.cluster.nodes
         )
-        used = plan.mesh.devices / plan.cluster.devices
-        return step_flop(plan.graph) / (record.step_time_s * peak_flop_per_s * used)
+        return step_flop(plan.graph) / (record.step_time_s * peak_flop_per_s)
 
     def log_line(self) -> str:
         """The last step as a line of JSON (docs/formats.md)."""
@@ -91,13 +90,12 @@ def trained_graph(
     from shardwise.runtime import RankLost, Team, check_graph_runnable, check_here, check_told, train_graph
 
     check_graph_runnable(plan)
-    check_here(plan.cluster, plan.mesh.devices)
+    check_here(plan.cluster, plan.devices)
     check_told(plan.graph)
     run = _GraphRun(plan=plan, steps=steps)
-    devices = plan.mesh.devices
     try:
-        with _showing(run, log) as report, Team(devices) as team:
-            team.run(devices, train_graph, plan, steps, lr, seed, report=report)
+        with _showing(run, log) as report, Team(plan.devices) as team:
+            team.run(plan.devices, train_graph, plan, steps, lr, seed, report=report)
     except RankLost as error:
         after = f"after step {run.records[-1].step}" if run.records else "before the first step"
         return Output(talk=[f"shardwise: error: {error} {after}; the other ranks were ended"], code=FAILED)

@@ -6,24 +6,26 @@ from collections.abc import Callable, Mapping, Sequence
 from math import prod
 from typing import Any
 
+import torch
 from torch import Tensor, distributed, nn
 from torch.profiler import record_function
 
 from shardwise.errors import ConfigError
-from shardwise.graph import OpGraph
+from shardwise.graph import OpGraph, StagedLayout, loss_weight, samples_dim, scaled
 from shardwise.plan import GraphPlan
 from shardwise.runtime.dtypes import COMPUTE
-from shardwise.runtime.graphs.bring import moved
 from shardwise.runtime.graphs.captured import captured
 from shardwise.runtime.graphs.grid import Grid
-from shardwise.runtime.graphs.interpreter import Interpreter, seed_gradient
+from shardwise.runtime.graphs.interpreter import Interpreter
 from shardwise.runtime.graphs.kernels import KERNELS
 from shardwise.runtime.graphs.module import GraphModule, first_readers, is_weight
-from shardwise.runtime.graphs.program import Settings, program_of
+from shardwise.runtime.graphs.program import Program, Settings, program_of
+from shardwise.runtime.graphs.stage import Stage
 from shardwise.runtime.graphs.store import Held, held_parameters, square_sum
 from shardwise.runtime.optimizer import optimizer_of_parameters
 from shardwise.runtime.result import StepResult
 from shardwise.runtime.trace import OPTIMIZER
+from shardwise.schedule import generate, lower
 
 
 class GraphJob:
@@ -32,13 +34,12 @@ class GraphJob:
     `values` are the whole parameters by their names in the graph, the same on every rank; `matrices` those
     whose weights decay. `data` makes the inputs of the graph of a batch. A job in bf16 computes with copies
     of the parameters and has their gradients in the parameters' own dtype; it lies on devices of
-    `device_type`.
+    `device_type`. Of a graph in stages a rank holds the parameters of its own stage, `store`.
     """
 
     def __init__(
         self,
         plan: GraphPlan,
-        grid: Grid,
         values: Mapping[str, Tensor],
         *,
         matrices: frozenset[str],
@@ -48,13 +49,27 @@ class GraphJob:
         lr: float,
         max_norm: float,
     ) -> None:
-        self.plan, self.grid, self._max_norm, self._data = plan, grid, max_norm, data
+        self.plan, self._max_norm, self._data = plan, max_norm, data
         self._device_type = device_type
         self._dtype = None if plan.job.dtype == "fp32" else COMPUTE[plan.job.dtype]
-        program = program_of(plan.graph, plan.layout, grid, settings)
-        placed = {name: value.to(device_type) for name, value in values.items()}
-        self.store: dict[str, Held] = held_parameters(grid, program.parameters, placed, self._dtype)
-        self._interpreter = Interpreter(program, grid, self.store)
+        self.grid = Grid(plan.mesh.ranks, meshes=plan.stages)
+        of_one = scaled(plan.graph, plan.graph.batch // plan.microbatches)
+        program = program_of(of_one, plan.layout, self.grid, settings)
+        self._stages: list[Program] = [program.part(first, end) for first, end in _spans(plan)]
+        own = self._stages[self.grid.mesh]
+        placed = {name: values[name].to(device_type) for name in own.parameters}
+        self.store: dict[str, Held] = held_parameters(self.grid, own.parameters, placed, self._dtype)
+        self._dtypes = {name: values[name].dtype for name in program.parameters}
+        self._stage = Stage(
+            Interpreter(own, self.grid, self.store),
+            weight=loss_weight(plan.graph, plan.microbatches),
+            dtype=self._dtype or next(iter(self._dtypes.values()), torch.float32),
+            trains_before=any(part.parameters for part in self._stages[: self.grid.mesh]),
+            device=device_type,
+        )
+        schedule = plan.layout.schedule if isinstance(plan.layout, StagedLayout) else "1f1b"
+        table = generate(schedule, pp=plan.stages, microbatches=plan.microbatches, vpp=1)
+        self._row = lower(table, unshard=False).ranks[self.grid.mesh]
         owned = [(held.owned, held.name in matrices) for held in self.store.values()]
         self.optimizer = optimizer_of_parameters(plan.job.optimizer, owned, lr=lr)
 
@@ -67,13 +82,12 @@ class GraphJob:
 
     def backward(self, batch: Any) -> StepResult:
         """The part of `step` before the optimizer: loss, and clipped gradients in the parameters."""
-        loss, lie = self._interpreter.loss(self._placed(self._checked(self._data(batch))))
-        loss.backward(seed_gradient(self.grid, lie, loss))
-        for held in self.store.values():
-            held.settle()
-        value = moved(self.grid, loss.detach(), (), lie.value, self._interpreter.whole)
-        squares = square_sum(self.store.values())
-        if len(self.grid.ranks) > 1:
+        shares = self._microbatches(self._checked(self._data(batch)))
+        value = self._stage.run(self._row, shares).double()
+        if self.plan.stages > 1:
+            distributed.broadcast(value, src=self._first_of(self.plan.stages - 1))
+        squares = square_sum(self.store.values(), self._device_type)
+        if self.plan.devices > 1:
             distributed.all_reduce(squares)
         norm = float(squares.sqrt())
         if norm > self._max_norm:
@@ -92,18 +106,51 @@ class GraphJob:
 
     def parameters(self) -> dict[str, Tensor]:
         """Every parameter, whole, by its name in the graph; every rank must ask at the same point."""
-        return {name: held.whole() for name, held in self.store.items()}
+        return self._of_all_stages(Held.whole)
 
     def gradients(self) -> dict[str, Tensor]:
         """Every gradient between `backward` and `update`, whole; every rank must ask at the same point."""
-        return {name: held.whole_gradient() for name, held in self.store.items()}
+        return self._of_all_stages(Held.whole_gradient)
 
-    def _placed(self, batch: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """Where the job computes, numbers in the dtype that it computes with."""
-        return {
-            name: tensor.to(self._device_type, self._dtype if tensor.is_floating_point() else None)
-            for name, tensor in batch.items()
-        }
+    def _of_all_stages(self, whole: Callable[[Held], Tensor]) -> dict[str, Tensor]:
+        """What ranks of the stage that has a parameter say of it, by the parameter's name."""
+        found: dict[str, Tensor] = {}
+        for stage, program in enumerate(self._stages):
+            for name, stored in program.parameters.items():
+                if self.plan.stages == 1:
+                    found[name] = whole(self.store[name])
+                    continue
+                if stage == self.grid.mesh:
+                    found[name] = whole(self.store[name]).clone(memory_format=torch.contiguous_format)
+                else:
+                    found[name] = torch.empty(
+                        stored.lie.shape, dtype=self._dtypes[name], device=self._device_type
+                    )
+                distributed.broadcast(found[name], src=self._first_of(stage))
+        return found
+
+    def _first_of(self, stage: int) -> int:
+        """The first rank of a stage."""
+        return stage * self.plan.mesh.devices
+
+    def _microbatches(self, batch: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
+        """What this rank's stage reads of each micro-batch, where the job computes, numbers in the dtype that
+        it computes with."""
+        shares: list[dict[str, Tensor]] = [{} for _ in range(self.plan.microbatches)]
+        for name in sorted(self._stages[self.grid.mesh].data):
+            tensor = batch[name]
+            tensor = tensor.to(self._device_type, self._dtype if tensor.is_floating_point() else None)
+            for share, part in zip(shares, self._shared_out(name, tensor), strict=True):
+                share[name] = part
+        return shares
+
+    def _shared_out(self, name: str, tensor: Tensor) -> Sequence[Tensor]:
+        """An input of the graph by micro-batch: its samples, or all of it."""
+        count = self.plan.microbatches
+        dim = samples_dim(self.plan.graph, name)
+        if count == 1 or dim is None:
+            return [tensor] * count
+        return tensor.reshape(self.plan.graph.inputs[name]).chunk(count, dim)
 
     def _checked(self, batch: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         for name, shape in self.plan.graph.inputs.items():
@@ -114,6 +161,12 @@ class GraphJob:
                     found="nothing" if found is None else str(tuple(found.shape)), allowed=str(tuple(shape)),
                 )  # fmt: skip
         return batch
+
+
+def _spans(plan: GraphPlan) -> Sequence[tuple[int, int]]:
+    """The first block of each stage, and the one behind its last."""
+    layout = plan.layout
+    return layout.spans if isinstance(layout, StagedLayout) else ((0, len(layout.blocks)),)
 
 
 def laid_job(
@@ -138,7 +191,6 @@ def laid_job(
     readers = first_readers(plan.graph)
     return GraphJob(
         plan,
-        Grid(plan.mesh.ranks),
         {name: parameter.detach() for name, parameter in module.named_parameters()},
         matrices=frozenset(name for name, (op, slot) in readers.items() if is_weight(op, slot)),
         settings={},
@@ -166,7 +218,7 @@ def _captured_job(
     check_kinds(plan.graph)
     own = captured(module, inputs, plan.graph)
     return GraphJob(
-        plan, Grid(plan.mesh.ranks), own.values, matrices=own.matrices, settings=own.settings, data=own.data,
+        plan, own.values, matrices=own.matrices, settings=own.settings, data=own.data,
         device_type=device_type, lr=lr, max_norm=max_norm,
     )  # fmt: skip
 

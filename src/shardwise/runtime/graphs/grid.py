@@ -15,25 +15,32 @@ from shardwise.runtime.graphs.forms import Coordinates, places
 class Grid:
     """A mesh of `counts` ranks per axis, the outermost first, and where this process is on it.
 
-    Every process of the default group must make it at the same point, for it makes groups; a grid of one rank
-    needs no processes.
+    Of several `meshes` alike, of as many ranks in a row each, it is the one that this process is on, with the
+    number `mesh`. Every process of the default group must make it at the same point, for it makes groups; a
+    grid of one rank needs no processes.
     """
 
-    def __init__(self, counts: Sequence[int]) -> None:
+    def __init__(self, counts: Sequence[int], *, meshes: int = 1) -> None:
         self.counts = tuple(counts)
-        self.ranks = {at: rank for rank, at in enumerate(places(self.counts))}
-        alone = len(self.ranks) == 1
-        self.rank = 0 if alone else distributed.get_rank()
-        self.here: Coordinates = list(self.ranks)[self.rank]
-        self._groups: Mapping[tuple[int, ...], ProcessGroup | None] = {} if alone else self._made()
+        self.meshes, size = meshes, prod(self.counts)
+        self.rank = 0 if size * meshes == 1 else distributed.get_rank()
+        self.mesh = self.rank // size
+        self.ranks = {at: self.mesh * size + place for place, at in enumerate(places(self.counts))}
+        self.here: Coordinates = list(self.ranks)[self.rank % size]
+        self._groups: Mapping[tuple[int, ...], ProcessGroup | None] = {} if size == 1 else self._made()
 
     def _made(self) -> dict[tuple[int, ...], ProcessGroup | None]:
         axes = [axis for axis, count in enumerate(self.counts) if count > 1]
+        own = min(self.ranks.values())
         found: dict[tuple[int, ...], ProcessGroup | None] = {}
         for size in range(1, len(axes) + 1):
             for chosen in combinations(axes, size):
-                rows = {tuple(self.members(chosen, at)) for at in self.ranks}
-                everywhere = [sorted(self.ranks[at] for at in row) for row in sorted(rows)]
+                rows = sorted({tuple(self.members(chosen, at)) for at in self.ranks})
+                everywhere = [
+                    sorted(mesh * len(self.ranks) + self.ranks[at] - own for at in row)
+                    for mesh in range(self.meshes)
+                    for row in rows
+                ]
                 if len(everywhere) == 1:
                     found[chosen] = distributed.group.WORLD
                 else:
@@ -53,3 +60,7 @@ class Grid:
     def group(self, axes: Sequence[int]) -> ProcessGroup | None:
         """The process group of `members(axes)`."""
         return self._groups[tuple(axis for axis in sorted(axes) if self.counts[axis] > 1)]
+
+    def like(self, meshes: int) -> int:
+        """The rank that lies where this one does, so many meshes further on."""
+        return self.rank + meshes * len(self.ranks)

@@ -24,10 +24,17 @@ class Interpreter:
         self.program, self.grid, self.store = program, grid, store
         self.whole = whole_form(len(grid.counts))
 
-    def loss(self, data: Mapping[str, Tensor]) -> tuple[Tensor, Lie]:
-        """The loss as the last operator makes it, and how it lies. `data` are the graph's inputs, whole and
-        the same on every rank."""
-        result: Tensor | None = None
+    @property
+    def end(self) -> Lie:
+        """How the result of the last block lies: for who reads it, or as the loss is made."""
+        last = self.program.sections[-1]
+        return last.lies.get(last.result, last.steps[-1].work.output)
+
+    def run(self, data: Mapping[str, Tensor], entry: Tensor | None = None) -> Tensor:
+        """The result of the last block, which lies as `end` says: the loss, where it is the graph's. `data`
+        are the graph's inputs, whole and the same on every rank; `entry` is what the first block reads of the
+        one before it, as it lies there."""
+        result = entry
         for section in self.program.sections:
             if section.layout.mode == "recomputed":
                 result = checkpoint(
@@ -37,7 +44,7 @@ class Interpreter:
                 result = self._section(section, result, data)
         if result is None:
             raise ValueError("a graph has blocks")
-        return result, self.program.sections[-1].steps[-1].work.output
+        return result
 
     def _section(self, section: Section, entry: Tensor | None, data: Mapping[str, Tensor]) -> Tensor:
         """One repetition of a block, from where its entry lies to where its result lies."""
@@ -47,8 +54,7 @@ class Interpreter:
         for step in section.steps:
             run.step(step)
         made, lie = run.made[section.result]
-        end = section.lies.get(section.result, lie)
-        return brought(self.grid, made, lie, end)
+        return brought(self.grid, made, lie, section.lies.get(section.result, lie))
 
     def parameter(self, name: str, used: Lie) -> Tensor:
         """A parameter as one of its readers wants it."""

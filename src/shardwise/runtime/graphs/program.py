@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from shardwise.graph import STATES_SPLIT, Block, BlockLayout, GraphLayout, OpGraph, OpNode, Placement
@@ -41,6 +41,13 @@ class Section:
     def result(self) -> str:
         return self.block.operators[-1].name
 
+    @property
+    def data(self) -> frozenset[str]:
+        """What it reads that neither it nor a block before it makes: graph inputs, by name."""
+        made = {self.block.entry, *(op.name for op in self.block.operators)}
+        reads = {operand.source for op in self.block.operators for operand in op.inputs}
+        return frozenset(reads - made)
+
 
 @dataclass(frozen=True)
 class Stored:
@@ -65,7 +72,17 @@ class Program:
 
     sections: tuple[Section, ...]
     parameters: Mapping[str, Stored]
-    data: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+
+    def part(self, first: int, end: int) -> Program:
+        """The sections from `first` to before `end`, and their parameters."""
+        sections = self.sections[first:end]
+        names = {name for section in sections for step in section.steps for name in step.parameters}
+        return Program(sections, {name: own for name, own in self.parameters.items() if name in names})
+
+    @property
+    def data(self) -> frozenset[str]:
+        """The graph inputs that are read, by name."""
+        return frozenset(name for section in self.sections for name in section.data)
 
 
 def program_of(
@@ -92,7 +109,7 @@ def program_of(
                 shared = Lie(shape, lies.used[parameter.name]) if readers[parameter.name] > 1 else None
                 parameters.setdefault(name, _stored(name, shape, stored, shared, read, grid))
         sections.append(_section(block, lies, tuple(steps)))
-    return Program(tuple(sections), parameters, dict(graph.inputs))
+    return Program(tuple(sections), parameters)
 
 
 def repeated(name: str, count: int, repeat: int) -> str:

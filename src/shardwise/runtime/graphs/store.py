@@ -182,11 +182,13 @@ def held_parameters(
     }
 
 
-def square_sum(parameters: Iterable[Held]) -> Tensor:
-    """This rank's share of the sum of the squares of all gradients: over all ranks, shares add up to it."""
+def square_sum(parameters: Iterable[Held], device_type: str) -> Tensor:
+    """This rank's share of the sum of the squares of all gradients, on its device: over all ranks, shares
+    add up to it."""
     squares = [
         held.owned.grad.square().sum(dtype=torch.float64) / held.copies
         for held in parameters
         if held.owned.grad is not None
     ]
-    return torch.stack(squares).sum()
+    nothing = torch.zeros((), dtype=torch.float64, device=device_type)
+    return torch.stack([nothing, *squares]).sum()

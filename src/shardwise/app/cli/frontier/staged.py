@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from shardwise.app.cli import words
 from shardwise.app.cli.frontier.graphs import GraphPoint, GraphRequest, GraphSubject, mesh_name
-from shardwise.app.cli.output import Line, row
+from shardwise.app.cli.output import LABEL, WIDTH, Line, row
 from shardwise.app.cli.request import count
 from shardwise.errors import ConfigError, InternalError
-from shardwise.graph import GraphLayout, StagedLayout, staged_record
+from shardwise.graph import GraphLayout, StagedLayout, loss_weight, staged_record
 from shardwise.inputs import shown
 from shardwise.search import Curve, StagedCurve, StagedCurves
 
@@ -105,6 +105,19 @@ class StagedSubject(GraphSubject):
             "stages", (f"{ways:,} ways to cut", "value"), (f", {tried:,} evaluated, the rest bounded", "")
         )
         yield row("", (f"micro-batches: {many} (--microbatches)", "dim"))
+        if refusal := self._refusal():
+            told = f"train does not run them: it {refusal}".split()
+            for line in words.wrapped(told, " ", WIDTH - LABEL):
+                yield row("", (line, "dim"))
+
+    def _refusal(self) -> str | None:
+        """Why our own runtime does not compute the graph by micro-batches, where it does not."""
+        try:
+            for many in self._staged.microbatches:
+                loss_weight(self._request.graph, many)
+        except ConfigError as error:
+            return error.message
+        return None
 
 
 def _staged(point: GraphPoint) -> StagedLayout:

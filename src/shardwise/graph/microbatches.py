@@ -1,0 +1,142 @@
+"""What of a step can be computed micro-batch by micro-batch: what each sample has of its own, and sums over
+samples.
+
+A batch that goes through a graph in micro-batches is divided as among the ranks of one more mesh axis, who
+come one after the other and tell each other nothing. So the rules of operators say what is sound: those
+without exchanges.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+
+from shardwise.errors import ConfigError
+from shardwise.graph.operator import rules_of
+from shardwise.graph.placement import PARTIAL, WHOLE, WHOLE_SUMMED, Placement, shard
+from shardwise.graph.record import Block, OpGraph, OpNode
+from shardwise.graph.rule import Rule
+from shardwise.graph.scale import input_growth
+from shardwise.graph.sizes import CONSTANT, Growth
+
+MEANS = ("cross_entropy", "mean_square", "binary_cross_entropy")
+"""Kinds that divide by as many elements as they sum over."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Share:
+    """What one of several micro-batches has of a tensor: samples along a dim of it, what all have (`WHOLE`),
+    or a part of a sum (`PARTIAL`), which is as many times too large as there are micro-batches where it
+    `is_mean`.
+
+    Along the dim a micro-batch has neighbours in each of so many `groups`: of steps by samples made one dim,
+    its own samples of every step.
+    """
+
+    placement: Placement
+    is_mean: bool = False
+    groups: int = 1
+
+
+def loss_weight(graph: OpGraph, microbatches: int) -> float:
+    """The number by which the losses of `microbatches` are multiplied, so that their sum is the loss of the
+    whole batch, which `graph` has the size of.
+
+    ConfigError by the name of the first operator that computes across samples otherwise than in a sum: the
+    statistics of a batch norm are not those of a micro-batch.
+    """
+    if microbatches == 1:
+        return 1.0
+    result: _Share | None = None
+    for block in graph.blocks:
+        for _ in range(block.repeat):
+            before = result
+            result = _through(graph, block, before, microbatches)
+            if result == before:  # so the next repetition is like this one
+                break
+    if result is None or result.placement != PARTIAL:
+        raise _refused(graph.blocks[-1].operators[-1], microbatches)
+    return 1.0 / microbatches if result.is_mean else 1.0
+
+
+def samples_dim(graph: OpGraph, name: str) -> int | None:
+    """The dim of the graph input `name` along which micro-batches have parts of it; None where each has all
+    of it."""
+    return _grown(input_growth(graph, name))
+
+
+def _through(graph: OpGraph, block: Block, entry: _Share | None, microbatches: int) -> _Share:
+    """What a micro-batch has of the result of one repetition of a block."""
+    made: dict[str, _Share] = {}
+    if block.entry is not None and entry is not None:
+        made[block.entry] = entry
+    for op in block.operators:
+        for operand in op.inputs:
+            if operand.source in graph.inputs:
+                dim = samples_dim(graph, operand.source)
+                made[operand.source] = _Share(WHOLE if dim is None else shard(dim))
+        reads = [made[operand.source] for operand in op.inputs]
+        made[op.name] = _made(op, reads, graph.growth, microbatches)
+    return made[block.operators[-1].name]
+
+
+def _made(op: OpNode, reads: Sequence[_Share], growth: Mapping[str, Growth], microbatches: int) -> _Share:
+    """What a micro-batch has of the result of an operator that reads so much."""
+    sizes = [[growth.get(dim, CONSTANT) for dim in dims] for dims in op.tensors]
+    along = _grown(sizes[-1])
+    groups = {read.groups for read in reads if read.placement >= 0}
+    if any(sum(each.batch for each in dims) > 1 for dims in sizes) or len(groups) > 1:
+        raise _refused(op, microbatches)  # samples by samples, or some by others
+    if op.kind == "reshape" and groups and along is not None:
+        return _reshaped(op, reads[0], along, microbatches)
+    for rule in rules_of(op):
+        output = _value(rule.output)
+        if _reads_so(rule, reads) and (output < 0 if along is None else output == shard(along)):
+            is_shared_out = rule.split is None or rule.units % microbatches == 0
+            is_by_rows = groups <= {1} or (rule.split is not None and rule.units == op.dims[rule.split])
+            summed = {read.is_mean for read in reads if read.placement == PARTIAL}
+            if output == PARTIAL and not summed:
+                summed = {op.kind in MEANS or op.attributes.get("function") == "mean"}
+            if is_shared_out and is_by_rows and len(summed) < 2:
+                return _Share(
+                    output, is_mean=True in summed, groups=max(groups, default=1) if output >= 0 else 1
+                )
+    raise _refused(op, microbatches)
+
+
+def _reshaped(op: OpNode, read: _Share, along: int, microbatches: int) -> _Share:
+    """What a micro-batch has of the same elements in another shape: of every group that it had neighbours in
+    it has whole rows of the dim `along`."""
+    made = op.shape(op.output)
+    groups = read.groups * prod(op.shape(op.inputs[0].dims)[: read.placement])
+    ahead, behind = prod(made[:along]), prod(made[along + 1 :])
+    if groups % ahead or (prod(made) // groups) % (behind * microbatches):
+        raise _refused(op, microbatches)
+    return _Share(shard(along), groups=groups // ahead)
+
+
+def _reads_so(rule: Rule, reads: Sequence[_Share]) -> bool:
+    """Whether an operator under `rule` reads what a micro-batch has, parameters whole, and asks no other."""
+    return (
+        not rule.exchanges
+        and [_value(placement) for placement in rule.inputs] == [read.placement for read in reads]
+        and all(_value(placement) == WHOLE for placement in rule.parameters)
+    )
+
+
+def _value(placement: Placement) -> Placement:
+    """A placement by what it says of the tensor itself, whatever of its gradient."""
+    return WHOLE if placement == WHOLE_SUMMED else placement
+
+
+def _grown(growth: Sequence[Growth]) -> int | None:
+    """The first dim that grows with the batch."""
+    return next((at for at, each in enumerate(growth) if each.batch), None)
+
+
+def _refused(op: OpNode, microbatches: int) -> ConfigError:
+    return ConfigError(
+        f"cannot share out the batch: {op.kind} operator {op.name} computes across samples",
+        key="layout.microbatches", found=str(microbatches), allowed="1",
+    )  # fmt: skip

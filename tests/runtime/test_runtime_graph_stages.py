@@ -1,0 +1,260 @@
+"""Graph plans in stages: losses, norms, gradients and parameters are those of one process."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+from tests.property.layout_instances import chain, without_first_weights
+from tests.runtime import graph_modules
+from tests.runtime.captured_equality import captured_differences, plain_run
+from tests.runtime.graph_equality import MAX_NORM, Run, batches, differences, run_of, single_process
+from tests.runtime.graph_plans import (
+    alone,
+    drawn_in_stages,
+    in_stages,
+    on_staged_frontier,
+    plan_with,
+    staged_by_rules,
+)
+from tests.runtime.graph_stages import STAGE_TWINS
+from tests.runtime.test_runtime_graph_bf16 import GRADIENT, LOSS, gradients_off, loss_off
+from tests.runtime.test_runtime_graph_captured import IN_FP32
+from tests.runtime.test_runtime_graph_captured import TOLERANCE as IN_FP64
+from tests.runtime.test_runtime_graphs import TOLERANCE
+from torch import distributed
+
+from shardwise.app.cli.main import main
+from shardwise.cost.one_layout.pipeline import actions_of
+from shardwise.errors import ConfigError
+from shardwise.graph import OpGraph, OpNode, graph_text, loss_weight
+from shardwise.plan import GraphPlan, read_graph_plan
+from shardwise.runtime import Report, Team, capture, check_graph_runnable, graph_module, parallelize
+from shardwise.runtime.trace import OPTIMIZER, traced
+from shardwise.sim import COMPUTE
+
+pytestmark = pytest.mark.xdist_group("runtime")
+
+STEPS = 3
+
+CHAIN = chain(8, 6, 12, 5)
+UNEVEN = chain(12, 7, 11, 5)
+
+GRAPHS = {"chain": CHAIN, "uneven": UNEVEN}
+
+
+def whole(op: OpNode) -> Sequence[str]:
+    return ()
+
+
+def data(op: OpNode) -> Sequence[str]:
+    return ("split b",)
+
+
+def columns(op: OpNode) -> Sequence[str]:
+    return ("split f", "split g", "split v")
+
+
+@cache
+def expected(graph: str, optimizer: str = "adamw") -> Run:
+    return single_process(alone(GRAPHS[graph], optimizer=optimizer), seed=1, steps=STEPS)  # type: ignore[arg-type]
+
+
+def differ(team: Team, plans: Sequence[GraphPlan], graph: str, broken: str | None = None) -> list[float]:
+    """The largest difference of any rank, for each plan of the same number of devices."""
+    for plan in plans:
+        check_graph_runnable(plan)
+    cases = [(plan, expected(graph, plans[0].job.optimizer), 1, broken) for plan in plans]
+    ranks = team.run(plans[0].devices, differences, cases)
+    return [max(of) for of in zip(*ranks, strict=True)]
+
+
+@pytest.mark.parametrize("microbatches", [1, 2, 4])
+def test_two_stages_of_a_process_each_train_as_one_process_does(team: Team, microbatches: int) -> None:
+    plans = [staged_by_rules(CHAIN, (1,), (cut,), microbatches, whole) for cut in (1, 2, 3, 4)]
+    assert max(differ(team, plans, "chain")) < TOLERANCE
+
+
+@pytest.mark.parametrize("graph", GRAPHS)
+@pytest.mark.parametrize(
+    ("ranks", "cuts"), [((1,), (1, 2, 3, 4)), ((2,), (2,)), ((2,), (1, 3)), ((3,), (3,)), ((2, 2), (3,))]
+)
+def test_any_layouts_of_stages_train_as_one_process_does(
+    team: Team, ranks: tuple[int, ...], cuts: tuple[int, ...], graph: str, full: bool
+) -> None:
+    """Any rule, place, storage and use, recomputed or kept; stages (1, 2, 3, 4) are one block each."""
+    plans = [
+        plan
+        for microbatches in (2, 4)
+        for plan in drawn_in_stages(GRAPHS[graph], ranks, cuts, microbatches, range(12 if full else 3))
+    ]
+    assert max(differ(team, plans, graph)) < TOLERANCE
+
+
+def test_sgd_trains_in_stages_as_one_process_does(team: Team) -> None:
+    plan = staged_by_rules(CHAIN, (2,), (2,), 4, data)
+    plan = replace(plan, job=replace(plan.job, optimizer="sgd"))
+    assert max(differ(team, [plan], "chain")) < TOLERANCE
+
+
+def test_fewer_micro_batches_than_stages_train_too(team: Team) -> None:
+    assert max(differ(team, [staged_by_rules(CHAIN, (1,), (1, 2, 4), 2, whole)], "chain")) < TOLERANCE
+
+
+@pytest.mark.parametrize("twin", STAGE_TWINS)
+def test_a_broken_mechanism_is_caught(team: Team, twin: str) -> None:
+    plans = list(drawn_in_stages(CHAIN, (2,), (2,), 4, range(8)))
+    assert max(differ(team, plans, "chain", broken=twin)) > 100 * TOLERANCE
+
+
+def _held(report: Report, plan: GraphPlan) -> tuple[dict[str, int], list[str]]:
+    """Elements of the parameters that this rank has, and a step's passes by its profile."""
+    job = parallelize(graph_module(plan.graph, seed=0), plan)
+    with traced(distributed.get_rank()) as trace:
+        job.step(batches(plan.graph, 0))
+    passes = [span.name for span in trace.spans if span.track == COMPUTE and span.name != OPTIMIZER]
+    return {name: held.weight.numel() for name, held in job.store.items()}, passes
+
+
+def test_a_rank_has_its_stage_and_does_what_the_price_walks_through(team: Team) -> None:
+    """Of 6 x 12 + 12 numbers at first, 12 + 12 x 12 in each of the middle, 12 x 5 in the head; two ranks of
+    a stage have halves of matrices that they split by columns."""
+    plan = staged_by_rules(CHAIN, (2,), (1, 3), 4, columns)
+    found = team.run(6, _held, plan)
+    held: list[dict[str, int]] = [
+        {"w_up": 36, "b_up": 6},
+        {"middle.0.scale": 6, "middle.0.mix": 72, "middle.1.scale": 6, "middle.1.mix": 72},
+        {"w_down": 30},
+    ]
+    for rank, (elements, passes) in enumerate(found):
+        stage = rank // 2
+        assert elements == held[stage]
+        assert passes == [f"{stage}{kind}{number}" for kind, number in actions_of(stage, 3, 4)]
+
+
+def _bf16_run(report: Report, plan: GraphPlan) -> Run:
+    return run_of(parallelize(graph_module(plan.graph, seed=1), plan, max_norm=MAX_NORM), plan.graph, STEPS)
+
+
+@pytest.mark.parametrize(("ranks", "cuts"), [((1,), (2,)), ((2,), (1, 3))])
+def test_stages_in_bf16_train_as_one_process_does_in_fp32(
+    team: Team, ranks: tuple[int, ...], cuts: tuple[int, ...]
+) -> None:
+    for plan in drawn_in_stages(CHAIN, ranks, cuts, 4, range(4)):
+        narrow = replace(plan, job=replace(plan.job, dtype="bf16"))
+        for found in team.run(plan.devices, _bf16_run, narrow):
+            assert loss_off(found, expected("chain")) < LOSS
+            assert gradients_off(found, expected("chain")) < GRADIENT
+            assert {each.dtype for each in found.gradients.values()} == {torch.float32}
+
+
+@cache
+def graph_of(name: str) -> OpGraph:
+    return capture(graph_modules.__file__, name)
+
+
+@cache
+def plain(name: str) -> Run:
+    return plain_run(name, seed=1, steps=STEPS)
+
+
+CUTS: Mapping[str, tuple[int, ...]] = {
+    "perceptron": (2,), "vgg": (1,), "readers": (2,), "translator": (2,), "llama": (2,), "vision": (2,),
+    "uneven": (3,), "towers": (1,), "numbers": (1,), "cells": (1,),
+}  # fmt: skip
+"""Modules, and the blocks before which they are cut."""
+
+FEW = ("vgg", "readers", "vision")
+"""Those that are run without `--full`."""
+
+
+def worst(team: Team, name: str, plans: Sequence[GraphPlan]) -> float:
+    for plan in plans:
+        check_graph_runnable(plan)
+    return max(
+        max(of) for of in team.run(plans[0].devices, captured_differences, name, list(plans), plain(name), 1)
+    )
+
+
+@pytest.mark.parametrize("name", CUTS)
+def test_modules_train_in_stages_as_by_themselves(team: Team, name: str, full: bool) -> None:
+    """In fp64. Two stages of two processes, under any layout."""
+    assert loss_weight(graph_of(name), 2) == 0.5
+    if name in FEW or full:
+        plans = list(drawn_in_stages(graph_of(name), (2,), CUTS[name], 2, range(8 if full else 2)))
+        assert worst(team, name, plans) < IN_FP32.get(name, IN_FP64)
+
+
+@pytest.mark.parametrize("name", ["vgg", "readers", "translator"])
+def test_points_of_the_staged_frontier_train(team: Team, name: str) -> None:
+    plans = on_staged_frontier(graph_of(name), 4, 2, 2, 2)
+    assert worst(team, name, plans) < IN_FP64
+
+
+def test_what_needs_the_whole_batch_is_refused_by_name() -> None:
+    normed = chain(8, 6, 12, 5, norm="batch_norm")
+    plan = staged_by_rules(normed, (1,), (2,), 2, whole)
+    with pytest.raises(ConfigError, match="batch_norm operator norm computes across samples"):
+        check_graph_runnable(plan)
+    check_graph_runnable(staged_by_rules(normed, (1,), (2,), 1, whole))
+
+
+def test_a_batch_norm_of_the_whole_batch_trains_in_stages(team: Team) -> None:
+    normed = chain(8, 6, 12, 5, norm="batch_norm")
+    right = single_process(alone(normed), seed=1, steps=STEPS)
+    plans = list(drawn_in_stages(normed, (2,), (2,), 1, range(4)))
+    assert max(map(max, team.run(4, differences, [(plan, right, 1, None) for plan in plans]))) < TOLERANCE
+
+
+def _of_whole_numbers(report: Report, plan: GraphPlan) -> None:
+    job = parallelize(graph_module(plan.graph, seed=0), plan)
+    job.step({name: tensor.long() for name, tensor in batches(plan.graph, 0).items()})
+
+
+def test_whole_numbers_do_not_cross_a_cut(team: Team) -> None:
+    """A first stage that has no parameters makes of whole numbers others."""
+    plan = staged_by_rules(without_first_weights(CHAIN), (1,), (1,), 2, whole)
+    with pytest.raises(ConfigError, match="hands whole numbers to the next stage"):
+        team.run(2, _of_whole_numbers, plan)
+
+
+def test_a_parameter_of_two_stages_is_refused_by_name() -> None:
+    graph = graph_of("transformer")
+    plan = plan_with(graph, (1,), alone(graph).layout)
+    with pytest.raises(ConfigError, match=r"embedding\.weight in several stages"):
+        check_graph_runnable(in_stages(plan, (1,), 1))
+
+
+def test_the_users_own_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Frontier in stages, then train a point of it: the loss falls, and the log has a line for each step."""
+    graph, points, log = tmp_path / "chain.yaml", tmp_path / "points", tmp_path / "steps.jsonl"
+    graph.write_text(graph_text(CHAIN))
+    question = ["--cluster", "1x2xcpu", "--stages", "2", "--microbatches", "4"]
+    question += ["--global-batch-size", "8", "--dtype", "fp32", "--save", str(points)]
+    assert main(["frontier", str(graph), *question]) == 0
+    (name, *_) = [name for name in json.loads((points / "frontier.json").read_text())["plans"] if name]
+    assert read_graph_plan(str(points / name)).stages == 2
+    capsys.readouterr()
+    assert main(["train", str(points / name), "--steps", "40", "--lr", "0.03", "--log", str(log)]) == 0
+    shown = capsys.readouterr()
+    assert "trained" in shown.out and "predicted" in shown.out
+    losses = [json.loads(line)["loss"] for line in log.read_text().splitlines()]
+    assert len(losses) == 40
+    assert sum(losses[-4:]) < sum(losses[:4]) - 0.2  # the same four batches
+
+
+def test_train_refuses_what_needs_the_whole_batch(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    graph, points = tmp_path / "chain.yaml", tmp_path / "points"
+    graph.write_text(graph_text(chain(8, 6, 12, 5, norm="batch_norm")))
+    question = ["--cluster", "1x2xcpu", "--stages", "2", "--microbatches", "4"]
+    question += ["--global-batch-size", "8", "--dtype", "fp32", "--save", str(points)]
+    assert main(["frontier", str(graph), *question]) == 0
+    (name, *_) = [name for name in json.loads((points / "frontier.json").read_text())["plans"] if name]
+    capsys.readouterr()
+    assert main(["train", str(points / name)]) == 2
+    assert "batch_norm operator norm computes across samples" in capsys.readouterr().err

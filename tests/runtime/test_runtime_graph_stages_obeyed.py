@@ -1,0 +1,116 @@
+"""Graph plans in stages are obeyed: a step has the collectives and the messages that the cost model charges
+for each stage, in kind, bytes and number."""
+
+from __future__ import annotations
+
+from collections import Counter
+from contextlib import nullcontext
+from dataclasses import replace
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+from tests.property.layout_instances import chain, without_first_weights
+from tests.runtime.graph_charged import Times, charged_in_stages
+from tests.runtime.graph_equality import batches
+from tests.runtime.graph_plans import drawn_in_stages, staged_by_rules
+from tests.runtime.test_runtime_graph_obeyed import as_charged, nothing_again, second_step
+from tests.runtime.test_runtime_graph_stages import columns, data, whole
+
+from shardwise.plan import GraphPlan
+from shardwise.runtime import Report, Team, graph_module, parallelize
+from shardwise.runtime.graphs.stage import _Passes
+
+pytestmark = pytest.mark.xdist_group("runtime")
+
+CHAIN = chain(16, 8, 16, 4)
+"""All dims go evenly, those of a micro-batch too: else parts are padded to the largest."""
+
+MICROBATCHES = 4
+
+
+def steps_of(report: Report, plans: list[GraphPlan], early: bool) -> list[Times]:
+    """What this rank's second step has under each plan. With `early`, gradients are reduced behind every
+    micro-batch."""
+    twin: Any = patch.object(_Passes, "_backward", _settled) if early else nullcontext()
+    with twin:
+        return [
+            second_step(parallelize(graph_module(plan.graph, seed=0), plan), batches(plan.graph, 0))
+            for plan in plans
+        ]
+
+
+def _settled(passes: _Passes, number: int) -> None:
+    BACKWARD(passes, number)
+    for held in passes.stage.interpreter.store.values():
+        held.settle()
+
+
+BACKWARD = _Passes._backward
+
+
+def is_obeyed(team: Team, plans: list[GraphPlan], *, early: bool = False) -> list[bool]:
+    """Whether the first rank of every stage has what is charged, for each plan."""
+    found = team.run(plans[0].devices, steps_of, plans, early)
+    return [
+        all(
+            as_charged(found[stage * plan.mesh.devices][place]) == priced
+            for stage, priced in enumerate(charged_in_stages(plan))
+        )
+        for place, plan in enumerate(plans)
+    ]
+
+
+@pytest.mark.parametrize(("ranks", "cuts"), [((1,), (1, 2, 3)), ((2,), (2,)), ((2,), (1, 3)), ((4,), (4,))])
+def test_any_layouts_of_stages_have_what_is_charged(
+    team: Team, ranks: tuple[int, ...], cuts: tuple[int, ...]
+) -> None:
+    """Any rule, any place of tensors, also across cuts, any storage of parameters; all kept."""
+    plans = [nothing_again(plan) for plan in drawn_in_stages(CHAIN, ranks, cuts, MICROBATCHES, range(6))]
+    assert all(is_obeyed(team, plans))
+
+
+def test_stages_on_two_axes_have_what_is_charged(team: Team) -> None:
+    assert all(
+        is_obeyed(team, [staged_by_rules(CHAIN, (2, 2), (2,), MICROBATCHES, *wanted)])
+        for wanted in ((data, columns), (columns, data))
+    )
+
+
+def test_stages_in_bf16_have_what_is_charged(team: Team) -> None:
+    """What crosses cuts has 2 bytes a number, gradients of weights 4."""
+    plans = [
+        replace(plan, job=replace(plan.job, dtype="bf16"))
+        for plan in (
+            staged_by_rules(CHAIN, (2,), (2,), MICROBATCHES, data),
+            *map(nothing_again, drawn_in_stages(CHAIN, (2,), (2,), MICROBATCHES, range(3))),
+        )
+    ]
+    assert all(is_obeyed(team, plans))
+
+
+def test_the_twin_that_reduces_gradients_of_every_micro_batch_is_caught(team: Team) -> None:
+    plan = staged_by_rules(CHAIN, (2,), (2,), MICROBATCHES, data)
+    assert is_obeyed(team, [plan]) == [True]
+    assert is_obeyed(team, [plan], early=True) == [False]
+
+
+def test_messages_by_hand(team: Team) -> None:
+    """Of 4 micro-batches of 4 samples, 16 numbers each: 4 * 16 * 4 bytes there, as many back; of two ranks
+    each sends its half to the like one."""
+    for ranks, nbytes in (((1,), 256), ((2,), 128)):
+        plan = staged_by_rules(CHAIN, ranks, (2,), MICROBATCHES, data if ranks == (2,) else whole)
+        for found in team.run(plan.devices, steps_of, [plan], False):
+            sent = {key: times for key, times in found[0].items() if key[0] in ("send", "recv")}
+            assert sent == {("send", nbytes): 4, ("recv", nbytes): 4}
+        assert all(priced["send", nbytes] == 4 for priced in charged_in_stages(plan))
+
+
+def test_nothing_goes_back_where_nothing_before_is_trained(team: Team) -> None:
+    """Four messages there and none back, which the planner charges (docs/tracking.md)."""
+    graph = without_first_weights(CHAIN)
+    plan = staged_by_rules(graph, (1,), (1,), MICROBATCHES, whole)
+    there, back = team.run(2, steps_of, [plan], False)
+    assert there[0]["send", 256] == 4 and not there[0]["recv", 256]
+    assert back[0]["recv", 256] == 4 and not back[0]["send", 256]
+    assert charged_in_stages(plan) == [Counter({("send", 256): 4}), Counter()]
