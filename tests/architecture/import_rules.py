@@ -31,7 +31,7 @@ LEVELS: Mapping[str, int] = {
     "equations": 0,
 }
 
-BASE = ("errors", "units", "inputs", "operators", "numbers")
+BASE = ("errors", "units", "interrupts", "inputs", "operators", "numbers")
 """Modules and packages beside the rooms that every room may import; each may import those before it."""
 
 TOP = ("", "__main__")
@@ -44,6 +44,7 @@ THIRD_PARTY: Mapping[str, frozenset[str]] = {
     "inputs": frozenset({"yaml", "pydantic"}),
     "errors": frozenset(),
     "units": frozenset(),
+    "interrupts": frozenset(),
     "operators": frozenset(),
     "search": frozenset({"numpy", "numba"}),
     "runtime": frozenset({"numpy", "torch", "safetensors"}),

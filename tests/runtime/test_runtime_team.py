@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import sys
 
 import pytest
 
@@ -16,7 +15,6 @@ def takes_interrupts(report: object) -> bool:
     return signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, [])
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="there is no fork server elsewhere")
 def test_an_interrupt_is_for_the_process_that_started_them(team: Team) -> None:
     """A terminal's Ctrl-C goes to all processes. What a rank does not take, the fork server that it is a copy
     of did not either, which imports for seconds and would leave a traceback."""

@@ -23,6 +23,11 @@ def read_trace(path: str | PathLike[str]) -> Trace:
     Raises ConfigError where it is no such file, or has no spans.
     """
     name = fspath(path)
+    if name.endswith(".pftrace"):
+        raise ConfigError(
+            "is a trace for Perfetto alone, which is not read", file=printable(name),
+            allowed="one in JSON, as --trace FILE.json writes",
+        )  # fmt: skip
     document = read_mapping(name, max_bytes=MAX_BYTES, max_nodes=MAX_NODES)
     fields = Fields(document, file=name)
     events = fields.mappings("traceEvents", low=1)

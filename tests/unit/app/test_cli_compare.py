@@ -78,6 +78,13 @@ def test_the_document_and_the_trace(run: Run, files: None) -> None:
     assert named[:2] == ["predicted: stage 0", "measured: rank 0"]
 
 
+def test_a_trace_for_perfetto_alone_is_refused_with_what_to_write_instead(run: Run, files: None) -> None:
+    write_trace(read_trace("m.json"), "m.pftrace")
+    ran = run("compare", "p.yaml", "m.pftrace")
+    assert (ran.code, len(ran.err.splitlines())) == (2, 1)
+    assert "m.pftrace: is a trace for Perfetto alone, which is not read; allowed: one in JSON" in ran.err
+
+
 def test_an_uneven_plan_is_compared_pipeline_by_pipeline(run: Run, files: None) -> None:
     plan = make_uneven("5 tp2l1 l3 + 3 l4")
     write_uneven_plan("u.yaml", plan)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Sequence
 
 from shardwise.app.cli.output import Output, talk
 from shardwise.cluster import load_cluster, load_events
 from shardwise.emulate import Emulation, emulated
 from shardwise.errors import ConfigError
+from shardwise.inputs import printable
 
 MAX_DEVICES = 64
 
@@ -16,6 +18,13 @@ def ran(cluster: str, command: Sequence[str], *, cpu_share: float | None, events
     """Run `command` on `cluster`; the exit code is the command's."""
     if not command:
         raise ConfigError("is missing", key="COMMAND", allowed="shardwise emulate CLUSTER -- COMMAND ...")
+    if shutil.which(command[0]) is None:
+        raise ConfigError(
+            "is no program",
+            key="COMMAND",
+            found=printable(command[0]),
+            allowed="one on PATH, or the path of one",
+        )
     place = load_cluster(cluster)
     if place.devices > MAX_DEVICES:
         raise ConfigError(

@@ -295,7 +295,7 @@ StepTraceFile = Annotated[
     typer.Option(
         "--trace",
         metavar="FILE",
-        help="Write a trace of the last step, as simulate does.",
+        help="Write a trace of the last step: in JSON, or for Perfetto alone where FILE ends in .pftrace.",
         show_default=False,
     ),
 ]

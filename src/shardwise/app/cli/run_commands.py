@@ -61,7 +61,8 @@ def launch(
 def compare(
     plan: PlanFile,
     measured: Annotated[
-        str, typer.Argument(metavar="MEASURED", help="A trace, from train --trace.", show_default=False)
+        str,
+        typer.Argument(metavar="MEASURED", help="A trace in JSON, from train --trace.", show_default=False),
     ],
     trace: Annotated[
         str | None,
