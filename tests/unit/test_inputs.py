@@ -162,6 +162,8 @@ def test_unknown_keys_are_refused_with_a_suggestion() -> None:
     assert fields.unread == ("hiden",)
     error = wrong(fields.finish)
     assert str(error) == "m.yaml: hiden: is not a known key (did you mean hidden?); allowed: layers, hidden"
+    nameless = wrong(Fields(parse_mapping('"": 3'), file="m.yaml", key="nodes[0]").finish)
+    assert str(nameless).startswith("m.yaml: nodes[0].'': is not a known key")
 
 
 def test_a_missing_key_names_the_unread_one_that_is_almost_it() -> None:

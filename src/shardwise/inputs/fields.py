@@ -189,7 +189,8 @@ class Fields:
         for name in self.unread:
             if name not in known:
                 message = "is not a known key" + _did_you_mean(name, known)
-                raise self.error(name, message, allowed=_listed(known))
+                key = join_key(self.key, name)  # of an empty name too
+                raise ConfigError(message, file=self.file, key=key, allowed=_listed(known))
 
 
 def _is_number(value: object) -> TypeGuard[int | float]:
