@@ -16,6 +16,7 @@ from shardwise.errors import ConfigError
 from shardwise.graph import load_graph, scaled
 from shardwise.search.stages import Setting, StagedFound, staged
 from shardwise.search.stages.floors import path_floor
+from shardwise.search.stages.partition import Partition
 from shardwise.search.stages.paths import Path, critical_path, plain_paths
 from shardwise.search.stages.pieces import Pieces
 from shardwise.search.tracking.solution import Choice, measure, occurrences
@@ -48,6 +49,28 @@ def test_points_match_every_pipeline(seed: int) -> None:
         assert sum(price.nbytes.values()) == pytest.approx(price.memory_bytes)
         # What is found is among all.
         assert (every <= np.array(figures) * (1 + 1e-9)).all(axis=1).any()
+
+
+@pytest.mark.parametrize("epsilon", [0.001, 0.02])
+@pytest.mark.parametrize("seed", SEEDS[::2])
+def test_points_match_every_pipeline_within_an_epsilon_that_is_proven(seed: int, epsilon: float) -> None:
+    """What stages may take more by their epsilon keeps no path from being counted."""
+    found = found_in(setting_of(seed), epsilon)
+    assert found.epsilon <= epsilon * (1 + 1e-9)
+    assert farthest(found, every_pipeline(setting_of(seed))) <= found.epsilon + 1e-9
+
+
+def test_paths_in_what_fits_the_floor_alone_are_too_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A floor's bytes are those of a layout less its epsilon, which no pipeline fits."""
+    next_path = Partition.next_path
+
+    def within_the_floor(partition: Partition, limit: float) -> bool:
+        if all(each.memory_bytes > limit * (1 + 1e-12) for each in partition.evaluated):
+            return False
+        return next_path(partition, limit)
+
+    monkeypatch.setattr(Partition, "next_path", within_the_floor)
+    assert all(found_in(setting_of(seed), 0.001).epsilon > 0.05 for seed in (7, 11, 35))
 
 
 @pytest.mark.parametrize("seed", [0, 3])

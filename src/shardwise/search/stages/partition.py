@@ -95,15 +95,17 @@ class Partition:
         return np.stack([piece.prices[picks[:, stage]] for stage, piece in enumerate(self.own)], axis=1)
 
     def next_path(self, limit: float) -> bool:
-        """Count one path more, for what is open within a limit of bytes; whether there was any.
+        """Count one path more, for what is open within a limit of bytes (of the floor: what stages take may
+        be more by their epsilon); whether there was any.
 
         The one that takes longest in the fastest pipeline there. Where it is counted: the one in the pipeline
         of the layouts that are soonest done with the longest path by floors; or the mean of these two.
         """
-        within = np.array([limit * (1.0 + ROUNDING)])
-        fitting = [each for each in self.evaluated if each.memory_bytes <= within[0]]
-        if not fitting:
+        if not self.evaluated:
             return False
+        least = min(each.memory_bytes for each in self.evaluated)
+        within = np.array([max(limit * (1.0 + self.pieces.epsilon), least) * (1.0 + ROUNDING)])
+        fitting = [each for each in self.evaluated if each.memory_bytes <= within[0]]
         best = min(fitting, key=lambda each: (each.time_s, each.memory_bytes))
         longest = self.paths[int(self._path_floors(within)[:, 0].argmax())]
         soonest = self._picks(longest, within)[0]
