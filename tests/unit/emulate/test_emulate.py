@@ -172,11 +172,6 @@ def test_tools_are_found_beside_the_path(monkeypatch: pytest.MonkeyPatch, tmp_pa
     assert system.tool_path("tc") == str(tmp_path / "tc")
 
 
-def test_a_command_that_does_not_exist_ends_with_a_code(emulate: Emulate, cluster: str) -> None:
-    ran = emulate(cluster, "--", "/nowhere/command")
-    assert not is_possible(ran) or ran.returncode not in (0, 2)
-
-
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupt_takes_everything_down(
     emulate: Emulate, cluster: str, tmp_path: Path, number: int
