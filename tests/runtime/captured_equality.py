@@ -3,16 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 
 import torch
+from tests.runtime import graph_modules
 from tests.runtime.graph_equality import LR, MAX_NORM, Run, largest, relative
 from tests.runtime.graph_modules import data_of, module_of
 from torch import nn
 
+from shardwise.graph import OpGraph
 from shardwise.plan import GraphPlan
-from shardwise.runtime import Report
+from shardwise.runtime import Report, capture
 from shardwise.runtime.graphs import GraphJob
 from shardwise.runtime.graphs.captured import captured, part_of_parameter
+
+
+@cache
+def graph_of(name: str) -> OpGraph:
+    """The graph of a module of `graph_modules`."""
+    return capture(graph_modules.__file__, name)
+
+
+@cache
+def plain(name: str) -> Run:
+    """Of three steps of that module by itself, whose parameters are those of seed 1."""
+    return plain_run(name, seed=1, steps=3)
 
 
 def plain_run(name: str, *, seed: int, steps: int) -> Run:

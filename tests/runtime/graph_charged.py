@@ -29,14 +29,21 @@ def charged(plan: GraphPlan) -> Times:
     Parameters of a block share one price as long as all of them; here each is told with its own bytes.
     """
     found: Times = Counter()
+    with _noted(found):
+        training = Training(dtype=plan.job.dtype, optimizer=plan.job.optimizer, profile=plan.job.profile)
+        price_layout(plan.graph, plan.cluster, training, plan.mesh, plan.layout)
+    return found
+
+
+@contextmanager
+def _noted(found: Times) -> Iterator[None]:
+    """Inside, collectives that are priced are counted in `found`."""
     with ExitStack() as stack:
         for method, kind in PRICED.items():
             stack.enter_context(patch.object(Rank, method, _noting(getattr(Rank, method), kind, found)))
         stack.enter_context(patch.object(parameters, "_moved_s", _alone))
         stack.enter_context(patch.object(price, "exchange_s", _told(found)))
-        training = Training(dtype=plan.job.dtype, optimizer=plan.job.optimizer, profile=plan.job.profile)
-        price_layout(plan.graph, plan.cluster, training, plan.mesh, plan.layout)
-    return found
+        yield
 
 
 def _noting(priced: Callable[..., float], kind: str, found: Times) -> Callable[..., float]:
@@ -116,11 +123,7 @@ class _Notes:
     def taken(self) -> Iterator[None]:
         """Inside, prices are noted."""
         now: Times = Counter()
-        with ExitStack() as stack:
-            for method, kind in PRICED.items():
-                stack.enter_context(patch.object(Rank, method, _noting(getattr(Rank, method), kind, now)))
-            stack.enter_context(patch.object(parameters, "_moved_s", _alone))
-            stack.enter_context(patch.object(price, "exchange_s", _told(now)))
+        with _noted(now), ExitStack() as stack:
             for name in ("_update_s", "_gradient_s"):
                 own = self._apart(getattr(parameters, name), now)
                 stack.enter_context(patch.object(parameters, name, own))

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from tests.runtime import graph_modules
-from tests.runtime.captured_equality import captured_differences, plain_run
-from tests.runtime.graph_equality import Run
+from tests.runtime.captured_equality import captured_differences, graph_of, plain
 from tests.runtime.graph_modules import MODULES, data_of, module_of
 from tests.runtime.graph_plans import drawn, on_frontier
 from torch import Tensor, nn
 from torch.nn import functional
 
 from shardwise.errors import ConfigError
-from shardwise.graph import OpGraph
 from shardwise.plan import GraphPlan
 from shardwise.runtime import Team, capture
 from shardwise.runtime.graphs.captured import captured
@@ -30,25 +26,13 @@ TOLERANCE = 1e-9
 IN_FP32 = {"llama": 1e-5}
 """Of modules parts of which compute in fp32 whatever they are in; graphs have no such casts."""
 
-STEPS = 3
-
 FEW = ("vgg", "lstm", "transformer", "llama", "vision", "again", "numbers", "rows", "cells")
 """Those that are run without `--full`."""
 
 
-@cache
-def graph_of(name: str) -> OpGraph:
-    return capture(graph_modules.__file__, name)
-
-
-@cache
-def expected(name: str) -> Run:
-    return plain_run(name, seed=1, steps=STEPS)
-
-
 def worst(team: Team, name: str, plans: list[GraphPlan]) -> float:
     devices = plans[0].mesh.devices
-    return max(max(of) for of in team.run(devices, captured_differences, name, plans, expected(name), 1))
+    return max(max(of) for of in team.run(devices, captured_differences, name, plans, plain(name), 1))
 
 
 @pytest.mark.parametrize("name", [name for name in MODULES if name != "digits"])

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from tests.property.layout_instances import chain, without_first_weights
-from tests.runtime import graph_modules
-from tests.runtime.captured_equality import captured_differences, plain_run
+from tests.runtime.captured_equality import captured_differences, graph_of, plain
 from tests.runtime.graph_equality import MAX_NORM, Run, batches, differences, run_of, single_process
 from tests.runtime.graph_plans import (
     alone,
@@ -32,9 +31,9 @@ from torch import distributed
 from shardwise.app.cli.main import main
 from shardwise.cost.one_layout.pipeline import actions_of
 from shardwise.errors import ConfigError
-from shardwise.graph import OpGraph, OpNode, graph_text, loss_weight
+from shardwise.graph import OpNode, graph_text, loss_weight
 from shardwise.plan import GraphPlan, read_graph_plan
-from shardwise.runtime import Report, Team, capture, check_graph_runnable, graph_module, parallelize
+from shardwise.runtime import Report, Team, check_graph_runnable, graph_module, parallelize
 from shardwise.runtime.trace import OPTIMIZER, traced
 from shardwise.sim import COMPUTE
 
@@ -151,16 +150,6 @@ def test_stages_in_bf16_train_as_one_process_does_in_fp32(
             assert loss_off(found, expected("chain")) < LOSS
             assert gradients_off(found, expected("chain")) < GRADIENT
             assert {each.dtype for each in found.gradients.values()} == {torch.float32}
-
-
-@cache
-def graph_of(name: str) -> OpGraph:
-    return capture(graph_modules.__file__, name)
-
-
-@cache
-def plain(name: str) -> Run:
-    return plain_run(name, seed=1, steps=STEPS)
 
 
 CUTS: Mapping[str, tuple[int, ...]] = {

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
+from tests.runtime.plans import make_plan
 
+from shardwise.plan import write_plan
 from shardwise.runtime import Team
 
 pytestmark = pytest.mark.xdist_group("runtime")
-
-
-def profiler_level(report: object) -> str | None:
-    return os.environ.get("KINETO_LOG_LEVEL")
 
 
 def takes_interrupts(report: object) -> bool:
@@ -26,6 +27,13 @@ def test_an_interrupt_is_for_the_process_that_started_them(team: Team) -> None:
     assert team.run(2, takes_interrupts) == [False, False]
 
 
-def test_the_profiler_says_nothing_amid_what_is_said_of_steps(team: Team) -> None:
-    """Below 5 it tells of every start and stop (PyTorch 2.13), by a line of each rank."""
-    assert team.run(1, profiler_level) == ["5"]
+@pytest.mark.parametrize("level", [None, "1"])
+def test_the_profiler_says_nothing_amid_what_is_said_of_steps(level: str | None, tmp_path: Path) -> None:
+    """Unless who runs it has asked for its lines: of PyTorch 2.13 one for each start and stop."""
+    write_plan(str(tmp_path / "p.yaml"), make_plan("dp=1"))
+    words = [sys.executable, "-m", "shardwise", "train", "p.yaml", "--steps", "1", "--trace", "m.json"]
+    environment = {key: value for key, value in os.environ.items() if key != "KINETO_LOG_LEVEL"}
+    if level is not None:
+        environment["KINETO_LOG_LEVEL"] = level
+    ran = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
+    assert ("profiler_start" in ran.stderr) is (level is not None)

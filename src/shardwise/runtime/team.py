@@ -34,10 +34,6 @@ TEMPORARY_BYTES = 107 - len("/pymp-xxxxxxxx/listener-xxxxxxxx")
 """How long the name of the folder of temporary files may be for a fork server's socket, which multiprocessing
 lays in a folder of its own there, to have a name that Linux takes (unix(7): 108 bytes, the zero included)."""
 
-_KINETO_LEVEL = "5"
-"""Above all that the profiler says by itself amid what is said of steps: a line whenever it starts
-or stops. It is read when PyTorch is loaded."""
-
 Report = Callable[[Any], None]
 """Takes what a rank has to say while it works."""
 
@@ -96,7 +92,6 @@ class Team:
 
     def _start(self, ranks: int) -> None:
         context = _context()
-        os.environ.setdefault("KINETO_LOG_LEVEL", _KINETO_LEVEL)
         resource_tracker.ensure_running()  # its start ends what keeps interrupts away
         threads = max(1, (os.cpu_count() or 1) // self._size)
         while len(self._workers) < ranks:

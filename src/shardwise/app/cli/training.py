@@ -46,11 +46,17 @@ class Prepared:
     options: TrainOptions
 
 
+_PROFILER_LEVEL = "6"
+"""Above all that PyTorch's profiler says by itself amid what is said of steps, a line whenever it starts or
+stops. It is read when PyTorch is loaded, here and in the processes that are started."""
+
+
 def trained(asked: Asked) -> Output:
     """Train as `asked`, on processes of this machine or on those that a launcher started.
 
     ConfigError where the plan cannot be run here; exit code 1 where a rank is lost.
     """
+    os.environ.setdefault("KINETO_LOG_LEVEL", _PROFILER_LEVEL)
     with ended_like_interrupts():
         if TORCHRUN_VARIABLE in os.environ:
             from shardwise.app.cli.launched_training import trained_by_launcher
