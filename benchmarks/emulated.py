@@ -50,9 +50,9 @@ REPEATS = 10
 MODEL = {"layers": 4, "hidden": 256, "ffn": 1024, "heads": 4, "vocab": 512, "seq_len": 512}
 BATCH = 8
 
-EPOCH_S, REPEAT_S = 90.0, 60.0
-"""How long a changing network keeps a bandwidth: for the processes to start and warm up, and for each
-repeat."""
+START_S, SLACK = 90.0, 1.5
+"""How long a changing network keeps a bandwidth: for the processes to start, and so many times what all steps
+should take by the calibration, which a slower machine and what is between the steps add to."""
 
 FOUR = (
     "dp=4,micro_batch_size=2",
@@ -175,13 +175,16 @@ def measure(name: str, setting: Setting, folder: Path, repeats: int) -> list[dic
     for file, said in zip(files, setting.clusters, strict=True):
         file.write_text(f"name: {name}\nnodes:\n{said}")
     _emulate(files[0], "-m", "shardwise", "calibrate", "--links", "--cluster", files[0], "--out", calibration)
+    plain = read_calibration(str(calibration))
     paths = [folder / f"plan-{number}.yaml" for number in range(len(setting.plans))]
     for text, path in zip(setting.plans, paths, strict=True):
-        write_plan(str(path), plan_of(text, files[0], read_calibration(str(calibration))))
+        write_plan(str(path), plan_of(text, files[0], plain))
     points = _points(files[0], calibration, folder, setting.points) if setting.points else []
     names = [*setting.plans, *(f"captured graph, {path.stem}" for path in points)]
     paths += points
-    epoch_s = EPOCH_S + REPEAT_S * repeats
+    asked_for: list[str | Path] = [*setting.plans, *points]
+    told_s = [_priced_s(asked, files[0], plain) for asked in asked_for]
+    epoch_s = START_S + SLACK * 2.0 * (1 + repeats) * sum(told_s)  # each behind its like, and once to warm up
     options: list[object] = []
     if setting.then is not None:
         events = folder / "events.jsonl"
@@ -191,10 +194,8 @@ def measure(name: str, setting: Setting, folder: Path, repeats: int) -> list[dic
              files[0], *paths, options=options)  # fmt: skip
     document = json.loads(steps.read_text())
     calibrated_s = float(yaml.safe_load(calibration.read_text())["measured"]["steps"]["seconds"])
-    plain = read_calibration(str(calibration))
     rows = []
     for epoch, (file, found) in enumerate(zip(files, document["epochs"], strict=True)):
-        asked_for: list[str | Path] = [*setting.plans, *points]
         speed = calibrated_s / found["small_s"]
         for called, asked, measured in zip(names, asked_for, found["plans"], strict=True):
             plain_s, predicted_s = (_priced_s(asked, file, each) for each in (plain, at_speed(plain, speed)))

@@ -56,7 +56,7 @@ def main(out: str, repeats: int, epoch_s: float, epochs: int, cluster: Cluster, 
             times = _in_turns(steps, repeats, small)
             plans = [{"measured_s": median(own), "times_s": own} for own in times]
             found.append({"small_s": sum(small.medians(small.middle())), "plans": plans})
-            if epochs > 1:
+            if epoch + 1 < epochs:
                 left_s = (epoch + 1) * epoch_s - _age_s()
                 if left_s < 0.0:
                     raise SystemExit(
