@@ -1,8 +1,8 @@
-"""How times of a step are told."""
+"""How times of a step and memory are told."""
 
 import pytest
 
-from shardwise.app.cli.words import seconds
+from shardwise.app.cli.words import memory, seconds
 
 
 @pytest.mark.parametrize(
@@ -20,3 +20,17 @@ from shardwise.app.cli.words import seconds
 )
 def test_seconds_are_told_with_four_digits(value: float, told: str) -> None:
     assert seconds(value) == told
+
+
+@pytest.mark.parametrize(
+    ("mib", "beside_mib", "told"),
+    [
+        (1024.0, 0.0, "1.0 GiB"),
+        (1023.0, 0.0, "1023 MiB"),
+        (99.94, 0.0, "99.9 MiB"),
+        (0.25, 0.0, "0.2 MiB"),
+        (512.0, 2048.0, "0.5 GiB"),
+    ],
+)
+def test_memory_is_told_in_the_unit_of_the_most_beside_it(mib: float, beside_mib: float, told: str) -> None:
+    assert memory(mib * 2.0**20, beside_mib * 2.0**20) == told

@@ -128,7 +128,7 @@ def _memory_line(result: Result | UnevenResult) -> Line:
     filled = words.bar(fraction, _BAR)
     return row(
         "peak memory",
-        (f"{words.gib(peak.device)} of {words.gib(peak.capacity)} GiB", "value"),
+        (f"{words.memory(peak.device).removesuffix(' GiB')} of {words.memory(peak.capacity)}", "value"),
         (f"   {words.percent(fraction, 0)} ", "dim"),
         (filled, "memory"),
         ("░" * (_BAR - len(filled)), "dim"),
@@ -138,8 +138,9 @@ def _memory_line(result: Result | UnevenResult) -> Line:
 
 def _breakdowns(result: Result) -> Iterator[Line]:
     """Two columns of bars: where the time goes, and where the memory goes."""
+    largest = max(result.memory.values())
     left = list(_bars(result.breakdown, words.seconds, "time"))
-    right = list(_bars(result.memory, lambda nbytes: f"{words.gib(nbytes)} GiB", "memory"))
+    right = list(_bars(result.memory, lambda nbytes: words.memory(nbytes, largest), "memory"))
     titles = ("where the time goes", f"where the memory goes (rank {result.tightest_rank})")
     yield ((f" {titles[0]:<{_HALF + 3}}", "label"), (titles[1], "label"))
     empty: Line = ((" " * _HALF, ""),)
@@ -222,7 +223,7 @@ def _runners_up(answer: Answer, layers: int) -> Iterator[Line]:
         slower = result.step_time_s / best.step_time_s - 1.0
         fixed = (
             f" {place:>2}  {words.degrees_text(result.strategy):<23}{words.seconds(result.step_time_s):>12}"
-            f"{f'{slower * 100:+.1f} %':>9}{words.gib(result.peak_memory.device) + ' GiB':>11}"
+            f"{f'{slower * 100:+.1f} %':>9}{words.memory(result.peak_memory.device):>11}"
             f"{words.percent(result.mfu):>9}  "
         )
         difference = words.difference_text(result.strategy, best.strategy, layers)

@@ -121,7 +121,7 @@ def frontier_table(answer: Answer, layers: int) -> Iterator[Line]:
         degrees = words.degrees_text(point.strategy).replace(" · ", " ")
         fixed = (
             f"  {degrees:<25}{words.seconds(point.step_time_s):>12}"
-            f"{f'{slower * 100:+.1f} %':>9}{words.gib(point.device_bytes) + ' GiB':>11}  "
+            f"{f'{slower * 100:+.1f} %':>9}{words.memory(point.device_bytes):>11}  "
         )
         differs = words.difference_text(point.strategy, answer.best.strategy, layers)
         yield ((fixed, ""), (words.shortened(differs, WIDTH - len(fixed)), "dim"))

@@ -139,6 +139,14 @@ def gib(nbytes: float) -> str:
     return f"{nbytes / GIB:.1f}"
 
 
+def memory(nbytes: float, beside: float = 0.0) -> str:
+    """Bytes in GiB with a tenth; in MiB where neither they nor the most shown `beside` them make one."""
+    if max(nbytes, beside) >= GIB:
+        return f"{gib(nbytes)} GiB"
+    mib = nbytes / 2**20
+    return f"{mib:.0f} MiB" if mib >= 100.0 else f"{mib:.1f} MiB"
+
+
 def seconds(value: float) -> str:
     """A step or part of it, in seconds or milliseconds of four digits; less than 1 ps is rounding."""
     if value >= 1.0:

@@ -27,7 +27,7 @@ def figures(point: Point[LayoutT]) -> tuple[str, ...]:
     """What a point costs, a few words each."""
     return (
         f"{words.seconds(point.time_s)} per step",
-        f"{words.gib(point.memory_bytes)} GiB per device",
+        f"{words.memory(point.memory_bytes)} per device",
         words.counted(point.devices, "device"),
         f"{words.digits(point.device_s, 4)} device-seconds",
         *(() if point.cost_usd is None else (f"{dollars(point.cost_usd)} per step",)),
@@ -50,6 +50,7 @@ def curve_table(
     points, bend = curve.points, curve.knee
     wanted = {points.index(point) for point in (pick, bend) if point is not None and point in points}
     places = sorted({*chosen_places(len(points), POINTS), *wanted})
+    most_bytes = max(point.memory_bytes for point in points)
     shown = f"{len(places)} of {len(points):,}" if len(places) < len(points) else f"{len(points):,}"
     head = f" on {words.counted(curve.devices, 'device')}"
     yield ()
@@ -62,7 +63,7 @@ def curve_table(
         slower = point.time_s / points[0].time_s - 1.0
         fixed = (
             f"  {words.shortened(subject.title(point), 25):<25} {words.seconds(point.time_s):>12}"
-            f"{f'{slower * 100:+.1f} %':>11}{words.gib(point.memory_bytes) + ' GiB':>11}"
+            f"{f'{slower * 100:+.1f} %':>11}{words.memory(point.memory_bytes, most_bytes):>11}"
             f"{dollars(point.cost_usd):>11}  "
         )
         marks = [
@@ -85,7 +86,7 @@ def reference_lines(subject: Subject[LayoutT], references: Sequence[Reference[La
         point = reference.point
         fixed = (
             f"  {reference.name:<25} {words.seconds(point.time_s):>12}{'':>11}"
-            f"{words.gib(point.memory_bytes) + ' GiB':>11}{dollars(point.cost_usd):>11}  "
+            f"{words.memory(point.memory_bytes):>11}{dollars(point.cost_usd):>11}  "
         )
         if place == 0:
             yield ()
@@ -113,7 +114,7 @@ def profile_table(subject: Subject[LayoutT], found: Found[LayoutT]) -> Iterator[
             number = f"{curve.devices:,}" if index == 0 else ""
             fixed = (
                 f" {number:>7}  {name:<9}{words.seconds(point.time_s):>12}"
-                f"{words.gib(point.memory_bytes) + ' GiB':>11}{words.digits(point.device_s, 4):>12}"
+                f"{words.memory(point.memory_bytes):>11}{words.digits(point.device_s, 4):>12}"
                 f"{dollars(point.cost_usd):>11}  "
             )
             notes = ["above the limit"] if point.memory_bytes > found.limit_bytes else []
