@@ -20,7 +20,7 @@ from shardwise.cluster import load_cluster
 from shardwise.errors import ConfigError
 from shardwise.plan import write_plan
 from shardwise.runtime import check_options, check_runnable
-from shardwise.runtime.devices import backends, check_here, is_on_host, place, take_device
+from shardwise.runtime.devices import await_device, backends, check_here, is_on_host, place, take_device
 
 pytestmark = pytest.mark.xdist_group("accelerator")
 
@@ -54,6 +54,15 @@ def test_a_twin_that_leaves_something_elsewhere_is_caught(stand_in: dict[str, An
 def test_a_cluster_is_on_the_host_or_on_accelerators() -> None:
     assert is_on_host(load_cluster("1x4xcpu"))
     assert not is_on_host(load_cluster("1x4xH100-SXM"))
+
+
+def test_a_step_is_over_when_its_device_is_done() -> None:
+    """A device is given work and the host goes on; the host's own work is done when it is given."""
+    with patch.object(torch.accelerator, "synchronize") as waited:
+        await_device(load_cluster("1x4xcpu"))
+        assert waited.call_count == 0
+        await_device(load_cluster("1x4xH100-SXM"))
+        assert waited.call_count == 1
 
 
 def test_groups_talk_over_what_the_accelerator_has_beside_gloo() -> None:

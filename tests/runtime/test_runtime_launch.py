@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 import sysconfig
@@ -13,6 +14,7 @@ import pytest
 from tests.runtime.plans import make_plan
 
 from shardwise.app.cli import main
+from shardwise.app.cli.launched import TORCHRUN_VARIABLE
 from shardwise.plan import write_plan
 
 pytestmark = pytest.mark.xdist_group("runtime")
@@ -32,3 +34,32 @@ def test_torchrun_trains_as_launched(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert ran.stdout.count("trained") == 1 and "step 2/2" in ran.stderr
     assert main(["compare", plan, trace]) == 0  # has the actions of both ranks
     assert "every rank ran its actions as planned" in capsys.readouterr().out
+
+
+LEFT = """
+import sys
+from torch import distributed
+from shardwise.app.cli import main
+code = main(["train", "p.yaml", "--steps", "1"])
+sys.exit(code or 10 * distributed.is_initialized())
+"""
+
+
+def test_a_launched_process_has_left_its_group_when_it_ends(tmp_path: Path) -> None:
+    """One that ends amid the threads of a group may be aborted at its very end: a failure, to a launcher."""
+    write_plan(str(tmp_path / "p.yaml"), make_plan("dp=1"))
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    place = {
+        "RANK": "0",
+        "LOCAL_RANK": "0",
+        "WORLD_SIZE": "1",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": port,
+    }
+    ran = subprocess.run(
+        [sys.executable, "-c", LEFT], cwd=tmp_path, env={**os.environ, **place, TORCHRUN_VARIABLE: "once"},
+        capture_output=True, text=True, check=False, timeout=600,
+    )  # fmt: skip
+    assert ran.returncode == 0, ran.stderr

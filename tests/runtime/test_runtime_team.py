@@ -7,12 +7,14 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 from tests.runtime.plans import make_plan
 
-from shardwise.plan import write_plan
-from shardwise.runtime import Team
+from shardwise.plan import Plan, write_plan
+from shardwise.runtime import Team, TrainOptions, train
+from shardwise.runtime.waiting import Stopwatch
 
 pytestmark = pytest.mark.xdist_group("runtime")
 
@@ -37,3 +39,24 @@ def test_the_profiler_says_nothing_amid_what_is_said_of_steps(level: str | None,
         environment["KINETO_LOG_LEVEL"] = level
     ran = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
     assert ("profiler_start" in ran.stderr) is (level is not None)
+
+
+def in_order(report: object, plan: Plan) -> list[str]:
+    """What a rank did about the clock of two steps."""
+    done: list[str] = []
+
+    def read(stopwatch: Stopwatch) -> tuple[float, None]:
+        done.append("clock is read")
+        return 1.0, None
+
+    training = sys.modules[train.__module__]  # the package has the function by the module's name
+    with (
+        patch.object(training, "await_device", lambda cluster: done.append("device is done")),
+        patch.object(Stopwatch, "read", read),
+    ):
+        train(lambda record: None, plan, TrainOptions(steps=2))
+    return done
+
+
+def test_the_clock_is_read_when_the_device_is_done(team: Team) -> None:
+    assert team.run(1, in_order, make_plan("dp=1")) == [["device is done", "clock is read"] * 2]
