@@ -125,7 +125,8 @@ def _ended(error: RankLost | None, run: Run, options: TrainOptions, meeting: Mee
 
 
 def _said(lines: Sequence[str], code: int, meeting: Meeting, *, is_speaker: bool) -> Output:
-    """Say it before any process ends, as a launcher ends all others then."""
+    """Say it before any process ends, as a launcher ends all others then: which those do not say too."""
+    ignore_ending()
     if is_speaker:
         talk(lines)
     meeting.end(is_speaker=is_speaker)
