@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from hashlib import sha256
 from typing import Any
 
 from tests.runtime.graph_equality import MAX_NORM, batches
@@ -28,10 +29,11 @@ LR = 0.02
 
 @dataclass(frozen=True)
 class Kept:
-    """Losses of some steps; and every parameter and optimizer state, whole, as they were saved or loaded."""
+    """Losses of some steps; and of every parameter and optimizer state, whole, as it was saved or loaded, its
+    dtype and a hash of its bits."""
 
     losses: tuple[float, ...]
-    tensors: Mapping[str, Tensor]
+    tensors: Mapping[str, tuple[str, str]]
 
 
 def stepped(job: GraphJob, graph: OpGraph, first: int, last: int) -> tuple[float, ...]:
@@ -51,9 +53,9 @@ def whole_losses(plan: GraphPlan) -> tuple[float, ...]:
     return stepped(job, plan.graph, 0, BEFORE + AFTER)
 
 
-def tensors_of(job: GraphJob) -> dict[str, Tensor]:
-    """Every parameter as it is updated, and each of its states, whole, on every rank; without numbers of
-    steps."""
+def tensors_of(job: GraphJob) -> dict[str, tuple[str, str]]:
+    """Every parameter as it is updated, and each of its states, as every rank puts them together; without
+    numbers of steps."""
 
     def whole(kind: str, held: Held) -> Tensor:
         own = held.owned.detach() if kind == "model" else job.optimizer.state[held.owned][kind]
@@ -61,7 +63,7 @@ def tensors_of(job: GraphJob) -> dict[str, Tensor]:
 
     states = {"adamw": ("exp_avg", "exp_avg_sq"), "sgd": ("momentum_buffer",)}[job.plan.job.optimizer]
     return {
-        f"{kind} of {name}": tensor
+        f"{kind} of {name}": (str(tensor.dtype), sha256(tensor.contiguous().numpy().tobytes()).hexdigest())
         for kind in ("model", *states)
         for name, tensor in job._of_all_stages(partial(whole, kind)).items()
     }
