@@ -5,15 +5,27 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NoReturn
 from unittest.mock import patch
 
 import torch
 
-from shardwise.plan import Plan, UnevenFile
-from shardwise.runtime import Job, Report, Stage, TrainOptions, UnevenJob, checkpoint, manifest, train
+from shardwise.plan import AnyPlan
+from shardwise.runtime import (
+    GraphJob,
+    Job,
+    Report,
+    Stage,
+    TrainOptions,
+    UnevenJob,
+    checkpoint,
+    manifest,
+    train,
+)
+from shardwise.runtime.graphs.interpreter import Interpreter
 
 PASSES = ("forward", "backward", "optimizer")
 PHASES = (*PASSES, "writing", "committing", "renaming", "pruning")
@@ -35,7 +47,7 @@ class Fault:
 
 
 def train_with(
-    report: Report, plan: Plan | UnevenFile, options: TrainOptions, *, faults: tuple[Fault, ...]
+    report: Report, plan: AnyPlan, options: TrainOptions, *, faults: tuple[Fault, ...]
 ) -> tuple[Any, ...]:
     """`train`, with these faults."""
     with contextlib.ExitStack() as stack:
@@ -51,15 +63,15 @@ def _counted(start: int) -> Iterator[list[int]]:
     """The number of the step under way."""
     now = [start]
 
-    def counting(backward: Callable[[Any, torch.Tensor], Any]) -> Callable[[Any, torch.Tensor], Any]:
-        def counted(job: Any, batch: torch.Tensor) -> Any:
+    def counting(backward: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+        def counted(job: Any, batch: Any) -> Any:
             now[0] += 1
             return backward(job, batch)
 
         return counted
 
     with contextlib.ExitStack() as stack:
-        for kind in (Job, UnevenJob):
+        for kind in (Job, UnevenJob, GraphJob):
             stack.enter_context(patch.object(kind, "backward", counting(kind.backward)))
         yield now
 
@@ -70,7 +82,7 @@ def _die() -> NoReturn:
 
 
 def _faulty(fault: Fault, now: list[int]) -> Any:
-    """A patch with which the fault happens."""
+    """What makes the fault happen, until it is left."""
 
     def strike() -> None:
         # A checkpoint is written while the next step runs.
@@ -88,15 +100,24 @@ def _faulty(fault: Fault, now: list[int]) -> Any:
         result.register_hook(lambda _: strike())
         return result
 
-    targets: dict[str, tuple[Any, str, Any]] = {
-        "forward": (Stage, "forward", before),
-        "backward": (Stage, "forward", in_backward),
-        "optimizer": (torch.optim.Optimizer, "zero_grad", before),
-        "writing": (os, "fsync", before),
-        "committing": (checkpoint, "commit", before),
-        "renaming": (os, "replace", before),
-        "pruning": (manifest, "_remove", before),
+    passes = ((Stage, "forward"), (Interpreter, "run"))
+    targets: dict[str, tuple[Sequence[tuple[Any, str]], Any]] = {
+        "forward": (passes, before),
+        "backward": (passes, in_backward),
+        "optimizer": (((torch.optim.Optimizer, "zero_grad"),), before),
+        "writing": (((os, "fsync"),), before),
+        "committing": (((checkpoint, "commit"),), before),
+        "renaming": (((os, "replace"),), before),
+        "pruning": (((manifest, "_remove"),), before),
     }
-    owner, name, way = targets[fault.phase]
-    original = getattr(owner, name)
-    return patch.object(owner, name, lambda *given, **named: way(original, *given, **named))
+    owners, way = targets[fault.phase]
+    stack = contextlib.ExitStack()
+    for owner, name in owners:
+        twin = partial(way, getattr(owner, name))
+        stack.enter_context(patch.object(owner, name, _method(twin)))
+    return stack
+
+
+def _method(call: Callable[..., Any]) -> Callable[..., Any]:
+    """A function, which a class makes a method of."""
+    return lambda *given, **named: call(*given, **named)

@@ -30,7 +30,7 @@ from torch.distributed.checkpoint import FileSystemReader, TensorStorageMetadata
 
 from shardwise.app.cli.main import main
 from shardwise.errors import ConfigError
-from shardwise.plan import Plan, UnevenFile, write_plan
+from shardwise.plan import AnyPlan, Plan, UnevenFile, write_plan
 from shardwise.runtime import (
     RankLost,
     Report,
@@ -229,7 +229,7 @@ def test_what_is_torn_foreign_or_newer_is_refused_by_name(checkpoint: Path) -> N
         resumable(make_plan("dp=2", global_batch_size=16), root)
     manifest = checkpoint / MANIFEST
     text = manifest.read_text()
-    manifest.write_text(text.replace('"version": 2', '"version": 3'))
+    manifest.write_text(text.replace('"version": 3', '"version": 4'))
     with pytest.raises(ConfigError, match="is newer than this shardwise reads"):
         newest(root)
     manifest.write_text(text[:-20])
@@ -387,7 +387,7 @@ class Survived:
         self.losses = {done: loss for done, loss in self.losses.items() if done <= step}
 
 
-def survived(plan: Plan | UnevenFile, root: Path, faults: tuple[Fault, ...] = ()) -> Survived:
+def survived(plan: AnyPlan, root: Path, faults: tuple[Fault, ...] = ()) -> Survived:
     options = TrainOptions(steps=STEPS, checkpoint=str(root), checkpoint_every=EVERY)
     run = Survived()
     train_here(
@@ -398,7 +398,7 @@ def survived(plan: Plan | UnevenFile, root: Path, faults: tuple[Fault, ...] = ()
 
 
 def check_survives(
-    plan: Plan | UnevenFile, folder: Path, whole: Mapping[int, float], struck: Sequence[tuple[int, int, str]]
+    plan: AnyPlan, folder: Path, whole: Mapping[int, float], struck: Sequence[tuple[int, int, str]]
 ) -> None:
     """Each rank, step and phase in `struck`, in order, is a death; the run ends as one without."""
     faults = tuple(
@@ -412,7 +412,7 @@ def check_survives(
     assert resumable(plan, str(folder / "run"))[1].step == STEPS
 
 
-def undisturbed(team: Team, plan: Plan | UnevenFile) -> dict[int, float]:
+def undisturbed(team: Team, plan: AnyPlan) -> dict[int, float]:
     """Losses of a run that nothing happens to and that saves nothing."""
     run = Survived()
     team.run(plan.cluster.devices, train, plan, TrainOptions(steps=STEPS), report=run.report)

@@ -3,18 +3,30 @@
 from __future__ import annotations
 
 import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.property.layout_instances import mlp
-from tests.runtime.graph_plans import by_rules, plan_with
+import torch
+from safetensors.torch import load_file, save_file
+from tests.property.layout_instances import chain, mlp
+from tests.runtime.graph_plans import by_rules, drawn_in_stages, plan_with
+from tests.runtime.plans import make_plan
+from tests.runtime.test_runtime_checkpoint import workers_of
+from tests.runtime.test_runtime_manifest import committed
 
 from shardwise.app.cli.main import main
 from shardwise.errors import ConfigError
 from shardwise.graph import OpGraph, OpNode, graph_text
-from shardwise.plan import read_graph_plan, write_graph_plan
+from shardwise.plan import GraphPlan, read_graph_plan, write_graph_plan, write_plan
 from shardwise.runtime import check_told
+from shardwise.runtime.graph_train import module_of_graph
+from shardwise.runtime.manifest import finished
 
 pytestmark = pytest.mark.xdist_group("runtime")
 
@@ -50,14 +62,119 @@ def test_the_users_own_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str],
     assert sum(losses[-4:]) < sum(losses[:4]) - 0.2  # the same four batches
 
 
-@pytest.mark.parametrize("option", [["--data", "x.bin"], ["--checkpoint", "runs"], ["--trace", "t.json"]])
-def test_options_of_other_plans_are_refused(
-    tmp_path: Path, option: list[str], capsys: pytest.CaptureFixture[str]
+def saved(path: Path, plan: GraphPlan) -> str:
+    write_graph_plan(str(path), plan)
+    return str(path)
+
+
+def halves(graph: OpGraph = MLP) -> GraphPlan:
+    """Samples on two processes."""
+    return plan_with(graph, (2,), by_rules(graph, (2,), lambda op: ("split b",)))
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        (["--data", "x.bin"], "--data: is not there for the plan of an operator graph; found x.bin"),
+        (["--trace", "t.json"], "--trace: is not there for the plan of an operator graph"),
+        (["--adaptive"], "--adaptive: is not there for the plan of an operator graph"),
+        (["--resume"], "--resume: needs --checkpoint"),
+        (["--export", "{}/e"], "--export: needs --checkpoint"),
+        (["--checkpoint", "{}/none", "--resume"], "has no finished checkpoint"),
+        (["--checkpoint", "{}/model", "--resume"], "is a checkpoint of another kind of plan"),
+        (["--checkpoint", "{}/model"], "has checkpoints of an earlier run"),
+        (["--checkpoint", "{}/model", "--resume", "--weights", "w"], "--weights: is not used where"),
+    ],
+)
+def test_what_is_refused_is_one_line_and_leaves_no_folder(
+    tmp_path: Path, options: list[str], named: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path = str(tmp_path / "p.yaml")
-    write_graph_plan(path, plan_with(MLP, (2,), by_rules(MLP, (2,), lambda op: ("split b",))))
-    assert main(["train", path, *option]) == 2
-    assert option[0] in capsys.readouterr().err
+    committed(tmp_path / "model", 2, make_plan("dp=2"))
+    path = saved(tmp_path / "p.yaml", halves())
+    assert main(["train", path, *(option.format(tmp_path) for option in options)]) == 2
+    error = capsys.readouterr().err
+    assert named in error and error.count("\n") == 1
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["model", "p.yaml"]
+
+
+def test_a_model_does_not_go_on_from_a_graph(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    root = str(tmp_path / "ck")
+    assert main(["train", saved(tmp_path / "p.yaml", halves()), "--steps", "1", "--checkpoint", root]) == 0
+    capsys.readouterr()
+    write_plan(str(tmp_path / "q.yaml"), make_plan("dp=2"))
+    assert main(["train", str(tmp_path / "q.yaml"), "--checkpoint", root, "--resume"]) == 2
+    error = capsys.readouterr().err
+    assert "found the plan of an operator graph; allowed: a plan of strategies" in error
+    assert error.count("\n") == 1
+
+
+def losses_of(log: Path) -> list[float]:
+    records = [json.loads(line) for line in log.read_text().splitlines()]
+    assert [record["step"] for record in records] == list(range(1, len(records) + 1))
+    return [record["loss"] for record in records]
+
+
+def test_a_run_goes_on_under_another_plan_and_writes_its_log_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Then its parameters are written, and another run starts from them."""
+    graph = chain(8, 6, 12, 5)
+    first = saved(tmp_path / "p.yaml", halves(graph))
+    second = saved(tmp_path / "q.yaml", next(drawn_in_stages(graph, (1,), (2,), 2, [0])))
+    logs = [tmp_path / f"{name}.jsonl" for name in ("whole", "parts", "from")]
+    root, out = str(tmp_path / "ck"), tmp_path / "exported"
+    assert main(["train", first, "--steps", "6", "--log", str(logs[0])]) == 0
+    common = ["--checkpoint", root, "--checkpoint-every", "2", "--log", str(logs[1])]
+    assert main(["train", first, "--steps", "3", *common]) == 0
+    assert main(["train", second, "--steps", "6", "--resume", *common, "--export", str(out)]) == 0
+    assert losses_of(logs[1]) == pytest.approx(losses_of(logs[0]), rel=2e-5)
+    assert losses_of(logs[1])[:3] == losses_of(logs[0])[:3]
+    assert finished(root) == [4, 6]
+    assert "6 steps of 8 samples" in capsys.readouterr().out
+    written = load_file(out / "model.safetensors")
+    shapes = {name: tuple(tensor.shape) for name, tensor in written.items()}
+    assert shapes == {
+        "w_up": (6, 12), "b_up": (12,), "middle.0.scale": (12,), "middle.0.mix": (12, 12),
+        "middle.1.scale": (12,), "middle.1.mix": (12, 12), "w_down": (12, 5),
+    }  # fmt: skip
+    assert {tensor.dtype for tensor in written.values()} == {torch.float32}
+    module = dict(module_of_graph(graph, seed=3, weights=str(out)).named_parameters())
+    assert all(torch.equal(module[name], written[name]) for name in written)
+    assert main(["train", first, "--weights", str(out), "--steps", "1", "--log", str(logs[2])]) == 0
+    assert losses_of(logs[2])[0] < losses_of(logs[0])[0] - 0.01  # the batch of step 1, which it has met twice
+    written["w_up"] = written["w_up"][:, :5].contiguous()
+    save_file(written, out / "model.safetensors")
+    assert main(["train", first, "--weights", str(out)]) == 2
+    assert "w_up: is of another shape than the model's; found (6, 5)" in capsys.readouterr().err
+    del written["b_up"]
+    save_file(written | {"w_up": torch.zeros(6, 12)}, out / "model.safetensors")
+    assert main(["train", first, "--weights", str(out)]) == 2
+    assert "b_up: has no such tensor" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("ending", [signal.SIGKILL, signal.SIGINT])
+def test_a_run_that_is_ended_says_how_it_goes_on(tmp_path: Path, ending: signal.Signals) -> None:
+    """kill -9 of a rank without restarts, or Ctrl-C: one line says what happened, one has the command, which
+    goes on to the end with the losses of a run that nothing happens to."""
+    path, log, whole = saved(tmp_path / "p.yaml", halves()), tmp_path / "l.jsonl", tmp_path / "w.jsonl"
+    command = [sys.executable, "-m", "shardwise", "train", path, "--steps", "40", "--restarts", "0"]
+    command += ["--checkpoint", str(tmp_path / "ck"), "--checkpoint-every", "2", "--log", str(log)]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as run:
+        try:
+            assert run.stderr is not None
+            next(line for line in run.stderr if line.startswith("step 8/"))
+            os.kill(workers_of(run.pid)[1] if ending == signal.SIGKILL else run.pid, ending)
+            said = [line.rstrip() for line in run.stderr if not line.startswith("step ")]
+            code = run.wait(timeout=60)
+        finally:
+            run.kill()
+    assert code == (1 if ending == signal.SIGKILL else 130)
+    what = "rank 1 was ended by signal 9" if ending == signal.SIGKILL else "interrupted"
+    assert said[0].startswith(f"shardwise: error: {what} after step ") and len(said) == 2
+    command_again = said[1].removeprefix("  to go on from the last checkpoint: shardwise ")
+    assert main(shlex.split(command_again)) == 0
+    assert main(["train", path, "--steps", "40", "--log", str(whole)]) == 0
+    assert losses_of(log) == losses_of(whole)
 
 
 def test_functions_that_a_graph_does_not_tell_are_refused() -> None:

@@ -11,11 +11,13 @@ import sysconfig
 from pathlib import Path
 
 import pytest
+from tests.property.layout_instances import mlp
+from tests.runtime.graph_plans import by_rules, plan_with
 from tests.runtime.plans import make_plan
 
 from shardwise.app.cli import main
 from shardwise.app.cli.launched import TORCHRUN_VARIABLE
-from shardwise.plan import write_plan
+from shardwise.plan import write_graph_plan, write_plan
 
 pytestmark = pytest.mark.xdist_group("runtime")
 
@@ -63,3 +65,21 @@ def test_a_launched_process_has_left_its_group_when_it_ends(tmp_path: Path) -> N
         capture_output=True, text=True, check=False, timeout=600,
     )  # fmt: skip
     assert ran.returncode == 0, ran.stderr
+
+
+def test_torchrun_goes_on_under_the_plan_of_a_graph(tmp_path: Path) -> None:
+    """From a checkpoint of a run without it, in whose log it writes on."""
+    graph, log = mlp(8, 6, 12, 5), tmp_path / "steps.jsonl"
+    plan = str(tmp_path / "p.yaml")
+    write_graph_plan(plan, plan_with(graph, (2,), by_rules(graph, (2,), lambda op: ("split b",))))
+    common = ["--checkpoint", str(tmp_path / "ck"), "--log", str(log)]
+    assert main(["train", plan, "--steps", "2", *common]) == 0
+    path = f"{sysconfig.get_path('scripts')}{os.pathsep}{os.environ['PATH']}"
+    command = [sys.executable, "-m", "shardwise", "launch", plan, "--with", "torchrun", "--"]
+    ran = subprocess.run(
+        [*command, *common, "--steps", "4", "--resume"],
+        env={**os.environ, "PATH": path}, capture_output=True, text=True, check=False, timeout=600,
+    )  # fmt: skip
+    assert ran.returncode == 0, ran.stderr
+    assert [json.loads(line)["step"] for line in log.read_text().splitlines()] == [1, 2, 3, 4]
+    assert ran.stdout.count("trained") == 1 and "step 4/4" in ran.stderr

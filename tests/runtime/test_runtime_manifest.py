@@ -234,16 +234,31 @@ def test_data_is_known_by_what_it_is(team: Team, tmp_path: Path) -> None:
         resumed_options(replace(longer, data="synthetic"), plan)
     path = Path(newest(root)[0]) / MANIFEST
     document = json.loads(path.read_text())
-    del document["content"]
+    del document["content"], document["graph"]
     path.write_text(json.dumps({**document, "version": 1}))
     with pytest.raises(ConfigError, match="took samples in an order that this version"):
         resumed_options(replace(options, steps=2), plan)
 
 
-def test_a_manifest_of_the_first_version_goes_on_with_synthetic_data(tmp_path: Path) -> None:
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_manifest_of_an_earlier_version_goes_on_with_synthetic_data(tmp_path: Path, version: int) -> None:
+    """As it was written: without graphs, and the first without what data is."""
     plan = make_plan("dp=2")
     path = committed(tmp_path, 2, plan) / MANIFEST
     document = json.loads(path.read_text())
-    del document["content"]
-    path.write_text(json.dumps({**document, "version": 1}))
-    assert resumed_options(TrainOptions(steps=3, checkpoint=str(tmp_path)), plan).start == 2
+    del document["graph"]
+    if version == 1:
+        del document["content"]
+    path.write_text(json.dumps({**document, "version": version}))
+    options = TrainOptions(steps=3, checkpoint=str(tmp_path))
+    assert resumed_options(options, plan).start == 2
+    path.write_text(json.dumps({**document, "version": version, "graph": "sha256:0"}))
+    with pytest.raises(ConfigError, match="graph: is not a known key"):
+        resumed_options(options, plan)
+
+
+@pytest.mark.parametrize("changes", [{"graph": "sha256:0"}, {"model": None}])
+def test_a_manifest_is_of_a_model_or_of_a_graph(tmp_path: Path, changes: dict[str, Any]) -> None:
+    committed(tmp_path, 2, make_plan("dp=2"), **changes)
+    with pytest.raises(ConfigError, match="model: is there beside a graph, or neither is"):
+        newest(str(tmp_path))

@@ -166,7 +166,9 @@ def test_what_one_rank_lacks_ends_both_with_one_line(tmp_path: Path) -> None:
                 text=True,
             )
         )
-    said = [process.communicate(timeout=120)[1] for process in running]
+    of_rank_1 = running[1].communicate(timeout=120)[1]
+    running[0].send_signal(signal.SIGTERM)  # as a launcher does when it has seen rank 1 end
+    said = [running[0].communicate(timeout=120)[1], of_rank_1]
     assert [process.returncode for process in running] == [2, 2]
     lines = [[line for line in text.splitlines() if line.startswith("shardwise")] for text in said]
     assert lines[0] == [

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from shardwise.cluster import Node
 from shardwise.errors import ConfigError
-from shardwise.plan import Plan, UnevenFile
+from shardwise.plan import AnyPlan, GraphPlan, UnevenFile
 
 LAUNCHERS = ("torchrun", "slurm", "ray", "k8s")
 
@@ -76,14 +76,15 @@ class Launch:
 
 
 def launch_of(
-    plan: Plan | UnevenFile, arguments: Sequence[str], *, head: str | None = None, port: int = 29500
+    plan: AnyPlan, arguments: Sequence[str], *, head: str | None = None, port: int = 29500
 ) -> Launch:
     """How `plan` is run by `shardwise ARGUMENTS` on the hosts of its cluster, those that it leaves idle too.
 
     An uneven plan says which devices have which stages, so that its hosts are told apart by class and speed.
     """
     vendors = {device.vendor for device in plan.cluster.classes.values()} - {"host"}
-    words = re.sub(r"[^a-z0-9]+", "-", plan.model.name.lower()).strip("-")
+    name = plan.graph.name if isinstance(plan, GraphPlan) else plan.model.name
+    words = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
     return Launch(
         name=f"shardwise-{words}"[:_LABEL_LENGTH].strip("-"),
         arguments=tuple(arguments),

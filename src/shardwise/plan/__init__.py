@@ -19,6 +19,7 @@ from shardwise.plan.graph_plan import (
     write_graph_plan,
 )
 from shardwise.plan.hashes import plan_hash
+from shardwise.plan.kinds import AnyPlan, read_any_plan
 from shardwise.plan.plan import SCHEMA, VERSION, Plan, RunnerUp, plan_of
 from shardwise.plan.price import usd_per_billion_tokens, usd_per_step
 from shardwise.plan.read import check_ledger, read_plan, write_plan
@@ -60,6 +61,7 @@ __all__ = [
     "UNEVEN_PLAN_SCHEMA",
     "VERSION",
     "Answer",
+    "AnyPlan",
     "Certificate",
     "Files",
     "ForTrace",
@@ -96,6 +98,7 @@ __all__ = [
     "plan_document",
     "plan_hash",
     "plan_of",
+    "read_any_plan",
     "read_graph_plan",
     "read_plan",
     "read_uneven_plan",

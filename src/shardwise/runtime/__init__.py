@@ -12,11 +12,11 @@ except ModuleNotFoundError as error:
 from shardwise.runtime.adapt import Advice, Advisor, Change
 from shardwise.runtime.capability import check_graph_runnable, check_runnable, check_uneven_runnable
 from shardwise.runtime.capture import capture
-from shardwise.runtime.checkpoint import export
+from shardwise.runtime.checkpoint import Saving, export, load, resumable
 from shardwise.runtime.clocks import together
 from shardwise.runtime.data import Samples, Synthetic, TokenFile
 from shardwise.runtime.devices import check_here
-from shardwise.runtime.graph_train import GraphStep, synthetic_batch, train_graph
+from shardwise.runtime.graph_train import synthetic_batch
 from shardwise.runtime.graphs import GraphJob, GraphModule, check_told, graph_module
 from shardwise.runtime.hugging_face import check_named
 from shardwise.runtime.initial import initialise
@@ -50,12 +50,12 @@ __all__ = [
     "Change",
     "GraphJob",
     "GraphModule",
-    "GraphStep",
     "Job",
     "Meeting",
     "RankLost",
     "Report",
     "Samples",
+    "Saving",
     "Stage",
     "StepRecord",
     "StepResult",
@@ -80,11 +80,13 @@ __all__ = [
     "initialise",
     "last_options",
     "leave_group",
+    "load",
     "load_weights",
     "losses_of_peers",
     "move",
     "parallelize",
     "reference_module",
+    "resumable",
     "resumed_options",
     "samples_of",
     "save_weights",
@@ -92,6 +94,5 @@ __all__ = [
     "timed_steps",
     "together",
     "train",
-    "train_graph",
     "train_here",
 ]

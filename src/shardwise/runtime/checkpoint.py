@@ -17,28 +17,34 @@ from torch.distributed import checkpoint
 from torch.distributed.tensor import DTensor
 
 from shardwise.errors import ConfigError
-from shardwise.plan import Plan, UnevenFile, document_hash, plan_document, uneven_plan_document
+from shardwise.plan import AnyPlan, GraphPlan, plan_hash
+from shardwise.runtime import graph_state, uneven_state
 from shardwise.runtime.data import Content
 from shardwise.runtime.gradients import local
+from shardwise.runtime.graphs import GraphJob
 from shardwise.runtime.job import Job
 from shardwise.runtime.manifest import (
     Manifest,
     commit,
     files_in,
     folder_of,
+    graph_hash,
     mark,
     model_hash,
     newest,
     prune,
     remove_unfinished,
 )
-from shardwise.runtime.modules import reference_module
 from shardwise.runtime.private import Boxes, LoadsBoxes, SavesBoxes, chunk_of
 from shardwise.runtime.state import make_states, named, state_of, whole_name
 from shardwise.runtime.texts import from_all_ranks
 from shardwise.runtime.uneven import UnevenJob
-from shardwise.runtime.uneven_state import copied_of, fill, wanted_of
-from shardwise.runtime.weights import save_weights
+from shardwise.runtime.weights import save_graph_weights, save_weights
+
+AnyJob = Job | UnevenJob | GraphJob
+
+_PARAMETER = "model."
+"""What the names of parameters begin with, beside those of optimizer states."""
 
 
 class Saving:
@@ -51,31 +57,25 @@ class Saving:
 
     def __init__(
         self,
-        job: Job | UnevenJob,
+        job: AnyJob,
         root: str,
         *,
         step: int,
-        seed: int,
+        seed: int = 0,
         data: str,
         content: Content | None = None,
     ) -> None:
         self._folder = folder_of(root, step)
         # Collectives of the thread must not come between those of the steps.
         self._group = distributed.new_group(backend="gloo")
-        plan = job.plan
         manifest = Manifest(
             step=step,
             seed=seed,
             data=data,
             content=content,
-            optimizer=plan.job.optimizer,
-            global_batch_size=plan.job.global_batch_size,
-            seq_len=plan.job.seq_len,
-            model=model_hash(plan.model.config),
-            plan=document_hash(
-                uneven_plan_document(plan) if isinstance(plan, UnevenFile) else plan_document(plan)
-            ),
+            plan=plan_hash(job.plan),
             files={},
+            **_trained(job.plan),
         )
         executor = ThreadPoolExecutor(1)
         self._written = executor.submit(self._write, copied(job), root, manifest)
@@ -166,10 +166,27 @@ def _size(path: str) -> int | None:
         return None
 
 
-def copied(job: Job | UnevenJob) -> dict[str, Tensor | Boxes]:
+def _trained(plan: AnyPlan) -> dict[str, Any]:
+    """What of a plan a checkpoint and the run that goes on from it must have in common."""
+    optimizer = plan.job.optimizer
+    if isinstance(plan, GraphPlan):
+        graph = plan.graph
+        return {
+            "model": None, "graph": graph_hash(graph), "optimizer": optimizer,
+            "global_batch_size": graph.batch, "seq_len": graph.seq_len,
+        }  # fmt: skip
+    return {
+        "model": model_hash(plan.model.config), "graph": None, "optimizer": optimizer,
+        "global_batch_size": plan.job.global_batch_size, "seq_len": plan.job.seq_len,
+    }  # fmt: skip
+
+
+def copied(job: AnyJob) -> dict[str, Tensor | Boxes]:
     """What this rank saves of `job`, on the host, as no step changes it. Call it on every rank."""
+    if isinstance(job, GraphJob):
+        return graph_state.copied_of(job)
     if isinstance(job, UnevenJob):
-        return copied_of(job)
+        return uneven_state.copied_of(job)
     return {name: _copied(tensor.detach()) for name, tensor in state_of(job).items()}
 
 
@@ -209,12 +226,16 @@ def _not_written(folder: str, error: BaseException) -> ConfigError:
     return ConfigError(f"cannot be written: {_why(error)}", file=folder, key="--checkpoint")
 
 
-def load(job: Job | UnevenJob, folder: str) -> None:
+def load(job: AnyJob, folder: str) -> None:
     """Put the checkpoint in `folder` into `job`, however it was divided when it was saved; on every rank."""
+    if isinstance(job, GraphJob):
+        _load(graph_state.wanted_of(job), folder)
+        job.spread()
+        return
     if isinstance(job, UnevenJob):
-        wanted, values = wanted_of(job)
+        wanted, values = uneven_state.wanted_of(job)
         _load(wanted, folder)
-        fill(job, wanted, values)
+        uneven_state.fill(job, wanted, values)
         return
     make_states(job)
     state = state_of(job)
@@ -250,27 +271,42 @@ def _read_from(folder: str) -> Iterator[None]:
         ) from None  # fmt: skip
 
 
-def export(plan: Plan | UnevenFile, root: str, folder: str) -> None:
-    """Write the parameters of the newest checkpoint in `root`, of a run of the plan's model, into `folder` as
-    Hugging Face's libraries read them. In one process, which holds the whole model."""
-    state = {f"model.{name}": p.data for name, p in reference_module(plan.model).named_parameters()}
+def export(plan: AnyPlan, root: str, folder: str) -> None:
+    """Write the parameters of the newest checkpoint in `root`, of a run of what the plan trains, into
+    `folder`: those of a model as Hugging Face's libraries read them, those of a graph by its names. In one
+    process, which holds all of them."""
     saved, _ = resumable(plan, root)
     with _read_from(saved):
+        state = _whole_parameters(saved)
         checkpoint.load(state, checkpoint_id=saved, no_dist=True)
-    whole = {name.removeprefix("model."): tensor for name, tensor in state.items()}
-    save_weights(plan.model, whole, folder)
+    whole = {name.removeprefix(_PARAMETER): tensor for name, tensor in state.items()}
+    if isinstance(plan, GraphPlan):
+        save_graph_weights(whole, folder)
+    else:
+        save_weights(plan.model, whole, folder)
 
 
-def resumable(plan: Plan | UnevenFile, root: str) -> tuple[str, Manifest]:
+def _whole_parameters(folder: str) -> dict[str, Tensor]:
+    """Room for each parameter of the checkpoint in `folder`, by its name there."""
+    kept = checkpoint.FileSystemReader(folder).read_metadata().state_dict_metadata
+    return {
+        name: torch.empty(one.size, dtype=one.properties.dtype)
+        for name, one in kept.items()
+        if name.startswith(_PARAMETER)
+    }
+
+
+def resumable(plan: AnyPlan, root: str) -> tuple[str, Manifest]:
     """The newest checkpoint in `root`, where a run under `plan` can go on from it. ConfigError where not."""
     folder, manifest = newest(root)
-    job = plan.job
-    wanted: dict[str, Any] = {
-        "model": model_hash(plan.model.config),
-        "optimizer": job.optimizer,
-        "global_batch_size": job.global_batch_size,
-        "seq_len": job.seq_len,
-    }
+    wanted = _trained(plan)
+    is_of_graph = manifest.graph is not None
+    if is_of_graph is not isinstance(plan, GraphPlan):
+        kinds = ("a plan of strategies", "the plan of an operator graph")
+        raise ConfigError(
+            "is a checkpoint of another kind of plan", file=folder, found=kinds[is_of_graph],
+            allowed=kinds[not is_of_graph],
+        )  # fmt: skip
     for key, value in wanted.items():
         if getattr(manifest, key) != value:
             raise ConfigError(

@@ -6,7 +6,7 @@ import hashlib
 import os
 import stat
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -38,8 +38,9 @@ class Content:
 class Samples(Protocol):
     """A source of batches."""
 
-    def batch(self, step: int) -> Tensor:
-        """Token ids of step `step` (from 0), of shape (global_batch_size, seq_len + 1)."""
+    def batch(self, step: int) -> Any:
+        """What step `step` (from 0) trains on: token ids of shape (global_batch_size, seq_len + 1), or the
+        inputs of a graph by name."""
 
     def content(self) -> Content | None:
         """What tells them from others; None where seed and step do."""

@@ -1,62 +1,45 @@
-"""The training loop of one rank under the plan of an operator graph."""
+"""What `train` trains under the plan of an operator graph, where nobody brings a module: the graph's own, on
+samples of its own."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from shardwise.graph import OpGraph, OpNode
-from shardwise.plan import GraphPlan
-from shardwise.runtime.devices import await_device
-from shardwise.runtime.graphs import check_told, graph_module
+from shardwise.runtime.graphs import GraphModule, check_told, graph_module
 from shardwise.runtime.initial import generator_of
-from shardwise.runtime.parallelize import parallelize
-from shardwise.runtime.waiting import Stopwatch
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GraphStep:
-    """One step as it went: `step` from 1, the loss, seconds on the clock, those of them in which the rank
-    waited for others (None where the system does not tell), and samples so far."""
-
-    step: int
-    loss: float
-    gradient_norm: float
-    step_time_s: float
-    exposed_s: float | None
-    samples: int
-
+from shardwise.runtime.weights import graph_weights_in
 
 BATCHES = 4
 """So many batches are made, and met again and again: their targets are drawn, and can only be remembered."""
 
 
-def train_graph(
-    report: Callable[[GraphStep], None], plan: GraphPlan, steps: int, lr: float, seed: int
-) -> None:
-    """Train under `plan` for so many steps; call it on every rank of the process group. `report` gets a
-    record of every step."""
-    check_told(plan.graph)
-    job = parallelize(graph_module(plan.graph, seed=seed), plan, lr=lr)
-    for step in range(steps):
-        batch = synthetic_batch(plan.graph, seed=seed, step=step)
-        stopwatch = Stopwatch.begun()
-        result = job.step(batch)
-        await_device(plan.cluster)
-        step_s, exposed_s = stopwatch.read()
-        report(
-            GraphStep(
-                step=step + 1,
-                loss=result.loss,
-                gradient_norm=result.gradient_norm,
-                step_time_s=step_s,
-                exposed_s=exposed_s,
-                samples=(step + 1) * plan.graph.batch,
-            )
-        )
+@dataclass(frozen=True, slots=True)
+class GraphSamples:
+    """Random batches of a graph, by seed and step."""
+
+    graph: OpGraph
+    seed: int
+
+    def batch(self, step: int) -> dict[str, Tensor]:
+        """The inputs of the graph by name, of step `step` (from 0)."""
+        return synthetic_batch(self.graph, seed=self.seed, step=step)
+
+    def content(self) -> None:
+        """Nothing but the seed."""
+
+
+def module_of_graph(graph: OpGraph, *, seed: int, weights: str | None) -> GraphModule:
+    """The module of `graph` with the parameters in the folder `weights`, else by the seed. ConfigError where
+    the graph does not tell what it computes."""
+    check_told(graph)
+    if weights is None:
+        return graph_module(graph, seed=seed)
+    return GraphModule(graph, graph_weights_in(weights, graph))
 
 
 def synthetic_batch(graph: OpGraph, *, seed: int, step: int) -> dict[str, Tensor]:

@@ -15,15 +15,17 @@ import re
 import shutil
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
+from typing import Any
 
 from shardwise.errors import ConfigError
-from shardwise.inputs import Fields, read_mapping
+from shardwise.graph import OpGraph, graph_text
+from shardwise.inputs import Fields, parse_mapping, read_mapping
 from shardwise.plan import write_file
 from shardwise.runtime.data import Content
 
 SCHEMA = "shardwise.checkpoint"
-VERSION = 2
-"""The first one knew data by its name alone."""
+VERSION = 3
+"""The first one knew data by its name alone, the second one no graphs."""
 
 MANIFEST = "manifest.json"
 MARK = ".shardwise"
@@ -48,9 +50,12 @@ class Manifest:
     """What the file was; None of synthetic data, and where the manifest is of version 1."""
     optimizer: str
     global_batch_size: int
-    seq_len: int
-    model: str
-    """Hash of the model's config."""
+    seq_len: int | None
+    """None of a graph that has none."""
+    model: str | None
+    """Hash of the model's config; None of a graph."""
+    graph: str | None = None
+    """Hash of the operator graph; None of a model, and where the manifest is of version 1 or 2."""
     plan: str
     """Hash of the plan that it ran under."""
     files: Mapping[str, tuple[int, str]]
@@ -63,6 +68,18 @@ def folder_of(root: str, step: int) -> str:
 def model_hash(config: Mapping[str, object]) -> str:
     """Of all that a model's config says but its name."""
     body = {key: value for key, value in config.items() if key not in ("name", "_name_or_path")}
+    return "sha256:" + hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
+
+
+def graph_hash(graph: OpGraph) -> str:
+    """Of what a graph computes, at whatever batch and sequence length: not of its name, nor of what its file
+    says of costs and of what may be split."""
+    document: Any = parse_mapping(graph_text(graph))
+    for block in document["blocks"]:
+        for operator in block["operators"]:
+            for key in ("whole", "flop", "moved_bytes"):
+                operator.pop(key, None)
+    body = {key: document[key] for key in ("sizes", "inputs", "blocks")}
     return "sha256:" + hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
 
 
@@ -212,12 +229,15 @@ def read_manifest(path: str) -> Manifest:
         content=_content(fields) if version > 1 else None,
         optimizer=fields.text("optimizer"),
         global_batch_size=fields.integer("global_batch_size", low=1, high=10**9),
-        seq_len=fields.integer("seq_len", low=1, high=10**9),
-        model=fields.text("model"),
+        seq_len=fields.integer("seq_len", low=1, high=10**9) if fields.has("seq_len") else None,
+        model=fields.text("model") if fields.has("model") else None,
+        graph=fields.text("graph") if version > 2 and fields.has("graph") else None,
         plan=fields.text("plan"),
         files={name: _file_entry(listed, name) for name in listed.names},
     )
     fields.finish()
+    if (manifest.model is None) is (manifest.graph is None):
+        raise fields.error("model", "is there beside a graph, or neither is", allowed="one of them")
     return manifest
 
 

@@ -9,16 +9,7 @@ from typing import Any, overload
 from torch import distributed, nn
 
 from shardwise.errors import ConfigError
-from shardwise.plan import (
-    GraphPlan,
-    Plan,
-    UnevenFile,
-    is_graph_plan,
-    is_uneven_plan,
-    read_graph_plan,
-    read_plan,
-    read_uneven_plan,
-)
+from shardwise.plan import AnyPlan, GraphPlan, Plan, UnevenFile, read_any_plan
 from shardwise.runtime.allocator import keep_freed_memory
 from shardwise.runtime.capability import check_graph_runnable, check_runnable, check_uneven_runnable
 from shardwise.runtime.devices import backends, take_device
@@ -64,7 +55,7 @@ def parallelize(
 
 def parallelize(
     module: nn.Module,
-    plan: Plan | UnevenFile | GraphPlan | PlanFile,
+    plan: AnyPlan | PlanFile,
     inputs: Sequence[Any] | Mapping[str, Any] | None = None,
     *,
     lr: float = 1e-3,
@@ -80,7 +71,7 @@ def parallelize(
     here.
     """
     if not isinstance(plan, Plan | UnevenFile | GraphPlan):
-        plan = _read(os.fspath(plan))
+        plan = read_any_plan(plan)
     if isinstance(plan, GraphPlan):
         keep_freed_memory()
         check_graph_runnable(plan)
@@ -122,13 +113,6 @@ def divided(
     _check_processes(strategy.tp * strategy.cp * strategy.pp * strategy.dp)
     device_type = take_device(plan.cluster, distributed.get_rank())
     return divided_job(whole, plan, device_type=device_type, lr=lr, max_norm=max_norm)
-
-
-def _read(path: str) -> Plan | UnevenFile | GraphPlan:
-    """The plan file at `path`, of whatever kind."""
-    if is_graph_plan(path):
-        return read_graph_plan(path)
-    return read_uneven_plan(path) if is_uneven_plan(path) else read_plan(path)
 
 
 def _check_processes(devices: int) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from shardwise.plan import Plan, UnevenFile
+from shardwise.plan import AnyPlan
 from shardwise.runtime.devices import check_here
 from shardwise.runtime.manifest import finished
 from shardwise.runtime.team import RankLost, Team, Work
@@ -14,7 +14,7 @@ from shardwise.sim import Span
 
 
 def train_here(
-    plan: Plan | UnevenFile,
+    plan: AnyPlan,
     options: TrainOptions,
     *,
     report: Callable[[StepRecord], None],
@@ -46,7 +46,7 @@ def train_here(
                     on_restart(error, options.start)
 
 
-def last_options(options: TrainOptions, plan: Plan | UnevenFile) -> TrainOptions:
+def last_options(options: TrainOptions, plan: AnyPlan) -> TrainOptions:
     """`options` to go on from the newest checkpoint of the run that had them; from its beginning where it has
     saved none yet."""
     if options.checkpoint is None or not finished(options.checkpoint):

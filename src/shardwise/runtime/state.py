@@ -29,12 +29,16 @@ def make_states(job: Job) -> None:
     """Give every parameter that is trained optimizer states, as they are before the first step."""
     trained = (p for _, stage in job.stages for p in stage.parameters() if p.requires_grad)
     for parameter in map(job.owned, trained):
-        states = job.optimizer.state[parameter]
-        for name in STATES[job.plan.job.optimizer]:
-            if name == "step":  # where the fused optimizer has it
-                states[name] = torch.zeros((), device=parameter.device)
-            else:
-                states[name] = torch.zeros_like(parameter)
+        job.optimizer.state[parameter].update(first_states(job.plan.job.optimizer, parameter))
+
+
+def first_states(optimizer: str, parameter: Tensor) -> dict[str, Tensor]:
+    """What the optimizer of this name keeps of `parameter`, as it is before the first step."""
+    return {
+        # A number of steps is where the fused optimizer has it.
+        name: torch.zeros((), device=parameter.device) if name == "step" else torch.zeros_like(parameter)
+        for name in STATES[optimizer]
+    }
 
 
 def state_of(job: Job) -> dict[str, Tensor]:

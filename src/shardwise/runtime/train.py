@@ -11,16 +11,17 @@ import torch
 from torch import distributed
 
 from shardwise.errors import ConfigError
-from shardwise.plan import Plan, UnevenFile
+from shardwise.plan import AnyPlan, GraphPlan, Plan, UnevenFile
 from shardwise.runtime.adapt import Adaptation, Advisor, Change
-from shardwise.runtime.checkpoint import Saving, load, resumable
+from shardwise.runtime.checkpoint import AnyJob, Saving, load, resumable
 from shardwise.runtime.data import ORDER, Content, Samples, Synthetic, TokenFile
 from shardwise.runtime.devices import await_device, is_on_host
+from shardwise.runtime.graph_train import GraphSamples, module_of_graph
 from shardwise.runtime.initial import initial_value
 from shardwise.runtime.job import Job
 from shardwise.runtime.manifest import Manifest, check_unfinished, clear_unfinished, finished
 from shardwise.runtime.modules import reference_module
-from shardwise.runtime.parallelize import divided
+from shardwise.runtime.parallelize import divided, parallelize
 from shardwise.runtime.trace import StepTrace, traced
 from shardwise.runtime.values import fill
 from shardwise.runtime.waiting import Stopwatch, thread_busy_s, untold
@@ -56,9 +57,10 @@ class TrainOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepRecord:
-    """One step as it went: `step` from 1, mean loss per token, seconds on the clock and as predicted for its
-    strategy (None: an uneven plan), and tokens so far. In `exposed_s` of them the rank waited for others
-    (None where the system does not tell). `change` is what happened after it, where the run re-plans."""
+    """One step as it went: `step` from 1, mean loss per token (of a graph its loss), seconds on the clock and
+    as predicted for its strategy (None: a plan of another kind), and tokens so far (None of a graph, whose
+    samples need not have any). In `exposed_s` of them the rank waited for others (None where the system does
+    not tell). `change` is what happened after it, where the run re-plans."""
 
     step: int
     loss: float
@@ -66,13 +68,17 @@ class StepRecord:
     step_time_s: float
     predicted_s: float
     strategy: Strategy | None
-    tokens: int
+    tokens: int | None
     exposed_s: float | None = None
     change: Change | None = None
 
 
-def samples_of(plan: Plan | UnevenFile, options: TrainOptions) -> Samples:
-    """The batches that `options` name, for the plan's model and batch. ConfigError where there are none."""
+def samples_of(plan: AnyPlan, options: TrainOptions) -> Samples:
+    """The batches that `options` name, for what the plan trains. ConfigError where there are none."""
+    if isinstance(plan, GraphPlan):
+        if options.data != SYNTHETIC:
+            raise _not_of_graphs("--data", options.data)
+        return GraphSamples(plan.graph, options.seed)
     job, vocab = plan.job, plan.model.vocab
     if options.data == SYNTHETIC:
         return Synthetic(
@@ -87,9 +93,7 @@ def samples_of(plan: Plan | UnevenFile, options: TrainOptions) -> Samples:
     )
 
 
-def train(
-    report: Callable[[StepRecord], None], plan: Plan | UnevenFile, options: TrainOptions
-) -> tuple[Span, ...]:
+def train(report: Callable[[StepRecord], None], plan: AnyPlan, options: TrainOptions) -> tuple[Span, ...]:
     """Train under `plan` until `options.steps` steps are done; call it on every rank of the process group.
 
     `report` gets a record of every step, the same on every rank but for the clock. Returns what the last step
@@ -98,16 +102,8 @@ def train(
     check_options(plan, is_adaptive=options.advisor is not None, is_traced=options.is_traced)
     busy = thread_busy_s if is_on_host(plan.cluster) else untold
     samples = samples_of(plan, options)
-    with torch.device("meta"):
-        module = reference_module(plan.model)
-    job = divided(module, plan, lr=options.lr)
+    job = _begun(plan, options)
     rank = distributed.get_rank()
-    if options.resumed is not None:
-        load(job, options.resumed)
-    elif options.weights is not None:
-        fill(job, weights_in(options.weights, plan.model))
-    else:
-        fill(job, partial(initial_value, seed=options.seed, layers=plan.model.layers))
     if options.checkpoint is not None and rank == 0:
         clear_unfinished(options.checkpoint)
     content = samples.content() if options.checkpoint is not None and rank == 0 else None
@@ -129,9 +125,9 @@ def train(
             loss=result.loss,
             gradient_norm=result.gradient_norm,
             step_time_s=step_s,
-            predicted_s=plan.best.step_time_s if adaptation is None else adaptation.predicted_s,
+            predicted_s=_predicted_s(plan) if adaptation is None else adaptation.predicted_s,
             strategy=job.plan.best.strategy if isinstance(job, Job) else None,
-            tokens=(step + 1) * plan.job.global_batch_size * plan.job.seq_len,
+            tokens=_tokens(plan, step + 1),
             exposed_s=exposed_s,
         )
         if saving is not None:  # no step counts as done behind one that is not saved yet
@@ -156,10 +152,42 @@ def train(
     return trace.spans
 
 
-def check_options(plan: Plan | UnevenFile, *, is_adaptive: bool, is_traced: bool) -> None:
+def _begun(plan: AnyPlan, options: TrainOptions) -> AnyJob:
+    """The job under `plan` as it is after `options.start` steps."""
+    if isinstance(plan, GraphPlan):
+        weights = options.weights if options.resumed is None else None
+        module = module_of_graph(plan.graph, seed=options.seed, weights=weights)
+        laid = parallelize(module, plan, lr=options.lr)
+        if options.resumed is not None:
+            load(laid, options.resumed)
+        return laid
+    with torch.device("meta"):
+        whole = reference_module(plan.model)
+    job = divided(whole, plan, lr=options.lr)
+    if options.resumed is not None:
+        load(job, options.resumed)
+    elif options.weights is not None:
+        fill(job, weights_in(options.weights, plan.model))
+    else:
+        fill(job, partial(initial_value, seed=options.seed, layers=plan.model.layers))
+    return job
+
+
+def _predicted_s(plan: AnyPlan) -> float:
+    return plan.step_time_s if isinstance(plan, GraphPlan) else plan.best.step_time_s
+
+
+def _tokens(plan: AnyPlan, steps: int) -> int | None:
+    """Tokens of so many steps."""
+    return None if isinstance(plan, GraphPlan) else steps * plan.job.global_batch_size * plan.job.seq_len
+
+
+def check_options(plan: AnyPlan, *, is_adaptive: bool, is_traced: bool) -> None:
     """ConfigError where what is asked for is not there under such a plan, or on its devices."""
     if is_adaptive and isinstance(plan, UnevenFile):
         raise ConfigError("is not there under an uneven plan", key="--adaptive", allowed="train without it")
+    if is_adaptive and isinstance(plan, GraphPlan):
+        raise _not_of_graphs("--adaptive")
     if is_on_host(plan.cluster):
         return
     for key, is_asked in (("--adaptive", is_adaptive), ("--trace", is_traced)):
@@ -168,6 +196,12 @@ def check_options(plan: Plan | UnevenFile, *, is_adaptive: bool, is_traced: bool
                 "is not there on accelerators", key=key, found=", ".join(plan.cluster.classes),
                 allowed="train without it",
             )  # fmt: skip
+
+
+def _not_of_graphs(key: str, found: str | None = None) -> ConfigError:
+    return ConfigError(
+        "is not there for the plan of an operator graph", key=key, found=found, allowed="train without it"
+    )
 
 
 def check_unused(folder: str) -> None:
@@ -182,7 +216,7 @@ def check_unused(folder: str) -> None:
     check_unfinished(folder)
 
 
-def resumed_options(options: TrainOptions, plan: Plan | UnevenFile) -> TrainOptions:
+def resumed_options(options: TrainOptions, plan: AnyPlan) -> TrainOptions:
     """`options` to go on from the newest checkpoint in `options.checkpoint`, with its seed. ConfigError where
     there is none, or it is of another run than `plan` and `options` ask for."""
     if options.checkpoint is None:
@@ -199,7 +233,7 @@ def resumed_options(options: TrainOptions, plan: Plan | UnevenFile) -> TrainOpti
     return resumed
 
 
-def _check_data(options: TrainOptions, plan: Plan | UnevenFile, manifest: Manifest) -> None:
+def _check_data(options: TrainOptions, plan: AnyPlan, manifest: Manifest) -> None:
     """ConfigError where `options` name other samples than those of the checkpoint, or the same in another
     order. A file is known by what is in it, wherever it lies."""
     if (options.data == SYNTHETIC) != (manifest.data == SYNTHETIC):

@@ -1,10 +1,11 @@
-"""Parameters from and to folders as Hugging Face's libraries write them: `config.json` and safetensors."""
+"""Parameters from and to folders as Hugging Face's libraries write them: `config.json` and safetensors; those
+of operator graphs by the graph's names."""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,11 @@ import torch
 from torch import Tensor, nn
 
 from shardwise.errors import ConfigError
+from shardwise.graph import OpGraph
 from shardwise.inputs import read_mapping
 from shardwise.model import Model
 from shardwise.plan import write_file
+from shardwise.runtime.graphs import first_readers
 from shardwise.runtime.hugging_face import check_named, ours, theirs
 
 WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -32,12 +35,24 @@ def save_weights(
     """
     check_named(model)
     _require_library()
-    from safetensors.torch import save_file
-
     os.makedirs(folder, exist_ok=True)
     config = json.dumps(dict(model.config), indent=2, sort_keys=True) + "\n"
     write_file(os.path.join(folder, "config.json"), config.encode())
-    parts = _parts(dict(theirs(model, state)), largest_bytes)
+    _save(dict(theirs(model, state)), folder, largest_bytes)
+
+
+def save_graph_weights(state: Mapping[str, Tensor], folder: str) -> None:
+    """Write the whole parameters of an operator graph (`state`, by their names there) into `folder`, one file
+    or several as above."""
+    os.makedirs(folder, exist_ok=True)
+    _save(dict(state), folder, LARGEST_BYTES)
+
+
+def _save(tensors: dict[str, Tensor], folder: str, largest_bytes: int) -> None:
+    _require_library()
+    from safetensors.torch import save_file
+
+    parts = _parts(tensors, largest_bytes)
     names = [WHOLE]
     if len(parts) > 1:
         names = [f"model-{number:05d}-of-{len(parts):05d}.safetensors" for number in range(1, len(parts) + 1)]
@@ -65,24 +80,40 @@ def weights_in(folder: str, model: Model) -> Callable[[str, torch.Size], Tensor]
     """The parameters of `model` in the safetensors in `folder`, each by its name when it is asked for, and
     with the shape that it should have. ConfigError as in `load_weights`."""
     check_named(model)
+    read = _reader(folder, model.name)
+    return lambda name, shape: _in_shape(ours(model, name, read), shape, folder, name)
+
+
+def graph_weights_in(folder: str, graph: OpGraph) -> dict[str, Tensor]:
+    """The parameters of `graph` in the safetensors in `folder`, by their names, in fp32. ConfigError where a
+    tensor is missing or of another shape."""
+    read = _reader(folder, graph.name)
+    return {
+        name: _in_shape(read(name), op.shape(op.parameters[slot].dims), folder, name).float()
+        for name, (op, slot) in first_readers(graph).items()
+    }
+
+
+def _reader(folder: str, owner: str) -> Callable[[str], Tensor]:
+    """What gets a tensor of the files in `folder` by its name, one of `owner`'s."""
     places = _places(folder)
     opened = {file: _opened(file) for file in set(places.values())}
 
     def read(name: str) -> Tensor:
         if name not in places:
-            raise ConfigError("has no such tensor", file=folder, key=name, allowed=f"those of {model.name}")
+            raise ConfigError("has no such tensor", file=folder, key=name, allowed=f"those of {owner}")
         return opened[places[name]].get_tensor(name)
 
-    def whole(name: str, shape: torch.Size) -> Tensor:
-        found = ours(model, name, read)
-        if found.shape != shape:
-            raise ConfigError(
-                "is of another shape than the model's", file=folder, key=name,
-                found=str(tuple(found.shape)), allowed=str(tuple(shape)),
-            )  # fmt: skip
-        return found
+    return read
 
-    return whole
+
+def _in_shape(found: Tensor, shape: Sequence[int], folder: str, name: str) -> Tensor:
+    if tuple(found.shape) != tuple(shape):
+        raise ConfigError(
+            "is of another shape than the model's", file=folder, key=name,
+            found=str(tuple(found.shape)), allowed=str(tuple(shape)),
+        )  # fmt: skip
+    return found
 
 
 def _places(folder: str) -> dict[str, str]:

@@ -8,12 +8,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tests.property.layout_instances import mlp
+from tests.runtime.graph_plans import by_rules, plan_with
 from tests.runtime.plans import make_plan
 from tests.runtime.uneven_plans import make_uneven
 from tests.unit.app.conftest import Run
 
 from shardwise.cluster import load_cluster
-from shardwise.plan import write_plan, write_uneven_plan
+from shardwise.plan import write_graph_plan, write_plan, write_uneven_plan
 
 
 @pytest.fixture
@@ -99,6 +101,22 @@ def test_a_plan_that_train_refuses_is_not_launched(run: Run, plan: str) -> None:
     write_uneven_plan("u.yaml", make_uneven("5 tp2l4+3 l2 l2"))
     ran = run("launch", "u.yaml", "--with", "torchrun", "--print", "--", "--adaptive")
     assert ran.code == 2 and "--adaptive: is not there under an uneven plan" in ran.err
+
+
+def test_the_plan_of_a_graph_is_launched(run: Run, plan: str) -> None:
+    """With the launchers that other plans have; what its `train` does not do is refused here too."""
+    graph = mlp(8, 6, 12, 5)
+    write_graph_plan("g.yaml", plan_with(graph, (2,), by_rules(graph, (2,), lambda op: ("split b",))))
+    ran = run("launch", "g.yaml", "--with", "torchrun", "--print", "--", "--steps", "5")
+    assert (ran.code, ran.err) == (0, "")
+    assert ran.out == "torchrun --standalone --nproc-per-node 2 -m -- shardwise train g.yaml --steps 5\n"
+    for launcher, mark in (("slurm", "--job-name=shardwise-mlp"), ("k8s", "name: shardwise-mlp")):
+        ran = run("launch", "g.yaml", "--with", launcher, "--print", "--image", "me/it")
+        assert ran.code == 0 and mark in ran.out
+    for option in (("--trace", "t.json"), ("--adaptive",), ("--data", "x.bin")):
+        ran = run("launch", "g.yaml", "--with", "torchrun", "--print", "--", *option)
+        assert (ran.code, ran.out) == (2, "") and ran.err.count("\n") == 1
+        assert f"{option[0]}: is not there for the plan of an operator graph" in ran.err
 
 
 def test_a_port_in_use_is_told_before_torchrun_starts(run: Run, plan: str) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from shardwise.app.cli.failure import failure_of
 from shardwise.app.cli.launched import Place, place_of
 from shardwise.app.cli.output import INTERRUPTED, Output, talk
-from shardwise.app.cli.resuming import going_on, lost
+from shardwise.app.cli.resuming import interrupted, lost
 from shardwise.app.cli.signals import ignore_ending
 from shardwise.app.cli.training import (
     FAILED,
@@ -18,14 +18,12 @@ from shardwise.app.cli.training import (
     answer,
     check_files,
     make_folders,
-    of_graph,
     prepared,
     refused,
     write_trace_of,
 )
 from shardwise.app.cli.training_run import Asked, Run, showing
 from shardwise.errors import ConfigError
-from shardwise.plan import is_graph_plan
 from shardwise.sim import Span
 
 if TYPE_CHECKING:
@@ -63,8 +61,6 @@ def _looked_at(asked: Asked, rank: int) -> Prepared | ConfigError:
     try:
         if rank == 0:  # which alone writes them
             check_files(asked)
-        if is_graph_plan(asked.path):
-            of_graph(asked)
         return prepared(asked)
     except ConfigError as error:
         return error
@@ -124,13 +120,13 @@ def _ended(error: RankLost | None, run: Run, options: TrainOptions, meeting: Mee
     if error is not None:
         lines, code = lost(error, run, options), FAILED
     else:
-        lines = [f"shardwise: error: interrupted {run.progress()}", *going_on(run, options)]
-        code = INTERRUPTED
+        lines, code = interrupted(run, options), INTERRUPTED
     return _said(lines, code, meeting, is_speaker=is_speaker)
 
 
 def _said(lines: Sequence[str], code: int, meeting: Meeting, *, is_speaker: bool) -> Output:
-    """Say it before any process ends, as a launcher ends all others then."""
+    """Say it before any process ends, as a launcher ends all others then: which those do not say too."""
+    ignore_ending()
     if is_speaker:
         talk(lines)
     meeting.end(is_speaker=is_speaker)

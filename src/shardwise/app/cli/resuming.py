@@ -23,6 +23,11 @@ def lost(error: RankLost, run: Run, options: TrainOptions) -> list[str]:
     return lines
 
 
+def interrupted(run: Run, options: TrainOptions) -> list[str]:
+    """What to say where the user, or who started this process, ends it."""
+    return [f"shardwise: error: interrupted {run.progress()}", *going_on(run, options)]
+
+
 def going_on(run: Run, options: TrainOptions) -> list[str]:
     """The command that goes on with `run`, and from where; nothing where it saves nothing, or what it has
     saved cannot be gone on from."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from statistics import median
 from typing import TYPE_CHECKING
 
@@ -13,22 +13,15 @@ from shardwise.app.cli import words
 from shardwise.app.cli.adapting import advisor_for
 from shardwise.app.cli.failure import failure_of
 from shardwise.app.cli.launched import TORCHRUN_VARIABLE
-from shardwise.app.cli.output import Output, row
+from shardwise.app.cli.output import INTERRUPTED, Output, row
 from shardwise.app.cli.request import writable
-from shardwise.app.cli.resuming import going_on, lost
+from shardwise.app.cli.resuming import going_on, interrupted, lost
 from shardwise.app.cli.signals import ended_like_interrupts
+from shardwise.app.cli.trained import check_graph_options
 from shardwise.app.cli.training_run import Asked, Run, kept_bytes, showing
 from shardwise.errors import ConfigError
 from shardwise.inputs import printable
-from shardwise.plan import (
-    Plan,
-    UnevenFile,
-    is_graph_plan,
-    is_uneven_plan,
-    plan_hash,
-    read_plan,
-    read_uneven_plan,
-)
+from shardwise.plan import AnyPlan, GraphPlan, Plan, plan_hash, read_any_plan
 from shardwise.sim import Span, Trace, write_trace
 
 if TYPE_CHECKING:
@@ -63,8 +56,6 @@ def trained(asked: Asked) -> Output:
 
             return trained_by_launcher(asked)
         check_files(asked)
-        if is_graph_plan(asked.path):
-            return of_graph(asked)
         return _trained_here(prepared(asked))
 
 
@@ -83,6 +74,10 @@ def _trained_here(ready: Prepared) -> Output:
         return Output(talk=lost(error, run, options), code=FAILED)
     except ConfigError as error:
         return Output(talk=refused(error, run, options), code=REFUSED)
+    except KeyboardInterrupt:
+        if options.checkpoint is None:
+            raise
+        return Output(talk=interrupted(run, options), code=INTERRUPTED)
     if asked.trace is not None:
         write_trace_of(run, [span for rank in spans for span in rank])
     return answer(run, options)
@@ -101,24 +96,11 @@ def check_files(asked: Asked) -> None:
             writable(option, written, inputs=(asked.path, asked.data))
 
 
-def of_graph(asked: Asked) -> Output:
-    """Train under the plan of an operator graph, which has fewer options."""
-    from shardwise.app.cli.graph_training import trained_graph
-
-    others = {
-        "--data": asked.data if asked.data != "synthetic" else None, "--trace": asked.trace,
-        "--checkpoint": asked.checkpoint, "--resume": asked.resume, "--weights": asked.weights,
-        "--export": asked.export, "--adaptive": asked.adaptive,
-    }  # fmt: skip
-    return trained_graph(
-        asked.path, steps=asked.steps, lr=asked.lr, seed=asked.seed, log=asked.log, refused=others
-    )
-
-
 def prepared(asked: Asked) -> Prepared:
     """The run that is asked for, once all that it needs was looked at. ConfigError where it cannot begin."""
-    path = asked.path
-    plan = read_uneven_plan(path) if is_uneven_plan(path) else read_plan(path)
+    plan = read_any_plan(asked.path)
+    if isinstance(plan, GraphPlan):
+        check_graph_options(asdict(asked))
     from shardwise.runtime import (
         TrainOptions,
         check_named,
@@ -147,7 +129,7 @@ def prepared(asked: Asked) -> Prepared:
             "is not used where a run goes on from a checkpoint, which has its own", key="--weights",
             found=asked.weights, allowed="--resume without it, or another --checkpoint without --resume",
         )  # fmt: skip
-    if asked.weights is not None or asked.export is not None:
+    if not isinstance(plan, GraphPlan) and (asked.weights is not None or asked.export is not None):
         check_named(plan.model)
     if asked.export is not None and asked.checkpoint is None:
         raise ConfigError("needs --checkpoint, from which it is made", key="--export", found=asked.export)
@@ -161,14 +143,17 @@ def prepared(asked: Asked) -> Prepared:
     return Prepared(Run(asked=asked, plan=plan), options)
 
 
-def _check_runs(plan: Plan | UnevenFile) -> None:
+def _check_runs(plan: AnyPlan) -> None:
     """ConfigError where the runtime does not run `plan`."""
-    from shardwise.runtime import check_runnable, check_uneven_runnable
+    from shardwise.runtime import check_graph_runnable, check_runnable, check_told, check_uneven_runnable
 
     if isinstance(plan, Plan):
         check_runnable(plan)
-        return
-    check_uneven_runnable(plan)
+    elif isinstance(plan, GraphPlan):
+        check_graph_runnable(plan)
+        check_told(plan.graph)
+    else:
+        check_uneven_runnable(plan)
 
 
 def refused(error: ConfigError, run: Run, options: TrainOptions) -> list[str]:
@@ -213,26 +198,17 @@ def _make_folder(option: str, path: str) -> None:
 
 
 def _summary(run: Run) -> Output:
-    plan, records = run.plan, run.records
+    trained, records = run.trained, run.records
     first, last = records[0], records[-1]
     typical_s = median(record.step_time_s for record in records[len(records) // 4 :])
-    best = plan.best
+    amount = f"   {words.counted(last.step, 'step')} of {trained.per_step:,} {trained.unit}"
+    described = [] if trained.kind is None else [row(trained.kind[0], (trained.kind[1], ""))]
     return Output(
         lines=[
-            row("trained", (f"{plan.model.name} on {plan.cluster.name}", "value"),
-                (f"   {words.counted(last.step, 'step')} of {last.tokens // last.step:,} tokens", "")),
-            row(*_described(plan)),
+            row("trained", (f"{trained.name} on {run.plan.cluster.name}", "value"), (amount, "")),
+            *described,
             row("loss", (f"{first.loss:.4f} to {last.loss:.4f}", "value")),
             row("step time", (words.seconds(typical_s), "time"),
-                (f" measured (median), {words.seconds(best.step_time_s)} predicted", "")),
+                (f" measured (median), {words.seconds(trained.predicted_s)} predicted", "")),
         ]
     )  # fmt: skip
-
-
-def _described(plan: Plan | UnevenFile) -> tuple[str, tuple[str, str]]:
-    """The plan in a few words, under what they are."""
-    if isinstance(plan, Plan):
-        return "strategy", (words.degrees_text(plan.best.strategy), "")
-    pipelines = words.counted(len(plan.best.layout.pipelines), "pipeline")
-    shares = " + ".join(map(str, plan.best.microbatches))
-    return "plan", (f"uneven: {pipelines}, {shares} microbatches", "")

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, TextIO
 
 from shardwise.app.cli import words
 from shardwise.app.cli.output import progress, talk
+from shardwise.app.cli.trained import Trained, trained_of
 from shardwise.errors import ConfigError
 from shardwise.inputs import printable
-from shardwise.plan import Plan, UnevenFile
+from shardwise.plan import AnyPlan, Plan
 from shardwise.search import plan_of_strategy, shortest_text
 from shardwise.units import format_bytes, format_rate
 
@@ -46,8 +47,12 @@ class Run:
     """The records of a run so far."""
 
     asked: Asked
-    plan: Plan | UnevenFile
+    plan: AnyPlan
     records: list[StepRecord] = field(default_factory=list)
+    trained: Trained = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.trained = trained_of(self.plan)
 
     def progress(self) -> str:
         """How far it has come, in words."""
@@ -58,16 +63,10 @@ class Run:
         last = self.records[-1]
         return (
             f"step {last.step:,}/{self.asked.steps:,} · loss {last.loss:.4f}"
-            f" · {self._tokens_per_s(last):,.0f} tokens/s · MFU {words.percent(self._mfu(last))}"
+            f" · {self.trained.rate(last.step_time_s)}"
+            f" · MFU {words.percent(self.trained.peak_s / last.step_time_s)}"
             f" · {taken(last.step_time_s, last.exposed_s)}, predicted {words.seconds(last.predicted_s)}"
         )
-
-    def _tokens_per_s(self, record: StepRecord) -> float:
-        return self.plan.job.global_batch_size * self.plan.job.seq_len / record.step_time_s
-
-    def _mfu(self, record: StepRecord) -> float:
-        best = self.plan.best
-        return best.mfu * best.step_time_s / record.step_time_s
 
     def change_line(self) -> str:
         """What was measured after the last step, and what was done."""
@@ -90,15 +89,16 @@ class Run:
             f" · {format_bytes(change.moved_bytes)} between nodes, {words.seconds(change.moved_s)}"
         )
 
-    def last_plan(self) -> Plan | UnevenFile:
+    def last_plan(self) -> AnyPlan:
         """The plan that the last step ran under: where the run has moved, that of its strategy."""
         plan, strategy = self.plan, self.records[-1].strategy
-        if isinstance(plan, UnevenFile) or strategy is None or strategy == plan.best.strategy:
+        if not isinstance(plan, Plan) or strategy is None or strategy == plan.best.strategy:
             return plan
         return plan_of_strategy(plan.model, plan.cluster, plan.job, strategy)
 
     def log_line(self, record: StepRecord) -> str:
         """A step as a line of JSON (docs/formats.md)."""
+        plan, trained = self.plan, self.trained
         document: dict[str, object] = {
             "step": record.step,
             "loss": record.loss,
@@ -106,12 +106,11 @@ class Run:
             "step_time_s": record.step_time_s,
             "exposed_communication_s": record.exposed_s,
             "predicted_s": record.predicted_s,
-            "tokens": record.tokens,
-            "tokens_per_s": self._tokens_per_s(record),
-            "mfu": self._mfu(record),
+            trained.unit: record.step * trained.per_step,
+            f"{trained.unit}_per_s": trained.per_step / record.step_time_s,
+            "mfu": trained.peak_s / record.step_time_s,
         }
-        if record.strategy is not None and self.asked.adaptive:
-            plan = self.plan
+        if isinstance(plan, Plan) and record.strategy is not None and self.asked.adaptive:
             document["strategy"] = shortest_text(plan.model, plan.cluster, plan.job, record.strategy)
             document["change"] = None if record.change is None else asdict(record.change)
         return json.dumps(document) + "\n"

@@ -112,3 +112,24 @@ def extents(box: Box) -> tuple[int, ...]:
 def slices(inner: Box, outer: Box) -> tuple[slice, ...]:
     """Where `inner` lies in a tensor that is `outer`."""
     return tuple(slice(a - c, b - c) for (a, b), (c, _) in zip(inner, outer, strict=True))
+
+
+def boxes_of_run(sizes: Sequence[int], first: int, stop: int) -> Iterator[Box]:
+    """The boxes that make up the elements `first` to before `stop` of a tensor of `sizes`, counted row by
+    row: in their order, and each of elements that follow one another."""
+    if first >= stop:
+        return
+    if not sizes:
+        yield ()
+        return
+    inner = sizes[1:]
+    (row, before), (last, behind) = (divmod(at, prod(inner)) for at in (first, stop))
+    if row == last:
+        yield from (((row, row + 1), *box) for box in boxes_of_run(inner, before, behind))
+        return
+    if before:
+        yield from (((row, row + 1), *box) for box in boxes_of_run(inner, before, prod(inner)))
+        row += 1
+    if row < last:
+        yield ((row, last), *((0, size) for size in inner))
+    yield from (((last, last + 1), *box) for box in boxes_of_run(inner, 0, behind))

@@ -100,9 +100,13 @@ class GraphJob:
         """The part of `step` behind `backward`: the optimizer takes the gradients, and they are gone."""
         with record_function(OPTIMIZER):
             self.optimizer.step()
-            for held in self.store.values():
-                held.publish()
+            self.spread()
         self.optimizer.zero_grad()
+
+    def spread(self) -> None:
+        """Have what ranks compute with be what the optimizer has now, after that was written to."""
+        for held in self.store.values():
+            held.publish()
 
     def parameters(self) -> dict[str, Tensor]:
         """Every parameter, whole, by its name in the graph; every rank must ask at the same point."""

@@ -10,7 +10,15 @@ from torch import Tensor, distributed, nn
 from torch.autograd import Function
 
 from shardwise.runtime.graphs.bring import Lie, moved
-from shardwise.runtime.graphs.forms import Form, whole_form
+from shardwise.runtime.graphs.forms import (
+    Coordinates,
+    Form,
+    box_of,
+    boxes_of_run,
+    elements,
+    extents,
+    whole_form,
+)
 from shardwise.runtime.graphs.grid import Grid
 from shardwise.runtime.graphs.program import Stored
 
@@ -126,11 +134,39 @@ class Held:
         return gathered[: self.weight.numel()].view(self.weight.shape)
 
     @property
-    def copies(self) -> int:
-        """On how many ranks each element of what the optimizer updates lies."""
+    def copied_along(self) -> list[int]:
+        """The axes along which ranks have the same of what the optimizer updates."""
         held = self.stored.lie.value.held
         whole = [axis for axis, word in enumerate(held) if not isinstance(word, int)]
-        return self.grid.size([axis for axis in whole if axis not in self.shares])
+        return [axis for axis in whole if axis not in self.shares]
+
+    @property
+    def copies(self) -> int:
+        """On how many ranks each element of what the optimizer updates lies."""
+        return self.grid.size(self.copied_along)
+
+    @property
+    def is_first_copy(self) -> bool:
+        """Whether this rank is the first of those that have the same of what the optimizer updates."""
+        return all(self.grid.here[axis] == 0 for axis in self.copied_along)
+
+    def pieces(self, own: Tensor) -> dict[Coordinates, Tensor]:
+        """`own`, of which each element belongs to one of what the optimizer updates (it or a state of it),
+        in boxes of the whole parameter, each by where it begins there; they share its memory."""
+        form = self.stored.lie.value if self.stored.parts is None else self.stored.parts
+        box = box_of(self.stored.lie.shape, self.grid.counts, form, self.grid.here)
+        start = tuple(first for first, _ in box)
+        if not self.shares or self.stored.parts is not None:
+            return {start: own} if own.numel() else {}
+        first = self.grid.members(self.shares).index(self.grid.here) * own.numel()
+        stop = min(first + own.numel(), elements(box))  # behind it are zeros that fill up the last share
+        found: dict[Coordinates, Tensor] = {}
+        taken = 0
+        for piece in boxes_of_run(extents(box), first, stop):
+            place = tuple(at + offset for at, (offset, _) in zip(start, piece, strict=True))
+            found[place] = own[taken : taken + elements(piece)].view(extents(piece))
+            taken += elements(piece)
+        return found
 
     def whole(self) -> Tensor:
         """The whole parameter as it is updated, on every rank."""

@@ -1,0 +1,72 @@
+"""What a run trains, in the words and numbers of its kind of plan, and what `train` does not do under one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from shardwise.app.cli import words
+from shardwise.errors import ConfigError
+from shardwise.graph import step_flop
+from shardwise.plan import AnyPlan, GraphPlan, Plan, UnevenFile
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trained:
+    """`per_step` of `unit` (tokens, or samples of a graph) are in a step, told with so many `decimals`; the
+    devices' peaks would do its model flop in `peak_s`. `kind` is the plan in a few words, under what they
+    are; nothing of a graph."""
+
+    name: str
+    unit: str
+    per_step: int
+    decimals: int
+    peak_s: float
+    predicted_s: float
+    kind: tuple[str, str] | None
+
+    def rate(self, step_s: float) -> str:
+        """How much a second at this step time, in words."""
+        return f"{self.per_step / step_s:,.{self.decimals}f} {self.unit}/s"
+
+
+def trained_of(plan: AnyPlan) -> Trained:
+    """What `plan` trains."""
+    if isinstance(plan, GraphPlan):
+        return Trained(
+            name=f"graph:{plan.graph.name}", unit="samples", per_step=plan.graph.batch, decimals=1,
+            peak_s=step_flop(plan.graph) / _peak_flop_per_s(plan), predicted_s=plan.step_time_s, kind=None,
+        )  # fmt: skip
+    best, job = plan.best, plan.job
+    return Trained(
+        name=plan.model.name, unit="tokens", per_step=job.global_batch_size * job.seq_len, decimals=0,
+        peak_s=best.mfu * best.step_time_s, predicted_s=best.step_time_s, kind=_kind(plan),
+    )  # fmt: skip
+
+
+def _kind(plan: Plan | UnevenFile) -> tuple[str, str]:
+    if isinstance(plan, Plan):
+        return "strategy", words.degrees_text(plan.best.strategy)
+    pipelines = words.counted(len(plan.best.layout.pipelines), "pipeline")
+    shares = " + ".join(map(str, plan.best.microbatches))
+    return "plan", f"uneven: {pipelines}, {shares} microbatches"
+
+
+def _peak_flop_per_s(plan: GraphPlan) -> float:
+    """Of all devices that the plan is on."""
+    classes = plan.cluster.classes
+    return sum(
+        classes[node.device_class].peak_flop_per_s[plan.job.dtype] * node.speed * node.devices
+        for node in plan.cluster.nodes
+    )
+
+
+def check_graph_options(asked: Mapping[str, object]) -> None:
+    """ConfigError where an option of `train` is asked for (by its name in `asked`) that plans of operator
+    graphs do not have."""
+    for name, default in (("data", "synthetic"), ("trace", None), ("adaptive", False)):
+        if asked[name] != default:
+            raise ConfigError(
+                "is not there for the plan of an operator graph", key=f"--{name}", found=str(asked[name]),
+                allowed="train without it",
+            )  # fmt: skip
