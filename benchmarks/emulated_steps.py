@@ -28,13 +28,13 @@ from shardwise.app.cli.calibrating_steps import SmallSteps
 from shardwise.cluster import Cluster, load_cluster
 from shardwise.plan import is_graph_plan, read_graph_plan, read_plan
 from shardwise.runtime import (
+    Drawn,
     TrainOptions,
     graph_module,
     initialise,
     parallelize,
     reference_module,
     samples_of,
-    synthetic_batch,
 )
 
 SMALL = calibration_plans(load_cluster("1x1xcpu"), eager_profile())
@@ -115,7 +115,7 @@ def _graph_step(path: str) -> Callable[[], object]:
     """A step of the plan of an operator graph, always on the same batch."""
     plan = read_graph_plan(path)
     job = parallelize(graph_module(plan.graph, seed=0), plan)
-    batch = synthetic_batch(plan.graph, seed=0, step=0)
+    batch = Drawn(plan.graph, seed=0).batch(0)
     return lambda: job.step(batch)
 
 

@@ -75,7 +75,7 @@ def halves(graph: OpGraph = MLP) -> GraphPlan:
 @pytest.mark.parametrize(
     ("options", "named"),
     [
-        (["--data", "x.bin"], "--data: is not there for the plan of an operator graph; found x.bin"),
+        (["--data", "{}/none"], "/none/x.npy: --data: cannot be read: no such file"),
         (["--trace", "t.json"], "--trace: is not there for the plan of an operator graph"),
         (["--adaptive"], "--adaptive: is not there for the plan of an operator graph"),
         (["--resume"], "--resume: needs --checkpoint"),

@@ -16,7 +16,7 @@ from shardwise.runtime.checkpoint import Saving, export, load, resumable
 from shardwise.runtime.clocks import together
 from shardwise.runtime.data import Samples, Synthetic, TokenFile
 from shardwise.runtime.devices import check_here
-from shardwise.runtime.graph_train import synthetic_batch
+from shardwise.runtime.graph_data import ArrayFolder, Drawn
 from shardwise.runtime.graphs import GraphJob, GraphModule, check_told, graph_module
 from shardwise.runtime.hugging_face import check_named
 from shardwise.runtime.initial import initialise
@@ -47,7 +47,9 @@ __all__ = [
     "SYNTHETIC",
     "Advice",
     "Advisor",
+    "ArrayFolder",
     "Change",
+    "Drawn",
     "GraphJob",
     "GraphModule",
     "Job",
@@ -90,7 +92,6 @@ __all__ = [
     "resumed_options",
     "samples_of",
     "save_weights",
-    "synthetic_batch",
     "timed_steps",
     "together",
     "train",

@@ -94,12 +94,7 @@ class TokenFile:
             )  # fmt: skip
 
     def batch(self, step: int) -> Tensor:
-        visits = np.arange(step * self._batch, (step + 1) * self._batch)
-        epochs, places = np.divmod(visits, self.windows)
-        windows = np.empty_like(places)
-        for epoch in np.unique(epochs):
-            order = Shuffle(self.windows, _generator(self._seed, 2, int(epoch)))
-            windows[epochs == epoch] = order.at(places[epochs == epoch])
+        windows = visited(self.windows, self._batch, seed=self._seed, step=step)
         starts = (windows * self._seq_len).tolist()
         rows = np.stack([self._tokens[start : start + self._seq_len + 1] for start in starts])
         rows = rows.astype(np.int64)
@@ -114,7 +109,7 @@ class TokenFile:
         """Of the file as it is: of a large one the hash reads 4 MiB, spread from the first byte to the
         last."""
         nbytes = self._tokens.nbytes
-        return Content(nbytes=nbytes, hash=_sampled_hash(self._path, nbytes), windows=self.windows)
+        return Content(nbytes=nbytes, hash=sampled_hash(self._path, nbytes), windows=self.windows)
 
 
 def check_batch(batch: Tensor, job: Job) -> None:
@@ -130,7 +125,20 @@ def _generator(seed: int, stream: int, step: int) -> np.random.Generator:
     return np.random.Generator(np.random.Philox(np.random.SeedSequence((seed, stream, step))))
 
 
-def _sampled_hash(path: str, nbytes: int) -> str:
+def visited(count: int, batch: int, *, seed: int, step: int) -> NDArray[np.int64]:
+    """Which of `count` windows, or samples, step `step` has, (batch): each epoch visits all of them in an
+    order of its own, and sample i of step s is visit s * batch + i."""
+    visits = np.arange(step * batch, (step + 1) * batch)
+    epochs, places = np.divmod(visits, count)
+    found = np.empty_like(places)
+    for epoch in np.unique(epochs):
+        order = Shuffle(count, _generator(seed, 2, int(epoch)))
+        found[epochs == epoch] = order.at(places[epochs == epoch])
+    return found
+
+
+def sampled_hash(path: str, nbytes: int) -> str:
+    """Of a file of so many bytes, or of parts of a large one, spread from its first byte to its last."""
     last = max(0, nbytes - _BLOCK_BYTES)
     # Blocks of a file that is no larger than all of them overlap, and miss nothing.
     starts = sorted({last * block // (_BLOCKS - 1) for block in range(_BLOCKS)})

@@ -16,7 +16,8 @@ from shardwise.runtime.adapt import Adaptation, Advisor, Change
 from shardwise.runtime.checkpoint import AnyJob, Saving, load, resumable
 from shardwise.runtime.data import ORDER, Content, Samples, Synthetic, TokenFile
 from shardwise.runtime.devices import await_device, is_on_host
-from shardwise.runtime.graph_train import GraphSamples, module_of_graph
+from shardwise.runtime.graph_data import ArrayFolder, Drawn
+from shardwise.runtime.graph_train import module_of_graph
 from shardwise.runtime.initial import initial_value
 from shardwise.runtime.job import Job
 from shardwise.runtime.manifest import Manifest, check_unfinished, clear_unfinished, finished
@@ -34,7 +35,8 @@ SYNTHETIC = "synthetic"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainOptions:
-    """What `train` is asked for beside the plan. `data` is `synthetic` or the path of a token file.
+    """What `train` is asked for beside the plan. `data` is `synthetic` or the path of a token file; of a
+    graph, a folder of arrays.
 
     With `checkpoint` (a folder) the job is saved there after every `checkpoint_every` steps and at the end,
     while the next step runs. It goes on from the checkpoint in the folder `resumed`, after its `start` steps,
@@ -76,9 +78,9 @@ class StepRecord:
 def samples_of(plan: AnyPlan, options: TrainOptions) -> Samples:
     """The batches that `options` name, for what the plan trains. ConfigError where there are none."""
     if isinstance(plan, GraphPlan):
-        if options.data != SYNTHETIC:
-            raise _not_of_graphs("--data", options.data)
-        return GraphSamples(plan.graph, options.seed)
+        if options.data == SYNTHETIC:
+            return Drawn(plan.graph, options.seed)
+        return ArrayFolder(options.data, plan.graph, seed=options.seed)
     job, vocab = plan.job, plan.model.vocab
     if options.data == SYNTHETIC:
         return Synthetic(
@@ -187,7 +189,9 @@ def check_options(plan: AnyPlan, *, is_adaptive: bool, is_traced: bool) -> None:
     if is_adaptive and isinstance(plan, UnevenFile):
         raise ConfigError("is not there under an uneven plan", key="--adaptive", allowed="train without it")
     if is_adaptive and isinstance(plan, GraphPlan):
-        raise _not_of_graphs("--adaptive")
+        raise ConfigError(
+            "is not there for the plan of an operator graph", key="--adaptive", allowed="train without it"
+        )
     if is_on_host(plan.cluster):
         return
     for key, is_asked in (("--adaptive", is_adaptive), ("--trace", is_traced)):
@@ -196,12 +200,6 @@ def check_options(plan: AnyPlan, *, is_adaptive: bool, is_traced: bool) -> None:
                 "is not there on accelerators", key=key, found=", ".join(plan.cluster.classes),
                 allowed="train without it",
             )  # fmt: skip
-
-
-def _not_of_graphs(key: str, found: str | None = None) -> ConfigError:
-    return ConfigError(
-        "is not there for the plan of an operator graph", key=key, found=found, allowed="train without it"
-    )
 
 
 def check_unused(folder: str) -> None:

@@ -287,7 +287,7 @@ TokenData = Annotated[
     typer.Option(
         "--data",
         metavar="FILE",
-        help="A file of token ids (docs/running.md), or synthetic: text that can be learned.",
+        help="A file of token ids (docs/running.md), of a graph a folder of arrays; or synthetic.",
     ),
 ]
 StepTraceFile = Annotated[
