@@ -50,7 +50,7 @@ def test_the_users_own_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str],
     assert sum(losses[-4:]) < sum(losses[:4]) - 0.2  # the same four batches
 
 
-@pytest.mark.parametrize("option", [["--data", "x.bin"], ["--checkpoint", "runs"], ["--trace", "t.json"]])
+@pytest.mark.parametrize("option", [["--data", "x.bin"], ["--checkpoint", "runs"]])
 def test_options_of_other_plans_are_refused(
     tmp_path: Path, option: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, distributed
 
 from shardwise.graph import OpGraph, OpNode
 from shardwise.plan import GraphPlan
@@ -14,7 +15,9 @@ from shardwise.runtime.devices import await_device
 from shardwise.runtime.graphs import check_told, graph_module
 from shardwise.runtime.initial import generator_of
 from shardwise.runtime.parallelize import parallelize
+from shardwise.runtime.trace import StepTrace, traced
 from shardwise.runtime.waiting import Stopwatch
+from shardwise.sim import Span
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,16 +38,25 @@ BATCHES = 4
 
 
 def train_graph(
-    report: Callable[[GraphStep], None], plan: GraphPlan, steps: int, lr: float, seed: int
-) -> None:
+    report: Callable[[GraphStep], None],
+    plan: GraphPlan,
+    steps: int,
+    lr: float,
+    seed: int,
+    is_traced: bool = False,
+) -> tuple[Span, ...]:
     """Train under `plan` for so many steps; call it on every rank of the process group. `report` gets a
-    record of every step."""
+    record of every step. Returns what the last step did on this rank, where it `is_traced` (which makes it
+    slower); else nothing."""
     check_told(plan.graph)
     job = parallelize(graph_module(plan.graph, seed=seed), plan, lr=lr)
+    rank, trace = distributed.get_rank(), StepTrace()
     for step in range(steps):
         batch = synthetic_batch(plan.graph, seed=seed, step=step)
         stopwatch = Stopwatch.begun()
-        result = job.step(batch)
+        is_shown = is_traced and step + 1 == steps
+        with traced(rank) if is_shown else nullcontext(trace) as trace:
+            result = job.step(batch)
         await_device(plan.cluster)
         step_s, exposed_s = stopwatch.read()
         report(
@@ -57,6 +69,7 @@ def train_graph(
                 samples=(step + 1) * plan.graph.batch,
             )
         )
+    return trace.spans
 
 
 def synthetic_batch(graph: OpGraph, *, seed: int, step: int) -> dict[str, Tensor]:

@@ -11,7 +11,7 @@ import torch
 from torch import distributed
 
 from shardwise.errors import ConfigError
-from shardwise.plan import Plan, UnevenFile
+from shardwise.plan import GraphPlan, Plan, UnevenFile
 from shardwise.runtime.adapt import Adaptation, Advisor, Change
 from shardwise.runtime.checkpoint import Saving, load, resumable
 from shardwise.runtime.data import ORDER, Content, Samples, Synthetic, TokenFile
@@ -156,7 +156,7 @@ def train(
     return trace.spans
 
 
-def check_options(plan: Plan | UnevenFile, *, is_adaptive: bool, is_traced: bool) -> None:
+def check_options(plan: Plan | UnevenFile | GraphPlan, *, is_adaptive: bool, is_traced: bool) -> None:
     """ConfigError where what is asked for is not there under such a plan, or on its devices."""
     if is_adaptive and isinstance(plan, UnevenFile):
         raise ConfigError("is not there under an uneven plan", key="--adaptive", allowed="train without it")

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 from shardwise.app.cli import words
 from shardwise.app.cli.launched import TORCHRUN_VARIABLE
 from shardwise.app.cli.output import Output, progress, row, talk
-from shardwise.app.cli.training import FAILED
+from shardwise.app.cli.training import FAILED, write_measured
 from shardwise.app.cli.training_run import opened, taken
 from shardwise.errors import ConfigError
 from shardwise.graph import step_flop
-from shardwise.plan import GraphPlan, read_graph_plan
+from shardwise.plan import GraphPlan, plan_hash, read_graph_plan
 
 if TYPE_CHECKING:
     from shardwise.runtime import GraphStep
@@ -68,9 +68,17 @@ class _GraphRun:
 
 
 def trained_graph(
-    path: str, *, steps: int, lr: float, seed: int, log: str | None, refused: Mapping[str, object]
+    path: str,
+    *,
+    steps: int,
+    lr: float,
+    seed: int,
+    log: str | None,
+    trace: str | None,
+    refused: Mapping[str, object],
 ) -> Output:
-    """Train the graph of the plan file at `path` on processes of this machine, on samples of its own.
+    """Train the graph of the plan file at `path` on processes of this machine, on samples of its own. The
+    last step goes into the file `trace`, where one is named.
 
     `refused` are the options that plans of strategies alone have, with what was asked for. ConfigError where
     one of them was, or the plan cannot be run here; exit code 1 where a rank is lost.
@@ -87,18 +95,30 @@ def trained_graph(
             allowed="train, which starts the processes, or shardwise.parallelize in a program",
         )  # fmt: skip
     plan = read_graph_plan(path)
-    from shardwise.runtime import RankLost, Team, check_graph_runnable, check_here, check_told, train_graph
+    from shardwise.runtime import (
+        RankLost,
+        Team,
+        check_graph_runnable,
+        check_here,
+        check_options,
+        check_told,
+        train_graph,
+    )
 
     check_graph_runnable(plan)
+    check_options(plan, is_adaptive=False, is_traced=trace is not None)
     check_here(plan.cluster, plan.devices)
     check_told(plan.graph)
     run = _GraphRun(plan=plan, steps=steps)
     try:
         with _showing(run, log) as report, Team(plan.devices) as team:
-            team.run(plan.devices, train_graph, plan, steps, lr, seed, report=report)
+            is_traced = trace is not None
+            spans = team.run(plan.devices, train_graph, plan, steps, lr, seed, is_traced, report=report)
     except RankLost as error:
         after = f"after step {run.records[-1].step}" if run.records else "before the first step"
         return Output(talk=[f"shardwise: error: {error} {after}; the other ranks were ended"], code=FAILED)
+    if trace is not None:
+        write_measured([span for rank in spans for span in rank], plan_hash(plan), trace)
     return _summary(run)
 
 

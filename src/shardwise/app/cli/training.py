@@ -106,13 +106,14 @@ def of_graph(asked: Asked) -> Output:
     from shardwise.app.cli.graph_training import trained_graph
 
     others = {
-        "--data": asked.data if asked.data != "synthetic" else None, "--trace": asked.trace,
-        "--checkpoint": asked.checkpoint, "--resume": asked.resume, "--weights": asked.weights,
-        "--export": asked.export, "--adaptive": asked.adaptive,
+        "--data": asked.data if asked.data != "synthetic" else None, "--checkpoint": asked.checkpoint,
+        "--resume": asked.resume, "--weights": asked.weights, "--export": asked.export,
+        "--adaptive": asked.adaptive,
     }  # fmt: skip
     return trained_graph(
-        asked.path, steps=asked.steps, lr=asked.lr, seed=asked.seed, log=asked.log, refused=others
-    )
+        asked.path, steps=asked.steps, lr=asked.lr, seed=asked.seed, log=asked.log, trace=asked.trace,
+        refused=others,
+    )  # fmt: skip
 
 
 def prepared(asked: Asked) -> Prepared:
@@ -186,13 +187,18 @@ def answer(run: Run, options: TrainOptions) -> Output:
 
 
 def write_trace_of(run: Run, spans: Sequence[Span]) -> None:
-    """The trace that was asked for: the spans of all ranks, from the first on, in the form that `simulate
-    --trace` writes, with the hash of the plan that they ran."""
+    """The trace that was asked for, with the hash of the plan that the last step ran under."""
+    write_measured(spans, plan_hash(run.last_plan()), str(run.asked.trace))
+
+
+def write_measured(spans: Sequence[Span], ran: str, path: str) -> None:
+    """A trace of the spans of all ranks, from the first on, in the form that `simulate --trace` writes, with
+    the hash of the plan that they `ran`."""
     origin_s = min(span.start_s for span in spans)
     shifted = (
         replace(span, start_s=span.start_s - origin_s, finish_s=span.finish_s - origin_s) for span in spans
     )
-    write_trace(Trace(spans=tuple(shifted), plan_hash=plan_hash(run.last_plan())), str(run.asked.trace))
+    write_trace(Trace(spans=tuple(shifted), plan_hash=ran), path)
 
 
 def make_folders(asked: Asked) -> None:
