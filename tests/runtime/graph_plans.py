@@ -9,6 +9,7 @@ from itertools import product
 import numpy as np
 from tests.property.test_layouts_one import random_solution
 
+from shardwise.app.cli.graph_checking import price_of
 from shardwise.cluster import load_cluster, mesh_of
 from shardwise.cost import Training
 from shardwise.cost.layouts.chain import layout_chain
@@ -45,6 +46,16 @@ def plan_with(
         nbytes={"parameters": 1.0},
         epsilon=0.0,
     )
+
+
+def priced(plan: GraphPlan) -> GraphPlan:
+    """`plan` with the prices of its layout."""
+    training = Training(dtype=plan.job.dtype, optimizer=plan.job.optimizer, profile=plan.job.profile)
+    price = price_of(plan.graph, plan.cluster, training, plan.mesh, plan.layout)
+    return replace(
+        plan, step_time_s=price.time_s, device_bytes=price.memory_bytes, seconds=price.seconds,
+        nbytes=price.nbytes,
+    )  # fmt: skip
 
 
 def alone(graph: OpGraph, *, optimizer: Optimizer = "adamw", dtype: str = "fp32") -> GraphPlan:

@@ -34,7 +34,7 @@ from shardwise.errors import ConfigError
 from shardwise.graph import OpNode, graph_text, loss_weight
 from shardwise.plan import GraphPlan, read_graph_plan
 from shardwise.runtime import Report, Team, check_graph_runnable, graph_module, parallelize
-from shardwise.runtime.trace import OPTIMIZER, traced
+from shardwise.runtime.trace import NORM, OPTIMIZER, traced
 from shardwise.sim import COMPUTE
 
 pytestmark = pytest.mark.xdist_group("runtime")
@@ -116,7 +116,9 @@ def _held(report: Report, plan: GraphPlan) -> tuple[dict[str, int], list[str]]:
     job = parallelize(graph_module(plan.graph, seed=0), plan)
     with traced(distributed.get_rank()) as trace:
         job.step(batches(plan.graph, 0))
-    passes = [span.name for span in trace.spans if span.track == COMPUTE and span.name != OPTIMIZER]
+    passes = [
+        span.name for span in trace.spans if span.track == COMPUTE and span.name not in (NORM, OPTIMIZER)
+    ]
     return {name: held.weight.numel() for name, held in job.store.items()}, passes
 
 

@@ -76,7 +76,6 @@ def halves(graph: OpGraph = MLP) -> GraphPlan:
     ("options", "named"),
     [
         (["--data", "{}/none"], "/none/x.npy: --data: cannot be read: no such file"),
-        (["--trace", "t.json"], "--trace: is not there for the plan of an operator graph"),
         (["--adaptive"], "--adaptive: is not there for the plan of an operator graph"),
         (["--resume"], "--resume: needs --checkpoint"),
         (["--export", "{}/e"], "--export: needs --checkpoint"),

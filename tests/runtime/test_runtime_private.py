@@ -36,6 +36,7 @@ from shardwise.runtime.private import (
     destroy_groups,
     forget_meshes,
     hosted_shards,
+    is_profiled,
     laid_like,
     multiply_all,
     process_groups,
@@ -95,6 +96,25 @@ def test_a_profile_tells_when_it_started() -> None:
         pass
     (found,) = (event for event in profiled_events(profiler) if event[0] == "something")
     assert before - 1 <= found[1] <= found[2] <= time.time() + 1
+
+
+def test_a_profile_has_the_numbers_of_autograds_nodes() -> None:
+    """A node has the number that was the next one when its operator began, and nodes are computed from the
+    last to the first. Gradients that arrive have none."""
+    x, y = torch.ones(3, requires_grad=True), torch.ones(3, requires_grad=True)
+    assert not is_profiled()
+    with profile(activities=[ProfilerActivity.CPU]) as profiler:
+        assert is_profiled()
+        (torch.sin(x) * torch.cos(y)).sum().backward()
+    events = list(profiled_events(profiler))
+    forward = {event.name: event.node for event in reversed(events) if not event.is_backward}
+    backward = {event.name: event.node for event in events if event.is_backward}
+    for name in ("sin", "cos", "mul", "sum"):
+        assert forward[f"aten::{name}"] == backward[f"{name.capitalize()}Backward0"] >= 0
+    computed = [event for event in events if event.is_backward and event.name.endswith("Backward0")]
+    computed.sort(key=lambda event: event.start_s)
+    assert [event.node for event in computed] == sorted((event.node for event in computed), reverse=True)
+    assert backward["torch::autograd::AccumulateGrad"] == -1
 
 
 def test_the_stage_asks_before_each_backward() -> None:

@@ -43,7 +43,9 @@ from shardwise.accuracy.calibration import (
     with_tables,
 )
 from shardwise.accuracy.compare import Comparison, compare, place_name
+from shardwise.accuracy.compare_graph import GraphComparison, OperatorTimes, compare_graph
 from shardwise.accuracy.devices import device_named
+from shardwise.accuracy.graph_parts import PARTS
 from shardwise.accuracy.judge import Judged
 from shardwise.accuracy.metrics import Errors, kendall_tau
 from shardwise.accuracy.record import Fitted, bands_of, fit_document, fit_rows
@@ -58,6 +60,7 @@ __all__ = [
     "GROUPINGS",
     "LEAST_PLANS",
     "LEVELS",
+    "PARTS",
     "SHIPPED",
     "UNSHARDED",
     "AcceleratorPlans",
@@ -68,6 +71,7 @@ __all__ = [
     "Errors",
     "Fault",
     "Fitted",
+    "GraphComparison",
     "Group",
     "Judged",
     "KernelCurves",
@@ -77,6 +81,7 @@ __all__ = [
     "MeasuredStep",
     "MemorySample",
     "NcclTable",
+    "OperatorTimes",
     "Row",
     "Skipped",
     "StageTimes",
@@ -90,6 +95,7 @@ __all__ = [
     "calibration_plans",
     "collective_s",
     "compare",
+    "compare_graph",
     "device_named",
     "device_speed",
     "eager_profile",

@@ -9,7 +9,7 @@ from statistics import fmean
 from shardwise import search
 from shardwise.accuracy.stage_times import StageTimes, action_spans, stage_times
 from shardwise.errors import ConfigError
-from shardwise.plan import Plan, UnevenFile, plan_hash
+from shardwise.plan import AnyPlan, Plan, UnevenFile, plan_hash
 from shardwise.schedule import Schedule, generate
 from shardwise.sim import Durations, Span, Trace, simulate, task_graph, trace_of
 
@@ -50,12 +50,18 @@ class Comparison:
 
 
 @dataclass(frozen=True, slots=True)
-class _Pipeline:
+class PredictedPipeline:
     """What a plan says of a pipeline: its schedule, what its actions take, and the ranks of each stage."""
 
     schedule: Schedule
     timeline: Trace
     ranks: tuple[tuple[int, ...], ...]
+
+    def times(self, stage: int, step_s: float) -> StageTimes:
+        """What the plan's timeline says of a stage, to the end of the step of `step_s` behind it."""
+        spans = [span for span in self.timeline.spans if span.rank == stage]
+        times = stage_times(spans, start_s=0.0, finish_s=step_s)
+        return replace(times, collectives_s=None, copies_s=None, optimizer_s=None)  # in actions, and behind
 
 
 def compare(plan: Plan | UnevenFile, measured: Trace) -> Comparison:
@@ -64,42 +70,82 @@ def compare(plan: Plan | UnevenFile, measured: Trace) -> Comparison:
     Raises ConfigError where it is a trace of another plan: another hash (where it has one), other ranks, or
     other actions. Devices that an uneven plan leaves idle have no actions.
     """
+    pipelines = _uneven_pipelines(plan) if isinstance(plan, UnevenFile) else [_only_pipeline(plan)]
+    steps = measured_steps(plan, pipelines, measured, devices=plan.cluster.devices)
+    step_s = plan.best.step_time_s
+    parts = None if isinstance(plan, UnevenFile) else plan.best.breakdown
+    return Comparison(
+        predicted_s=step_s,
+        measured_s=steps.finish_s - steps.start_s,
+        places=steps.places,
+        predicted=tuple(pipelines[one].times(stage, step_s) for one, stage in steps.places),
+        measured=steps.times,
+        predicted_collectives_s=None if parts is None else sum(parts[part] for part in COLLECTIVES),
+        predicted_copies_s=None if parts is None else parts["offload"],
+        predicted_optimizer_s=None if parts is None else parts["optimizer"],
+        disorder=steps.disorder,
+        both=steps.both,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredSteps:
+    """A measured step of all ranks that have a stage, by rank; of each of the `places` the mean `times` of
+    its ranks. Where a rank left the order of the schedule first (`disorder`), and `both` timelines."""
+
+    by_rank: Mapping[int, Sequence[Span]]
+    place_of: Mapping[int, Place]
+    start_s: float
+    finish_s: float
+    places: tuple[Place, ...]
+    times: tuple[StageTimes, ...]
+    disorder: str | None
+    both: Trace
+
+
+def measured_steps(
+    plan: AnyPlan,
+    pipelines: Sequence[PredictedPipeline],
+    measured: Trace,
+    *,
+    devices: int,
+) -> MeasuredSteps:
+    """What `measured` says of each rank of `plan`, which has these `pipelines` on so many devices.
+
+    ConfigError where it is a trace of another plan.
+    """
     if measured.plan_hash is not None and measured.plan_hash != plan_hash(plan):
         raise ConfigError(
             "is not of this plan: its run had another", key="plan_hash", found=measured.plan_hash,
             allowed=plan_hash(plan),
         )  # fmt: skip
-    pipelines = _uneven_pipelines(plan) if isinstance(plan, UnevenFile) else [_only_pipeline(plan)]
     place_of = {
         rank: (number, stage)
         for number, pipeline in enumerate(pipelines)
         for stage, ranks in enumerate(pipeline.ranks)
         for rank in ranks
     }
-    by_rank = _spans_of_ranks(measured, place_of, devices=plan.cluster.devices)
+    by_rank = _spans_of_ranks(measured, place_of, devices=devices)
     disorder = _disorder(pipelines, by_rank, place_of)
     start_s = min(span.start_s for spans in by_rank.values() for span in spans)
     finish_s = max(span.finish_s for spans in by_rank.values() for span in spans)
     times = {rank: stage_times(spans, start_s=start_s, finish_s=finish_s) for rank, spans in by_rank.items()}
     places = tuple(sorted(set(place_of.values())))
-    parts = None if isinstance(plan, UnevenFile) else plan.best.breakdown
-    return Comparison(
-        predicted_s=plan.best.step_time_s,
-        measured_s=finish_s - start_s,
+    return MeasuredSteps(
+        by_rank=by_rank,
+        place_of=place_of,
+        start_s=start_s,
+        finish_s=finish_s,
         places=places,
-        predicted=tuple(_predicted(pipelines[one], stage, plan.best.step_time_s) for one, stage in places),
-        measured=tuple(
+        times=tuple(
             _mean([times[rank] for rank in sorted(times) if place_of[rank] == place]) for place in places
         ),
-        predicted_collectives_s=None if parts is None else sum(parts[part] for part in COLLECTIVES),
-        predicted_copies_s=None if parts is None else parts["offload"],
-        predicted_optimizer_s=None if parts is None else parts["optimizer"],
         disorder=disorder,
         both=_both(pipelines, by_rank, place_of, start_s),
     )
 
 
-def _only_pipeline(plan: Plan) -> _Pipeline:
+def _only_pipeline(plan: Plan) -> PredictedPipeline:
     pipelines = plan.best.layout.pipelines
     if len(pipelines) != 1:
         raise ConfigError(
@@ -111,7 +157,7 @@ def _only_pipeline(plan: Plan) -> _Pipeline:
     return _pipeline(schedule, durations, [stage.rank_numbers for stage in pipelines[0].stages])
 
 
-def _uneven_pipelines(plan: UnevenFile) -> list[_Pipeline]:
+def _uneven_pipelines(plan: UnevenFile) -> list[PredictedPipeline]:
     best = plan.best
     found = search.priced_again(plan.model, plan.cluster, plan.job, best)
     if found.faults:
@@ -128,9 +174,11 @@ def _uneven_pipelines(plan: UnevenFile) -> list[_Pipeline]:
     ]
 
 
-def _pipeline(schedule: Schedule, durations: Durations, ranks: Sequence[tuple[int, ...]]) -> _Pipeline:
+def _pipeline(
+    schedule: Schedule, durations: Durations, ranks: Sequence[tuple[int, ...]]
+) -> PredictedPipeline:
     timeline = trace_of(simulate(task_graph(schedule, durations)))
-    return _Pipeline(schedule, timeline, tuple(ranks))
+    return PredictedPipeline(schedule, timeline, tuple(ranks))
 
 
 def _spans_of_ranks(measured: Trace, place_of: Mapping[int, Place], *, devices: int) -> dict[int, list[Span]]:
@@ -153,7 +201,9 @@ def _spans_of_ranks(measured: Trace, place_of: Mapping[int, Place], *, devices: 
 
 
 def _disorder(
-    pipelines: Sequence[_Pipeline], by_rank: Mapping[int, Sequence[Span]], place_of: Mapping[int, Place]
+    pipelines: Sequence[PredictedPipeline],
+    by_rank: Mapping[int, Sequence[Span]],
+    place_of: Mapping[int, Place],
 ) -> str | None:
     """Where a rank first left the order of its row; ConfigError where it ran other actions."""
     found = None
@@ -173,13 +223,6 @@ def _disorder(
     return found
 
 
-def _predicted(pipeline: _Pipeline, stage: int, step_s: float) -> StageTimes:
-    """What the plan's timeline says of a stage, to the end of the step behind it."""
-    spans = [span for span in pipeline.timeline.spans if span.rank == stage]
-    times = stage_times(spans, start_s=0.0, finish_s=step_s)
-    return replace(times, collectives_s=None, copies_s=None, optimizer_s=None)  # in actions, and behind them
-
-
 def _mean(times: Sequence[StageTimes]) -> StageTimes:
     def mean(name: str) -> float:
         return fmean(float(getattr(each, name)) for each in times)
@@ -194,7 +237,7 @@ def place_name(place: Place, places: Sequence[Place]) -> str:
 
 
 def _both(
-    pipelines: Sequence[_Pipeline],
+    pipelines: Sequence[PredictedPipeline],
     by_rank: Mapping[int, Sequence[Span]],
     place_of: Mapping[int, Place],
     start_s: float,

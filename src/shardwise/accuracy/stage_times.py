@@ -75,8 +75,8 @@ def stage_times(spans: Sequence[Span], *, start_s: float, finish_s: float) -> St
         backward_s=worked_s - own["F"],
         waiting_s=last_s - start_s - worked_s,
         after_s=finish_s - last_s,
-        collectives_s=_covered_s(collectives),
-        copies_s=_covered_s(copies),
+        collectives_s=covered_s(collectives),
+        copies_s=covered_s(copies),
         optimizer_s=sum(span.finish_s - span.start_s for span in updates),
     )
 
@@ -86,7 +86,7 @@ def _kind(action: Span) -> str:
     return match[1] if match else ""
 
 
-def _covered_s(spans: Iterable[Span]) -> float:
+def covered_s(spans: Iterable[Span]) -> float:
     """Seconds in which some of `spans` is under way."""
     covered_s, until_s = 0.0, -math.inf
     for begin_s, end_s in sorted((span.start_s, span.finish_s) for span in spans):

@@ -35,6 +35,7 @@ from shardwise.cost.lone_stage import (
 )
 from shardwise.cost.memory import PARTS, RankBytes, host_bytes, peak_bytes, rank_bytes
 from shardwise.cost.one_layout import (
+    Charge,
     LayoutPrice,
     PipelinePrice,
     price_layout,
@@ -78,6 +79,7 @@ __all__ = [
     "PARTS",
     "RECIPES",
     "Block",
+    "Charge",
     "GridPrices",
     "Grids",
     "Handing",

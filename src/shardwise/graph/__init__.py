@@ -4,6 +4,7 @@ from shardwise.graph.check import check_graph
 from shardwise.graph.customary import data_parallel, megatron
 from shardwise.graph.file import GRAPH_SCHEMA, parse_graph
 from shardwise.graph.kinds import KINDS, Attribute, Kind
+from shardwise.graph.labels import block_labels, operator_label
 from shardwise.graph.layout import allows, divided_dims, local_sizes
 from shardwise.graph.load import GRAPH_FILES, GRAPH_PREFIX, graph_names, load_graph, shipped_graphs
 from shardwise.graph.microbatches import loss_weight, samples_dim
@@ -58,6 +59,7 @@ __all__ = [
     "StagedLayout",
     "Work",
     "allows",
+    "block_labels",
     "check_graph",
     "check_op",
     "data_parallel",
@@ -72,6 +74,7 @@ __all__ = [
     "local_sizes",
     "loss_weight",
     "megatron",
+    "operator_label",
     "parameter_count",
     "parse_graph",
     "placement_text",

@@ -28,6 +28,8 @@ from torch.distributed.tensor._redistribute import _gen_transform_infos, clear_r
 from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 from torch.utils._python_dispatch import TorchDispatchMode as DispatchMode
 
+from shardwise.runtime.profiled import ProfiledEvent
+
 __all__ = [
     "ALL_TO_ALL",
     "COLLECTIVE_OPERATORS",
@@ -49,6 +51,7 @@ __all__ = [
     "executed_actions",
     "forget_meshes",
     "hosted_shards",
+    "is_profiled",
     "laid_like",
     "multiply_all",
     "pipeline_runtime",
@@ -270,11 +273,26 @@ def executed_actions(runtime: Any, rank: int) -> list[str]:
     return [str(action) for action in runtime.pipeline_order_with_comms[rank]]
 
 
-def profiled_events(profiler: Any) -> Iterator[tuple[str, float, float]]:
-    """Name, start and end of every event of a finished profile, in seconds on the machine's clock."""
+_BACKWARD_FUNCTION = 1
+"""The scope of what autograd computes backward (at::RecordScope)."""
+
+
+def profiled_events(profiler: Any) -> Iterator[ProfiledEvent]:
+    """Every event of a finished profile."""
     origin_s = profiler.profiler.kineto_results.trace_start_ns() * 1e-9
     for event in profiler.events():
-        yield event.name, origin_s + event.time_range.start * 1e-6, origin_s + event.time_range.end * 1e-6
+        yield ProfiledEvent(
+            event.name,
+            origin_s + event.time_range.start * 1e-6,
+            origin_s + event.time_range.end * 1e-6,
+            event.sequence_nr,
+            event.scope == _BACKWARD_FUNCTION,
+        )
+
+
+def is_profiled() -> bool:
+    """Whether a profile is taken of this thread."""
+    return bool(torch.autograd._profiler_enabled())
 
 
 def chunk_of(tensor: Tensor) -> tuple[Sequence[int], Sequence[int]]:

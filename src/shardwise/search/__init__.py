@@ -25,6 +25,7 @@ from shardwise.search.explain import band_of
 from shardwise.search.explanation import Comparison, Explanation, explained, question_of, what_if, why_not
 from shardwise.search.goals import Fastest, Found, Goal, Smallest, Tradeoff
 from shardwise.search.graph_curves import GraphCurve, GraphCurves
+from shardwise.search.graph_timeline import TRAFFIC_PARTS, GraphTimeline, graph_timeline, graph_trace
 from shardwise.search.mesh_choice import MeshChoice
 from shardwise.search.modes import MODES, chosen, curves_for, points_of, smallest
 from shardwise.search.pinned import Alternative, Axis, Binding
@@ -63,6 +64,7 @@ __all__ = [
     "MODES",
     "MOST_POOLS",
     "SPACES",
+    "TRAFFIC_PARTS",
     "UNEVEN_GAP",
     "Alternative",
     "Axis",
@@ -77,6 +79,7 @@ __all__ = [
     "Goal",
     "GraphCurve",
     "GraphCurves",
+    "GraphTimeline",
     "LedgerBlock",
     "Limits",
     "MeshChoice",
@@ -113,6 +116,8 @@ __all__ = [
     "default_job",
     "evaluate",
     "explained",
+    "graph_timeline",
+    "graph_trace",
     "is_mixed",
     "microbatches_more",
     "narrowed_for",

@@ -10,7 +10,7 @@ from shardwise.sim.pipeline import Transfers, activation_bytes, task_graph
 from shardwise.sim.read_trace import read_trace
 from shardwise.sim.rerouted import rerouted_s
 from shardwise.sim.ring_order import RingOrder, ring_order
-from shardwise.sim.spans import Arrow, Counter, Span, Trace, trace_of
+from shardwise.sim.spans import BLOCKS, OPERATORS, TRAFFIC, Arrow, Counter, Span, Trace, trace_of
 from shardwise.sim.steady import compiled_schedule, makespan_s
 from shardwise.sim.task_graph import (
     COMMUNICATION,
@@ -24,9 +24,12 @@ from shardwise.sim.task_graph import (
 from shardwise.sim.trace import write_trace
 
 __all__ = [
+    "BLOCKS",
     "COMMUNICATION",
     "COMPUTE",
     "DATA_PARALLEL",
+    "OPERATORS",
+    "TRAFFIC",
     "ActionTimes",
     "Arrow",
     "CompiledSchedule",

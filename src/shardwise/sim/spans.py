@@ -11,7 +11,11 @@ from shardwise.errors import InternalError
 from shardwise.sim.engine import Timeline
 from shardwise.sim.task_graph import COMMUNICATION, COMPUTE, DATA_PARALLEL, Floats
 
-_TRACK_ORDER = (COMPUTE, COMMUNICATION, DATA_PARALLEL)
+BLOCKS, OPERATORS, TRAFFIC = "blocks", "operators", "traffic"
+"""Tracks of a step of an operator graph: passes of its blocks and of its operators, and what is done for
+tensors to be where they are read."""
+
+_TRACK_ORDER = (COMPUTE, BLOCKS, OPERATORS, TRAFFIC, COMMUNICATION, DATA_PARALLEL)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 from dataclasses import asdict
 
-from shardwise.accuracy import Comparison, StageTimes, compare, place_name
+from shardwise.accuracy import (
+    Comparison,
+    GraphComparison,
+    StageTimes,
+    compare,
+    compare_graph,
+    place_name,
+)
 from shardwise.app.cli import words
+from shardwise.app.cli.graph_comparing import graph_document, operator_lines, part_rows
 from shardwise.app.cli.output import Line, Output, row
 from shardwise.app.cli.request import writable
 from shardwise.app.cli.tables import table
 from shardwise.errors import ConfigError
 from shardwise.inputs import printable
-from shardwise.plan import (
-    Plan,
-    UnevenFile,
-    is_uneven_plan,
-    plan_hash,
-    read_plan,
-    read_uneven_plan,
-)
+from shardwise.plan import AnyPlan, GraphPlan, UnevenFile, plan_hash, read_any_plan
 from shardwise.sim import read_trace, write_trace
 
 VERSION = 1
@@ -35,12 +36,12 @@ def compared(path: str, measured: str, *, trace: str | None, is_json: bool) -> O
     """
     if trace is not None:
         writable("--trace", trace, inputs=(path, measured))
-    plan = read_uneven_plan(path) if is_uneven_plan(path) else read_plan(path)
+    plan = read_any_plan(path)
     steps = read_trace(measured)
     try:
-        found = compare(plan, steps)
+        found = compare_graph(plan, steps) if isinstance(plan, GraphPlan) else compare(plan, steps)
     except ConfigError as error:
-        at_plan = error.key is not None and error.key.startswith(("best", "schedule"))
+        at_plan = error.key is not None and error.key.startswith(("best", "schedule", "step_time_s"))
         raise error.within(file=printable(path if at_plan else measured)) from None
     talk = []
     if steps.plan_hash is None:
@@ -58,50 +59,59 @@ def compared(path: str, measured: str, *, trace: str | None, is_json: bool) -> O
     return Output(lines=_lines(plan, found), talk=talk, code=code)
 
 
-def _lines(plan: Plan | UnevenFile, found: Comparison) -> list[Line]:
-    rows = [
+def _lines(plan: AnyPlan, found: Comparison) -> list[Line]:
+    rows: list[tuple[str, ...]] = [
         (
             place_name(place, found.places),
             part,
-            *_pair(getattr(told, f"{part}_s"), getattr(seen, f"{part}_s")),
+            *words.pair(getattr(told, f"{part}_s"), getattr(seen, f"{part}_s")),
         )
         for place, told, seen in zip(found.places, found.predicted, found.measured, strict=True)
         for part in _PARTS
     ]
-    seen = max(found.measured, key=lambda times: times.forward_s + times.backward_s)
-    rows.append(
-        ("of these", "in collectives", *_pair(found.predicted_collectives_s, seen.collectives_s or 0.0))
-    )
-    if found.predicted_copies_s or seen.copies_s:
-        rows.append(("", "in copies to the host", *_pair(found.predicted_copies_s, seen.copies_s or 0.0)))
-    rows.append(("", "in the optimizer", *_pair(found.predicted_optimizer_s, seen.optimizer_s or 0.0)))
-    if isinstance(plan, UnevenFile):
-        of = words.counted(len(plan.best.layout.pipelines), "pipeline")
-    else:
-        of = words.degrees_text(plan.best.strategy)
+    rows += part_rows(found) if isinstance(found, GraphComparison) else _rows_within(found)
+    name, of = _named(plan)
     return [
-        row("compared", (f"{plan.model.name} on {plan.cluster.name}", "value"),
-            (f"   {of}", "")),
+        row("compared", (f"{name} on {plan.cluster.name}", "value"), (f"   {of}", "")),
         row("step time", (words.seconds(found.predicted_s), "time"), (" predicted, ", ""),
             (words.seconds(found.measured_s), "time"), (f" measured ({found.error:+.1%})", "")),
         row("order", (found.disorder or "every rank ran its actions as planned", "")),
         (),
         *table(("", "part", "predicted", "measured", "ratio"), rows, left=2),
+        *(operator_lines(found) if isinstance(found, GraphComparison) else ()),
     ]  # fmt: skip
 
 
-def _pair(predicted_s: float | None, measured_s: float) -> tuple[str, str, str]:
-    if predicted_s is None:
-        return "-", words.seconds(measured_s), "-"
-    ratio = f"{predicted_s / measured_s:.2f}" if measured_s > 0 else "-"
-    return words.seconds(predicted_s), words.seconds(measured_s), ratio
+def _named(plan: AnyPlan) -> tuple[str, str]:
+    """What is trained, and how it is laid out, in a few words."""
+    if isinstance(plan, GraphPlan):
+        of = f"mesh {plan.mesh.name}"
+        if plan.stages > 1:
+            of = f"{plan.stages} stages of {of}, {plan.microbatches:,} micro-batches"
+        return f"graph:{plan.graph.name}", of
+    if isinstance(plan, UnevenFile):
+        return plan.model.name, words.counted(len(plan.best.layout.pipelines), "pipeline")
+    return plan.model.name, words.degrees_text(plan.best.strategy)
 
 
-def _document(plan: Plan | UnevenFile, found: Comparison, trace: str | None) -> dict[str, object]:
+def _rows_within(found: Comparison) -> list[tuple[str, ...]]:
+    """What the stage that worked most did within these parts."""
+    seen = max(found.measured, key=lambda times: times.forward_s + times.backward_s)
+    rows: list[tuple[str, ...]] = [
+        ("of these", "in collectives", *words.pair(found.predicted_collectives_s, seen.collectives_s or 0.0))
+    ]
+    if found.predicted_copies_s or seen.copies_s:
+        pair = words.pair(found.predicted_copies_s, seen.copies_s or 0.0)
+        rows.append(("", "in copies to the host", *pair))
+    rows.append(("", "in the optimizer", *words.pair(found.predicted_optimizer_s, seen.optimizer_s or 0.0)))
+    return rows
+
+
+def _document(plan: AnyPlan, found: Comparison, trace: str | None) -> dict[str, object]:
     def times(of: StageTimes) -> dict[str, object]:
         return asdict(of) | {"step_s": of.step_s}
 
-    return {
+    document: dict[str, object] = {
         "schema": "shardwise.comparison",
         "version": VERSION,
         "plan_hash": plan_hash(plan),
@@ -121,3 +131,4 @@ def _document(plan: Plan | UnevenFile, found: Comparison, trace: str | None) -> 
         ],
         "trace": trace,
     }
+    return document | graph_document(found) if isinstance(found, GraphComparison) else document

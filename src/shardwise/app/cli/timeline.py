@@ -10,7 +10,7 @@ from shardwise.app.cli import words
 from shardwise.app.cli.output import Line, Output
 from shardwise.app.cli.request import writable
 from shardwise.errors import ConfigError
-from shardwise.plan import Plan, document_hash, is_uneven_plan, plan_document, read_plan
+from shardwise.plan import Plan, document_hash, is_graph_plan, is_uneven_plan, plan_document, read_plan
 from shardwise.sim import (
     COMPUTE,
     Timeline,
@@ -35,6 +35,10 @@ def simulated(path: str, *, trace: str | None, is_json: bool) -> Output:
     """
     if trace is not None:
         writable("--trace", trace, inputs=(path,))
+    if is_graph_plan(path):
+        from shardwise.app.cli.graph_timeline import simulated_graph
+
+        return simulated_graph(path, trace=trace, is_json=is_json)
     if is_uneven_plan(path):
         from shardwise.app.cli.uneven_timeline import simulated_uneven
 

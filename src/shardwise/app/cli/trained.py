@@ -64,9 +64,7 @@ def _peak_flop_per_s(plan: GraphPlan) -> float:
 def check_graph_options(asked: Mapping[str, object]) -> None:
     """ConfigError where an option of `train` is asked for (by its name in `asked`) that plans of operator
     graphs do not have."""
-    for name, default in (("trace", None), ("adaptive", False)):
-        if asked[name] != default:
-            raise ConfigError(
-                "is not there for the plan of an operator graph", key=f"--{name}", found=str(asked[name]),
-                allowed="train without it",
-            )  # fmt: skip
+    if asked["adaptive"]:
+        raise ConfigError(
+            "is not there for the plan of an operator graph", key="--adaptive", allowed="train without it"
+        )

@@ -154,6 +154,14 @@ def seconds(value: float) -> str:
     return f"{value * 1e3 if abs(value) >= 1e-12 else 0.0:.4g} ms"
 
 
+def pair(predicted_s: float | None, measured_s: float) -> tuple[str, str, str]:
+    """Predicted and measured seconds, and their ratio where there is one."""
+    if predicted_s is None:
+        return "-", seconds(measured_s), "-"
+    ratio = f"{predicted_s / measured_s:.2f}" if measured_s > 0 else "-"
+    return seconds(predicted_s), seconds(measured_s), ratio
+
+
 def digits(value: float, number: int) -> str:
     """A positive number with so many digits, and never fewer than stand before the point."""
     return f"{value:,.0f}" if value >= 10 ** (number - 1) else f"{value:#.{number}g}"

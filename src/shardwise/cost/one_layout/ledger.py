@@ -11,21 +11,36 @@ from shardwise.cost.turns import Turns
 When = Literal["forward", "backward", "step"]
 """In which pass of a micro-batch seconds are spent, or once in the step."""
 
+Place = tuple[int, str] | None
+"""A block of the graph, repetitions counted, and an operator of it; None: nobody's in particular."""
+
+
+@dataclass(frozen=True, slots=True)
+class Charge:
+    """Seconds that an operator spends on something, in each pass of a micro-batch or once in the step."""
+
+    place: Place
+    what: str
+    when: When
+    seconds: float
+
 
 @dataclass(slots=True)
 class Ledger:
     """Seconds and bytes of a step in the making.
 
-    `seconds` of the step by what they are spent on, `passes` by when, of one micro-batch; `computed_s` are a
-    micro-batch's backward computation, `busy_s` of which have communication of their own beside them.
-    Gradients are summed for `summed_s`, of which `hideable_s` may run beside the rest. `held` bytes by what
-    they are; `again_bytes` and `peak_bytes` are of the block at work, `most_bytes` the largest sum of both of
-    any block.
+    `seconds` of the step by what they are spent on, `passes` by when, of one micro-batch; `spent` are the
+    latter one by one, each by what is `at` work. `computed_s` are a micro-batch's backward computation,
+    `busy_s` of which have communication of their own beside them. Gradients are summed for `summed_s`, of
+    which `hideable_s` may run beside the rest. `held` bytes by what they are; `again_bytes` and `peak_bytes`
+    are of the block at work, `most_bytes` the largest sum of both of any block.
     """
 
     turns: Turns
     seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
     passes: defaultdict[When, float] = field(default_factory=lambda: defaultdict(float))
+    at: Place = None
+    spent: defaultdict[tuple[Place, str, When], float] = field(default_factory=lambda: defaultdict(float))
     held: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
     computed_s: float = 0.0
     busy_s: float = 0.0
@@ -39,11 +54,16 @@ class Ledger:
         """Seconds of their own: of each micro-batch, or of the step."""
         self.seconds[what] += seconds * (1 if when == "step" else self.turns.microbatches)
         self.passes[when] += seconds
+        self.spent[self.at, what, when] += seconds
 
     def compute_backward(self, what: str, seconds: float) -> None:
         """Seconds of computation beside which gradients may be summed."""
         self.spend(what, seconds, "backward")
         self.computed_s += seconds
+
+    def charges(self) -> tuple[Charge, ...]:
+        """All that was spent so far but the sums of gradients, in the order in which it came."""
+        return tuple(Charge(*key, seconds) for key, seconds in self.spent.items())
 
     def sum_gradient(self, seconds: float, overlap: float) -> None:
         """Seconds of a gradient's summation, of which so large a share can hide."""

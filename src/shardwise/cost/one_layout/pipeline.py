@@ -25,12 +25,15 @@ Action = tuple[str, int]
 @dataclass(frozen=True, slots=True)
 class PipelinePrice:
     """Seconds of a step and bytes on the rank with most; `seconds` tell what the stage that is busy longest
-    does in the step, `waiting` included, and `nbytes` what the rank with most holds."""
+    does in the step, `waiting` included, and `nbytes` what the rank with most holds. Of each of the `stages`
+    the price of its own; `hops_s` pass between two of them beside other work."""
 
     time_s: float
     memory_bytes: float
     seconds: Mapping[str, float]
     nbytes: Mapping[str, float]
+    stages: tuple[LayoutPrice, ...]
+    hops_s: tuple[float, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +78,9 @@ def price_pipeline(
     busy = max(stages, key=lambda price: price.time_s)
     full = max(stages, key=lambda price: price.memory_bytes)
     seconds = {**busy.seconds, "waiting": step_s - busy.time_s}
-    return PipelinePrice(step_s, full.memory_bytes, seconds, full.nbytes)
+    return PipelinePrice(
+        step_s, full.memory_bytes, seconds, full.nbytes, stages=tuple(stages), hops_s=tuple(hops_s)
+    )
 
 
 def messages_of(graph: OpGraph, rank: Rank, layout: StagedLayout) -> list[Message]:

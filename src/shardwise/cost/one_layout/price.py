@@ -9,7 +9,7 @@ from math import log2
 
 from shardwise.cluster import Cluster, Mesh
 from shardwise.cost.one_layout.kernels import Seconds, compute_s, exchange_s, size, wanted
-from shardwise.cost.one_layout.ledger import Ledger
+from shardwise.cost.one_layout.ledger import Charge, Ledger
 from shardwise.cost.one_layout.parameters import Use, store, use_alone, use_shared
 from shardwise.cost.one_layout.rank import Placements, Rank, gradient_held, rank_of, value_held
 from shardwise.cost.training import Training
@@ -35,7 +35,9 @@ class LayoutPrice:
     sum up to them.
 
     Of the seconds a micro-batch takes `forward_s` and `backward_s`; `end_s` are what is left of the step
-    after the last of them.
+    after the last of them. `charges` say the same operator by operator, in the order of the walk: those of
+    each pass sum to it, those of the step to `end_s`. For `hidden_s` gradients are summed beside the last
+    backward pass, which costs nothing.
     """
 
     time_s: float
@@ -45,6 +47,8 @@ class LayoutPrice:
     forward_s: float
     backward_s: float
     end_s: float
+    charges: tuple[Charge, ...]
+    hidden_s: float
 
 
 def price_layout(
@@ -75,7 +79,7 @@ def price_stage(
     if first:
         walk.result = _handed_over(blocks[:first], blocks[first], layout.blocks[0])
     for place, lies in zip(range(first, end), layout.blocks, strict=True):
-        walk.block(blocks[place], lies, _reader_of_result(blocks, place, end))
+        walk.block(place, blocks[place], lies, _reader_of_result(blocks, place, end))
     return _total(rank, ledger)
 
 
@@ -119,6 +123,7 @@ def _handed_over(before: list[Block], block: Block, lies: BlockLayout) -> _At:
 def _total(rank: Rank, ledger: Ledger) -> LayoutPrice:
     """The whole step, with the host's part of it and the bytes that belong to no tensor."""
     efficiency, stages = rank.machine.efficiency, ledger.turns.stages
+    ledger.at = None
     ledger.spend("host", rank.profile.host_step_s, "step")
     joined = 2.0 * log2(stages * rank.mesh.devices)
     ledger.spend("norm", joined * rank.machine.tiers[-1].latency_s, "step")
@@ -141,6 +146,8 @@ def _total(rank: Rank, ledger: Ledger) -> LayoutPrice:
         forward_s=ledger.passes["forward"],
         backward_s=ledger.passes["backward"],
         end_s=ledger.passes["step"] + shown_s,
+        charges=(*ledger.charges(), Charge(None, "gradients", "step", shown_s)),
+        hidden_s=ledger.summed_s - shown_s,
     )
 
 
@@ -166,12 +173,13 @@ class _Walk:
         self.result: _At | None = None
         self.met: set[str] = set()
 
-    def block(self, block: Block, lies: BlockLayout, reader: _Reader) -> None:
-        """One repetition of a block."""
+    def block(self, place: int, block: Block, lies: BlockLayout, reader: _Reader) -> None:
+        """One repetition of a block, which has this place among all."""
         one = _OneBlock(self, block, lies)
         if block.entry is not None:
             one.enter(self.result)
         for op in block.operators:
+            self.ledger.at = (place, op.name)
             one.operator(op)
         self.result = one.leave(reader)
         self.ledger.end_block()

@@ -24,6 +24,7 @@ from shardwise.runtime.graphs.forms import (
 )
 from shardwise.runtime.graphs.grid import Grid
 from shardwise.runtime.graphs.moves import Move, gives, moves_of
+from shardwise.runtime.marks import CONVERSIONS, TRAFFIC, marked
 
 
 def moved(grid: Grid, local: Tensor, shape: Sequence[int], start: Form, end: Form) -> Tensor:
@@ -133,22 +134,26 @@ class Lie:
         self.gradient = gradient_form(placements, units)
 
 
-def brought(grid: Grid, local: Tensor, start: Lie, end: Lie) -> Tensor:
-    """The tensor as `end` says, where it lies as `start` says; its gradient will come back the other way."""
+def brought(grid: Grid, local: Tensor, start: Lie, end: Lie, what: str = CONVERSIONS) -> Tensor:
+    """The tensor as `end` says, where it lies as `start` says; its gradient will come back the other way.
+    Profiles call that `what`."""
     if start.value == end.value and start.gradient == end.gradient:
         return local
-    result: Tensor = _Bring.apply(local, grid, start, end)
+    result: Tensor = _Bring.apply(local, grid, start, end, what)
     return result
 
 
 class _Bring(Function):
     @staticmethod
-    def forward(ctx: Any, local: Tensor, grid: Grid, start: Lie, end: Lie) -> Tensor:
-        ctx.way = (grid, start, end)
-        result = moved(grid, local, start.shape, start.value, end.value)
+    def forward(ctx: Any, local: Tensor, grid: Grid, start: Lie, end: Lie, what: str) -> Tensor:
+        ctx.way = (grid, start, end, what)
+        with marked(TRAFFIC, what):
+            result = moved(grid, local, start.shape, start.value, end.value)
         return result.view_as(result) if result is local else result
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        grid, start, end = ctx.way
-        return moved(grid, gradients[0], start.shape, end.gradient, start.gradient), None, None, None
+        grid, start, end, what = ctx.way
+        with marked(TRAFFIC, what):
+            gradient = moved(grid, gradients[0], start.shape, end.gradient, start.gradient)
+        return gradient, None, None, None, None

@@ -12,6 +12,7 @@ from shardwise.runtime.graphs.bring import moved
 from shardwise.runtime.graphs.forms import Form, Held
 from shardwise.runtime.graphs.grid import Grid
 from shardwise.runtime.graphs.work import Work
+from shardwise.runtime.marks import EXCHANGES, TRAFFIC, marked
 
 
 def gathered(work: Work, value: Tensor, at: int, dim: str) -> Tensor:
@@ -55,10 +56,12 @@ class _Through(Function):
     def forward(ctx: Any, value: Tensor, grid: Grid, shape: tuple[int, ...], *forms: Form) -> Tensor:
         start, end, *back = forms
         ctx.way = (grid, shape, *back)
-        return moved(grid, value, shape, start, end)
+        with marked(TRAFFIC, EXCHANGES):
+            return moved(grid, value, shape, start, end)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         grid, shape, late, first = ctx.way
-        gradient = moved(grid, gradients[0].contiguous(), shape, late, first)
+        with marked(TRAFFIC, EXCHANGES):
+            gradient = moved(grid, gradients[0].contiguous(), shape, late, first)
         return gradient, None, None, None, None, None, None

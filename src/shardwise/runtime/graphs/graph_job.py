@@ -24,7 +24,7 @@ from shardwise.runtime.graphs.stage import Stage
 from shardwise.runtime.graphs.store import Held, held_parameters, square_sum
 from shardwise.runtime.optimizer import optimizer_of_parameters
 from shardwise.runtime.result import StepResult
-from shardwise.runtime.trace import OPTIMIZER
+from shardwise.runtime.trace import NORM, OPTIMIZER
 from shardwise.schedule import generate, lower
 
 
@@ -86,14 +86,16 @@ class GraphJob:
         value = self._stage.run(self._row, shares).double()
         if self.plan.stages > 1:
             distributed.broadcast(value, src=self._first_of(self.plan.stages - 1))
-        squares = square_sum(self.store.values(), self._device_type)
+        with record_function(NORM):
+            squares = square_sum(self.store.values(), self._device_type)
         if self.plan.devices > 1:
             distributed.all_reduce(squares)
         norm = float(squares.sqrt())
         if norm > self._max_norm:
-            for held in self.store.values():
-                if held.owned.grad is not None:
-                    held.owned.grad.mul_(self._max_norm / norm)
+            with record_function(NORM):
+                for held in self.store.values():
+                    if held.owned.grad is not None:
+                        held.owned.grad.mul_(self._max_norm / norm)
         return StepResult(loss=float(value), gradient_norm=norm)
 
     def update(self) -> None:

@@ -9,6 +9,7 @@ from torch import Tensor, distributed
 from torch.autograd import Function
 
 from shardwise.runtime.graphs.work import Work
+from shardwise.runtime.marks import EXCHANGES, TRAFFIC, marked
 
 
 def with_neighbours(work: Work, value: Tensor, at: int, read: str, made: str) -> tuple[Tensor, int]:
@@ -66,6 +67,7 @@ def _passed(work: Work, axes: tuple[int, ...], first: Tensor, last: Tensor) -> t
             rank = work.grid.ranks[members[place]]
             operations.append(distributed.P2POp(distributed.isend, sent, rank, group))
             operations.append(distributed.P2POp(distributed.irecv, received, rank, group))
-    for pending in distributed.batch_isend_irecv(operations) if operations else ():
-        pending.wait()
+    with marked(TRAFFIC, EXCHANGES):
+        for pending in distributed.batch_isend_irecv(operations) if operations else ():
+            pending.wait()
     return taken

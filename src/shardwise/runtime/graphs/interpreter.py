@@ -15,6 +15,7 @@ from shardwise.runtime.graphs.grid import Grid
 from shardwise.runtime.graphs.kernels import KERNELS
 from shardwise.runtime.graphs.program import Program, Section, Step
 from shardwise.runtime.graphs.store import Held
+from shardwise.runtime.marks import BLOCK, GATHERS, OPERATOR, marked
 
 
 class Interpreter:
@@ -51,10 +52,12 @@ class Interpreter:
         run = _Run(self, section, data)
         if section.block.entry is not None and entry is not None:
             run.made[section.block.entry] = entry, section.lies[section.block.entry]
-        for step in section.steps:
-            run.step(step)
-        made, lie = run.made[section.result]
-        return brought(self.grid, made, lie, section.lies.get(section.result, lie))
+        with marked(BLOCK, section.label):
+            for step in section.steps:
+                with marked(OPERATOR, step.label):
+                    run.step(step)
+        result, _ = run.made[section.result]
+        return result
 
     def parameter(self, name: str, used: Lie) -> Tensor:
         """A parameter as one of its readers wants it."""
@@ -62,7 +65,7 @@ class Interpreter:
         shared = held.stored.used
         if shared is None:
             return held.brought(used)
-        return brought(self.grid, held.brought(shared), shared, used)
+        return brought(self.grid, held.brought(shared), shared, used, GATHERS)
 
 
 class _Run:
@@ -74,7 +77,8 @@ class _Run:
         self.made: dict[str, tuple[Tensor, Lie]] = {}
 
     def step(self, step: Step) -> None:
-        """One operator: what it reads brought to it, and its result to where several readers want it."""
+        """One operator: what it reads brought to it, and its result to where several readers want it, or the
+        next block."""
         work = step.work
         inputs = [
             self._read(operand.source, lie) for operand, lie in zip(work.op.inputs, work.inputs, strict=True)
@@ -85,8 +89,9 @@ class _Run:
         ]
         result, lie = KERNELS[work.op.kind](work, inputs, parameters), work.output
         name = work.op.name
-        if self.section.readers.get(name, 0) > 1:
-            result, lie = brought(self.grid, result, lie, self.section.lies[name]), self.section.lies[name]
+        if self.section.readers.get(name, 0) > 1 or name == self.section.result:
+            there = self.section.lies.get(name, lie)
+            result, lie = brought(self.grid, result, lie, there), there
         self.made[name] = result, lie
 
     def _read(self, source: str, lie: Lie) -> Tensor:

@@ -8,7 +8,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from shardwise.graph import STATES_SPLIT, Block, BlockLayout, GraphLayout, OpGraph, OpNode, Placement
+from shardwise.graph import (
+    STATES_SPLIT,
+    Block,
+    BlockLayout,
+    GraphLayout,
+    OpGraph,
+    OpNode,
+    Placement,
+    block_labels,
+    operator_label,
+)
 from shardwise.runtime.graphs.bring import Lie
 from shardwise.runtime.graphs.forms import Form
 from shardwise.runtime.graphs.grid import Grid
@@ -20,22 +30,26 @@ Settings = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Step:
-    """An operator of one repetition of a block; `parameters` are the names that its parameters have there."""
+    """An operator of one repetition of a block; `parameters` are the names that its parameters have there.
+    Profiles call it by its `label`."""
 
     work: Work
     parameters: tuple[str, ...]
+    label: str
 
 
 @dataclass(frozen=True)
 class Section:
     """One repetition of a block. `lies` says of tensors with several readers, of the entry and of the result
-    where they lie for their readers; `readers` how many readers a tensor has in the block."""
+    where they lie for their readers; `readers` how many readers a tensor has in the block. Profiles call it
+    by its `label`."""
 
     block: Block
     layout: BlockLayout
     steps: tuple[Step, ...]
     lies: Mapping[str, Lie]
     readers: Mapping[str, int]
+    label: str
 
     @property
     def result(self) -> str:
@@ -97,18 +111,18 @@ def program_of(
     sections: list[Section] = []
     parameters: dict[str, Stored] = {}
     number = 0
-    for (block, count), lies in zip(repetitions, layout.blocks, strict=True):
+    for (block, count), lies, label in zip(repetitions, layout.blocks, block_labels(graph), strict=True):
         steps = []
         for op in block.operators:
             work = Work(op, lies.rules[op.name], grid, own.get(number, {}))
             names = tuple(repeated(parameter.name, count, block.repeat) for parameter in op.parameters)
-            steps.append(Step(work, names))
+            steps.append(Step(work, names, operator_label(label, op.name)))
             number += 1
             for name, parameter, read in zip(names, op.parameters, work.parameters, strict=True):
                 shape, stored = op.shape(parameter.dims), lies.stored[parameter.name]
                 shared = Lie(shape, lies.used[parameter.name]) if readers[parameter.name] > 1 else None
                 parameters.setdefault(name, _stored(name, shape, stored, shared, read, grid))
-        sections.append(_section(block, lies, tuple(steps)))
+        sections.append(_section(block, lies, tuple(steps), label))
     return Program(tuple(sections), parameters)
 
 
@@ -138,7 +152,7 @@ def _stored(
     return Stored(name, lie, split, shared, parts)
 
 
-def _section(block: Block, layout: BlockLayout, steps: tuple[Step, ...]) -> Section:
+def _section(block: Block, layout: BlockLayout, steps: tuple[Step, ...], label: str) -> Section:
     shapes: dict[str, tuple[int, ...]] = {op.name: op.shape(op.output) for op in block.operators}
     readers: Counter[str] = Counter()
     for op in block.operators:
@@ -147,7 +161,7 @@ def _section(block: Block, layout: BlockLayout, steps: tuple[Step, ...]) -> Sect
             if operand.source == block.entry:
                 shapes[operand.source] = op.shape(operand.dims)
     lies = {name: Lie(shapes[name], placements) for name, placements in layout.tensors.items()}
-    return Section(block, layout, steps, lies, dict(readers))
+    return Section(block, layout, steps, lies, dict(readers), label)
 
 
 def operators_of(graph: OpGraph) -> list[OpNode]:

@@ -21,6 +21,7 @@ from shardwise.runtime.graphs.forms import (
 )
 from shardwise.runtime.graphs.grid import Grid
 from shardwise.runtime.graphs.program import Stored
+from shardwise.runtime.marks import GATHERS, GRADIENTS, TRAFFIC, marked
 
 
 class Held:
@@ -83,7 +84,8 @@ class Held:
         self._pending = gradient if self._pending is None else self._pending + gradient
 
     def _scattered(self, gradient: Tensor, used: Lie) -> Tensor:
-        arrived = moved(self.grid, gradient, used.shape, used.gradient, self._scattered_form(used))
+        with marked(TRAFFIC, GRADIENTS):
+            arrived = moved(self.grid, gradient, used.shape, used.gradient, self._scattered_form(used))
         if arrived is gradient:  # another parameter's too, perhaps; and the fused optimizer ignores strides
             arrived = gradient.clone(memory_format=torch.contiguous_format)
         return arrived
@@ -121,7 +123,10 @@ class Held:
         """Put the shares that all ranks updated together, in the dtype that is computed with."""
         if self.owned is not self.weight:
             with torch.no_grad():
-                self.weight.copy_(self._joined(self.owned.detach().to(self.weight.dtype)))
+                own = self.owned.detach().to(self.weight.dtype)
+                with marked(TRAFFIC, GATHERS):
+                    joined = self._joined(own)
+                self.weight.copy_(joined)
 
     def _joined(self, share: Tensor) -> Tensor:
         """What all ranks of the group have, of the shares of each."""
@@ -192,7 +197,8 @@ class _Gather(Function):
     @staticmethod
     def forward(ctx: Any, weight: Tensor, held: Held, used: Lie) -> Tensor:
         ctx.held, ctx.used = held, used
-        result = moved(held.grid, weight, used.shape, held.stored.lie.value, used.value)
+        with marked(TRAFFIC, GATHERS):
+            result = moved(held.grid, weight, used.shape, held.stored.lie.value, used.value)
         return result.view_as(result) if result is weight else result
 
     @staticmethod

@@ -15,6 +15,7 @@ from shardwise.graph import OpNode, Placement, Rule, divided_dims
 from shardwise.runtime.graphs.bring import Lie
 from shardwise.runtime.graphs.forms import Coordinates, part
 from shardwise.runtime.graphs.grid import Grid
+from shardwise.runtime.marks import EXCHANGES, TRAFFIC, marked
 
 Dims = tuple[str, ...]
 
@@ -105,7 +106,8 @@ class Work:
         result = tensor.detach()
         if axes := self.axes(split):
             result = result.clone(memory_format=torch.contiguous_format)
-            distributed.all_reduce(result, op=distributed.ReduceOp.MAX, group=self.grid.group(axes))
+            with marked(TRAFFIC, EXCHANGES):
+                distributed.all_reduce(result, op=distributed.ReduceOp.MAX, group=self.grid.group(axes))
         return result
 
 
@@ -124,7 +126,8 @@ class _Summed(Function):
 
 def _reduced(tensor: Tensor, group: ProcessGroup) -> Tensor:
     result = tensor.clone(memory_format=torch.contiguous_format)
-    distributed.all_reduce(result, group=group)
+    with marked(TRAFFIC, EXCHANGES):
+        distributed.all_reduce(result, group=group)
     return result
 
 

@@ -1,0 +1,140 @@
+"""One step of the plan of an operator graph as its cost model has it, instant by instant."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+from math import isclose
+
+from shardwise.cost import Charge, LayoutPrice, Training, price_layout, price_pipeline
+from shardwise.errors import ConfigError
+from shardwise.graph import OpGraph, StagedLayout, block_labels, operator_label
+from shardwise.plan import GraphPlan
+from shardwise.schedule import Schedule, generate
+from shardwise.search.stages import SCHEDULE
+from shardwise.sim import (
+    BLOCKS,
+    COMPUTE,
+    DATA_PARALLEL,
+    OPERATORS,
+    TRAFFIC,
+    Durations,
+    Span,
+    Timeline,
+    Trace,
+    simulate,
+    task_graph,
+    trace_of,
+)
+
+TRAFFIC_PARTS = ("gathers", "conversions", "exchanges", "gradients")
+"""Parts of a breakdown in which tensors are brought to where they are read, in the order in which an operator
+has them."""
+
+_END = ("gradients", "norm", "optimizer", "gathers", "host")
+"""What comes behind the last backward pass of a stage, in its order."""
+
+
+_ACTION = re.compile(r"\d+([FB])(\d+)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GraphTimeline:
+    """The actions of a step in time, and the price of each of its stages, which has what comes behind the
+    last action too (`end_s`). A graph without stages is one, whose one micro-batch is the batch."""
+
+    schedule: Schedule
+    timeline: Timeline
+    stages: tuple[LayoutPrice, ...]
+
+
+def graph_timeline(plan: GraphPlan) -> GraphTimeline:
+    """The step of `plan`, priced anew from the names of its layout.
+
+    ConfigError where that is not the step time that the plan says.
+    """
+    training = Training(dtype=plan.job.dtype, optimizer=plan.job.optimizer, profile=plan.job.profile)
+    given = (plan.graph, plan.cluster, training, plan.mesh)
+    stages: tuple[LayoutPrice, ...]
+    hops_s: tuple[float, ...] = ()
+    name = SCHEDULE
+    if isinstance(plan.layout, StagedLayout):
+        pipeline = price_pipeline(*given, plan.layout)
+        stages, hops_s, step_s = pipeline.stages, pipeline.hops_s, pipeline.time_s
+        name = plan.layout.schedule
+    else:
+        price = price_layout(*given, plan.layout)
+        stages, step_s = (price,), price.time_s
+    if not isclose(step_s, plan.step_time_s, rel_tol=1e-9):
+        raise ConfigError(
+            "is not what this version of shardwise finds for the layout", key="step_time_s",
+            found=repr(plan.step_time_s), allowed=repr(step_s),
+        )  # fmt: skip
+    schedule = generate(name, pp=len(stages), microbatches=plan.microbatches, vpp=1)
+    durations = Durations.of(
+        stages=len(stages),
+        forward_s=[stage.forward_s for stage in stages],
+        backward_s=[stage.backward_s for stage in stages],
+        hop_forward_s=hops_s,
+        hop_backward_s=hops_s,
+    )
+    return GraphTimeline(schedule=schedule, timeline=simulate(task_graph(schedule, durations)), stages=stages)
+
+
+def graph_trace(graph: OpGraph, found: GraphTimeline) -> Trace:
+    """The spans of a step, a rank for each stage: actions, in them the passes of blocks and operators and
+    their traffic, and what comes behind the last one. Of an operator's pass the traffic is drawn first."""
+    whole = trace_of(found.timeline)
+    labels = block_labels(graph)
+    spans = list(whole.spans)
+    for stage, price in enumerate(found.stages):
+        actions = [span for span in whole.spans if span.rank == stage and span.track == COMPUTE]
+        for action in actions:
+            spans += _pass_spans(labels, action, price.charges)
+        spans += _end_spans(stage, price, max(action.finish_s for action in actions))
+    return replace(whole, spans=tuple(spans))
+
+
+def _pass_spans(labels: Sequence[str], action: Span, charges: Iterable[Charge]) -> Iterator[Span]:
+    """What an action does, operator by operator: back from the last one, where it is a backward pass."""
+    kind, number = _ACTION.findall(action.name)[0]
+    when = "forward" if kind == "F" else "backward"
+    own = [each for each in charges if each.when == when and each.place is not None]
+    operators = [(place, list(those)) for place, those in groupby(own, key=lambda each: each.place)]
+    at_s = action.start_s
+    block_start_s = at_s
+    ordered = operators if kind == "F" else operators[::-1]
+    for place, (where, those) in enumerate(ordered):
+        if where is None:
+            continue
+        block, operator = where
+        start_s = at_s
+        for part in TRAFFIC_PARTS:
+            seconds = sum(each.seconds for each in those if each.what == part)
+            if seconds > 0.0:
+                yield Span(action.rank, TRAFFIC, part, at_s, at_s + seconds)
+                at_s += seconds
+        at_s += sum(each.seconds for each in those if each.what not in TRAFFIC_PARTS)
+        if at_s > start_s:
+            name = f"{kind}{number} {operator_label(labels[block], operator)}"
+            yield Span(action.rank, OPERATORS, name, start_s, at_s)
+        following = ordered[place + 1][0] if place + 1 < len(ordered) else None
+        if following is None or following[0] != block:
+            if at_s > block_start_s:
+                yield Span(action.rank, BLOCKS, f"{kind}{number} {labels[block]}", block_start_s, at_s)
+            block_start_s = at_s
+
+
+def _end_spans(stage: int, price: LayoutPrice, at_s: float) -> Iterator[Span]:
+    """What is left of the step of a stage whose last action ends at `at_s`, and the gradients that are summed
+    beside that."""
+    if price.hidden_s > 0.0:
+        yield Span(stage, DATA_PARALLEL, "gradients", at_s - price.hidden_s, at_s)
+    for part in _END:
+        seconds = sum(each.seconds for each in price.charges if each.when == "step" and each.what == part)
+        if seconds > 0.0:
+            track = TRAFFIC if part in TRAFFIC_PARTS else COMPUTE
+            yield Span(stage, track, part, at_s, at_s + seconds)
+            at_s += seconds

@@ -1,0 +1,208 @@
+"""A measured step of an operator graph against its plan: parts by hand, parts that sum, operators."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from tests.property.layout_instances import chain
+from tests.runtime.graph_plans import drawn, drawn_in_stages, priced
+from tests.runtime.test_runtime_graph_obeyed import nothing_again
+from tests.unit.search.test_search_graph_timeline import with_overlap
+
+from shardwise.accuracy import PARTS, compare_graph
+from shardwise.accuracy.graph_parts import measured_parts, measured_passes, predicted_parts
+from shardwise.errors import ConfigError
+from shardwise.plan import GraphPlan, plan_hash
+from shardwise.search import graph_timeline, graph_trace
+from shardwise.sim import COMMUNICATION, COMPUTE, DATA_PARALLEL, OPERATORS, TRAFFIC, Span, Trace
+
+CHAIN = chain(16, 8, 16, 4)
+
+
+def span(track: str, name: str, start_s: float, finish_s: float) -> Span:
+    return Span(0, track, name, start_s, finish_s)
+
+
+STEP = (
+    span(COMPUTE, "0F0", 1.0, 5.0),
+    span(OPERATORS, "F0 a/up", 1.0, 3.0),
+    span(TRAFFIC, "conversions", 1.0, 1.25),
+    span(COMMUNICATION, "all_gather", 1.1, 1.2),
+    span(OPERATORS, "F0 b/loss", 3.0, 5.0),
+    span(TRAFFIC, "exchanges", 4.0, 4.5),
+    span(COMPUTE, "0B0", 5.0, 11.0),
+    span(OPERATORS, "B0 b/loss", 5.0, 6.0),
+    span(OPERATORS, "B0 a/up", 6.0, 11.0),
+    span(OPERATORS, "R0 a/up", 6.5, 8.5),  # once more, within what it is made for
+    span(TRAFFIC, "conversions", 6.5, 7.0),  # which has its own traffic
+    span(TRAFFIC, "gradients", 10.0, 10.75),
+    span(COMMUNICATION, "0REDUCE_GRAD", 11.0, 12.0),
+    span(TRAFFIC, "gradients", 11.25, 11.5),  # in the sum already
+    span(COMPUTE, "norm", 12.0, 12.5),
+    span(COMPUTE, "optimizer", 13.0, 15.0),
+    span(TRAFFIC, "gathers", 14.0, 14.5),
+)
+"""One rank in a step from 0 to 16."""
+
+BY_HAND = {
+    "forward": 3.25,  # 4.0 - 0.25 - 0.5
+    "backward": 3.25,  # 6.0 - 2.0 again - 0.75 of gradients
+    "recomputation": 2.0,
+    "exchanges": 0.5,
+    "conversions": 0.25,
+    "gathers": 0.5,
+    "gradients": 1.75,  # 0.75 + 1.0
+    "optimizer": 2.0,  # 0.5 + 2.0 - 0.5
+    "rest": 2.5,  # 0 to 1, 12.5 to 13, 15 to 16
+}
+
+
+def test_the_parts_of_a_step_by_hand() -> None:
+    parts = measured_parts(STEP, start_s=0.0, finish_s=16.0)
+    assert parts == pytest.approx(BY_HAND)
+    assert sum(parts.values()) == pytest.approx(16.0)
+    assert tuple(parts) == PARTS
+
+
+def test_an_input_on_its_way_is_no_computing() -> None:
+    """It is there at 2.5: 1.5 s of the first pass are waiting, and 3.25 - 1.5 computing."""
+    late = (span(COMMUNICATION, "0RECV_F0", 0.5, 0.75), span(COMMUNICATION, "recv", 0.6, 2.5))
+    moved = [replace(each, start_s=2.5, finish_s=2.75) if each == STEP[2] else each for each in STEP]
+    parts = measured_parts([*moved, *late], start_s=0.0, finish_s=16.0)
+    assert parts["forward"] == pytest.approx(1.75) and parts["rest"] == pytest.approx(4.0)
+    assert sum(parts.values()) == pytest.approx(16.0)
+
+
+def test_what_is_computed_again_is_its_own_operators() -> None:
+    """A twin that leaves it with the pass in which it lies would give the loss what is another's."""
+    other = [replace(each, name="R0 b/loss") if each.name == "R0 a/up" else each for each in STEP]
+    assert measured_passes(STEP) == pytest.approx({
+        ("forward", "a/up"): 2.0, ("forward", "b/loss"): 2.0,
+        ("backward", "a/up"): 5.0, ("backward", "b/loss"): 1.0,
+    })  # fmt: skip
+    assert measured_passes(other)[("backward", "b/loss")] == pytest.approx(3.0)
+    assert measured_passes(other)[("backward", "a/up")] == pytest.approx(3.0)
+
+
+def measured_like(plan: GraphPlan, *, slower: float = 1.0) -> Trace:
+    """A trace that all ranks of the plan would leave if it went as predicted, `slower` times as long."""
+    told = graph_trace(plan.graph, graph_timeline(plan))
+    devices = plan.mesh.devices
+    spans = [
+        replace(one, rank=rank, start_s=7.0 + slower * one.start_s, finish_s=7.0 + slower * one.finish_s)
+        for one in told.spans
+        if one.track != DATA_PARALLEL
+        for rank in range(one.rank * devices, (one.rank + 1) * devices)
+    ]
+    spans += [
+        Span(rank, COMPUTE, "host", 7.0, 7.0 + slower * plan.step_time_s) for rank in range(plan.devices)
+    ]
+    return Trace(spans=tuple(spans), plan_hash=plan_hash(plan))
+
+
+def whole_plans() -> list[GraphPlan]:
+    return [priced(nothing_again(plan)) for plan in drawn(CHAIN, (2,), range(5))]
+
+
+def staged_plans() -> list[GraphPlan]:
+    """Three stages, half of each message beside other work."""
+    plans = map(nothing_again, drawn_in_stages(CHAIN, (2,), (1, 3), 4, range(3)))
+    return [priced(with_overlap(plan, 0.5)) for plan in plans]
+
+
+def test_predicted_parts_are_the_plans_breakdown_and_sum_to_the_step() -> None:
+    """With blocks that are recomputed too."""
+    for plan in [*(priced(plan) for plan in drawn(CHAIN, (2,), range(6))), *staged_plans()]:
+        found = graph_timeline(plan)
+        for price in found.stages:
+            parts = predicted_parts(price, plan.step_time_s)
+            assert sum(parts.values()) == pytest.approx(plan.step_time_s, rel=1e-9)
+        told = plan.seconds
+        busy = max(found.stages, key=lambda price: price.time_s)
+        parts = predicted_parts(busy, plan.step_time_s)
+        for part in PARTS[:-2]:
+            assert parts[part] == pytest.approx(told.get(part, 0.0), rel=1e-9)
+        assert parts["optimizer"] == pytest.approx(told["optimizer"] + told["norm"], rel=1e-9)
+        rest = told["host"] + told.get("sends", 0.0) + told.get("waiting", 0.0)
+        assert parts["rest"] == pytest.approx(rest, rel=1e-9, abs=1e-9 * plan.step_time_s)
+
+
+def test_gradients_summed_beside_computing_are_told_and_count_in_no_part() -> None:
+    """Where software hides nothing, the whole sum is shown: as much more as was hidden."""
+    (plan,) = [plan for plan in whole_plans() if graph_timeline(plan).stages[0].hidden_s > 0.0][:1]
+    found = compare_graph(plan, measured_like(plan))
+    none = replace(plan.job.profile, data_overlap=0.0, shard_overlap=0.0)
+    shown = priced(replace(plan, job=replace(plan.job, profile=none)))
+    assert compare_graph(shown, measured_like(shown)).hidden_s == (0.0,)
+    sums = graph_timeline(plan).stages[0].charges[-1].seconds + found.hidden_s[0]
+    assert graph_timeline(shown).stages[0].charges[-1].seconds == pytest.approx(sums, rel=1e-9)
+
+
+@pytest.mark.parametrize("slower", [1.0, 2.5])
+def test_a_step_that_goes_as_predicted_is_what_was_predicted(slower: float) -> None:
+    for plan in [*whole_plans(), *staged_plans()]:
+        found = compare_graph(plan, measured_like(plan, slower=slower))
+        assert found.error == pytest.approx(1 / slower - 1) and found.disorder is None
+        assert [each.step_s for each in found.predicted] == pytest.approx([plan.step_time_s] * plan.stages)
+        small = 1e-9 * plan.step_time_s
+        for told, seen in zip(found.predicted_parts, found.measured_parts, strict=True):
+            sends = plan.seconds.get("sends", 0.0)
+            for part in PARTS:
+                # What a send holds a rank up for lies in its actions, and is nobody's there.
+                slack = slower * sends if part in ("forward", "backward", "rest") else 0.0
+                assert seen[part] == pytest.approx(slower * told[part], rel=1e-6, abs=small + slack)
+        for each in found.operators:
+            assert each.measured_s == pytest.approx(slower * each.predicted_s, abs=small)
+        assert {each.operator for each in found.operators} == {
+            op.name for block in CHAIN.blocks for op in block.operators
+        }
+
+
+def test_the_operator_that_took_longer_is_told_first() -> None:
+    """The loss's forward pass takes a second more than it was given."""
+    plan = whole_plans()[0]
+    trace = measured_like(plan)
+    longer = [
+        replace(one, finish_s=one.finish_s + 1.0) if one.name == "F0 head/loss" else one
+        for one in trace.spans
+    ]
+    found = compare_graph(plan, replace(trace, spans=tuple(longer)))
+    first = found.operators[0]
+    assert (first.block, first.operator, first.direction) == ("head", "loss", "forward")
+    assert first.apart_s == pytest.approx(1.0)
+
+
+def test_repetitions_of_a_block_count_together_on_each_stage() -> None:
+    (plan,) = staged_plans()[:1]  # cut before blocks 1 and 3: the middle's two are one stage
+    found = compare_graph(plan, measured_like(plan))
+    mix = [each for each in found.operators if each.operator == "mix" and each.direction == "forward"]
+    assert [(each.stage, each.repetitions) for each in mix] == [(1, 2)]
+
+
+def test_a_rank_that_leaves_the_order_is_told() -> None:
+    plan = staged_plans()[0]
+    trace = measured_like(plan)
+    names = {"2B0": "2F1", "2F1": "2B0"}
+    swapped = [
+        replace(one, name=names.get(one.name, one.name)) if one.rank == 5 else one for one in trace.spans
+    ]
+    found = compare_graph(plan, replace(trace, spans=tuple(swapped)))
+    assert found.disorder == "rank 5 ran 2F1 as action 2, where the plan has 2B0"
+
+
+def test_the_trace_of_another_plan_is_refused() -> None:
+    plan, other, *_ = whole_plans()
+    with pytest.raises(ConfigError, match=r"plan_hash: is not of this plan"):
+        compare_graph(plan, measured_like(other))
+    fewer = tuple(one for one in measured_like(plan).spans if one.rank == 0)
+    with pytest.raises(ConfigError, match="other ranks"):
+        compare_graph(plan, Trace(spans=fewer))
+
+
+def test_both_timelines_are_in_one_trace() -> None:
+    plan = staged_plans()[0]
+    found = compare_graph(plan, measured_like(plan))
+    names = [found.both.name_of(rank) for rank in found.both.ranks]
+    assert names[:4] == ["predicted: stage 0", "measured: rank 0", "measured: rank 1", "predicted: stage 1"]
+    assert {one.track for one in found.both.spans if one.rank == 0} >= {COMPUTE, OPERATORS}

@@ -1,0 +1,161 @@
+"""One step of a graph plan in time: parts that sum to its step time, operators that fill its actions."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+from tests.property.layout_instances import chain
+from tests.runtime.graph_plans import drawn, drawn_in_stages, plan_with, priced
+
+from shardwise.cost import LayoutPrice
+from shardwise.cost.one_layout.ledger import Ledger, When
+from shardwise.errors import ConfigError
+from shardwise.graph import StagedLayout, block_labels, data_parallel, load_graph, scaled
+from shardwise.plan import GraphPlan
+from shardwise.search import graph_timeline, graph_trace
+from shardwise.sim import BLOCKS, COMPUTE, DATA_PARALLEL, OPERATORS, TRAFFIC, Span
+
+CHAIN = chain(16, 8, 16, 4)
+
+MICROBATCHES = 4
+
+
+def whole_plans() -> list[GraphPlan]:
+    """Any layouts, some blocks recomputed, on two and on 2 x 2 processes."""
+    return [priced(plan) for ranks in ((2,), (2, 2)) for plan in drawn(CHAIN, ranks, range(6))]
+
+
+def staged_plans() -> list[GraphPlan]:
+    """Three stages, half of each message beside other work."""
+    return [
+        priced(with_overlap(plan, 0.5))
+        for plan in drawn_in_stages(CHAIN, (2,), (1, 3), MICROBATCHES, range(4))
+    ]
+
+
+def with_overlap(plan: GraphPlan, share: float) -> GraphPlan:
+    """The plan for software that sends so large a share of messages beside other work."""
+    return replace(plan, job=replace(plan.job, profile=replace(plan.job.profile, pipeline_overlap=share)))
+
+
+def is_summed_up(price: LayoutPrice) -> bool:
+    """Whether the charges of a stage are all that its price has, pass by pass."""
+    spent: defaultdict[When, float] = defaultdict(float)
+    for charge in price.charges:
+        spent[charge.when] += charge.seconds
+    told: dict[When, float] = {"forward": price.forward_s, "backward": price.backward_s, "step": price.end_s}
+    return all(spent[when] == pytest.approx(seconds, rel=1e-12) for when, seconds in told.items())
+
+
+def test_what_operators_are_charged_is_the_price() -> None:
+    prices = [price for plan in [*whole_plans(), *staged_plans()] for price in graph_timeline(plan).stages]
+    assert all(map(is_summed_up, prices))
+    what = {charge.what for price in prices for charge in price.charges if charge.seconds}
+    assert what >= {"forward", "backward", "recomputation", "conversions", "gathers", "gradients", "sends"}
+    assert any(price.hidden_s > 0.0 for price in prices)
+
+
+def test_the_twin_that_forgets_what_is_computed_backward_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    def forgets(ledger: Ledger, what: str, seconds: float) -> None:
+        ledger.seconds[what] += seconds * ledger.turns.microbatches
+        ledger.passes["backward"] += seconds
+        ledger.computed_s += seconds
+
+    plan = priced(next(drawn(CHAIN, (2,), [0])))
+    assert is_summed_up(graph_timeline(plan).stages[0])
+    monkeypatch.setattr(Ledger, "compute_backward", forgets)
+    assert not is_summed_up(graph_timeline(plan).stages[0])
+
+
+def spans_of(plan: GraphPlan) -> Sequence[Span]:
+    return graph_trace(plan.graph, graph_timeline(plan)).spans
+
+
+def ends(plan: GraphPlan) -> list[float]:
+    """When each stage is done."""
+    spans = spans_of(plan)
+    return [max(span.finish_s for span in spans if span.rank == stage) for stage in range(plan.stages)]
+
+
+def test_the_step_ends_when_the_plan_says() -> None:
+    for plan in [*whole_plans(), *staged_plans()]:
+        assert max(ends(plan)) == pytest.approx(plan.step_time_s, rel=1e-9)
+
+
+def test_operators_fill_the_actions_of_a_whole_graph() -> None:
+    """Forth in order and back again, without gaps; blocks are as long as what is in them."""
+    for plan in whole_plans():
+        spans = spans_of(plan)
+        for action, direction in (("0F0", 1), ("0B0", -1)):
+            (whole,) = [span for span in spans if span.name == action and span.track == COMPUTE]
+            kind = action[1:]
+            for track in (OPERATORS, BLOCKS):
+                own = [span for span in spans if span.track == track and span.name.startswith(f"{kind} ")]
+                own.sort(key=lambda span: span.start_s)
+                assert own[0].start_s == pytest.approx(whole.start_s)
+                assert own[-1].finish_s == pytest.approx(whole.finish_s)
+                for one, following in pairwise(own):
+                    assert one.finish_s == pytest.approx(following.start_s)
+            blocks = [span.name.removeprefix(f"{kind} ") for span in own]
+            order = [label for label in block_labels(CHAIN)[::direction] if label in blocks]
+            assert blocks == order and len(order) >= 4
+
+
+def test_every_stage_passes_its_blocks_once_for_each_micro_batch() -> None:
+    for plan in staged_plans():
+        spans = spans_of(plan)
+        labels = block_labels(CHAIN)
+        assert isinstance(plan.layout, StagedLayout)
+        for stage, (first, end) in enumerate(plan.layout.spans):
+            for number in range(MICROBATCHES):
+                for kind, step in (("F", 1), ("B", -1)):
+                    found = [
+                        span.name for span in sorted(spans, key=lambda span: span.start_s)
+                        if span.rank == stage and span.track == BLOCKS
+                        and re.match(rf"{kind}{number} ", span.name)
+                    ]  # fmt: skip
+                    assert found == [f"{kind}{number} {label}" for label in labels[first:end][::step]]
+
+
+def test_traffic_lies_in_its_operators_and_hidden_sums_beside_the_last_pass() -> None:
+    hidden = 0
+    for plan in whole_plans():
+        spans = spans_of(plan)
+        operators = [span for span in spans if span.track == OPERATORS]
+        last = max(span.finish_s for span in operators)
+        for each in (span for span in spans if span.track == TRAFFIC and span.start_s < last - 1e-15):
+            middle = (each.start_s + each.finish_s) / 2
+            assert any(one.start_s <= middle <= one.finish_s for one in operators)
+        beside = [span for span in spans if span.track == DATA_PARALLEL]
+        hidden += len(beside)
+        assert all(span.finish_s == pytest.approx(last) for span in beside)
+    assert hidden
+
+
+def test_a_plan_with_another_step_time_is_refused() -> None:
+    """Of another version, whose model was another."""
+    plan = priced(next(drawn(CHAIN, (2,), [0])))
+    other = replace(plan, step_time_s=plan.step_time_s * (1 + 1e-6))
+    with pytest.raises(ConfigError, match="step_time_s: is not what this version"):
+        graph_timeline(other)
+
+
+def test_repetitions_are_told_apart() -> None:
+    assert block_labels(CHAIN) == ("first", "middle[0]", "middle[1]", "bend", "head")
+
+
+def test_a_shipped_graph_of_many_blocks() -> None:
+    """Data parallelism: what is summed is hidden or shown, and nothing is converted."""
+    graph = scaled(load_graph("graph:gpt2-1.5b"), 8)
+    layout = data_parallel(graph, (2,))
+    assert layout is not None
+    plan = priced(plan_with(graph, (2,), layout))
+    spans = spans_of(plan)
+    blocks = [span for span in spans if span.track == BLOCKS and span.name.startswith("F0 ")]
+    assert [span.name for span in blocks] == [f"F0 {label}" for label in block_labels(graph)]
+    assert max(ends(plan)) == pytest.approx(plan.step_time_s, rel=1e-9)
