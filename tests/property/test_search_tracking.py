@@ -400,16 +400,16 @@ def in_smaller_boxes(own: forms.Forms, weights: Any, share: float, parts: Any, r
     return BELOW(own, weights, share, parts, 0.9 * reach)
 
 
-def with_more_peak(own: forms.Forms, near: Any) -> forms.Forms:
+def with_more_peak(own: forms.Forms, near: Any, beside: Any) -> forms.Forms:
     """Forms that weigh a peak that is in one link alone more than the largest peak weighs."""
-    found = WITH_OTHERS(own, near)
+    found = WITH_OTHERS(own, near, beside)
     more = np.where(np.arange(len(found.shares)) > 0, 1.5, 1.0)[:, None]
     return replace(found, peaks=more * found.peaks)
 
 
-def with_both_times(own: forms.Forms, near: Any) -> forms.Forms:
+def with_both_times(own: forms.Forms, near: Any, beside: Any) -> forms.Forms:
     """Forms that count half of the exposed time besides all of the hidden time."""
-    found = WITH_OTHERS(own, near)
+    found = WITH_OTHERS(own, near, beside)
     more = np.where(np.arange(len(found.shares)) > 0, 1.5, 1.0)
     return replace(found, shares=more * found.shares)
 
@@ -442,7 +442,7 @@ def test_a_broken_rule_is_noticed(
     monkeypatch: pytest.MonkeyPatch, module: Any, name: str, broken: Callable[..., Any]
 ) -> None:
     monkeypatch.setattr(module, name, broken)
-    assert not agrees(range(60))
+    assert not agrees(range(150))
 
 
 def test_every_form_of_a_line_is_below_the_measures_of_solutions() -> None:
@@ -589,4 +589,4 @@ def test_choices_that_are_taken_for_those_of_the_whole_chain_are_noticed(
 
 def test_peaks_of_links_that_add_up_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(state, "joined_all", lambda pieces: pieces.sum(axis=0))
-    assert not agrees(range(60))
+    assert not agrees(range(150))

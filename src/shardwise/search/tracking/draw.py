@@ -93,7 +93,7 @@ def draw_first(state: State) -> set[float]:
     """The first lines between neighbours, and their slopes."""
     tried: set[float] = set()
     for _ in range(FIRST_ROUNDS):
-        if not _draw_round(state, tried):
+        if not draw_round(state, tried):
             break
     return tried
 
@@ -105,19 +105,19 @@ def draw_between(state: State, tried: set[float]) -> None:
         if state.is_exhausted or not len(state.open_corners()):
             break
         state.narrow()
-        if not _draw_round(state, tried):
+        if not draw_round(state, tried):
             break
 
 
-def _draw_round(state: State, tried: set[float]) -> bool:
-    """Draw some of the lines whose slopes were not tried yet; whether there were any."""
+def draw_round(state: State, tried: set[float]) -> list[float]:
+    """Draw some of the lines whose slopes were not tried yet, and tell these."""
     fresh = [slope for slope in dict.fromkeys(_between(state)) if slope not in tried]
     if not fresh or state.is_exhausted:
-        return False
+        return []
     slopes = _spread(fresh, SLOPES_AT_ONCE)
     tried |= set(slopes)
     _draw(state, slopes)
-    return True
+    return slopes
 
 
 def _ask(state: State, weights: Values, shares: Values, peaks: Values) -> Weighed:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,6 +17,10 @@ Values = npt.NDArray[np.float64]
 
 MOST = 4
 """Forms under which labels are weighed, each of which costs as much as the line itself."""
+
+BESIDE = (-0.3, -0.15, -0.07, -0.03, 0.03, 0.07, 0.15, 0.3)
+"""How much more of hidden_s forms have than a line: what has decided on a few large costs is bounded best by
+another share than the whole."""
 
 ALIKE = 1e-3
 """Difference of shares, or of parts of the peak, that tells nothing."""
@@ -50,14 +55,14 @@ class Forms:
             np.concatenate([self.peaks, peaks[None]]), self.reach,
         )  # fmt: skip
 
-    def with_others(self, near: Narrowed) -> Forms:
-        """Besides, the forms that have one time alone, or the peak of one link alone, as far as solutions
-        differ in them."""
+    def with_others(self, near: Narrowed, beside: Sequence[float] = ()) -> Forms:
+        """Besides, the forms that have one time alone, the peak of one link alone, or so much more of
+        hidden_s `beside` the line's share, as far as solutions differ in them."""
         weights, share, parts = self.weights[0], self.shares[0], self.peaks[0]
         found = self
         if weights[0] > 0.0 and near.decided_share is None:
-            for one in (1.0, 0.0):
-                if abs(one - share) > ALIKE:
+            for one in (1.0, 0.0, *(share + more for more in beside)):
+                if abs(one - share) > ALIKE and 0.0 <= one <= 1.0:
                     found = found.below(weights, one, parts, self.reach)
         if weights[1] > 0.0:
             for place, link in enumerate(near.chain):

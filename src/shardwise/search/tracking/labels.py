@@ -75,9 +75,11 @@ class Within:
 @dataclass(frozen=True, slots=True, eq=False)
 class Ends:
     """Labels that nothing follows: their folded columns count as seconds and bytes alone, of which one that
-    stands for another may cost as much more as `slack` (2) says."""
+    stands for another may cost as much more as `slack` (2) says; so many `pairs` may be looked at, if that is
+    more than of others."""
 
     slack: Values | None = None
+    pairs: int = 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -155,6 +157,8 @@ def joined(
     left, sizes = _left(a, b, without)
     is_close = grid is not None or (ends is not None and ends.slack is not None)
     most_pairs, most_labels = (CLOSE_PAIRS, CLOSE_LABELS) if is_close else (MOST_PAIRS, MOST_LABELS)
+    if is_close and ends is not None:
+        most_pairs = max(most_pairs, ends.pairs)
     most_labels = max(most_labels, LABELS_PER_CELL * prod(sizes))
     if by_machine or machine.pays(len(a) * len(b)):
         meeting = machine.Meeting(a, b, left, sizes, without, within)
@@ -301,6 +305,11 @@ class _Pairs:
         rows_a = np.repeat(np.arange(start, stop), counts)
         within = np.arange(len(rows_a)) - np.repeat(np.cumsum(counts) - counts, counts)
         return rows_a, self.by_key[self.first[rows_a] + within]
+
+
+def keys_on(table: Labels, shared: tuple[int, ...]) -> Indices:
+    """The flat index of some variables of a table, for each label."""
+    return _keys(table, shared, dict(zip(table.variables, table.sizes, strict=True)))
 
 
 def _keys(table: Labels, shared: tuple[int, ...], size_of: dict[int, int]) -> Indices:

@@ -54,6 +54,11 @@ class Lines:
                 self.shares[line], self.drawn[line], self.peaks[line] = share, value, parts
                 self.least[line] = max(float(self.least[line]), value)
 
+    def rise(self, line: int, least: float) -> None:
+        """No solution at all weighs less by a line than `least`."""
+        self.drawn[line] = max(float(self.drawn[line]), least)
+        self.least[line] = max(float(self.least[line]), least)
+
     def closest(self, corners: Values, count: int) -> npt.NDArray[np.intp]:
         """The lines of both objectives that are closest to corners (n, 2), at most so many of them, evenly
         spread over their slopes."""

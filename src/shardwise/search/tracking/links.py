@@ -40,8 +40,12 @@ class LinkLabels:
         points[:, -1] = np.maximum(points[:, -1], least)
         left = np.flatnonzero(np.isfinite(least))
         best = left[reduce(points[left], cells=self.table.cells[left])]
-        table = replace(self.table, cells=self.table.cells[best], points=points[best])
-        return replace(self, table=table, modes=self.modes[best], rows=self.rows[best])
+        return replace(self, table=replace(self.table, points=points)).some(best)
+
+    def some(self, rows: Indices) -> LinkLabels:
+        """Some of the labels."""
+        table = replace(self.table, cells=self.table.cells[rows], points=self.table.points[rows])
+        return replace(self, table=table, modes=self.modes[rows], rows=self.rows[rows])
 
     def choices(self, rows: Indices) -> list[Choice]:
         """What each of some labels chose."""

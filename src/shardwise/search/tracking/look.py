@@ -10,19 +10,29 @@ import numpy.typing as npt
 from shardwise.frontier import reduce
 from shardwise.search.tracking.bounds import Bounds
 from shardwise.search.tracking.chained import Weighed
-from shardwise.search.tracking.forms import Forms
+from shardwise.search.tracking.forms import BESIDE, Forms
 from shardwise.search.tracking.found import representatives
-from shardwise.search.tracking.links import beside_peaks, link_labels
+from shardwise.search.tracking.labels import TooManyLabels
+from shardwise.search.tracking.lines import SLACK
+from shardwise.search.tracking.links import LinkLabels, beside_peaks, link_labels
 from shardwise.search.tracking.prune import Narrowed, narrowed
-from shardwise.search.tracking.simplify import simplified, without
+from shardwise.search.tracking.rests import Rests
+from shardwise.search.tracking.simplify import priced, simplified, without
 from shardwise.search.tracking.state import State
-from shardwise.search.tracking.walk import Walked, walked
+from shardwise.search.tracking.walk import Walked, completed, rests_of, walked
 
 Values = npt.NDArray[np.float64]
 Indices = npt.NDArray[np.intp]
 
 HELD_SHARE = 0.75
 """Of the memory that labels may lose, the part of held_bytes; the rest is the peak's."""
+
+FINER = 0.125
+"""Of what labels may lose, the part that they do where held bytes are paid in seconds: few columns are
+left."""
+
+RESTS = 0.5
+"""The same of what labels may end in."""
 
 TELLING = 0.95
 """Labels are weighed in other forms of a line where these leave at most so many of the choices."""
@@ -70,7 +80,7 @@ def look(state: State, line: int, limit: float, losses: Losses, box: Values = EV
     A line of one objective is looked at for the least of it alone.
     """
     if state.lines.weights[line].all():
-        end = _near(state, state.narrowed, line, limit, losses, box)
+        end = _near(state, state.narrowed, line, limit, losses, box, with_rests=True)
         if end is not None:
             near, labels = end
             wanted = _wanted(state, labels.points, losses.points)
@@ -89,42 +99,114 @@ def look(state: State, line: int, limit: float, losses: Losses, box: Values = EV
     state.lines.advance(line, limit, box)
 
 
+def sharpen(state: State, line: int, losses: Losses) -> None:
+    """Raise a line of both objectives to the least weighted sum that there is, up to the losses, and take a
+    solution that has it.
+
+    What is held is paid in seconds as the line weighs it, so that labels have the two times and a peak alone,
+    and are few: where a line lies far below all solutions, since none has a mean of both times, this tells
+    at little cost how far.
+    """
+    weights = state.lines.weights[line]
+    priced_chain = priced(state.narrowed.chain, float(weights[1] / weights[0]))
+    least = float((state.found.points @ weights).min())
+    start = replace(state.narrowed, chain=priced_chain)
+    end = _near(state, start, line, least * (1.0 + SLACK), losses, EVERYWHERE)
+    if end is not None:
+        near, labels = end
+        best = int((labels.points @ weights).argmin())
+        state.take(near.originals(labels.solutions(np.array([best]))))
+        least = min(least, float(labels.points[best] @ weights) - losses.weighing(weights))
+    state.lines.rise(line, least)
+
+
 def _near(
-    state: State, start: Narrowed, line: int, limit: float, losses: Losses, box: Values
-) -> tuple[Narrowed, Walked] | None:
+    state: State, start: Narrowed, line: int, limit: float, losses: Losses, box: Values,
+    *, with_rests: bool = False,
+) -> tuple[Narrowed, Walked] | None:  # fmt: skip
     """What is left of a chain near a line and in a box, and the end of the walk along it; None where nothing
-    is.
+    is. `with_rests`, labels that nothing completes are left out of walks.
 
     What stands for a solution may weigh as much more as it costs more.
     """
+    near, bounds = _bounded(state, start, line, limit, losses, box)
+    if bounds is None:
+        return None
+    rests = None
+    if with_rests and state.is_raised and _is_mixed(float(state.lines.shares[line])):
+        try:
+            rests = _rests(state, near, line, bounds, losses)
+        except TooManyLabels:
+            pass  # labels are left out by the line alone
+        else:
+            if rests is None:
+                return None
+    links = _link_labels(state, near, bounds)
+    if links is None:
+        return None
+    links, bounds = beside_peaks(near.chain, links, bounds)
+    if rests is not None:
+        links = completed(links, near.chain, rests)
+        if not all(len(link.table) for link in links):
+            return None
+    end = walked(near.chain, links, bounds, rests)
+    state.labels += sum(len(link.table) for link in links) + len(end.end)
+    return (near, end) if len(end.points) else None
+
+
+def _is_mixed(share: float) -> bool:
+    """Whether a line counts a mean of both times."""
+    return 0.0 < share < 1.0
+
+
+def _link_labels(state: State, near: Narrowed, bounds: Bounds) -> list[LinkLabels] | None:
+    """The labels of all links; None where one has none."""
+    links = [
+        link_labels(near.chain, state.orders_in(near), place, bounds) for place in range(len(near.chain))
+    ]
+    return links if all(len(link.table) for link in links) else None
+
+
+def _rests(state: State, near: Narrowed, line: int, bounds: Bounds, losses: Losses) -> Rests | None:
+    """All that what is left of a chain comes to ahead of each border and behind it, with held bytes paid in
+    seconds as a line weighs them; None where nothing is within reach."""
+    weights = state.lines.weights[line]
+    rate = float(weights[1] / weights[0])
+    paid = replace(near, chain=priced(near.chain, rate))
+    finer = losses.times(RESTS)
+    reach = bounds.limit + finer.weighing(weights)
+    forms = Forms.of_line(weights, float(state.lines.shares[line]), state.lines.peaks[line], reach)
+    own = Bounds(forms.with_others(paid, BESIDE).highest(state, paid), reach, finer.labels)
+    links = _link_labels(state, paid, own)
+    if links is None:
+        return None
+    links, own = beside_peaks(paid.chain, links, own)
+    return rests_of(paid.chain, links, own, rate, float(state.lines.shares[line]), reach / float(weights[0]))
+
+
+def _bounded(
+    state: State, start: Narrowed, line: int, limit: float, losses: Losses, box: Values
+) -> tuple[Narrowed, Bounds | None]:
+    """What is left of a chain near a line and in a box, and its bounds; none where nothing is."""
     weights, peaks = state.lines.weights[line], state.lines.peaks[line][None]
     as_drawn = _forms(state, start, line, limit, losses, box)
     near = _within(start, as_drawn.of(state, start), as_drawn.reach)
     if not all(link.modes for link in near.chain):
-        return None
+        return near, None
     if weights.all():
         losses = _own(state, near, peaks, losses)
     near = replace(near, chain=simplified(near.chain))
     as_drawn = _forms(state, near, line, limit, losses, box)
     reach = as_drawn.reach
     near = _in_one_time(state, near, weights, peaks, reach)
-    before, forms = near, as_drawn.with_others(near)
+    before, forms = near, as_drawn.with_others(near, BESIDE if state.is_raised else ())
     if len(forms.shares) > len(as_drawn.shares):
         near = _within(before, forms.of(state, before), reach)
         if not all(link.modes for link in near.chain):
-            return None
+            return near, None
         if _choices(near) > TELLING * _choices(before):
             forms = as_drawn
-    bounds = Bounds(forms.highest(state, near), reach, losses.labels)
-    links = [
-        link_labels(near.chain, state.orders_in(near), place, bounds) for place in range(len(near.chain))
-    ]
-    if not all(len(link.table) for link in links):
-        return None
-    links, bounds = beside_peaks(near.chain, links, bounds)
-    end = walked(near.chain, links, bounds)
-    state.labels += sum(len(link.table) for link in links) + len(end.end)
-    return (near, end) if len(end.points) else None
+    return near, Bounds(forms.highest(state, near), reach, losses.labels)
 
 
 def _forms(state: State, near: Narrowed, line: int, limit: float, losses: Losses, box: Values) -> Forms:

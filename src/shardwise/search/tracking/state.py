@@ -43,7 +43,8 @@ class State:
 
     `narrowed` is the chain without columns that decide nothing and choices that lead nowhere. `peaked` is
     where each mode of each link weighs the largest temporary, at one factor; `orders` how each is
-    eliminated. `asked` and `labels` count the effort.
+    eliminated. `is_raised` where lines of a mean of both times were far below all solutions, and were raised
+    to these. `asked` and `labels` count the effort.
     """
 
     case: int
@@ -55,6 +56,7 @@ class State:
     orders: list[list[Order]]
     lines: Lines = field(default_factory=Lines)
     is_exhausted: bool = False
+    is_raised: bool = False
     asked: int = 0
     labels: int = 0
     _costs: dict[tuple[int, Choice], Values] = field(default_factory=dict)

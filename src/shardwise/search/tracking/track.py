@@ -17,6 +17,7 @@ from shardwise.search.tracking.found import Found
 from shardwise.search.tracking.labels import TooManyLabels
 from shardwise.search.tracking.lines import is_open, weighted
 from shardwise.search.tracking.look import Losses, look
+from shardwise.search.tracking.sharpen import sharpen_between
 from shardwise.search.tracking.solution import Solution
 from shardwise.search.tracking.state import State
 
@@ -34,8 +35,8 @@ FIRST_REACH = 0.5
 FIRST_PART = 1.0 / 16.0
 """The same where there is no epsilon, of the way to what is open."""
 
-FURTHER, FAR, FEW_LABELS = 4.0, 8.0, 1500
-"""How much further the next look at a line goes; the second where this one kept fewer labels than that."""
+FEW_LABELS = 1500
+"""A look that kept fewer labels than that was a small one."""
 
 MARGIN = 1.15
 """How far looks go at most, of the way to the furthest corner that is open: what they find opens others."""
@@ -46,12 +47,25 @@ TOO_MUCH = 40_000
 LOOSER, LOOSEST = 16.0, 0.1
 """How much more may be lost from a look on that would be too much, and how much at most."""
 
-WIDE = 10.0
-"""A look keeps to a box around the corners for which it is made, and those that are at most so many times as
-far beyond its line as it goes: what it finds there may close them."""
-
 HALVINGS = 40
 """Steps to the least epsilon that is proven."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How many times as `far` the next look at a line goes as this one, `further` where that was no small
+    one; and the first, of how far looks had to go at other lines (`usual`). A look keeps to a box around the
+    corners that are at most `wide` times as far beyond its line as it goes: what it finds there may close
+    them."""
+
+    further: float
+    far: float
+    usual: float
+    wide: float
+
+
+WIDE, CLOSE = Pace(4.0, 8.0, 1.0, 10.0), Pace(1.5, 4.0, 0.25, 1.0)
+"""The second where lines were raised to what there is: they tell how far a look has to go."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +124,8 @@ def tracked(
         for state, slopes in zip(states, tried, strict=True):
             draw_between(state, slopes)
     for state, own in zip(states, losses, strict=True):
+        sharpen_between(state, own)
+    for state, own in zip(states, losses, strict=True):
         _settle(state, own, most_labels)
     answer = found.thinned(epsilon * ANSWER_SHARE)
     efforts = tuple(
@@ -153,6 +169,7 @@ def _loosened(state: State) -> bool:
 def _settle(state: State, losses: Losses, most_labels: float) -> None:
     """Look further and further beyond the lines that have least to see below what is open,
     until nothing is, or no line is left at which a look is not too much, however loose."""
+    pace = CLOSE if state.is_raised else WIDE
     reach: dict[int, float] = {}
     usual = 0.0  # how far looks had to go, relative, before the next line was closer
     too_much: set[int] = set()
@@ -163,13 +180,15 @@ def _settle(state: State, losses: Losses, most_labels: float) -> None:
         if line is None:
             return
         weights, least = state.lines.weights[line], float(state.lines.drawn[line])
-        wanted = float((targets @ weights).max()) - least
+        wanted = targets @ weights - least
         if line not in reach:
-            reach[line] = max(state.matched * FIRST_REACH, usual) * least or FIRST_PART * wanted
-        labels, beyond = state.labels, min(reach[line], MARGIN * wanted)
-        near = corners[corners @ weights - least <= WIDE * beyond]
+            first = max(state.matched * FIRST_REACH, usual * pace.usual)
+            reach[line] = first * least or FIRST_PART * float(wanted.max())
+        labels, beyond = state.labels, min(reach[line], MARGIN * float(wanted.max()))
+        far = corners @ weights - least
+        near = corners[far <= max(pace.wide * beyond, float(wanted.min()))]
         try:
-            look(state, line, least + beyond, losses, np.concatenate([targets, near]).max(axis=0))
+            look(state, line, least + beyond, losses, near.max(axis=0))
         except TooManyLabels:
             state.labels += TOO_MUCH
             if _loosened(state):
@@ -178,7 +197,7 @@ def _settle(state: State, losses: Losses, most_labels: float) -> None:
                 too_much.add(line)
             continue
         usual = max(usual, beyond / least) if least > 0.0 else usual
-        reach[line] *= FAR if state.labels - labels < FEW_LABELS else FURTHER
+        reach[line] *= pace.far if state.labels - labels < FEW_LABELS else pace.further
 
 
 def _next(state: State, corners: Values, without: set[int]) -> tuple[int | None, Values]:

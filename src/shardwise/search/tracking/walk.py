@@ -10,13 +10,17 @@ import numpy.typing as npt
 
 from shardwise.frontier import Chain, reduce
 from shardwise.search.tracking.bounds import Bounds
-from shardwise.search.tracking.grid import Grid
-from shardwise.search.tracking.labels import Ends, Labels, Within, joined, unfolded
+from shardwise.search.tracking.labels import Ends, Labels, joined, unfolded
 from shardwise.search.tracking.links import LinkLabels
+from shardwise.search.tracking.rests import Rests
 from shardwise.search.tracking.solution import Choice, Solution, measures, occurrences
 
 Indices = npt.NDArray[np.intp]
 Values = npt.NDArray[np.float64]
+
+
+COMPLETED_ENDS = 64_000_000
+"""Pairs of labels at most where walks meet that leave out what no rest completes: few of them stay."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -52,10 +56,65 @@ def _named(links: list[LinkLabels], place: int, border: int) -> Labels:
     return _between(links[place].table, border, border + 1)
 
 
-def walked(chain: Chain, links: list[LinkLabels], bounds: Bounds | None = None) -> Walked:
+def walked(
+    chain: Chain, links: list[LinkLabels], bounds: Bounds | None = None, rests: Rests | None = None
+) -> Walked:
     """The frontier by linear dynamic programming (FT-LDP): what every border's choices can come to from the
     start, and from the end, by steps of a run of like links at a time; always from where there is less, until
-    both meet."""
+    both meet. Labels that no rest of the chain completes are left out, where `rests` tells."""
+    borders, tables = _pieces(chain, links, bounds)
+    if len(tables) == 1:
+        return _ended(chain, links, tables[0])
+    first, last = 0, len(tables) - 1
+    ahead = _completed(tables[first], borders[1], rests, is_ahead=True)
+    behind = _completed(tables[last], borders[last], rests, is_ahead=False)
+    while last - first > 1:
+        if _pairs_at_most(ahead, tables[first + 1]) <= _pairs_at_most(behind, tables[last - 1]):
+            first += 1
+            ahead = _further(ahead, tables[first], borders[first], borders[first + 1], bounds)
+            ahead = _completed(ahead, borders[first + 1], rests, is_ahead=True)
+        else:
+            last -= 1
+            behind = _back(tables[last], behind, borders[last + 1], borders[last], borders[-1], bounds)
+            behind = _completed(behind, borders[last], rests, is_ahead=False)
+    within, slack = (None, None) if bounds is None else bounds.in_whole(borders[last])
+    ends = Ends(slack, 0 if rests is None else COMPLETED_ENDS)
+    end = joined(ahead, behind, without=borders[last], within=within, ends=ends)
+    return _ended(chain, links, end)
+
+
+def completed(links: list[LinkLabels], chain: Chain, rests: Rests) -> list[LinkLabels]:
+    """The labels of links that some rest completes, of those that are there once."""
+    found, border = [], 0
+    for link in links:
+        after = border + link.link.repeat
+        if link.link.repeat == 1 and len(chain) > 1:
+            mask = rests.completed_between(_between(link.table, border, after), border, after)
+            link = link.some(np.flatnonzero(mask))
+        found.append(link)
+        border = after
+    return found
+
+
+def rests_of(
+    chain: Chain, links: list[LinkLabels], bounds: Bounds, rate: float, share: float, reach: float
+) -> Rests:
+    """All that a chain whose held bytes are paid in seconds, at so many a byte, comes to ahead of each border
+    and behind it: what labels may end in, as far as the whole weighs less than `reach` seconds."""
+    borders, tables = _pieces(chain, links, bounds)
+    last = len(tables) - 1
+    ahead, behind = {borders[1]: tables[0]}, {borders[last]: tables[last]}
+    for place in range(1, last):
+        here, after = borders[place], borders[place + 1]
+        ahead[after] = _further(ahead[here], tables[place], here, after, bounds)
+    for place in range(last - 1, 0, -1):
+        here, after = borders[place + 1], borders[place]
+        behind[after] = _back(tables[place], behind[here], here, after, borders[-1], bounds)
+    return Rests(ahead, behind, rate, share, reach)
+
+
+def _pieces(chain: Chain, links: list[LinkLabels], bounds: Bounds | None) -> tuple[list[int], list[Labels]]:
+    """The borders between runs of like links, and the tables of these runs between them."""
     tables: list[Labels] = []
     borders = [0]
     for place, link in enumerate(chain):
@@ -66,31 +125,28 @@ def walked(chain: Chain, links: list[LinkLabels], bounds: Bounds | None = None) 
         for covered, table in pieces:
             borders.append(borders[-1] + covered)
             tables.append(_between(table, borders[-2], borders[-1]))
-    if len(tables) == 1:
-        return _ended(chain, links, tables[0])
-    first, last = 0, len(tables) - 1
-    ahead, behind = tables[first], tables[last]
-    while last - first > 1:
-        if _pairs_at_most(ahead, tables[first + 1]) <= _pairs_at_most(behind, tables[last - 1]):
-            first += 1
-            within, grid = _limits(bounds, borders[first], borders[first + 1], 0)
-            ahead = joined(ahead, tables[first], without=borders[first], within=within, grid=grid)
-        else:
-            last -= 1
-            within, grid = _limits(bounds, borders[last + 1], borders[last], borders[-1])
-            behind = joined(tables[last], behind, without=borders[last + 1], within=within, grid=grid)
-    within, slack = (None, None) if bounds is None else bounds.in_whole(borders[last])
-    end = joined(ahead, behind, without=borders[last], within=within, ends=Ends(slack))
-    return _ended(chain, links, end)
+    return borders, tables
+
+
+def _further(ahead: Labels, table: Labels, border: int, after: int, bounds: Bounds | None) -> Labels:
+    """What is ahead of a border and a table that leads from there to the next."""
+    within, grid = (None, None) if bounds is None else bounds.in_walk(border, after, 0)
+    return joined(ahead, table, without=border, within=within, grid=grid)
+
+
+def _back(table: Labels, behind: Labels, border: int, after: int, end: int, bounds: Bounds | None) -> Labels:
+    """What is behind a border and a table that leads there from the one before."""
+    within, grid = (None, None) if bounds is None else bounds.in_walk(border, after, end)
+    return joined(table, behind, without=border, within=within, grid=grid)
+
+
+def _completed(table: Labels, border: int, rests: Rests | None, *, is_ahead: bool) -> Labels:
+    """The labels ahead of a border, or behind it, that some rest completes."""
+    return table if rests is None else rests.completed(table, border, is_ahead=is_ahead)
 
 
 def _pairs_at_most(a: Labels, b: Labels) -> int:
     return len(a) * len(b)
-
-
-def _limits(bounds: Bounds | None, border: int, after: int, end: int) -> tuple[Within | None, Grid | None]:
-    """Of what a walk from an end of the chain comes to, on the way from a border to the next."""
-    return (None, None) if bounds is None else bounds.in_walk(border, after, end)
 
 
 def _run(link: LinkLabels, start: int, length: int, bounds: Bounds | None) -> Labels:

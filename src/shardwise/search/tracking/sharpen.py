@@ -1,0 +1,58 @@
+"""Lines raised to what there is, where none of the solutions has a mean of both times."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from shardwise.search.tracking.draw import draw_round
+from shardwise.search.tracking.labels import TooManyLabels
+from shardwise.search.tracking.look import FINER, Losses, sharpen
+from shardwise.search.tracking.state import State
+
+TRIED = 3
+"""Lines that tell whether others are worth it."""
+
+FAR_BELOW = 10.0
+"""How many epsilons one of them must lie below all solutions, at least."""
+
+ROUNDS = 2
+"""Rounds of lines between what is found then."""
+
+
+def sharpen_between(state: State, losses: Losses) -> None:
+    """Raise lines to the least weighted sums that there are, and draw more of them between neighbours that
+    are still open: where lines of a mean of both times are far below all solutions."""
+    finer = losses.times(FINER)
+    corners = state.open_corners() if not state.is_exhausted else np.empty((0, 2))
+    if not len(corners) or state.narrowed.decided_share is not None:
+        return
+    lines = state.lines.closest(corners, TRIED).tolist()
+    mixed = [line for line in lines if 0.0 < state.lines.shares[line] < 1.0]
+    rises = [_raised(state, line, finer) for line in mixed]
+    if not _are_worth_it(rises, state.matched):
+        return
+    state.is_raised = True
+    tried: set[float] = set()
+    for _ in range(ROUNDS):
+        slopes = draw_round(state, tried)
+        for slope in slopes:
+            for line in np.flatnonzero((state.lines.weights == [1.0, slope]).all(axis=1)).tolist():
+                _raised(state, line, finer)
+        if not slopes or not len(state.open_corners()):
+            return
+        state.narrow()
+
+
+def _are_worth_it(rises: list[float], matched: float) -> bool:
+    """Whether any of the lines that were tried rose far, relative."""
+    return max(rises, default=0.0) > FAR_BELOW * matched
+
+
+def _raised(state: State, line: int, losses: Losses) -> float:
+    """How much higher a line is, relative, once it is raised to what there is."""
+    before = float(state.lines.drawn[line])
+    try:
+        sharpen(state, line, losses)
+    except TooManyLabels:
+        return 0.0
+    return float(state.lines.drawn[line]) / before - 1.0

@@ -1,0 +1,188 @@
+"""Lines raised to the least sum that there is, and labels left out that nothing completes: what is found is
+what enumeration finds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.property.tracking_instances import (
+    Choices,
+    chain_of,
+    frontier_by_definition,
+    hubbed_chain,
+    long_chain,
+    measure_of,
+)
+
+from shardwise.frontier import Chain
+from shardwise.search import tracked
+from shardwise.search.tracking import lines, look, machine, rests, sharpen
+from shardwise.search.tracking.labels import Labels
+from shardwise.search.tracking.simplify import priced
+from shardwise.search.tracking.solution import Solution, measure
+
+INSTANCES, CHUNK = 500, 50
+
+COMPLETED, PRICED, RISE = rests.Rests.completed, rests.priced_points, lines.Lines.rise
+
+
+@pytest.fixture(autouse=True)
+def all_are_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the lines tell that are tried, and whatever the share of hidden_s in a line."""
+    monkeypatch.setattr(sharpen, "_are_worth_it", lambda rises, matched: True)
+    monkeypatch.setattr(look, "_is_mixed", lambda share: True)
+
+
+def plain(solution: Solution) -> Choices:
+    return tuple((choice.mode, choice.choices) for choice in solution)
+
+
+def agrees(chains: list[Chain]) -> bool:
+    """Whether the frontiers of all of them are found."""
+    for chain in chains:
+        expected = frontier_by_definition(chain)
+        exact = tracked([chain])
+        points = exact.points.tolist()
+        if len(points) != len(expected) or not np.allclose(points, expected, rtol=1e-12, atol=0.0):
+            return False
+    return True
+
+
+@pytest.mark.parametrize("first", range(0, INSTANCES, CHUNK))
+def test_raised_lines_find_what_enumeration_finds(first: int) -> None:
+    assert agrees([chain_of(seed) for seed in range(first, first + CHUNK)])
+
+
+@pytest.mark.parametrize("is_fast", [True, False])
+def test_long_chains_and_hubs_are_found_too(monkeypatch: pytest.MonkeyPatch, is_fast: bool) -> None:
+    """With loops in machine code, if there is any, and without."""
+    if is_fast:
+        monkeypatch.setattr(machine, "PAYS_FROM", 0)
+    else:
+        monkeypatch.setattr(machine, "is_installed", lambda: False)
+    assert agrees([long_chain(seed) for seed in range(20)])
+    assert agrees([hubbed_chain(seed) for seed in range(60)])
+
+
+@pytest.mark.parametrize("epsilon", [0.02, 0.1, 0.4])
+def test_an_epsilon_is_all_that_is_lost(epsilon: float) -> None:
+    chains = [chain_of(seed) for seed in range(50)] + [long_chain(seed) for seed in range(6)]
+    for chain in chains:
+        expected = frontier_by_definition(chain)
+        if not expected:
+            continue
+        found = tracked([chain], epsilon=epsilon)
+        assert found.epsilon <= epsilon * (1.0 + 1e-12)
+        for (time_s, memory), (_, solution) in zip(found.points.tolist(), found.solutions, strict=True):
+            assert measure_of(chain, plain(solution)) == pytest.approx((time_s, memory), rel=1e-12)
+        limit = (1.0 + epsilon) * (1.0 + 1e-12)
+        for time_s, memory in expected:
+            assert any(a <= limit * time_s and b <= limit * memory for a, b in found.points.tolist())
+
+
+def test_labels_are_left_out_and_lines_rise(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the chains above, so that what they show is about these."""
+    left_out = risen = 0
+
+    def completed(own: rests.Rests, table: Labels, border: int, *, is_ahead: bool) -> Labels:
+        nonlocal left_out
+        found = COMPLETED(own, table, border, is_ahead=is_ahead)
+        left_out += len(table) - len(found)
+        return found
+
+    def rise(own: lines.Lines, line: int, least: float) -> None:
+        nonlocal risen
+        risen += int(least > own.drawn[line] * (1.0 + 1e-9))
+        RISE(own, line, least)
+
+    monkeypatch.setattr(rests.Rests, "completed", completed)
+    monkeypatch.setattr(lines.Lines, "rise", rise)
+    assert agrees([chain_of(seed) for seed in range(60)])
+    assert left_out > 30
+    assert risen > 30
+
+
+def test_what_is_held_is_paid_in_seconds() -> None:
+    """Of every point the larger time and the price of its memory come to the same."""
+    for seed in range(40):
+        chain = chain_of(seed)
+        for _, solution in tracked([chain]).solutions:
+            time_s, memory = measure(chain, solution)
+            other_s, peak = measure(priced(chain, 0.7), solution)
+            assert other_s + 0.7 * peak == pytest.approx(time_s + 0.7 * memory, rel=1e-12)
+
+
+@pytest.mark.parametrize("is_fast", [True, False])
+def test_a_label_stays_where_some_rest_completes_it(monkeypatch: pytest.MonkeyPatch, is_fast: bool) -> None:
+    """Against all pairs, and all triples, one by one."""
+    if is_fast and not machine.is_installed():
+        pytest.skip("needs numba")
+    monkeypatch.setattr(machine, "PAYS_FROM", 0 if is_fast else 10**9)
+    random = np.random.default_rng(5)
+    left = between = 0
+    for _ in range(30):
+        tables = [
+            Labels(variables, sizes, np.sort(random.integers(0, int(np.prod(sizes)), 12)),
+                   random.integers(0, 8, (12, 4)).astype(np.float64))
+            for variables, sizes in (((1,), (3,)), ((1, 2), (3, 2)), ((2,), (2,)))
+        ]  # fmt: skip
+        ahead, table, behind = tables
+        own = rests.Rests({1: ahead}, {2: behind, 1: table}, 0.5, 0.6, 14.75)
+        every = [priced_by_hand(each, 0.5) for each in tables]
+        kept = own.completed(ahead, 1, is_ahead=True)
+        wanted = [
+            any(table.cells[j] // 2 == cell and total(every[0][i], every[1][j]) < 14.75 for j in range(12))
+            for i, cell in enumerate(ahead.cells.tolist())
+        ]
+        assert kept.points.tolist() == ahead.points[wanted].tolist()
+        left += len(kept)
+        if is_fast:
+            both = own.completed_between(table, 1, 2).tolist()
+            assert both == [
+                any(
+                    a == cell // 2 and b == cell % 2 and total(every[0][i], every[1][k], every[2][j]) < 14.75
+                    for i, a in enumerate(ahead.cells.tolist())
+                    for j, b in enumerate(behind.cells.tolist())
+                )
+                for k, cell in enumerate(table.cells.tolist())
+            ]
+            between += sum(both)
+    assert 30 < left < 330
+    assert not is_fast or 30 < between < 330
+
+
+def priced_by_hand(table: Labels, rate: float) -> list[tuple[float, float, float]]:
+    return [(a + rate * held, b + rate * held, rate * peak) for a, b, held, peak in table.points.tolist()]
+
+
+def total(*pieces: tuple[float, float, float]) -> float:
+    return max(sum(each[0] for each in pieces), sum(each[1] for each in pieces)) + max(
+        each[2] for each in pieces
+    )
+
+
+def lower(own: rests.Rests, table: Labels, border: int, *, is_ahead: bool) -> Labels:
+    """Labels that come to nearly as much as may be are left out too."""
+    nearer = rests.Rests(own.ahead, own.behind, own.rate, own.share, 0.9 * own.reach)
+    return COMPLETED(nearer, table, border, is_ahead=is_ahead)
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "broken"),
+    [
+        (rests.Rests, "completed", lower),
+        (rests, "priced_points", lambda points, rate: PRICED(points, 1.2 * rate)),
+        (lines.Lines, "rise", lambda own, line, least: RISE(own, line, 1.05 * least)),
+        (look, "priced", lambda chain, rate: priced(chain, 1.2 * rate)),
+        (rests.Rests, "completed", lambda own, table, border, is_ahead: table if is_ahead else lower(
+            own, table, border, is_ahead=is_ahead)),
+    ],
+)  # fmt: skip
+def test_a_broken_rule_is_noticed(
+    monkeypatch: pytest.MonkeyPatch, module: Any, name: str, broken: Callable[..., Any]
+) -> None:
+    monkeypatch.setattr(module, name, broken)
+    assert not agrees([chain_of(seed) for seed in range(80)])
