@@ -114,9 +114,11 @@ def sharpen(state: State, line: int, losses: Losses) -> None:
     end = _near(state, start, line, least * (1.0 + SLACK), losses, EVERYWHERE)
     if end is not None:
         near, labels = end
-        best = int((labels.points @ weights).argmin())
+        sums = labels.points @ weights
+        best = int(sums.argmin())
         state.take(near.originals(labels.solutions(np.array([best]))))
-        least = min(least, float(labels.points[best] @ weights) - losses.weighing(weights))
+        # Labels lose no more than that part of the least time, held bytes included, and the least peak.
+        least = min(least, float(sums[best]) * (1.0 - losses.relative))
     state.lines.rise(line, least)
 
 
