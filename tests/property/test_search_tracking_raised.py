@@ -118,8 +118,7 @@ def test_what_is_held_is_paid_in_seconds() -> None:
 @pytest.mark.parametrize("is_fast", [True, False])
 def test_a_label_stays_where_some_rest_completes_it(monkeypatch: pytest.MonkeyPatch, is_fast: bool) -> None:
     """Against all pairs, and all triples, one by one."""
-    if is_fast and not machine.is_installed():
-        pytest.skip("needs numba")
+    is_fast = is_fast and machine.is_installed()
     monkeypatch.setattr(machine, "PAYS_FROM", 0 if is_fast else 10**9)
     random = np.random.default_rng(5)
     left = between = 0
