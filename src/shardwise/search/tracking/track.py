@@ -3,6 +3,7 @@ left between them."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
@@ -123,8 +124,11 @@ def tracked(
     for _ in range(2):
         for state, slopes in zip(states, tried, strict=True):
             draw_between(state, slopes)
+    parts = Counter(number for number, _ in cases)
     for state, own in zip(states, losses, strict=True):
-        sharpen_between(state, own)
+        # Where one block is most of a chain looks take what it takes, however high the lines are.
+        if parts[state.case] == 1:
+            sharpen_between(state, own)
     for state, own in zip(states, losses, strict=True):
         _settle(state, own, most_labels)
     answer = found.thinned(epsilon * ANSWER_SHARE)
