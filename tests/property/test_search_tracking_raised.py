@@ -24,7 +24,7 @@ from shardwise.search.tracking.labels import Labels
 from shardwise.search.tracking.simplify import priced
 from shardwise.search.tracking.solution import Solution, measure
 
-INSTANCES, CHUNK = 500, 50
+INSTANCES, CHUNK = 300, 50
 
 COMPLETED, PRICED, RISE = rests.Rests.completed, rests.priced_points, lines.Lines.rise
 

@@ -151,6 +151,11 @@ def test_a_run_goes_on_under_another_plan_and_writes_its_log_on(
     assert "b_up: has no such tensor" in capsys.readouterr().err
 
 
+def takes_interrupts() -> None:
+    """A process started by a job in the background would have them ignored."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 @pytest.mark.parametrize("ending", [signal.SIGKILL, signal.SIGINT])
 def test_a_run_that_is_ended_says_how_it_goes_on(tmp_path: Path, ending: signal.Signals) -> None:
     """kill -9 of a rank without restarts, or Ctrl-C: one line says what happened, one has the command, which
@@ -158,7 +163,7 @@ def test_a_run_that_is_ended_says_how_it_goes_on(tmp_path: Path, ending: signal.
     path, log, whole = saved(tmp_path / "p.yaml", halves()), tmp_path / "l.jsonl", tmp_path / "w.jsonl"
     command = [sys.executable, "-m", "shardwise", "train", path, "--steps", "40", "--restarts", "0"]
     command += ["--checkpoint", str(tmp_path / "ck"), "--checkpoint-every", "2", "--log", str(log)]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as run:
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, preexec_fn=takes_interrupts) as run:
         try:
             assert run.stderr is not None
             next(line for line in run.stderr if line.startswith("step 8/"))

@@ -140,7 +140,7 @@ class ArrayFolder:
 
 def _loaded(path: str) -> NDArray[np.generic]:
     try:
-        array: NDArray[np.generic] = np.load(path, mmap_mode="r", allow_pickle=False)
+        array: NDArray[np.generic] = np.lib.format.open_memmap(path, mode="r")
     except OSError as error:
         why = (error.strerror or str(error)).lower()
         raise ConfigError(f"cannot be read: {why}", file=path, key="--data") from None
