@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.property.tracking_instances import (
-    Choices,
     chain_of,
     frontier_by_definition,
     hubbed_chain,
     long_chain,
     measure_of,
+    plain,
 )
 
 from shardwise.frontier import Chain, Factor, Link, Part, frontier_of, reduce
@@ -63,10 +63,6 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         is_full = bool(metafunc.config.getoption("--full"))
         count, chunk = (FULL_INSTANCES, FULL_CHUNK) if is_full else (INSTANCES, CHUNK)
         metafunc.parametrize(("first_seed", "seeds"), [(first, chunk) for first in range(0, count, chunk)])
-
-
-def plain(solution: Solution) -> Choices:
-    return tuple((choice.mode, choice.choices) for choice in solution)
 
 
 def orders_of(chain: Chain) -> list[list[Order]]:

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.property.tracking_instances import (
-    Choices,
     chain_of,
     frontier_by_definition,
     hubbed_chain,
     long_chain,
     measure_of,
+    plain,
 )
 
 from shardwise.frontier import Chain
@@ -22,7 +22,7 @@ from shardwise.search import tracked
 from shardwise.search.tracking import lines, look, machine, rests, sharpen
 from shardwise.search.tracking.labels import Labels
 from shardwise.search.tracking.simplify import priced
-from shardwise.search.tracking.solution import Solution, measure
+from shardwise.search.tracking.solution import measure
 
 INSTANCES, CHUNK = 300, 50
 
@@ -34,10 +34,6 @@ def all_are_raised(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the lines tell that are tried, and whatever the share of hidden_s in a line."""
     monkeypatch.setattr(sharpen, "_are_worth_it", lambda rises, matched: True)
     monkeypatch.setattr(look, "_is_mixed", lambda share: True)
-
-
-def plain(solution: Solution) -> Choices:
-    return tuple((choice.mode, choice.choices) for choice in solution)
 
 
 def agrees(chains: list[Chain]) -> bool:

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardwise.frontier import Chain, Factor, Link, Part
+from shardwise.search.tracking.solution import Solution
 
 SHAPES = ("series", "parallel", "residual", "dense", "shared", "tree")
 """How the operators of a part are joined: one after the other; side by side between two; one after the other
@@ -173,6 +174,10 @@ def costs_of(part: Part, choices: tuple[int, ...]) -> list[float]:
             max(columns[4], cost[4]),
         ]
     return columns
+
+
+def plain(solution: Solution) -> Choices:
+    return tuple((choice.mode, choice.choices) for choice in solution)
 
 
 def measure_of(chain: Chain, choices: Choices) -> tuple[float, float]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from shardwise.app.cli.main import main
 from shardwise.errors import ConfigError
 from shardwise.graph import Growth, scaled
 from shardwise.plan import write_graph_plan
-from shardwise.runtime import ArrayFolder
+from shardwise.runtime import ArrayFolder, data, graph_data
 
 pytestmark = pytest.mark.xdist_group("runtime")
 
@@ -33,27 +34,57 @@ def folder_of(path: Path, *, samples: int = SAMPLES) -> str:
     return str(path)
 
 
-def test_what_belongs_together_comes_together(tmp_path: Path) -> None:
-    samples = ArrayFolder(folder_of(tmp_path), GRAPH, seed=1)
-    for step in range(6):
-        batch = samples.batch(step)
-        assert batch["x"].shape == (4, 6) and batch["x"].dtype == torch.float32
-        assert batch["target"].dtype == torch.int64
-        assert torch.equal(batch["target"], batch["x"][:, 0].long() % 5)
+def is_together(samples: ArrayFolder) -> bool:
+    """Whether every input of a batch is of the same samples."""
+    batches = [samples.batch(step) for step in range(6)]
+    return all(torch.equal(batch["target"], batch["x"][:, 0].long() % 5) for batch in batches)
 
 
-def test_an_epoch_has_every_sample_once_in_an_order_of_its_own(tmp_path: Path) -> None:
-    """Ten samples by four: 20 steps are eight epochs. The same by seed and step, another by another seed."""
-    samples = ArrayFolder(folder_of(tmp_path), GRAPH, seed=1)
+def has_each_once(samples: ArrayFolder) -> bool:
+    """Whether 20 steps of four are eight epochs of ten samples, most of them in orders of their own."""
     visited = torch.cat([samples.batch(step)["x"][:, 0] for step in range(20)]).long().tolist()
     epochs = [visited[start : start + SAMPLES] for start in range(0, 80, SAMPLES)]
-    assert all(sorted(epoch) == list(range(SAMPLES)) for epoch in epochs)
-    assert len({tuple(epoch) for epoch in epochs}) > 6
+    return (
+        all(sorted(epoch) == list(range(SAMPLES)) for epoch in epochs)
+        and len({tuple(epoch) for epoch in epochs}) > 6
+    )
+
+
+def test_an_epoch_has_every_sample_once_with_what_belongs_to_it(tmp_path: Path) -> None:
+    """The same by seed and step, another order by another seed."""
+    samples = ArrayFolder(folder_of(tmp_path), GRAPH, seed=1)
+    assert is_together(samples) and has_each_once(samples)
+    batch = samples.batch(0)
+    assert batch["x"].shape == (4, 6) and batch["x"].dtype == torch.float32
+    assert batch["target"].shape == (4,) and batch["target"].dtype == torch.int64
     again = ArrayFolder(str(tmp_path), GRAPH, seed=1)
     assert torch.equal(again.batch(7)["x"], samples.batch(7)["x"])
     other = ArrayFolder(str(tmp_path), GRAPH, seed=2)
-    assert not torch.equal(torch.cat([other.batch(s)["x"] for s in range(3)]),
-                           torch.cat([samples.batch(s)["x"] for s in range(3)]))  # fmt: skip
+    assert any(not torch.equal(other.batch(step)["x"], samples.batch(step)["x"]) for step in range(3))
+
+
+READ, VISITED = ArrayFolder._read, data.visited
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "broken"),
+    [
+        (ArrayFolder, "_read", lambda own, name, rows: READ(own, name, rows if name == "x" else rows[::-1])),
+        (graph_data, "visited", lambda count, batch, *, seed, step: VISITED(count, batch, seed=step, step=0)),
+        (
+            graph_data,
+            "visited",
+            lambda count, batch, *, seed, step: (step * batch + np.arange(batch)) % count,
+        ),
+    ],
+    ids=["each input in an order of its own", "drawn anew at every step", "the order of the files"],
+)
+def test_a_broken_twin_is_caught(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, broken: Any
+) -> None:
+    monkeypatch.setattr(owner, name, broken)
+    samples = ArrayFolder(folder_of(tmp_path), GRAPH, seed=1)
+    assert not (is_together(samples) and has_each_once(samples))
 
 
 def test_samples_do_not_hang_on_the_batch(tmp_path: Path) -> None:

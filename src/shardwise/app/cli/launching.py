@@ -13,7 +13,6 @@ from shardwise.app.cli.adapting import advisor_for
 from shardwise.app.cli.launched import COMMAND_VARIABLE
 from shardwise.app.cli.output import Output, talk
 from shardwise.app.cli.request import choice, writable
-from shardwise.app.cli.trained import check_graph_options
 from shardwise.errors import ConfigError
 from shardwise.inputs import read_bytes
 from shardwise.launch import LAUNCHERS, PLAN_PATH, Launch
@@ -57,16 +56,16 @@ def launched(
     host: int,
     image: str | None,
     training: Sequence[str],
-    asked: Mapping[str, object],
+    is_adaptive: bool,
 ) -> Output:
     """Print how the plan file at `path` is started, or start it: then this process becomes the launcher's.
 
-    `training` are options of `train`, which have been looked through; `asked` is what they say, by name.
-    ConfigError where the plan cannot be started so, or `train` would refuse it.
+    `training` are options of `train`, which have been looked through; `is_adaptive` says whether one of them
+    re-plans on the way. ConfigError where the plan cannot be started so, or `train` would refuse it.
     """
     choice("--with", launcher, LAUNCHERS)
     plan = read_any_plan(path)
-    _check_runs(plan, asked)
+    _check_runs(plan, is_adaptive=is_adaptive)
     seen = PLAN_PATH if launcher == "k8s" else path
     start = launch.launch_of(plan, ("train", seen, *training), head=head, port=port)
     if launcher == "torchrun":
@@ -99,19 +98,20 @@ def launched(
     )
 
 
-def _check_runs(plan: AnyPlan, asked: Mapping[str, object]) -> None:
-    """ConfigError where `train` would refuse the plan, or what is asked for under it; that needs no
-    PyTorch."""
+def _check_runs(plan: AnyPlan, *, is_adaptive: bool) -> None:
+    """ConfigError where `train` would refuse the plan, or to re-plan under it; that needs no PyTorch."""
     if isinstance(plan, GraphPlan):
         launch.check_graph_runnable(plan)
-        check_graph_options(asked)
-        return
-    if isinstance(plan, Plan):
+    elif isinstance(plan, Plan):
         launch.check_runnable(plan)
     else:
         launch.check_uneven_runnable(plan)
-    if not asked["adaptive"]:
+    if not is_adaptive:
         return
+    if isinstance(plan, GraphPlan):
+        raise ConfigError(
+            "is not there for the plan of an operator graph", key="--adaptive", allowed="train without it"
+        )
     if isinstance(plan, UnevenFile):
         raise ConfigError("is not there under an uneven plan", key="--adaptive", allowed="train without it")
     if not launch.TARGET.knows_devices(plan.cluster.classes):

@@ -54,7 +54,7 @@ def launch(
         host=request.count("--host", host, low=0, high=10**6),
         image=image,
         training=options,
-        asked=asked,
+        is_adaptive=asked["adaptive"],
     )
 
 

@@ -1,12 +1,10 @@
-"""What a run trains, in the words and numbers of its kind of plan, and what `train` does not do under one."""
+"""What a run trains, in the words and numbers of its kind of plan."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from shardwise.app.cli import words
-from shardwise.errors import ConfigError
 from shardwise.graph import step_flop
 from shardwise.plan import AnyPlan, GraphPlan, Plan, UnevenFile
 
@@ -59,12 +57,3 @@ def _peak_flop_per_s(plan: GraphPlan) -> float:
         classes[node.device_class].peak_flop_per_s[plan.job.dtype] * node.speed * node.devices
         for node in plan.cluster.nodes
     )
-
-
-def check_graph_options(asked: Mapping[str, object]) -> None:
-    """ConfigError where an option of `train` is asked for (by its name in `asked`) that plans of operator
-    graphs do not have."""
-    if asked["adaptive"]:
-        raise ConfigError(
-            "is not there for the plan of an operator graph", key="--adaptive", allowed="train without it"
-        )

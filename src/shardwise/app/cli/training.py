@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from statistics import median
 from typing import TYPE_CHECKING
 
@@ -17,7 +17,6 @@ from shardwise.app.cli.output import INTERRUPTED, Output, row
 from shardwise.app.cli.request import writable
 from shardwise.app.cli.resuming import going_on, interrupted, lost
 from shardwise.app.cli.signals import ended_like_interrupts
-from shardwise.app.cli.trained import check_graph_options
 from shardwise.app.cli.training_run import Asked, Run, kept_bytes, showing
 from shardwise.errors import ConfigError
 from shardwise.inputs import printable
@@ -99,8 +98,6 @@ def check_files(asked: Asked) -> None:
 def prepared(asked: Asked) -> Prepared:
     """The run that is asked for, once all that it needs was looked at. ConfigError where it cannot begin."""
     plan = read_any_plan(asked.path)
-    if isinstance(plan, GraphPlan):
-        check_graph_options(asdict(asked))
     from shardwise.runtime import (
         TrainOptions,
         check_named,
