@@ -44,6 +44,7 @@ def test_without_a_launcher_processes_are_started() -> None:
         assert len({os.getpid(), *(pid for _, _, pid in apart)}) == 3
         assert [pid for *_, pid in ranks.apart(seen, 5)] == [pid for *_, pid in apart]  # they stay
         assert [found[:2] for found in ranks.together(seen, 5)] == [(10, 2), (10, 2)]
+        assert ranks.told("this one") == ["this one"]
         assert ranks.rank == 0 and list(ranks.speeds) == [1.0, 1.0]
 
 
@@ -56,7 +57,8 @@ if __name__ == "__main__":
     with ranks_of(load_cluster("1x2xcpu")) as ranks:
         apart = ranks.apart(seen, 5 + ranks.rank)
         together = ranks.together(seen, 5)
-        print(ranks.rank, [tuple(found[:2]) for found in apart], [tuple(found[:2]) for found in together])
+        groups = [[found[:2] for found in each] for each in (apart, together)]
+        print(ranks.rank, *groups, ranks.told(ranks.rank))
 """
 
 
@@ -66,7 +68,7 @@ def test_ranks_of_a_launcher_measure_apart_and_together(tmp_path: Path) -> None:
     script.write_text(LAUNCHED)
     told = launched([str(script)])
     assert [said.strip() for _, said, _ in told] == [
-        f"{rank} [(5, 1), (6, 1)] [(10, 2), (10, 2)]" for rank in range(2)
+        f"{rank} [[5, 1], [6, 1]] [[10, 2], [10, 2]] [0, 1]" for rank in range(2)
     ]
 
 
@@ -179,6 +181,9 @@ class Told:
         return next(self.found)
 
     together = apart
+
+    def told(self, value: Any) -> list[Any]:
+        return [value]
 
 
 def small_steps(speeds: list[float], *found: list[list[float]]) -> SmallSteps:

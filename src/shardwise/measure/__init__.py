@@ -11,6 +11,7 @@ except ModuleNotFoundError as error:
     ) from error
 
 from shardwise.measure.accelerator import accelerator_name, accelerator_times
+from shardwise.measure.beside import CoreSeconds, CoresTaken, core_seconds, taken_by_others
 from shardwise.measure.clock import Clock
 from shardwise.measure.kernels import KernelTimes, kernel_times
 from shardwise.measure.links import LINK_SIZES, beside_times, link_times, lockstep_s
@@ -25,17 +26,21 @@ from shardwise.measure.process import (
 __all__ = [
     "LINK_SIZES",
     "Clock",
+    "CoreSeconds",
+    "CoresTaken",
     "KernelTimes",
     "Pair",
     "accelerator_name",
     "accelerator_times",
     "beside_times",
+    "core_seconds",
     "group_clock",
     "kernel_times",
     "launched_group",
     "link_times",
     "lockstep_s",
     "message_rates",
+    "taken_by_others",
     "torch_version",
     "use_threads",
 ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from statistics import fmean
@@ -27,6 +27,7 @@ from shardwise.strategy import Calibration, Profile
 from shardwise.units import format_rate
 
 if TYPE_CHECKING:
+    from shardwise.measure import CoreSeconds
     from shardwise.runtime import RankLost
 
 CLASS = "cpu"
@@ -39,6 +40,12 @@ FAILED = 1
 ROUNDS = 3
 """Of all kernels and steps: a machine that others use too is faster and slower from second to second, and a
 median over rounds has some of each."""
+
+OTHER_PROGRAMS = "other programs"
+"""What ran beside, among what was measured."""
+
+NOTABLE_SHARE = 0.1
+"""Of the cores: where other programs take more, it is said."""
 
 
 def calibrated(
@@ -138,6 +145,7 @@ def _measured_here(known: Calibration | None, place: Cluster, *, links: bool, th
     profile = None if known is None else known.profile
     measured: dict[str, object] = {}
     with ranks_of(place) as ranks:
+        start = _core_seconds(ranks)
         if known is None:
             device, profile, measured = _kernels(device, ranks, threads)
         if links:
@@ -146,6 +154,7 @@ def _measured_here(known: Calibration | None, place: Cluster, *, links: bool, th
             measured |= {f"links of {curve.tier.name}": dict(errors) for curve, errors in curves}
             if profile is not None:
                 profile = replace(profile, data_overlap=hidden)
+        measured |= _beside(start, _core_seconds(ranks))
         if ranks.rank > 0:
             return None
     return Found(device=device, profile=profile, machine=_machine(threads), measured=measured)
@@ -158,6 +167,25 @@ def _machine(threads: int) -> str:
         f"{platform.machine()}, {os.cpu_count()} cores, {words.counted(threads, 'thread')} a process, "
         f"PyTorch {torch_version()}, {datetime.now(UTC):%Y-%m-%d}"
     )
+
+
+def _core_seconds(ranks: Ranks) -> list[CoreSeconds | None]:
+    from shardwise.measure import CoreSeconds, core_seconds
+
+    now = core_seconds()
+    told = ranks.told(None if now is None else asdict(now))
+    return [None if each is None else CoreSeconds.of_values(each) for each in told]
+
+
+def _beside(start: Sequence[CoreSeconds | None], end: Sequence[CoreSeconds | None]) -> dict[str, object]:
+    """How many cores other programs took meanwhile, where all ranks can tell."""
+    from shardwise.measure import taken_by_others
+
+    first, last = [each for each in start if each], [each for each in end if each]
+    if len(first) < len(start) or len(last) < len(end):
+        return {}
+    taken = taken_by_others(first, last)
+    return {OTHER_PROGRAMS: {"cores": round(taken.cores, 2), "of": taken.of}}
 
 
 # --- kernels and software --------------------------------------------------------------------------------
@@ -321,4 +349,12 @@ def _lines(found: Found, out: str) -> list[Line]:
         if isinstance(errors, Mapping):
             told = ", ".join(f"{key.replace('_', ' ')} {value:.3g}" for key, value in errors.items())
             lines.append(row("", (f"{name}: {told}", "dim")))
-    return lines
+    return [*lines, *_warned(found.measured)]
+
+
+def _warned(measured: Mapping[str, object]) -> Iterator[Line]:
+    taken = measured.get(OTHER_PROGRAMS)
+    if isinstance(taken, Mapping) and taken["cores"] > NOTABLE_SHARE * taken["of"]:
+        cores = f"{taken['cores']:.1f} of {words.counted(taken['of'], 'core')}"
+        yield row("beside", (f"other programs took {cores} meanwhile", "warn"),
+                  (": measure again when nothing else runs", ""))  # fmt: skip

@@ -37,6 +37,9 @@ class Ranks(Protocol):
     def together(self, work: Work, *arguments: object) -> list[Any]:
         """What `work` returns on every rank, all in one group."""
 
+    def told(self, value: Any) -> list[Any]:
+        """The `value` of this process, and of each that a launcher started beside it."""
+
 
 def is_launched() -> bool:
     """Whether a launcher (or `emulate`) started this process, as one of several."""
@@ -129,6 +132,9 @@ class _Own:
     def together(self, work: Work, *arguments: object) -> list[Any]:
         return self._all.run(len(self.speeds), work, *arguments)
 
+    def told(self, value: Any) -> list[Any]:
+        return [value]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Launched:
@@ -139,13 +145,13 @@ class _Launched:
     speeds: Sequence[float]
 
     def apart(self, work: Work, *arguments: object) -> list[Any]:
-        return self._of_all(self.alone.run(1, work, *arguments)[0])
+        return self.told(self.alone.run(1, work, *arguments)[0])
 
     def together(self, work: Work, *arguments: object) -> list[Any]:
-        return self._of_all(work(None, *arguments))
+        return self.told(work(None, *arguments))
 
-    def _of_all(self, value: Any) -> list[Any]:
-        """What each has to say, when all have: so none begins what follows before the others."""
+    def told(self, value: Any) -> list[Any]:
+        """When all have: so none begins what follows before the others."""
         from shardwise.runtime import from_all_ranks
 
         return from_all_ranks(value)
