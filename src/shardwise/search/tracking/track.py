@@ -180,16 +180,16 @@ def _settle(state: State, losses: Losses, most_labels: float) -> None:
     while not state.is_exhausted and state.labels < most_labels:
         corners = state.open_corners()
         corners = corners[np.isfinite(corners).all(axis=1)]  # the ends are settled, or never will be
-        line, targets = _next(state, corners, too_much)
+        line, is_target = _next(state, corners, too_much)
         if line is None:
             return
         weights, least = state.lines.weights[line], float(state.lines.drawn[line])
-        wanted = targets @ weights - least
+        far = corners @ weights - least
+        wanted = far[is_target]  # not a product of their own, which may round otherwise
         if line not in reach:
             first = max(state.matched * FIRST_REACH, usual * pace.usual)
             reach[line] = first * least or FIRST_PART * float(wanted.max())
         labels, beyond = state.labels, min(reach[line], MARGIN * float(wanted.max()))
-        far = corners @ weights - least
         near = corners[far <= max(pace.wide * beyond, float(wanted.min()))]
         try:
             look(state, line, least + beyond, losses, near.max(axis=0))
@@ -204,8 +204,8 @@ def _settle(state: State, losses: Losses, most_labels: float) -> None:
         reach[line] *= pace.far if state.labels - labels < FEW_LABELS else pace.further
 
 
-def _next(state: State, corners: Values, without: set[int]) -> tuple[int | None, Values]:
-    """The line to look at next, and the corners that are closest to it: of all but some the one that has
+def _next(state: State, corners: Values, without: set[int]) -> tuple[int | None, npt.NDArray[np.bool_]]:
+    """The line to look at next, and which of the corners are closest to it: of all but some the one that has
     least to see. None where there is none, or no corner.
 
     What a look sees grows with how much more time, and how much more memory, a solution may take than the
@@ -220,9 +220,9 @@ def _next(state: State, corners: Values, without: set[int]) -> tuple[int | None,
     nearest = relative.argmin(axis=1)
     least = relative.min(axis=1)
     if not np.isfinite(least).any():
-        return None, corners[:0]
+        return None, np.zeros(len(corners), dtype=bool)
     line = int(nearest[least.argmin()])
-    return line, corners[nearest == line]
+    return line, nearest == line
 
 
 def _proven(states: list[State], epsilon: float, tracking: float) -> float:
