@@ -31,7 +31,7 @@ GRAPH_TWINS: Mapping[str, tuple[str, Any]] = {
         _without("first_only"),
     ),
     "gradients lie as their tensors do": ("shardwise.runtime.graphs.bring.gradient_form", value_form),
-    "states that others updated are not gathered": ("shardwise.runtime.graphs.store.Held.publish", _nothing),
+    "states that others updated are not gathered": ("shardwise.runtime.graphs.graph_job.publish", _nothing),
     "every rank begins with the whole gradient": (
         "shardwise.runtime.graphs.stage.seed_gradient",
         lambda grid, lie, loss: torch.ones_like(loss),

@@ -1,70 +1,148 @@
-"""What the cost model charges for the layout of an operator graph: the collectives that it prices."""
+"""What the cost model charges for the layout of an operator graph: the messages that it prices."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 from unittest.mock import patch
 
 from shardwise.cost import Training, Turns, price_stage
 from shardwise.cost.one_layout import kernels, parameters, price, price_layout
 from shardwise.cost.one_layout.kernels import Seconds, size
+from shardwise.cost.one_layout.ledger import Ledger
+from shardwise.cost.one_layout.parameters import Use
 from shardwise.cost.one_layout.pipeline import messages_of
 from shardwise.cost.one_layout.rank import Rank, rank_of
 from shardwise.graph import StagedLayout, scaled
 from shardwise.plan import GraphPlan
 
 Times = Counter[tuple[str, int]]
-"""How often a step has a collective of a kind and of so many bytes."""
+"""How often a step has a message of a kind and of so many bytes."""
 
 PRICED = {"ring_s": "pass", "all_reduce_s": "all_reduce", "all_to_all_s": "all_to_all"}
 
-
-def charged(plan: GraphPlan) -> Times:
-    """Every collective that is priced for the plan between more than one rank, each as often as the step has
-    it, on a backend that has all of them.
-
-    Parameters of a block share one price as long as all of them; here each is told with its own bytes.
-    """
-    found: Times = Counter()
-    with _noted(found):
-        training = Training(dtype=plan.job.dtype, optimizer=plan.job.optimizer, profile=plan.job.profile)
-        price_layout(plan.graph, plan.cluster, training, plan.mesh, plan.layout)
-    return found
+ONCE = {"_update_s": "update", "_summed_s": "sum", "_scattered_s": "sum"}
+"""What is done once in the step: others' updates are gathered, and gradients are summed; but those of a
+gathered parameter with one reader are scattered behind each pass."""
 
 
-@contextmanager
-def _noted(found: Times) -> Iterator[None]:
-    """Inside, collectives that are priced are counted in `found`."""
-    with ExitStack() as stack:
-        for method, kind in PRICED.items():
-            stack.enter_context(patch.object(Rank, method, _noting(getattr(Rank, method), kind, found)))
-        stack.enter_context(patch.object(parameters, "_moved_s", _alone))
-        stack.enter_context(patch.object(price, "exchange_s", _told(found)))
-        yield
+@dataclass(frozen=True, slots=True)
+class Note:
+    """A collective that is priced: whether it is a reduce-scatter (over gloo an all-reduce), along which
+    axes, what it is for (None, in every pass of a micro-batch), in which block and of which parameter."""
+
+    kind: str
+    nbytes: int
+    is_scattered: bool
+    axes: tuple[int, ...]
+    what: str | None
+    block: int
+    parameter: int
 
 
-def _noting(priced: Callable[..., float], kind: str, found: Times) -> Callable[..., float]:
-    def noted(rank: Rank, nbytes: float, sizes: list[int]) -> float:
-        if max(sizes) > 1 and nbytes > 0.0:
-            found[kind, round(nbytes)] += 1
-        return priced(rank, nbytes, sizes)
+@dataclass(slots=True)
+class Notes:
+    """The collectives that are priced, in order."""
 
-    return noted
+    found: list[Note] = field(default_factory=list)
+    is_scattered: bool = False
+    axes: tuple[int, ...] = ()
+    what: str | None = None
+    block: int = 0
+    parameter: int = 0
+    once_now: tuple[str, ...] = ()
 
+    def note(self, kind: str, nbytes: float, times: int = 1) -> None:
+        place = self.axes, self.what, self.block, self.parameter
+        self.found += [Note(kind, round(nbytes), self.is_scattered, *place)] * times
 
-def _alone(rank: Rank, use: Any, element_bytes: float, start: Any, end: Any) -> float:
-    return rank.bring_s(use.shape, element_bytes, start, end)
+    @property
+    def passes(self) -> Times:
+        """Messages of each micro-batch."""
+        return Counter((note.kind, note.nbytes) for note in self.found if note.what is None)
 
+    @property
+    def once(self) -> Times:
+        """Messages at the end of a step: parameters of a block whose gradients need the same travel together,
+        and so do those that others updated. (Of a parameter that needs the same twice each time is one.)"""
+        nbytes: Counter[tuple[object, ...]] = Counter()
+        met: Counter[tuple[object, ...]] = Counter()
+        for note in self.found:
+            if note.what is not None:
+                alike = (note.kind, note.is_scattered, note.axes, note.what, note.block)
+                met[*alike, note.parameter] += 1
+                nbytes[*alike, met[*alike, note.parameter]] += note.nbytes
+        return Counter((str(kind), total) for (kind, *_), total in nbytes.items())
 
-def _told(found: Times) -> Callable[..., Seconds]:
-    """Exchanges inside an operator, each as often as its rule says."""
+    @contextmanager
+    def taken(self) -> Iterator[None]:
+        """Inside, prices are noted. Each parameter is told with its own bytes, and not as its share of a
+        message as long as all of a block."""
+        with ExitStack() as stack:
+            for method, kind in PRICED.items():
+                stack.enter_context(patch.object(Rank, method, self._noting(getattr(Rank, method), kind)))
+            scattered = self._scattering(Rank.reduce_scatter_s)
+            stack.enter_context(patch.object(Rank, "reduce_scatter_s", scattered))
+            stack.enter_context(patch.object(Rank, "group", self._along(Rank.group)))
+            for name, once in (("use_alone", ("_update_s", "_summed_s")), ("use_shared", tuple(ONCE))):
+                stack.enter_context(patch.object(price, name, self._of_one(getattr(price, name), once)))
+            for name in ONCE:
+                apart = self._apart(getattr(parameters, name), name)
+                stack.enter_context(patch.object(parameters, name, apart))
+            stack.enter_context(patch.object(parameters, "_moved_s", _by_itself))
+            stack.enter_context(patch.object(price, "exchange_s", self._told))
+            yield
 
-    def told(rank: Rank, rules: Any, sizes: dict[str, int]) -> Seconds:
-        before = Counter(found)
+    def _noting(self, priced: Callable[..., float], kind: str) -> Callable[..., float]:
+        def noted(rank: Rank, nbytes: float, sizes: list[int]) -> float:
+            if max(sizes) > 1 and nbytes > 0.0:
+                self.note(kind, nbytes)
+            return priced(rank, nbytes, sizes)
+
+        return noted
+
+    def _scattering(self, priced: Callable[..., float]) -> Callable[..., float]:
+        def noted(*arguments: Any) -> float:
+            self.is_scattered = True
+            seconds = priced(*arguments)
+            self.is_scattered = False
+            return seconds
+
+        return noted
+
+    def _along(self, grouped: Callable[..., list[int]]) -> Callable[..., list[int]]:
+        def group(rank: Rank, axes: list[int]) -> list[int]:
+            self.axes = tuple(axes)
+            return grouped(rank, axes)
+
+        return group
+
+    def _of_one(self, priced: Callable[..., None], once: tuple[str, ...]) -> Callable[..., None]:
+        def noted(rank: Rank, ledger: Ledger, *arguments: Any, **more: Any) -> None:
+            self.once_now = once
+            self.block = ledger.at[0] if ledger.at else 0
+            self.parameter += 1
+            priced(rank, ledger, *arguments, **more)
+
+        return noted
+
+    def _apart(self, priced: Callable[..., float], name: str) -> Callable[..., float]:
+        def noted(*arguments: Any) -> float:
+            self.what = ONCE[name] if name in self.once_now else None
+            seconds = priced(*arguments)
+            self.what = None
+            return seconds
+
+        return noted
+
+    def _told(self, rank: Rank, rules: Any, sizes: dict[str, int]) -> Seconds:
+        """Exchanges inside an operator, each as often as its rule says."""
+        before = list(self.found)
         seconds = kernels.exchange_s(rank, rules, sizes)
+        self.found = before
         for rule in {rule.name: rule for rule in rules if rule.exchanges}.values():
             for exchange in rule.exchanges:
                 nbytes = exchange.copies * size(sizes, exchange.dims)
@@ -72,13 +150,22 @@ def _told(found: Times) -> Callable[..., Seconds]:
                 kind = {"all_reduce": "all_reduce", "reduce_scatter": "all_reduce", "all_gather": "pass"}.get(
                     exchange.collective, "halo"
                 )
-                calls = round(exchange.forward_calls + exchange.backward_calls)
-                before[kind, round(nbytes)] += calls
-        found.clear()
-        found.update(before)
+                self.note(kind, nbytes, round(exchange.forward_calls + exchange.backward_calls))
         return seconds
 
-    return told
+
+def _by_itself(rank: Rank, use: Use, element_bytes: float, start: Any, end: Any) -> float:
+    return rank.bring_s(use.shape, element_bytes, start, end)
+
+
+def charged(plan: GraphPlan) -> Times:
+    """Every message that is priced for the plan between more than one rank, each as often as the step has it,
+    on a backend that has all collectives."""
+    notes = Notes()
+    with notes.taken():
+        training = Training(dtype=plan.job.dtype, optimizer=plan.job.optimizer, profile=plan.job.profile)
+        price_layout(plan.graph, plan.cluster, training, plan.mesh, plan.layout)
+    return notes.passes + notes.once
 
 
 def charged_in_stages(plan: GraphPlan) -> list[Times]:
@@ -96,7 +183,7 @@ def charged_in_stages(plan: GraphPlan) -> list[Times]:
     blocks = [block for block in of_one.blocks for _ in range(block.repeat)]
     found = []
     for stage, (first, end) in enumerate(layout.spans):
-        notes = _Notes()
+        notes = Notes()
         with notes.taken():
             price_stage(
                 of_one, plan.cluster, training, plan.mesh, layout.stages[stage], first=first, end=end,
@@ -105,45 +192,10 @@ def charged_in_stages(plan: GraphPlan) -> list[Times]:
         sent = [message.nbytes for message in messages[stage : stage + 1]]
         if any(op.parameters for block in blocks[:first] for op in block.operators):
             sent.append(messages[stage - 1].nbytes)
-        for nbytes in sent:
-            notes.passes["send", round(nbytes)] += 1
-        many = {key: times * layout.microbatches for key, times in notes.passes.items()}
-        found.append(Counter(many) + notes.once)
+        passes = notes.passes + Counter(("send", round(nbytes)) for nbytes in sent)
+        found.append(_times(passes, layout.microbatches) + notes.once)
     return found
 
 
-class _Notes:
-    """What is priced of a stage: in the `passes` of a micro-batch, and `once` in the step."""
-
-    def __init__(self) -> None:
-        self.passes: Times = Counter()
-        self.once: Times = Counter()
-
-    @contextmanager
-    def taken(self) -> Iterator[None]:
-        """Inside, prices are noted."""
-        now: Times = Counter()
-        with _noted(now), ExitStack() as stack:
-            for name in ("_update_s", "_gradient_s"):
-                own = self._apart(getattr(parameters, name), now)
-                stack.enter_context(patch.object(parameters, name, own))
-            yield
-        self.passes += now
-
-    def _apart(self, priced: Callable[..., float], now: Times) -> Callable[..., float]:
-        """Notes under `once` what is done at the end of the step: gathering what others updated, and sums of
-        gradients, but for those of parameters that are gathered for one reader."""
-
-        def noted(rank: Rank, use: Any, *used: Any) -> float:
-            before = Counter(now)
-            gathered_s = parameters._gather_s(rank, use, use.used) if used else 0.0
-            now.clear()
-            seconds = priced(rank, use, *used)
-            is_alone = bool(used) and used[0] is use.used
-            if not (is_alone and gathered_s > 0.0):
-                self.once += now
-                now.clear()
-            now.update(before)
-            return seconds
-
-        return noted
+def _times(messages: Times, count: int) -> Times:
+    return Counter({key: times * count for key, times in messages.items()})

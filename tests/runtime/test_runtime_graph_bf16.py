@@ -158,7 +158,7 @@ def test_collectives_in_bf16_are_those_that_are_charged(team: Team, ranks: tuple
         for on, wanted in BY_HAND.values()
         if on == ranks
     ]
-    for plan, found in zip(plans, team.run(plans[0].mesh.devices, steps_of, plans, False)[0], strict=True):
+    for plan, found in zip(plans, team.run(plans[0].mesh.devices, steps_of, plans)[0], strict=True):
         assert as_charged(found) == charged(plan), plan.layout
 
 

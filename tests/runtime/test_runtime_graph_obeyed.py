@@ -2,12 +2,13 @@
 bytes and number.
 
 Gathers of parameters are charged in both passes and done once, since a gathered parameter waits for its
-gradient; parameters of a block share one price as long as all of them and go one by one.
+gradient. What is done once for parameters of a block goes together, as it is priced.
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
@@ -23,12 +24,13 @@ from tests.runtime.graph_plans import by_rules, drawn, plan_with
 from tests.runtime.test_runtime_graphs import BY_HAND
 from torch import Tensor
 
-from shardwise.graph import OpNode, rules_of
+from shardwise.graph import STATES_SPLIT, OpNode, rules_of
 from shardwise.plan import GraphPlan
 from shardwise.runtime import GraphJob, Report, Team, capture, graph_module, parallelize
 from shardwise.runtime.collectives import recorded
-from shardwise.runtime.graphs import graph_job
 from shardwise.runtime.graphs.bring import Lie
+from shardwise.runtime.graphs.grid import Grid
+from shardwise.runtime.graphs.messages import Way, alone
 from shardwise.runtime.graphs.program import program_of
 from shardwise.runtime.graphs.store import Held
 
@@ -48,11 +50,9 @@ BESIDE = {
 """Not charged but for its latency (docs/tracking.md)."""
 
 
-def steps_of(report: Report, plans: list[GraphPlan], flat: bool) -> list[Times]:
-    """The collectives of this rank's second step under each plan. With `flat`, shares of states are runs of
-    elements whatever their gradients are."""
-    twin: Any = patch.object(graph_job, "program_of", _with_flat_shares) if flat else nullcontext()
-    with twin:
+def steps_of(report: Report, plans: list[GraphPlan], broken: str | None = None) -> list[Times]:
+    """The collectives of this rank's second step under each plan, with a twin of what is named."""
+    with patch(broken, TWINS[broken]) if broken else nullcontext():
         return [_step_of(plan) for plan in plans]
 
 
@@ -71,6 +71,16 @@ def _with_flat_shares(*arguments: Any) -> Any:
     program = program_of(*arguments)
     parameters = {name: replace(stored, parts=None) for name, stored in program.parameters.items()}
     return replace(program, parameters=parameters)
+
+
+def _one_by_one(grid: Grid, ways: Iterable[Way]) -> list[Tensor]:
+    return [alone(grid, way) for way in ways]
+
+
+FLAT, APART = "shardwise.runtime.graphs.graph_job.program_of", "shardwise.runtime.graphs.store.together"
+
+TWINS: Mapping[str, Any] = {FLAT: _with_flat_shares, APART: _one_by_one}
+"""Shares of states are runs of elements whatever their gradients are; every parameter travels alone."""
 
 
 def as_charged(found: Times) -> Times:
@@ -104,7 +114,7 @@ def test_any_layout_has_the_collectives_that_are_charged(team: Team, ranks: int,
     """Any rule of each operator, any place of each tensor, any storage of each parameter; all kept."""
     plans = list(map(nothing_again, drawn(MLP, (ranks,), range(layouts))))
     kinds: set[str] = set()
-    for plan, found in zip(plans, team.run(ranks, steps_of, plans, False)[0], strict=True):
+    for plan, found in zip(plans, team.run(ranks, steps_of, plans)[0], strict=True):
         assert found[("all_reduce", 8)] == 1
         assert as_charged(found) == charged(plan), plan.layout
         kinds |= {kind for kind, _ in found}
@@ -118,7 +128,7 @@ def test_layouts_of_two_axes_have_the_collectives_that_are_charged(team: Team) -
         if ranks == (2, 2)
     ]
     assert len(plans) > 1
-    for plan, found in zip(plans, team.run(4, steps_of, plans, False)[0], strict=True):
+    for plan, found in zip(plans, team.run(4, steps_of, plans)[0], strict=True):
         assert as_charged(found) == charged(plan), plan.layout
 
 
@@ -164,12 +174,33 @@ def test_columns_then_rows_by_hand(team: Team) -> None:
     """Of 8 samples with 4 classes: the sum of partial logits, 8 * 4 * 4 bytes; nothing else."""
     ranks, wanted = BY_HAND["columns then rows on 2"]
     plan = plan_with(MLP, ranks, by_rules(MLP, ranks, *wanted))
-    ((found,), _) = team.run(2, steps_of, [plan], False)
+    ((found,), _) = team.run(2, steps_of, [plan])
     assert as_charged(found) == charged(plan) == Counter({("all_reduce", 128): 1})
 
 
 def test_the_twin_that_gathers_gradients_of_parts_whole_is_caught(team: Team) -> None:
     """Where states are split of a parameter that is used in parts."""
     plans = list(map(nothing_again, drawn(MLP, (2,), range(16))))
-    found = team.run(2, steps_of, plans, True)[0]
+    found = team.run(2, steps_of, plans, FLAT)[0]
     assert any(as_charged(each) != charged(plan) for plan, each in zip(plans, found, strict=True))
+
+
+def test_parameters_of_a_block_travel_together(team: Team) -> None:
+    """By hand, a divided batch on two ranks: of weights of 8 x 16 and 16 x 4 the gradients are one message of
+    768 bytes; with states split what others updated is one too. The twin sends two each."""
+    weights = {"w_up": 8 * 16 * 4, "w_down": 16 * 4 * 4}
+    plain = plan_with(MLP, (2,), by_rules(MLP, (2,), lambda op: ("split b",)))
+    (block,) = plain.layout.blocks
+    split = replace(block, stored=dict.fromkeys(weights, (STATES_SPLIT,)))
+    plans = [plain, replace(plain, layout=replace(plain.layout, blocks=(split,)))]
+    assert [charged(plan) for plan in plans] == [
+        Counter({("all_reduce", 768): 1}),
+        Counter({("all_reduce", 768): 1, ("pass", 768): 1}),
+    ]
+    for twin in (None, APART):
+        found = [as_charged(each) for each in team.run(2, steps_of, plans, twin)[0]]
+        assert all(each == charged(plan) for plan, each in zip(plans, found, strict=True)) == (twin is None)
+        if twin:
+            assert found[1] == Counter(
+                {(kind, n): 1 for kind in ("all_reduce", "pass") for n in weights.values()}
+            )

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
+import numpy as np
 import pytest
 from tests.property.layout_instances import chain, without_first_weights
 from tests.runtime.graph_charged import Times, charged_in_stages
@@ -17,9 +18,13 @@ from tests.runtime.graph_plans import drawn_in_stages, staged_by_rules
 from tests.runtime.test_runtime_graph_obeyed import as_charged, nothing_again, second_step
 from tests.runtime.test_runtime_graph_stages import columns, data, whole
 
+from shardwise.cost.layouts.storage import storage_forms
+from shardwise.cost.one_layout import parameters
+from shardwise.cost.one_layout.rank import owned_held
 from shardwise.plan import GraphPlan
 from shardwise.runtime import Report, Team, graph_module, parallelize
 from shardwise.runtime.graphs.stage import _Passes
+from shardwise.runtime.graphs.store import settle
 
 pytestmark = pytest.mark.xdist_group("runtime")
 
@@ -42,8 +47,8 @@ def steps_of(report: Report, plans: list[GraphPlan], early: bool) -> list[Times]
 
 def _settled(passes: _Passes, number: int) -> None:
     BACKWARD(passes, number)
-    for held in passes.stage.interpreter.store.values():
-        held.settle()
+    for block in passes.stage.interpreter.together:
+        settle(passes.stage.grid, block)
 
 
 BACKWARD = _Passes._backward
@@ -75,6 +80,31 @@ def test_stages_on_two_axes_have_what_is_charged(team: Team) -> None:
         is_obeyed(team, [staged_by_rules(CHAIN, (2, 2), (2,), MICROBATCHES, *wanted)])
         for wanted in ((data, columns), (columns, data))
     )
+
+
+def stored_anyhow(plan: GraphPlan, seed: int) -> GraphPlan:
+    """The plan with any storage of each parameter."""
+    random = np.random.default_rng(seed)
+    operators = [op for block in plan.graph.blocks for op in block.operators]
+    shapes = {own.name: op.shape(own.dims) for op in operators for own in op.parameters}
+    blocks = []
+    for block in plan.layout.blocks:
+        forms = {name: storage_forms(shapes[name], plan.mesh.ranks).named for name in block.stored}
+        drawn_forms = {name: among[random.integers(len(among))] for name, among in forms.items()}
+        blocks.append(replace(block, stored=drawn_forms))
+    return replace(plan, layout=replace(plan.layout, blocks=tuple(blocks)))
+
+
+def test_gradients_along_two_axes_are_summed_as_often_as_is_charged(team: Team) -> None:
+    """Any storage of parameters on 2 x 2 ranks with a divided batch, in four micro-batches: where one axis
+    splits a parameter its gradient is scattered along that behind each pass, and summed along the other
+    once."""
+    plain = staged_by_rules(CHAIN, (2, 2), (), MICROBATCHES, data, data)
+    plans = [stored_anyhow(plain, seed) for seed in range(8)]
+    assert all(is_obeyed(team, plans))
+    with patch.object(parameters, "_behind_pass", lambda use, used: owned_held(use.stored)):
+        assert not all(is_obeyed(team, plans))  # the twin that charges all of it for each micro-batch
+    assert not all(is_obeyed(team, plans[:2], early=True))
 
 
 def test_stages_in_bf16_have_what_is_charged(team: Team) -> None:

@@ -25,7 +25,8 @@ from shardwise.cluster import load_cluster, mesh_of
 from shardwise.graph import OpGraph, block_labels, operator_label
 from shardwise.plan import GraphPlan, write_graph_plan
 from shardwise.runtime import Report, Team, graph_module, parallelize
-from shardwise.runtime.graphs.store import Held
+from shardwise.runtime.graphs.grid import Grid
+from shardwise.runtime.graphs.store import Held, publish
 from shardwise.runtime.marks import OPERATOR, marked
 from shardwise.runtime.operator_spans import operator_spans
 from shardwise.runtime.profiled import ProfiledEvent
@@ -104,12 +105,9 @@ def _constant(mark: ProfiledEvent, made: Sequence[tuple[float, int]]) -> int:
     return 0
 
 
-PUBLISH = Held.publish
-
-
-def _twice(held: Held) -> None:
-    PUBLISH(held)
-    PUBLISH(held)
+def _twice(grid: Grid, parameters: Sequence[Held]) -> None:
+    publish(grid, parameters)
+    publish(grid, parameters)
 
 
 PASSES = "shardwise.runtime.operator_spans._first_node", "shardwise.runtime.marks.is_profiled"
@@ -117,7 +115,7 @@ PASSES = "shardwise.runtime.operator_spans._first_node", "shardwise.runtime.mark
 TWINS: dict[str, Any] = {
     PASSES[0]: _constant,
     PASSES[1]: lambda: False,
-    "shardwise.runtime.graphs.store.Held.publish": _twice,
+    "shardwise.runtime.graphs.graph_job.publish": _twice,
 }
 """All nodes are taken for those of the last operator; nothing is marked; what others updated is gathered
 twice."""
@@ -187,7 +185,7 @@ def test_collectives_are_as_many_as_are_charged(team: Team) -> None:
     plans = list(map(nothing_again, drawn(CHAIN, (2,), range(4))))
     right = team.run(2, traced_steps, plans, None)[0]
     assert all(is_as_charged(spans, plan) for spans, plan in zip(right, plans, strict=True))
-    twice = team.run(2, traced_steps, plans, "shardwise.runtime.graphs.store.Held.publish")[0]
+    twice = team.run(2, traced_steps, plans, "shardwise.runtime.graphs.graph_job.publish")[0]
     assert not all(is_as_charged(spans, plan) for spans, plan in zip(twice, plans, strict=True))
 
 
@@ -210,7 +208,7 @@ def test_traffic_has_its_kinds(team: Team) -> None:
     assert "conversions" not in names(by_data, TRAFFIC, "")
     (sums,) = [span for span in by_data if span.name == "0REDUCE_GRAD"]
     summed = [s for s in by_data if s.name == "all_reduce" and sums.start_s <= s.start_s <= sums.finish_s]
-    assert len(summed) == 7  # weights, biases and scales: first 2, middle 2 and 2, head 1
+    assert len(summed) == 4  # of each block with parameters its weights, biases and scales
 
 
 def test_nodes_belong_to_the_operator_that_made_them() -> None:

@@ -53,12 +53,14 @@ def stored(ground: Ground, forms: Forms) -> Columns:
 class Brought:
     """Bringing a parameter from each form in which it is stored to each in which it is used, (S, U).
 
-    `gather_s` before a use, `sync_s` for its gradient, `update_s` once per step for weights whose states are
+    `gather_s` before a use; for the gradient of what is gathered `scatter_s` along axes that split it, and
+    `sync_s` for what is left of its sum, or all of it; `update_s` once per step for weights whose states are
     split. `used_bytes` are copies beside what is stored: whole weights, of this use and the next, and a whole
     gradient.
     """
 
     gather_s: Values
+    scatter_s: Values
     sync_s: Values
     update_s: Values
     used_bytes: Values
@@ -77,15 +79,20 @@ def brought(ground: Ground, forms: Forms, uses: Integers, bucket: float) -> Brou
         return bucket * move_s(ground.fabric, mesh, forms.shape, element_bytes / bucket, start, end)
 
     gather_s = seconds(recipe.weight_bytes, value_forms(waiting), value_forms(used))
-    sync_s = seconds(recipe.gradient_bytes, gradient_forms(used), waiting)
+    is_gathered = gather_s > 0.0
+    whole = gradient_forms(used)
+    parts = np.where(is_gathered[..., None] & (waiting >= 0), waiting, whole)
+    scatter_s = seconds(recipe.gradient_bytes, whole, parts)
+    sync_s = seconds(recipe.gradient_bytes, parts, waiting)
     update_s = seconds(recipe.weight_bytes, waiting, value_forms(waiting)) + 0.0 * gather_s
     in_use = forms.local_elements(value_forms(used)) + 0.0 * gather_s
     is_other = in_use != forms.local_elements(value_forms(waiting))
     return Brought(
         gather_s=gather_s,
+        scatter_s=scatter_s,
         sync_s=sync_s,
         update_s=update_s,
-        used_bytes=np.where(gather_s > 0.0, PREFETCHED_LAYERS * recipe.weight_bytes * in_use, 0.0)
+        used_bytes=np.where(is_gathered, PREFETCHED_LAYERS * recipe.weight_bytes * in_use, 0.0)
         + np.where(is_other, recipe.gradient_bytes * in_use, 0.0),
     )
 
@@ -94,18 +101,17 @@ def used_beside(ground: Ground, moved: Brought, forward_s: Any, backward_s: Any)
     """Costs of one use, beside `forward_s` and `backward_s` of its reader's computation.
 
     Sharded weights are gathered beside the forward pass and one half of the backward pass, their gradients
-    scattered beside the other half. Gradients of weights that are stored whole are summed beside any backward
-    computation of the step; what others updated is gathered beside the next forward pass.
+    scattered beside the other half. Gradients of weights that are stored whole, and along axes along which
+    sharded ones are, are summed once, beside any backward computation of the step; what others updated is
+    gathered beside the next forward pass.
     """
     columns = Columns()
     profile = ground.profile
-    is_sharded = moved.gather_s > 0.0
     half_s = backward_s / 2.0
     columns.forward(ground.beside(moved.gather_s, forward_s, profile.shard_overlap)[0])
     columns.hidden_backward(*ground.beside(moved.gather_s, half_s, profile.shard_overlap))
-    scattered_s = np.where(is_sharded, moved.sync_s, 0.0)
-    columns.hidden_backward(*ground.beside(scattered_s, half_s, profile.shard_overlap))
-    columns.summed_gradients(np.where(is_sharded, 0.0, moved.sync_s), profile.data_overlap)
+    columns.hidden_backward(*ground.beside(moved.scatter_s, half_s, profile.shard_overlap))
+    columns.summed_gradients(moved.sync_s, profile.data_overlap)
     columns.once(moved.update_s - np.minimum(profile.state_overlap * moved.update_s, forward_s))
     return columns
 
@@ -119,7 +125,7 @@ def used_by_all(ground: Ground, moved: Brought, readers: int) -> Columns:
     columns.blocked(readers * moved.gather_s)
     columns.once(moved.update_s)
     overlap = np.where(moved.gather_s > 0.0, profile.shard_overlap, profile.data_overlap)
-    columns.summed_gradients(moved.sync_s, overlap)
+    columns.summed_gradients(moved.scatter_s + moved.sync_s, overlap)
     return columns
 
 

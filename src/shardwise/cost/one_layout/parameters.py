@@ -67,9 +67,21 @@ def _gather_s(rank: Rank, use: Use, used: Placements) -> float:
     return _moved_s(rank, use, weight_bytes, value_held(use.stored), value_held(used))
 
 
-def _gradient_s(rank: Rank, use: Use, used: Placements) -> float:
+def _behind_pass(use: Use, used: Placements) -> tuple[Held, ...]:
+    """What is held of a gathered parameter's gradient behind a backward pass: along axes that split it its
+    parts, along the others what its reader leaves."""
+    pairs = zip(value_held(use.stored), gradient_held(used), strict=True)
+    return tuple(kept if isinstance(kept, int) else left for kept, left in pairs)
+
+
+def _scattered_s(rank: Rank, use: Use, used: Placements) -> float:
     gradient_bytes = rank.machine.recipe.gradient_bytes
-    return _moved_s(rank, use, gradient_bytes, gradient_held(used), owned_held(use.stored))
+    return _moved_s(rank, use, gradient_bytes, gradient_held(used), _behind_pass(use, used))
+
+
+def _summed_s(rank: Rank, use: Use, left: tuple[Held, ...]) -> float:
+    """Bringing what is `left` of a gradient behind the last pass to what is updated."""
+    return _moved_s(rank, use, rank.machine.recipe.gradient_bytes, left, owned_held(use.stored))
 
 
 def _update_s(rank: Rank, use: Use) -> float:
@@ -85,8 +97,9 @@ def _beside_s(rank: Rank, seconds: float, computed_s: float, overlap: float) -> 
 
 def use_alone(rank: Rank, ledger: Ledger, use: Use) -> None:
     """The only reader: its weights come beside its forward pass and half of its backward pass, gradients of
-    sharded ones leave beside the other half; others are summed beside any backward computation."""
-    gather_s, gradient_s = _gather_s(rank, use, use.used), _gradient_s(rank, use, use.used)
+    sharded ones leave beside the other half; others, and these along further axes, are summed once beside
+    any backward computation."""
+    gather_s = _gather_s(rank, use, use.used)
     shard_overlap, data_overlap = rank.profile.shard_overlap, rank.profile.data_overlap
     forward_s, half_s = use.share * use.forward_s, use.share * use.backward_s / 2.0
     there_s, _ = _beside_s(rank, gather_s, forward_s, shard_overlap)
@@ -97,12 +110,13 @@ def use_alone(rank: Rank, ledger: Ledger, use: Use) -> None:
     ledger.spend("gathers", back_s, "backward")
     ledger.spend("gathers", update_s, "step")
     ledger.busy_s += busy_s
+    left = gradient_held(use.used)
     if gather_s > 0.0:
-        scattered_s, busy_s = _beside_s(rank, gradient_s, half_s, shard_overlap)
+        left = _behind_pass(use, use.used)
+        scattered_s, busy_s = _beside_s(rank, _scattered_s(rank, use, use.used), half_s, shard_overlap)
         ledger.spend("gradients", scattered_s, "backward")
         ledger.busy_s += busy_s
-    else:
-        ledger.sum_gradient(gradient_s, data_overlap)
+    ledger.sum_gradient(_summed_s(rank, use, left), data_overlap)
     ledger.need(use.working_bytes + _whole_bytes(rank, use, use.used, gather_s > 0.0))
 
 
@@ -115,8 +129,11 @@ def use_shared(rank: Rank, ledger: Ledger, use: Use, shared: Placements, *, read
         ledger.spend("gathers", readers * gather_s, "forward")
         ledger.spend("gathers", readers * gather_s, "backward")
         ledger.spend("gathers", _update_s(rank, use), "step")
-        overlap = rank.profile.shard_overlap if gather_s > 0.0 else rank.profile.data_overlap
-        ledger.sum_gradient(_gradient_s(rank, use, shared), overlap)
+        left, overlap = gradient_held(shared), rank.profile.data_overlap
+        if gather_s > 0.0:
+            left, overlap = _behind_pass(use, shared), rank.profile.shard_overlap
+            ledger.sum_gradient(_scattered_s(rank, use, shared), overlap)
+        ledger.sum_gradient(_summed_s(rank, use, left), overlap)
         ledger.need(_whole_bytes(rank, use, shared, gather_s > 0.0))
     start, end = value_held(shared), value_held(use.used)
     there_s = rank.bring_s(use.shape, recipe.weight_bytes, start, end)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, distributed
+from torch import Tensor
 from torch.autograd import Function
 
 from shardwise.graph import Placement
@@ -23,6 +23,7 @@ from shardwise.runtime.graphs.forms import (
     value_form,
 )
 from shardwise.runtime.graphs.grid import Grid
+from shardwise.runtime.graphs.messages import Call, Rows, Way, alone
 from shardwise.runtime.graphs.moves import Move, gives, moves_of
 from shardwise.runtime.marks import CONVERSIONS, TRAFFIC, marked
 
@@ -32,9 +33,14 @@ def moved(grid: Grid, local: Tensor, shape: Sequence[int], start: Form, end: For
 
     Never changes `local`; may return it.
     """
+    return alone(grid, moving(grid, local, shape, start, end))
+
+
+def moving(grid: Grid, local: Tensor, shape: Sequence[int], start: Form, end: Form) -> Way:
+    """The same as a way, which may be gone together with others."""
     now = start
     for move in moves_of(tuple(shape), grid.counts, start, end):
-        local = _Step(grid, tuple(shape), now, move).run(local)
+        local = yield from _Step(grid, tuple(shape), now, move).run(local)
         now = move.then
     return local
 
@@ -44,7 +50,6 @@ class _Step:
 
     def __init__(self, grid: Grid, shape: tuple[int, ...], now: Form, move: Move) -> None:
         self.grid, self.shape, self.now, self.move = grid, shape, now, move
-        self.group = grid.group(move.axes)
         self.members = grid.members(move.axes)
         self.before = self._box(now, grid.here)
         self.after = self._box(move.then, grid.here)
@@ -52,11 +57,10 @@ class _Step:
     def _box(self, form: Form, at: Coordinates) -> Box:
         return box_of(self.shape, self.grid.counts, form, at)
 
-    def run(self, local: Tensor) -> Tensor:
+    def run(self, local: Tensor) -> Way:
         if self.move.kind == "all_reduce":
-            result = local.clone(memory_format=torch.contiguous_format)
-            distributed.all_reduce(result, group=self.group)
-            return result
+            (whole,) = yield Call("all_reduce", self.move.axes, [local.reshape(-1)])
+            return whole.view(local.shape)
         if self.move.kind == "cut":
             return local[slices(self.after, self.before)].clone(memory_format=torch.contiguous_format)
         if self.move.kind == "pad":
@@ -66,36 +70,27 @@ class _Step:
         if self.move.kind == "first_only":
             is_first = all(self.grid.here[axis] == 0 for axis in self.move.axes)
             return local if is_first else torch.zeros_like(local)
-        return {
+        way = {
             "reduce_scatter": self._reduce_scatter, "all_gather": self._all_gather, "exchange": self._exchange
         }[self.move.kind](local)  # fmt: skip
+        return (yield from way)
 
-    def _reduce_scatter(self, local: Tensor) -> Tensor:
+    def _reduce_scatter(self, local: Tensor) -> Way:
         boxes = [self._box(self.move.then, at) for at in self.members]
-        parts = [local[slices(box, self.before)].flatten() for box in boxes]
-        result = local.new_empty(extents(self.after))
-        if len({len(part) for part in parts}) == 1:
-            distributed.reduce_scatter_single(result.view(-1), torch.cat(parts), group=self.group)
-        else:
-            distributed.reduce_scatter(
-                result.view(-1), [part.contiguous() for part in parts], group=self.group
-            )
-        return result
+        rows = [local[slices(box, self.before)].flatten() for box in boxes]
+        (own,) = yield Call("reduce_scatter", self.move.axes, rows)
+        return own.view(extents(self.after))
 
-    def _all_gather(self, local: Tensor) -> Tensor:
+    def _all_gather(self, local: Tensor) -> Way:
         boxes = [self._box(self.now, at) for at in self.members]
         most = max(map(elements, boxes))
         sent = local.reshape(-1)
         if len(sent) < most:
             sent = torch.cat((sent, sent.new_zeros(most - len(sent))))
-        gathered = local.new_empty(len(boxes) * most)
-        distributed.all_gather_single(gathered, sent.contiguous(), group=self.group)
-        result = local.new_empty(extents(self.after))
-        for box, row in zip(boxes, gathered.view(len(boxes), most), strict=True):
-            result[slices(box, self.after)] = row[: elements(box)].view(extents(box))
-        return result
+        rows = yield Call("all_gather", self.move.axes, [sent])
+        return self._put(local, boxes, rows)
 
-    def _exchange(self, local: Tensor) -> Tensor:
+    def _exchange(self, local: Tensor) -> Way:
         here, axes = self.grid.here, self.move.axes
         sent: list[Tensor] = []
         for at in self.members:
@@ -108,15 +103,15 @@ class _Step:
             shared(self._box(self.now, at), self.after) if gives(self.now, axes, at, here) else None
             for at in self.members
         ]
-        counts = list(map(elements, taken))
-        received = local.new_empty(sum(counts))
-        distributed.all_to_all_single(
-            received, torch.cat(sent), counts, [len(part) for part in sent], group=self.group
-        )
+        rows = yield Call("exchange", axes, sent, list(map(elements, taken)))
+        return self._put(local, taken, rows)
+
+    def _put(self, local: Tensor, boxes: Sequence[Box | None], rows: Rows) -> Tensor:
+        """The part behind the move, of boxes of it, each at the beginning of a row."""
         result = local.new_empty(extents(self.after))
-        for box, row in zip(taken, received.split(counts), strict=True):
+        for box, row in zip(boxes, rows, strict=True):
             if box is not None:
-                result[slices(box, self.after)] = row.view(extents(box))
+                result[slices(box, self.after)] = row[: elements(box)].view(extents(box))
         return result
 
 

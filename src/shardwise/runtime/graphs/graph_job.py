@@ -21,7 +21,7 @@ from shardwise.runtime.graphs.kernels import KERNELS
 from shardwise.runtime.graphs.module import GraphModule, first_readers, is_weight
 from shardwise.runtime.graphs.program import Program, Settings, program_of
 from shardwise.runtime.graphs.stage import Stage
-from shardwise.runtime.graphs.store import Held, held_parameters, square_sum
+from shardwise.runtime.graphs.store import Held, held_parameters, publish, square_sum
 from shardwise.runtime.optimizer import optimizer_of_parameters
 from shardwise.runtime.result import StepResult
 from shardwise.runtime.trace import NORM, OPTIMIZER
@@ -107,8 +107,8 @@ class GraphJob:
 
     def spread(self) -> None:
         """Have what ranks compute with be what the optimizer has now, after that was written to."""
-        for held in self.store.values():
-            held.publish()
+        for block in self._stage.interpreter.together:
+            publish(self.grid, block)
 
     def parameters(self) -> dict[str, Tensor]:
         """Every parameter, whole, by its name in the graph; every rank must ask at the same point."""

@@ -19,11 +19,13 @@ from shardwise.runtime.marks import BLOCK, GATHERS, OPERATOR, marked
 
 
 class Interpreter:
-    """The forward pass of a program on this rank of `grid`, with parameters from `store`."""
+    """The forward pass of a program on this rank of `grid`, with parameters from `store`, of which those that
+    travel `together` are told."""
 
     def __init__(self, program: Program, grid: Grid, store: Mapping[str, Held]) -> None:
         self.program, self.grid, self.store = program, grid, store
         self.whole = whole_form(len(grid.counts))
+        self.together = [[store[name] for name in names] for names in program.together]
 
     @property
     def end(self) -> Lie:

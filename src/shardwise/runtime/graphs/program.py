@@ -94,6 +94,18 @@ class Program:
         return Program(sections, {name: own for name, own in self.parameters.items() if name in names})
 
     @property
+    def together(self) -> Sequence[Sequence[str]]:
+        """Names of parameters that travel together: those of a block, or where several blocks read one, of
+        the first of these."""
+        found: list[list[str]] = []
+        met: set[str] = set()
+        for section in self.sections:
+            names = dict.fromkeys(name for step in section.steps for name in step.parameters)
+            found.append([name for name in names if name not in met])
+            met |= set(names)
+        return [names for names in found if names]
+
+    @property
     def data(self) -> frozenset[str]:
         """The graph inputs that are read, by name."""
         return frozenset(name for section in self.sections for name in section.data)

@@ -13,6 +13,7 @@ from shardwise.errors import ConfigError
 from shardwise.runtime.graphs.bring import Lie, moved
 from shardwise.runtime.graphs.forms import Form, box_of, extents
 from shardwise.runtime.graphs.interpreter import Interpreter, seed_gradient
+from shardwise.runtime.graphs.store import settle
 from shardwise.schedule import Action, Communication, CommunicationKind, Kind
 
 Step = Action | Communication
@@ -80,8 +81,9 @@ class _Passes:
     def act(self, step: Step) -> None:
         """One action of the table."""
         if step.microbatch is None:  # the last backward pass of the stage is behind it
-            for held in self.stage.interpreter.store.values():
-                held.settle()
+            interpreter = self.stage.interpreter
+            for block in interpreter.together:
+                settle(interpreter.grid, block)
             return
         {
             Kind.FORWARD: self._forward,

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, distributed, nn
+from torch import Tensor, nn
 from torch.autograd import Function
 
-from shardwise.runtime.graphs.bring import Lie, moved
+from shardwise.runtime.graphs.bring import Lie, moved, moving
 from shardwise.runtime.graphs.forms import (
     Coordinates,
     Form,
@@ -20,6 +20,7 @@ from shardwise.runtime.graphs.forms import (
     whole_form,
 )
 from shardwise.runtime.graphs.grid import Grid
+from shardwise.runtime.graphs.messages import Call, Way, alone, together
 from shardwise.runtime.graphs.program import Stored
 from shardwise.runtime.marks import GATHERS, GRADIENTS, TRAFFIC, marked
 
@@ -85,58 +86,67 @@ class Held:
 
     def _scattered(self, gradient: Tensor, used: Lie) -> Tensor:
         with marked(TRAFFIC, GRADIENTS):
-            arrived = moved(self.grid, gradient, used.shape, used.gradient, self._scattered_form(used))
+            return alone(self.grid, self._scattering(gradient, used))
+
+    def _scattering(self, gradient: Tensor, used: Lie) -> Way:
+        arrived = yield from moving(
+            self.grid, gradient, used.shape, used.gradient, self._scattered_form(used)
+        )
         if arrived is gradient:  # another parameter's too, perhaps; and the fused optimizer ignores strides
             arrived = gradient.clone(memory_format=torch.contiguous_format)
         return arrived
 
-    def settle(self) -> None:
-        """Bring the gradient that arrived to what the optimizer updates."""
-        gradient = self.weight.grad if self._pending is None else self._pending
-        if self._pending is not None and self.stored.used is not None:
-            gradient = self._scattered(self._pending, self.stored.used)
+    def settling(self) -> Way:
+        """The gradient that arrived as the optimizer updates the parameter, whose own is gone."""
+        gradient, pending = self.weight.grad, self._pending
         self.weight.grad = self._pending = None
+        if pending is not None:
+            gradient = pending
+            if self.stored.used is not None:
+                gradient = yield from self._scattering(pending, self.stored.used)
         if gradient is None or self.arrived is None:
-            self.owned.grad = torch.zeros_like(self.owned)
-            return
+            return torch.zeros_like(self.owned)
         shape, stored, arrived = self.stored.lie.shape, self.stored.lie.value, self.arrived
         if self.stored.parts is not None:
-            self.owned.grad = moved(self.grid, gradient, shape, arrived, self.stored.parts)
-            return
+            return (yield from moving(self.grid, gradient, shape, arrived, self.stored.parts))
         late = tuple(axis for axis in self.shares if arrived.held[axis] == "partial")
-        gradient = moved(self.grid, gradient, shape, arrived, stored.with_word(late, "partial"))
-        if self.shares and late == self.shares:
-            gradient = self._reduced_share(gradient)
-        elif self.shares:
-            gradient = moved(self.grid, gradient, shape, stored.with_word(late, "partial"), stored)
+        begin = stored.with_word(late, "partial")
+        rest = tuple(axis for axis, word in enumerate(begin.held) if word == "whole" != arrived.held[axis])
+        if late and late == self.shares and arrived == begin.with_word(rest, "partial"):
+            share = yield from self._reducing(gradient)  # what shrinks a tensor comes first
+            if rest:
+                (share,) = yield Call("all_reduce", rest, [share])
+            return share
+        gradient = yield from moving(self.grid, gradient, shape, arrived, begin)
+        if late and late == self.shares:
+            return (yield from self._reducing(gradient))
+        if self.shares:
+            gradient = yield from moving(self.grid, gradient, shape, begin, stored)
             gradient = self._share(gradient).clone()
-        self.owned.grad = gradient
+        return gradient
 
-    def _reduced_share(self, gradient: Tensor) -> Tensor:
+    def _reducing(self, gradient: Tensor) -> Way:
         """This rank's share of the sum of what the ranks that share the states have."""
-        padded = _padded(gradient.reshape(-1), self.grid.size(self.shares))
-        result = padded.new_empty(len(padded) // self.grid.size(self.shares))
-        distributed.reduce_scatter_single(result, padded, group=self.grid.group(self.shares))
-        return result
+        rows = _padded(gradient.reshape(-1), self.grid.size(self.shares)).chunk(self.grid.size(self.shares))
+        (own,) = yield Call("reduce_scatter", self.shares, rows)
+        return own
 
-    def publish(self) -> None:
-        """Put the shares that all ranks updated together, in the dtype that is computed with."""
-        if self.owned is not self.weight:
-            with torch.no_grad():
-                own = self.owned.detach().to(self.weight.dtype)
-                with marked(TRAFFIC, GATHERS):
-                    joined = self._joined(own)
-                self.weight.copy_(joined)
+    def publishing(self) -> Way:
+        """What ranks compute with, of the shares that all of them updated, in that dtype."""
+        return (yield from self._joining(self.owned.detach().to(self.weight.dtype)))
 
     def _joined(self, share: Tensor) -> Tensor:
+        return alone(self.grid, self._joining(share))
+
+    def _joining(self, share: Tensor) -> Way:
         """What all ranks of the group have, of the shares of each."""
         if not self.shares:
             return share
+        shape, stored = self.stored.lie.shape, self.stored.lie.value
         if self.stored.parts is not None:
-            return moved(self.grid, share, self.stored.lie.shape, self.stored.parts, self.stored.lie.value)
-        gathered = share.new_empty(self.grid.size(self.shares) * share.numel())
-        distributed.all_gather_single(gathered, share.contiguous(), group=self.grid.group(self.shares))
-        return gathered[: self.weight.numel()].view(self.weight.shape)
+            return (yield from moving(self.grid, share, shape, self.stored.parts, stored))
+        rows = yield Call("all_gather", self.shares, [share.reshape(-1)])
+        return torch.cat(list(rows))[: self.weight.numel()].view(self.weight.shape)
 
     @property
     def copied_along(self) -> list[int]:
@@ -222,6 +232,24 @@ def held_parameters(
         name: Held(grid, stored, values[name], dtype or values[name].dtype)
         for name, stored in parameters.items()
     }
+
+
+def settle(grid: Grid, parameters: Sequence[Held]) -> None:
+    """Bring the gradients that arrived to what the optimizer updates, those that need the same as one
+    message."""
+    gradients = together(grid, (held.settling() for held in parameters))
+    for held, gradient in zip(parameters, gradients, strict=True):
+        held.owned.grad = gradient
+
+
+def publish(grid: Grid, parameters: Iterable[Held]) -> None:
+    """Put what other ranks updated with this one's, as one message, in the dtype that is computed with."""
+    apart = [held for held in parameters if held.owned is not held.weight]
+    with torch.no_grad():
+        with marked(TRAFFIC, GATHERS):
+            joined = together(grid, (held.publishing() for held in apart))
+        for held, weight in zip(apart, joined, strict=True):
+            held.weight.copy_(weight)
 
 
 def square_sum(parameters: Iterable[Held], device_type: str) -> Tensor:
