@@ -12,11 +12,11 @@ from unittest.mock import patch
 from shardwise.cost import Training, Turns, price_stage
 from shardwise.cost.one_layout import kernels, parameters, price, price_layout
 from shardwise.cost.one_layout.kernels import Seconds, size
-from shardwise.cost.one_layout.ledger import Ledger
+from shardwise.cost.one_layout.ledger import Ledger, Place
 from shardwise.cost.one_layout.parameters import Use
 from shardwise.cost.one_layout.pipeline import messages_of
 from shardwise.cost.one_layout.rank import Rank, rank_of
-from shardwise.graph import StagedLayout, scaled
+from shardwise.graph import OpGraph, StagedLayout, scaled
 from shardwise.plan import GraphPlan
 
 Times = Counter[tuple[str, int]]
@@ -45,8 +45,10 @@ class Note:
 
 @dataclass(slots=True)
 class Notes:
-    """The collectives that are priced, in order."""
+    """The collectives that are priced, in order. The `read_again` are operators whose backward pass reads
+    their weight, which is gathered for it too."""
 
+    read_again: frozenset[str] = frozenset()
     found: list[Note] = field(default_factory=list)
     is_scattered: bool = False
     axes: tuple[int, ...] = ()
@@ -54,6 +56,8 @@ class Notes:
     block: int = 0
     parameter: int = 0
     once_now: tuple[str, ...] = ()
+    at: Place = None
+    slot: int = 0
 
     def note(self, kind: str, nbytes: float, times: int = 1) -> None:
         place = self.axes, self.what, self.block, self.parameter
@@ -92,6 +96,8 @@ class Notes:
             for name in ONCE:
                 apart = self._apart(getattr(parameters, name), name)
                 stack.enter_context(patch.object(parameters, name, apart))
+            gathered = self._gathering(parameters._gather_s)
+            stack.enter_context(patch.object(parameters, "_gather_s", gathered))
             stack.enter_context(patch.object(parameters, "_moved_s", _by_itself))
             stack.enter_context(patch.object(price, "exchange_s", self._told))
             yield
@@ -123,9 +129,24 @@ class Notes:
     def _of_one(self, priced: Callable[..., None], once: tuple[str, ...]) -> Callable[..., None]:
         def noted(rank: Rank, ledger: Ledger, *arguments: Any, **more: Any) -> None:
             self.once_now = once
+            self.slot = self.slot + 1 if ledger.at == self.at else 0
+            self.at = ledger.at
             self.block = ledger.at[0] if ledger.at else 0
             self.parameter += 1
             priced(rank, ledger, *arguments, **more)
+
+        return noted
+
+    def _gathering(self, priced: Callable[..., float]) -> Callable[..., float]:
+        """Charged in both passes, and done in both where the backward pass reads what is gathered: a weight,
+        but no bias behind it."""
+
+        def noted(*arguments: Any) -> float:
+            before = len(self.found)
+            seconds = priced(*arguments)
+            if self.at is not None and self.at[1] in self.read_again and not self.slot:
+                self.found += self.found[before:]
+            return seconds
 
         return noted
 
@@ -158,10 +179,20 @@ def _by_itself(rank: Rank, use: Use, element_bytes: float, start: Any, end: Any)
     return rank.bring_s(use.shape, element_bytes, start, end)
 
 
+def _read_again(graph: OpGraph) -> frozenset[str]:
+    """Products and norms of what has a gradient: that of data has none."""
+    return frozenset(
+        op.name
+        for block in graph.blocks
+        for op in block.operators
+        if op.kind in ("linear", "layer_norm") and op.inputs[0].source not in graph.inputs
+    )
+
+
 def charged(plan: GraphPlan) -> Times:
     """Every message that is priced for the plan between more than one rank, each as often as the step has it,
     on a backend that has all collectives."""
-    notes = Notes()
+    notes = Notes(_read_again(plan.graph))
     with notes.taken():
         training = Training(dtype=plan.job.dtype, optimizer=plan.job.optimizer, profile=plan.job.profile)
         price_layout(plan.graph, plan.cluster, training, plan.mesh, plan.layout)
@@ -172,7 +203,7 @@ def charged_in_stages(plan: GraphPlan) -> list[Times]:
     """The same of a rank of each stage of a plan with stages, what is sent to others among it: everything
     that happens in a pass for each micro-batch, and once what the price has at the end of the step.
 
-    A gathered parameter is charged in both passes; here it is told once for each micro-batch, as above.
+    A gathered parameter is told for each micro-batch, as above.
     """
     layout = plan.layout
     if not isinstance(layout, StagedLayout):
@@ -183,7 +214,7 @@ def charged_in_stages(plan: GraphPlan) -> list[Times]:
     blocks = [block for block in of_one.blocks for _ in range(block.repeat)]
     found = []
     for stage, (first, end) in enumerate(layout.spans):
-        notes = Notes()
+        notes = Notes(_read_again(plan.graph))
         with notes.taken():
             price_stage(
                 of_one, plan.cluster, training, plan.mesh, layout.stages[stage], first=first, end=end,

@@ -1,8 +1,8 @@
 """Graph plans are obeyed: a step has the collectives that the cost model charges for its layout, in kind,
 bytes and number.
 
-Gathers of parameters are charged in both passes and done once, since a gathered parameter waits for its
-gradient. What is done once for parameters of a block goes together, as it is priced.
+Gathers of parameters are charged in both passes, and done in both where the backward pass reads what is
+gathered. What is done once for parameters of a block goes together, as it is priced.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from shardwise.graph import STATES_SPLIT, OpNode, rules_of
 from shardwise.plan import GraphPlan
 from shardwise.runtime import GraphJob, Report, Team, capture, graph_module, parallelize
 from shardwise.runtime.collectives import recorded
+from shardwise.runtime.graphs import interpreter
 from shardwise.runtime.graphs.bring import Lie
 from shardwise.runtime.graphs.grid import Grid
 from shardwise.runtime.graphs.messages import Way, alone
@@ -94,10 +95,10 @@ def as_charged(found: Times) -> Times:
 
 def _modules_steps(report: Report, name: str, plans: list[GraphPlan], early: bool) -> list[Times]:
     """The same of a captured module in fp32. With `early`, each reader's gradient of a parameter that several
-    read is reduced by itself."""
+    read is reduced by itself. Gathered parameters are kept here: what reads them again is not of interest."""
     data = tuple(each.float() if each.is_floating_point() else each for each in data_of(name, 0))
     twin: Any = patch.object(Held, "receive", _receive_early) if early else nullcontext()
-    with twin:
+    with twin, patch.object(interpreter, "given_back", lambda made: nullcontext()):
         return [second_step(parallelize(module_of(name, 1).float(), plan, data), data) for plan in plans]
 
 

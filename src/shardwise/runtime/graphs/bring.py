@@ -59,7 +59,7 @@ class _Step:
 
     def run(self, local: Tensor) -> Way:
         if self.move.kind == "all_reduce":
-            (whole,) = yield Call("all_reduce", self.move.axes, [local.reshape(-1)])
+            (whole,) = yield Call("all_reduce", self.move.axes, local.reshape(-1))
             return whole.view(local.shape)
         if self.move.kind == "cut":
             return local[slices(self.after, self.before)].clone(memory_format=torch.contiguous_format)
@@ -78,7 +78,7 @@ class _Step:
     def _reduce_scatter(self, local: Tensor) -> Way:
         boxes = [self._box(self.move.then, at) for at in self.members]
         rows = [local[slices(box, self.before)].flatten() for box in boxes]
-        (own,) = yield Call("reduce_scatter", self.move.axes, rows)
+        (own,) = yield Call("reduce_scatter", self.move.axes, torch.cat(rows), list(map(elements, boxes)))
         return own.view(extents(self.after))
 
     def _all_gather(self, local: Tensor) -> Way:
@@ -87,7 +87,7 @@ class _Step:
         sent = local.reshape(-1)
         if len(sent) < most:
             sent = torch.cat((sent, sent.new_zeros(most - len(sent))))
-        rows = yield Call("all_gather", self.move.axes, [sent])
+        rows = yield Call("all_gather", self.move.axes, sent)
         return self._put(local, boxes, rows)
 
     def _exchange(self, local: Tensor) -> Way:
@@ -103,7 +103,7 @@ class _Step:
             shared(self._box(self.now, at), self.after) if gives(self.now, axes, at, here) else None
             for at in self.members
         ]
-        rows = yield Call("exchange", axes, sent, list(map(elements, taken)))
+        rows = yield Call("exchange", axes, torch.cat(sent), list(map(len, sent)), list(map(elements, taken)))
         return self._put(local, taken, rows)
 
     def _put(self, local: Tensor, boxes: Sequence[Box | None], rows: Rows) -> Tensor:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -11,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 from shardwise.graph import WHOLE
 from shardwise.runtime.graphs.bring import Lie, brought, moved
 from shardwise.runtime.graphs.forms import whole_form
+from shardwise.runtime.graphs.given_back import given_back
 from shardwise.runtime.graphs.grid import Grid
 from shardwise.runtime.graphs.kernels import KERNELS
 from shardwise.runtime.graphs.program import Program, Section, Step
@@ -61,6 +64,18 @@ class Interpreter:
         result, _ = run.made[section.result]
         return result
 
+    def given_back(
+        self, section: Section, step: Step, parameters: Sequence[Tensor]
+    ) -> AbstractContextManager[None]:
+        """Inside, an operator keeps nothing of parameters that were made for it, which come again in its
+        backward pass. In a block that is recomputed all do."""
+        made = [
+            (parameter, partial(self.store[name].made, lie))
+            for name, lie, parameter in zip(step.parameters, step.work.parameters, parameters, strict=True)
+            if not self.store[name].is_in(parameter)
+        ]
+        return given_back(made) if made and section.layout.mode == "kept" else nullcontext()
+
     def parameter(self, name: str, used: Lie) -> Tensor:
         """A parameter as one of its readers wants it."""
         held = self.store[name]
@@ -89,7 +104,8 @@ class _Run:
             self.interpreter.parameter(name, lie)
             for name, lie in zip(step.parameters, work.parameters, strict=True)
         ]
-        result, lie = KERNELS[work.op.kind](work, inputs, parameters), work.output
+        with self.interpreter.given_back(self.section, step, parameters):
+            result, lie = KERNELS[work.op.kind](work, inputs, parameters), work.output
         name = work.op.name
         if self.section.readers.get(name, 0) > 1 or name == self.section.result:
             there = self.section.lies.get(name, lie)

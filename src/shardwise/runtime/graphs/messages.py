@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Literal
 
 import torch
 from torch import Tensor, distributed
-from torch.distributed import ProcessGroup
 
 from shardwise.runtime.graphs.grid import Grid
 
@@ -21,25 +21,41 @@ Rows = Sequence[Tensor]
 """Flat tensors."""
 
 
+MOST_BYTES = 25 * 2**20
+"""Tensors go together up to so many bytes, which is what is copied for that at most: as many as PyTorch's
+DistributedDataParallel has in a bucket by default. Latency is little beside the time of such a message."""
+
+
 @dataclass(frozen=True, slots=True)
 class Call:
     """What a rank tells those that differ from it along `axes`, and itself.
 
-    Of a `reduce_scatter` and an `exchange` the `rows` are what each of them gets, in the order of their
-    group; of an `all_reduce` and an `all_gather` there is one for all. From each of them an exchange brings
-    so many elements as `counts` says. The answer to a call are rows: the sum of this rank's rows, or of an
-    exchange and an all-gather the row of each of them.
+    Of a `reduce_scatter` and an `exchange` what is `sent` are rows one after the other, of so many elements
+    as `sizes` says for each of them, in the order of their group; of an `all_reduce` and an `all_gather` it
+    is the same for all. From each of them an exchange brings so many elements as `taken` says. The answer to
+    a call are rows: the sum of this rank's rows, or of an exchange and an all-gather the row of each of them.
     """
 
     kind: Collective
     axes: tuple[int, ...]
-    rows: Rows
-    counts: Sequence[int] = ()
+    sent: Tensor
+    sizes: Sequence[int] = ()
+    taken: Sequence[int] = ()
 
     @property
     def key(self) -> tuple[int, tuple[int, ...], str]:
         """What is the same of calls that go as one."""
-        return _ORDER.index(self.kind), self.axes, str(self.rows[0].dtype)
+        return _ORDER.index(self.kind), self.axes, str(self.sent.dtype)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that this rank sends."""
+        return self.sent.numel() * self.sent.element_size()
+
+    @property
+    def rows(self) -> Rows:
+        """What each of them gets."""
+        return self.sent.split(list(self.sizes))
 
 
 Way = Generator[Call, Rows, Tensor]
@@ -64,8 +80,9 @@ def together(grid: Grid, ways: Iterable[Way]) -> list[Tensor]:
     while due:
         first = min(call.key for call in due.values())
         alike = sorted(number for number, call in due.items() if call.key == first)
-        answers = _answers(grid, [due.pop(number) for number in alike])
-        for number, answer in zip(alike, answers, strict=True):
+        chosen = alike[: _fitting([due[number].nbytes for number in alike])]
+        answers = _answers(grid, [due.pop(number) for number in chosen])
+        for number, answer in zip(chosen, answers, strict=True):
             go_on(number, answer)
     return [ends[number] for number in range(len(going))]
 
@@ -76,47 +93,52 @@ def alone(grid: Grid, way: Way) -> Tensor:
     return end
 
 
+def _fitting(nbytes: Sequence[int]) -> int:
+    """How many from the first on go as one message; one at least."""
+    return max(1, sum(total <= MOST_BYTES for total in accumulate(nbytes)))
+
+
 def _answers(grid: Grid, calls: Sequence[Call]) -> list[Rows]:
-    """The answer to each of some calls of a kind, made as one. Rows are never changed."""
-    axes, members = calls[0].axes, grid.members(calls[0].axes)
-    group, here = grid.group(axes), members.index(grid.here)
-    kind = calls[0].kind
+    """The answer to each of some calls of a kind, made as one. What is sent is never changed."""
+    axes, kind = calls[0].axes, calls[0].kind
+    members, group = grid.members(axes), grid.group(axes)
     if kind == "all_reduce":
-        flat = torch.cat([call.rows[0] for call in calls])
+        flat = torch.cat([call.sent for call in calls])
         distributed.all_reduce(flat, group=group)
-        return [[row] for row in flat.split([len(call.rows[0]) for call in calls])]
+        return [[row] for row in flat.split([len(call.sent) for call in calls])]
     if kind == "all_gather":
-        return _gathered(calls, len(members), group)
-    by_member = [[call.rows[member] for call in calls] for member in range(len(members))]
-    sizes = [sum(map(len, rows)) for rows in by_member]
+        sent = torch.cat([call.sent for call in calls]) if len(calls) > 1 else calls[0].sent.contiguous()
+        gathered = sent.new_empty(len(members) * len(sent))
+        distributed.all_gather_single(gathered, sent, group=group)
+        return _shared_out(gathered, [[len(call.sent)] * len(members) for call in calls])
+    sizes = [sum(row) for row in zip(*(call.sizes for call in calls), strict=True)]
     if kind == "exchange":
-        return _exchanged(calls, by_member, sizes, group)
-    result = calls[0].rows[0].new_empty(sizes[here])
+        taken = [sum(row) for row in zip(*(call.taken for call in calls), strict=True)]
+        received = calls[0].sent.new_empty(sum(taken))
+        distributed.all_to_all_single(received, _by_member(calls), taken, sizes, group=group)
+        return _shared_out(received, [call.taken for call in calls])
+    here = members.index(grid.here)
+    result = calls[0].sent.new_empty(sizes[here])
     if len(set(sizes)) == 1:
-        distributed.reduce_scatter_single(
-            result, torch.cat([row for rows in by_member for row in rows]), group=group
-        )
+        distributed.reduce_scatter_single(result, _by_member(calls), group=group)
     else:
-        distributed.reduce_scatter(result, [torch.cat(rows) for rows in by_member], group=group)
-    return [[row] for row in result.split(list(map(len, by_member[here])))]
+        distributed.reduce_scatter(result, list(_by_member(calls).split(sizes)), group=group)
+    return [[row] for row in result.split([call.sizes[here] for call in calls])]
 
 
-def _gathered(calls: Sequence[Call], members: int, group: ProcessGroup | None) -> list[Rows]:
-    rows = [call.rows[0] for call in calls]
-    sent = torch.cat(rows) if len(rows) > 1 else rows[0].contiguous()
-    gathered = sent.new_empty(members * len(sent))
-    distributed.all_gather_single(gathered, sent, group=group)
-    parts = [row.split(list(map(len, rows))) for row in gathered.split(len(sent))] if len(sent) else []
-    return [[own[place] for own in parts] or [row] * members for place, row in enumerate(rows)]
+def _by_member(calls: Sequence[Call]) -> Tensor:
+    """What all calls send, rows of the same member one after the other."""
+    if len(calls) == 1:
+        return calls[0].sent
+    return torch.cat([row for rows in zip(*(call.rows for call in calls), strict=True) for row in rows])
 
 
-def _exchanged(
-    calls: Sequence[Call], by_member: Sequence[Rows], sizes: Sequence[int], group: ProcessGroup | None
-) -> list[Rows]:
-    counts = [[call.counts[member] for call in calls] for member in range(len(by_member))]
-    taken = list(map(sum, counts))
-    received = by_member[0][0].new_empty(sum(taken))
-    sent = torch.cat([row for rows in by_member for row in rows])
-    distributed.all_to_all_single(received, sent, taken, list(sizes), group=group)
-    parts = [own.split(each) for own, each in zip(received.split(taken), counts, strict=True)]
-    return [[own[place] for own in parts] for place in range(len(calls))]
+def _shared_out(received: Tensor, sizes: Sequence[Sequence[int]]) -> list[Rows]:
+    """For each call its row from each member, of `received`, where rows of the same member lie one after the
+    other; `sizes` are by call and member."""
+    by_member = list(zip(*sizes, strict=True))
+    parts = received.split([size for row in by_member for size in row])
+    return [
+        [parts[member * len(sizes) + place] for member in range(len(by_member))]
+        for place in range(len(sizes))
+    ]

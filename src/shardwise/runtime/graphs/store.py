@@ -69,6 +69,18 @@ class Held:
         result: Tensor = _Gather.apply(self.weight, self, used)
         return result
 
+    def is_in(self, used: Tensor) -> bool:
+        """Whether a tensor is the parameter as it waits, or a view of it."""
+        return used.untyped_storage() is self.weight.untyped_storage()
+
+    def made(self, used: Lie) -> Tensor:
+        """The parameter as one of its readers uses it, once more and without a gradient."""
+        start, weight = self.stored.lie, self.weight.detach()
+        shared = self.stored.used or start
+        with marked(TRAFFIC, GATHERS):
+            weight = moved(self.grid, weight, used.shape, start.value, shared.value)
+            return moved(self.grid, weight, used.shape, shared.value, used.value)
+
     def _scattered_form(self, used: Lie) -> Form:
         """What ranks have of the gradient behind the backward pass: along axes that split the parameter their
         parts, along others what its readers leave."""
@@ -115,7 +127,7 @@ class Held:
         if late and late == self.shares and arrived == begin.with_word(rest, "partial"):
             share = yield from self._reducing(gradient)  # what shrinks a tensor comes first
             if rest:
-                (share,) = yield Call("all_reduce", rest, [share])
+                (share,) = yield Call("all_reduce", rest, share)
             return share
         gradient = yield from moving(self.grid, gradient, shape, arrived, begin)
         if late and late == self.shares:
@@ -127,8 +139,9 @@ class Held:
 
     def _reducing(self, gradient: Tensor) -> Way:
         """This rank's share of the sum of what the ranks that share the states have."""
-        rows = _padded(gradient.reshape(-1), self.grid.size(self.shares)).chunk(self.grid.size(self.shares))
-        (own,) = yield Call("reduce_scatter", self.shares, rows)
+        count = self.grid.size(self.shares)
+        sent = _padded(gradient.reshape(-1), count)
+        (own,) = yield Call("reduce_scatter", self.shares, sent, (len(sent) // count,) * count)
         return own
 
     def publishing(self) -> Way:
@@ -145,7 +158,7 @@ class Held:
         shape, stored = self.stored.lie.shape, self.stored.lie.value
         if self.stored.parts is not None:
             return (yield from moving(self.grid, share, shape, self.stored.parts, stored))
-        rows = yield Call("all_gather", self.shares, [share.reshape(-1)])
+        rows = yield Call("all_gather", self.shares, share.reshape(-1))
         return torch.cat(list(rows))[: self.weight.numel()].view(self.weight.shape)
 
     @property

@@ -1,0 +1,35 @@
+"""Allocated memory of one rank of a plan of an operator graph by PyTorch's memory tracker: a step on fake
+tensors, among fake ranks."""
+
+from __future__ import annotations
+
+import warnings
+from unittest.mock import patch
+
+import torch
+from tests.runtime.tracked import Host, Tracker, fake_ranks
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from shardwise.plan import GraphPlan
+from shardwise.runtime import graph_module, parallelize
+
+
+def allocated_bytes(plan: GraphPlan, rank: int = 0) -> int:
+    """Bytes in tensors of `rank` at the peak of its second step (the first makes the optimizer's states)."""
+    fake = FakeTensorMode(allow_non_fake_inputs=True)
+    with (
+        fake_ranks(rank, plan.devices),
+        fake,
+        warnings.catch_warnings(),
+        patch.object(torch.Tensor, "__float__", lambda _: 1.0),
+    ):
+        warnings.simplefilter("ignore")
+        job = parallelize(graph_module(plan.graph, seed=0), plan)
+        batch = {name: torch.zeros(shape) for name, shape in plan.graph.inputs.items()}
+        job.step(batch)
+        tracker = Tracker(Host())
+        held = [each for own in job.store.values() for each in {own.weight, own.owned}]
+        tracker.track_external(*held, job.optimizer)
+        with tracker:
+            job.step(batch)
+        return int(tracker.get_tracker_snapshot("peak")[torch.device("cpu")]["Total"])
