@@ -15,7 +15,8 @@ from shardwise.runtime import graph_module, parallelize
 
 
 def allocated_bytes(plan: GraphPlan, rank: int = 0) -> int:
-    """Bytes in tensors of `rank` at the peak of its second step (the first makes the optimizer's states)."""
+    """Bytes in tensors of `rank` at the peak of its second step (the first makes the optimizer's states). The
+    batch, whole on every rank, does not count."""
     fake = FakeTensorMode(allow_non_fake_inputs=True)
     with (
         fake_ranks(rank, plan.devices),
@@ -26,8 +27,11 @@ def allocated_bytes(plan: GraphPlan, rank: int = 0) -> int:
         warnings.simplefilter("ignore")
         job = parallelize(graph_module(plan.graph, seed=0), plan)
         batch = {name: torch.zeros(shape) for name, shape in plan.graph.inputs.items()}
+        there = Host()
+        for tensor in batch.values():
+            there.take(tensor)
         job.step(batch)
-        tracker = Tracker(Host())
+        tracker = Tracker(there)
         held = [each for own in job.store.values() for each in {own.weight, own.owned}]
         tracker.track_external(*held, job.optimizer)
         with tracker:
