@@ -9,6 +9,7 @@ import torch
 
 from shardwise.runtime.graphs.forms import value_form
 from shardwise.runtime.graphs.moves import Move, moves_of
+from shardwise.runtime.graphs.store import Held
 
 
 def _without(kind: str) -> Callable[..., tuple[Move, ...]]:
@@ -24,6 +25,8 @@ def _nothing(*arguments: Any) -> None:
     pass
 
 
+MADE = Held.made
+
 GRAPH_TWINS: Mapping[str, tuple[str, Any]] = {
     "partial sums are not added up": ("shardwise.runtime.graphs.bring.moves_of", _without("all_reduce")),
     "every rank takes the whole for its part of a sum": (
@@ -32,6 +35,10 @@ GRAPH_TWINS: Mapping[str, tuple[str, Any]] = {
     ),
     "gradients lie as their tensors do": ("shardwise.runtime.graphs.bring.gradient_form", value_form),
     "states that others updated are not gathered": ("shardwise.runtime.graphs.graph_job.publish", _nothing),
+    "what is gathered for a backward pass is zeros": (
+        "shardwise.runtime.graphs.store.Held.made",
+        lambda held, used: torch.zeros_like(MADE(held, used)),
+    ),
     "every rank begins with the whole gradient": (
         "shardwise.runtime.graphs.stage.seed_gradient",
         lambda grid, lie, loss: torch.ones_like(loss),

@@ -47,10 +47,10 @@ class Call:
         """What is the same of calls that go as one."""
         return _ORDER.index(self.kind), self.axes, str(self.sent.dtype)
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes that this rank sends."""
-        return self.sent.numel() * self.sent.element_size()
+    def nbytes(self, grid: Grid) -> int:
+        """Bytes of the whole tensor: what this rank sends, or what is joined."""
+        times = grid.size(self.axes) if self.kind == "all_gather" else 1
+        return times * self.sent.numel() * self.sent.element_size()
 
     @property
     def rows(self) -> Rows:
@@ -80,7 +80,7 @@ def together(grid: Grid, ways: Iterable[Way]) -> list[Tensor]:
     while due:
         first = min(call.key for call in due.values())
         alike = sorted(number for number, call in due.items() if call.key == first)
-        chosen = alike[: _fitting([due[number].nbytes for number in alike])]
+        chosen = alike[: _fitting([due[number].nbytes(grid) for number in alike])]
         answers = _answers(grid, [due.pop(number) for number in chosen])
         for number, answer in zip(chosen, answers, strict=True):
             go_on(number, answer)
