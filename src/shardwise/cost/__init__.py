@@ -31,6 +31,7 @@ from shardwise.cost.lone_stage import (
     hop_s,
     kinds_of,
     seated_prices,
+    stage_bytes,
     stage_price,
 )
 from shardwise.cost.memory import PARTS, RankBytes, host_bytes, peak_bytes, rank_bytes
@@ -149,6 +150,7 @@ __all__ = [
     "rank_bytes",
     "room_of",
     "seated_prices",
+    "stage_bytes",
     "stage_layouts",
     "stage_price",
     "stage_times",

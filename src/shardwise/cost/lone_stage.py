@@ -146,18 +146,13 @@ def stage_price(kinds: Kinds, shape: StageShape, seat: Seat = Seat()) -> StagePr
 def seated_prices(kinds: Kinds, shape: StageShape, seats: Sequence[Seat]) -> list[StagePrice]:
     """The same for stages that lie otherwise among those of their pipelines, by seat: gathering, reducing and
     the end of the step differ, all else is the same."""
-    problem, profile = kinds.problem, kinds.problem.profile
-    layers = np.asarray(shape.layers)[None]
-    sums = Sums(*over_places(kinds.blocks, layers, shape.is_first, shape.is_last))
+    profile = kinds.problem.profile
+    sums, tied, weights, replicas = _held(kinds, shape)
     is_alone = shape.is_first * shape.is_last
-    tied = kinds.grid.embedding.dense_weights * (1.0 if problem.model.tied_embeddings else 0.0)
-    weights = sums.dense_weights + tied * (shape.is_last - is_alone)
-    replicas = np.asarray(shape.replicas)[:, None, None] * kinds.dp
     forward_s = sums.forward_s + profile.host_action_s
     backward_s = sums.input_s + sums.weight_s + profile.host_action_s
     backward_s = backward_s + np.array([0.0 * sums.full_s, sums.selective_s, sums.full_s])[:, None]
-    allocated = _allocated_bytes(kinds, shape, sums, weights, replicas)
-    device_bytes = _device_bytes(kinds, shape, allocated, replicas)
+    allocated, device_bytes = stage_bytes(kinds, shape)
     gradients = cache(lambda together: _gradients_s(kinds, shape, weights, forward_s, backward_s, together))
     around_s = _end_s(kinds, shape, weights / replicas)
     tied = tied * (shape.is_first + shape.is_last - 2 * is_alone)
@@ -176,6 +171,23 @@ def seated_prices(kinds: Kinds, shape: StageShape, seats: Sequence[Seat]) -> lis
             )
         )
     return found
+
+
+def stage_bytes(kinds: Kinds, shape: StageShape) -> tuple[Any, Any]:
+    """Bytes per device of stages, in tensors and in all, as in `StagePrice`: they alone depend on how many
+    microbatches are `held`."""
+    sums, _, weights, replicas = _held(kinds, shape)
+    allocated = _allocated_bytes(kinds, shape, sums, weights, replicas)
+    return allocated, _device_bytes(kinds, shape, allocated, replicas)
+
+
+def _held(kinds: Kinds, shape: StageShape) -> tuple[Sums, Any, Any, Any]:
+    """Sums over the layers of stages; weights of the embedding that stages at both ends of the model have;
+    weights in all; and replicas of each."""
+    sums = Sums(*over_places(kinds.blocks, np.asarray(shape.layers)[None], shape.is_first, shape.is_last))
+    tied = kinds.grid.embedding.dense_weights * (1.0 if kinds.problem.model.tied_embeddings else 0.0)
+    weights = sums.dense_weights + tied * (shape.is_last - shape.is_first * shape.is_last)
+    return sums, tied, weights, np.asarray(shape.replicas)[:, None, None] * kinds.dp
 
 
 def _gradients_s(

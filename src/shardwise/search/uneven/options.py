@@ -18,7 +18,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardwise.cluster import Tier
-from shardwise.cost import Kinds, Problem, Seat, StagePrice, StageShape, kinds_of, seated_prices, stage_price
+from shardwise.cost import (
+    Kinds,
+    Problem,
+    Seat,
+    StagePrice,
+    StageShape,
+    kinds_of,
+    seated_prices,
+    stage_bytes,
+    stage_price,
+)
 from shardwise.search.uneven.braids import Part, hops_of_braids, price_of_braids
 from shardwise.search.uneven.hops import Hops, hops_of_pool, seats_of_pool
 from shardwise.search.uneven.space import (
@@ -209,11 +219,21 @@ class Pricing:
         size = block.micro_batch_size
         kinds = self._kinds(pool, block.pools, size, block.is_alike)
         groups = 1 if block.is_alike or len(block.pools) == 1 else 2
-        shape = self._shape(self._telling(block, self._space.limits.rows), groups)
-        seats = self._seats(pool, size)
+        replicas, seats = self._telling(block, self._space.limits.rows), self._seats(pool, size)
+        shape, at = self._timed(replicas, groups)
         prices = seated_prices(kinds, shape, seats)
-        fits = prices[0].device_bytes <= kinds.problem.usable_bytes
-        return self._fastest(self._space.kinds(pool, size), self._of(pool, size), seats, prices, fits, 0)
+        allocated, device = stage_bytes(kinds, self._shape(replicas, groups))
+        fits = device <= kinds.problem.usable_bytes
+        return self._fastest(
+            self._space.kinds(pool, size),
+            self._of(pool, size),
+            seats,
+            prices,
+            at,
+            (allocated, device),
+            fits,
+            0,
+        )
 
     def _of(self, pool: int, size: int) -> list[int]:
         """Of the pool's kinds, which of its degrees they have: by these stages are priced."""
@@ -239,7 +259,8 @@ class Pricing:
             some = tuple(braid for braid in braids if braid.rows[0] == rows)
             price, fits, fullest = price_of_braids(one, other)
             every = range(len(some))
-            found.append(self._fastest(some, every, (Seat(),), [price], fits, fullest))
+            at, bytes_ = np.arange(price.forward_s.shape[-2]), (price.allocated_bytes, price.device_bytes)
+            found.append(self._fastest(some, every, (Seat(),), [price], at, bytes_, fits, fullest))
             hops_s.append(hops_of_braids(one, other))
         names = [field.name for field in fields(Stages) if field.name not in ("kinds", "seats")]
         whole = {name: np.concatenate([getattr(stages, name) for stages in found]) for name in names}
@@ -263,6 +284,16 @@ class Pricing:
             replicas=replicas, groups=groups,
         )  # fmt: skip
 
+    def _timed(self, replicas: Sequence[int], groups: int) -> tuple[StageShape, Ints]:
+        """Every stage that takes another time than others; and which of them each of `_shape` is."""
+        last, first, count = (axis.reshape(-1, 1) for axis in np.indices((2, *self._axes[1:])))
+        shape = StageShape(
+            layers=count, held=1, is_first=1.0 * first, is_last=1.0 * last,
+            replicas=replicas, groups=groups,
+        )  # fmt: skip
+        is_last = 1 * (np.arange(self._axes[0]) == 1)
+        return shape, np.arange(len(last)).reshape(2, -1)[is_last].ravel()
+
     @property
     def _axes(self) -> tuple[int, int, int]:
         return self._space.most_stages + 1, 2, self._space.model.layers + 1
@@ -273,11 +304,14 @@ class Pricing:
         of: Sequence[int],
         seats: tuple[Seat, ...],
         prices: Sequence[StagePrice],
+        at: Ints,
+        bytes_: tuple[Any, Any],
         fits: Any,
         fullest: Any,
     ) -> Stages:
         place, _, count = (axis.reshape(-1, 1) for axis in np.indices(self._axes))
-        return _fastest(kinds, of, seats, prices, fits & (place >= 1) & (count >= 1), fullest, self._axes)
+        is_one = (place >= 1) & (count >= 1)
+        return _fastest(kinds, of, seats, prices, at, bytes_, fits & is_one, fullest, self._axes)
 
     def _hops_of(self, pool: int, union: tuple[int, ...], size: int) -> Hops:
         own, across = self._kinds(pool, (pool,), size), self._kinds(pool, union, size)
@@ -305,44 +339,48 @@ def _fastest(
     of: Sequence[int],
     seats: tuple[Seat, ...],
     prices: Sequence[StagePrice],
+    at: Ints,
+    bytes_: tuple[Any, Any],
     fits: Any,
     fullest: Any,
     shape: tuple[int, ...],
 ) -> Stages:
     """Of each stage, and of each number of pipelines, the fastest recomputation that fits; and of these the
     least seconds. The recomputation itself and the bytes are those of the first number of pipelines. There is
-    a price for each seat; `of` has the column of each kind in it."""
+    a price for each seat, whose rows `at` are those of the stages; `of` has the column of each kind in it."""
     price = prices[0]
-    backward_s = np.where(fits, price.backward_s, np.inf)
+    backward_s = np.where(fits, price.backward_s[:, :, at], np.inf)
     chosen = np.argmin(backward_s, axis=0)
+    numbers, _, columns = np.ogrid[tuple(map(slice, chosen.shape))]
 
     def picked(values: Any) -> Any:
-        full = np.broadcast_to(values, backward_s.shape)
-        return np.choose(chosen, list(full))
+        full = np.broadcast_to(values, (*backward_s.shape[:2], *values.shape[2:]))
+        return full[chosen, numbers, at[:, None], columns]
 
     def first(values: Any) -> Any:
         full = np.broadcast_to(values, backward_s.shape)[:, 0]
         return arranged(np.choose(chosen[0], list(full)))
 
-    def least(values: Any) -> Floats:
-        found: Floats = arranged(values.min(axis=0))
-        return found
-
     def arranged(values: Any) -> Any:
         full = np.broadcast_to(values, backward_s.shape[2:])
-        return np.moveaxis(full.reshape(*shape, -1), -1, 0)[list(of)]
+        found = np.moveaxis(full.reshape(*shape, -1), -1, 0)
+        return found if list(of) == list(range(len(found))) else found[list(of)]
 
-    backward = least(backward_s.min(axis=0))
+    def seated(values: Sequence[Any]) -> Floats:
+        return np.stack([arranged(some) for some in values], axis=1)
+
+    backward = arranged(backward_s.min(axis=(0, 1)))
+    allocated, device = bytes_
     return Stages(
         kinds=kinds,
         seats=seats,
-        forward_s=arranged(price.forward_s),
+        forward_s=arranged(price.forward_s[at]),
         backward_s=backward,
-        gather_s=np.stack([least(one.gather_s) for one in prices], axis=1),
-        reduce_s=np.stack([least(picked(one.reduce_s)) for one in prices], axis=1),
-        end_s=np.stack([least(one.end_s) for one in prices], axis=1),
+        gather_s=seated([one.gather_s.min(axis=0)[at] for one in prices]),
+        reduce_s=seated([picked(one.reduce_s).min(axis=0) for one in prices]),
+        end_s=seated([one.end_s.min(axis=0)[at] for one in prices]),
         recompute=np.where(np.isinf(backward), -1, arranged(chosen[0])),
-        allocated_bytes=first(price.allocated_bytes),
-        device_bytes=first(price.device_bytes),
+        allocated_bytes=first(allocated),
+        device_bytes=first(device),
         fullest=first(fullest).astype(np.int64),
     )
