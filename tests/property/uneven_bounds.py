@@ -26,12 +26,12 @@ def hold_bounds(of: Any, layouts: Any, numbers: range | list[int], seed: int) ->
                 continue
             within_s = time_s * (1 + 1e-9)
             for most_s in (NEVER_S, time_s):  # it has no stage that takes more by itself
-                relaxation = Relaxation(Entries(of), [(kinds, counts)], [[m]], within_s=most_s)
-                assert relaxation.bounds()[0, 0] <= within_s, (seed, sites, layers, m)
+                relaxation = Relaxation(Entries(of), [(kinds, counts)], [m], within_s=most_s)
+                assert relaxation.bounds()[0] <= within_s, (seed, sites, layers, m)
             # Nor less than pipelines that differ in how they are spread alone are told together.
             entries = Entries(of)
-            together = Relaxation(entries, [(entries.loose(kinds), counts)], [[m]])
-            assert together.bounds()[0, 0] <= within_s, (seed, sites, layers, m)
+            together = Relaxation(entries, [(entries.loose(kinds), counts)], [m])
+            assert together.bounds()[0] <= within_s, (seed, sites, layers, m)
             figures = figures_of(of, kinds, sites[None], layers[None])
             assert estimate.least_s(figures, m)[0] <= within_s, (seed, sites, layers, m)
             reach = Reach(of, np.array([kinds]), np.array([counts]))

@@ -22,6 +22,8 @@ from shardwise.search.uneven.space import Block
 
 Ints = NDArray[np.int64]
 
+_NONE: Ints = np.empty(0, dtype=np.int64)
+
 NEARLY = 1e-9
 """Of the microbatches that are wanted, for rounding."""
 
@@ -49,14 +51,15 @@ class MixedSearch(Search):
         items = self._items(self.proven(FOREVER_S))
         return is_counted(self.options.available, len(undominated(items)), self.most)
 
-    def dear(self, done: Ints) -> Ints:
+    def dear(self, done: Ints) -> tuple[Ints, Ints]:
         """By prices on the devices."""
-        wanted = self.options.microbatches
+        wanted, alike = self.options.microbatches, self.shapes.alike
         if self.most * int(done.max(initial=0)) < wanted:
-            return np.empty(0, dtype=np.int64)
-        return dear(
-            self.options.available, self.shapes.devices, done * self.shapes.alike, wanted * (1.0 - NEARLY)
+            return _NONE, _NONE
+        places, enough = dear(
+            self.options.available, self.shapes.devices, done * alike, wanted * (1.0 - NEARLY)
         )
+        return places, np.clip(np.ceil(enough / alike[places]).astype(np.int64), 1, done[places])
 
     def chosen(self, done: Ints) -> Counter[int] | None:
         """By dynamic programming over devices."""
@@ -95,7 +98,7 @@ class AlikeSearch(Search):
         """Whether any shape may do what it has to."""
         return bool(np.any(self.reach.can_do(self._needed, time_s) & (self._needed > 0)))
 
-    def dear(self, done: Ints) -> Ints:
+    def dear(self, done: Ints) -> tuple[Ints, Ints]:
         """Those of which there are devices for as many as do all microbatches."""
         number = self._number(done)
         there = np.array(self.options.available)
@@ -103,11 +106,11 @@ class AlikeSearch(Search):
         enough = (number <= self.most) & (sets[:, None] * self.shapes.devices <= there).all(axis=1)
         places = np.flatnonzero(enough)
         found: Ints = places[np.argsort(-done[places], kind="stable")]
-        return found
+        return found, self._needed[found]
 
     def chosen(self, done: Ints) -> Counter[int] | None:
         """The one that does most."""
-        places = self.dear(done)
+        places, _ = self.dear(done)
         if not len(places):
             return None
         place = int(places[0])

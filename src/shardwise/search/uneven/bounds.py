@@ -26,10 +26,10 @@ pipelines with equally many stages are bounded at once.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
@@ -60,8 +60,10 @@ SEATED = ("gather_s", "reduce_s", "end_s")
 class Entries:
     """The stages of a block by *entry*, which is a pool and a kind on it: finite `figures` of shape (FIGURES,
     entries, places, ends, layers), those that are `seated` of shape (SEATED, entries, seats, ...), and their
-    hops and seats (see `Hops`). `first` is a pool's first entry. Behind a pool's kinds are entries that take
-    no more than any of those that differ in how they are spread alone (see `loose`)."""
+    hops and seats (see `Hops`). By entry and layers, what a stage takes at least wherever it is: one
+    microbatch (`least_work_s`), and all that surrounds its work (`least_around_s`). `first` is a pool's first
+    entry. Behind a pool's kinds are entries that take no more than any of those that differ in how they are
+    spread alone (see `loose`)."""
 
     def __init__(self, options: Options) -> None:
         self.layers = options.layers
@@ -88,6 +90,8 @@ class Entries:
                 for name in SEATED
             ]
         )
+        self.least_work_s: Floats = self.figures.sum(axis=0)[:, 1:].min(axis=(1, 2))
+        self.least_around_s: Floats = self.seated.sum(axis=0)[:, :, 1:].min(axis=(1, 2, 3))
         sizes = [len(stages.kinds) + len(begin) for stages, _, begin in of]
         self.first = np.cumsum([0, *sizes[:-1]])
         self.near_s: Floats = np.concatenate(
@@ -106,13 +110,12 @@ class Entries:
         return tuple(int(of[kind]) for of, kind in zip(self._families, kinds, strict=True))
 
 
-@dataclass(frozen=True, slots=True)
-class Suffixes:
-    """Least figures of suffixes, of shape (..., layers + 1): the loop; seconds from the start of the step
-    until the first backward has ended (`ready_s`), and from the start of the last forward until all have
-    reduced (`last_s`). With an axis of microbatches in front seconds from the first forward to the last
-    backward (`drained_s`) and to the end of the reductions of all (`reduced_s`), and from the start of the
-    step to the end of any stage by itself (`alone_s`). NEVER_S where there is none."""
+class Suffixes(NamedTuple):
+    """Least figures of suffixes, an array of layers each: the loop; seconds from the start of the step until
+    the first backward has ended (`ready_s`), and from the start of the last forward until all have reduced
+    (`last_s`); seconds from the first forward to the last backward (`drained_s`) and to the end of the
+    reductions of all (`reduced_s`), and from the start of the step to the end of any stage by itself
+    (`alone_s`). NEVER_S where there is none."""
 
     loop_s: Floats
     ready_s: Floats
@@ -120,6 +123,10 @@ class Suffixes:
     drained_s: Floats
     reduced_s: Floats
     alone_s: Floats
+
+
+HOPS = np.array([2.0, 1.0, 1.0, 2.0, 1.0, 0.0])
+"""How often each of these goes over the hop before the suffix."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,12 +143,28 @@ class _Level:
 
 @dataclass(frozen=True, slots=True)
 class _Rows:
-    """Suffixes of several pipelines, as `_Level` has those of one; and which pipeline each is of."""
+    """Suffixes of several pipelines, as `_Level` has those of one; and which pipeline each is of, how many
+    layers the suffix has, and its first stage, at least and at most."""
 
     counts: Ints
     pools: Ints
     rests: Ints
     pipelines: Ints
+    layers: tuple[Ints, Ints]
+    own: tuple[Ints, Ints]
+
+    def at(self, places: Any) -> _Rows:
+        """Some of them."""
+        few, many = self.layers
+        least, most = self.own
+        return _Rows(
+            self.counts[places],
+            self.pools[places],
+            self.rests[places],
+            self.pipelines[places],
+            (few[places], many[places]),
+            (least[places], most[places]),
+        )
 
 
 @lru_cache(maxsize=4096)
@@ -181,9 +204,12 @@ def _levels_in(order: Order, pools: int) -> tuple[_Level, ...]:
 
 class Relaxation:
     """The bounds of all suffixes of some pipelines, each of a `shape` of kinds and counts of stages by pool,
-    at some numbers of microbatches each, of shape (pipelines, numbers). Where an `order` is given, only of
-    those whose stages lie on pools in it; and where a time is given, only of those none of whose stages takes
-    more than `within_s` by itself."""
+    at a number of microbatches each. Where an `order` is given, only of those whose stages lie on pools in
+    it; and where a time is given, only of those that take no more than `within_s`.
+
+    A stage takes no more layers than it does so many microbatches with, by itself, within that time: so that
+    in most pipelines each of them takes nearly as many, and few numbers of layers are left to look at.
+    """
 
     def __init__(
         self,
@@ -193,23 +219,27 @@ class Relaxation:
         order: Order | None = None,
         within_s: float = NEVER_S,
     ) -> None:
-        self._entries, self._within_s = entries, within_s * (1.0 + ROUNDING)
+        self._entries, self._within_s = entries, min(within_s, NEVER_S) * (1.0 + ROUNDING)
         self._m = np.asarray(microbatches, dtype=np.float64)
         self._of = np.array([kinds for kinds, _ in shapes], dtype=np.int64) + entries.first
         self._counts = np.array([counts for _, counts in shapes], dtype=np.int64)
+        self._most = self._most_layers()
+        takes = (self._counts * self._most).sum(axis=1) >= entries.layers
+        possible = takes & ((self._counts == 0) | (self._most > 0)).all(axis=1)
         self._lattices = [
-            _levels(counts) if order is None else _levels_in(order, len(counts)) for _, counts in shapes
+            (_levels(counts) if order is None else _levels_in(order, len(counts))) if can else ()
+            for (_, counts), can in zip(shapes, possible.tolist(), strict=True)
         ]
         self._begins: list[dict[int, int]] = []
-        self._suffixes: list[Suffixes] = []
+        self._tables: list[Floats] = []
         self.runs = 0
         """Suffixes that were bounded."""
-        self._bounds = np.full(self._m.shape, NEVER_S)
+        self._bounds = np.full(len(shapes), NEVER_S)
         for stages in range(1, max(map(len, self._lattices)) + 1):
             self._rise(stages)
 
     def bounds(self) -> Floats:
-        """Lower bounds of the pipelines, by microbatches; infinity where there are none."""
+        """Lower bounds of the pipelines; infinity where there are none."""
         return np.where(self._bounds < NEVER_S, self._bounds, np.inf)
 
     def rest(self, counts: Counts, pool: int) -> Suffixes | None:
@@ -219,59 +249,95 @@ class Relaxation:
         if stages == 1:
             return None
         level = self._lattices[0][stages - 1]
-        row = level.rows[counts, pool]
-        rows = _Rows(level.counts[[row]], np.array([pool]), level.rests[[row]], np.array([0]))
-        found = self._rest(stages, rows)
-        once = found.loop_s[0], found.ready_s[0], found.last_s[0]
-        return Suffixes(*once, found.drained_s[:, 0], found.reduced_s[:, 0], found.alone_s[:, 0])
+        none = np.zeros(1, dtype=np.int64)
+        rests = level.rests[[level.rows[counts, pool]]]
+        rows = _Rows(np.array([counts]), np.array([pool]), rests, none, (none, none), (none, none))
+        return Suffixes(*self._rest(stages, rows, np.arange(self._entries.layers + 1)[None])[:, 0])
+
+    def _most_layers(self) -> Ints:
+        """By pipeline and pool, with how many layers a stage does all microbatches in time, at most."""
+        work_s, around_s = self._entries.least_work_s[self._of], self._entries.least_around_s[self._of]
+        can = self._m[:, None, None] * work_s + around_s <= self._within_s
+        most: Ints = (can * np.arange(self._entries.layers + 1)).max(axis=-1)
+        return most
 
     def _rise(self, stages: int) -> None:
         """Suffixes with so many stages, and whole pipelines that have no more."""
         tall = [place for place, levels in enumerate(self._lattices) if len(levels) > stages]
         whole = [place for place, levels in enumerate(self._lattices) if len(levels) == stages]
         if whole:
-            self._close(stages, whole)
+            rows = self._rows(stages, whole)
+            for some in self._parts(rows):
+                self._close(stages, rows.at(some))
+            self.runs += len(whole)
         if not tall:
             return
-        rows = self._rows(stages, tall)
-        m = self._m[rows.pipelines].T
-        figures = self._stage(rows, stages, 0)
-        if stages > 1:
-            found = self._before(stages, figures, m, self._rest(stages, rows))
-        else:
-            found = self._last(figures, m)
+        rows, layers = self._rows(stages, tall), self._entries.layers
+        # Behind the last row and the last number of layers nothing is.
+        table = np.full((len(HOPS), len(rows.pools) + 1, layers + 2), NEVER_S)
+        for some in self._parts(rows):
+            at, found = self._grown(stages, rows.at(some), 0)
+            values = np.stack([figure.min(axis=1) for figure in found])
+            # What takes longer than the time that is given has none that matters.
+            is_late = values[3:].max(axis=0) > self._within_s
+            table[:, some[:, None], at] = np.where(is_late, NEVER_S, values)
+        table[..., -1] = NEVER_S
         sizes = [len(self._lattices[place][stages - 1].pools) for place in tall]
         self._begins.append(dict(zip(tall, np.cumsum([0, *sizes[:-1]]).tolist(), strict=True)))
-        self._suffixes.append(found)
+        self._tables.append(table)
         self.runs += len(rows.pools)
 
     def _rows(self, stages: int, pipelines: Sequence[int]) -> _Rows:
         """All suffixes of these pipelines with so many stages, rests counted through."""
         levels = [self._lattices[place][stages - 1] for place in pipelines]
         begins = [self._begins[-1][place] if stages > 1 else 0 for place in pipelines]
-        rests = [
-            np.where(level.rests >= 0, level.rests + begin, -1)
-            for level, begin in zip(levels, begins, strict=True)
-        ]
+        sizes = [len(level.pools) for level in levels]
+        rests = np.concatenate([level.rests for level in levels])
+        rests = np.where(rests >= 0, rests + np.repeat(begins, sizes)[:, None], -1)
+        counts = np.concatenate([level.counts for level in levels])
+        pools = np.concatenate([level.pools for level in levels])
+        of, layers = np.repeat(pipelines, sizes), self._entries.layers
+        most, before = self._most[of], self._counts[of] - counts
+        takes, own = (counts * most).sum(axis=1), most[np.arange(len(of)), pools]
+        few = np.maximum(layers - (before * most).sum(axis=1), stages)
+        many = np.minimum(takes, layers - before.sum(axis=1))
         return _Rows(
-            np.concatenate([level.counts for level in levels]),
-            np.concatenate([level.pools for level in levels]),
-            np.concatenate(rests),
-            np.repeat(pipelines, [len(level.pools) for level in levels]),
+            counts,
+            pools,
+            rests,
+            of,
+            (few, many),
+            (np.maximum(few - (takes - own), 1), np.minimum(own, many - (stages - 1))),
         )
 
-    def _rest(self, stages: int, rows: _Rows) -> Suffixes:
-        """The least of what may follow first stages, behind the hops."""
-        before, rests = self._suffixes[stages - 2], rows.rests
-        hop_s = self._hops(rows)
-        found: list[Floats] = []
-        for values, hops in (
-            (before.loop_s, 2.0), (before.ready_s, 1.0), (before.last_s, 1.0),
-            (before.drained_s, 2.0), (before.reduced_s, 1.0), (before.alone_s, 0.0),
-        ):  # fmt: skip
-            after = np.where(rests >= 0, hops * hop_s, NEVER_S)[..., None]
-            found.append(np.minimum((values[..., rests, :] + after).min(axis=-2), NEVER_S))
-        return Suffixes(*found)
+    def _parts(self, rows: _Rows) -> list[Ints]:
+        """Places of suffixes that are grown at a time, those together that have about as many numbers of
+        layers to look at."""
+        (few, many), (least, most) = rows.layers, rows.own
+        of_suffix, of_own = many - few + 1, most - least + 1
+        order = np.argsort(of_suffix * of_own, kind="stable")
+        found, start = [], 0
+        while start < len(order):
+            end = len(order)
+            while end > start + 1:
+                some = order[start:end]
+                size = len(some) * int(of_suffix[some].max()) * int(of_own[some].max())
+                if size <= TOGETHER:
+                    break
+                end = start + max((end - start) * TOGETHER // (2 * size), (end - start) // 2)
+            found.append(order[start:end])
+            start = end
+        return found
+
+    def _rest(self, stages: int, rows: _Rows, layers: Ints) -> Floats:
+        """The least of what may follow first stages, behind the hops, with so many layers, of shape (figures
+        of Suffixes, suffixes, ...)."""
+        none = self._entries.layers + 1
+        at = np.where((layers < 0) | (layers > none), none, layers)
+        values = self._tables[stages - 2][:, rows.rests[:, :, None], at[:, None, :]]
+        values += HOPS[:, None, None, None] * self._hops(rows)[..., None]
+        found: Floats = np.minimum(values.min(axis=2), NEVER_S)
+        return found
 
     def _hops(self, rows: _Rows) -> Floats:
         """Seconds from the first stage of each suffix to the next, by the pool of that."""
@@ -282,86 +348,67 @@ class Relaxation:
         found[every, rows.pools] = self._entries.near_s[at][every, rows.pools]
         return found
 
-    def _stage(self, rows: _Rows, place: int, first: int) -> tuple[Floats, ...]:
-        """Forward, backward, gathering, reduction and end of the step of the first stages of suffixes, by
-        layers."""
+    def _stage(self, rows: _Rows, place: int, first: int, layers: Ints) -> Floats:
+        """Forward, backward, gathering, reduction and end of the step of the first stages of suffixes, with
+        so many layers."""
         entries, every = self._of[rows.pipelines, rows.pools], self._counts[rows.pipelines]
         at = np.arange(len(rows.pools)), rows.pools
         is_only = (every[at] == every.sum(axis=1)).astype(np.int64)
         seats = self._entries.seats[is_only, entries, every[at], rows.counts[at]]
-        figures = (
-            *self._entries.figures[:, entries, place, first],
-            *self._entries.seated[:, entries, seats, place, first],
+        n = np.minimum(layers, self._entries.layers)
+        figures = np.concatenate(
+            [
+                self._entries.figures[:, entries[:, None], place, first, n],
+                self._entries.seated[:, entries[:, None], seats[:, None], place, first, n],
+            ]
         )
-        if self._within_s >= NEVER_S:
-            return figures
         forward_s, back_s, *around_s = figures
-        alone_s = self._m[rows.pipelines].min(axis=1)[:, None] * (forward_s + back_s) + sum(around_s)
-        return tuple(np.where(alone_s > self._within_s, NEVER_S, values) for values in figures)
+        alone_s = self._m[rows.pipelines, None] * (forward_s + back_s) + sum(around_s)
+        is_out = (alone_s > self._within_s) | (layers > self._entries.layers)
+        return np.where(is_out, NEVER_S, figures)
 
-    def _last(self, figures: tuple[Floats, ...], m: Floats) -> Suffixes:
-        """Suffixes of one stage."""
-        forward_s, back_s, gather_s, reduce_s, end_s = figures
-        work_s = forward_s + back_s
-        own = stage_s(m[..., None], work_s, back_s, work_s, 1)
-        around_s = gather_s + reduce_s + end_s
-        once = work_s, gather_s + work_s, work_s + reduce_s
-        taken = (*once, own, own + reduce_s, own + around_s)
-        return Suffixes(*(np.minimum(values, NEVER_S) for values in taken))
-
-    def _before(self, place: int, figures: tuple[Floats, ...], m: Floats, rest: Suffixes) -> Suffixes:
-        """Suffixes that begin with a stage of these figures: the least over its layers."""
-        layers, rows = self._entries.layers, len(figures[0])
-        finite = (figures[1] < NEVER_S).any(axis=0)
-        last = min(int(np.flatnonzero(finite).max(initial=0)), layers - place)
-        found = [np.full((rows, layers + 1), NEVER_S) for _ in range(3)]
-        found += [np.full((len(m), rows, layers + 1), NEVER_S) for _ in range(3)]
+    def _grown(self, place: int, rows: _Rows, first: int) -> tuple[Ints, Suffixes]:
+        """Suffixes that begin with one more stage: their layers, of shape (suffixes, numbers), and figures of
+        shape (suffixes, layers of the stage, layers)."""
+        (few, many), (least, most) = rows.layers, rows.own
+        widest, long = int((most - least).max()) + 1, int((many - few).max()) + 1
+        layers = few[:, None] + np.arange(long)
+        if place == 1:
+            f, b, g, r, e = self._stage(rows, place, first, layers)[:, :, None]
+            own = stage_s(self._m[rows.pipelines, None, None], f + b, b, f + b, 1)
+            return self._told(layers), Suffixes(f + b, g + f + b, f + b + r, own, own + r, own + g + r + e)
+        n = least[:, None] + np.arange(widest)
         # Entry [., n, l] is the rest of a suffix of l layers whose first stage has n: its l - n.
-        rests = [_sloped(getattr(rest, field.name)) for field in fields(Suffixes)]
-        size = max(TOGETHER // found[3].size, 1)
-        for start in range(1, last + 1, size):
-            n = slice(start, min(start + size, last + 1))
-            # The stages behind have a layer each, at least.
-            whole = slice(start + place - 1, layers)
-            f, b, g, r, e = (values[:, n, None] for values in figures)
-            loops, readies, lasts, drains, reduced, alones = (values[..., n, whole] for values in rests)
-            loop = f + b + loops
-            ready_s, last_s = np.maximum(g + loop, b + readies), np.maximum(loop + r, f + lasts)
-            own = stage_s(m[..., None, None], f + b, b, loop, place)
-            ended = ended_s(m[..., None, None], f + b, b, r, last_s, place)
-            taken = (
-                loop,
-                ready_s,
-                last_s,
-                np.maximum(own, f + b + drains),
-                np.maximum(np.maximum(own + r, f + reduced), loop + ended),
-                np.maximum(np.maximum(own + (g + r + e), ready_s + e + ended), alones),
-            )
-            for least, values in zip(found, taken, strict=True):
-                some = least[..., whole]
-                np.minimum(some, values.min(axis=-2), out=some)
-        return Suffixes(*(np.minimum(values, NEVER_S) for values in found))
+        behind = few - least - (widest - 1)
+        rests = _sloped(self._rest(place, rows, behind[:, None] + np.arange(widest + long - 1)), widest)
+        f, b, g, r, e = self._stage(rows, place, first, n)[..., None]
+        m, work = self._m[rows.pipelines, None, None], f + b
+        loops, readies, lasts, drains, reduced, alones = rests
+        loop = work + loops
+        ready_s, last_s = np.maximum(g + loop, b + readies), np.maximum(loop + r, f + lasts)
+        own = stage_s(m, work, b, loop, place)
+        ended = ended_s(m, work, b, r, last_s, place)
+        return self._told(layers), Suffixes(
+            loop,
+            ready_s,
+            last_s,
+            np.maximum(own, work + drains),
+            np.maximum(np.maximum(own + r, f + reduced), loop + ended),
+            np.maximum(np.maximum(own + (g + r + e), ready_s + e + ended), alones),
+        )
 
-    def _close(self, stages: int, whole: Sequence[int]) -> None:
-        """Bounds of these pipelines, all of which have so many stages, over the pools that they begin on."""
-        rows, layers = self._rows(stages, whole), self._entries.layers
-        m = self._m[rows.pipelines].T[..., None]
-        n = np.arange(1, layers) if stages > 1 else np.array([layers])
-        f, b, g, r, e = (values[:, n] for values in self._stage(rows, stages, 1))
-        if stages == 1:
-            least = stage_s(m, f + b, b, f + b, stages) + r
-        else:
-            rest, left = self._rest(stages, rows), layers - n
-            loop = f + b + rest.loop_s[:, left]
-            ready = np.maximum(g + loop, b + rest.ready_s[:, left])
-            last = np.maximum(loop + r, f + rest.last_s[:, left])
-            own = stage_s(m, f + b, b, loop, stages)
-            least = np.maximum(own, f + b + rest.drained_s[..., left]) + r
-            least = np.maximum(least, f + rest.reduced_s[..., left])
-            least = np.maximum(least, ready + ended_s(m, f + b, b, r, last, stages) - g)
-            least = np.maximum(least, rest.alone_s[..., left] - g - e)
-        np.minimum.at(self._bounds, rows.pipelines, (least + g + e).min(axis=-1).T)
-        self.runs += len(whole)
+    def _told(self, layers: Ints) -> Ints:
+        """Numbers of layers, those that are too many as one more than there are."""
+        return np.minimum(layers, self._entries.layers + 1)
+
+    def _close(self, stages: int, rows: _Rows) -> None:
+        """Bounds of pipelines all of which have so many stages, over the pools that they begin on."""
+        n = rows.own[0][:, None] + np.arange(int((rows.own[1] - rows.own[0]).max()) + 1)
+        _, found = self._grown(stages, rows, 1)
+        _, _, g, r, e = self._stage(rows, stages, 1, n)[..., None]
+        least = np.maximum(found.drained_s + r, found.reduced_s) + g + e
+        least = np.maximum(least, found.alone_s)
+        np.minimum.at(self._bounds, rows.pipelines, least.min(axis=(1, 2)))
 
 
 def _and_some(stages: Stages, name: str, kinds: Ints) -> tuple[Floats, Floats]:
@@ -386,13 +433,13 @@ def _filled(values: Floats, seats: int) -> Floats:
     return np.pad(np.minimum(values, NEVER_S), missing, constant_values=NEVER_S)
 
 
-def _sloped(values: Floats) -> Floats:
-    """A view of `values`, of shape (..., layers + 1), whose entry [..., n, l] is [..., l - n], or NEVER_S
-    where there is none."""
-    padded = np.concatenate([np.full_like(values, NEVER_S), values], axis=-1)
-    length = values.shape[-1]
-    *rows, step = padded.strides
-    return as_strided(padded[..., length:], (*values.shape, length), (*rows, -step, step), writeable=False)
+def _sloped(values: Floats, rows: int) -> Floats:
+    """A view of `values`, of shape (..., rows + columns - 1), whose entry [..., n, l] is that at l - n from
+    the place of the last row's first."""
+    columns = values.shape[-1] - rows + 1
+    *others, step = values.strides
+    shape = (*values.shape[:-1], rows, columns)
+    return as_strided(values[..., rows - 1 :], shape, (*others, -step, step), writeable=False)
 
 
 def stage_s(microbatches: Any, work_s: Any, back_s: Any, loop_s: Any, place: Any) -> Any:

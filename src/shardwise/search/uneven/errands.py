@@ -92,8 +92,8 @@ class Errands:
                 break
             whole = self._search_of(block, most_sites=1)
             for part in reversed(_doublings(block)):
-                if whole.is_refuted(self._beat_s(report)):
-                    break
+                if whole.is_refuted(self._beat_s(report)) or whole.are_few(part.most, self._beat_s(report)):
+                    break  # nor are fewer pipelines enough
                 few = self._search_of(part, whole, most_sites=1)
                 self._searched_s(part, few, least_s, report)
         return report
@@ -112,16 +112,19 @@ class Errands:
 
     def _look(self, errand: Errand, report: Report) -> None:
         """Bounds the block soon."""
-        block = errand.block
+        block, beat_s = errand.block, self._beat_s(report)
+        wider = None if errand.wider is None else self._searches[errand.wider]
+        if wider is not None and beat_s > errand.least_s and wider.are_few(block.most, beat_s):
+            report.closed_s = beat_s
+            return
         options = self.pricing.options(block)
         least_s = max(errand.least_s, self.pricing.least_s(block, options))
         if not self._is_left(least_s, report):
             report.closed_s = least_s
             return
-        wider = None if errand.wider is None else self._searches[errand.wider]
         search = self._search_of(block, wider)
         self._searches[block] = search
-        report.left.append(replace(errand, least_s=search.bound_s(least_s, self._beat_s(report))))
+        report.left.append(replace(errand, least_s=search.bound_s(least_s, beat_s)))
 
     def _divide(self, errand: Errand, search: Search, report: Report) -> None:
         """A wide range, unless bounds forbid all of it; before anything good is found they rarely do."""

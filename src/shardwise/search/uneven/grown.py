@@ -57,8 +57,8 @@ class Tree:
         order: Order | None = None,
     ) -> None:
         self._options, self._kinds, self._m, self._order = options, kinds, microbatches, order
-        self._rests = Relaxation(entries, [(kinds, counts)], [[microbatches]], order, within_s)
-        self.bound_s = float(self._rests.bounds()[0, 0])
+        self._rests = Relaxation(entries, [(kinds, counts)], [microbatches], order, within_s)
+        self.bound_s = float(self._rests.bounds()[0])
         self.root = Node((), counts, options.layers)
 
     def grow(
@@ -116,11 +116,11 @@ class Tree:
         drained_s, reduced_s = self._busy(node, place, tuple(own.values()), ends_s, behind_s, once)
         least_s, total_s = drained_s, reduced_s
         if rest is not None:
-            least_s = np.maximum(least_s, ends_s + rest.drained_s[0, left])
-            total_s = np.maximum(total_s, gather_s + arrival_s + f + rest.reduced_s[0, left])
+            least_s = np.maximum(least_s, ends_s + rest.drained_s[left])
+            total_s = np.maximum(total_s, gather_s + arrival_s + f + rest.reduced_s[left])
         total_s = np.maximum(total_s, gather_s + least_s + reduce_s) + end_s
         if rest is not None:
-            total_s = np.maximum(total_s, rest.alone_s[0, left])
+            total_s = np.maximum(total_s, rest.alone_s[left])
         columns = {
             "through_s": ends_s, "arrival_s": arrival_s + f, "gather_s": gather_s + 0.0 * f,
             "reduce_s": reduce_s + 0.0 * f, "end_s": end_s, **own,

@@ -72,7 +72,7 @@ def best_partition(
     """
     tree = Tree(options, entries, kinds, counts, microbatches, enough_s)
     if tree.bound_s > enough_s:
-        return Found((), float("inf"), min(tree.bound_s, _beyond(enough_s)), 0, False)
+        return Found((), float("inf"), min(tree.bound_s, beyond(enough_s)), 0, False)
     start = moved(options, kinds, counts, microbatches)
     most = clock or Clock()
     return _best_first(tree, options, kinds, microbatches, start, enough_s, enough_s, effort, most)
@@ -127,12 +127,12 @@ def _best_first(
         evaluated += 1
         if time_s < best_s:
             best_s, best = time_s, node.stages
-    bound_s = min(best_s, beyond_s, _beyond(most_s), heap[0][0] if heap else float("inf"))
+    bound_s = min(best_s, beyond_s, beyond(most_s), heap[0][0] if heap else float("inf"))
     is_ended = grown >= effort or clock.is_over
     is_given_up = is_ended and bound_s <= most_s and max(bound_s, enough_s) < best_s
     return Found(best, best_s, bound_s, evaluated, is_given_up)
 
 
-def _beyond(time_s: float) -> float:
+def beyond(time_s: float) -> float:
     """The least time that is more, as far as bounds tell times apart."""
     return time_s * (1.0 + ROUNDING)

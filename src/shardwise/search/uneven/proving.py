@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +18,7 @@ from numpy.typing import NDArray
 from shardwise.search.clock import Clock
 from shardwise.search.uneven.bounds import Entries, Relaxation
 from shardwise.search.uneven.options import Options
-from shardwise.search.uneven.partitions import Found, best_partition
+from shardwise.search.uneven.partitions import Found, best_partition, beyond
 from shardwise.search.uneven.reach import Reach
 from shardwise.search.uneven.shapes import Shape, families_of, shapes_of
 
@@ -26,10 +27,7 @@ Ints = NDArray[np.int64]
 FOREVER_S = 1e9
 """No step takes so long."""
 
-CLOSER = 3
-"""Numbers of microbatches for which a pipeline is bounded at a time."""
-
-AT_ONCE = 16
+AT_ONCE = 64
 """Pipelines that are bounded closer before shares are told."""
 
 FURTHER, MOST_EFFORT = 8, 2000
@@ -79,17 +77,25 @@ class Search(ABC):
         )
         # Of pipelines that come in sets larger than all may be there are none.
         self._most = np.where(self.shapes.alike <= most, options.microbatches, 0)
-        self.reach, self._entries = Reach(options, self.shapes.kinds, self.shapes.counts), Entries(options)
+        self.reach = Reach(options, self.shapes.kinds, self.shapes.counts)
         self._bounds: dict[int, dict[int, float]] = {}
-        self._families = families_of(self.options.spread, self.shapes)
         self._family_bounds: dict[int, dict[int, float]] = {}
         self._members: dict[int, Ints] = {}
         self._known: dict[int, dict[int, Found]] = {}
+        self._horizon_s = 0.0  # the longest time that was asked for: what takes longer is not told apart
         self.evaluated, self.bounded = 0, 0
         """Layouts that were evaluated; runs of stages whose layouts were bounded together."""
         self.gave_up = False
         """Whether layouts were left unevaluated, or time was over: then `within` may miss a plan, but not
         `is_possible`."""
+
+    @cached_property
+    def _entries(self) -> Entries:
+        return Entries(self.options)
+
+    @cached_property
+    def _families(self) -> Ints:
+        return families_of(self.options.spread, self.shapes)
 
     @property
     def share(self) -> int:
@@ -103,12 +109,17 @@ class Search(ABC):
 
     def may_do(self, time_s: float) -> bool:
         """Whether what is soon told does not forbid a plan within `time_s`."""
-        return len(self.dear(self.proven(time_s))) > 0
+        return len(self.dear(self.proven(time_s))[0]) > 0
+
+    def are_few(self, pipelines: int, time_s: float) -> bool:
+        """Whether so many pipelines cannot do all microbatches within `time_s`, whatever they are."""
+        return pipelines * int(self.proven(time_s).max(initial=0)) < self.options.microbatches
 
     @abstractmethod
-    def dear(self, done: Ints) -> Ints:
+    def dear(self, done: Ints) -> tuple[Ints, Ints]:
         """The shapes without which all microbatches cannot be done, the dearest first, if each does so many;
-        none where they cannot be done anyway."""
+        none where they cannot be done anyway. And how many microbatches of each are too few to be so dear,
+        and one more."""
 
     @abstractmethod
     def chosen(self, done: Ints) -> Counter[int] | None:
@@ -134,12 +145,13 @@ class Search(ABC):
     def within(self, time_s: float) -> list[tuple[Laid, int]] | None:
         """Pipelines, with counts, that do all microbatches within `time_s`; None where there are none, or
         none was found."""
+        self._horizon_s = max(self._horizon_s, time_s)
         while not self._clock.is_over:
             done = self._hoped(time_s)
-            dearest = self.dear(done)
+            dearest, enough = self.dear(done)
             if not len(dearest):
                 return None
-            if self._bounded(dearest[:AT_ONCE].tolist(), done):
+            if self._bounded(dearest[:AT_ONCE], enough[:AT_ONCE], done):
                 continue
             sets = self.chosen(done)
             if sets is None:
@@ -167,38 +179,52 @@ class Search(ABC):
     def is_refuted(self, time_s: float) -> bool:
         """Whether bounds of pipelines, as close as they are at hand, forbid every plan within `time_s`; some
         rounds of them, while there is time."""
+        self._horizon_s = max(self._horizon_s, time_s)
         for _ in range(ROUNDS):
             if self._clock.is_over:
                 return False
             done = self.proven(time_s)
-            dearest = self.dear(done)
+            dearest, enough = self.dear(done)
             if not len(dearest):
                 return True
-            if not self._bounded(dearest[:AT_ONCE].tolist(), done):
+            if not self._bounded(dearest[:AT_ONCE], enough[:AT_ONCE], done):
                 return False
         return False
 
     def is_possible(self, time_s: float) -> bool:
         """Whether nothing that is proven forbids a plan within `time_s`."""
         done = self.proven(time_s)
-        return len(self.dear(done)) > 0 and self.chosen(done) is not None
+        return len(self.dear(done)[0]) > 0 and self.chosen(done) is not None
 
-    def _bounded(self, places: list[int], done: Ints) -> bool:
-        """Bounds those of the shapes at what they do that are not; whether there were any."""
-        if self._bounded_together(places, done):
-            return True
-        news = [place for place in places if int(done[place]) not in self._bounds.get(place, {})]
-        self._bound(news, done[news])
+    def _bounded(self, places: Ints, enough: Ints, done: Ints) -> bool:
+        """Bounds those of the shapes that are not: at the fewest microbatches that matter, which most of them
+        cannot do, and then at what they do; whether there were any."""
+        m = done[places]
+        return (
+            self._bounded_together(places, enough)
+            or self._bounded_apart(places, enough[:, None])
+            or self._bounded_together(places, m)
+            or self._bounded_apart(places, np.stack([m, (m + enough) // 2], axis=1))
+        )
+
+    def _bounded_apart(self, places: Ints, microbatches: Ints) -> bool:
+        """Bounds those of the shapes that are not at the first of so many microbatches, at all of them."""
+        news = [
+            at
+            for at, (place, m) in enumerate(zip(places.tolist(), microbatches[:, 0].tolist(), strict=True))
+            if m not in self._bounds.get(place, {})
+        ]
+        self._bound(places[news].tolist(), microbatches[news])
         return bool(news)
 
-    def _bounded_together(self, places: list[int], done: Ints) -> bool:
-        """The same of those that differ in how they are spread alone, at the most that any of them does: what
-        no way to spread them does needs no closer look."""
+    def _bounded_together(self, places: Ints, microbatches: Ints) -> bool:
+        """The same of those that differ in how they are spread alone, at the most that is asked of any of
+        them: what no way to spread them does needs no closer look."""
         wanted: dict[int, tuple[int, int]] = {}
-        for place in places:
+        for place, m in zip(places.tolist(), microbatches.tolist(), strict=True):
             family = int(self._families[place])
-            if family >= 0 and int(done[place]) not in self._bounds.get(place, {}):
-                wanted[family] = max(wanted.get(family, (0, 0)), (int(done[place]), place))
+            if family >= 0 and m not in self._bounds.get(place, {}):
+                wanted[family] = max(wanted.get(family, (0, 0)), (m, place))
         news = {
             family: (m, place)
             for family, (m, place) in wanted.items()
@@ -207,7 +233,7 @@ class Search(ABC):
         if news:
             shapes = [self.shapes.at(place) for _, place in news.values()]
             loose = [(self._entries.loose(shape.kinds), shape.counts) for shape in shapes]
-            most = np.array([m for m, _ in news.values()])
+            most = np.array([[m] for m, _ in news.values()])
             for family, bounds in zip(news, self._bounds_of(loose, most), strict=True):
                 self._members.setdefault(family, np.flatnonzero(self._families == family))
                 _raise(self._family_bounds.setdefault(family, {}), bounds)
@@ -228,6 +254,7 @@ class Search(ABC):
 
     def proven(self, time_s: float) -> Ints:
         """No shape does more than this in time."""
+        time_s = min(time_s, FOREVER_S)
         most = self._most if self._wider is None else np.minimum(self._wider.proven(time_s), self._most)
         found = self.reach.microbatches(time_s, most).copy()
         for place, bounds in self._bounds.items():
@@ -249,7 +276,7 @@ class Search(ABC):
             return True
         shape, bounds = self.shapes.at(place), self._bounds.setdefault(place, {})
         if microbatches not in bounds:
-            self._bound([place], np.array([microbatches]))
+            self._bound([place], np.array([[microbatches]]))
             if bounds[microbatches] > time_s:
                 return False
         found = best_partition(
@@ -269,7 +296,7 @@ class Search(ABC):
         return found.time_s <= time_s
 
     def _bound(self, places: list[int], microbatches: Ints) -> None:
-        """Bounds shapes at so many microbatches and at fewer, the farther the wider apart."""
+        """Bounds shapes at so many microbatches each, a row for each of them."""
         if not places:
             return
         shapes = [self.shapes.at(place) for place in places]
@@ -280,14 +307,14 @@ class Search(ABC):
     def _bounds_of(
         self, shapes: Sequence[tuple[tuple[int, ...], tuple[int, ...]]], microbatches: Ints
     ) -> list[dict[int, float]]:
-        """Of pipelines of such kinds and counts, at so many microbatches and at fewer."""
-        fewer = (2.5 ** np.arange(CLOSER)).astype(np.int64) - 1
-        every = np.maximum(microbatches[:, None] - fewer, 1)
-        relaxation = Relaxation(self._entries, shapes, every)
+        """Of pipelines of such kinds and counts, at so many microbatches each; as far as times matter."""
+        wanted = [shape for shape in shapes for _ in range(microbatches.shape[1])]
+        relaxation = Relaxation(self._entries, wanted, microbatches.ravel(), None, self._horizon_s)
         self.bounded += relaxation.runs
+        bounds = np.minimum(relaxation.bounds(), beyond(self._horizon_s)).reshape(microbatches.shape)
         return [
             dict(zip(ms, found, strict=True))
-            for ms, found in zip(every.tolist(), relaxation.bounds().tolist(), strict=True)
+            for ms, found in zip(microbatches.tolist(), bounds.tolist(), strict=True)
         ]
 
     def _laid(self, place: int, microbatches: int) -> Laid:

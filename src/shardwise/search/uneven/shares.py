@@ -94,9 +94,12 @@ def _done_on_less(taken: Ints, does: Ints) -> Ints:
     return found
 
 
-def dear(devices: tuple[int, ...], taken: Ints, microbatches: Ints, wanted: float) -> Ints:
+def dear(
+    devices: tuple[int, ...], taken: Ints, microbatches: Ints, wanted: float
+) -> tuple[Ints, NDArray[np.float64]]:
     """Places of the items, the dearest first, that do more for their devices than what is `wanted` of all
-    devices does for those; none where no set of items can do so many, even in parts.
+    devices does for those, and the microbatches beyond which each does; none where no set of items can do so
+    many, even in parts.
 
     With prices on devices at which no item does more than it costs, all devices together are worth what they
     can do at most; some prices are tried, and the lowest worth is told. `taken` has a row of devices and
@@ -109,10 +112,11 @@ def dear(devices: tuple[int, ...], taken: Ints, microbatches: Ints, wanted: floa
     prices = _prices(len(devices)) / there
     worth = (most[:, None] / (kinds @ prices.T)).max(axis=0, initial=0.0) * (prices @ there)
     best = prices[int(np.argmin(worth))]
-    ratios = microbatches / (taken @ best)
-    over = np.flatnonzero(ratios * float(best @ there) >= wanted)
+    costs = taken @ best
+    ratios, pace = microbatches / costs, wanted / float(best @ there)
+    over = np.flatnonzero(ratios >= pace)
     found: Ints = over[np.argsort(-ratios[over], kind="stable")]
-    return found
+    return found, pace * costs[found]
 
 
 @cache

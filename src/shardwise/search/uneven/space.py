@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import combinations
+from math import isqrt
 from typing import NamedTuple
 
 from shardwise.cluster import Cluster, Pool, Tier, cluster_of_pools, pools_of, tier_seen_by
@@ -96,8 +97,8 @@ class Block:
         return self.most - self.least + 1
 
     def halves(self) -> tuple[Block, Block]:
-        """The block in two, by its number of pipelines."""
-        middle = (self.least + self.most) // 2
+        """The block in two, by its number of pipelines: as many times as many in either."""
+        middle = isqrt(self.least * self.most)
         return replace(self, most=middle), replace(self, least=middle + 1)
 
 
