@@ -22,6 +22,9 @@ from shardwise.search.uneven.options import Options, Stages
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
+NEAR = 16
+"""Parts of what a pipeline does by its rates, by the first of which fewer are tried."""
+
 ROUNDING = 1e-9
 """Of a rate that nothing exceeds, so that rounding forbids nothing."""
 
@@ -78,8 +81,9 @@ class Reach:
         return can
 
     def _found(self, time_s: float, most: Ints | None) -> Ints:
-        """By halving what is left between the answers for the next shorter and the next longer time; the most
-        that is left is tried first."""
+        """By halving what is left between the answers for the next shorter and the next longer time. The most
+        that is left is tried first, and then fewer and fewer until a pipeline may do them: most do nearly as
+        many as by their rates alone."""
         shorter = max((known_s for known_s in self._known if known_s < time_s), default=None)
         longer = min((known_s for known_s in self._known if known_s > time_s), default=None)
         low: Ints = np.zeros_like(self._counts[:, 0]) if shorter is None else self._known[shorter].copy()
@@ -89,13 +93,14 @@ class Reach:
         high = np.minimum(high, at_best.astype(np.int64))
         low = np.minimum(low, high)
         alone = [pool.most_alone(time_s) for pool in self._pools]
-        is_first = True
+        fewer, step = np.zeros_like(high), np.maximum(high // NEAR, 1)
         while len(rows := np.flatnonzero(low < high)):
-            middle = high[rows] if is_first else (low[rows] + high[rows] + 1) // 2
-            is_first = False
-            can = self._is_possible(rows, middle, time_s, alone)
-            low[rows[can]] = middle[can]
-            high[rows[~can]] = middle[~can] - 1
+            tried = np.maximum(high[rows] - fewer[rows], (low[rows] + high[rows] + 1) // 2)
+            can = self._is_possible(rows, tried, time_s, alone)
+            low[rows[can]] = tried[can]
+            high[rows[~can]] = tried[~can] - 1
+            fewer[rows[can]], fewer[rows[~can]] = high.max(initial=0), step[rows[~can]]
+            step[rows[~can]] *= 2
         return low
 
     def _is_possible(self, rows: Ints, m: Ints, time_s: float, alone: list[Floats]) -> NDArray[np.bool_]:
