@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from shardwise.search.clock import Clock
 from shardwise.search.uneven.options import Options
 from shardwise.search.uneven.proving import FOREVER_S, Search
-from shardwise.search.uneven.shares import Items, best_set, dear, is_counted, undominated
+from shardwise.search.uneven.shares import Items, Market, best_set, is_counted, undominated
 from shardwise.search.uneven.space import Block
 
 Ints = NDArray[np.int64]
@@ -51,14 +51,16 @@ class MixedSearch(Search):
         items = self._items(self.proven(FOREVER_S))
         return is_counted(self.options.available, len(undominated(items)), self.most)
 
+    @cached_property
+    def _market(self) -> Market:
+        return Market(self.options.available, self.shapes.devices)
+
     def dear(self, done: Ints) -> tuple[Ints, Ints]:
         """By prices on the devices."""
         wanted, alike = self.options.microbatches, self.shapes.alike
         if self.most * int(done.max(initial=0)) < wanted:
             return _NONE, _NONE
-        places, enough = dear(
-            self.options.available, self.shapes.devices, done * alike, wanted * (1.0 - NEARLY)
-        )
+        places, enough = self._market.dear(done * alike, wanted * (1.0 - NEARLY))
         return places, np.clip(np.ceil(enough / alike[places]).astype(np.int64), 1, done[places])
 
     def chosen(self, done: Ints) -> Counter[int] | None:
@@ -96,7 +98,8 @@ class AlikeSearch(Search):
 
     def may_do(self, time_s: float) -> bool:
         """Whether any shape may do what it has to."""
-        return bool(np.any(self.reach.can_do(self._needed, time_s) & (self._needed > 0)))
+        places = np.flatnonzero(self._needed)
+        return bool(self.reach.can_do(places, self._needed[places], time_s).any())
 
     def dear(self, done: Ints) -> tuple[Ints, Ints]:
         """Those of which there are devices for as many as do all microbatches."""

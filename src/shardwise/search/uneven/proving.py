@@ -108,12 +108,24 @@ class Search(ABC):
         """Whether plans with other numbers of pipelines than from `least` to `most` are told apart."""
 
     def may_do(self, time_s: float) -> bool:
-        """Whether what is soon told does not forbid a plan within `time_s`."""
-        return len(self.dear(self.proven(time_s))[0]) > 0
+        """Whether what is soon told does not forbid a plan within `time_s`: asked first of the pipelines that
+        matter if all do what they may at most, at the fewest microbatches with which they matter."""
+        done = self.soon(time_s)
+        can = np.zeros_like(done)
+        while True:
+            places, enough = self.dear(done)
+            open_ = can[places] < enough
+            if not len(places) or not open_.any():
+                break
+            places, enough = places[open_], enough[open_]
+            is_possible = self.reach.can_do(places, enough, time_s)
+            can[places[is_possible]] = enough[is_possible]
+            done[places[~is_possible]] = enough[~is_possible] - 1
+        return len(places) > 0 and len(self.dear(self.proven(time_s))[0]) > 0
 
     def are_few(self, pipelines: int, time_s: float) -> bool:
         """Whether so many pipelines cannot do all microbatches within `time_s`, whatever they are."""
-        return pipelines * int(self.proven(time_s).max(initial=0)) < self.options.microbatches
+        return pipelines * int(self.soon(time_s).max(initial=0)) < self.options.microbatches
 
     @abstractmethod
     def dear(self, done: Ints) -> tuple[Ints, Ints]:
@@ -255,8 +267,19 @@ class Search(ABC):
     def proven(self, time_s: float) -> Ints:
         """No shape does more than this in time."""
         time_s = min(time_s, FOREVER_S)
-        most = self._most if self._wider is None else np.minimum(self._wider.proven(time_s), self._most)
-        found = self.reach.microbatches(time_s, most).copy()
+        return self._refuted(self.reach.microbatches(time_s, self._most_of(time_s)).copy(), time_s)
+
+    def soon(self, time_s: float) -> Ints:
+        """Nor more than this, which is told sooner."""
+        time_s = min(time_s, FOREVER_S)
+        return self._refuted(self.reach.soon(time_s, self._most_of(time_s)), time_s)
+
+    def _most_of(self, time_s: float) -> Ints:
+        """Nor than this, by what is known of the wider block."""
+        return self._most if self._wider is None else np.minimum(self._wider.soon(time_s), self._most)
+
+    def _refuted(self, found: Ints, time_s: float) -> Ints:
+        """Without what bounds of pipelines and of families refute."""
         for place, bounds in self._bounds.items():
             refuted = min((m for m, bound_s in bounds.items() if bound_s > time_s), default=None)
             if refuted is not None:

@@ -71,14 +71,22 @@ class Reach:
             self._known[time_s] = self._found(time_s, most)
         return self._known[time_s]
 
-    def can_do(self, wanted: Ints, time_s: float) -> NDArray[np.bool_]:
-        """Which pipelines may do so many within `time_s`."""
-        rows = np.flatnonzero(wanted > 0)
-        can = np.ones(len(wanted), dtype=np.bool_)
-        can[rows] = self._is_possible(
-            rows, wanted[rows], time_s, [pool.most_alone(time_s) for pool in self._pools]
-        )
-        return can
+    def soon(self, time_s: float, most: Ints) -> Ints:
+        """The same, by what is known of longer times and by rates alone: soon told, but more."""
+        longer = min((known_s for known_s in self._known if known_s >= time_s), default=None)
+        high = most if longer is None else np.minimum(self._known[longer], most)
+        return np.minimum(high, self._by_rate(time_s))
+
+    def can_do(self, pipelines: Ints, microbatches: Ints, time_s: float) -> NDArray[np.bool_]:
+        """Which of these may do so many within `time_s`."""
+        alone = [pool.most_alone(time_s) for pool in self._pools]
+        return self._is_possible(pipelines, microbatches, time_s, alone)
+
+    def _by_rate(self, time_s: float) -> Ints:
+        """What stages do that always work, each on the layers that it is best at."""
+        most = np.minimum(time_s * self._rate / self._options.layers, self._options.microbatches)
+        found: Ints = most.astype(np.int64)
+        return found
 
     def _found(self, time_s: float, most: Ints | None) -> Ints:
         """By halving what is left between the answers for the next shorter and the next longer time. The most
@@ -89,8 +97,7 @@ class Reach:
         low: Ints = np.zeros_like(self._counts[:, 0]) if shorter is None else self._known[shorter].copy()
         high = np.full_like(low, self._options.microbatches) if longer is None else self._known[longer]
         high = high.copy() if most is None else np.minimum(high, most)
-        at_best = np.minimum(time_s * self._rate / self._options.layers, self._options.microbatches)
-        high = np.minimum(high, at_best.astype(np.int64))
+        high = np.minimum(high, self._by_rate(time_s))
         low = np.minimum(low, high)
         alone = [pool.most_alone(time_s) for pool in self._pools]
         fewer, step = np.zeros_like(high), np.maximum(high // NEAR, 1)

@@ -94,29 +94,36 @@ def _done_on_less(taken: Ints, does: Ints) -> Ints:
     return found
 
 
-def dear(
-    devices: tuple[int, ...], taken: Ints, microbatches: Ints, wanted: float
-) -> tuple[Ints, NDArray[np.float64]]:
-    """Places of the items, the dearest first, that do more for their devices than what is `wanted` of all
-    devices does for those, and the microbatches beyond which each does; none where no set of items can do so
-    many, even in parts.
+class Market:
+    """Items that are held against what they take: with prices on devices at which no item does more than it
+    costs, all devices together are worth what they can do at most; some prices are tried, and the lowest
+    worth is told. `taken` has a row of devices for each item."""
 
-    With prices on devices at which no item does more than it costs, all devices together are worth what they
-    can do at most; some prices are tried, and the lowest worth is told. `taken` has a row of devices and
-    `microbatches` an entry for each item.
-    """
-    there = np.array(devices, dtype=np.float64)
-    kinds, kind_of = np.unique(taken, axis=0, return_inverse=True)
-    most = np.zeros(len(kinds), dtype=np.int64)
-    np.maximum.at(most, kind_of.ravel(), microbatches)
-    prices = _prices(len(devices)) / there
-    worth = (most[:, None] / (kinds @ prices.T)).max(axis=0, initial=0.0) * (prices @ there)
-    best = prices[int(np.argmin(worth))]
-    costs = taken @ best
-    ratios, pace = microbatches / costs, wanted / float(best @ there)
-    over = np.flatnonzero(ratios >= pace)
-    found: Ints = over[np.argsort(-ratios[over], kind="stable")]
-    return found, pace * costs[found]
+    def __init__(self, devices: tuple[int, ...], taken: Ints) -> None:
+        there = np.array(devices, dtype=np.float64)
+        self._taken, self._prices = taken, _prices(len(devices)) / there
+        self._all = self._prices @ there
+        # Of items that take the same the one that does most tells.
+        self._order = np.lexsort(taken.T[::-1])
+        ordered = taken[self._order]
+        is_first = np.ones(len(taken), dtype=np.bool_)
+        is_first[1:] = (ordered[1:] != ordered[:-1]).any(axis=1)
+        self._begins = np.flatnonzero(is_first)
+        self._costs = ordered[self._begins] @ self._prices.T
+
+    def dear(self, microbatches: Ints, wanted: float) -> tuple[Ints, NDArray[np.float64]]:
+        """Places of the items, the dearest first, that do more for their devices than what is `wanted` of all
+        devices does for those, and the microbatches beyond which each does; none where no set of items can do
+        so many, even in parts. `microbatches` has an entry for each item."""
+        if not len(microbatches):
+            return microbatches, np.empty(0)
+        most = np.maximum.reduceat(microbatches[self._order], self._begins)
+        at = int(np.argmin((most[:, None] / self._costs).max(axis=0) * self._all))
+        costs, pace = self._taken @ self._prices[at], wanted / float(self._all[at])
+        ratios = microbatches / costs
+        over = np.flatnonzero(ratios >= pace)
+        found: Ints = over[np.argsort(-ratios[over], kind="stable")]
+        return found, pace * costs[found]
 
 
 @cache
