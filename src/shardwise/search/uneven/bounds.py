@@ -276,7 +276,7 @@ class Relaxation:
         # Behind the last row and the last number of layers nothing is.
         table = np.full((len(HOPS), len(rows.pools) + 1, layers + 2), NEVER_S)
         for some in self._parts(rows):
-            at, found = self._grown(stages, rows.at(some), 0)
+            at, _, found = self._grown(stages, rows.at(some), 0)
             values = np.stack([figure.min(axis=1) for figure in found])
             # What takes longer than the time that is given has none that matters.
             is_late = values[3:].max(axis=0) > self._within_s
@@ -367,34 +367,40 @@ class Relaxation:
         is_out = (alone_s > self._within_s) | (layers > self._entries.layers)
         return np.where(is_out, NEVER_S, figures)
 
-    def _grown(self, place: int, rows: _Rows, first: int) -> tuple[Ints, Suffixes]:
-        """Suffixes that begin with one more stage: their layers, of shape (suffixes, numbers), and figures of
-        shape (suffixes, layers of the stage, layers)."""
+    def _grown(self, place: int, rows: _Rows, first: int) -> tuple[Ints, Floats, Suffixes]:
+        """Suffixes that begin with one more stage: their layers, of shape (suffixes, numbers), the stage's
+        own figures by its layers, and those of the suffixes, of shape (suffixes, layers of the stage,
+        layers)."""
         (few, many), (least, most) = rows.layers, rows.own
         widest, long = int((most - least).max()) + 1, int((many - few).max()) + 1
         layers = few[:, None] + np.arange(long)
         if place == 1:
-            f, b, g, r, e = self._stage(rows, place, first, layers)[:, :, None]
+            f, b, g, r, e = own_figures = self._stage(rows, place, first, layers)[:, :, None]
             own = stage_s(self._m[rows.pipelines, None, None], f + b, b, f + b, 1)
-            return self._told(layers), Suffixes(f + b, g + f + b, f + b + r, own, own + r, own + g + r + e)
+            last = Suffixes(f + b, g + f + b, f + b + r, own, own + r, own + g + r + e)
+            return self._told(layers), own_figures, last
         n = least[:, None] + np.arange(widest)
         # Entry [., n, l] is the rest of a suffix of l layers whose first stage has n: its l - n.
         behind = few - least - (widest - 1)
         rests = _sloped(self._rest(place, rows, behind[:, None] + np.arange(widest + long - 1)), widest)
-        f, b, g, r, e = self._stage(rows, place, first, n)[..., None]
+        f, b, g, r, e = own_figures = self._stage(rows, place, first, n)[..., None]
         m, work = self._m[rows.pipelines, None, None], f + b
         loops, readies, lasts, drains, reduced, alones = rests
         loop = work + loops
         ready_s, last_s = np.maximum(g + loop, b + readies), np.maximum(loop + r, f + lasts)
         own = stage_s(m, work, b, loop, place)
         ended = ended_s(m, work, b, r, last_s, place)
-        return self._told(layers), Suffixes(
-            loop,
-            ready_s,
-            last_s,
-            np.maximum(own, work + drains),
-            np.maximum(np.maximum(own + r, f + reduced), loop + ended),
-            np.maximum(np.maximum(own + (g + r + e), ready_s + e + ended), alones),
+        return (
+            self._told(layers),
+            own_figures,
+            Suffixes(
+                loop,
+                ready_s,
+                last_s,
+                np.maximum(own, work + drains),
+                np.maximum(np.maximum(own + r, f + reduced), loop + ended),
+                np.maximum(np.maximum(own + (g + r + e), ready_s + e + ended), alones),
+            ),
         )
 
     def _told(self, layers: Ints) -> Ints:
@@ -403,9 +409,7 @@ class Relaxation:
 
     def _close(self, stages: int, rows: _Rows) -> None:
         """Bounds of pipelines all of which have so many stages, over the pools that they begin on."""
-        n = rows.own[0][:, None] + np.arange(int((rows.own[1] - rows.own[0]).max()) + 1)
-        _, found = self._grown(stages, rows, 1)
-        _, _, g, r, e = self._stage(rows, stages, 1, n)[..., None]
+        _, (_, _, g, r, e), found = self._grown(stages, rows, 1)
         least = np.maximum(found.drained_s + r, found.reduced_s) + g + e
         least = np.maximum(least, found.alone_s)
         np.minimum.at(self._bounds, rows.pipelines, least.min(axis=(1, 2)))

@@ -27,7 +27,7 @@ Ints = NDArray[np.int64]
 FOREVER_S = 1e9
 """No step takes so long."""
 
-AT_ONCE = 64
+AT_ONCE = 128
 """Pipelines that are bounded closer before shares are told."""
 
 FURTHER, MOST_EFFORT = 8, 2000
