@@ -19,11 +19,12 @@ from shardwise.model import load_model
 from shardwise.search import UnevenOutcome, UnevenSpace, priced_again, search_uneven
 from shardwise.search.clock import Clock
 from shardwise.search.lanes import Lanes
-from shardwise.search.uneven import Block, bounds, drive, errands, grown, partitions
+from shardwise.search.uneven import Block, bounds, drive, errands, grown, partitions, shares
 from shardwise.search.uneven.block import search_of
 from shardwise.search.uneven.errands import Errand, Errands, is_wide
 from shardwise.search.uneven.laid_out import Best
 from shardwise.search.uneven.options import Pricing
+from shardwise.search.uneven.reach import Reach
 from shardwise.search.uneven.result import result_of_uneven
 from shardwise.strategy import Job
 
@@ -82,6 +83,28 @@ def test_a_bound_that_is_too_high_loses_plans(module: ModuleType, monkeypatch: p
         late = outcome.plan is None or outcome.plan.time_s > expected_s * (1 + 1e-9)
         missed += expected_s < float("inf") and (late or outcome.lower_bound_s > expected_s * (1 + 1e-9))
     assert missed
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "seed", "broken"),
+    [
+        (bounds.Relaxation, "_most_layers", 4, lambda found: np.maximum(found - 1, 0)),
+        (Reach, "soon", 4, lambda found: found // 2),
+        (Reach, "can_do", 6, lambda found: found & False),
+        (shares.Market, "dear", 4, lambda found: (found[0][:0], found[1][:0])),
+    ],
+)
+def test_what_forbids_too_much_loses_plans(
+    owner: type, name: str, seed: int, broken: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Of the seed 6 the best plan is on two pools: no first look has it.
+    space, sound = drawn_space(seed, 8 if seed == 6 else 4), getattr(owner, name)
+    best = search_uneven(space).plan
+    assert best is not None
+    monkeypatch.setattr(owner, name, lambda *given: broken(sound(*given)))
+    monkeypatch.setattr(partitions, "moved", lambda *_: ())
+    found = search_uneven(space).plan
+    assert found is None or found.time_s > best.time_s * (1 + 1e-9)
 
 
 def test_a_gap_is_kept_and_a_budget_tells_its_own() -> None:

@@ -35,4 +35,6 @@ def hold_bounds(of: Any, layouts: Any, numbers: range | list[int], seed: int) ->
             figures = figures_of(of, kinds, sites[None], layers[None])
             assert estimate.least_s(figures, m)[0] <= within_s, (seed, sites, layers, m)
             reach = Reach(of, np.array([kinds]), np.array([counts]))
+            assert reach.soon(within_s, np.array([m + 1]))[0] >= m, (seed, sites, layers, m)
+            assert reach.can_do(np.array([0]), np.array([m]), within_s)[0], (seed, sites, layers, m)
             assert reach.microbatches(within_s)[0] >= m, (seed, sites, layers, m)

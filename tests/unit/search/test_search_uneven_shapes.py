@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from shardwise.search.uneven.shapes import filling, shapes_of
-from shardwise.search.uneven.shares import Items, undominated
-from shardwise.search.uneven.space import Spread
+from shardwise.search.uneven.shares import Items, Market, best_set, undominated
+from shardwise.search.uneven.space import Block, Spread
 
 TAKES = (((1, 0), (1, 0), (2, 0), (4, 0)), ((0, 1), (0, 2)), ((1, 1), (1, 2), (2, 1)))
 """Two pools, and a pair of them; the first has nodes of four devices, and each stage of one device may be in
@@ -94,3 +94,31 @@ def test_items_matter_that_none_undercuts() -> None:
     assert not len(
         undominated(Items(np.ones((2, 1), dtype=int), np.zeros(2, dtype=int), np.ones(2, dtype=int)))
     )
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_what_is_dear_is_needed_and_one_microbatch_less_is_not_dear(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    devices = (8, 4) if seed % 2 else (6, 4, 3)
+    taken = np.stack([rng.integers(0, count + 1, 12) for count in devices], axis=1)
+    taken = taken[taken.any(axis=1)]
+    does, wanted = rng.integers(0, 9, len(taken)), int(rng.integers(4, 30))
+    market = Market(devices, taken)
+    places, enough = market.dear(does, wanted * (1.0 - 1e-9))
+    most = int(sum(devices))
+    found = best_set(devices, Items(taken, does, np.ones_like(does)), 1, most, wanted)
+    if found is not None:
+        assert len(places)
+    # At these prices none of them is dear that does no more than too few.
+    fewer = does.copy()
+    fewer[places] = np.ceil(enough).astype(np.int64) - 1
+    assert not len(market.dear(fewer, wanted * (1.0 - 1e-9))[0])
+    assert (np.ceil(enough) <= does[places]).all()
+
+
+def test_a_range_is_halved_by_how_many_times_as_many() -> None:
+    for least in range(1, 30):
+        for most in range(least + 1, 400, 7):
+            one, two = Block(pools=(0,), micro_batch_size=1, least=least, most=most).halves()
+            assert (one.least, two.most, one.most + 1) == (least, most, two.least)
+            assert one.most**2 <= least * most < two.least**2
