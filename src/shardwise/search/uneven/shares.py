@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from itertools import product
 
 import numpy as np
@@ -260,6 +260,7 @@ def _unbounded(
     return value, found
 
 
+@lru_cache(maxsize=1 << 16)
 def _shift(
     devices: tuple[int, ...], taken: tuple[int, ...]
 ) -> tuple[tuple[slice, ...], tuple[slice, ...]] | None:
