@@ -109,7 +109,7 @@ class Market:
         is_first = np.ones(len(taken), dtype=np.bool_)
         is_first[1:] = (ordered[1:] != ordered[:-1]).any(axis=1)
         self._begins = np.flatnonzero(is_first)
-        self._costs = ordered[self._begins] @ self._prices.T
+        self._differing = ordered[self._begins]
 
     def dear(self, microbatches: Ints, wanted: float) -> tuple[Ints, NDArray[np.float64]]:
         """Places of the items, the dearest first, that do more for their devices than what is `wanted` of all
@@ -118,7 +118,9 @@ class Market:
         if not len(microbatches):
             return microbatches, np.empty(0)
         most = np.maximum.reduceat(microbatches[self._order], self._begins)
-        at = int(np.argmin((most[:, None] / self._costs).max(axis=0) * self._all))
+        # What each costs at every price is not kept: of four pools these are many.
+        worth = (most[:, None] / (self._differing @ self._prices.T)).max(axis=0) * self._all
+        at = int(np.argmin(worth))
         costs, pace = self._taken @ self._prices[at], wanted / float(self._all[at])
         ratios = microbatches / costs
         over = np.flatnonzero(ratios >= pace)
