@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 from typing import Any
 
 import torch
@@ -23,7 +24,7 @@ from shardwise.runtime.graphs.forms import (
     value_form,
 )
 from shardwise.runtime.graphs.grid import Grid
-from shardwise.runtime.graphs.messages import Call, Rows, Way, alone
+from shardwise.runtime.graphs.messages import Call, Collective, Rows, Way, alone
 from shardwise.runtime.graphs.moves import Move, gives, moves_of
 from shardwise.runtime.marks import CONVERSIONS, TRAFFIC, marked
 
@@ -57,9 +58,14 @@ class _Step:
     def _box(self, form: Form, at: Coordinates) -> Box:
         return box_of(self.shape, self.grid.counts, form, at)
 
+    def _call(
+        self, kind: Collective, sent: Tensor, sizes: Sequence[int] = (), taken: Sequence[int] = ()
+    ) -> Call:
+        return Call(kind, self.move.axes, sent, prod(self.shape), sizes, taken)
+
     def run(self, local: Tensor) -> Way:
         if self.move.kind == "all_reduce":
-            (whole,) = yield Call("all_reduce", self.move.axes, local.reshape(-1))
+            (whole,) = yield self._call("all_reduce", local.reshape(-1))
             return whole.view(local.shape)
         if self.move.kind == "cut":
             return local[slices(self.after, self.before)].clone(memory_format=torch.contiguous_format)
@@ -78,7 +84,7 @@ class _Step:
     def _reduce_scatter(self, local: Tensor) -> Way:
         boxes = [self._box(self.move.then, at) for at in self.members]
         rows = [local[slices(box, self.before)].flatten() for box in boxes]
-        (own,) = yield Call("reduce_scatter", self.move.axes, torch.cat(rows), list(map(elements, boxes)))
+        (own,) = yield self._call("reduce_scatter", torch.cat(rows), list(map(elements, boxes)))
         return own.view(extents(self.after))
 
     def _all_gather(self, local: Tensor) -> Way:
@@ -87,7 +93,7 @@ class _Step:
         sent = local.reshape(-1)
         if len(sent) < most:
             sent = torch.cat((sent, sent.new_zeros(most - len(sent))))
-        rows = yield Call("all_gather", self.move.axes, sent)
+        rows = yield self._call("all_gather", sent)
         return self._put(local, boxes, rows)
 
     def _exchange(self, local: Tensor) -> Way:
@@ -103,7 +109,7 @@ class _Step:
             shared(self._box(self.now, at), self.after) if gives(self.now, axes, at, here) else None
             for at in self.members
         ]
-        rows = yield Call("exchange", axes, torch.cat(sent), list(map(len, sent)), list(map(elements, taken)))
+        rows = yield self._call("exchange", torch.cat(sent), list(map(len, sent)), list(map(elements, taken)))
         return self._put(local, taken, rows)
 
     def _put(self, local: Tensor, boxes: Sequence[Box | None], rows: Rows) -> Tensor:

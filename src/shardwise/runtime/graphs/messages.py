@@ -32,13 +32,15 @@ class Call:
 
     Of a `reduce_scatter` and an `exchange` what is `sent` are rows one after the other, of so many elements
     as `sizes` says for each of them, in the order of their group; of an `all_reduce` and an `all_gather` it
-    is the same for all. From each of them an exchange brings so many elements as `taken` says. The answer to
-    a call are rows: the sum of this rank's rows, or of an exchange and an all-gather the row of each of them.
+    is the same for all. From each of them an exchange brings so many elements as `taken` says. It is about a
+    tensor of `whole` elements, of which ranks may have parts of unequal sizes. The answer to a call are rows:
+    the sum of this rank's rows, or of an exchange and an all-gather the row of each of them.
     """
 
     kind: Collective
     axes: tuple[int, ...]
     sent: Tensor
+    whole: int
     sizes: Sequence[int] = ()
     taken: Sequence[int] = ()
 
@@ -47,10 +49,10 @@ class Call:
         """What is the same of calls that go as one."""
         return _ORDER.index(self.kind), self.axes, str(self.sent.dtype)
 
-    def nbytes(self, grid: Grid) -> int:
-        """Bytes of the whole tensor: what this rank sends, or what is joined."""
-        times = grid.size(self.axes) if self.kind == "all_gather" else 1
-        return times * self.sent.numel() * self.sent.element_size()
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the whole tensor, which all ranks know alike."""
+        return self.whole * self.sent.element_size()
 
     @property
     def rows(self) -> Rows:
@@ -80,7 +82,7 @@ def together(grid: Grid, ways: Iterable[Way]) -> list[Tensor]:
     while due:
         first = min(call.key for call in due.values())
         alike = sorted(number for number, call in due.items() if call.key == first)
-        chosen = alike[: _fitting([due[number].nbytes(grid) for number in alike])]
+        chosen = alike[: _fitting([due[number].nbytes for number in alike])]
         answers = _answers(grid, [due.pop(number) for number in chosen])
         for number, answer in zip(chosen, answers, strict=True):
             go_on(number, answer)
@@ -94,7 +96,8 @@ def alone(grid: Grid, way: Way) -> Tensor:
 
 
 def _fitting(nbytes: Sequence[int]) -> int:
-    """How many from the first on go as one message; one at least."""
+    """How many from the first on go as one message; one at least. By sizes that are the same on all ranks, as
+    the messages have to be."""
     return max(1, sum(total <= MOST_BYTES for total in accumulate(nbytes)))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from math import prod
 from typing import Any
 
 import torch
@@ -20,7 +21,7 @@ from shardwise.runtime.graphs.forms import (
     whole_form,
 )
 from shardwise.runtime.graphs.grid import Grid
-from shardwise.runtime.graphs.messages import Call, Way, alone, together
+from shardwise.runtime.graphs.messages import Call, Collective, Way, alone, together
 from shardwise.runtime.graphs.program import Stored
 from shardwise.runtime.marks import GATHERS, GRADIENTS, TRAFFIC, marked
 
@@ -127,7 +128,7 @@ class Held:
         if late and late == self.shares and arrived == begin.with_word(rest, "partial"):
             share = yield from self._reducing(gradient)  # what shrinks a tensor comes first
             if rest:
-                (share,) = yield Call("all_reduce", rest, share)
+                (share,) = yield self._call("all_reduce", rest, share)
             return share
         gradient = yield from moving(self.grid, gradient, shape, arrived, begin)
         if late and late == self.shares:
@@ -141,8 +142,11 @@ class Held:
         """This rank's share of the sum of what the ranks that share the states have."""
         count = self.grid.size(self.shares)
         sent = _padded(gradient.reshape(-1), count)
-        (own,) = yield Call("reduce_scatter", self.shares, sent, (len(sent) // count,) * count)
+        (own,) = yield self._call("reduce_scatter", self.shares, sent, (len(sent) // count,) * count)
         return own
+
+    def _call(self, kind: Collective, axes: tuple[int, ...], sent: Tensor, sizes: Sequence[int] = ()) -> Call:
+        return Call(kind, axes, sent, prod(self.stored.lie.shape), sizes)
 
     def publishing(self) -> Way:
         """What ranks compute with, of the shares that all of them updated, in that dtype."""
@@ -158,7 +162,7 @@ class Held:
         shape, stored = self.stored.lie.shape, self.stored.lie.value
         if self.stored.parts is not None:
             return (yield from moving(self.grid, share, shape, self.stored.parts, stored))
-        rows = yield Call("all_gather", self.shares, share.reshape(-1))
+        rows = yield self._call("all_gather", self.shares, share.reshape(-1))
         return torch.cat(list(rows))[: self.weight.numel()].view(self.weight.shape)
 
     @property
