@@ -25,7 +25,7 @@ from shardwise.app.cli.main import main
 from shardwise.cluster import load_cluster
 from shardwise.errors import ConfigError
 from shardwise.measure import Clock, group_clock
-from shardwise.runtime.team import HOST
+from shardwise.runtime.team import HOST, Team
 
 pytestmark = pytest.mark.xdist_group("runtime")
 
@@ -46,6 +46,30 @@ def test_without_a_launcher_processes_are_started() -> None:
         assert [found[:2] for found in ranks.together(seen, 5)] == [(10, 2), (10, 2)]
         assert ranks.told("this one") == ["this one"]
         assert ranks.rank == 0 and list(ranks.speeds) == [1.0, 1.0]
+
+
+def _threads(report: Any) -> int:
+    return torch.get_num_threads()
+
+
+def test_threads_are_those_of_training(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Of six cores each of two processes has three; under a launcher what it was started with."""
+    monkeypatch.setattr(os, "cpu_count", lambda: 6)
+    with Team(2) as team:
+        assert team.run(2, _threads) == [3, 3]
+    asked: list[int] = []
+
+    def measured(*_: object, links: bool, threads: int) -> None:
+        asked.append(threads)
+
+    monkeypatch.setattr(calibrating, "_measured_here", measured)
+    words = ["calibrate", "--out", str(tmp_path / "c.yaml"), "--cluster"]
+    assert [main([*words, f"1x{ranks}xcpu"]) for ranks in (2, 1, 8)] == [0, 0, 0]
+    assert main([*words, "1x2xcpu", "--threads", "5"]) == 0
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
+    assert main([*words, "1x2xcpu"]) == 0
+    assert asked == [3, 6, 1, 5, 4]
 
 
 LAUNCHED = """

@@ -19,6 +19,7 @@ from shardwise.measure.messages import Pair, message_rates
 from shardwise.measure.process import (
     group_clock,
     launched_group,
+    threads_in_use,
     torch_version,
     use_threads,
 )
@@ -41,6 +42,7 @@ __all__ = [
     "lockstep_s",
     "message_rates",
     "taken_by_others",
+    "threads_in_use",
     "torch_version",
     "use_threads",
 ]

@@ -22,6 +22,11 @@ def use_threads(threads: int) -> None:
     torch.set_num_threads(threads)
 
 
+def threads_in_use() -> int:
+    """How many this process computes with."""
+    return int(torch.get_num_threads())
+
+
 @contextlib.contextmanager
 def launched_group() -> Iterator[int]:
     """The process group (gloo) of all processes that a launcher started together; gives this one's rank.

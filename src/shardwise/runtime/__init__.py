@@ -27,7 +27,7 @@ from shardwise.runtime.moving import move
 from shardwise.runtime.parallelize import parallelize
 from shardwise.runtime.recover import last_options, train_here
 from shardwise.runtime.result import StepResult
-from shardwise.runtime.team import RankLost, Report, Team, leave_group, losses_of_peers
+from shardwise.runtime.team import RankLost, Report, Team, leave_group, losses_of_peers, threads_of
 from shardwise.runtime.texts import from_all_ranks
 from shardwise.runtime.timed import TimedSteps, timed_steps
 from shardwise.runtime.train import (
@@ -92,6 +92,7 @@ __all__ = [
     "resumed_options",
     "samples_of",
     "save_weights",
+    "threads_of",
     "timed_steps",
     "together",
     "train",

@@ -93,7 +93,7 @@ class Team:
     def _start(self, ranks: int) -> None:
         context = _context()
         resource_tracker.ensure_running()  # its start ends what keeps interrupts away
-        threads = max(1, (os.cpu_count() or 1) // self._size)
+        threads = threads_of(self._size)
         while len(self._workers) < ranks:
             here, there = context.Pipe()
             process = context.Process(
@@ -171,6 +171,11 @@ class Team:
             process.join()
             process.close()
         self._workers.clear()
+
+
+def threads_of(processes: int) -> int:
+    """How many each of so many processes of this machine computes with: the cores are divided."""
+    return max(1, (os.cpu_count() or 1) // processes)
 
 
 def _context() -> Any:

@@ -15,7 +15,7 @@ from shardwise.accuracy import BesideSample, LinkSample, MeasuredStep, TierCurve
 from shardwise.app.cli import words
 from shardwise.app.cli.calibrating_cuda import found_on_accelerator
 from shardwise.app.cli.calibrating_from import Found, found_in, given_by
-from shardwise.app.cli.calibrating_ranks import Ranks, cluster_here, is_launched, ranks_of
+from shardwise.app.cli.calibrating_ranks import Ranks, cluster_here, is_launched, ranks_of, threads_here
 from shardwise.app.cli.calibrating_steps import SmallSteps
 from shardwise.app.cli.output import Line, Output, row
 from shardwise.app.cli.request import writable
@@ -55,11 +55,12 @@ def calibrated(
     cluster: str | None,
     links: bool,
     sources: Sequence[str],
-    threads: int,
+    threads: int | None,
 ) -> Output:
     """Find the curves that the files `sources` tell, or, where they hold no more than a calibration, measure
     kernels and software on the processes of `cluster` (those of the calibration stay), with `links` the links
-    between them too; write the calibration to `out`. `devices` are those that are measured: cpu, or cuda.
+    between them too; write the calibration to `out`. Each process has so many `threads`, or as many as in
+    training. `devices` are those that are measured: cpu, or cuda.
 
     Under torchrun every rank takes part, and rank 0 writes.
     """
@@ -79,6 +80,8 @@ def calibrated(
         place = _place(cluster, links=links)
         from shardwise.runtime import RankLost
 
+        if threads is None:
+            threads = threads_here(place.devices)
         try:
             measured = _measured_here(given.calibration, place, links=links, threads=threads)
         except RankLost as error:

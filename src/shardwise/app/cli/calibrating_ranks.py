@@ -60,6 +60,14 @@ def cluster_here(device: str) -> str:
     return f"{ranks // local}x{local}x{device}"
 
 
+def threads_here(processes: int) -> int:
+    """How many threads each of so many processes trains with; where a launcher started this one, its own."""
+    from shardwise.measure import threads_in_use
+    from shardwise.runtime import threads_of
+
+    return threads_in_use() if is_launched() else threads_of(processes)
+
+
 def _started(variable: str) -> int:
     """A number that launchers set; ConfigError where it is not there."""
     text = os.environ.get(variable, "")

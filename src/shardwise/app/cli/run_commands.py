@@ -103,7 +103,10 @@ def calibrate(
             show_default=False,
         ),
     ] = None,
-    threads: Annotated[str, typer.Option(metavar="N", help="Threads of each process.")] = "1",
+    threads: Annotated[
+        str | None,
+        typer.Option(metavar="N", help="Threads of each process [default: as in train]", show_default=False),
+    ] = None,
 ) -> Output:
     """Measure this machine, for plan --calibration."""
     from shardwise.app.cli import calibrating, request
@@ -114,7 +117,9 @@ def calibrate(
         cluster=cluster,
         links=links,
         sources=sources or (),
-        threads=request.count("--threads", threads, low=1, high=os.cpu_count() or 1),
+        threads=(
+            None if threads is None else request.count("--threads", threads, low=1, high=os.cpu_count() or 1)
+        ),
     )
 
 
