@@ -65,7 +65,7 @@ class Pace:
     wide: float
 
 
-WIDE, CLOSE = Pace(4.0, 8.0, 1.0, 10.0), Pace(1.5, 4.0, 0.25, 1.0)
+WIDE, CLOSE = Pace(2.0, 3.0, 1.0, 10.0), Pace(1.5, 4.0, 0.25, 1.0)
 """The second where lines were raised to what there is: they tell how far a look has to go."""
 
 
