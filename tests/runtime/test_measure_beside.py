@@ -83,6 +83,12 @@ def test_each_rank_tells_of_its_own_cores() -> None:
     assert taken_by_others(*pinned) == taken_by_others(ranks, ends)
 
 
+def test_a_core_that_is_allowed_later_counts_from_then_on() -> None:
+    ranks, ends = [at(0.0, (0.0, 0.0), 0.0)], [at(10.0, (9.0, 8.0), 5.0)]
+    first = [replace(each, busy_s={"0": 0.0}) for each in ranks]
+    assert taken_by_others(first, ends).cores == pytest.approx(0.4)  # 9 - 5 in 10 s
+
+
 def test_a_busy_machine_is_said_aloud() -> None:
     def said(cores: float) -> str:
         lines = _warned({"other programs": {"cores": cores, "of": 4}})

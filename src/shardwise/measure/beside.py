@@ -68,7 +68,7 @@ def taken_by_others(start: Sequence[CoreSeconds], end: Sequence[CoreSeconds]) ->
         pairs = [pair for pair in zip(start, end, strict=True) if pair[1].machine == machine]
         cores = {core: seconds for _, last in pairs for core, seconds in last.busy_s.items()}
         first = {core: seconds for before, _ in pairs for core, seconds in before.busy_s.items()}
-        busy_s = sum(seconds - first[core] for core, seconds in cores.items())
+        busy_s = sum(seconds - first.get(core, seconds) for core, seconds in cores.items())
         own_s = sum(last.own_s - before.own_s for before, last in pairs)
         passed_s = max(last.now_s - before.now_s for before, last in pairs)
         found.append(CoresTaken(cores=max(busy_s - own_s, 0.0) / passed_s, of=len(cores)))
