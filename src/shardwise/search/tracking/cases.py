@@ -17,12 +17,19 @@ def cases_of(chain: Chain) -> list[Narrowed]:
     A line lies below every mean of two solutions, and so far below all that there is between two modes of
     most of a chain: lines of each mode alone are closer. Each solution is in one of the cases.
     """
-    whole = Narrowed.of(chain)
+    whole, place = Narrowed.of(chain), largest_of(chain)
+    if place is None:
+        return [whole]
+    return [_in_mode(whole, place, mode) for mode in range(len(chain[place].modes))]
+
+
+def largest_of(chain: Chain) -> int | None:
+    """The link that is most of a chain, where one is."""
     counts = [link.repeat * max((len(part.sizes) for _, part in link.modes), default=0) for link in chain]
     for place, (link, count) in enumerate(zip(chain, counts, strict=True)):
-        if link.repeat == 1 and len(link.modes) > 1 and count > MOST_OF_IT * sum(counts):
-            return [_in_mode(whole, place, mode) for mode in range(len(link.modes))]
-    return [whole]
+        if link.repeat == 1 and count > MOST_OF_IT * sum(counts):
+            return place
+    return None
 
 
 def _in_mode(whole: Narrowed, place: int, mode: int) -> Narrowed:

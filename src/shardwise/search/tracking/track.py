@@ -16,6 +16,7 @@ from shardwise.search.tracking.cases import cases_of
 from shardwise.search.tracking.draw import draw_between, draw_ends, draw_first
 from shardwise.search.tracking.found import Found
 from shardwise.search.tracking.labels import TooManyLabels
+from shardwise.search.tracking.levels import by_levels
 from shardwise.search.tracking.lines import is_open, weighted
 from shardwise.search.tracking.look import Losses, look
 from shardwise.search.tracking.sharpen import sharpen_between
@@ -30,13 +31,13 @@ ANSWER_SHARE = 0.1
 LABELS_SHARE = 0.85
 """Of what is left, the part for labels that stand for like ones; the rest is for points of a look that do."""
 
-FIRST_REACH = 0.5
-"""How far beyond its line a first look goes, in epsilons."""
+FIRST_REACH, RAISED_REACH = 0.5, 2.0
+"""How far beyond its line a first look goes, in epsilons; and where lines were raised to what there is."""
 
 FIRST_PART = 1.0 / 16.0
 """The same where there is no epsilon, of the way to what is open."""
 
-FEW_LABELS = 1500
+FEW_LABELS, RAISED_FEW = 1500, 500
 """A look that kept fewer labels than that was a small one."""
 
 MARGIN = 1.15
@@ -52,21 +53,12 @@ HALVINGS = 40
 """Steps to the least epsilon that is proven."""
 
 
-@dataclass(frozen=True, slots=True)
-class Pace:
-    """How many times as `far` the next look at a line goes as this one, `further` where that was no small
-    one; and the first, of how far looks had to go at other lines (`usual`). A look keeps to a box around the
-    corners that are at most `wide` times as far beyond its line as it goes: what it finds there may close
-    them."""
+FURTHER, FAR = 2.0, 3.0
+"""How many times as far the next look at a line goes as this one; and where this was a small one."""
 
-    further: float
-    far: float
-    usual: float
-    wide: float
-
-
-WIDE, CLOSE = Pace(2.0, 3.0, 1.0, 10.0), Pace(1.5, 4.0, 0.25, 1.0)
-"""The second where lines were raised to what there is: they tell how far a look has to go."""
+WIDE = 10.0
+"""A look keeps to a box around the corners that are at most so many times as far beyond its line as it goes:
+what it finds there may close them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,8 +121,9 @@ def tracked(
         # Where one block is most of a chain looks take what it takes, however high the lines are.
         if parts[state.case] == 1:
             sharpen_between(state, own)
-    for state, own in zip(states, losses, strict=True):
-        _settle(state, own, most_labels)
+    for number in range(len(states)):
+        own = _as_loose(states[number], losses[number], states)
+        states += _settle_by_levels(states[number], own, most_labels, tracking)
     answer = found.thinned(epsilon * ANSWER_SHARE)
     efforts = tuple(
         _effort(chain, [state for state in states if state.case == number])
@@ -162,6 +155,35 @@ def _settle_ends(state: State, losses: Losses) -> Losses:
     return losses
 
 
+def _as_loose(state: State, losses: Losses, others: list[State]) -> Losses:
+    """The losses of a case that matches no more closely than any of some others: the answer would be no
+    closer."""
+    before, state.matched = state.matched, max(other.matched for other in others)
+    return losses if state.matched == before else losses.times(state.matched / before)
+
+
+def _settle_by_levels(state: State, losses: Losses, most_labels: float, tracking: float) -> list[State]:
+    """Settle a case; where solutions match others less closely than `tracking`, so that looks would be too
+    much, by where its largest temporary lies: the cases that it falls into then."""
+    parts = by_levels(state) if _is_loose(state, tracking) else None
+    if parts is None:
+        _settle(state, losses, most_labels)
+        return []
+    labels = state.labels
+    for part in parts:
+        own = _as_loose(part, losses, parts)
+        draw_between(part, set())
+        _settle(part, own, most_labels - labels)
+        labels += part.labels
+    state.is_exhausted = True  # all that may matter is in these
+    return parts
+
+
+def _is_loose(state: State, tracking: float) -> bool:
+    """Whether solutions of a case match others less closely than was asked for."""
+    return state.matched > tracking
+
+
 def _loosened(state: State) -> bool:
     """Whether solutions of a case may match others less closely from now on."""
     if not 0.0 < state.matched <= LOOSEST / LOOSER:
@@ -173,7 +195,7 @@ def _loosened(state: State) -> bool:
 def _settle(state: State, losses: Losses, most_labels: float) -> None:
     """Look further and further beyond the lines that have least to see below what is open,
     until nothing is, or no line is left at which a look is not too much, however loose."""
-    pace = CLOSE if state.is_raised else WIDE
+    start, few = (RAISED_REACH, RAISED_FEW) if state.is_raised else (FIRST_REACH, FEW_LABELS)
     reach: dict[int, float] = {}
     usual = 0.0  # how far looks had to go, relative, before the next line was closer
     too_much: set[int] = set()
@@ -187,10 +209,10 @@ def _settle(state: State, losses: Losses, most_labels: float) -> None:
         far = corners @ weights - least
         wanted = far[is_target]  # not a product of their own, which may round otherwise
         if line not in reach:
-            first = max(state.matched * FIRST_REACH, usual * pace.usual)
+            first = max(state.matched * start, usual)
             reach[line] = first * least or FIRST_PART * float(wanted.max())
         labels, beyond = state.labels, min(reach[line], MARGIN * float(wanted.max()))
-        near = corners[far <= max(pace.wide * beyond, float(wanted.min()))]
+        near = corners[far <= max(WIDE * beyond, float(wanted.min()))]
         try:
             look(state, line, least + beyond, losses, near.max(axis=0))
         except TooManyLabels:
@@ -201,7 +223,7 @@ def _settle(state: State, losses: Losses, most_labels: float) -> None:
                 too_much.add(line)
             continue
         usual = max(usual, beyond / least) if least > 0.0 else usual
-        reach[line] *= pace.far if state.labels - labels < FEW_LABELS else pace.further
+        reach[line] *= FAR if state.labels - labels < few else FURTHER
 
 
 def _next(state: State, corners: Values, without: set[int]) -> tuple[int | None, npt.NDArray[np.bool_]]:

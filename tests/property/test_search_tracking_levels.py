@@ -1,0 +1,112 @@
+"""Cases by where the largest temporary lies: what is found is what enumeration finds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.property.tracking_instances import chain_of, frontier_by_definition, hubbed_chain
+
+from shardwise.frontier import Chain
+from shardwise.search import tracked
+from shardwise.search.tracking import levels, look, track
+from shardwise.search.tracking.look import Losses
+from shardwise.search.tracking.state import State
+
+INSTANCES, CHUNK = 300, 50
+
+BETWEEN, LEVELS, BY_LEVELS = levels._between, levels._levels, levels.by_levels
+
+
+@pytest.fixture(autouse=True)
+def all_have_levels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However closely solutions are matched, and wherever lines weigh the peak."""
+    monkeypatch.setattr(track, "_is_loose", lambda state, tracking: True)
+    monkeypatch.setattr(levels, "WEIGHED", -1.0)
+
+
+def agrees(chains: list[Chain]) -> bool:
+    """Whether the frontiers of all of them are found."""
+    for chain in chains:
+        expected = frontier_by_definition(chain)
+        points = tracked([chain]).points.tolist()
+        if len(points) != len(expected) or not np.allclose(points, expected, rtol=1e-12, atol=0.0):
+            return False
+    return True
+
+
+@pytest.mark.parametrize("first", range(0, INSTANCES, CHUNK))
+def test_cases_by_levels_find_what_enumeration_finds(first: int) -> None:
+    assert agrees([chain_of(seed) for seed in range(first, first + CHUNK)])
+    assert agrees([hubbed_chain(seed) for seed in range(first // 10, first // 10 + 5)])
+
+
+def test_many_chains_fall_into_such_cases(monkeypatch: pytest.MonkeyPatch) -> None:
+    counts = []
+
+    def counted(state: State) -> list[State] | None:
+        parts = BY_LEVELS(state)
+        if parts is not None:
+            counts.append(len(parts))
+        return parts
+
+    monkeypatch.setattr(track, "by_levels", counted)
+    for seed in range(100):
+        tracked([chain_of(seed)])
+    assert sum(count > 1 for count in counts) >= 5
+
+
+@pytest.mark.parametrize("epsilon", [0.02, 0.1, 0.4])
+def test_an_epsilon_is_all_that_is_lost(epsilon: float) -> None:
+    for seed in range(60):
+        expected = frontier_by_definition(chain_of(seed))
+        found = tracked([chain_of(seed)], epsilon=epsilon)
+        limit = (1.0 + found.epsilon) * (1.0 + 1e-12)
+        assert found.epsilon <= epsilon * (1.0 + 1e-12)
+        for time_s, memory in expected:
+            assert any(a <= limit * time_s and b <= limit * memory for a, b in found.points.tolist())
+
+
+def test_no_case_matches_more_closely_than_the_answer_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once one of them has to be looser the others are so from the start, and all that is told is proven."""
+    asked: list[float] = []
+
+    def seen(state: State, line: int, limit: float, losses: Losses, *box: Any) -> None:
+        if box:  # not at an end
+            asked.append(losses.relative)
+        if box and len(asked) == 1:
+            raise track.TooManyLabels
+        look.look(state, line, limit, losses, *box)
+
+    monkeypatch.setattr(track, "look", seen)
+    is_any = False
+    for seed in range(60):
+        asked.clear()
+        found = tracked([chain_of(seed), chain_of(seed + 100)], epsilon=0.002)
+        if len(asked) < 2:
+            continue
+        is_any = True
+        assert all(each == pytest.approx(track.LOOSER * asked[0]) for each in asked[1:])
+        points = found.points.tolist()
+        for one in (seed, seed + 100):
+            for time_s, memory in frontier_by_definition(chain_of(one)):
+                limit = (1.0 + found.epsilon) * (1.0 + 1e-12)
+                assert any(a <= limit * time_s and b <= limit * memory for a, b in points)
+    assert is_any
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "broken"),
+    [
+        (levels, "_between", lambda part, low, high: BETWEEN(part, 1.5 * high, 1.5 * high)),
+        (levels, "_levels", lambda part: LEVELS(part)[:-1]),
+        (track, "by_levels", lambda state: (BY_LEVELS(state) or [])[1:] or None),
+    ],
+)
+def test_a_broken_rule_is_noticed(
+    monkeypatch: pytest.MonkeyPatch, module: Any, name: str, broken: Callable[..., Any]
+) -> None:
+    monkeypatch.setattr(module, name, broken)
+    assert not agrees([chain_of(seed) for seed in range(120)])
