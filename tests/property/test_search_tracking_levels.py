@@ -12,6 +12,7 @@ from tests.property.tracking_instances import chain_of, frontier_by_definition, 
 from shardwise.frontier import Chain
 from shardwise.search import tracked
 from shardwise.search.tracking import levels, look, track
+from shardwise.search.tracking.labels import TooManyLabels
 from shardwise.search.tracking.look import Losses
 from shardwise.search.tracking.state import State
 
@@ -77,7 +78,7 @@ def test_no_case_matches_more_closely_than_the_answer_does(monkeypatch: pytest.M
         if box:  # not at an end
             asked.append(losses.relative)
         if box and len(asked) == 1:
-            raise track.TooManyLabels
+            raise TooManyLabels
         look.look(state, line, limit, losses, *box)
 
     monkeypatch.setattr(track, "look", seen)
