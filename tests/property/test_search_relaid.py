@@ -18,6 +18,7 @@ from shardwise.plan import Layout, Pipeline, UnevenResult
 from shardwise.search import UnevenPipeline, UnevenPlan, UnevenSpace, priced_again, relaid
 from shardwise.search.uneven import Block, grown, in_place, partitions
 from shardwise.search.uneven.bounds import stage_s
+from shardwise.search.uneven.faults import faults_of_spread
 from shardwise.search.uneven.lying import Nodes
 from shardwise.search.uneven.options import Options, Pricing
 from shardwise.search.uneven.result import result_of_uneven
@@ -182,7 +183,8 @@ def faults(seeds: range) -> list[str]:
         if drawn is None:
             continue
         space, result = drawn
-        least_s = least_in_place_s(seed)
+        is_unfilled = any(faults_of_spread(space, result.layout.pipelines))
+        least_s = float("inf") if is_unfilled else least_in_place_s(seed)
         best = relaid(space.model, space.cluster, space.job, result)
         if best is None:
             found += [f"{seed}: nothing"] if least_s < float("inf") else []
@@ -231,6 +233,17 @@ def test_layers_and_shares_are_the_best_where_a_plan_lies(full: bool) -> None:
     assert {len(result.layout.pipelines) for _, result in plans} == {1, 2, 3}
     assert sum(_is_spread(*plan) for plan in plans) > 2
     assert not faults(seeds)
+
+
+@pytest.mark.parametrize("seed", [195, 207, 759])
+def test_what_is_spread_over_nodes_that_are_no_longer_full_is_not_laid_anew(seed: int) -> None:
+    """Stages of the other pipeline are gone, with which one filled its nodes: that is priced nowhere."""
+    drawn = drawn_plan(seed)
+    assert drawn is not None
+    space, result = drawn
+    again = priced_again(space.model, space.cluster, space.job, result)
+    assert "pipeline 0 is spread over nodes that its like do not fill" in again.faults
+    assert relaid(space.model, space.cluster, space.job, result) is None
 
 
 def test_stages_that_the_search_does_not_know_are_left_as_they_are() -> None:

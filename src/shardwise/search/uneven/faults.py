@@ -33,7 +33,7 @@ def faults_of(space: UnevenSpace, result: UnevenResult, global_batch_size: int) 
             yield from faults_of(space, result, stage, taken)
         if len({_kind_of_braid(stage) for stage in pipeline.stages if stage.parts}) > 1:
             yield f"pipeline {place} has stages on two pools of several kinds"
-    yield from _faults_of_spread(space, result.layout.pipelines)
+    yield from faults_of_spread(space, result.layout.pipelines)
     used = space.cluster.devices - len(taken)
     if used != result.idle_devices:
         yield f"{used} devices are idle, not {result.idle_devices}"
@@ -117,7 +117,7 @@ def _faults_of_ranks(
     yield f"ranks {stage.ranks} are in no one node"
 
 
-def _faults_of_spread(space: UnevenSpace, pipelines: Sequence[Pipeline]) -> Iterator[str]:
+def faults_of_spread(space: UnevenSpace, pipelines: Sequence[Pipeline]) -> Iterator[str]:
     """Where stages are spread over nodes that are not full of the same stages of like pipelines."""
     nodes = Nodes(space)
     lying: dict[int | None, list[tuple[object, ...]]] = defaultdict(list)

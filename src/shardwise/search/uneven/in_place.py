@@ -17,6 +17,7 @@ from shardwise.cluster import Cluster
 from shardwise.model import Model
 from shardwise.plan import Layout, Pipeline, UnevenResult
 from shardwise.search.uneven.bounds import Entries, Order
+from shardwise.search.uneven.faults import faults_of_spread
 from shardwise.search.uneven.grown import Placed
 from shardwise.search.uneven.lying import Nodes
 from shardwise.search.uneven.options import Options, Pricing
@@ -54,12 +55,14 @@ def relaid(model: Model, cluster: Cluster, job: Job, result: UnevenResult) -> Un
     """The plan with the layers and shares by which its last pipeline ends soonest; times are to be priced
     again. None where none fits, where there are fewer microbatches than pipelines, or where a pipeline has
     too many stages, stages of several kinds on one pool, or of a kind that is not in the space; also where a
-    stage lies on two pools."""
+    stage lies on two pools, and where stages are gone beside which a pipeline was spread over nodes."""
     if any(stage.parts for pipeline in result.layout.pipelines for stage in pipeline.stages):
         return None
     pipelines = result.layout.pipelines
     rows = max(stage.dp for pipeline in pipelines for stage in pipeline.stages)
     space = UnevenSpace(model, cluster, job, Limits(rows=rows))
+    if any(faults_of_spread(space, pipelines)):
+        return None
     names = [pool.name for pool in space.pools]
     union = tuple(sorted(names.index(name) for name in result.pools))
     nodes = Nodes(space)
