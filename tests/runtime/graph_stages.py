@@ -15,7 +15,7 @@ from shardwise.runtime.graphs.store import Held, square_sum
 
 
 def _last_gradient(held: Held, gradient: Tensor, used: Lie) -> None:
-    held._pending = None
+    held.await_gradient()
     RECEIVE(held, gradient, used)
 
 

@@ -32,7 +32,7 @@ def allocated_bytes(plan: GraphPlan, rank: int = 0) -> int:
             there.take(tensor)
         job.step(batch)
         tracker = Tracker(there)
-        held = [each for own in job.store.values() for each in {own.weight, own.owned}]
+        held = [each for own in job.store.values() for each in {own.weight, own.owned, own.sums}]
         tracker.track_external(*held, job.optimizer)
         with tracker:
             job.step(batch)

@@ -116,8 +116,10 @@ def alone_in_bf16(graph: OpGraph, lr: float) -> GraphJob:
 def no_masters() -> Iterator[None]:
     """The twin whose optimizer updates what is computed with."""
 
-    def narrow_only(held: Held, grid: Any, stored: Any, whole: Tensor, dtype: torch.dtype) -> None:
-        init(held, grid, stored, whole.to(dtype), dtype)
+    def narrow_only(
+        held: Held, grid: Any, stored: Any, whole: Tensor, dtype: torch.dtype, sums: Tensor
+    ) -> None:
+        init(held, grid, stored, whole.to(dtype), dtype, sums.to(dtype))
 
     init = Held.__init__
     with patch.object(Held, "__init__", narrow_only):

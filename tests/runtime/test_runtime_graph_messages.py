@@ -8,7 +8,7 @@ from itertools import accumulate
 import pytest
 import torch
 
-from shardwise.graph import Placement, shard
+from shardwise.graph import PARTIAL, WHOLE, Placement, shard
 from shardwise.runtime.graphs import messages
 from shardwise.runtime.graphs.bring import moving
 from shardwise.runtime.graphs.forms import Coordinates, box_of, extents, places, value_form
@@ -53,3 +53,42 @@ def test_how_long_a_message_is_is_the_same_on_all_ranks(monkeypatch: pytest.Monk
     assert any(
         len({sum(total <= most for total in accumulate(own)) for own in sent.values()}) > 1 for most in bounds
     )  # what is decided by what a rank sends is not decided alike
+
+
+@pytest.mark.parametrize("dim", [0, 1])
+def test_rows_in_order_are_sent_as_they_lie(dim: int) -> None:
+    """A partial sum to parts along its first dim; along its second, rows have to be put in order."""
+    grid, shape = Place((1, 0)), (4, 6)
+    local = torch.arange(24.0).view(shape)
+    start, end = value_form((PARTIAL, WHOLE)), value_form((shard(dim), WHOLE))
+    sent = next(moving(grid, local, shape, start, end)).sent
+    assert torch.equal(sent, torch.cat([each.flatten() for each in local.chunk(2, dim)]))
+    assert (sent.untyped_storage() is local.untyped_storage()) == (dim == 0)
+
+
+@pytest.mark.parametrize("dim", [0, 1])
+def test_rows_in_order_stay_where_they_came(dim: int) -> None:
+    """Parts to the whole: what came is that already, if they are parts along its first dim."""
+    grid, shape = Place((1, 0)), (4, 6)
+    whole = torch.arange(24.0).view(shape)
+    parts = whole.chunk(2, dim)
+    came = torch.cat([part.flatten() for part in parts])
+    way = moving(grid, parts[1], shape, value_form((shard(dim), WHOLE)), value_form((WHOLE, WHOLE)))
+    assert next(way).kind == "all_gather"
+    with pytest.raises(StopIteration) as end:
+        way.send(came.split(12))
+    assert torch.equal(end.value.value, whole)
+    assert (end.value.value.untyped_storage() is came.untyped_storage()) == (dim == 0)
+
+
+def test_sums_take_the_place_of_what_is_spare() -> None:
+    """Only where all of a message is, and one behind the other."""
+    memory = torch.arange(6.0)
+    first, second = memory.split([2, 4])
+    row = messages.in_a_row([first, second])
+    assert row is not None and row.untyped_storage() is memory.untyped_storage()
+    assert torch.equal(row, memory)
+    assert messages.in_a_row([second, first]) is None
+    assert messages.in_a_row([first, memory[3:]]) is None
+    assert messages.in_a_row([memory[::2]]) is None
+    assert messages.in_a_row([first, second.clone()]) is None

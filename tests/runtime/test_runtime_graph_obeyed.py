@@ -106,7 +106,7 @@ def _modules_steps(report: Report, name: str, plans: list[GraphPlan], early: boo
 
 
 def _receive_early(held: Held, gradient: Tensor, used: Lie) -> None:
-    held._scattered(gradient, used)
+    alone(held.grid, held._scattering(gradient, used))
     receive(held, gradient, used)
 
 

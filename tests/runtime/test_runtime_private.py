@@ -41,6 +41,7 @@ from shardwise.runtime.private import (
     multiply_all,
     process_groups,
     profiled_events,
+    saving_hooks,
 )
 from shardwise.schedule import NAMES, generate, lower, to_text
 
@@ -309,3 +310,12 @@ def test_a_run_leaves_no_groups(team: Team, text: str) -> None:
     plan, whole = make_plan(text), make_plan("tp=1")
     team.run(plan.cluster.devices, divided, plan, single_process(whole, seed=3, steps=1), 3, None)
     assert set(team.run(plan.cluster.devices, live_meshes)) == {0}
+
+
+def test_the_hooks_of_what_is_saved_are_the_innermost() -> None:
+    assert saving_hooks() is None
+    outer, inner = ((torch.neg, torch.neg), (torch.clone, torch.clone))
+    with torch.autograd.graph.saved_tensors_hooks(*outer):
+        with torch.autograd.graph.saved_tensors_hooks(*inner):
+            assert saving_hooks() == inner
+        assert saving_hooks() == outer

@@ -57,6 +57,7 @@ __all__ = [
     "pipeline_runtime",
     "process_groups",
     "profiled_events",
+    "saving_hooks",
 ]
 
 LossFunction = Callable[[Tensor, Tensor], Tensor]
@@ -475,3 +476,11 @@ def forget_meshes() -> None:
     clear_redistribute_planner_cache()
     MeshTopoInfo.build_from_mesh.cache_clear()
     gc.collect()
+
+
+def saving_hooks() -> tuple[Callable[[Tensor], Any], Callable[[Any], Tensor]] | None:
+    """The pack and unpack of the innermost `saved_tensors_hooks`; None outside of all."""
+    found: tuple[Callable[[Tensor], Any], Callable[[Any], Tensor]] | None = (
+        torch._C._autograd._top_saved_tensors_default_hooks(False)  # whether or not a graph is traced
+    )
+    return found

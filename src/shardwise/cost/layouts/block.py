@@ -15,6 +15,7 @@ from shardwise.cost.layouts.forms import Forms, Integers, tensor_forms
 from shardwise.cost.layouts.ground import Ground
 from shardwise.cost.layouts.operators import Priced, priced, tensor_bytes
 from shardwise.cost.layouts.storage import (
+    Brought,
     brought,
     storage_forms,
     stored,
@@ -93,6 +94,16 @@ class Crossing:
     edge: Edge
 
 
+@dataclass(frozen=True, slots=True)
+class _Use:
+    """A parameter with one `reader`, from the variable `waiting`, beside this `share` of its computation."""
+
+    waiting: int
+    reader: int
+    moved: Brought
+    share: float
+
+
 class _Builder:
     """The variables of a block, and the factors of its modes."""
 
@@ -113,6 +124,7 @@ class _Builder:
             if tensor.is_variable:
                 forms = tensor_forms(tensor.shape, ground.ranks)
                 self.hubs[tensor.name] = (self._add("tensors", tensor.name, forms.named), forms)
+        self.uses: list[_Use] = []
         self.shared = self._parameter_factors()
         self.crossings = [crossing for tensor in structure.tensors for crossing in self._edges(tensor)]
 
@@ -126,7 +138,7 @@ class _Builder:
     def part(self, mode: Mode) -> Part:
         """The block in one mode."""
         structure = self.structure
-        factors = [*self.shared]
+        factors = [*self.shared, *(self._use(use, mode) for use in self.uses)]
         factors += [self._operator(place, mode) for place in range(len(self.operators))]
         factors += [self._edge(crossing, mode) for crossing in self.crossings]
         factors += [
@@ -233,7 +245,7 @@ class _Builder:
         return self._costs(columns, hub)
 
     def _parameter_factors(self) -> list[Factor]:
-        """Costs of parameters, which no mode changes."""
+        """Costs of parameters, which no mode changes; `uses` are those that one does."""
         sizes = {
             parameter.name: op.elements(parameter.dims)
             for op in self.structure.operators
@@ -265,10 +277,19 @@ class _Builder:
         waiting, forms, storage = self._stored(parameter.name, op.shape(parameter.dims))
         moved = brought(self.ground, forms, own.choices.parameters[slot], bucket)
         share = op.elements(parameter.dims) / sum(op.elements(each.dims) for each in op.parameters)
-        forward_s, backward_s = own.times.forward_s[None] * share, own.times.backward_s[None] * share
-        columns = used_beside(self.ground, moved, forward_s, backward_s)
-        columns.peak_bytes = own.working_bytes[None] + moved.used_bytes
-        return [storage, self._costs(columns, waiting, place)]
+        self.uses.append(_Use(waiting, place, moved, share))
+        return [storage]
+
+    def _use(self, use: _Use, mode: Mode) -> Factor:
+        """A parameter at its only reader."""
+        own = self.operators[use.reader]
+        forward_s, backward_s = own.times.forward_s[None] * use.share, own.times.backward_s[None] * use.share
+        is_again = mode == "recomputed" and self.structure.is_repeated[use.reader]
+        columns = used_beside(
+            self.ground, use.moved, forward_s=forward_s, backward_s=backward_s,
+            again_s=forward_s if is_again else None, working_bytes=own.working_bytes[None],
+        )  # fmt: skip
+        return self._costs(columns, use.waiting, use.reader)
 
     def _shared_parameter(self, place: int, slot: int, bucket: float, sharing: Sharing) -> list[Factor]:
         """One of several readers of a parameter: the first of them decides how it is stored."""

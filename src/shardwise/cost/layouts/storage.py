@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -55,15 +54,18 @@ class Brought:
 
     `gather_s` before a use; for the gradient of what is gathered `scatter_s` along axes that split it, and
     `sync_s` for what is left of its sum, or all of it; `update_s` once per step for weights whose states are
-    split. `used_bytes` are copies beside what is stored: whole weights, of this use and the next, and a whole
-    gradient.
+    split. Beside what is stored, a use has `gathered_bytes` of weights, and `gradient_bytes`, where its
+    reader has another number of elements than is stored; `waiting_bytes` are those of a gradient that cannot
+    be added to what is stored.
     """
 
     gather_s: Values
     scatter_s: Values
     sync_s: Values
     update_s: Values
-    used_bytes: Values
+    gathered_bytes: Values
+    gradient_bytes: Values
+    waiting_bytes: Values
 
 
 def brought(ground: Ground, forms: Forms, uses: Integers, bucket: float) -> Brought:
@@ -86,29 +88,51 @@ def brought(ground: Ground, forms: Forms, uses: Integers, bucket: float) -> Brou
     sync_s = seconds(recipe.gradient_bytes, parts, waiting)
     update_s = seconds(recipe.weight_bytes, waiting, value_forms(waiting)) + 0.0 * gather_s
     in_use = forms.local_elements(value_forms(used)) + 0.0 * gather_s
-    is_other = in_use != forms.local_elements(value_forms(waiting))
+    gradient_bytes = recipe.gradient_bytes * in_use
+    is_of_more = in_use != forms.local_elements(value_forms(waiting))
+    is_other = (value_forms(waiting) != value_forms(used)).any(axis=-1)
     return Brought(
         gather_s=gather_s,
         scatter_s=scatter_s,
         sync_s=sync_s,
         update_s=update_s,
-        used_bytes=np.where(is_gathered, PREFETCHED_LAYERS * recipe.weight_bytes * in_use, 0.0)
-        + np.where(is_other, recipe.gradient_bytes * in_use, 0.0),
+        gathered_bytes=np.where(is_gathered, recipe.weight_bytes * in_use, 0.0),
+        gradient_bytes=np.where(is_of_more, gradient_bytes, 0.0),
+        waiting_bytes=np.where(is_other, gradient_bytes, 0.0),
     )
 
 
-def used_beside(ground: Ground, moved: Brought, forward_s: Any, backward_s: Any) -> Columns:
-    """Costs of one use, beside `forward_s` and `backward_s` of its reader's computation.
+def _gathered_at_once(ground: Ground) -> float:
+    """How many gathered weights are there at a time: those of this use, and of the next where they come
+    beside computation."""
+    return PREFETCHED_LAYERS if ground.profile.shard_overlap > 0.0 else 1.0
+
+
+def used_beside(
+    ground: Ground,
+    moved: Brought,
+    *,
+    forward_s: Values,
+    backward_s: Values,
+    again_s: Values | None,
+    working_bytes: Values,
+) -> Columns:
+    """Costs of one use, beside `forward_s` and `backward_s` of its reader's computation, which needs
+    `working_bytes` meanwhile; `again_s` is what a recomputation computes once more, for which weights are
+    gathered once more too.
 
     Sharded weights are gathered beside the forward pass and one half of the backward pass, their gradients
     scattered beside the other half. Gradients of weights that are stored whole, and along axes along which
     sharded ones are, are summed once, beside any backward computation of the step; what others updated is
     gathered beside the next forward pass.
     """
-    columns = Columns()
+    copies_bytes = _gathered_at_once(ground) * moved.gathered_bytes
+    columns = Columns(peak_bytes=working_bytes + copies_bytes + moved.gradient_bytes)
     profile = ground.profile
     half_s = backward_s / 2.0
     columns.forward(ground.beside(moved.gather_s, forward_s, profile.shard_overlap)[0])
+    if again_s is not None:
+        columns.hidden_backward(*ground.beside(moved.gather_s, again_s, profile.shard_overlap))
     columns.hidden_backward(*ground.beside(moved.gather_s, half_s, profile.shard_overlap))
     columns.hidden_backward(*ground.beside(moved.scatter_s, half_s, profile.shard_overlap))
     columns.summed_gradients(moved.sync_s, profile.data_overlap)
@@ -118,8 +142,11 @@ def used_beside(ground: Ground, moved: Brought, forward_s: Any, backward_s: Any)
 
 def used_by_all(ground: Ground, moved: Brought, readers: int) -> Columns:
     """Costs (S, U) of bringing a parameter to one place for several readers, for each of them in both passes,
-    and of its one gradient, which may hide."""
-    columns = Columns(peak_bytes=moved.used_bytes)
+    and of its one gradient, which may hide, and which is held where it cannot be added to what is stored."""
+    columns = Columns(
+        held_bytes=moved.waiting_bytes,
+        peak_bytes=_gathered_at_once(ground) * moved.gathered_bytes + moved.gradient_bytes,
+    )
     profile = ground.profile
     columns.forward(readers * moved.gather_s)
     columns.blocked(readers * moved.gather_s)

@@ -46,13 +46,17 @@ def store(rank: Rank, ledger: Ledger, use: Use) -> None:
 
 
 def _whole_bytes(rank: Rank, use: Use, used: Placements, is_gathered: bool) -> float:
-    """Copies beside what is stored: whole weights of this use and of the next, and a whole gradient."""
+    """Copies beside what is stored: gathered weights of this use, and of the next where they come beside
+    computation; and a gradient of more than is stored."""
     recipe = rank.machine.recipe
-    in_use = rank.elements(use.shape, value_held(used))
-    nbytes = 2.0 * recipe.weight_bytes * in_use if is_gathered else 0.0
-    if in_use != rank.elements(use.shape, value_held(use.stored)):
-        nbytes += recipe.gradient_bytes * in_use
-    return nbytes
+    weights = 0 if not is_gathered else 1 if rank.profile.shard_overlap == 0.0 else 2
+    in_use = _in_use(rank, use, used)
+    is_more = in_use != rank.elements(use.shape, value_held(use.stored))
+    return (weights * recipe.weight_bytes + (recipe.gradient_bytes if is_more else 0.0)) * in_use
+
+
+def _in_use(rank: Rank, use: Use, used: Placements) -> float:
+    return rank.elements(use.shape, value_held(used))
 
 
 def _moved_s(
@@ -95,10 +99,10 @@ def _beside_s(rank: Rank, seconds: float, computed_s: float, overlap: float) -> 
     return seconds + (rank.slowdown - 2.0) * hidden_s, hidden_s
 
 
-def use_alone(rank: Rank, ledger: Ledger, use: Use) -> None:
+def use_alone(rank: Rank, ledger: Ledger, use: Use, *, is_again: bool) -> None:
     """The only reader: its weights come beside its forward pass and half of its backward pass, gradients of
     sharded ones leave beside the other half; others, and these along further axes, are summed once beside
-    any backward computation."""
+    any backward computation. A reader that `is_again` computed has its weights come once more."""
     gather_s = _gather_s(rank, use, use.used)
     shard_overlap, data_overlap = rank.profile.shard_overlap, rank.profile.data_overlap
     forward_s, half_s = use.share * use.forward_s, use.share * use.backward_s / 2.0
@@ -117,6 +121,10 @@ def use_alone(rank: Rank, ledger: Ledger, use: Use) -> None:
         ledger.spend("gradients", scattered_s, "backward")
         ledger.busy_s += busy_s
     ledger.sum_gradient(_summed_s(rank, use, left), data_overlap)
+    if is_again:
+        again_s, busy_s = _beside_s(rank, gather_s, forward_s, shard_overlap)
+        ledger.spend("gathers", again_s, "backward")
+        ledger.busy_s += busy_s
     ledger.need(use.working_bytes + _whole_bytes(rank, use, use.used, gather_s > 0.0))
 
 
@@ -135,6 +143,8 @@ def use_shared(rank: Rank, ledger: Ledger, use: Use, shared: Placements, *, read
             ledger.sum_gradient(_scattered_s(rank, use, shared), overlap)
         ledger.sum_gradient(_summed_s(rank, use, left), overlap)
         ledger.need(_whole_bytes(rank, use, shared, gather_s > 0.0))
+        if value_held(use.stored) != value_held(shared):  # a sum of its own until all readers are done
+            ledger.held["gradients"] += recipe.gradient_bytes * _in_use(rank, use, shared)
     start, end = value_held(shared), value_held(use.used)
     there_s = rank.bring_s(use.shape, recipe.weight_bytes, start, end)
     back_s = rank.bring_s(use.shape, recipe.gradient_bytes, gradient_held(use.used), gradient_held(shared))

@@ -411,7 +411,7 @@ class _OneBlock:
             readers = self.walk.readers[parameter.name]
             if readers == 1:
                 store(self.rank, self.ledger, use)
-                use_alone(self.rank, self.ledger, use)
+                use_alone(self.rank, self.ledger, use, is_again=op.name in self.again)
                 continue
             is_first = parameter.name not in (self.walk.met if self.block.repeat == 1 else self.met)
             self.walk.met.add(parameter.name)

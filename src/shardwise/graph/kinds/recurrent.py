@@ -94,10 +94,12 @@ def _work(op: OpNode) -> tuple[Work, ...]:
 
 
 def _kept(op: OpNode) -> Kept:
-    """The input, every state, every gate, and of an LSTM every cell (of a GRU what its reset gate scales)."""
-    gates, units, _, _ = recurrent_dims(op)
+    """The input, every gate, of an LSTM every cell (of a GRU what its reset gate scales), and every state as
+    the next step read it, which may be more of it than what this rank made."""
+    gates, units, _, recurrent = recurrent_dims(op)
     rows = (*_batch(op), _time(op))
-    return Kept(inputs=(0,), output=True, own=(((*rows, gates, units), None), ((*rows, units), None)))
+    own = ((*rows, gates, units), (*rows, units), (*rows, recurrent))
+    return Kept(inputs=(0,), own=tuple((dims, None) for dims in own))
 
 
 def _recurrent(name: str, summary: str, gates: int) -> Kind:

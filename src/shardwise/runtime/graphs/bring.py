@@ -24,7 +24,7 @@ from shardwise.runtime.graphs.forms import (
     value_form,
 )
 from shardwise.runtime.graphs.grid import Grid
-from shardwise.runtime.graphs.messages import Call, Collective, Rows, Way, alone
+from shardwise.runtime.graphs.messages import Call, Collective, Rows, Way, alone, in_a_row
 from shardwise.runtime.graphs.moves import Move, gives, moves_of
 from shardwise.runtime.marks import CONVERSIONS, TRAFFIC, marked
 
@@ -37,11 +37,13 @@ def moved(grid: Grid, local: Tensor, shape: Sequence[int], start: Form, end: For
     return alone(grid, moving(grid, local, shape, start, end))
 
 
-def moving(grid: Grid, local: Tensor, shape: Sequence[int], start: Form, end: Form) -> Way:
-    """The same as a way, which may be gone together with others."""
+def moving(
+    grid: Grid, local: Tensor, shape: Sequence[int], start: Form, end: Form, *, is_spare: bool = False
+) -> Way:
+    """The same as a way, which may be gone together with others. A `local` that is spare may change."""
     now = start
     for move in moves_of(tuple(shape), grid.counts, start, end):
-        local = yield from _Step(grid, tuple(shape), now, move).run(local)
+        local = yield from _Step(grid, tuple(shape), now, move, is_spare).run(local)
         now = move.then
     return local
 
@@ -49,8 +51,8 @@ def moving(grid: Grid, local: Tensor, shape: Sequence[int], start: Form, end: Fo
 class _Step:
     """One move of one tensor on this rank."""
 
-    def __init__(self, grid: Grid, shape: tuple[int, ...], now: Form, move: Move) -> None:
-        self.grid, self.shape, self.now, self.move = grid, shape, now, move
+    def __init__(self, grid: Grid, shape: tuple[int, ...], now: Form, move: Move, is_spare: bool) -> None:
+        self.grid, self.shape, self.now, self.move, self.is_spare = grid, shape, now, move, is_spare
         self.members = grid.members(move.axes)
         self.before = self._box(now, grid.here)
         self.after = self._box(move.then, grid.here)
@@ -61,7 +63,7 @@ class _Step:
     def _call(
         self, kind: Collective, sent: Tensor, sizes: Sequence[int] = (), taken: Sequence[int] = ()
     ) -> Call:
-        return Call(kind, self.move.axes, sent, prod(self.shape), sizes, taken)
+        return Call(kind, self.move.axes, sent, prod(self.shape), sizes, taken, self.is_spare)
 
     def run(self, local: Tensor) -> Way:
         if self.move.kind == "all_reduce":
@@ -83,8 +85,8 @@ class _Step:
 
     def _reduce_scatter(self, local: Tensor) -> Way:
         boxes = [self._box(self.move.then, at) for at in self.members]
-        rows = [local[slices(box, self.before)].flatten() for box in boxes]
-        (own,) = yield self._call("reduce_scatter", torch.cat(rows), list(map(elements, boxes)))
+        sent = _one_by_one(local, [local[slices(box, self.before)] for box in boxes])
+        (own,) = yield self._call("reduce_scatter", sent, list(map(elements, boxes)))
         return own.view(extents(self.after))
 
     def _all_gather(self, local: Tensor) -> Way:
@@ -102,23 +104,49 @@ class _Step:
         for at in self.members:
             given = shared(self._box(self.move.then, at), self.before)
             takes = given is not None and gives(self.now, axes, here, at)
-            sent.append(
-                local[slices(given, self.before)].flatten() if takes and given else local.new_empty(0)
-            )
+            sent.append(local[slices(given, self.before)] if takes and given else local.new_empty(0))
         taken = [
             shared(self._box(self.now, at), self.after) if gives(self.now, axes, at, here) else None
             for at in self.members
         ]
-        rows = yield self._call("exchange", torch.cat(sent), list(map(len, sent)), list(map(elements, taken)))
+        sizes = [part.numel() for part in sent]
+        rows = yield self._call("exchange", _one_by_one(local, sent), sizes, list(map(elements, taken)))
         return self._put(local, taken, rows)
 
     def _put(self, local: Tensor, boxes: Sequence[Box | None], rows: Rows) -> Tensor:
-        """The part behind the move, of boxes of it, each at the beginning of a row."""
+        """The part behind the move, of boxes of it, each at the beginning of a row: no copy where they lie as
+        they are to lie."""
+        given = [
+            (box, row[: elements(box)].view(extents(box)))
+            for box, row in zip(boxes, rows, strict=True)
+            if box is not None
+        ]
+        whole = in_a_row([part for _, part in given]) if given else None
+        if whole is not None and _are_slabs([box for box, _ in given], self.after):
+            return whole.view(extents(self.after))
         result = local.new_empty(extents(self.after))
-        for box, row in zip(boxes, rows, strict=True):
-            if box is not None:
-                result[slices(box, self.after)] = row[: elements(box)].view(extents(box))
+        for box, part in given:
+            result[slices(box, self.after)] = part
         return result
+
+
+def _one_by_one(local: Tensor, parts: Sequence[Tensor]) -> Tensor:
+    """Parts of a tensor flat one behind the other: where they lie so already, as they are."""
+    lying = in_a_row(parts)
+    if lying is not None:
+        return lying
+    result = local.new_empty(sum(part.numel() for part in parts))
+    for room, part in zip(result.split([part.numel() for part in parts]), parts, strict=True):
+        room.view(part.shape).copy_(part)
+    return result
+
+
+def _are_slabs(boxes: Sequence[Box], whole: Box) -> bool:
+    """Whether boxes are all rows of `whole` in their order: they differ along its first dim alone."""
+    if not whole or any(box[1:] != whole[1:] for box in boxes):
+        return False
+    ends = [whole[0][0], *(box[0][1] for box in boxes)]
+    return [box[0][0] for box in boxes] == ends[:-1] and ends[-1] == whole[0][1]
 
 
 class Lie:

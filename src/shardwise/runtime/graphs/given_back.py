@@ -10,6 +10,8 @@ from typing import Any
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
+from shardwise.runtime.private import saving_hooks
+
 Made = Callable[[], Tensor]
 """Makes a tensor again, as it was."""
 
@@ -44,20 +46,23 @@ class _View:
 @contextmanager
 def given_back(tensors: Sequence[tuple[Tensor, Made]]) -> Iterator[None]:
     """What runs inside keeps none of these tensors, nor views of them, for its backward pass, where they are
-    made again. (What an operator makes of them, such as a copy in another order, it keeps.)"""
+    made again. (What an operator makes of them, such as a copy in another order, it keeps.) All else is kept
+    as it would be without, by a recomputation as it wants."""
+    around = saving_hooks()
     later: Mapping[int, _Later] = {id(tensor.untyped_storage()): _Later(make) for tensor, make in tensors}
 
     def pack(tensor: Tensor) -> Any:
         own = later.get(id(tensor.untyped_storage()))
         if own is None:
-            return tensor.detach()  # what is kept of a result must not hold what made it
+            # what is kept of a result must not hold what made it
+            return tensor.detach() if around is None else around[0](tensor)
         own.keep()
         return _View(own, tensor.size(), tensor.stride(), tensor.storage_offset())
 
     def unpack(kept: Any) -> Tensor:
         if isinstance(kept, _View):
             return kept.of.read().as_strided(kept.size, kept.stride, kept.offset)
-        found: Tensor = kept
+        found: Tensor = kept if around is None else around[1](kept)
         return found
 
     with saved_tensors_hooks(pack, unpack):

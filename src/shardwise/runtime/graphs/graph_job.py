@@ -58,7 +58,7 @@ class GraphJob:
         self._stages: list[Program] = [program.part(first, end) for first, end in _spans(plan)]
         own = self._stages[self.grid.mesh]
         placed = {name: values[name].to(device_type) for name in own.parameters}
-        self.store: dict[str, Held] = held_parameters(self.grid, own.parameters, placed, self._dtype)
+        self.store: dict[str, Held] = held_parameters(self.grid, own, placed, self._dtype)
         self._dtypes = {name: values[name].dtype for name in program.parameters}
         self._stage = Stage(
             Interpreter(own, self.grid, self.store),
@@ -83,6 +83,8 @@ class GraphJob:
     def backward(self, batch: Any) -> StepResult:
         """The part of `step` before the optimizer: loss, and clipped gradients in the parameters."""
         shares = self._microbatches(self._checked(self._data(batch)))
+        for held in self.store.values():
+            held.await_gradient()
         value = self._stage.run(self._row, shares).double()
         if self.plan.stages > 1:
             distributed.broadcast(value, src=self._first_of(self.plan.stages - 1))

@@ -64,17 +64,15 @@ class Interpreter:
         result, _ = run.made[section.result]
         return result
 
-    def given_back(
-        self, section: Section, step: Step, parameters: Sequence[Tensor]
-    ) -> AbstractContextManager[None]:
+    def given_back(self, step: Step, parameters: Sequence[Tensor]) -> AbstractContextManager[None]:
         """Inside, an operator keeps nothing of parameters that were made for it, which come again in its
-        backward pass. In a block that is recomputed all do."""
+        backward pass."""
         made = [
             (parameter, partial(self.store[name].made, lie))
             for name, lie, parameter in zip(step.parameters, step.work.parameters, parameters, strict=True)
             if not self.store[name].is_in(parameter)
         ]
-        return given_back(made) if made and section.layout.mode == "kept" else nullcontext()
+        return given_back(made) if made else nullcontext()
 
     def parameter(self, name: str, used: Lie) -> Tensor:
         """A parameter as one of its readers wants it."""
@@ -86,12 +84,14 @@ class Interpreter:
 
 
 class _Run:
-    """A repetition of a block in the making: `made` are tensors by name, and how they lie for readers."""
+    """A repetition of a block in the making: `made` are tensors by name that are still to be read, and how
+    they lie for readers."""
 
     def __init__(self, interpreter: Interpreter, section: Section, data: Mapping[str, Tensor]) -> None:
         self.interpreter, self.section, self.data = interpreter, section, data
         self.grid = interpreter.grid
         self.made: dict[str, tuple[Tensor, Lie]] = {}
+        self.left = dict(section.readers)
 
     def step(self, step: Step) -> None:
         """One operator: what it reads brought to it, and its result to where several readers want it, or the
@@ -104,7 +104,7 @@ class _Run:
             self.interpreter.parameter(name, lie)
             for name, lie in zip(step.parameters, work.parameters, strict=True)
         ]
-        with self.interpreter.given_back(self.section, step, parameters):
+        with self.interpreter.given_back(step, parameters):
             result, lie = KERNELS[work.op.kind](work, inputs, parameters), work.output
         name = work.op.name
         if self.section.readers.get(name, 0) > 1 or name == self.section.result:
@@ -117,6 +117,9 @@ class _Run:
             whole = self.data[source].reshape(lie.shape)
             return moved(self.grid, whole, lie.shape, self.interpreter.whole, lie.value)
         tensor, start = self.made[source]
+        self.left[source] -= 1
+        if not self.left[source] and source != self.section.result:
+            del self.made[source]
         return brought(self.grid, tensor, start, lie)
 
 

@@ -22,8 +22,11 @@ def attention(work: Work, inputs: Sequence[Tensor], parameters: Sequence[Tensor]
     (to,) = without(keys, (*queries, *kv_heads))
     rows = without(op.output, (at, value_width))
     query = arranged(inputs[0], queries, (*rows, at, width))
-    key = _spread(work, inputs[1], keys, rows, (to, width))
-    value = _spread(work, inputs[2], values, rows, (to, value_width))
+    is_split = bool(work.axes((to,)))
+    key, value = (
+        _for_queries(work, tensor, dims, rows, last, may_share=not is_split)
+        for tensor, dims, last in ((inputs[1], keys, (to, width)), (inputs[2], values, (to, value_width)))
+    )
     added = [
         aligned(tensor if tensor.dtype == torch.bool else tensor.to(query.dtype), dims, (*rows, at, to))
         for tensor, dims in zip(
@@ -32,28 +35,34 @@ def attention(work: Work, inputs: Sequence[Tensor], parameters: Sequence[Tensor]
             strict=True,
         )
     ]
-    if work.axes((to,)):
+    if is_split:
         result = _of_parts(work, query, key, value, added, at, to)
     else:
         result = _fused(work, query, key, value, added, at, to)
     return arranged(result, (*rows, at, value_width), op.output).contiguous()
 
 
-def _spread(work: Work, tensor: Tensor, dims: Dims, rows: Dims, last: Dims) -> Tensor:
-    """Keys or values with a row for every head of the queries that this rank has."""
+def _for_queries(
+    work: Work, tensor: Tensor, dims: Dims, rows: Dims, last: Dims, *, may_share: bool
+) -> Tensor:
+    """Keys or values with a row for every head of the queries that this rank has; or, where equal groups of
+    them share one and that `may_share` is said, for every group."""
     op = work.op
     kv_heads = tuple(dim for dim in dims if dim not in rows and dim not in last)
     present = [dim for dim in rows if dim in dims]
+    sizes = {dim: work.length(dim) for dim in rows}
     if kv_heads:
         (own,) = kv_heads
         (head,) = without(rows, present)
-        repeats = op.dims[head] // op.dims[own]
-        first = work.interval(own)[0]
-        chosen = torch.arange(*work.interval(head), device=tensor.device) // repeats - first
-        tensor = tensor.index_select(dims.index(own), chosen)
+        repeats, (first, stop) = op.dims[head] // op.dims[own], work.interval(own)
+        if may_share and head == rows[-1] and work.interval(head) == (first * repeats, stop * repeats):
+            sizes[head] = stop - first
+        else:
+            chosen = torch.arange(*work.interval(head), device=tensor.device) // repeats - first
+            tensor = tensor.index_select(dims.index(own), chosen)
         dims = tuple(head if dim == own else dim for dim in dims)
     tensor = aligned(tensor, dims, (*rows, *last))
-    return tensor.expand([work.length(dim) for dim in rows] + list(tensor.shape[-2:]))
+    return tensor.expand([*sizes.values(), *tensor.shape[-2:]])
 
 
 def _visible(work: Work, at: str, to: str, device: torch.device) -> Tensor | None:
@@ -86,17 +95,25 @@ def _fused(
 ) -> Tensor:
     """PyTorch's own, of all keys."""
     lead = query.shape[:-2]
-    flat = [each.reshape(-1, 1, *each.shape[-2:]) for each in (query, key, value)]
+    flat = [_of_four(each) for each in (query, key, value)]
     is_causal = bool(work.op.attributes.get("causal")) and "window" not in work.op.attributes
     is_causal = is_causal and not added and not work.is_divided(at)
     mask = None if is_causal else _visible(work, at, to, query.device)
     if added:
         own = [_as_number(each, query.dtype) for each in added]
-        mask = _added(own, mask).expand(*lead, -1, -1).reshape(-1, 1, query.shape[-2], key.shape[-2])
+        mask = _of_four(_added(own, mask).expand(*lead, -1, -1))
     result = functional.scaled_dot_product_attention(
-        flat[0], flat[1], flat[2], attn_mask=mask, is_causal=is_causal, scale=_scale(work, query)
-    )
+        flat[0], flat[1], flat[2], attn_mask=mask, is_causal=is_causal, scale=_scale(work, query),
+        enable_gqa=flat[0].shape[1] != flat[1].shape[1],
+    )  # fmt: skip
     return result.reshape(*lead, *result.shape[-2:])
+
+
+def _of_four(tensor: Tensor) -> Tensor:
+    """With two dims in front of the last two, as PyTorch wants it, and no copy where there are two."""
+    if tensor.dim() <= 4:
+        return tensor[(None,) * (4 - tensor.dim())]
+    return tensor.flatten(0, -4)
 
 
 def _as_number(mask: Tensor, dtype: torch.dtype) -> Tensor:

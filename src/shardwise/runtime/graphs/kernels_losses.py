@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import Function
 from torch.nn import functional
 
 from shardwise.runtime.graphs.work import Dims, Kernel, Work, aligned, arranged, wide, without
@@ -16,24 +18,64 @@ def cross_entropy(work: Work, inputs: Sequence[Tensor], parameters: Sequence[Ten
     logits, targets = op.inputs
     (classes,) = without(logits.dims, targets.dims)
     rows = arranged(inputs[0], logits.dims, (*targets.dims, classes))
-    rows = wide(rows)
     if work.axes((classes,)):
-        each = _of_parts(work, rows, inputs[1].long(), classes)
+        each = _ChosenOfParts.apply(rows, inputs[1].long(), work, classes)
     else:
-        flat = functional.cross_entropy(rows.flatten(0, -2), inputs[1].long().flatten(), reduction="none")
-        each = flat.view(inputs[1].shape)
+        each = _Chosen.apply(rows, inputs[1].long())
     return _mean(work, each, targets.dims)
 
 
-def _of_parts(work: Work, rows: Tensor, targets: Tensor, classes: str) -> Tensor:
-    """A row's loss where ranks have parts of the classes: they agree on maximum, sum and target's logit."""
-    first, stop = work.interval(classes)
-    less = rows - work.largest(rows.amax(-1), (classes,)).unsqueeze(-1)
-    total = work.summed(less.exp().sum(-1), (classes,), gradients="whole")
-    outside = (targets < first) | (targets >= stop)
-    own = less.gather(-1, (targets - first).masked_fill(outside, 0).unsqueeze(-1)).squeeze(-1)
-    chosen = work.summed(own.masked_fill(outside, 0.0), (classes,), gradients="whole")
-    return total.log() - chosen
+class _Chosen(Function):
+    """What each row's target has not of the probability, as a logarithm. The gradient takes the place of the
+    logarithms that are kept for it: rows are by far the largest tensors of many models."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, targets: Tensor) -> Tensor:
+        logarithms = functional.log_softmax(rows, -1, dtype=_wide_dtype(rows))
+        at = targets.unsqueeze(-1)
+        ctx.dtype = rows.dtype
+        ctx.save_for_backward(logarithms, at)
+        return -logarithms.gather(-1, at).squeeze(-1)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        logarithms, at = ctx.saved_tensors
+        gradient = gradients[0].unsqueeze(-1)
+        with torch.no_grad():
+            found = logarithms.exp_().mul_(gradient).scatter_add_(-1, at, -gradient)
+        return found.to(ctx.dtype), None
+
+
+class _ChosenOfParts(Function):
+    """The same where ranks have parts of the classes: they agree on maximum, sum and target's logit."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, targets: Tensor, work: Work, classes: str) -> Tensor:
+        first, stop = work.interval(classes)
+        value = rows.to(_wide_dtype(rows))
+        less = value - work.largest(value.amax(-1), (classes,)).unsqueeze(-1)
+        total = work.summed(less.exp().sum(-1), (classes,), gradients="whole").log()
+        outside = ((targets < first) | (targets >= stop)).unsqueeze(-1)
+        at = (targets.unsqueeze(-1) - first).masked_fill(outside, 0)
+        own = less.gather(-1, at).masked_fill(outside, 0.0).squeeze(-1)
+        chosen = work.summed(own, (classes,), gradients="whole")
+        ctx.dtype = rows.dtype
+        ctx.save_for_backward(less.sub_(total.unsqueeze(-1)), at, outside)
+        return total - chosen
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        logarithms, at, outside = ctx.saved_tensors
+        gradient = gradients[0].unsqueeze(-1)
+        with torch.no_grad():
+            own = gradient.masked_fill(outside, 0.0)
+            found = logarithms.exp_().mul_(gradient).scatter_add_(-1, at, -own)
+        return found.to(ctx.dtype), None, None, None
+
+
+def _wide_dtype(rows: Tensor) -> torch.dtype:
+    """Sums of many numbers need fp32 at least."""
+    return rows.dtype if rows.dtype.itemsize >= 4 else torch.float32
 
 
 def _mean(work: Work, each: Tensor, dims: Dims) -> Tensor:

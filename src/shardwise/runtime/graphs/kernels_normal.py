@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import Function
 from torch.nn import functional
 
 from shardwise.runtime.graphs.work import Dims, Kernel, Work, aligned, wide, without
@@ -42,7 +46,7 @@ def layer_norm(work: Work, inputs: Sequence[Tensor], parameters: Sequence[Tensor
         return functional.layer_norm(
             inputs[0], inputs[0].shape[-len(over) :], scale, shift, _epsilon(work, inputs[0])
         )
-    return _weighted(work, _centred(work, inputs[0], over), parameters)
+    return _normed(work, inputs[0], parameters, over)
 
 
 def batch_norm(work: Work, inputs: Sequence[Tensor], parameters: Sequence[Tensor]) -> Tensor:
@@ -55,26 +59,100 @@ def batch_norm(work: Work, inputs: Sequence[Tensor], parameters: Sequence[Tensor
         return functional.batch_norm(
             inputs[0], None, None, scale, shift, training=True, eps=_epsilon(work, inputs[0])
         )
-    return _weighted(work, _centred(work, inputs[0], over), parameters)
-
-
-def _centred(work: Work, given: Tensor, over: Dims) -> Tensor:
-    """Less its mean, over its deviation."""
-    value = wide(given)
-    at = [work.op.output.index(dim) for dim in over]
-    sums = torch.stack((value.sum(at, keepdim=True), value.square().sum(at, keepdim=True)))
-    mean, square = (work.summed(sums, over, gradients="summed") / work.op.elements(over)).unbind()
-    return ((value - mean) * (square - mean * mean + _epsilon(work, value)).rsqrt()).to(given.dtype)
+    return _normed(work, inputs[0], parameters, over)
 
 
 def rms_norm(work: Work, inputs: Sequence[Tensor], parameters: Sequence[Tensor]) -> Tensor:
     op = work.op
     over = _over(work, op.parameters[0].dims if op.parameters else op.output[-1:])
+    return _normed(work, inputs[0], parameters, over, moments=(2,))
+
+
+def _normed(
+    work: Work, value: Tensor, parameters: Sequence[Tensor], over: Dims, moments: Sequence[int] = (1, 2)
+) -> Tensor:
+    """Less its mean, where that is among the `moments` that are taken, over its deviation; times the scale,
+    and the shift added."""
+    op = work.op
+    own = [
+        aligned(tensor, parameter.dims, op.output)
+        for tensor, parameter in zip(parameters, op.parameters, strict=True)
+    ]
+    scale, shift = [*own, None, None][:2]
     at = [op.output.index(dim) for dim in over]
-    value = wide(inputs[0])
-    squares = work.summed(value.square().sum(at, keepdim=True), over, gradients="summed")
-    scale = (squares / op.elements(over) + _epsilon(work, value)).rsqrt()
-    return _weighted(work, (value * scale).to(inputs[0].dtype), parameters)
+    statistics = _Statistics(at, op.elements(over), partial(_total, work, over))
+    result: Tensor = _Normed.apply(value, scale, shift, statistics, 1 in moments, _epsilon(work, value))
+    return result
+
+
+def _total(work: Work, over: Dims, sums: Tensor) -> Tensor:
+    return work.summed(sums, over, gradients="whole")
+
+
+@dataclass(frozen=True)
+class _Statistics:
+    """Means over the dims `at`, of which all ranks together have `count` elements; `total` is the sum of what
+    they have."""
+
+    at: Sequence[int]
+    count: int
+    total: Callable[[Tensor], Tensor]
+
+    def means(self, *values: Tensor) -> Sequence[Tensor]:
+        """Of each, with one word between ranks."""
+        sums = torch.stack([value.sum(self.at, keepdim=True) for value in values])
+        return (self.total(sums) / self.count).unbind()
+
+
+class _Normed(Function):
+    """A normalisation that keeps what it read and its statistics, and nothing of that size besides."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        given: Tensor,
+        scale: Tensor | None,
+        shift: Tensor | None,
+        statistics: _Statistics,
+        is_centred: bool,
+        epsilon: float,
+    ) -> Tensor:
+        value = wide(given)
+        if is_centred:
+            mean, square = statistics.means(value, value.square())
+        else:
+            (square,) = statistics.means(value.square())
+            mean = torch.zeros_like(square)
+        rate = (square - mean * mean + epsilon).rsqrt()
+        ctx.save_for_backward(given, scale, mean, rate)
+        ctx.statistics, ctx.is_centred = statistics, is_centred
+        ctx.shift = None if shift is None else (shift.shape, shift.dtype)
+        result = (value - mean).mul_(rate)
+        if scale is not None:
+            result *= scale
+        if shift is not None:
+            result += shift
+        return result.to(given.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        given, scale, mean, rate = ctx.saved_tensors
+        gradient = wide(gradients[0])
+        normed = (wide(given) - mean).mul_(rate)
+        of_shift = None if ctx.shift is None else _summed_to(gradient, *ctx.shift)
+        of_scale = None if scale is None else _summed_to(gradient * normed, scale.shape, scale.dtype)
+        inner = gradient if scale is None else gradient * scale
+        if ctx.is_centred:
+            level, slope = ctx.statistics.means(inner, inner * normed)
+            found = (inner - level).sub_(normed.mul_(slope)).mul_(rate)
+        else:
+            (slope,) = ctx.statistics.means(inner * normed)
+            found = (inner - normed.mul_(slope)).mul_(rate)
+        return found.to(given.dtype), of_scale, of_shift, None, None, None
+
+
+def _summed_to(value: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    return value.sum_to_size(shape).to(dtype)
 
 
 def group_norm(work: Work, inputs: Sequence[Tensor], parameters: Sequence[Tensor]) -> Tensor:

@@ -84,13 +84,15 @@ def convolution(work: Work, inputs: Sequence[Tensor], parameters: Sequence[Tenso
     )
     settings: dict[str, Any] = {"stride": stride, "dilation": dilation, "padding": padding}
     made = op.output[-spatial - 1]
-    weight = parameters[0]
+    weight, bias = [*parameters, None][:2]
     if made == op.inputs[0].dims[-spatial - 1]:  # depthwise
-        result = _CONVOLUTIONS[spatial - 1](value, weight.unsqueeze(1), groups=len(weight), **settings)
+        settings["groups"] = len(weight)
+        result = _CONVOLUTIONS[spatial - 1](value, weight.unsqueeze(1), bias, **settings)
+    elif _attribute(work, "groups", 1) == 1:
+        result = _CONVOLUTIONS[spatial - 1](value, weight, bias, **settings)
     else:
         result = _grouped(work, value, weight, made, op.inputs[0].dims[-spatial - 1], spatial, settings)
-    for bias in parameters[1:]:
-        result = result + bias.view(-1, *(1 for _ in kernel))
+        result = result if bias is None else result + bias.view(-1, *(1 for _ in kernel))
     return result.reshape(*lead, *result.shape[1:])
 
 
@@ -100,8 +102,6 @@ def _grouped(
     """Filters on the channels of their group, of which ranks may have a part."""
     groups = _attribute(work, "groups", 1)
     convolve = _CONVOLUTIONS[spatial - 1]
-    if groups == 1:
-        return convolve(value, weight, **settings)
     each, within = work.op.dims[made] // groups, work.op.dims[read] // groups
     (first, stop), have = work.interval(made), work.interval(read)[0]
     parts = []

@@ -34,7 +34,8 @@ class Call:
     as `sizes` says for each of them, in the order of their group; of an `all_reduce` and an `all_gather` it
     is the same for all. From each of them an exchange brings so many elements as `taken` says. It is about a
     tensor of `whole` elements, of which ranks may have parts of unequal sizes. The answer to a call are rows:
-    the sum of this rank's rows, or of an exchange and an all-gather the row of each of them.
+    the sum of this rank's rows, or of an exchange and an all-gather the row of each of them. What is sent may
+    be written to where it `is_spare`; what an all-gather brings may lie in `room`, of as many elements.
     """
 
     kind: Collective
@@ -43,6 +44,8 @@ class Call:
     whole: int
     sizes: Sequence[int] = ()
     taken: Sequence[int] = ()
+    is_spare: bool = False
+    room: Tensor | None = None
 
     @property
     def key(self) -> tuple[int, tuple[int, ...], str]:
@@ -102,16 +105,21 @@ def _fitting(nbytes: Sequence[int]) -> int:
 
 
 def _answers(grid: Grid, calls: Sequence[Call]) -> list[Rows]:
-    """The answer to each of some calls of a kind, made as one. What is sent is never changed."""
+    """The answer to each of some calls of a kind, made as one. What is sent changes only where all of it is
+    spare and lies in a row: its sum takes its place then."""
     axes, kind = calls[0].axes, calls[0].kind
     members, group = grid.members(axes), grid.group(axes)
     if kind == "all_reduce":
-        flat = torch.cat([call.sent for call in calls])
+        sent = [call.sent for call in calls]
+        in_place = in_a_row(sent) if all(call.is_spare for call in calls) else None
+        flat = torch.cat(sent) if in_place is None else in_place
         distributed.all_reduce(flat, group=group)
         return [[row] for row in flat.split([len(call.sent) for call in calls])]
     if kind == "all_gather":
         sent = torch.cat([call.sent for call in calls]) if len(calls) > 1 else calls[0].sent.contiguous()
-        gathered = sent.new_empty(len(members) * len(sent))
+        gathered = calls[0].room if len(calls) == 1 else None
+        if gathered is None:
+            gathered = sent.new_empty(len(members) * len(sent))
         distributed.all_gather_single(gathered, sent, group=group)
         return _shared_out(gathered, [[len(call.sent)] * len(members) for call in calls])
     sizes = [sum(row) for row in zip(*(call.sizes for call in calls), strict=True)]
@@ -127,6 +135,17 @@ def _answers(grid: Grid, calls: Sequence[Call]) -> list[Rows]:
     else:
         distributed.reduce_scatter(result, list(_by_member(calls).split(sizes)), group=group)
     return [[row] for row in result.split([call.sizes[here] for call in calls])]
+
+
+def in_a_row(tensors: Sequence[Tensor]) -> Tensor | None:
+    """Tensors as the flat one that they make where they lie; None where they do not one behind the other."""
+    first, end = tensors[0], tensors[0].storage_offset()
+    for tensor in tensors:
+        is_next = tensor.storage_offset() == end and tensor.is_contiguous()
+        if tensor.untyped_storage() is not first.untyped_storage() or not is_next:
+            return None
+        end += tensor.numel()
+    return first.as_strided((end - first.storage_offset(),), (1,), first.storage_offset())
 
 
 def _by_member(calls: Sequence[Call]) -> Tensor:

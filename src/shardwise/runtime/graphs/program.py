@@ -65,8 +65,9 @@ class Section:
 
 @dataclass(frozen=True)
 class Stored:
-    """A parameter: its name, its shape in the graph, where it waits, and where it is brought to for all of
-    its readers (None where it has one).
+    """A parameter: its name, its shape in the graph, where it waits, where it is brought to for all of its
+    readers (None where it has one), and what ranks have of its gradient when all of them are done: along axes
+    that split it their parts, along others what its readers leave.
 
     Along the axes `states_split` each rank updates a share of what all of them have: the part in `parts`
     where readers use it in parts along all of these, so that the gradient of the share is there when it
@@ -77,6 +78,7 @@ class Stored:
     lie: Lie
     states_split: tuple[int, ...]
     used: Lie | None
+    arrived: Form
     parts: Form | None
 
 
@@ -158,10 +160,12 @@ def _stored(
     )
     lie = Lie(shape, placements)
     used = (shared or read).gradient
+    apart = tuple(axis for axis, word in enumerate(lie.value.held) if isinstance(word, int))
+    arrived = used.with_held(apart, lie.value)
     dims = {used.held[axis] for axis in split}
     is_apart = all(isinstance(dim, int) for dim in dims) and dims.isdisjoint(lie.value.held)
     parts = lie.value.with_held(split, used) if split and is_apart else None
-    return Stored(name, lie, split, shared, parts)
+    return Stored(name, lie, split, shared, arrived, parts)
 
 
 def _section(block: Block, layout: BlockLayout, steps: tuple[Step, ...], label: str) -> Section:

@@ -22,7 +22,7 @@ from shardwise.runtime.graphs.forms import (
 )
 from shardwise.runtime.graphs.grid import Grid
 from shardwise.runtime.graphs.messages import Call, Collective, Way, alone, together
-from shardwise.runtime.graphs.program import Stored
+from shardwise.runtime.graphs.program import Program, Stored
 from shardwise.runtime.marks import GATHERS, GRADIENTS, TRAFFIC, marked
 
 
@@ -31,20 +31,30 @@ class Held:
 
     `weight` is its part as it is stored, in the `dtype` that is computed with; `owned` what the optimizer
     updates, in the dtype of `whole`: the weight itself, or of one whose states are split this rank's share of
-    its elements, or of one that is computed with in another dtype all of them.
+    its elements, or of one that is computed with in another dtype all of them. `sums` is what this rank has
+    of its gradient until `settling`, in the dtype of `whole` too, in `room` (of `room_elements`). Both rooms
+    go into equal shares where states are split into runs of elements; a share of them is no copy.
     """
 
-    def __init__(self, grid: Grid, stored: Stored, whole: Tensor, dtype: torch.dtype) -> None:
+    def __init__(self, grid: Grid, stored: Stored, whole: Tensor, dtype: torch.dtype, room: Tensor) -> None:
         self.grid, self.stored = grid, stored
         shape = stored.lie.shape
         everywhere = whole_form(len(grid.counts))
         local = moved(grid, whole.reshape(shape), shape, everywhere, stored.lie.value).detach()
-        self.weight = nn.Parameter(local.to(dtype, copy=True))
         self.shares = stored.states_split
         self.is_copied = dtype != whole.dtype
-        is_apart = self.shares or self.is_copied
-        self.owned = nn.Parameter(self._share(local).clone()) if is_apart else self.weight
-        self.arrived: Form | None = None
+        self._room, self._weight_room = (
+            room,
+            local.new_zeros(room_elements(grid, stored, stored.lie.value), dtype=dtype),
+        )
+        self.weight = nn.Parameter(self._weight_room[: local.numel()].view(local.shape).copy_(local))
+        self.owned = self.weight
+        if self.is_copied or (self.shares and stored.parts is not None):
+            self.owned = nn.Parameter(self._share(local).clone())
+        elif self.shares:
+            self.owned = nn.Parameter(self._own(self._weight_room))
+        arrived = box_of(shape, grid.counts, stored.arrived, grid.here)
+        self.sums = room[: elements(arrived)].view(extents(arrived))
         self._pending: Tensor | None = None
 
     @property
@@ -57,14 +67,16 @@ class Held:
             return local
         if self.stored.parts is not None:
             return moved(self.grid, local, self.stored.lie.shape, self.stored.lie.value, self.stored.parts)
-        count = self.grid.size(self.shares)
-        padded = _padded(local.reshape(-1), count)
-        return padded.view(count, -1)[self.grid.members(self.shares).index(self.grid.here)]
+        return self._own(_padded(local.reshape(-1), self.grid.size(self.shares)))
+
+    def _own(self, room: Tensor) -> Tensor:
+        """This rank's share of a row of elements that goes into as many."""
+        return room.view(self.grid.size(self.shares), -1)[
+            self.grid.members(self.shares).index(self.grid.here)
+        ]
 
     def brought(self, used: Lie) -> Tensor:
-        """The parameter as it is used; its gradient arrives with the weight."""
-        if self.arrived is None:
-            self.arrived = self._scattered_form(used)
+        """The parameter as it is used; its gradient arrives in `sums`."""
         if self.stored.lie.value == used.value and not self.is_copied:
             return self.weight
         result: Tensor = _Gather.apply(self.weight, self, used)
@@ -82,46 +94,38 @@ class Held:
             weight = moved(self.grid, weight, used.shape, start.value, shared.value)
             return moved(self.grid, weight, used.shape, shared.value, used.value)
 
-    def _scattered_form(self, used: Lie) -> Form:
-        """What ranks have of the gradient behind the backward pass: along axes that split the parameter their
-        parts, along others what its readers leave."""
-        start = self.stored.lie.value
-        split = tuple(axis for axis, word in enumerate(start.held) if isinstance(word, int))
-        return used.gradient.with_held(split, start)
+    def await_gradient(self) -> None:
+        """Have what backward passes find from now on added up, from nothing, in `sums`."""
+        self.owned.grad = self._pending = None
+        self.sums.zero_()
+        if not self.is_copied and self.sums.shape == self.weight.shape:
+            self.weight.grad = self.sums
 
     def receive(self, gradient: Tensor, used: Lie) -> None:
-        """Take the gradient of what was gathered, in the dtype of what is updated: scattered as the parameter
-        is, where it has one reader; of several, the sum of all of theirs will be."""
-        gradient = gradient.to(self.owned.dtype)
+        """Take the gradient of what was gathered: scattered as the parameter is, where it has one reader; of
+        several, the sum of all of theirs will be, in the dtype of what is updated."""
         if self.stored.used is None:
-            gradient = self._scattered(gradient, used)
-        self._pending = gradient if self._pending is None else self._pending + gradient
-
-    def _scattered(self, gradient: Tensor, used: Lie) -> Tensor:
-        with marked(TRAFFIC, GRADIENTS):
-            return alone(self.grid, self._scattering(gradient, used))
+            with marked(TRAFFIC, GRADIENTS):
+                self.sums += alone(self.grid, self._scattering(gradient.to(self.owned.dtype), used))
+        elif self._pending is None:
+            self._pending = gradient.to(self.owned.dtype)
+        else:
+            self._pending = self._pending + gradient
 
     def _scattering(self, gradient: Tensor, used: Lie) -> Way:
-        arrived = yield from moving(
-            self.grid, gradient, used.shape, used.gradient, self._scattered_form(used)
-        )
-        if arrived is gradient:  # another parameter's too, perhaps; and the fused optimizer ignores strides
-            arrived = gradient.clone(memory_format=torch.contiguous_format)
-        return arrived
+        return (yield from moving(self.grid, gradient, used.shape, used.gradient, self.stored.arrived))
 
     def settling(self) -> Way:
-        """The gradient that arrived as the optimizer updates the parameter, whose own is gone."""
-        gradient, pending = self.weight.grad, self._pending
-        self.weight.grad = self._pending = None
-        if pending is not None:
-            gradient = pending
-            if self.stored.used is not None:
-                gradient = yield from self._scattering(pending, self.stored.used)
-        if gradient is None or self.arrived is None:
-            return torch.zeros_like(self.owned)
-        shape, stored, arrived = self.stored.lie.shape, self.stored.lie.value, self.arrived
+        """The gradient that arrived as the optimizer updates the parameter."""
+        self.weight.grad = None
+        if self._pending is not None and self.stored.used is not None:
+            scattered = yield from self._scattering(self._pending, self.stored.used)
+            self._pending = None
+            self.sums += scattered
+        gradient = self.sums
+        shape, stored, arrived = self.stored.lie.shape, self.stored.lie.value, self.stored.arrived
         if self.stored.parts is not None:
-            return (yield from moving(self.grid, gradient, shape, arrived, self.stored.parts))
+            return (yield from moving(self.grid, gradient, shape, arrived, self.stored.parts, is_spare=True))
         late = tuple(axis for axis in self.shares if arrived.held[axis] == "partial")
         begin = stored.with_word(late, "partial")
         rest = tuple(axis for axis, word in enumerate(begin.held) if word == "whole" != arrived.held[axis])
@@ -130,7 +134,7 @@ class Held:
             if rest:
                 (share,) = yield self._call("all_reduce", rest, share)
             return share
-        gradient = yield from moving(self.grid, gradient, shape, arrived, begin)
+        gradient = yield from moving(self.grid, gradient, shape, arrived, begin, is_spare=True)
         if late and late == self.shares:
             return (yield from self._reducing(gradient))
         if self.shares:
@@ -139,18 +143,31 @@ class Held:
         return gradient
 
     def _reducing(self, gradient: Tensor) -> Way:
-        """This rank's share of the sum of what the ranks that share the states have."""
+        """This rank's share of the sum of what the ranks that share the states have, in the room of sums."""
         count = self.grid.size(self.shares)
-        sent = _padded(gradient.reshape(-1), count)
+        is_there = gradient is self.sums and len(self._room) % count == 0
+        sent = self._room if is_there else _padded(gradient.reshape(-1), count)
         (own,) = yield self._call("reduce_scatter", self.shares, sent, (len(sent) // count,) * count)
-        return own
+        return self._own(self._room).copy_(own) if is_there else own
 
-    def _call(self, kind: Collective, axes: tuple[int, ...], sent: Tensor, sizes: Sequence[int] = ()) -> Call:
-        return Call(kind, axes, sent, prod(self.stored.lie.shape), sizes)
+    def _call(
+        self,
+        kind: Collective,
+        axes: tuple[int, ...],
+        sent: Tensor,
+        sizes: Sequence[int] = (),
+        room: Tensor | None = None,
+    ) -> Call:
+        return Call(kind, axes, sent, prod(self.stored.lie.shape), sizes, room=room)
 
     def publishing(self) -> Way:
-        """What ranks compute with, of the shares that all of them updated, in that dtype."""
-        return (yield from self._joining(self.owned.detach().to(self.weight.dtype)))
+        """What ranks compute with, of the shares that all of them updated, in that dtype: put there."""
+        share = self.owned.detach().to(self.weight.dtype)
+        if self.shares and self.stored.parts is None:
+            yield from self._gathering(share, self._weight_room)
+        else:
+            self.weight.copy_((yield from self._joining(share)))
+        return self.weight
 
     def _joined(self, share: Tensor) -> Tensor:
         return alone(self.grid, self._joining(share))
@@ -162,8 +179,18 @@ class Held:
         shape, stored = self.stored.lie.shape, self.stored.lie.value
         if self.stored.parts is not None:
             return (yield from moving(self.grid, share, shape, self.stored.parts, stored))
-        rows = yield self._call("all_gather", self.shares, share.reshape(-1))
-        return torch.cat(list(rows))[: self.weight.numel()].view(self.weight.shape)
+        room = share.new_empty(share.numel() * self.grid.size(self.shares))
+        yield from self._gathering(share, room)
+        return room[: self.weight.numel()].view(self.weight.shape)
+
+    def _gathering(self, share: Tensor, room: Tensor) -> Way:
+        """The shares of all ranks of the group, put into `room`, which may have this one where it belongs."""
+        sent = share.reshape(-1).clone()
+        rows = yield self._call("all_gather", self.shares, sent, room=room)
+        for own, row in zip(room.split(len(sent)), rows, strict=True):
+            if row.untyped_storage() is not room.untyped_storage():
+                own.copy_(row)
+        return room
 
     @property
     def copied_along(self) -> list[int]:
@@ -210,7 +237,9 @@ class Held:
         gradient = self.owned.grad
         if gradient is None:
             return self.owned.new_zeros(self.stored.lie.shape)
-        return self._whole(self._joined(gradient))
+        whole = self._whole(self._joined(gradient))
+        is_room = whole.untyped_storage() is self.sums.untyped_storage()
+        return whole.clone() if is_room else whole  # the room is used again
 
     def _whole(self, local: Tensor) -> Tensor:
         shape, start = self.stored.lie.shape, self.stored.lie.value
@@ -241,14 +270,37 @@ def _padded(flat: Tensor, parts: int) -> Tensor:
 
 
 def held_parameters(
-    grid: Grid, parameters: Mapping[str, Stored], values: Mapping[str, Tensor], dtype: torch.dtype | None
+    grid: Grid, program: Program, values: Mapping[str, Tensor], dtype: torch.dtype | None
 ) -> dict[str, Held]:
-    """This rank's parts of all parameters, from their whole `values`; computed with in `dtype`, or in their
-    own."""
-    return {
-        name: Held(grid, stored, values[name], dtype or values[name].dtype)
-        for name, stored in parameters.items()
-    }
+    """This rank's parts of all parameters of a program, from their whole `values`; computed with in `dtype`,
+    or in their own. Sums of gradients that travel together lie one behind the other."""
+    found: dict[str, Held] = {}
+    for names in program.together:
+        own = {name: program.parameters[name] for name in names}
+        rooms = _rooms(grid, own, values)
+        for name, stored in own.items():
+            found[name] = Held(grid, stored, values[name], dtype or values[name].dtype, rooms[name])
+    return {name: found[name] for name in program.parameters}
+
+
+def _rooms(
+    grid: Grid, parameters: Mapping[str, Stored], values: Mapping[str, Tensor]
+) -> Mapping[str, Tensor]:
+    """Room for the gradient of each, in the dtype of its value; one piece of memory for all of a dtype."""
+    found: dict[str, Tensor] = {}
+    for dtype in dict.fromkeys(values[name].dtype for name in parameters):
+        names = [name for name in parameters if values[name].dtype == dtype]
+        sizes = [room_elements(grid, parameters[name], parameters[name].arrived) for name in names]
+        memory = values[names[0]].new_zeros(sum(sizes))
+        found |= zip(names, memory.split(sizes), strict=True)
+    return found
+
+
+def room_elements(grid: Grid, stored: Stored, form: Form) -> int:
+    """How many elements this rank has of a parameter in `form`, and zeros behind them where they are to go
+    into equal shares."""
+    own = elements(box_of(stored.lie.shape, grid.counts, form, grid.here))
+    return own + (-own % grid.size(stored.states_split) if stored.parts is None else 0)
 
 
 def settle(grid: Grid, parameters: Sequence[Held]) -> None:
@@ -262,11 +314,8 @@ def settle(grid: Grid, parameters: Sequence[Held]) -> None:
 def publish(grid: Grid, parameters: Iterable[Held]) -> None:
     """Put what other ranks updated with this one's, as one message, in the dtype that is computed with."""
     apart = [held for held in parameters if held.owned is not held.weight]
-    with torch.no_grad():
-        with marked(TRAFFIC, GATHERS):
-            joined = together(grid, (held.publishing() for held in apart))
-        for held, weight in zip(apart, joined, strict=True):
-            held.weight.copy_(weight)
+    with torch.no_grad(), marked(TRAFFIC, GATHERS):
+        together(grid, (held.publishing() for held in apart))
 
 
 def square_sum(parameters: Iterable[Held], device_type: str) -> Tensor:
