@@ -43,10 +43,8 @@ class Held:
         local = moved(grid, whole.reshape(shape), shape, everywhere, stored.lie.value).detach()
         self.shares = stored.states_split
         self.is_copied = dtype != whole.dtype
-        self._room, self._weight_room = (
-            room,
-            local.new_zeros(room_elements(grid, stored, stored.lie.value), dtype=dtype),
-        )
+        self._room = room
+        self._weight_room = local.new_zeros(room_elements(grid, stored, stored.lie.value), dtype=dtype)
         self.weight = nn.Parameter(self._weight_room[: local.numel()].view(local.shape).copy_(local))
         self.owned = self.weight
         if self.is_copied or (self.shares and stored.parts is not None):
@@ -71,9 +69,8 @@ class Held:
 
     def _own(self, room: Tensor) -> Tensor:
         """This rank's share of a row of elements that goes into as many."""
-        return room.view(self.grid.size(self.shares), -1)[
-            self.grid.members(self.shares).index(self.grid.here)
-        ]
+        members = self.grid.members(self.shares)
+        return room.view(len(members), -1)[members.index(self.grid.here)]
 
     def brought(self, used: Lie) -> Tensor:
         """The parameter as it is used; its gradient arrives in `sums`."""
