@@ -6,14 +6,20 @@ from itertools import product
 from math import prod
 
 import pytest
+import torch
+from tests.property.layout_instances import op as operator
 from tests.property.op_instances import INSTANCES
 from tests.property.test_graph_kinds import SPATIAL, evenly
 from tests.runtime.graph_broken import KERNEL_TWINS
 from tests.runtime.graph_kernels import Case, carried_out, errors
+from torch import Tensor
+from torch.nn import functional
 
 from shardwise.graph import KINDS, allows, rules_of
-from shardwise.runtime import Team
+from shardwise.runtime import Report, Team
+from shardwise.runtime.graphs.grid import Grid
 from shardwise.runtime.graphs.kernels import KERNELS
+from shardwise.runtime.graphs.work import Work
 
 pytestmark = pytest.mark.xdist_group("runtime")
 
@@ -79,3 +85,30 @@ SHOWN_BY = {
 
 def test_every_kind_is_computed() -> None:
     assert set(KERNELS) == set(KINDS)
+
+
+def ignoring(report: Report, rule: str) -> tuple[float, Tensor]:
+    """On each of two ranks: the loss of four rows of six classes, two of them without a target (its part of
+    a sum, where rows are split), and the gradient of its part of the logits."""
+    sizes = {"b": 4, "v": 6}
+    loss = operator("loss", "cross_entropy", sizes, [("x", "bv"), ("target", "b")], "")
+    work = Work(loss, (next(each for each in rules_of(loss) if each.name == rule),), Grid((2,)))
+    own = [slice(*work.interval(dim)) for dim in "bv"]
+    rows = LOGITS[own[0], own[1]].clone().requires_grad_()
+    result = KERNELS["cross_entropy"](work, [rows, TARGETS[own[0]]], [])
+    result.backward()
+    return float(result.detach()), rows.grad if rows.grad is not None else torch.zeros(0)
+
+
+LOGITS, TARGETS = torch.arange(24.0, dtype=torch.float64).view(4, 6).sin(), torch.tensor([1, -100, 5, -100])
+
+
+@pytest.mark.parametrize(("rule", "dim"), [("split b", 0), ("split v", 1)])
+def test_rows_without_a_target_have_no_loss(team: Team, rule: str, dim: int) -> None:
+    """They count in the mean (docs/graph-plans.md): the sum over the others, of four rows."""
+    rows = LOGITS.clone().requires_grad_()
+    expected = functional.cross_entropy(rows, TARGETS, reduction="sum") / 4
+    expected.backward()
+    (first, left), (second, right) = team.run(2, ignoring, rule)
+    assert (first + second if dim == 0 else first) == pytest.approx(float(expected.detach()), rel=1e-12)
+    assert rows.grad is not None and torch.allclose(torch.cat((left, right), dim), rows.grad, atol=1e-12)

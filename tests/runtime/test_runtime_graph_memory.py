@@ -14,7 +14,7 @@ import torch
 from tests.property.layout_instances import chain, op
 from tests.runtime.graph_plans import by_rules, in_stages, plan_with, priced
 from tests.runtime.graph_tracked import allocated_bytes
-from tests.runtime.test_runtime_graph_obeyed import nothing_again
+from tests.runtime.test_runtime_graph_obeyed import nothing_again, steps_of
 from tests.runtime.test_runtime_memory import with_memory
 from torch import Tensor, nn
 from torch.nn import functional
@@ -32,6 +32,7 @@ from shardwise.graph import (
 )
 from shardwise.graph.sizes import Growth
 from shardwise.plan import GraphPlan
+from shardwise.runtime import Report, Team
 from shardwise.runtime.graphs import interpreter, kernels_attention, kernels_losses, kernels_normal
 from shardwise.runtime.graphs.interpreter import _Run
 from shardwise.runtime.graphs.store import Held
@@ -47,9 +48,9 @@ def deep(batch: int) -> OpGraph:
     return replace(graph, blocks=tuple(replace(b, repeat=4 if b.repeat > 1 else 1) for b in graph.blocks))
 
 
-def stored_as(word: Placement, graph: OpGraph) -> GraphPlan:
+def stored_as(word: Placement, graph: OpGraph, ranks: int = RANKS) -> GraphPlan:
     """A divided batch, nothing recomputed, all parameters stored so."""
-    plan = nothing_again(plan_with(graph, (RANKS,), by_rules(graph, (RANKS,), lambda op: ("split b",))))
+    plan = nothing_again(plan_with(graph, (ranks,), by_rules(graph, (ranks,), lambda op: ("split b",))))
     blocks = tuple(replace(b, stored=dict.fromkeys(b.stored, (word,))) for b in plan.layout.blocks)
     return replace(plan, layout=replace(plan.layout, blocks=blocks))
 
@@ -198,7 +199,35 @@ def test_nor_those_that_a_recomputation_gathers() -> None:
         assert allocated_bytes(plan) > 1.3 * least
 
 
-def layers_again(batch: int) -> GraphPlan:
+def all_gathers(report: Report, plan: GraphPlan, broken: bool) -> int:
+    """How many a step has."""
+    twin: Any = (
+        patch.object(interpreter, "given_back", lambda made: nullcontext()) if broken else nullcontext()
+    )
+    with twin:
+        (found,) = steps_of(report, [plan])
+    return sum(times for (kind, _), times in found.items() if "gather" in kind)
+
+
+def test_what_is_made_again_gathers_again_as_charged(team: Team) -> None:
+    """Six weights: in the forward pass, in that pass again, and in the backward pass, but for the first,
+    whose input is data: 17. Charged for all three passes, and for two where nothing is recomputed. The twin,
+    which keeps what came again, has 12."""
+    plan = layers_again(64, ranks=2)
+    head = replace(plan.layout.blocks[1], stored={"w_down": (WHOLE,)})
+    profile = replace(plan.job.profile, shard_overlap=0.0)
+    plan = replace(
+        plan,
+        job=replace(plan.job, profile=profile),
+        layout=replace(plan.layout, blocks=(plan.layout.blocks[0], head)),
+    )
+    assert set(team.run(2, all_gathers, plan, False)) == {17}
+    assert set(team.run(2, all_gathers, plan, True)) == {12}
+    again_s, kept_s = (priced(each).seconds["gathers"] for each in (plan, nothing_again(plan)))
+    assert again_s == pytest.approx(1.5 * kept_s, rel=1e-9) and kept_s > 0.0
+
+
+def layers_again(batch: int, ranks: int = RANKS) -> GraphPlan:
     """Six layers, each with a relu, in one block that is recomputed; weights divided."""
     sizes = {"b": batch, "v": 16, **dict.fromkeys("cdefghi", WIDTH)}
     layers = []
@@ -223,6 +252,6 @@ def layers_again(batch: int) -> GraphPlan:
         batch=batch,
         growth={"b": Growth(batch=1)},
     )
-    plan = stored_as(shard(0), graph)
+    plan = stored_as(shard(0), graph, ranks)
     first, *others = plan.layout.blocks
     return replace(plan, layout=replace(plan.layout, blocks=(replace(first, mode="recomputed"), *others)))

@@ -12,16 +12,23 @@ from torch.nn import functional
 
 from shardwise.runtime.graphs.work import Dims, Kernel, Work, aligned, arranged, wide, without
 
+IGNORED = -100
+"""A target without a loss, in PyTorch's cross entropies."""
+
 
 def cross_entropy(work: Work, inputs: Sequence[Tensor], parameters: Sequence[Tensor]) -> Tensor:
     op = work.op
     logits, targets = op.inputs
     (classes,) = without(logits.dims, targets.dims)
     rows = arranged(inputs[0], logits.dims, (*targets.dims, classes))
+    targets_here = inputs[1].long()
+    is_ignored = targets_here == IGNORED
+    chosen = targets_here.masked_fill(is_ignored, 0)
     if work.axes((classes,)):
-        each = _ChosenOfParts.apply(rows, inputs[1].long(), work, classes)
+        each = _ChosenOfParts.apply(rows, chosen, work, classes)
     else:
-        each = _Chosen.apply(rows, inputs[1].long())
+        each = _Chosen.apply(rows, chosen)
+    each = each.masked_fill(is_ignored, 0.0)
     return _mean(work, each, targets.dims)
 
 
