@@ -97,6 +97,7 @@ def test_the_chain_and_the_walk_agree(seed: int) -> None:
     (time_s, memory_bytes), price = both(random_graph(seed), cluster, ranks, training, seed)
     assert price.time_s == pytest.approx(time_s, rel=1e-9)
     assert price.memory_bytes == pytest.approx(memory_bytes, rel=1e-9)
+    assert price.at_once_bytes <= price.memory_bytes * (1.0 + 1e-12)
 
 
 @pytest.mark.parametrize("software", range(5))

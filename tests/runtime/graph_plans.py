@@ -42,6 +42,7 @@ def plan_with(
         layout=layout,
         step_time_s=1.0,
         device_bytes=1.0,
+        at_once_bytes=1.0,
         seconds={"forward": 1.0},
         nbytes={"parameters": 1.0},
         epsilon=0.0,
@@ -53,8 +54,8 @@ def priced(plan: GraphPlan) -> GraphPlan:
     training = Training(dtype=plan.job.dtype, optimizer=plan.job.optimizer, profile=plan.job.profile)
     price = price_of(plan.graph, plan.cluster, training, plan.mesh, plan.layout)
     return replace(
-        plan, step_time_s=price.time_s, device_bytes=price.memory_bytes, seconds=price.seconds,
-        nbytes=price.nbytes,
+        plan, step_time_s=price.time_s, device_bytes=price.memory_bytes, at_once_bytes=price.at_once_bytes,
+        seconds=price.seconds, nbytes=price.nbytes,
     )  # fmt: skip
 
 

@@ -54,8 +54,9 @@ class GraphPlan:
     price.
 
     `seconds` and `nbytes` (on the rank with most) say what the step time and the device bytes are for, and
-    sum to them. Every layout is matched in both within a factor 1 + `epsilon` by some point of the frontier
-    that this plan is a point of.
+    sum to them: all that is kept and the largest temporaries, as frontiers are tracked. `at_once_bytes` of
+    them are there at one moment at most. Every layout is matched in step time and device bytes within a
+    factor 1 + `epsilon` by some point of the frontier that this plan is a point of.
     """
 
     graph: OpGraph
@@ -65,6 +66,7 @@ class GraphPlan:
     layout: GraphLayout
     step_time_s: float
     device_bytes: float
+    at_once_bytes: float
     seconds: Mapping[str, float]
     nbytes: Mapping[str, float]
     epsilon: float
@@ -112,6 +114,7 @@ def graph_plan_document(plan: GraphPlan) -> dict[str, object]:
             "layout": _layout_document(plan.layout),
             "step_time_s": plan.step_time_s,
             "device_bytes": plan.device_bytes,
+            "at_once_bytes": plan.at_once_bytes,
             "breakdown": dict(plan.seconds),
             "memory": dict(plan.nbytes),
             "epsilon": plan.epsilon,
@@ -137,6 +140,7 @@ def read_graph_plan(path: str) -> GraphPlan:
     record = _mapping(fields, "layout")
     stages = record.get("stages")
     mesh = _mesh(fields, cluster, len(stages) if isinstance(stages, list) and stages else 1)
+    device_bytes = fields.number("device_bytes")
     plan = GraphPlan(
         graph=graph,
         cluster=cluster,
@@ -144,7 +148,9 @@ def read_graph_plan(path: str) -> GraphPlan:
         mesh=mesh,
         layout=_layout(record, graph, mesh, path),
         step_time_s=fields.number("step_time_s"),
-        device_bytes=fields.number("device_bytes"),
+        device_bytes=device_bytes,
+        # Files from before it was told say what is there at most.
+        at_once_bytes=fields.number("at_once_bytes", default=device_bytes),
         seconds=_parts(fields, "breakdown", "step_time_s"),
         nbytes=_parts(fields, "memory", "device_bytes"),
         epsilon=fields.number("epsilon", high=1e6),

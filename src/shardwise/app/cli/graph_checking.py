@@ -34,6 +34,7 @@ def check_graph_file(path: str) -> Verdict:
             number_check("step time", plan.step_time_s, price.time_s),
             parts_check("breakdown", plan.seconds, price.seconds, price.time_s),
             number_check("device bytes", plan.device_bytes, price.memory_bytes),
+            number_check("bytes at once", plan.at_once_bytes, price.at_once_bytes),
             parts_check("memory", plan.nbytes, price.nbytes, price.memory_bytes),
             Check(
                 name="fits",

@@ -25,6 +25,17 @@ class Charge:
     seconds: float
 
 
+@dataclass(frozen=True, slots=True)
+class _Bytes:
+    """Bytes that come when the operator of this `order` works: what is kept from then until the backward pass
+    is back there (`again`: made again in the `block`, a recomputed one), or what one needs while it works."""
+
+    order: int
+    block: int
+    nbytes: float
+    is_again: bool = False
+
+
 @dataclass(slots=True)
 class Ledger:
     """Seconds and bytes of a step in the making.
@@ -34,6 +45,9 @@ class Ledger:
     `busy_s` of which have communication of their own beside them. Gradients are summed for `summed_s`, of
     which `hideable_s` may run beside the rest. `held` bytes by what they are; `again_bytes` and `peak_bytes`
     are of the block at work, `most_bytes` the largest sum of both of any block.
+
+    `order` numbers the operators that worked so far, `block` the blocks; `waits` and `needs` are bytes that
+    come and go with them, for the most that is there at one moment.
     """
 
     turns: Turns
@@ -49,6 +63,10 @@ class Ledger:
     again_bytes: float = 0.0
     peak_bytes: float = 0.0
     most_bytes: float = 0.0
+    order: int = 0
+    block: int = 0
+    waits: list[_Bytes] = field(default_factory=list)
+    needs: list[_Bytes] = field(default_factory=list)
 
     def spend(self, what: str, seconds: float, when: When) -> None:
         """Seconds of their own: of each micro-batch, or of the step."""
@@ -70,14 +88,46 @@ class Ledger:
         self.summed_s += seconds
         self.hideable_s += overlap * seconds
 
+    def keep(self, nbytes: float, since: int) -> None:
+        """Bytes of activations that wait for the backward pass since the operator of that order."""
+        self.held["activations"] += nbytes * self.turns.in_flight
+        self.waits.append(_Bytes(since, self.block, nbytes))
+
+    def make_again(self, nbytes: float, since: int) -> None:
+        """The same of what a recomputation makes, for the block at work alone."""
+        self.again_bytes += nbytes
+        self.waits.append(_Bytes(since, self.block, nbytes, is_again=True))
+
     def need(self, nbytes: float) -> None:
         """Bytes that one moment of the block needs."""
         self.peak_bytes = max(self.peak_bytes, nbytes)
+        self.need_now(nbytes)
+
+    def need_now(self, nbytes: float) -> None:
+        """Bytes that are counted at another moment, and needed at this one too."""
+        self.needs.append(_Bytes(self.order, self.block, nbytes))
 
     def end_block(self) -> None:
         """The next block begins with nothing made again."""
         self.most_bytes = max(self.most_bytes, self.again_bytes + self.peak_bytes)
         self.again_bytes = self.peak_bytes = 0.0
+        self.block += 1
+
+    def at_once_bytes(self) -> float:
+        """The most bytes of tensors that are there at one moment: while an operator works, in either pass, of
+        this micro-batch what it and those before it keep, and all that is kept of the others."""
+        kept = sorted((each for each in self.waits if not each.is_again), key=lambda each: each.order)
+        again = [each for each in self.waits if each.is_again]
+        all_kept = sum(each.nbytes for each in kept)
+        always = sum(self.held.values()) - all_kept
+        most, there, at = always + all_kept, 0.0, 0
+        for need in sorted(self.needs, key=lambda each: each.order):
+            while at < len(kept) and kept[at].order <= need.order:
+                there += kept[at].nbytes
+                at += 1
+            own = sum(each.nbytes for each in again if each.block == need.block and each.order <= need.order)
+            most = max(most, always + there + own + need.nbytes)
+        return most
 
     def shown_s(self) -> float:
         """As many of the gradients' seconds as do not hide beside the last micro-batch."""

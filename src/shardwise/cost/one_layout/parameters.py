@@ -132,8 +132,10 @@ def use_shared(rank: Rank, ledger: Ledger, use: Use, shared: Placements, *, read
     """One of several readers, for all of which the parameter is brought to `shared`; `readers` is their
     number at the first of them, and 0 later: there all of them pay for that, and the gradient is summed."""
     recipe = rank.machine.recipe
+    gather_s = _gather_s(rank, use, shared)
+    whole_bytes = _whole_bytes(rank, use, shared, gather_s > 0.0)
+    ledger.need_now(whole_bytes)
     if readers:
-        gather_s = _gather_s(rank, use, shared)
         ledger.spend("gathers", readers * gather_s, "forward")
         ledger.spend("gathers", readers * gather_s, "backward")
         ledger.spend("gathers", _update_s(rank, use), "step")
@@ -142,7 +144,7 @@ def use_shared(rank: Rank, ledger: Ledger, use: Use, shared: Placements, *, read
             left, overlap = _behind_pass(use, shared), rank.profile.shard_overlap
             ledger.sum_gradient(_scattered_s(rank, use, shared), overlap)
         ledger.sum_gradient(_summed_s(rank, use, left), overlap)
-        ledger.need(_whole_bytes(rank, use, shared, gather_s > 0.0))
+        ledger.need(whole_bytes)
         if value_held(use.stored) != value_held(shared):  # a sum of its own until all readers are done
             ledger.held["gradients"] += recipe.gradient_bytes * _in_use(rank, use, shared)
     start, end = value_held(shared), value_held(use.used)

@@ -25,11 +25,13 @@ Action = tuple[str, int]
 @dataclass(frozen=True, slots=True)
 class PipelinePrice:
     """Seconds of a step and bytes on the rank with most; `seconds` tell what the stage that is busy longest
-    does in the step, `waiting` included, and `nbytes` what the rank with most holds. Of each of the `stages`
-    the price of its own; `hops_s` pass between two of them beside other work."""
+    does in the step, `waiting` included, and `nbytes` what the rank with most holds; no rank has more than
+    `at_once_bytes` at one moment. Of each of the `stages` the price of its own; `hops_s` pass between two of
+    them beside other work."""
 
     time_s: float
     memory_bytes: float
+    at_once_bytes: float
     seconds: Mapping[str, float]
     nbytes: Mapping[str, float]
     stages: tuple[LayoutPrice, ...]
@@ -79,7 +81,13 @@ def price_pipeline(
     full = max(stages, key=lambda price: price.memory_bytes)
     seconds = {**busy.seconds, "waiting": step_s - busy.time_s}
     return PipelinePrice(
-        step_s, full.memory_bytes, seconds, full.nbytes, stages=tuple(stages), hops_s=tuple(hops_s)
+        time_s=step_s,
+        memory_bytes=full.memory_bytes,
+        at_once_bytes=max(price.at_once_bytes for price in stages),
+        seconds=seconds,
+        nbytes=full.nbytes,
+        stages=tuple(stages),
+        hops_s=tuple(hops_s),
     )
 
 

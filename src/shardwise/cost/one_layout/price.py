@@ -32,7 +32,8 @@ from shardwise.graph import (
 @dataclass(frozen=True, slots=True)
 class LayoutPrice:
     """Step time and bytes of the driver's count on a rank; `seconds` and `nbytes` tell what they are for and
-    sum up to them.
+    sum up to them. `memory_bytes` are all that is kept and the largest temporaries, as frontiers are tracked;
+    `at_once_bytes` of them are there at one moment at most, as operators work one after the other.
 
     Of the seconds a micro-batch takes `forward_s` and `backward_s`; `end_s` are what is left of the step
     after the last of them. `charges` say the same operator by operator, in the order of the walk: those of
@@ -42,6 +43,7 @@ class LayoutPrice:
 
     time_s: float
     memory_bytes: float
+    at_once_bytes: float
     seconds: Mapping[str, float]
     nbytes: Mapping[str, float]
     forward_s: float
@@ -117,7 +119,7 @@ def _handed_over(before: list[Block], block: Block, lies: BlockLayout) -> _At:
         op.shape(operand.dims) for op in block.operators for operand in op.inputs if operand.source == name
     )
     trains = any(op.parameters for each in before for op in each.operators)
-    return _At(next(reads), lies.tensors[name], trains, is_kept=False)
+    return _At(next(reads), lies.tensors[name], trains, is_kept=False, since=0)
 
 
 def _total(rank: Rank, ledger: Ledger) -> LayoutPrice:
@@ -137,10 +139,12 @@ def _total(rank: Rank, ledger: Ledger) -> LayoutPrice:
     nbytes = {**ledger.held, "temporaries": ledger.most_bytes}
     nbytes["fragmentation"] = sum(nbytes.values()) * efficiency.fragmentation_ratio
     communicators = 1 + sum(size > 1 for size in (*rank.mesh.ranks, stages))
+    at_once_bytes = ledger.at_once_bytes() * (1.0 + efficiency.fragmentation_ratio)
     nbytes["context"] = efficiency.context_bytes + communicators * efficiency.communicator_bytes
     return LayoutPrice(
         time_s=sum(seconds.values()),
         memory_bytes=sum(nbytes.values()),
+        at_once_bytes=at_once_bytes + nbytes["context"],
         seconds=seconds,
         nbytes=nbytes,
         forward_s=ledger.passes["forward"],
@@ -154,12 +158,13 @@ def _total(rank: Rank, ledger: Ledger) -> LayoutPrice:
 @dataclass(slots=True)
 class _At:
     """A tensor as it lies somewhere: where it is held in full sight of the readers, whether it has a
-    gradient, and whether what holds it keeps it for the backward pass."""
+    gradient, whether what holds it keeps it for the backward pass, and since which operator it is there."""
 
     shape: tuple[int, ...]
     placements: Placements
     has_gradient: bool
     is_kept: bool
+    since: int
 
 
 class _Walk:
@@ -180,6 +185,7 @@ class _Walk:
             one.enter(self.result)
         for op in block.operators:
             self.ledger.at = (place, op.name)
+            self.ledger.order += 1
             one.operator(op)
         self.result = one.leave(reader)
         self.ledger.end_block()
@@ -233,12 +239,14 @@ class _OneBlock:
                 found.add(op.name)
         return found
 
-    def hold(self, what: str, nbytes: float) -> None:
-        """Bytes kept for the backward pass, or made again before it."""
+    def hold(self, nbytes: float, since: int | None = None) -> None:
+        """Bytes kept for the backward pass, or made again before it: since the operator at work, or another
+        one."""
+        since = self.ledger.order if since is None else since
         if self.is_again:
-            self.ledger.again_bytes += nbytes
+            self.ledger.make_again(nbytes, since)
         else:
-            self.ledger.held[what] += nbytes * self.ledger.turns.in_flight
+            self.ledger.keep(nbytes, since)
 
     def enter(self, result: _At | None) -> None:
         """Take the entry over as it lies after the block before."""
@@ -247,11 +255,12 @@ class _OneBlock:
             raise InternalError(f"block {self.block.name} does not begin where the one before it ends")
         # Repetitions are alike: where a block trains, each of them has a gradient for its entry.
         trains = self.block.repeat > 1 and any(op.parameters for op in self.block.operators)
-        self.at[name] = _At(result.shape, result.placements, result.has_gradient or trains, is_kept=True)
+        self.at[name] = _At(
+            result.shape, result.placements, result.has_gradient or trains, is_kept=True, since=result.since
+        )
         if self.is_again or self._keepers(name):
             nbytes = self.rank.elements(result.shape, value_held(result.placements))
-            nbytes *= self.rank.activation_bytes * self.ledger.turns.in_flight
-            self.ledger.held["activations"] += nbytes
+            self.ledger.keep(nbytes * self.rank.activation_bytes, result.since)
 
     def leave(self, reader: _Reader) -> _At | None:
         """Bring the result to where the next block reads it."""
@@ -271,8 +280,8 @@ class _OneBlock:
             self.ledger.spend("recomputation", there_s, "backward")
         is_same = value_held(placements) == value_held(made.placements)
         if made.is_kept and not (is_same and is_kept):
-            self.hold("activations", self._nbytes(made.shape, made.placements))
-        return _At(made.shape, placements, made.has_gradient, is_kept)
+            self.hold(self._nbytes(made.shape, made.placements))
+        return _At(made.shape, placements, made.has_gradient, is_kept, made.since)
 
     def _nbytes(self, shape: tuple[int, ...], placements: Placements) -> float:
         return self.rank.elements(shape, value_held(placements)) * self.rank.activation_bytes
@@ -352,9 +361,9 @@ class _OneBlock:
         source = op.inputs[slot].source
         lies_with_maker = source not in self.lies.tensors
         if keeps and not is_same:
-            self.hold("activations", self._nbytes(lies.shape, placements))
+            self.hold(self._nbytes(lies.shape, placements))
         if lies_with_maker and (lies.is_kept or (keeps and is_same)):
-            self.hold("activations", self._nbytes(lies.shape, lies.placements))
+            self.hold(self._nbytes(lies.shape, lies.placements), lies.since)
 
     def _keep_own(
         self, op: OpNode, sizes: dict[str, int], placed: list[Placements], data: list[bool]
@@ -372,7 +381,7 @@ class _OneBlock:
                 for work in work_of(op)
                 if work.kind == "attention"
             )
-        self.hold("activations", nbytes)
+        self.hold(nbytes)
         is_first = self.block.entry is None
         given = sum(
             self._nbytes(op.shape(operand.dims), placed[slot])
@@ -380,20 +389,20 @@ class _OneBlock:
             if data[slot] and (slot in kept.inputs or (is_first and op.name in self.again))
         )
         if is_first:  # nobody makes what it reads again: that waits as an entry does
-            self.ledger.held["activations"] += given * self.ledger.turns.in_flight
+            self.ledger.keep(given, self.ledger.order)
         else:
-            self.hold("activations", given)
+            self.hold(given)
 
     def _hand_on(self, op: OpNode, output: Placements, has_gradient: bool) -> None:
         """Where the result lies for its readers: with its maker for one, in a place of its own for several.
         What nobody reads later is the loss, or waits for the next block."""
-        made = _At(op.shape(op.output), output, has_gradient, self.kept[op.name].output)
+        made = _At(op.shape(op.output), output, has_gradient, self.kept[op.name].output, self.ledger.order)
         self.at[op.name] = made
         if len(self._reads(op.name)) > 1:
             is_kept = self._keepers(op.name)
             self.at[op.name] = self._settle(op, made, is_kept=is_kept)
             if is_kept:
-                self.hold("activations", self._nbytes(made.shape, self.lies.tensors[op.name]))
+                self.hold(self._nbytes(made.shape, self.lies.tensors[op.name]))
 
     def _parameters(self, op: OpNode, rules: tuple[Rule, ...], seconds: Seconds, working: float) -> None:
         elements = [op.elements(parameter.dims) for parameter in op.parameters]

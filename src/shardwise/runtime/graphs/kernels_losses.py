@@ -54,29 +54,31 @@ class _Chosen(Function):
 
 
 class _ChosenOfParts(Function):
-    """The same where ranks have parts of the classes: they agree on maximum, sum and target's logit."""
+    """The same where ranks have parts of the classes: they agree on maximum, sum and target's logit. What is
+    kept are the summands, of which the gradient's products are made in place."""
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, targets: Tensor, work: Work, classes: str) -> Tensor:
         first, stop = work.interval(classes)
-        value = rows.to(_wide_dtype(rows))
-        less = value - work.largest(value.amax(-1), (classes,)).unsqueeze(-1)
-        total = work.summed(less.exp().sum(-1), (classes,), gradients="whole").log()
+        most = work.largest(rows.amax(-1).to(_wide_dtype(rows)), (classes,))
+        less = rows - most.unsqueeze(-1)
         outside = ((targets < first) | (targets >= stop)).unsqueeze(-1)
         at = (targets.unsqueeze(-1) - first).masked_fill(outside, 0)
         own = less.gather(-1, at).masked_fill(outside, 0.0).squeeze(-1)
         chosen = work.summed(own, (classes,), gradients="whole")
+        summands = less.exp_()
+        total = work.summed(summands.sum(-1), (classes,), gradients="whole")
         ctx.dtype = rows.dtype
-        ctx.save_for_backward(less.sub_(total.unsqueeze(-1)), at, outside)
-        return total - chosen
+        ctx.save_for_backward(summands, total, at, outside)
+        return total.log() - chosen
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        logarithms, at, outside = ctx.saved_tensors
+        summands, total, at, outside = ctx.saved_tensors
         gradient = gradients[0].unsqueeze(-1)
         with torch.no_grad():
             own = gradient.masked_fill(outside, 0.0)
-            found = logarithms.exp_().mul_(gradient).scatter_add_(-1, at, -own)
+            found = summands.mul_(gradient / total.unsqueeze(-1)).scatter_add_(-1, at, -own)
         return found.to(ctx.dtype), None, None, None
 
 

@@ -307,6 +307,7 @@ class GraphSubject:
             layout=point.layout,
             step_time_s=price.time_s,
             device_bytes=price.memory_bytes,
+            at_once_bytes=price.at_once_bytes,
             seconds=price.seconds,
             nbytes=price.nbytes,
             epsilon=own.epsilon,
