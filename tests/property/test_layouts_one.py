@@ -18,6 +18,7 @@ from shardwise.cost.layouts.columns import Columns
 from shardwise.cost.layouts.forms import value_forms
 from shardwise.cost.layouts.storage import brought
 from shardwise.cost.one_layout import LayoutPrice, price_layout
+from shardwise.cost.one_layout.ledger import Ledger
 from shardwise.cost.training import Training
 from shardwise.frontier import Chain, hub_sizes
 from shardwise.graph import OpGraph, graph_names, layout_from_record, layout_record, load_graph
@@ -98,6 +99,42 @@ def test_the_chain_and_the_walk_agree(seed: int) -> None:
     assert price.time_s == pytest.approx(time_s, rel=1e-9)
     assert price.memory_bytes == pytest.approx(memory_bytes, rel=1e-9)
     assert price.at_once_bytes <= price.memory_bytes * (1.0 + 1e-12)
+
+
+AT_ONCE = Ledger.at_once_bytes
+
+
+def by_definition(ledger: Ledger) -> float:
+    """At each moment all that waits for its end, looked for anew."""
+    kept = [each for each in ledger.waits if not each.is_again]
+    always = sum(ledger.held.values()) - sum(each.nbytes for each in kept)
+    moments = [
+        need.nbytes
+        + sum(each.nbytes for each in kept if each.order <= need.order)
+        + sum(
+            each.nbytes
+            for each in ledger.waits
+            if each.is_again and each.block == need.block and each.order <= need.order
+        )
+        for need in ledger.needs
+    ]
+    return always + max(sum(each.nbytes for each in kept), *moments)
+
+
+def test_what_is_there_at_once_is_the_most_of_all_moments(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of random graphs; most of them have less at any moment than is counted in all."""
+    fewer = []
+
+    def told(ledger: Ledger) -> float:
+        found = AT_ONCE(ledger)
+        assert found == pytest.approx(by_definition(ledger), rel=1e-12)
+        return found
+
+    monkeypatch.setattr(Ledger, "at_once_bytes", told)
+    for seed in range(40):
+        _, price = both(random_graph(seed), "1x4xA100-80G", (4,), SOFTWARE[0], seed)
+        fewer.append(price.at_once_bytes < price.memory_bytes * (1.0 - 1e-9))
+    assert sum(fewer) > 10
 
 
 @pytest.mark.parametrize("software", range(5))

@@ -116,16 +116,23 @@ class Ledger:
     def at_once_bytes(self) -> float:
         """The most bytes of tensors that are there at one moment: while an operator works, in either pass, of
         this micro-batch what it and those before it keep, and all that is kept of the others."""
-        kept = sorted((each for each in self.waits if not each.is_again), key=lambda each: each.order)
-        again = [each for each in self.waits if each.is_again]
+        kept, again = (
+            sorted((each for each in self.waits if each.is_again == is_again), key=lambda each: each.order)
+            for is_again in (False, True)
+        )
         all_kept = sum(each.nbytes for each in kept)
         always = sum(self.held.values()) - all_kept
-        most, there, at = always + all_kept, 0.0, 0
+        most, there, own = always + all_kept, 0.0, 0.0
+        block = at = made = 0
         for need in sorted(self.needs, key=lambda each: each.order):
             while at < len(kept) and kept[at].order <= need.order:
                 there += kept[at].nbytes
                 at += 1
-            own = sum(each.nbytes for each in again if each.block == need.block and each.order <= need.order)
+            if need.block != block:
+                block, own = need.block, 0.0
+            while made < len(again) and again[made].order <= need.order:
+                own += again[made].nbytes if again[made].block == block else 0.0
+                made += 1
             most = max(most, always + there + own + need.nbytes)
         return most
 
