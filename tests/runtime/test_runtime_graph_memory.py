@@ -165,6 +165,18 @@ def _entropy(rows: Tensor, at: Tensor) -> Tensor:
     return functional.cross_entropy(rows.flatten(0, -2), at.flatten(), reduction="none").view(at.shape)
 
 
+def test_a_loss_of_divided_classes_has_its_logits_twice_and_no_more() -> None:
+    """2,048 rows of 1,024 classes on each of 8 ranks: what it reads, and its summands in place. The twin
+    makes these once more."""
+    graph = chain(BATCH, 64, 64, 1024 * RANKS)
+    layout = by_rules(graph, (RANKS,), lambda op: ("split v", "split b"))
+    plan = nothing_again(plan_with(graph, (RANKS,), layout))
+    least = allocated_bytes(plan)
+    assert least == pytest.approx(at_once_bytes(plan), rel=0.1)
+    with patch.object(Tensor, "exp_", Tensor.exp):
+        assert allocated_bytes(plan) - least > 0.9 * (4 * BATCH * 1024)
+
+
 def test_what_nobody_reads_again_is_gone() -> None:
     """Results of linear layers, of which a relu keeps nothing, when they are made again."""
     plan = layers_again(4096)
