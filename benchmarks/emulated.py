@@ -19,6 +19,7 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from math import log
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -47,8 +48,15 @@ SHARE = 0.3
 100 % of their shares where all compute at once, and all of them where some wait."""
 
 REPEATS = 10
-MODEL = {"layers": 4, "hidden": 256, "ffn": 1024, "heads": 4, "vocab": 512, "seq_len": 512}
+MODEL = {"layers": 4, "hidden": 256, "ffn": 1024, "heads": 4, "vocab": 512}
 BATCH = 8
+
+SEQ_LENS, COMPUTED_S = (128, 256, 512, 1024), 1.0
+"""A cluster trains on sequences of one of these lengths: on that with which a step of its first plan computes
+for nearest to so many seconds, so that waits are few beside it on any machine, and steps not long."""
+
+COMPUTED = ("matmul", "attention", "memory_bound", "recompute")
+"""Parts of a plan's step that are computation."""
 
 START_S, SLACK = 90.0, 1.5
 """How long a changing network keeps a bandwidth: for the processes to start, and so many times what all steps
@@ -176,14 +184,15 @@ def measure(name: str, setting: Setting, folder: Path, repeats: int) -> list[dic
         file.write_text(f"name: {name}\nnodes:\n{said}")
     _emulate(files[0], "-m", "shardwise", "calibrate", "--links", "--cluster", files[0], "--out", calibration)
     plain = read_calibration(str(calibration))
+    seq_len = seq_len_for(setting, files[0], plain)
     paths = [folder / f"plan-{number}.yaml" for number in range(len(setting.plans))]
     for text, path in zip(setting.plans, paths, strict=True):
-        write_plan(str(path), plan_of(text, files[0], plain))
+        write_plan(str(path), plan_of(text, files[0], plain, seq_len))
     points = _points(files[0], calibration, folder, setting.points) if setting.points else []
     names = [*setting.plans, *(f"captured graph, {path.stem}" for path in points)]
     paths += points
     asked_for: list[str | Path] = [*setting.plans, *points]
-    told_s = [_priced_s(asked, files[0], plain) for asked in asked_for]
+    told_s = [_priced_s(asked, files[0], plain, seq_len) for asked in asked_for]
     epoch_s = START_S + SLACK * 2.0 * (1 + repeats) * sum(told_s)  # each behind its like, and once to warm up
     options: list[object] = []
     if setting.then is not None:
@@ -198,19 +207,32 @@ def measure(name: str, setting: Setting, folder: Path, repeats: int) -> list[dic
     for epoch, (file, found) in enumerate(zip(files, document["epochs"], strict=True)):
         speed = calibrated_s / found["small_s"]
         for called, asked, measured in zip(names, asked_for, found["plans"], strict=True):
-            plain_s, predicted_s = (_priced_s(asked, file, each) for each in (plain, at_speed(plain, speed)))
+            plain_s, predicted_s = (
+                _priced_s(asked, file, each, seq_len) for each in (plain, at_speed(plain, speed))
+            )
             rows.append(
                 {"cluster": name, "epoch": epoch, "plan": called, "speed": speed,
-                 "job": "model" if isinstance(asked, str) else "graph",
+                 "job": "model" if isinstance(asked, str) else "graph", "seq_len": seq_len,
                  "calibrated_s": plain_s, "predicted_s": predicted_s, **measured}
             )  # fmt: skip
     return rows
 
 
-def _priced_s(asked: str | Path, cluster_file: Path, calibration: Calibration) -> float:
-    """Seconds of a step of a strategy, or of the layout of a saved point."""
+def seq_len_for(setting: Setting, cluster_file: Path, calibration: Calibration) -> int:
+    """The length of sequences for a calibrated cluster (`SEQ_LENS`)."""
+
+    def beside(seq_len: int) -> float:
+        """How many times too long or too short the first plan computes with it."""
+        parts = plan_of(setting.plans[0], cluster_file, calibration, seq_len).best.breakdown
+        return abs(log(sum(parts[name] for name in COMPUTED) / COMPUTED_S))
+
+    return min(SEQ_LENS, key=beside)
+
+
+def _priced_s(asked: str | Path, cluster_file: Path, calibration: Calibration, seq_len: int) -> float:
+    """Seconds of a step of a strategy on such sequences, or of the layout of a saved point."""
     if isinstance(asked, str):
-        return plan_of(asked, cluster_file, calibration).best.step_time_s
+        return plan_of(asked, cluster_file, calibration, seq_len).best.step_time_s
     return _point_s(asked, cluster_file, calibration)
 
 
@@ -275,11 +297,11 @@ def _point_s(path: Path, cluster_file: Path, calibration: Calibration) -> float:
     return price_layout(plan.graph, cluster, training, mesh, plan.layout).time_s
 
 
-def plan_of(text: str, cluster_file: Path, calibration: Calibration) -> Plan:
-    """The plan of a strategy, priced by a calibration."""
+def plan_of(text: str, cluster_file: Path, calibration: Calibration, seq_len: int) -> Plan:
+    """The plan of a strategy on sequences of such a length, priced by a calibration."""
     cluster = load_cluster(str(cluster_file), measured=calibration.devices)
-    model = model_from_config(MODEL, name="accuracy")
-    job = Job(seq_len=MODEL["seq_len"], global_batch_size=BATCH, dtype="fp32")
+    model = model_from_config(MODEL | {"seq_len": seq_len}, name="accuracy")
+    job = Job(seq_len=seq_len, global_batch_size=BATCH, dtype="fp32")
     if calibration.profile is not None:
         job = replace(job, profile=target_of(OWN_PROFILE).run_by(calibration.profile))
     strategy = complete(

@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 from benchmarks.emulated import (
     BATCH,
+    COMPUTED,
     GOALS,
     MODEL,
+    SEQ_LENS,
     SETTINGS,
     SHARE,
     accuracy_of,
@@ -18,6 +20,7 @@ from benchmarks.emulated import (
     judged,
     missed,
     plan_of,
+    seq_len_for,
 )
 from tests.unit.app.test_cli_calibrate import written
 
@@ -44,10 +47,29 @@ def test_a_machine_at_half_its_speed_is_priced_so(tmp_path: Path) -> None:
     file.write_text("name: one\nnodes:\n- {device: cpu, devices: 1}\n")
     calibration = read_calibration(written(tmp_path))
     plain_s, slow_s = (
-        plan_of("micro_batch_size=2", file, each).best.step_time_s
+        plan_of("micro_batch_size=2", file, each, 512).best.step_time_s
         for each in (calibration, at_speed(calibration, 0.5))
     )
     assert slow_s == pytest.approx(2.0 * plain_s)
+
+
+def test_a_slower_machine_trains_on_shorter_sequences(tmp_path: Path) -> None:
+    """A step of the first plan computes for about a second. Twice as many tokens take twice as long and, by
+    attention, somewhat more: where 512 take 0.8 s, 1,024 take more than 1.6; where they take 1.6, 256 take
+    0.7 to 0.8; where they take 4, 256 take 1.7 to 2 and 128 half of that; where they take 0.32, 1,024 0.7."""
+    setting, file = SETTINGS["two hosts"], tmp_path / "cluster.yaml"
+    file.write_text(f"name: two\nnodes:\n{setting.cluster}")
+    calibration = read_calibration(written(tmp_path))
+
+    def computed_s(seq_len: int, speed: float) -> float:
+        parts = plan_of(setting.plans[0], file, at_speed(calibration, speed), seq_len).best.breakdown
+        return sum(parts[name] for name in COMPUTED)
+
+    fast = 0.8 / computed_s(512, 1.0)
+    for share, expected in ((1.0, 512), (0.5, 256), (0.2, 128), (2.5, 1024)):
+        speed = share / fast
+        assert seq_len_for(setting, file, at_speed(calibration, speed)) == expected
+        assert computed_s(expected, speed) == pytest.approx(1.0, rel=0.5)
 
 
 def test_figures_by_hand() -> None:
@@ -80,8 +102,8 @@ def test_every_goal_can_be_missed() -> None:
 @pytest.mark.parametrize("name", SETTINGS)
 def test_the_plans_of_a_setting_are_legal_on_its_cluster(name: str, tmp_path: Path) -> None:
     setting = SETTINGS[name]
-    model = model_from_config(MODEL, name="accuracy")
-    job = Job(seq_len=MODEL["seq_len"], global_batch_size=BATCH, dtype="fp32")
+    model = model_from_config(MODEL | {"seq_len": SEQ_LENS[0]}, name="accuracy")
+    job = Job(seq_len=SEQ_LENS[0], global_batch_size=BATCH, dtype="fp32")
     assert len(setting.plans) == len(set(setting.plans)) >= 4
     for said in setting.clusters:
         (tmp_path / "c.yaml").write_text(f"name: {name}\nnodes:\n{said}")
