@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 from collections.abc import Iterable
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -15,10 +16,12 @@ import shardwise.cost.one_layout
 from shardwise.cluster import Mesh, load_cluster, mesh_of
 from shardwise.cost.layouts.chain import layout_chain
 from shardwise.cost.layouts.columns import Columns
-from shardwise.cost.layouts.forms import value_forms
+from shardwise.cost.layouts.conversions import moved_elements
+from shardwise.cost.layouts.forms import held_forms, value_forms
 from shardwise.cost.layouts.storage import brought
 from shardwise.cost.one_layout import LayoutPrice, price_layout
 from shardwise.cost.one_layout.ledger import Ledger
+from shardwise.cost.one_layout.rank import rank_of, value_held
 from shardwise.cost.training import Training
 from shardwise.frontier import Chain, hub_sizes
 from shardwise.graph import OpGraph, graph_names, layout_from_record, layout_record, load_graph
@@ -203,6 +206,20 @@ def test_the_walk_shares_no_code_with_the_chain() -> None:
         "shardwise.strategy", "shardwise.cost.problem", "shardwise.cost.training", "shardwise.cost.turns",
     }  # fmt: skip
     assert {name for name in taken if not name.startswith("shardwise.cost.one_layout")} <= allowed
+
+
+@pytest.mark.parametrize("ranks", [(8,), (2, 4), (3,), (2, 2, 2)])
+@pytest.mark.parametrize("shape", [(16, 24), (1, 24), (8, 6, 4), (7,), ()])
+def test_both_count_the_same_while_a_tensor_is_brought(
+    ranks: tuple[int, ...], shape: tuple[int, ...]
+) -> None:
+    machines = load_cluster("8x8xH100-SXM")
+    rank = rank_of(machines, SOFTWARE[0], mesh_of(machines, ranks))
+    forms = held_forms(shape, ranks)
+    start, end = forms.placements[:, None], forms.placements[None, :]
+    table = moved_elements(shape, ranks, start, end)
+    for (a, one), (b, other) in product(enumerate(forms.named), repeat=2):
+        assert rank.most_elements(shape, value_held(one), value_held(other)) == table[a, b], (one, other)
 
 
 def _blocked(columns: Columns, seconds: object, overlap: object) -> None:

@@ -16,7 +16,7 @@ from shardwise.runtime import graph_module, parallelize
 
 def allocated_bytes(plan: GraphPlan, rank: int = 0) -> int:
     """Bytes in tensors of `rank` at the peak of its second step (the first makes the optimizer's states). The
-    batch, whole on every rank, does not count."""
+    batch, whole on every rank, lies with the host; what the rank reads of its numbers counts."""
     fake = FakeTensorMode(allow_non_fake_inputs=True)
     with (
         fake_ranks(rank, plan.devices),
@@ -26,7 +26,8 @@ def allocated_bytes(plan: GraphPlan, rank: int = 0) -> int:
     ):
         warnings.simplefilter("ignore")
         job = parallelize(graph_module(plan.graph, seed=0), plan)
-        batch = {name: torch.zeros(shape) for name, shape in plan.graph.inputs.items()}
+        # In another dtype, so that what operators read of it are copies, as they are on an accelerator.
+        batch = {name: torch.zeros(shape, dtype=torch.float64) for name, shape in plan.graph.inputs.items()}
         there = Host()
         for tensor in batch.values():
             there.take(tensor)

@@ -76,7 +76,7 @@ def test_rows_in_order_stay_where_they_came(dim: int) -> None:
     way = moving(grid, parts[1], shape, value_form((shard(dim), WHOLE)), value_form((WHOLE, WHOLE)))
     assert next(way).kind == "all_gather"
     with pytest.raises(StopIteration) as end:
-        way.send(came.split(12))
+        way.send(list(came.split(12)))
     assert torch.equal(end.value.value, whole)
     assert (end.value.value.untyped_storage() is came.untyped_storage()) == (dim == 0)
 

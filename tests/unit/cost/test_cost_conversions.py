@@ -7,7 +7,7 @@ import pytest
 
 from shardwise.cluster import load_cluster, mesh_of
 from shardwise.cost.fabric import fabric_of
-from shardwise.cost.layouts.conversions import conversions_of, move_s
+from shardwise.cost.layouts.conversions import conversions_of, move_s, moved_elements
 from shardwise.cost.layouts.forms import gradient_forms, tensor_forms, value_forms
 from shardwise.cost.problem import machine_of
 from shardwise.graph import PARTIAL, STATES_SPLIT, WHOLE, WHOLE_SUMMED, Placement, shard
@@ -184,3 +184,46 @@ def test_parts_that_shift_are_exchanged() -> None:
     expected = ring_s(NBYTES / 8, (1, 2)) + back_s
     assert moved((S0, S0), (R, S0), (2, 8)) == pytest.approx(expected, rel=1e-12)
     assert moved((S0, S0), (S0, R), (2, 8)) == pytest.approx(ring_s(NBYTES / 2, (8, 1)), rel=1e-12)
+
+
+Way = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], tuple[int, ...]]
+
+COPIES: dict[Way, int] = {
+    # from, to, on so many ranks, of a tensor with these dims: elements that are there at most.
+    # A sum of 8 x 12 and a rank's quarter of it: 96 + 24 as rows. Columns are put in order: 96 more.
+    ((P,), (S0,), (4,), (8, 12)): 120,
+    ((P,), (S1,), (4,), (8, 12)): 216,
+    # A quarter, and all of it; once more where what comes are columns.
+    ((S0,), (R,), (4,), (8, 12)): 24 + 96,
+    ((S1,), (R,), (4,), (8, 12)): 24 + 96 + 96,
+    # Three of ten rows, filled up: four times three come.
+    ((S0,), (R,), (4,), (10, 12)): 36 + 120 + 4 * 36,
+    # Columns of rows, in the order of who gets them: 24 more. The other way what comes is put in order.
+    ((S0,), (S1,), (4,), (8, 12)): 24 + 24 + 24,
+    ((S1,), (S0,), (4,), (8, 12)): 24 + 24 + 24,
+    # Cut, padded and summed without that; one row is in order whatever is split behind it.
+    ((R,), (S1,), (4,), (8, 12)): 96 + 24,
+    ((S1,), (P,), (4,), (8, 12)): 24 + 96,
+    ((P,), (R,), (4,), (8, 12)): 96 + 96,
+    ((S1,), (R,), (4,), (1, 12)): 3 + 12,
+    # A sum of 4 x 12 to its 4 x 6, columns, so once more 48; then beside both 8 x 6, rows.
+    ((S0, P), (R, S1), (2, 2), (8, 12)): max(48 + 24 + 48, 48 + 24 + 48),
+    ((S0, P), (S0, S1), (2, 2), (8, 12)): 48 + 24 + 48,
+    # Rows of two nodes' ranks come in the order of the ranks.
+    ((S0, S0), (R, R), (2, 2), (8, 12)): 24 + 96,
+    ((S0, S1), (R, R), (2, 2), (8, 12)): 24 + 96 + 96,
+    # Quarters that shift when halves come first: a half is left of each, and put in order.
+    ((R, S0), (S0, S0), (2, 2), (8, 12)): 48 + 24 + 48,
+}
+
+
+@pytest.mark.parametrize("way", COPIES)
+def test_what_is_there_while_a_tensor_is_brought(way: Way) -> None:
+    start, end, ranks, shape = way
+    found = float(moved_elements(shape, ranks, np.array(start), np.array(end)))
+    assert found == COPIES[way]
+    # A table has the same, and nothing where nothing changes.
+    table = conversions_of(FABRIC, mesh_of(CLUSTER, ranks), shape, 2.0)
+    a, b = table.forms.find(np.array([start, end]))
+    assert table.copies_bytes[a, b] == 2.0 * found
+    assert table.copies_bytes[a, a] == 0.0

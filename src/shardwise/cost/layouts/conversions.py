@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -12,7 +12,14 @@ import numpy.typing as npt
 
 from shardwise.cluster import Mesh
 from shardwise.cost.fabric import Fabric
-from shardwise.cost.layouts.forms import Forms, Integers, Values, held_forms, local_elements
+from shardwise.cost.layouts.forms import (
+    Forms,
+    Integers,
+    Values,
+    held_forms,
+    local_elements,
+    split_parts,
+)
 from shardwise.graph import PARTIAL, STATES_SPLIT, WHOLE
 
 SLICE, SCATTER, EXCHANGE, REDUCE, GATHER, PAD = range(1, 7)
@@ -50,32 +57,105 @@ def move_s(
     behind a slice, the more of before and after elsewhere, of which some rank has nothing yet.
     """
     start, end = np.broadcast_arrays(start, end)
-    actions = actions_of(start, end)
     seconds = np.zeros(start.shape[:-1])
-    now = start
     prices: dict[int, Callable[[Values, Values, tuple[Any, ...]], Any]] = {
         SCATTER: lambda before, after, sizes: fabric.scatter_s(before, sizes),
         EXCHANGE: lambda before, after, sizes: fabric.all_to_all_s(before, sizes),
         REDUCE: lambda before, after, sizes: fabric.all_reduce_s(before, sizes),
         GATHER: lambda before, after, sizes: fabric.pass_s(after, sizes),
     }
-    for action in range(SLICE, PAD + 1):
-        is_now = actions == action
-        if not is_now.any():
-            continue
-        then = np.where(is_now, end, now)
-        before, after = (local_elements(shape, mesh.ranks, form) * element_bytes for form in (now, then))
-        if action in prices:
-            seconds = seconds + prices[action](before, after, group_sizes(mesh, is_now))
-        shifts = shifted_axes(now, then)
+    for step in _steps_between(start, end):
+        before, after = (local_elements(shape, mesh.ranks, form) * element_bytes for form in step.ends)
+        if step.action in prices:
+            seconds = seconds + prices[step.action](before, after, group_sizes(mesh, step.moves))
+        shifts = shifted_axes(step.now, step.then)
         if shifts.any():
             sizes = group_sizes(mesh, shifts)
-            nbytes = after if action == SLICE else np.maximum(before, after)
+            nbytes = after if step.action == SLICE else np.maximum(before, after)
             members = np.maximum(2, prod(sizes))
             shift_s = fabric.all_to_all_s(nbytes * members / (members - 1.0), sizes)
             seconds = seconds + np.where(shifts.any(axis=-1), shift_s, 0.0)
-        now = then
     return seconds
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Step:
+    """What some pairs of forms have to do next: the axes (..., axes) that `moves` are of, from `now` to
+    `then`."""
+
+    action: int
+    moves: npt.NDArray[np.bool_]
+    now: Integers
+    then: Integers
+
+    @property
+    def ends(self) -> tuple[Integers, Integers]:
+        return self.now, self.then
+
+
+def _steps_between(start: Integers, end: Integers) -> Iterator[_Step]:
+    """The steps from `start` to `end` that any pair of them needs, in their order."""
+    actions = actions_of(start, end)
+    now = start
+    for action in range(SLICE, PAD + 1):
+        moves = actions == action
+        if moves.any():
+            then = np.where(moves, end, now)
+            yield _Step(action, moves, now, then)
+            now = then
+
+
+def moved_elements(shape: tuple[int, ...], ranks: tuple[int, ...], start: Integers, end: Integers) -> Values:
+    """The most elements (...) of a tensor of `shape` that a rank has while it is brought from `start` to
+    `end`, (..., axes) each, which differ: the tensor as it lies and what a step begins and ends with.
+
+    Collectives take and bring one rank's part behind another's. Where parts do not lie so in the tensor that
+    is sent or received, which they do along its first dim (of more than one element), it is there once more;
+    and where parts that are gathered are filled up to the largest.
+    """
+    start, end = np.broadcast_arrays(start, end)
+    given = local_elements(shape, ranks, start)
+    most = given + local_elements(shape, ranks, end)
+    has_begun = np.zeros(given.shape, dtype=bool)
+    for step in _steps_between(start, end):
+        before, after = (local_elements(shape, ranks, form) for form in step.ends)
+        sent = np.where(_in_order(shape, ranks, step.now, step.then, step.moves), 0.0, before)
+        is_taken = _in_order(shape, ranks, step.then, step.now, step.moves)
+        is_row = is_taken & _is_even(shape, ranks, step.now, step.moves)
+        members = np.where(step.moves, ranks, 1).prod(axis=-1)
+        copied = {
+            SCATTER: sent,
+            EXCHANGE: np.maximum(sent, np.where(is_taken, 0.0, after)),
+            GATHER: np.where(is_row, 0.0, members * before),
+        }.get(step.action, np.zeros_like(before))
+        is_shifted = shifted_axes(step.now, step.then).any(axis=-1)
+        copied = np.where(is_shifted, np.maximum(before, after), copied)
+        there = given + np.where(has_begun, before, 0.0) + after + copied
+        is_there = step.moves.any(axis=-1)
+        most = np.where(is_there, np.maximum(most, there), most)
+        has_begun |= is_there
+    return most
+
+
+def _in_order(
+    shape: tuple[int, ...], ranks: tuple[int, ...], whole: Integers, parts: Integers, moves: Any
+) -> npt.NDArray[np.bool_]:
+    """Whether the parts that `moves` of axes make of what a rank has under `whole` lie one behind the other:
+    of one dim, in front of which it has one element along each."""
+    dims = len(shape)
+    own = [np.where(moves & (parts >= 0), parts, other) for other in (dims, -1)]
+    first, last = own[0].min(axis=-1), own[1].max(axis=-1)
+    extents = -(-np.array(shape) // split_parts(dims, ranks, whole)[..., :dims])
+    in_front = np.where(np.arange(dims) < first[..., None], extents, 1).prod(axis=-1)
+    return np.asarray((first == last) & (in_front == 1))
+
+
+def _is_even(shape: tuple[int, ...], ranks: tuple[int, ...], parts: Integers, moves: Any) -> Any:
+    """Whether dims along which axes `moves` have parts are divided into equal ones: others are padded."""
+    dims = len(shape)
+    is_even = np.array(shape) % split_parts(dims, ranks, parts)[..., :dims] == 0
+    is_moved = ((parts[..., None] == np.arange(dims)) & moves[..., None]).any(axis=-2)
+    return (is_even | ~is_moved).all(axis=-1)
 
 
 def shifted_axes(now: Integers, then: Integers) -> npt.NDArray[np.bool_]:
@@ -101,11 +181,13 @@ def group_sizes(mesh: Mesh, is_in: Any) -> tuple[Any, ...]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Conversions:
-    """Bringing a tensor from any held form into any other: `seconds` (forms, forms); `nbytes` (forms) are
-    what the rank with most holds."""
+    """Bringing a tensor from any held form into any other: `seconds` (forms, forms), and `copies_bytes`
+    (forms, forms), which the rank with most has meanwhile, none where nothing changes; `nbytes` (forms) are
+    what it holds."""
 
     forms: Forms
     seconds: Values
+    copies_bytes: Values
     nbytes: Values
 
 
@@ -113,8 +195,11 @@ def conversions_of(fabric: Fabric, mesh: Mesh, shape: tuple[int, ...], element_b
     """Conversions of a tensor of `shape` between all that ranks may hold of it."""
     forms = held_forms(shape, mesh.ranks)
     held = forms.placements
+    copies = moved_elements(shape, mesh.ranks, held[:, None], held[None, :])
+    np.fill_diagonal(copies, 0.0)
     return Conversions(
         forms=forms,
         seconds=move_s(fabric, mesh, shape, element_bytes, held[:, None], held[None, :]),
+        copies_bytes=copies * element_bytes,
         nbytes=forms.local_elements(held) * element_bytes,
     )

@@ -15,8 +15,8 @@ from shardwise.cost.layouts.operators import Priced
 @dataclass(frozen=True, slots=True)
 class Edge:
     """From placements A to placements B, (A, B) each: seconds forward and for the gradient, whether ranks
-    hold `same` things in both; bytes at A (A, 1) and at B (1, B); `copies_bytes` are both copies where they
-    differ, of the tensor or of its gradient."""
+    hold `same` things in both; bytes at A (A, 1) and at B (1, B); `copies_bytes` are there meanwhile where
+    they differ, of the tensor or of its gradient."""
 
     forward_s: Values
     backward_s: Values
@@ -45,12 +45,11 @@ def edge_of(
     forward_s = values.seconds[a[:, None], b[None, :]]
     is_same = a[:, None] == b[None, :]
     start_bytes, end_bytes = values.nbytes[a][:, None], values.nbytes[b][None, :]
-    copies = np.where(is_same, 0.0, start_bytes + end_bytes)
+    copies = values.copies_bytes[a[:, None], b[None, :]]
     backward_s = np.zeros_like(forward_s)
     if needs_gradient:
         backward_s = gradients.seconds[db[None, :], da[:, None]]
-        both = gradients.nbytes[da][:, None] + gradients.nbytes[db][None, :]
-        copies = np.maximum(copies, np.where(da[:, None] == db[None, :], 0.0, both))
+        copies = np.maximum(copies, gradients.copies_bytes[db[None, :], da[:, None]])
     return Edge(forward_s, backward_s, is_same, start_bytes, end_bytes, copies)
 
 

@@ -287,8 +287,7 @@ class _OneBlock:
         return self.rank.elements(shape, value_held(placements)) * self.rank.activation_bytes
 
     def _between(self, lies: _At, placements: Placements) -> tuple[float, float]:
-        """Seconds from how a tensor lies to `placements`, and of its gradient back; both copies are needed
-        in that moment where they differ."""
+        """Seconds from how a tensor lies to `placements`, and of its gradient back, which need memory."""
         rank, element = self.rank, self.rank.activation_bytes
         ways = [(value_held(lies.placements), value_held(placements))]
         if lies.has_gradient:
@@ -297,8 +296,7 @@ class _OneBlock:
         for start, end in ways:
             seconds.append(rank.bring_s(lies.shape, element, start, end))
             if start != end:
-                copies = rank.elements(lies.shape, start) + rank.elements(lies.shape, end)
-                self.ledger.need(copies * element)
+                self.ledger.need(rank.most_elements(lies.shape, start, end) * element)
         return seconds[0], seconds[1] if lies.has_gradient else 0.0
 
     def operator(self, op: OpNode) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from math import ceil, prod
 from typing import Literal
@@ -179,22 +180,10 @@ class Rank:
     ) -> float:
         """From what is held to what is to be held: parts are cut out first, then partial sums summed up to
         parts, parts exchanged, partial sums summed up whole, parts gathered; zeros around parts last."""
-        now = list(start)
         seconds = 0.0
-
-        def axes(fits: object) -> list[int]:
-            return [axis for axis, pair in enumerate(zip(start, end, strict=True)) if kind_of(*pair) == fits]
-
-        for kind in ("cut", "reduce-scatter", "all-to-all", "all-reduce", "all-gather", "pad"):
-            group = axes(kind)
-            was = tuple(now)
-            before = self.elements(shape, was) * element_bytes
-            for axis in group:
-                now[axis] = end[axis]
-            after = self.elements(shape, tuple(now)) * element_bytes
-            if not group:
-                continue
-            if later := _behind_others(was, tuple(now)):
+        for kind, group, was, then in _steps(start, end):
+            before, after = (self.elements(shape, held) * element_bytes for held in (was, then))
+            if later := _behind_others(was, then):
                 apart = self.group(later)
                 members = prod(apart)
                 most = after if kind == "cut" else max(before, after)
@@ -209,6 +198,62 @@ class Rank:
             elif kind == "all-gather":
                 seconds += self.ring_s(after, sizes)
         return seconds
+
+    def most_elements(self, shape: tuple[int, ...], start: tuple[Held, ...], end: tuple[Held, ...]) -> float:
+        """The most elements of a tensor that are there while it is brought so: as it lies, before and behind
+        each step, and once more where what a collective takes or brings has to be put in order."""
+        lying = self.elements(shape, start)
+        most = lying + self.elements(shape, end)
+        for kind, group, was, then in _steps(start, end):
+            before, after = (self.elements(shape, held) for held in (was, then))
+            copied = 0.0
+            if _behind_others(was, then):
+                copied = max(before, after)
+            else:
+                if kind in ("reduce-scatter", "all-to-all") and not self._is_row(shape, was, then, group):
+                    copied = before
+                if kind == "all-to-all" and not self._is_row(shape, then, was, group):
+                    copied = max(copied, after)
+                if kind == "all-gather" and (
+                    not self._is_row(shape, then, was, group)
+                    or any(self._is_padded(shape, was, axis) for axis in group)
+                ):
+                    copied = before * prod(self.mesh.axes[axis].size for axis in group)
+            most = max(most, lying + (before if was != start else 0.0) + after + copied)
+        return most
+
+    def _parts(self, held: tuple[Held, ...], dim: int) -> int:
+        return prod(axis.size for word, axis in zip(held, self.mesh.axes, strict=True) if word == dim)
+
+    def _is_row(
+        self, shape: tuple[int, ...], whole: tuple[Held, ...], parts: tuple[Held, ...], group: list[int]
+    ) -> bool:
+        """Whether the parts that the axes of `group` make of what a rank has as `whole` lie in a row."""
+        dims = {word for axis in group if isinstance(word := parts[axis], int)}
+        if len(dims) != 1:
+            return False
+        in_front = range(min(dims))
+        return all(ceil(shape[dim] / self._parts(whole, dim)) == 1 for dim in in_front)
+
+    def _is_padded(self, shape: tuple[int, ...], held: tuple[Held, ...], axis: int) -> bool:
+        """Whether ranks along the axis have parts that are not alike, which a collective fills up."""
+        dim = held[axis]
+        return isinstance(dim, int) and shape[dim] % self._parts(held, dim) != 0
+
+
+Step = tuple[str, list[int], tuple[Held, ...], tuple[Held, ...]]
+"""What to do, along which axes, and what is held before and behind it."""
+
+
+def _steps(start: tuple[Held, ...], end: tuple[Held, ...]) -> Iterator[Step]:
+    """What brings a tensor from what is held to what is to be held, one after the other."""
+    now = start
+    for kind in ("cut", "reduce-scatter", "all-to-all", "all-reduce", "all-gather", "pad"):
+        group = [axis for axis, pair in enumerate(zip(start, end, strict=True)) if kind_of(*pair) == kind]
+        if group:
+            then = tuple(end[axis] if axis in group else word for axis, word in enumerate(now))
+            yield kind, group, now, then
+            now = then
 
 
 def _behind_others(was: tuple[Held, ...], now: tuple[Held, ...]) -> list[int]:

@@ -115,12 +115,13 @@ class _Step:
 
     def _put(self, local: Tensor, boxes: Sequence[Box | None], rows: Rows) -> Tensor:
         """The part behind the move, of boxes of it, each at the beginning of a row: no copy where they lie as
-        they are to lie."""
+        they are to lie. Who handed `rows` over still has them while the next move is made, so they go."""
         given = [
             (box, row[: elements(box)].view(extents(box)))
             for box, row in zip(boxes, rows, strict=True)
             if box is not None
         ]
+        rows.clear()
         whole = in_a_row([part for _, part in given]) if given else None
         if whole is not None and _are_slabs([box for box, _ in given], self.after):
             return whole.view(extents(self.after))
@@ -142,11 +143,15 @@ def _one_by_one(local: Tensor, parts: Sequence[Tensor]) -> Tensor:
 
 
 def _are_slabs(boxes: Sequence[Box], whole: Box) -> bool:
-    """Whether boxes are all rows of `whole` in their order: they differ along its first dim alone."""
-    if not whole or any(box[1:] != whole[1:] for box in boxes):
+    """Whether boxes are all rows of `whole` in their order: they differ along its first dim alone, of those
+    that have more than one element."""
+    first = next((dim for dim, (low, high) in enumerate(whole) if high - low > 1), None)
+    if first is None or any(
+        box[:first] + box[first + 1 :] != whole[:first] + whole[first + 1 :] for box in boxes
+    ):
         return False
-    ends = [whole[0][0], *(box[0][1] for box in boxes)]
-    return [box[0][0] for box in boxes] == ends[:-1] and ends[-1] == whole[0][1]
+    ends = [whole[first][0], *(box[first][1] for box in boxes)]
+    return [box[first][0] for box in boxes] == ends[:-1] and ends[-1] == whole[first][1]
 
 
 class Lie:

@@ -60,10 +60,11 @@ class GraphJob:
         placed = {name: values[name].to(device_type) for name in own.parameters}
         self.store: dict[str, Held] = held_parameters(self.grid, own, placed, self._dtype)
         self._dtypes = {name: values[name].dtype for name in program.parameters}
+        dtype = self._dtype or next(iter(self._dtypes.values()), torch.float32)
         self._stage = Stage(
-            Interpreter(own, self.grid, self.store),
+            Interpreter(own, self.grid, self.store, device=device_type, dtype=dtype),
             weight=loss_weight(plan.graph, plan.microbatches),
-            dtype=self._dtype or next(iter(self._dtypes.values()), torch.float32),
+            dtype=dtype,
             trains_before=any(part.parameters for part in self._stages[: self.grid.mesh]),
             device=device_type,
         )
@@ -142,13 +143,10 @@ class GraphJob:
         return stage * self.plan.mesh.devices
 
     def _microbatches(self, batch: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
-        """What this rank's stage reads of each micro-batch, where the job computes, numbers in the dtype that
-        it computes with."""
+        """What this rank's stage reads of each micro-batch."""
         shares: list[dict[str, Tensor]] = [{} for _ in range(self.plan.microbatches)]
         for name in sorted(self._stages[self.grid.mesh].data):
-            tensor = batch[name]
-            tensor = tensor.to(self._device_type, self._dtype if tensor.is_floating_point() else None)
-            for share, part in zip(shares, self._shared_out(name, tensor), strict=True):
+            for share, part in zip(shares, self._shared_out(name, batch[name]), strict=True):
                 share[name] = part
         return shares
 

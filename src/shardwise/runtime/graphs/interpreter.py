@@ -23,10 +23,13 @@ from shardwise.runtime.marks import BLOCK, GATHERS, OPERATOR, marked
 
 class Interpreter:
     """The forward pass of a program on this rank of `grid`, with parameters from `store`, of which those that
-    travel `together` are told."""
+    travel `together` are told. It computes on `device` with numbers of `dtype`."""
 
-    def __init__(self, program: Program, grid: Grid, store: Mapping[str, Held]) -> None:
+    def __init__(
+        self, program: Program, grid: Grid, store: Mapping[str, Held], *, device: str, dtype: torch.dtype
+    ) -> None:
         self.program, self.grid, self.store = program, grid, store
+        self.device, self.dtype = device, dtype
         self.whole = whole_form(len(grid.counts))
         self.together = [[store[name] for name in names] for names in program.together]
 
@@ -38,8 +41,8 @@ class Interpreter:
 
     def run(self, data: Mapping[str, Tensor], entry: Tensor | None = None) -> Tensor:
         """The result of the last block, which lies as `end` says: the loss, where it is the graph's. `data`
-        are the graph's inputs, whole and the same on every rank; `entry` is what the first block reads of the
-        one before it, as it lies there."""
+        are the graph's inputs, whole and the same on every rank, wherever they are; `entry` is what the first
+        block reads of the one before it, as it lies there."""
         result = entry
         for section in self.program.sections:
             if section.layout.mode == "recomputed":
@@ -73,6 +76,11 @@ class Interpreter:
             if not self.store[name].is_in(parameter)
         ]
         return given_back(made) if made else nullcontext()
+
+    def given(self, whole: Tensor, lie: Lie) -> Tensor:
+        """What one of its readers reads of an input of the graph: no more of it goes to the device."""
+        part = moved(self.grid, whole.reshape(lie.shape), lie.shape, self.whole, lie.value)
+        return part.to(self.device, self.dtype if part.is_floating_point() else None)
 
     def parameter(self, name: str, used: Lie) -> Tensor:
         """A parameter as one of its readers wants it."""
@@ -113,9 +121,8 @@ class _Run:
         self.made[name] = result, lie
 
     def _read(self, source: str, lie: Lie) -> Tensor:
-        if source not in self.made:  # data, which every rank has whole
-            whole = self.data[source].reshape(lie.shape)
-            return moved(self.grid, whole, lie.shape, self.interpreter.whole, lie.value)
+        if source not in self.made:
+            return self.interpreter.given(self.data[source], lie)
         tensor, start = self.made[source]
         self.left[source] -= 1
         if not self.left[source] and source != self.section.result:

@@ -17,7 +17,7 @@ Collective = Literal["reduce_scatter", "exchange", "all_reduce", "all_gather"]
 _ORDER: Sequence[Collective] = ("reduce_scatter", "exchange", "all_reduce", "all_gather")
 """What shrinks a tensor comes before what grows it (docs/tracking.md)."""
 
-Rows = Sequence[Tensor]
+Rows = list[Tensor]
 """Flat tensors."""
 
 
@@ -60,7 +60,7 @@ class Call:
     @property
     def rows(self) -> Rows:
         """What each of them gets."""
-        return self.sent.split(list(self.sizes))
+        return list(self.sent.split(list(self.sizes)))
 
 
 Way = Generator[Call, Rows, Tensor]
