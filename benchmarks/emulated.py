@@ -1,10 +1,11 @@
 """Plans on emulated clusters against the clock (`make accuracy`): needs root, Linux and PyTorch.
 
 `python -m benchmarks.emulated [CLUSTER ...] [--repeats N] [--out FILE]` calibrates each cluster, all its
-devices at a time and the links between them; prices the plans below and points of the frontier of a captured
-graph, runs them in turns in one group of processes, and holds their medians against the predictions. Where
-the network changes, each plan is priced and measured before and after. It fails where a goal is missed or a
-part is not there, and never skips. Nothing else may run meanwhile.
+devices at a time and the links between them; plans the strategies below and points of the frontier of a
+captured graph, runs them in turns in one group of processes, with rounds of the calibration between them,
+and holds their medians against the predictions. Where the network changes, each plan is priced and measured
+before and after. It fails where a goal is missed or a part is not there, and never skips. Nothing else may
+run meanwhile.
 """
 
 from __future__ import annotations
@@ -26,11 +27,14 @@ from typing import Any
 
 import yaml
 from benchmarks import captured
+from benchmarks.emulated_rounds import ROUNDS
 
 from shardwise import search
-from shardwise.accuracy import kendall_tau, with_speed
+from shardwise.accuracy import kendall_tau
+from shardwise.app.cli.calibrating_steps import STEPS
 from shardwise.cluster import link_graph, load_cluster, mesh_of
 from shardwise.cost import Training, price_layout
+from shardwise.inputs import written_yaml
 from shardwise.model import model_from_config
 from shardwise.plan import Plan, read_graph_plan, write_plan
 from shardwise.strategy import (
@@ -58,9 +62,9 @@ for nearest to so many seconds, so that waits are few beside it on any machine, 
 COMPUTED = ("matmul", "attention", "memory_bound", "recompute")
 """Parts of a plan's step that are computation."""
 
-START_S, SLACK = 90.0, 1.5
+START_S, SLACK, KERNELS_S = 90.0, 1.5, 15.0
 """How long a changing network keeps a bandwidth: for the processes to start, and so many times what all steps
-should take by the calibration, which a slower machine and what is between the steps add to."""
+should take by the calibration, and the kernels of each of its rounds, which a slower machine adds to."""
 
 FOUR = (
     "dp=4,micro_batch_size=2",
@@ -139,25 +143,29 @@ def accuracy_of(predicted_s: float, measured_s: float) -> float:
 
 
 def judged(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """The figures of the plans of one cluster: those that have goals, and the mean accuracy by the
-    calibration alone, at the pace that the machine had then.
+    """The figures of the plans of one cluster, and the same `before`, by the calibration before they ran,
+    when the machine may have been faster or slower."""
+    now, before = (_figures(rows, told) for told in ("predicted_s", "calibrated_s"))
+    return now | {f"{name}_before": value for name, value in before.items()}
 
-    A plan is recommended among those of its job, by the calibration: the worst regret of a job counts, and
-    tau is the mean over the pairs of plans of one job.
+
+def _figures(rows: Sequence[Mapping[str, Any]], told: str) -> dict[str, float]:
+    """By what is `told` of each plan.
+
+    A plan is recommended among those of its job: the worst regret of a job counts, and tau is the mean over
+    the pairs of plans of one job.
     """
-    accuracies = [accuracy_of(row["predicted_s"], row["measured_s"]) for row in rows]
-    as_calibrated = [accuracy_of(row["calibrated_s"], row["measured_s"]) for row in rows]
+    accuracies = [accuracy_of(row[told], row["measured_s"]) for row in rows]
     regrets, taus, pairs = [], [], []
     for job in dict.fromkeys(row["job"] for row in rows):
         own = [row for row in rows if row["job"] == job]
-        measured, told = ([row[key] for row in own] for key in ("measured_s", "calibrated_s"))
-        regrets.append(measured[told.index(min(told))] / min(measured) - 1.0)
-        taus.append(kendall_tau(measured, told) or 0.0)
+        measured_s, told_s = ([row[key] for row in own] for key in ("measured_s", told))
+        regrets.append(measured_s[told_s.index(min(told_s))] / min(measured_s) - 1.0)
+        taus.append(kendall_tau(measured_s, told_s) or 0.0)
         pairs.append(len(own) * (len(own) - 1) // 2)
     return {
         "mean_accuracy": fmean(accuracies),
         "worst_accuracy": min(accuracies),
-        "mean_as_calibrated": fmean(as_calibrated),
         "regret": max(regrets),
         "kendall_tau": sum(tau * of for tau, of in zip(taus, pairs, strict=True)) / sum(pairs),
     }
@@ -171,12 +179,12 @@ def missed(figures: Mapping[str, float]) -> Iterator[str]:
 
 
 def measure(name: str, setting: Setting, folder: Path, repeats: int) -> list[dict[str, Any]]:
-    """Calibrate a cluster, price its plans and run them: a row for each, and for each epoch.
+    """Calibrate a cluster, plan for it and run the plans: a row for each, and for each epoch.
 
     The machine may be faster or slower by then than when it was calibrated, by as much as a quarter within
-    minutes, and by more within an hour: the steps of small plans that `calibrate` takes, and that are taken
-    again between the steps of all plans, tell by how much, and devices are priced at that speed.
-    `calibrated_s` is the price without.
+    minutes, and by more within an hour: to measure plans and not that, `predicted_s` is by the rounds of a
+    calibration between the steps of all plans, and `calibrated_s` by the one before. `speed` is the machine's
+    then, by steps of their small plans.
     """
     calibration, steps = folder / "links.yaml", folder / "steps.json"
     files = [folder / f"cluster-{epoch}.yaml" for epoch in range(len(setting.clusters))]
@@ -193,23 +201,25 @@ def measure(name: str, setting: Setting, folder: Path, repeats: int) -> list[dic
     paths += points
     asked_for: list[str | Path] = [*setting.plans, *points]
     told_s = [_priced_s(asked, files[0], plain, seq_len) for asked in asked_for]
-    epoch_s = START_S + SLACK * 2.0 * (1 + repeats) * sum(told_s)  # each behind its like, and once to warm up
+    calibrated_s = float(yaml.safe_load(calibration.read_text())["measured"]["steps"]["seconds"])
+    # Each behind its like, and once to warm up; of the small plans as many at a time.
+    taken_s = 2.0 * (1 + repeats) * sum(told_s) + ROUNDS * (KERNELS_S + STEPS * calibrated_s)
+    epoch_s = START_S + SLACK * taken_s
     options: list[object] = []
     if setting.then is not None:
         events = folder / "events.jsonl"
         events.write_text(events_between(*files, at_s=epoch_s))
         options = ["--events", events]
     _emulate(files[0], "-m", "benchmarks.emulated_steps", steps, repeats, epoch_s, len(files),
-             files[0], *paths, options=options)  # fmt: skip
+             files[0], calibration, *paths, options=options)  # fmt: skip
     document = json.loads(steps.read_text())
-    calibrated_s = float(yaml.safe_load(calibration.read_text())["measured"]["steps"]["seconds"])
     rows = []
     for epoch, (file, found) in enumerate(zip(files, document["epochs"], strict=True)):
-        speed = calibrated_s / found["small_s"]
+        speed, taken = calibrated_s / found["small_s"], folder / f"meanwhile-{epoch}.yaml"
+        taken.write_text(written_yaml(found["calibration"]))
+        meanwhile = read_calibration(str(taken))
         for called, asked, measured in zip(names, asked_for, found["plans"], strict=True):
-            plain_s, predicted_s = (
-                _priced_s(asked, file, each, seq_len) for each in (plain, at_speed(plain, speed))
-            )
+            plain_s, predicted_s = (_priced_s(asked, file, each, seq_len) for each in (plain, meanwhile))
             rows.append(
                 {"cluster": name, "epoch": epoch, "plan": called, "speed": speed,
                  "job": "model" if isinstance(asked, str) else "graph", "seq_len": seq_len,
@@ -234,22 +244,6 @@ def _priced_s(asked: str | Path, cluster_file: Path, calibration: Calibration, s
     if isinstance(asked, str):
         return plan_of(asked, cluster_file, calibration, seq_len).best.step_time_s
     return _point_s(asked, cluster_file, calibration)
-
-
-def at_speed(calibration: Calibration, speed: float) -> Calibration:
-    """`calibration` with devices, and a host, that take 1 / speed of the time for what they compute."""
-    devices = {}
-    for name, device in calibration.devices.items():
-        efficiency = replace(device.efficiency, launch_s=device.efficiency.launch_s / speed)
-        devices[name] = replace(with_speed(device, speed), efficiency=efficiency)
-    profile = calibration.profile
-    if profile is not None:
-        profile = replace(
-            profile,
-            host_action_s=profile.host_action_s / speed,
-            host_step_s=profile.host_step_s / speed,
-        )
-    return replace(calibration, devices=devices, profile=profile)
 
 
 def events_between(before: Path, after: Path, *, at_s: float) -> str:

@@ -1,7 +1,7 @@
-"""Steps of several plans in turns, on the ranks that `emulate` started, and between them steps of the small
-plans that `calibrate` times.
+"""Steps of several plans in turns, on the ranks that `emulate` started, and between them the pieces that
+`calibrate` measures.
 
-Arguments: OUT REPEATS EPOCH_S EPOCHS CLUSTER PLAN...
+Arguments: OUT REPEATS EPOCH_S EPOCHS CLUSTER CALIBRATION PLAN...
 
 Where there are several epochs all plans are measured in each, and wait for the next: then the network
 changes.
@@ -15,16 +15,18 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Sequence
-from itertools import cycle
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import torch
+from benchmarks.emulated_rounds import pieces_after
 from torch import distributed
 
-from shardwise.accuracy import calibration_plans, eager_profile
+from shardwise.accuracy import calibration_document
 from shardwise.app.cli.calibrating_ranks import ranks_of
-from shardwise.app.cli.calibrating_steps import SmallSteps
+from shardwise.app.cli.calibrating_rounds import Rounds
 from shardwise.cluster import Cluster, load_cluster
 from shardwise.plan import is_graph_plan, read_graph_plan, read_plan
 from shardwise.runtime import (
@@ -36,26 +38,34 @@ from shardwise.runtime import (
     reference_module,
     samples_of,
 )
-
-SMALL = calibration_plans(load_cluster("1x1xcpu"), eager_profile())
+from shardwise.strategy import Calibration, read_calibration
 
 SETTLED_S = 3.0
 """Between the change of an epoch by this process's clock and the first step after it."""
 
 
-def main(out: str, repeats: int, epoch_s: float, epochs: int, cluster: Cluster, paths: Sequence[str]) -> None:
+def main(
+    out: str,
+    repeats: int,
+    epoch_s: float,
+    epochs: int,
+    cluster: Cluster,
+    known: Calibration,
+    paths: Sequence[str],
+) -> None:
     """Rank 0 writes, of each epoch and plan, the median seconds of a step of the slowest rank, and all of
-    them; and of each epoch `small_s`, those of a step of each of the small plans together."""
+    them; and of each epoch a `calibration` as of those minutes, with the links of the one that is `known`,
+    and `small_s`, what steps of its small plans took together."""
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     with ranks_of(cluster) as ranks:
         steps = [_graph_step(path) if is_graph_plan(path) else _step(path) for path in paths]
         found = []
         for epoch in range(epochs):
-            small = SmallSteps(ranks, SMALL, threads=1)
-            times = _in_turns(steps, repeats, small)
+            rounds = Rounds(ranks, threads=1)
+            times = _in_turns(steps, repeats, rounds)
             plans = [{"measured_s": median(own), "times_s": own} for own in times]
-            found.append({"small_s": sum(small.medians(small.middle())), "plans": plans})
+            found.append({"plans": plans, **_calibrated(rounds, known)})
             if epoch + 1 < epochs:
                 left_s = (epoch + 1) * epoch_s - _age_s()
                 if left_s < 0.0:
@@ -67,26 +77,38 @@ def main(out: str, repeats: int, epoch_s: float, epochs: int, cluster: Cluster, 
             Path(out).write_text(json.dumps({"epochs": found}))
 
 
+def _calibrated(rounds: Rounds, known: Calibration) -> dict[str, Any]:
+    """The content of a calibration by `rounds`, with the links of a `known` one, and seconds of its steps."""
+    (device,) = known.devices.values()
+    found, profile = rounds.found(device), known.profile
+    if profile is not None:
+        profile = replace(found.profile, data_overlap=profile.data_overlap)
+    document = calibration_document(found.device, profile, machine=known.machine, measured=found.measured)
+    return {"calibration": document, "small_s": sum(found.steps_s)}
+
+
 def _age_s() -> float:
     """Seconds since this process was started (proc(5), field 22 of `stat`)."""
     ticks = int(Path("/proc/self/stat").read_text().rsplit(")", 1)[1].split()[19])
     return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
 
 
-def _in_turns(steps: Sequence[Callable[[], object]], repeats: int, small: SmallSteps) -> list[list[float]]:
-    """Seconds of `repeats` calls of each of `steps`, of the slowest rank, since all wait for it; behind each
-    `small` takes some of the next of its plans.
+def _in_turns(steps: Sequence[Callable[[], object]], repeats: int, rounds: Rounds) -> list[list[float]]:
+    """Seconds of `repeats` calls of each of `steps`, of the slowest rank, since all wait for it; between them
+    rounds of a calibration, piece by piece.
 
     A step behind one of another plan takes up to a fifth longer: its memory has been used for others. One
     behind its like, as in training, is what is timed.
     """
     times: list[list[float]] = [[] for _ in steps]
-    small_plans = cycle(range(len(small.plans)))
+    place, places = 0, (1 + repeats) * len(steps)
     for repeat in range(1 + repeats):
         for step, own in zip(steps, times, strict=True):
             step()
             spent_s = slowest_s(step)
-            small.take(next(small_plans))
+            for piece in pieces_after(place, places, rounds.pieces):
+                rounds.take(piece % rounds.pieces)
+            place += 1
             if repeat:  # all before is to warm up
                 own.append(spent_s)
     return times
@@ -126,5 +148,6 @@ if __name__ == "__main__":
         float(sys.argv[3]),
         int(sys.argv[4]),
         load_cluster(sys.argv[5]),
-        sys.argv[6:],
+        read_calibration(sys.argv[6]),
+        sys.argv[7:],
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,42 +16,30 @@ from benchmarks.emulated import (
     SETTINGS,
     SHARE,
     accuracy_of,
-    at_speed,
     events_between,
     judged,
     missed,
     plan_of,
     seq_len_for,
 )
+from benchmarks.emulated_rounds import pieces_after
 from tests.unit.app.test_cli_calibrate import written
 
 from shardwise import search
+from shardwise.accuracy import with_speed
 from shardwise.cluster import link_graph, load_cluster, load_events
 from shardwise.emulate.changes import changes_of
 from shardwise.model import model_from_config
-from shardwise.strategy import Job, complete, parse_fields, read_calibration
+from shardwise.strategy import Calibration, Job, complete, parse_fields, read_calibration
 
 CORES = 2
 """Of the machine that the settings are made for."""
 
 
 def rows(*times: tuple[float, float, float], job: str = "model") -> list[dict[str, Any]]:
-    """Seconds as predicted at the pace of the machine, as calibrated, and measured."""
+    """Seconds as predicted, by the calibration before, and measured."""
     names = ("predicted_s", "calibrated_s", "measured_s")
     return [{"job": job, **dict(zip(names, each, strict=True))} for each in times]
-
-
-def test_a_machine_at_half_its_speed_is_priced_so(tmp_path: Path) -> None:
-    """A step of one device takes twice as long; a twin that takes the speed the other way round would find
-    half, and one that leaves the host its seconds less than twice."""
-    file = tmp_path / "cluster.yaml"
-    file.write_text("name: one\nnodes:\n- {device: cpu, devices: 1}\n")
-    calibration = read_calibration(written(tmp_path))
-    plain_s, slow_s = (
-        plan_of("micro_batch_size=2", file, each, 512).best.step_time_s
-        for each in (calibration, at_speed(calibration, 0.5))
-    )
-    assert slow_s == pytest.approx(2.0 * plain_s)
 
 
 def test_a_slower_machine_trains_on_shorter_sequences(tmp_path: Path) -> None:
@@ -61,33 +50,49 @@ def test_a_slower_machine_trains_on_shorter_sequences(tmp_path: Path) -> None:
     file.write_text(f"name: two\nnodes:\n{setting.cluster}")
     calibration = read_calibration(written(tmp_path))
 
+    def at(speed: float) -> Calibration:
+        devices = {name: with_speed(device, speed) for name, device in calibration.devices.items()}
+        return replace(calibration, devices=devices)
+
     def computed_s(seq_len: int, speed: float) -> float:
-        parts = plan_of(setting.plans[0], file, at_speed(calibration, speed), seq_len).best.breakdown
+        parts = plan_of(setting.plans[0], file, at(speed), seq_len).best.breakdown
         return sum(parts[name] for name in COMPUTED)
 
     fast = 0.8 / computed_s(512, 1.0)
     for share, expected in ((1.0, 512), (0.5, 256), (0.2, 128), (2.5, 1024)):
         speed = share / fast
-        assert seq_len_for(setting, file, at_speed(calibration, speed)) == expected
+        assert seq_len_for(setting, file, at(speed)) == expected
         assert computed_s(expected, speed) == pytest.approx(1.0, rel=0.5)
 
 
 def test_figures_by_hand() -> None:
-    # Accuracies 0.9, 1 and 0.75; by the calibration the first is best, measured 2.0 of a best of 1.9.
+    # Accuracies 0.9, 1 and 0.75; the first is told best, measured 2.0 of a best of 1.9.
     # Pairs: (1, 2) told up, measured down; (1, 3) both up; (2, 3) both up: tau (2 - 1) / 3.
-    of_model = rows((1.8, 1.7, 2.0), (1.9, 1.8, 1.9), (3.0, 2.9, 4.0))
+    of_model = rows((1.8, 2.0, 2.0), (1.9, 1.8, 1.9), (3.0, 2.9, 4.0))
     found = judged(of_model)
     assert found["mean_accuracy"] == pytest.approx((0.9 + 1.0 + 0.75) / 3)
     assert found["worst_accuracy"] == pytest.approx(0.75)
-    assert found["mean_as_calibrated"] == pytest.approx((1.7 / 2.0 + 1.8 / 1.9 + 2.9 / 4.0) / 3)
     assert found["regret"] == pytest.approx(2.0 / 1.9 - 1)
     assert found["kendall_tau"] == pytest.approx(1 / 3)
+    # By the calibration before the second is best, which it is, and all pairs are told in their order.
+    assert found["mean_accuracy_before"] == pytest.approx((1.0 + 1.8 / 1.9 + 2.9 / 4.0) / 3)
+    assert found["worst_accuracy_before"] == pytest.approx(2.9 / 4.0)
+    assert found["regret_before"] == 0.0 and found["kendall_tau_before"] == 1.0
     # Two plans of another job, faster than all of them, told in their order: (3 * 1/3 + 1) / 4 pairs, and the
     # regret is still that of the model, which a twin that takes all for one job would not see.
     both = judged([*of_model, *rows((1.0, 1.0, 1.0), (1.1, 1.1, 1.1), job="graph")])
     assert both["regret"] == pytest.approx(2.0 / 1.9 - 1)
     assert both["kendall_tau"] == pytest.approx(0.5)
     assert accuracy_of(3.0, 2.0) == pytest.approx(0.5)
+
+
+def test_pieces_of_a_calibration_are_between_all_plans() -> None:
+    """Five rounds of 8 pieces behind 66 steps: 40 of them, in order, none further than two steps from the
+    next."""
+    found = [pieces_after(place, 66, 8) for place in range(66)]
+    assert [piece for pieces in found for piece in pieces] == list(range(5 * 8))
+    assert max(map(len, found)) == 1
+    assert [len(pieces_after(place, 4, 8)) for place in range(4)] == [10] * 4
 
 
 def test_every_goal_can_be_missed() -> None:

@@ -7,16 +7,15 @@ import platform
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
-from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from shardwise import accuracy
-from shardwise.accuracy import BesideSample, LinkSample, MeasuredStep, TierCurve
+from shardwise.accuracy import BesideSample, LinkSample, TierCurve
 from shardwise.app.cli import words
 from shardwise.app.cli.calibrating_cuda import found_on_accelerator
 from shardwise.app.cli.calibrating_from import Found, found_in, given_by
 from shardwise.app.cli.calibrating_ranks import Ranks, cluster_here, is_launched, ranks_of, threads_here
-from shardwise.app.cli.calibrating_steps import SmallSteps
+from shardwise.app.cli.calibrating_rounds import Rounds
 from shardwise.app.cli.output import Line, Output, row
 from shardwise.app.cli.request import writable
 from shardwise.cluster import Cluster, Device, load_cluster
@@ -150,7 +149,8 @@ def _measured_here(known: Calibration | None, place: Cluster, *, links: bool, th
     with ranks_of(place) as ranks:
         start = _core_seconds(ranks)
         if known is None:
-            device, profile, measured = _kernels(device, ranks, threads)
+            device, profile, kernels = _kernels(device, ranks, threads)
+            measured |= kernels
         if links:
             curves, hidden = _links(place, ranks, threads)
             device = accuracy.with_links(device, [curve for curve, _ in curves])
@@ -194,52 +194,14 @@ def _beside(start: Sequence[CoreSeconds | None], end: Sequence[CoreSeconds | Non
 # --- kernels and software --------------------------------------------------------------------------------
 
 
-def _kernels(device: Device, ranks: Ranks, threads: int) -> tuple[Device, Profile, dict[str, object]]:
-    """The device and its software, measured on all ranks at a time, as they share caches and cores when they
-    train; the one in the middle counts, of those whose device has speed 1."""
-    from shardwise.measure import KernelTimes
-
-    cluster, profile = load_cluster(f"1x1x{CLASS}"), accuracy.eager_profile()
-    steps = SmallSteps(ranks, accuracy.calibration_plans(cluster, profile), threads=threads)
-    rounds = []
+def _kernels(device: Device, ranks: Ranks, threads: int) -> tuple[Device, Profile, Mapping[str, object]]:
+    """The device and its software, and how well they explain what was measured."""
+    rounds = Rounds(ranks, threads=threads)
     for _ in range(ROUNDS):
-        for number in range(len(steps.plans)):
-            steps.take(number)
-        found = ranks.together(_kernel_times, threads)
-        rounds.append([KernelTimes.of_values(each) for each in found])
-    middle = steps.middle()
-    times, seconds = KernelTimes.typical([found[middle] for found in rounds]), steps.medians(middle)
-    curves = accuracy.kernel_curves(times.matmuls, times.passes)
-    attention = accuracy.attention_curve(
-        times.attentions, launch_s=curves.launch_s, flop_per_s=curves.flop_per_s
-    )
-    device = accuracy.with_kernels(device, curves, attention, bf16_ratio=times.bf16_ratio)
-    taken = [MeasuredStep(plan=plan, seconds=each) for plan, each in zip(steps.plans, seconds, strict=True)]
-    device, profile = accuracy.software_costs(taken, device, profile)
-    errors = [abs(accuracy.priced_s(step.plan, device, profile) / step.seconds - 1.0) for step in taken]
-    return (
-        device,
-        profile,
-        {
-            "matmuls": {
-                "times": len(times.matmuls),
-                "mean_error": accuracy.mean_error(curves.matmul_s, times.matmuls),
-            },
-            "steps": {
-                "times": len(taken),
-                "mean_error": fmean(errors),
-                "worst_error": max(errors),
-                "seconds": sum(seconds),
-            },
-        },
-    )
-
-
-def _kernel_times(report: object, threads: int) -> dict[str, object]:
-    from shardwise.measure import group_clock, kernel_times, use_threads
-
-    use_threads(threads)
-    return asdict(kernel_times(group_clock(batches=2)))
+        for piece in range(rounds.pieces):
+            rounds.take(piece)
+    found = rounds.found(device)
+    return found.device, found.profile, found.measured
 
 
 # --- links -----------------------------------------------------------------------------------------------

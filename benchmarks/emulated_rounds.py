@@ -1,0 +1,10 @@
+"""Rounds of a calibration between steps of plans (`benchmarks.emulated`): how many, and when."""
+
+ROUNDS = 5
+"""Of all pieces of a calibration, spread over the turns of an epoch."""
+
+
+def pieces_after(place: int, places: int, pieces: int) -> range:
+    """The pieces, of all those of `ROUNDS`, that follow one of so many `places`: at even distances."""
+    total = ROUNDS * pieces
+    return range(place * total // places, (place + 1) * total // places)
