@@ -20,7 +20,6 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from math import log
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -55,9 +54,10 @@ REPEATS = 10
 MODEL = {"layers": 4, "hidden": 256, "ffn": 1024, "heads": 4, "vocab": 512}
 BATCH = 8
 
-SEQ_LENS, COMPUTED_S = (128, 256, 512, 1024), 1.0
-"""A cluster trains on sequences of one of these lengths: on that with which a step of its first plan computes
-for nearest to so many seconds, so that waits are few beside it on any machine, and steps not long."""
+SEQ_LENS, COMPUTED_S = (128, 256, 512, 1024), 2.0
+"""A cluster trains on sequences of one of these lengths: on the longest with which a step of its first plan
+computes for no more than so many seconds, so that on any machine it does for one to two: waits and what one
+step takes by chance are little beside that, and steps not long."""
 
 COMPUTED = ("matmul", "attention", "memory_bound", "recompute")
 """Parts of a plan's step that are computation."""
@@ -231,12 +231,11 @@ def measure(name: str, setting: Setting, folder: Path, repeats: int) -> list[dic
 def seq_len_for(setting: Setting, cluster_file: Path, calibration: Calibration) -> int:
     """The length of sequences for a calibrated cluster (`SEQ_LENS`)."""
 
-    def beside(seq_len: int) -> float:
-        """How many times too long or too short the first plan computes with it."""
+    def computed_s(seq_len: int) -> float:
         parts = plan_of(setting.plans[0], cluster_file, calibration, seq_len).best.breakdown
-        return abs(log(sum(parts[name] for name in COMPUTED) / COMPUTED_S))
+        return sum(parts[name] for name in COMPUTED)
 
-    return min(SEQ_LENS, key=beside)
+    return max((each for each in SEQ_LENS if computed_s(each) <= COMPUTED_S), default=SEQ_LENS[0])
 
 
 def _priced_s(asked: str | Path, cluster_file: Path, calibration: Calibration, seq_len: int) -> float:
