@@ -56,8 +56,8 @@ BATCH = 8
 
 SEQ_LENS, COMPUTED_S = (128, 256, 512, 1024), 2.0
 """A cluster trains on sequences of one of these lengths: on the longest with which a step of its first plan
-computes for no more than so many seconds, so that on any machine it does for one to two: waits and what one
-step takes by chance are little beside that, and steps not long."""
+computes for no more than so many seconds, on most machines for about one at least: waits and what one step
+takes by chance are little beside that, and steps not long."""
 
 COMPUTED = ("matmul", "attention", "memory_bound", "recompute")
 """Parts of a plan's step that are computation."""
@@ -222,7 +222,7 @@ def measure(name: str, setting: Setting, folder: Path, repeats: int) -> list[dic
             plain_s, predicted_s = (_priced_s(asked, file, each, seq_len) for each in (plain, meanwhile))
             rows.append(
                 {"cluster": name, "epoch": epoch, "plan": called, "speed": speed,
-                 "job": "model" if isinstance(asked, str) else "graph", "seq_len": seq_len,
+                 "job": f"model on {seq_len} tokens" if isinstance(asked, str) else "graph",
                  "calibrated_s": plain_s, "predicted_s": predicted_s, **measured}
             )  # fmt: skip
     return rows

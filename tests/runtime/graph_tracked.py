@@ -12,13 +12,16 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from shardwise.plan import GraphPlan
 from shardwise.runtime import graph_module, parallelize
+from shardwise.runtime.graphs.graph_job import GraphJob
 
 
 def allocated_bytes(plan: GraphPlan, rank: int = 0) -> int:
     """Bytes in tensors of `rank` at the peak of its second step (the first makes the optimizer's states). The
-    batch, whole on every rank, lies with the host; what the rank reads of its numbers counts."""
-    fake = FakeTensorMode(allow_non_fake_inputs=True)
+    batch, whole on every rank, lies with the host: what the rank reads of it is a copy, as on an accelerator,
+    and counts."""
+    fake, there = FakeTensorMode(allow_non_fake_inputs=True), Host()
     with (
+        patch.object(GraphJob, "_placed", lambda job, data: data.clone() if there.holds(data) else data),
         fake_ranks(rank, plan.devices),
         fake,
         warnings.catch_warnings(),
@@ -26,9 +29,7 @@ def allocated_bytes(plan: GraphPlan, rank: int = 0) -> int:
     ):
         warnings.simplefilter("ignore")
         job = parallelize(graph_module(plan.graph, seed=0), plan)
-        # In another dtype, so that what operators read of it are copies, as they are on an accelerator.
-        batch = {name: torch.zeros(shape, dtype=torch.float64) for name, shape in plan.graph.inputs.items()}
-        there = Host()
+        batch = {name: torch.zeros(shape) for name, shape in plan.graph.inputs.items()}
         for tensor in batch.values():
             there.take(tensor)
         job.step(batch)

@@ -34,8 +34,10 @@ def allocated_elements(grid: Grid, shape: tuple[int, ...], start: Form, end: For
         return int(tracker.get_tracker_snapshot("peak")[torch.device("cpu")]["Total"]) // 4
 
 
-@pytest.mark.parametrize("ranks", [(4,), (2, 2)])
-@pytest.mark.parametrize("shape", [(16, 24), (1, 24), (8, 6, 4)])
+@pytest.mark.parametrize(
+    ("ranks", "shape"),
+    [*product([(4,), (2, 2)], [(16, 24), (1, 24), (8, 6, 4)]), ((4,), (7, 8)), ((4,), (10, 12))],
+)
 def test_what_is_there_is_what_is_charged(ranks: tuple[int, ...], shape: tuple[int, ...]) -> None:
     """All pairs of ways to lie, on the first rank, but those between which parts shift, which are charged
     roughly. Of the whole that becomes a partial sum the first rank's is itself, and others make zeros."""

@@ -35,7 +35,8 @@ from shardwise.graph.sizes import Growth
 from shardwise.plan import GraphPlan
 from shardwise.runtime import Report, Team
 from shardwise.runtime.graphs import interpreter, kernels_attention, kernels_losses, kernels_normal
-from shardwise.runtime.graphs.interpreter import _Run
+from shardwise.runtime.graphs.bring import Lie
+from shardwise.runtime.graphs.interpreter import Interpreter, _Run
 from shardwise.runtime.graphs.store import Held
 from shardwise.runtime.graphs.work import Dims, Work, aligned
 from shardwise.search import GraphCurves
@@ -144,7 +145,7 @@ def _all_until_the_end(run: _Run, source: str, lie: Any) -> Tensor:
     return READ(run, source, lie)
 
 
-READ = _Run._read
+READ, GIVEN = _Run._read, Interpreter.given
 
 
 def test_copies_that_are_not_charged_are_not_made() -> None:
@@ -252,6 +253,20 @@ def all_gathers(report: Report, plan: GraphPlan, broken: bool) -> int:
     with twin:
         (found,) = steps_of(report, [plan])
     return sum(times for (kind, _), times in found.items() if "gather" in kind)
+
+
+def test_a_device_has_what_it_reads_of_the_batch_and_no_more() -> None:
+    """Of 16,384 rows of 256 numbers on each of 8 ranks an eighth; the twin takes all along."""
+    rows, width = 16384, 256
+    plan = stored_as(WHOLE, chain(rows, width, 16, 16))
+    least = allocated_bytes(plan)
+    assert least == pytest.approx(at_once_bytes(plan), rel=0.1)
+
+    def given(interpreter: Interpreter, whole: Tensor, lie: Lie) -> Tensor:
+        return GIVEN(interpreter, interpreter.placed(whole), lie)
+
+    with patch.object(Interpreter, "given", given):
+        assert allocated_bytes(plan) - least > 0.5 * (4 * rows * width)
 
 
 def test_what_is_made_again_gathers_again_as_charged(team: Team) -> None:

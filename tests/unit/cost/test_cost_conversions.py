@@ -198,6 +198,8 @@ COPIES: dict[Way, int] = {
     ((S1,), (R,), (4,), (8, 12)): 24 + 96 + 96,
     # Three of ten rows, filled up: four times three come.
     ((S0,), (R,), (4,), (10, 12)): 36 + 120 + 4 * 36,
+    # Of eleven rows the last two are what is left, and in order as they come: with a row behind them.
+    ((S0,), (R,), (4,), (11, 12)): 36 + 4 * 36,
     # Columns of rows, in the order of who gets them: 24 more. The other way what comes is put in order.
     ((S0,), (S1,), (4,), (8, 12)): 24 + 24 + 24,
     ((S1,), (S0,), (4,), (8, 12)): 24 + 24 + 24,

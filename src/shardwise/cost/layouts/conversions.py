@@ -122,11 +122,11 @@ def moved_elements(shape: tuple[int, ...], ranks: tuple[int, ...], start: Intege
         sent = np.where(_in_order(shape, ranks, step.now, step.then, step.moves), 0.0, before)
         is_taken = _in_order(shape, ranks, step.then, step.now, step.moves)
         is_row = is_taken & _is_even(shape, ranks, step.now, step.moves)
-        members = np.where(step.moves, ranks, 1).prod(axis=-1)
+        gathered = np.where(step.moves, ranks, 1).prod(axis=-1) * before
         copied = {
             SCATTER: sent,
             EXCHANGE: np.maximum(sent, np.where(is_taken, 0.0, after)),
-            GATHER: np.where(is_row, 0.0, members * before),
+            GATHER: np.where(is_row, gathered - after, gathered),
         }.get(step.action, np.zeros_like(before))
         is_shifted = shifted_axes(step.now, step.then).any(axis=-1)
         copied = np.where(is_shifted, np.maximum(before, after), copied)
@@ -151,11 +151,13 @@ def _in_order(
 
 
 def _is_even(shape: tuple[int, ...], ranks: tuple[int, ...], parts: Integers, moves: Any) -> Any:
-    """Whether dims along which axes `moves` have parts are divided into equal ones: others are padded."""
+    """Whether dims along which axes `moves` have parts are divided into equal ones, or the last alone is
+    smaller: others are filled up in between."""
     dims = len(shape)
-    is_even = np.array(shape) % split_parts(dims, ranks, parts)[..., :dims] == 0
+    counts = split_parts(dims, ranks, parts)[..., :dims]
+    left = np.array(shape, dtype=np.int64) % counts
     is_moved = ((parts[..., None] == np.arange(dims)) & moves[..., None]).any(axis=-2)
-    return (is_even | ~is_moved).all(axis=-1)
+    return ((left == 0) | (left == counts - 1) | ~is_moved).all(axis=-1)
 
 
 def shifted_axes(now: Integers, then: Integers) -> npt.NDArray[np.bool_]:

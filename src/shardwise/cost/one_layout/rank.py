@@ -214,11 +214,11 @@ class Rank:
                     copied = before
                 if kind == "all-to-all" and not self._is_row(shape, then, was, group):
                     copied = max(copied, after)
-                if kind == "all-gather" and (
-                    not self._is_row(shape, then, was, group)
-                    or any(self._is_padded(shape, was, axis) for axis in group)
-                ):
+                if kind == "all-gather":
                     copied = before * prod(self.mesh.axes[axis].size for axis in group)
+                    is_padded = any(self._is_padded(shape, was, axis) for axis in group)
+                    if self._is_row(shape, then, was, group) and not is_padded:
+                        copied -= after
             most = max(most, lying + (before if was != start else 0.0) + after + copied)
         return most
 
@@ -236,9 +236,12 @@ class Rank:
         return all(ceil(shape[dim] / self._parts(whole, dim)) == 1 for dim in in_front)
 
     def _is_padded(self, shape: tuple[int, ...], held: tuple[Held, ...], axis: int) -> bool:
-        """Whether ranks along the axis have parts that are not alike, which a collective fills up."""
+        """Whether parts but the last along the axis are not alike, which a collective fills up."""
         dim = held[axis]
-        return isinstance(dim, int) and shape[dim] % self._parts(held, dim) != 0
+        if not isinstance(dim, int):
+            return False
+        parts = self._parts(held, dim)
+        return shape[dim] % parts not in (0, parts - 1)
 
 
 Step = tuple[str, list[int], tuple[Held, ...], tuple[Held, ...]]

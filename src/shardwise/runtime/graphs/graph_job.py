@@ -60,11 +60,10 @@ class GraphJob:
         placed = {name: values[name].to(device_type) for name in own.parameters}
         self.store: dict[str, Held] = held_parameters(self.grid, own, placed, self._dtype)
         self._dtypes = {name: values[name].dtype for name in program.parameters}
-        dtype = self._dtype or next(iter(self._dtypes.values()), torch.float32)
         self._stage = Stage(
-            Interpreter(own, self.grid, self.store, device=device_type, dtype=dtype),
+            Interpreter(own, self.grid, self.store, self._placed),
             weight=loss_weight(plan.graph, plan.microbatches),
-            dtype=dtype,
+            dtype=self._dtype or next(iter(self._dtypes.values()), torch.float32),
             trains_before=any(part.parameters for part in self._stages[: self.grid.mesh]),
             device=device_type,
         )
@@ -143,12 +142,18 @@ class GraphJob:
         return stage * self.plan.mesh.devices
 
     def _microbatches(self, batch: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
-        """What this rank's stage reads of each micro-batch."""
+        """What this rank's stage reads of each micro-batch. What several operators read is where the job
+        computes already; of the rest each reader's part goes there."""
         shares: list[dict[str, Tensor]] = [{} for _ in range(self.plan.microbatches)]
-        for name in sorted(self._stages[self.grid.mesh].data):
-            for share, part in zip(shares, self._shared_out(name, batch[name]), strict=True):
+        for name, readers in sorted(self._stages[self.grid.mesh].data.items()):
+            tensor = self._placed(batch[name]) if readers > 1 else batch[name]
+            for share, part in zip(shares, self._shared_out(name, tensor), strict=True):
                 share[name] = part
         return shares
+
+    def _placed(self, data: Tensor) -> Tensor:
+        """Where the job computes, numbers in the dtype that it computes with."""
+        return data.to(self._device_type, self._dtype if data.is_floating_point() else None)
 
     def _shared_out(self, name: str, tensor: Tensor) -> Sequence[Tensor]:
         """An input of the graph by micro-batch: its samples, or all of it."""

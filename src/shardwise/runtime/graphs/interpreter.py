@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 
@@ -23,13 +23,16 @@ from shardwise.runtime.marks import BLOCK, GATHERS, OPERATOR, marked
 
 class Interpreter:
     """The forward pass of a program on this rank of `grid`, with parameters from `store`, of which those that
-    travel `together` are told. It computes on `device` with numbers of `dtype`."""
+    travel `together` are told. What it reads of the graph's inputs is `placed` where it computes."""
 
     def __init__(
-        self, program: Program, grid: Grid, store: Mapping[str, Held], *, device: str, dtype: torch.dtype
+        self,
+        program: Program,
+        grid: Grid,
+        store: Mapping[str, Held],
+        placed: Callable[[Tensor], Tensor],
     ) -> None:
-        self.program, self.grid, self.store = program, grid, store
-        self.device, self.dtype = device, dtype
+        self.program, self.grid, self.store, self.placed = program, grid, store, placed
         self.whole = whole_form(len(grid.counts))
         self.together = [[store[name] for name in names] for names in program.together]
 
@@ -79,8 +82,7 @@ class Interpreter:
 
     def given(self, whole: Tensor, lie: Lie) -> Tensor:
         """What one of its readers reads of an input of the graph: no more of it goes to the device."""
-        part = moved(self.grid, whole.reshape(lie.shape), lie.shape, self.whole, lie.value)
-        return part.to(self.device, self.dtype if part.is_floating_point() else None)
+        return self.placed(moved(self.grid, whole.reshape(lie.shape), lie.shape, self.whole, lie.value))
 
     def parameter(self, name: str, used: Lie) -> Tensor:
         """A parameter as one of its readers wants it."""

@@ -108,9 +108,12 @@ class Program:
         return [names for names in found if names]
 
     @property
-    def data(self) -> frozenset[str]:
-        """The graph inputs that are read, by name."""
-        return frozenset(name for section in self.sections for name in section.data)
+    def data(self) -> Mapping[str, int]:
+        """The graph inputs that are read, by name, and how often."""
+        found: Counter[str] = Counter()
+        for section in self.sections:
+            found.update({name: section.readers[name] for name in section.data})
+        return found
 
 
 def program_of(
