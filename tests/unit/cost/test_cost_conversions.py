@@ -208,8 +208,8 @@ COPIES: dict[Way, int] = {
     ((S1,), (P,), (4,), (8, 12)): 24 + 96,
     ((P,), (R,), (4,), (8, 12)): 96 + 96,
     ((S1,), (R,), (4,), (1, 12)): 3 + 12,
-    # A sum of 4 x 12 to its 4 x 6, columns, so once more 48; then beside both 8 x 6, rows.
-    ((S0, P), (R, S1), (2, 2), (8, 12)): max(48 + 24 + 48, 48 + 24 + 48),
+    # A sum of 4 x 12 to its 4 x 6, columns, so once more 48; then beside both 8 x 6, rows: as many.
+    ((S0, P), (R, S1), (2, 2), (8, 12)): 48 + 24 + 48,
     ((S0, P), (S0, S1), (2, 2), (8, 12)): 48 + 24 + 48,
     # Rows of two nodes' ranks come in the order of the ranks.
     ((S0, S0), (R, R), (2, 2), (8, 12)): 24 + 96,
