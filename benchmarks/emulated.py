@@ -62,9 +62,10 @@ takes by chance are little beside that, and steps not long."""
 COMPUTED = ("matmul", "attention", "memory_bound", "recompute")
 """Parts of a plan's step that are computation."""
 
-START_S, SLACK, KERNELS_S = 90.0, 1.5, 15.0
+START_S, SLACK, KERNELS_S, LINKS_S = 90.0, 1.5, 15.0, 20.0
 """How long a changing network keeps a bandwidth: for the processes to start, and so many times what all steps
-should take by the calibration, and the kernels of each of its rounds, which a slower machine adds to."""
+should take by the calibration, and the kernels and the links of each of its rounds, which a slower machine
+adds to."""
 
 FOUR = (
     "dp=4,micro_batch_size=2",
@@ -203,15 +204,15 @@ def measure(name: str, setting: Setting, folder: Path, repeats: int) -> list[dic
     told_s = [_priced_s(asked, files[0], plain, seq_len) for asked in asked_for]
     calibrated_s = float(yaml.safe_load(calibration.read_text())["measured"]["steps"]["seconds"])
     # Each behind its like, and once to warm up; of the small plans as many at a time.
-    taken_s = 2.0 * (1 + repeats) * sum(told_s) + ROUNDS * (KERNELS_S + STEPS * calibrated_s)
+    taken_s = 2.0 * (1 + repeats) * sum(told_s) + ROUNDS * (KERNELS_S + LINKS_S + STEPS * calibrated_s)
     epoch_s = START_S + SLACK * taken_s
     options: list[object] = []
     if setting.then is not None:
         events = folder / "events.jsonl"
         events.write_text(events_between(*files, at_s=epoch_s))
         options = ["--events", events]
-    _emulate(files[0], "-m", "benchmarks.emulated_steps", steps, repeats, epoch_s, len(files),
-             files[0], calibration, *paths, options=options)  # fmt: skip
+    _emulate(files[0], "-m", "benchmarks.emulated_steps", steps, repeats, epoch_s, calibration, len(files),
+             *files, *paths, options=options)  # fmt: skip
     document = json.loads(steps.read_text())
     rows = []
     for epoch, (file, found) in enumerate(zip(files, document["epochs"], strict=True)):

@@ -1,10 +1,10 @@
 """Steps of several plans in turns, on the ranks that `emulate` started, and between them the pieces that
 `calibrate` measures.
 
-Arguments: OUT REPEATS EPOCH_S EPOCHS CLUSTER CALIBRATION PLAN...
+Arguments: OUT REPEATS EPOCH_S CALIBRATION EPOCHS CLUSTER... PLAN...
 
-Where there are several epochs all plans are measured in each, and wait for the next: then the network
-changes.
+Where there are several epochs, each with a cluster, all plans are measured in each, and wait for the next:
+then the network changes.
 """
 
 from __future__ import annotations
@@ -15,16 +15,17 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import torch
-from benchmarks.emulated_rounds import pieces_after
+from benchmarks.emulated_rounds import ROUNDS, pieces_after
 from torch import distributed
 
 from shardwise.accuracy import calibration_document
+from shardwise.app.cli.calibrating_links import Links
 from shardwise.app.cli.calibrating_ranks import ranks_of
 from shardwise.app.cli.calibrating_rounds import Rounds
 from shardwise.cluster import Cluster, load_cluster
@@ -48,25 +49,24 @@ def main(
     out: str,
     repeats: int,
     epoch_s: float,
-    epochs: int,
-    cluster: Cluster,
     known: Calibration,
+    clusters: Sequence[Cluster],
     paths: Sequence[str],
 ) -> None:
     """Rank 0 writes, of each epoch and plan, the median seconds of a step of the slowest rank, and all of
-    them; and of each epoch a `calibration` as of those minutes, with the links of the one that is `known`,
-    and `small_s`, what steps of its small plans took together."""
+    them; and of each epoch a `calibration` as of those minutes, of what the one that is `known` is of, and
+    `small_s`, what steps of its small plans took together."""
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    with ranks_of(cluster) as ranks:
+    with ranks_of(clusters[0]) as ranks:
         steps = [_graph_step(path) if is_graph_plan(path) else _step(path) for path in paths]
         found = []
-        for epoch in range(epochs):
-            rounds = Rounds(ranks, threads=1)
-            times = _in_turns(steps, repeats, rounds)
+        for epoch, cluster in enumerate(clusters):
+            machine, links = Rounds(ranks, threads=1), Links(ranks, cluster, threads=1, rounds=ROUNDS)
+            times = _in_turns(steps, repeats, [*_pieces(machine), *_pieces(links)])
             plans = [{"measured_s": median(own), "times_s": own} for own in times]
-            found.append({"plans": plans, **_calibrated(rounds, known)})
-            if epoch + 1 < epochs:
+            found.append({"plans": plans, **_calibrated(machine, links, known)})
+            if epoch + 1 < len(clusters):
                 left_s = (epoch + 1) * epoch_s - _age_s()
                 if left_s < 0.0:
                     raise SystemExit(
@@ -77,13 +77,18 @@ def main(
             Path(out).write_text(json.dumps({"epochs": found}))
 
 
-def _calibrated(rounds: Rounds, known: Calibration) -> dict[str, Any]:
-    """The content of a calibration by `rounds`, with the links of a `known` one, and seconds of its steps."""
+def _pieces(of: Rounds | Links) -> list[Callable[[], object]]:
+    return [partial(of.take, piece) for piece in range(of.pieces)]
+
+
+def _calibrated(rounds: Rounds, links: Links, known: Calibration) -> dict[str, Any]:
+    """The content of a calibration by `rounds` and `links`, and seconds of its steps."""
     (device,) = known.devices.values()
-    found, profile = rounds.found(device), known.profile
-    if profile is not None:
-        profile = replace(found.profile, data_overlap=profile.data_overlap)
-    document = calibration_document(found.device, profile, machine=known.machine, measured=found.measured)
+    found, between = rounds.found(device), links.found()
+    document = calibration_document(
+        between.of_device(found.device), between.of_software(found.profile),
+        machine=known.machine, measured={**found.measured, **between.measured},
+    )  # fmt: skip
     return {"calibration": document, "small_s": sum(found.steps_s)}
 
 
@@ -93,9 +98,11 @@ def _age_s() -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
 
 
-def _in_turns(steps: Sequence[Callable[[], object]], repeats: int, rounds: Rounds) -> list[list[float]]:
+def _in_turns(
+    steps: Sequence[Callable[[], object]], repeats: int, pieces: Sequence[Callable[[], object]]
+) -> list[list[float]]:
     """Seconds of `repeats` calls of each of `steps`, of the slowest rank, since all wait for it; between them
-    rounds of a calibration, piece by piece.
+    rounds of the `pieces` of a calibration.
 
     A step behind one of another plan takes up to a fifth longer: its memory has been used for others. One
     behind its like, as in training, is what is timed.
@@ -106,8 +113,8 @@ def _in_turns(steps: Sequence[Callable[[], object]], repeats: int, rounds: Round
         for step, own in zip(steps, times, strict=True):
             step()
             spent_s = slowest_s(step)
-            for piece in pieces_after(place, places, rounds.pieces):
-                rounds.take(piece % rounds.pieces)
+            for piece in pieces_after(place, places, len(pieces)):
+                pieces[piece % len(pieces)]()
             place += 1
             if repeat:  # all before is to warm up
                 own.append(spent_s)
@@ -142,12 +149,13 @@ def _graph_step(path: str) -> Callable[[], object]:
 
 
 if __name__ == "__main__":
+    epochs = int(sys.argv[5])
+    files, plans = sys.argv[6 : 6 + epochs], sys.argv[6 + epochs :]
     main(
         sys.argv[1],
         int(sys.argv[2]),
         float(sys.argv[3]),
-        int(sys.argv[4]),
-        load_cluster(sys.argv[5]),
-        read_calibration(sys.argv[6]),
-        sys.argv[7:],
+        read_calibration(sys.argv[4]),
+        list(map(load_cluster, files)),
+        plans,
     )

@@ -13,8 +13,10 @@ from benchmarks import emulated_steps
 from tests.unit.app.test_cli_calibrate import written
 from torch import distributed
 
-from shardwise.accuracy import with_speed
+from shardwise.accuracy import LinkCurve, TierCurve, with_speed
+from shardwise.app.cli.calibrating_links import FoundLinks
 from shardwise.app.cli.calibrating_rounds import Machine
+from shardwise.cluster import load_cluster
 from shardwise.inputs import written_yaml
 from shardwise.runtime import Team
 from shardwise.strategy import read_calibration
@@ -41,33 +43,45 @@ def test_a_step_takes_what_the_slowest_rank_takes() -> None:
 def test_rounds_of_a_calibration_are_between_all_plans_and_only_the_first_turn_warms_up() -> None:
     """Five rounds of two pieces behind six steps: one or two at a time."""
     done: list[str] = []
-    rounds = SimpleNamespace(pieces=2, take=lambda piece: done.append(f"piece {piece}"))
+    pieces = [lambda: done.append("piece 0"), lambda: done.append("piece 1")]
     spent = iter([9.0, 9.0, 1.0, 2.0, 3.0, 4.0])
     steps = [lambda: done.append("a"), lambda: done.append("b")]
     with mock.patch.object(emulated_steps, "slowest_s", lambda step: step() or next(spent)):
-        times = emulated_steps._in_turns(steps, 2, cast(Any, rounds))
+        times = emulated_steps._in_turns(steps, 2, pieces)
     assert times == [[1.0, 3.0], [2.0, 4.0]]  # the nines warm up
     assert done[:5] == ["a", "a", "piece 0", "b", "b"] and done[5:7] == ["piece 1", "piece 0"]
     assert done.count("piece 0") == done.count("piece 1") == 5 and len(done) == 12 + 10
 
 
-def test_a_calibration_between_plans_keeps_the_links_that_are_known(tmp_path: Path) -> None:
-    """Kernels and software as `rounds` found them, and what `calibrate` found of links; twins that take
-    either from the other are seen."""
-    read = read_calibration(written(tmp_path))
-    assert read.profile is not None
-    known = replace(read, profile=replace(read.profile, data_overlap=0.8))
+def test_pieces_are_those_of_their_numbers() -> None:
+    taken: list[int] = []
+    for piece in emulated_steps._pieces(cast(Any, SimpleNamespace(pieces=3, take=taken.append))):
+        piece()
+    assert taken == [0, 1, 2]
+
+
+def test_a_calibration_between_plans_is_of_kernels_and_links_of_then(tmp_path: Path) -> None:
+    """Kernels and software as `rounds` found them, what is between ranks as `links` did; a twin that keeps
+    what the calibration before has of either is seen."""
+    known = read_calibration(written(tmp_path))
+    assert known.profile is not None
     (device,) = known.devices.values()
     faster = with_speed(device, 2.0)
-    profile = replace(read.profile, pointwise_passes=9.0, data_overlap=0.0)
+    profile = replace(known.profile, pointwise_passes=9.0, data_overlap=0.0)
     machine = Machine(faster, profile, {"steps": {"seconds": 3.0}}, (1.0, 2.0))
+    (tier,) = load_cluster("2x1xcpu").tiers
+    curve = LinkCurve(latency_s=0.125, startup_s=0.0, bytes_per_s=tier.bytes_per_s / 2, lockstep_s=0.25)
+    between = FoundLinks([TierCurve(tier=tier, curve=curve)], 0.75, {"links of Ethernet": {"message": 0.5}})
     rounds = SimpleNamespace(found=lambda given: machine if given is device else None)
-    found = emulated_steps._calibrated(cast(Any, rounds), known)
+    links = SimpleNamespace(found=lambda: between)
+    found = emulated_steps._calibrated(cast(Any, rounds), cast(Any, links), known)
     assert found["small_s"] == 3.0
     file = tmp_path / "meanwhile.yaml"
     file.write_text(written_yaml(found["calibration"]))
     told = read_calibration(str(file))
     assert told.devices["cpu"].peak_flop_per_s == faster.peak_flop_per_s
-    assert told.devices["cpu"].efficiency.scale_out == device.efficiency.scale_out
+    reached = told.devices["cpu"].efficiency.scale_out
+    assert (reached.fraction, reached.lockstep_s) == (0.5, 0.25)
+    assert told.devices["cpu"].scale_out_latency_s == 0.125
     assert told.profile is not None and told.profile.pointwise_passes == 9.0
-    assert told.profile.data_overlap == 0.8
+    assert told.profile.data_overlap == 0.75

@@ -16,12 +16,12 @@ from shardwise.accuracy import COLLECTIVES, BesideSample, Collective, LinkSample
 LINK_SIZES = (2**12, 2**19, 2**21, 2**23, 2**25)
 """Bytes of the whole tensor."""
 
-BESIDE_BYTES, BESIDE_REPEATS = 2**21, 9
+BESIDE_BYTES = 2**21
 
 PRODUCT_SIDE = 512
 """Of what ranks compute beside a collective, or before it."""
 
-LOCKSTEP_CALLS, LOCKSTEP_REPEATS = 4, 40
+LOCKSTEP_CALLS = 4
 """Products before each collective, as many as a part of a small layer has."""
 
 _BATCH_S = 0.1
@@ -34,8 +34,8 @@ _ENOUGH_S = 0.25
 def link_times(
     groups: Sequence[Sequence[int]],
     *,
+    repeats: int,
     sizes: Sequence[int] = LINK_SIZES,
-    repeats: int = 5,
     kinds: Sequence[Collective] = COLLECTIVES,
 ) -> list[LinkSample]:
     """Measure each kind of collective within disjoint `groups` of as many ranks each, all groups at a time.
@@ -71,7 +71,7 @@ def _own_group(groups: Sequence[Sequence[int]]) -> Iterator[distributed.ProcessG
             distributed.destroy_process_group(group)
 
 
-def beside_times(groups: Sequence[Sequence[int]], *, repeats: int = BESIDE_REPEATS) -> list[BesideSample]:
+def beside_times(groups: Sequence[Sequence[int]], *, repeats: int) -> list[BesideSample]:
     """Measure what passes of an all-reduce beside products of matrices that take as long, in all the disjoint
     `groups` at a time, as gradients are summed beside the rest of a backward pass.
 
@@ -106,7 +106,7 @@ def beside_times(groups: Sequence[Sequence[int]], *, repeats: int = BESIDE_REPEA
         ]
 
 
-def lockstep_s(groups: Sequence[Sequence[int]], *, repeats: int = LOCKSTEP_REPEATS) -> float:
+def lockstep_s(groups: Sequence[Sequence[int]], *, repeats: int) -> float:
     """Seconds that the slowest rank of a group waits at a collective behind a product of matrices that all
     compute at once, beyond what the collective takes alone: now one rank is late, now another.
 

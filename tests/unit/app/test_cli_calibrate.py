@@ -32,7 +32,7 @@ from shardwise.accuracy import (
     with_links,
     with_speed,
 )
-from shardwise.app.cli.calibrating import _groups
+from shardwise.app.cli.calibrating_links import groups_of
 from shardwise.cluster import AttentionCurve, Device, find_device, load_cluster
 from shardwise.errors import ConfigError
 from shardwise.inputs import written_yaml
@@ -282,9 +282,9 @@ def test_what_is_no_calibration_is_refused_by_its_key(
 
 def test_groups_of_links_cross_one_tier_each() -> None:
     # Two nodes of two: pairs inside the nodes, then the first devices of both and the second devices of both.
-    assert _groups(load_cluster("2x2xcpu")) == [(0, [[0, 1], [2, 3]]), (1, [[0, 2], [1, 3]])]
+    assert groups_of(load_cluster("2x2xcpu")) == [(0, [[0, 1], [2, 3]]), (1, [[0, 2], [1, 3]])]
     # Four devices of one node: pairs, and all.
-    assert _groups(load_cluster("1x4xcpu")) == [(0, [[0, 1], [2, 3]]), (0, [[0, 1, 2, 3]])]
+    assert groups_of(load_cluster("1x4xcpu")) == [(0, [[0, 1], [2, 3]]), (0, [[0, 1, 2, 3]])]
 
 
 def test_a_cluster_of_other_ranks_than_were_started_is_refused(

@@ -5,15 +5,15 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from shardwise import accuracy
-from shardwise.accuracy import BesideSample, LinkSample, TierCurve
 from shardwise.app.cli import words
 from shardwise.app.cli.calibrating_cuda import found_on_accelerator
 from shardwise.app.cli.calibrating_from import Found, found_in, given_by
+from shardwise.app.cli.calibrating_links import FoundLinks, Links
 from shardwise.app.cli.calibrating_ranks import Ranks, cluster_here, is_launched, ranks_of, threads_here
 from shardwise.app.cli.calibrating_rounds import Rounds
 from shardwise.app.cli.output import Line, Output, row
@@ -152,11 +152,11 @@ def _measured_here(known: Calibration | None, place: Cluster, *, links: bool, th
             device, profile, kernels = _kernels(device, ranks, threads)
             measured |= kernels
         if links:
-            curves, hidden = _links(place, ranks, threads)
-            device = accuracy.with_links(device, [curve for curve, _ in curves])
-            measured |= {f"links of {curve.tier.name}": dict(errors) for curve, errors in curves}
+            between = _links(place, ranks, threads)
+            device = between.of_device(device)
+            measured |= between.measured
             if profile is not None:
-                profile = replace(profile, data_overlap=hidden)
+                profile = between.of_software(profile)
         measured |= _beside(start, _core_seconds(ranks))
         if ranks.rank > 0:
             return None
@@ -191,7 +191,7 @@ def _beside(start: Sequence[CoreSeconds | None], end: Sequence[CoreSeconds | Non
     return {OTHER_PROGRAMS: {"cores": round(taken.cores, 2), "of": taken.of}}
 
 
-# --- kernels and software --------------------------------------------------------------------------------
+# --- what is measured ------------------------------------------------------------------------------------
 
 
 def _kernels(device: Device, ranks: Ranks, threads: int) -> tuple[Device, Profile, Mapping[str, object]]:
@@ -204,80 +204,11 @@ def _kernels(device: Device, ranks: Ranks, threads: int) -> tuple[Device, Profil
     return found.device, found.profile, found.measured
 
 
-# --- links -----------------------------------------------------------------------------------------------
-
-_Curves = list[tuple[TierCurve, Mapping[str, float]]]
-
-
-def _links(cluster: Cluster, ranks: Ranks, threads: int) -> tuple[_Curves, float]:
-    """The curve of each tier with its mean errors by collective, and the share of sums between the devices
-    that are furthest apart that passes beside computation."""
-    groups = _groups(cluster)
-    found = _Links.of_values(ranks.together(_measure_links, groups, threads)[0])
-    curves: _Curves = []
-    for place, tier in enumerate(cluster.tiers):
-        here = [number for number, (at, _) in enumerate(groups) if at == place]
-        of = [sample for number in here for sample in found.samples[number]]
-        if of:
-            unsharded = accuracy.link_curve([each for each in of if each.kind in accuracy.UNSHARDED])
-            alone = accuracy.with_exchanges(unsharded, of)
-            curve = replace(alone, lockstep_s=found.lockstep_s[here[0]])
-            curves.append((TierCurve(tier=tier, curve=curve), curve.errors(of)))
-    return curves, accuracy.hidden_share(found.beside)
-
-
-def _groups(cluster: Cluster) -> list[tuple[int, list[list[int]]]]:
-    """Tier, and disjoint groups of as many ranks each that cross it and no tier beyond: pairs, and the
-    largest."""
-    groups: list[tuple[int, list[list[int]]]] = []
-    inner = 1
-    for place, tier in enumerate(cluster.tiers):
-        width = tier.span // inner
-        for size in sorted({2, width}):
-            if width >= size > 1:
-                starts = range(0, cluster.devices - tier.span + 1, tier.span)
-                members = [
-                    [start + lane + inner * (first + step) for step in range(size)]
-                    for start in starts
-                    for lane in range(inner)
-                    for first in range(0, width - size + 1, size)
-                ]
-                groups.append((place, members))
-        inner = tier.span
-    return groups
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Links:
-    """Of each of the groups the samples, and how long ranks wait for each other at a collective; what passes
-    beside computation in the last."""
-
-    samples: Sequence[Sequence[LinkSample]]
-    lockstep_s: Sequence[float]
-    beside: Sequence[BesideSample]
-
-    @classmethod
-    def of_values(cls, values: Mapping[str, Any]) -> _Links:
-        """What `dataclasses.asdict` made of it."""
-        return cls(
-            samples=[[LinkSample(**each) for each in of_group] for of_group in values["samples"]],
-            lockstep_s=values["lockstep_s"],
-            beside=[BesideSample(**each) for each in values["beside"]],
-        )
-
-
-def _measure_links(
-    report: object, groups: Sequence[tuple[int, Sequence[Sequence[int]]]], threads: int
-) -> dict[str, object]:
-    from shardwise.measure import beside_times, link_times, lockstep_s, use_threads
-
-    use_threads(threads)
-    found = _Links(
-        samples=[link_times(members) for _, members in groups],
-        lockstep_s=[lockstep_s(members) for _, members in groups],
-        beside=beside_times(groups[-1][1]),
-    )
-    return asdict(found)
+def _links(place: Cluster, ranks: Ranks, threads: int) -> FoundLinks:
+    links = Links(ranks, place, threads=threads)
+    for piece in range(links.pieces):
+        links.take(piece)
+    return links.found()
 
 
 # --- the answer ------------------------------------------------------------------------------------------

@@ -1,0 +1,109 @@
+"""What all pieces of a calibration's links tell."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from typing import Any, cast
+
+import pytest
+
+from shardwise.accuracy import BesideSample, Collective, LinkCurve, LinkSample
+from shardwise.accuracy.calibration.links import collective_s
+from shardwise.app.cli.calibrating_links import Links, groups_of, typical
+from shardwise.app.cli.calibrating_ranks import Ranks
+from shardwise.cluster import load_cluster
+
+INSIDE = LinkCurve(latency_s=1e-4, startup_s=0.0, bytes_per_s=1e9)
+BETWEEN = LinkCurve(latency_s=1e-3, startup_s=0.0, bytes_per_s=25e6)
+KINDS: Sequence[Collective] = ("all_reduce", "message")
+
+
+def sample(kind: Collective, nbytes: float, seconds: float) -> LinkSample:
+    return LinkSample(kind=kind, ranks=2, nbytes=nbytes, seconds=seconds)
+
+
+class Told:
+    """Ranks of 2x2xcpu, on which everything takes `factor` of what the curves say; what they are asked for
+    stays in `asked`."""
+
+    rank, speeds = 0, (1.0,) * 4
+
+    def __init__(self) -> None:
+        self.factor = 1.0
+        self.asked: list[tuple[int, ...]] = []
+
+    def together(self, work: Any, members: Sequence[Sequence[int]], threads: int, *repeats: int) -> list[Any]:
+        self.asked.append(repeats)
+        if len(repeats) == 1:  # 1 s of communication and of computation, of which 0.2 s are hidden, or 0.8
+            both_s = 1.8 if self.factor == 1.0 else 1.2
+            told: Any = [asdict(BesideSample(communication_s=1.0, computation_s=1.0, both_s=both_s))]
+        else:
+            curve = INSIDE if members == [[0, 1], [2, 3]] else BETWEEN
+            empty = [sample(kind, nbytes, 1.0) for kind in KINDS for nbytes in (4096.0, 2.0**19, 2.0**23)]
+            found = [replace(each, seconds=self.factor * collective_s(curve, each)) for each in empty]
+            told = {"samples": [asdict(each) for each in found], "lockstep_s": 0.003 * self.factor}
+        return [told] * 4
+
+
+def links_of(told: Told, *, rounds: int = 1) -> Links:
+    return Links(cast(Ranks, told), load_cluster("2x2xcpu"), threads=1, rounds=rounds)
+
+
+def test_a_piece_is_a_group_or_what_passes_beside_computation() -> None:
+    """Pairs of the nodes, pairs between them, and sums beside computation: of 5, 40 and 9 repeats."""
+    told = Told()
+    links = links_of(told)
+    assert links.pieces == 3 == len(groups_of(load_cluster("2x2xcpu"))) + 1
+    for piece in range(links.pieces):
+        links.take(piece)
+    assert told.asked == [(5, 40), (5, 40), (9,)]
+    found = links.found()
+    assert [each.tier.is_network for each in found.curves] == [False, True]
+    assert [each.curve.bytes_per_s for each in found.curves] == pytest.approx([1e9, 25e6])
+    assert [each.curve.lockstep_s for each in found.curves] == [0.003, 0.003]
+    assert found.hidden == pytest.approx(0.2)
+    names = [f"links of {tier.name}" for tier in load_cluster("2x2xcpu").tiers]
+    assert list(found.measured) == names
+
+
+def test_a_calibration_in_rounds_has_no_more_repeats_and_its_medians_count() -> None:
+    """Of three rounds one is ten times as slow, and hides 0.8 of sums for 0.2. A twin that takes the last
+    round, or means, would find links of a tenth or a fourth of the pace."""
+    told = Told()
+    links = links_of(told, rounds=3)
+    for factor in (1.0, 1.0, 10.0):
+        told.factor = factor
+        for piece in range(links.pieces):
+            links.take(piece)
+    assert told.asked == [(2, 14), (2, 14), (3,)] * 3  # a third of 5, 40 and 9, rounded up
+    found = links.found()
+    assert [each.curve.bytes_per_s for each in found.curves] == pytest.approx([1e9, 25e6])
+    assert [each.curve.lockstep_s for each in found.curves] == [0.003, 0.003]
+    assert found.hidden == pytest.approx(0.2)
+
+
+def test_what_was_measured_in_some_rounds_only_counts_too() -> None:
+    """A size that a slow round left out; kinds and sizes apart."""
+    found = typical(
+        [
+            sample("message", 8.0, 3.0), sample("all_reduce", 8.0, 5.0), sample("message", 16.0, 7.0),
+            sample("message", 8.0, 1.0), sample("message", 8.0, 4.0),
+        ]
+    )  # fmt: skip
+    assert found == [
+        sample("message", 8.0, 3.0), sample("all_reduce", 8.0, 5.0), sample("message", 16.0, 7.0)
+    ]  # fmt: skip
+
+
+def test_links_are_put_into_a_device_and_its_software() -> None:
+    told = Told()
+    links = links_of(told)
+    for piece in range(links.pieces):
+        links.take(piece)
+    found = links.found()
+    device = load_cluster("1x1xcpu").classes["cpu"]
+    reached = found.of_device(device)
+    assert reached.scale_up_bytes_per_s == pytest.approx(1e9)
+    assert reached.scale_out_latency_s == pytest.approx(1e-3)
+    assert reached.peak_flop_per_s == device.peak_flop_per_s
