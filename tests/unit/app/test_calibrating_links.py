@@ -10,6 +10,7 @@ import pytest
 
 from shardwise.accuracy import BesideSample, Collective, LinkCurve, LinkSample
 from shardwise.accuracy.calibration.links import collective_s
+from shardwise.app.cli.calibrating import _links
 from shardwise.app.cli.calibrating_links import Links, groups_of, typical
 from shardwise.app.cli.calibrating_ranks import Ranks
 from shardwise.cluster import load_cluster
@@ -107,3 +108,11 @@ def test_links_are_put_into_a_device_and_its_software() -> None:
     assert reached.scale_up_bytes_per_s == pytest.approx(1e9)
     assert reached.scale_out_latency_s == pytest.approx(1e-3)
     assert reached.peak_flop_per_s == device.peak_flop_per_s
+
+
+def test_calibrate_takes_every_piece_once() -> None:
+    """One that left a piece out would find a tier without a curve, or nothing beside computation."""
+    told = Told()
+    found = _links(load_cluster("2x2xcpu"), cast(Ranks, told), 1)
+    assert told.asked == [(5, 40), (5, 40), (9,)]
+    assert len(found.curves) == 2 and found.hidden == pytest.approx(0.2)
