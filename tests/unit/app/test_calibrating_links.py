@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from shardwise.accuracy import BesideSample, Collective, LinkCurve, LinkSample
+from shardwise.accuracy import BesideSample, Collective, LinkCurve, LinkSample, eager_profile
 from shardwise.accuracy.calibration.links import collective_s
 from shardwise.app.cli.calibrating import _links
 from shardwise.app.cli.calibrating_links import Links, groups_of, typical
@@ -68,7 +68,7 @@ def test_a_piece_is_a_group_or_what_passes_beside_computation() -> None:
     assert list(found.measured) == names
 
 
-def test_a_calibration_in_rounds_has_no_more_repeats_and_its_medians_count() -> None:
+def test_a_calibration_in_rounds_shares_repeats_out_and_its_medians_count() -> None:
     """Of three rounds one is ten times as slow, and hides 0.8 of sums for 0.2. A twin that takes the last
     round, or means, would find links of a tenth or a fourth of the pace."""
     told = Told()
@@ -108,6 +108,8 @@ def test_links_are_put_into_a_device_and_its_software() -> None:
     assert reached.scale_up_bytes_per_s == pytest.approx(1e9)
     assert reached.scale_out_latency_s == pytest.approx(1e-3)
     assert reached.peak_flop_per_s == device.peak_flop_per_s
+    profile = eager_profile()
+    assert found.of_software(profile) == replace(profile, data_overlap=found.hidden) != profile
 
 
 def test_calibrate_takes_every_piece_once() -> None:

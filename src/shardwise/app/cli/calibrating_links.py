@@ -40,8 +40,8 @@ class Links:
     """What collectives take between the ranks of `cluster`.
 
     A round is each of `pieces` once: one for each of the groups, and one for what passes beside computation
-    between the ranks that are furthest apart. A calibration of so many `rounds` has the same repeats as one
-    that measures all of a piece at once.
+    between the ranks that are furthest apart. A calibration of so many `rounds` has about as many repeats as
+    one that measures all of a piece at once: so many of each in a round, rounded up.
     """
 
     def __init__(self, ranks: Ranks, cluster: Cluster, *, threads: int, rounds: int = 1) -> None:
