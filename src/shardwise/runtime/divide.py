@@ -12,6 +12,7 @@ from shardwise.runtime.context import AllToAll, Context, Ring
 from shardwise.runtime.dispatch import Dispatch
 from shardwise.runtime.dtypes import COMPUTE
 from shardwise.runtime.gradients import Tie
+from shardwise.runtime.groups import group_among
 from shardwise.runtime.host_activations import MOVES_ACTIVATIONS, HostActivations
 from shardwise.runtime.loss import batch_share_loss
 from shardwise.runtime.mesh import Place, expert_mesh, rank_grid
@@ -82,7 +83,7 @@ def _context_of(strategy: Strategy) -> Context | None:
     if strategy.cp == 1:
         return None
     grid = rank_grid(strategy).transpose(2, 3).reshape(-1, strategy.cp)
-    group, _ = distributed.new_subgroups_by_enumeration(grid.tolist())
+    group = group_among(grid.tolist())
     return Ring(group) if strategy.cp_kind == "ring" else AllToAll(group)
 
 
@@ -138,13 +139,9 @@ def tie_of(stages: Stages, plan: Plan) -> Tie | None:
     here += tuple(stage.head.output.weight for _, stage in stages if stage.head is not None)
     if first == last:
         return Tie(here, None)
-    group = None
     grid = rank_grid(plan.best.strategy)
-    for pair in torch.stack((grid[first].flatten(), grid[last].flatten()), dim=1).tolist():
-        made = distributed.new_group(pair)
-        if distributed.get_rank() in pair:
-            group = made
-    return Tie(here, group)
+    pairs = torch.stack((grid[first].flatten(), grid[last].flatten()), dim=1)
+    return Tie(here, group_among(pairs.tolist()))
 
 
 def _parts(module: Stage, plan: Plan, place: Place) -> Stages:

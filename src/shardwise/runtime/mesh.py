@@ -8,6 +8,7 @@ from math import gcd
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 
+from shardwise.runtime.groups import mesh_of
 from shardwise.strategy import Strategy
 
 AXES = ("pp", "replicate", "shard", "tp")
@@ -56,7 +57,7 @@ def device_mesh(strategy: Strategy, device_type: str) -> DeviceMesh:
         grid = grid.transpose(1, 2)
     shard = strategy.optim_shard
     ranks = grid.reshape(strategy.pp, strategy.dp * strategy.cp // shard, shard, strategy.tp)
-    return DeviceMesh(device_type, ranks, mesh_dim_names=AXES)
+    return mesh_of(ranks, AXES, device_type)
 
 
 def expert_mesh(strategy: Strategy, device_type: str) -> DeviceMesh:
@@ -69,7 +70,7 @@ def expert_mesh(strategy: Strategy, device_type: str) -> DeviceMesh:
     same = expert_ranks(strategy)
     shard = expert_degree(strategy, strategy.optim_shard)
     grid = ranks.reshape(strategy.pp, same // shard, shard, strategy.ep, strategy.etp)
-    return DeviceMesh(device_type, grid, mesh_dim_names=EXPERT_AXES)
+    return mesh_of(grid, EXPERT_AXES, device_type)
 
 
 def expert_ranks(strategy: Strategy) -> int:

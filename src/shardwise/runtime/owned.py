@@ -18,6 +18,7 @@ from torch import Tensor, distributed, nn
 from torch.distributed import ProcessGroup
 
 from shardwise.runtime.gradients import local
+from shardwise.runtime.groups import group_among
 from shardwise.runtime.holdings import Part, region_of, told
 from shardwise.runtime.transfers import Region, owners
 
@@ -82,7 +83,7 @@ class Owned:
         rank = distributed.get_rank()
         self._shared: list[_Shared] = []
         for ranks, regions in sorted(sets.items()):
-            group = distributed.new_group(list(ranks)) if len(ranks) > 1 else None
+            group = group_among([ranks]) if len(ranks) > 1 else None
             if rank in ranks:
                 weight = 1.0 / len(mates[rank] & set(ranks))
                 turns = (number % len(ranks) == ranks.index(rank) for number in range(len(regions)))

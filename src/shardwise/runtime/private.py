@@ -190,8 +190,10 @@ class HandingStage(SynchronisedStage):
     def __init__(
         self, *arguments: Any, earlier: Sequence[Handed], later: Sequence[Handed], **named: Any
     ) -> None:
+        # Its name is told by how many groups there are: with another like it, it might not be a new one.
         alone = distributed.new_group([distributed.get_rank()], use_local_synchronization=True)
         super().__init__(*arguments, group=alone, **named)
+        distributed.destroy_process_group(alone)
         self.group, self.group_rank, self.group_size = None, self.stage_index, self.num_stages
         self._earlier, self._later = earlier, later
         self._arriving: dict[tuple[str, int], list[tuple[Tensor, Tensor]]] = {}

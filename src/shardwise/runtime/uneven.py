@@ -26,7 +26,7 @@ from shardwise.runtime.uneven_stages import (
     own_samples,
     stage_of,
     tensor_mates,
-    tensor_meshes,
+    tensor_mesh,
     this_seat,
 )
 
@@ -113,8 +113,7 @@ def uneven_job(module: Stage, plan: UnevenFile, *, device_type: str, lr: float, 
     are as many as its cluster has devices; each computes on its device of this type."""
     names = [name for name, _ in module.named_parameters()]
     seat = this_seat(plan)
-    meshes = tensor_meshes(plan, device_type)
-    mesh = None if seat is None else meshes.get((seat.pipeline, seat.stage))
+    mesh = tensor_mesh(plan, device_type)
     stage = None if seat is None else stage_of(module, plan, seat, mesh, device_type)
     engine = None if seat is None or stage is None else engine_of(stage, plan, seat, mesh)
     named = [] if stage is None else [(_whole_name(name, names), p) for name, p in stage.named_parameters()]

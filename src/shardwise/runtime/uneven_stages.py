@@ -14,6 +14,7 @@ from shardwise.plan import UnevenFile
 from shardwise.runtime.accumulate import Accumulation
 from shardwise.runtime.devices import place
 from shardwise.runtime.dtypes import COMPUTE
+from shardwise.runtime.groups import group_among
 from shardwise.runtime.loss import batch_share_loss
 from shardwise.runtime.modules import Stage
 from shardwise.runtime.pipeline import Pipeline
@@ -58,19 +59,11 @@ def first_sequence(plan: UnevenFile, pipeline: int) -> int:
     return sum(plan.best.microbatches[:pipeline]) * plan.best.micro_batch_size
 
 
-def tensor_meshes(plan: UnevenFile, device_type: str) -> dict[tuple[int, int], DeviceMesh]:
-    """Of every stage whose layers are divided the mesh (`row`, `tp`), by pipeline and stage. Makes the groups
-    of all of them on every rank."""
-    return {
-        (place, index): DeviceMesh(
-            device_type,
-            torch.tensor(stage.rank_numbers).reshape(stage.dp, stage.tp),
-            mesh_dim_names=("row", "tp"),
-        )
-        for place, pipeline in enumerate(plan.best.layout.pipelines)
-        for index, stage in enumerate(pipeline.stages)
-        if stage.tp > 1
-    }
+def tensor_mesh(plan: UnevenFile, device_type: str) -> DeviceMesh | None:
+    """The mesh of this rank's tensor group, where it has mates. Makes the groups of all ranks."""
+    groups = sorted({tuple(sorted(mates)) for mates in tensor_mates(plan).values() if len(mates) > 1})
+    own = group_among(groups) if groups else None
+    return None if own is None else DeviceMesh.from_group(own, device_type)
 
 
 def stage_of(module: Stage, plan: UnevenFile, seat: Seat, mesh: DeviceMesh | None, device_type: str) -> Stage:
@@ -89,8 +82,8 @@ def stage_of(module: Stage, plan: UnevenFile, seat: Seat, mesh: DeviceMesh | Non
     part.positions = torch.arange(plan.job.seq_len, device=device_type)
     part.kept = part.positions
     if mesh is not None:
-        split_tensors(part, mesh["tp"], sequence_parallel=True)
-        part.kept = part.positions.chunk(mesh["tp"].size())[seat.tp]
+        split_tensors(part, mesh, sequence_parallel=True)
+        part.kept = part.positions.chunk(mesh.size())[seat.tp]
     place(part, device_type)
     return part
 
@@ -108,8 +101,7 @@ def engine_of(stage: Stage, plan: UnevenFile, seat: Seat, mesh: DeviceMesh | Non
     best, job = plan.best, plan.job
     stages = best.layout.pipelines[seat.pipeline].stages
     schedule = generate("1f1b", pp=len(stages), microbatches=best.microbatches[seat.pipeline], vpp=1)
-    tensor_mesh = None if mesh is None else mesh["tp"]
-    loss = batch_share_loss(job.global_batch_size * job.seq_len, plan.model.vocab, tensor_mesh)
+    loss = batch_share_loss(job.global_batch_size * job.seq_len, plan.model.vocab, mesh)
     if len(stages) == 1:
         return Accumulation(stage, actions=schedule.ranks[0], loss=loss, before_backward=_nothing)
     own = stages[seat.stage]

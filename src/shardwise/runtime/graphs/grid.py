@@ -10,6 +10,7 @@ from torch import distributed
 from torch.distributed import ProcessGroup
 
 from shardwise.runtime.graphs.forms import Coordinates, places
+from shardwise.runtime.groups import group_among
 
 
 class Grid:
@@ -41,10 +42,7 @@ class Grid:
                     for mesh in range(self.meshes)
                     for row in rows
                 ]
-                if len(everywhere) == 1:
-                    found[chosen] = distributed.group.WORLD
-                else:
-                    found[chosen], _ = distributed.new_subgroups_by_enumeration(everywhere)
+                found[chosen] = group_among(everywhere)
         return found
 
     def size(self, axes: Sequence[int]) -> int:
