@@ -62,10 +62,10 @@ takes by chance are little beside that, and steps not long."""
 COMPUTED = ("matmul", "attention", "memory_bound", "recompute")
 """Parts of a plan's step that are computation."""
 
-START_S, SLACK, KERNELS_S, LINKS_S = 90.0, 1.5, 15.0, 20.0
+START_S, SLACK, MADE_S, KERNELS_S, LINKS_S = 90.0, 1.5, 2.0, 15.0, 20.0
 """How long a changing network keeps a bandwidth: for the processes to start, and so many times what all steps
-should take by the calibration, and the kernels and the links of each of its rounds, which a slower machine
-adds to."""
+should take by the calibration, and for each plan to be made and ended each time, and for the kernels and the
+links of each of its rounds, which a slower machine adds to."""
 
 FOUR = (
     "dp=4,micro_batch_size=2",
@@ -203,8 +203,9 @@ def measure(name: str, setting: Setting, folder: Path, repeats: int) -> list[dic
     asked_for: list[str | Path] = [*setting.plans, *points]
     told_s = [_priced_s(asked, files[0], plain, seq_len) for asked in asked_for]
     calibrated_s = float(yaml.safe_load(calibration.read_text())["measured"]["steps"]["seconds"])
-    # Each behind its like, and once to warm up; of the small plans as many at a time.
-    taken_s = 2.0 * (1 + repeats) * sum(told_s) + ROUNDS * (KERNELS_S + LINKS_S + STEPS * calibrated_s)
+    # Each behind its like; of the small plans as many at a time.
+    turns_s = repeats * (2.0 * sum(told_s) + MADE_S * len(paths))
+    taken_s = turns_s + ROUNDS * (KERNELS_S + LINKS_S + STEPS * calibrated_s)
     epoch_s = START_S + SLACK * taken_s
     options: list[object] = []
     if setting.then is not None:

@@ -39,6 +39,7 @@ from shardwise.runtime import (
     reference_module,
     samples_of,
 )
+from shardwise.runtime.private import destroy_groups, process_groups
 from shardwise.strategy import Calibration, read_calibration
 
 SETTLED_S = 3.0
@@ -59,11 +60,11 @@ def main(
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     with ranks_of(clusters[0]) as ranks:
-        steps = [_graph_step(path) if is_graph_plan(path) else _step(path) for path in paths]
+        made = [partial(_graph_step if is_graph_plan(path) else _step, path) for path in paths]
         found = []
         for epoch, cluster in enumerate(clusters):
             machine, links = Rounds(ranks, threads=1), Links(ranks, cluster, threads=1, rounds=ROUNDS)
-            times = _in_turns(steps, repeats, [*_pieces(machine), *_pieces(links)])
+            times = _in_turns(made, repeats, [*_pieces(machine), *_pieces(links)])
             plans = [{"measured_s": median(own), "times_s": own} for own in times]
             found.append({"plans": plans, **_calibrated(machine, links, known)})
             if epoch + 1 < len(clusters):
@@ -99,26 +100,37 @@ def _age_s() -> float:
 
 
 def _in_turns(
-    steps: Sequence[Callable[[], object]], repeats: int, pieces: Sequence[Callable[[], object]]
+    made: Sequence[Callable[[], Callable[[], object]]],
+    repeats: int,
+    pieces: Sequence[Callable[[], object]],
 ) -> list[list[float]]:
-    """Seconds of `repeats` calls of each of `steps`, of the slowest rank, since all wait for it; between them
-    rounds of the `pieces` of a calibration.
+    """Seconds of a step of the slowest rank, since all wait for it, in each of `repeats` turns of the plans,
+    whose steps are `made` in each; between them rounds of the `pieces` of a calibration.
 
-    A step behind one of another plan takes up to a fifth longer: its memory has been used for others. One
-    behind its like, as in training, is what is timed.
+    Plans that wait for their turn would slow the one that runs, by threads of their process groups and by
+    having used its memory: so each is made for its turn and ended after. A step behind its like, as in
+    training, is what is timed.
     """
-    times: list[list[float]] = [[] for _ in steps]
-    place, places = 0, (1 + repeats) * len(steps)
-    for repeat in range(1 + repeats):
-        for step, own in zip(steps, times, strict=True):
-            step()
-            spent_s = slowest_s(step)
+    times: list[list[float]] = [[] for _ in made]
+    place, places = 0, repeats * len(made)
+    for _ in range(repeats):
+        for plan, own in zip(made, times, strict=True):
+            own.append(_second_s(plan))
             for piece in pieces_after(place, places, len(pieces)):
                 pieces[piece % len(pieces)]()
             place += 1
-            if repeat:  # all before is to warm up
-                own.append(spent_s)
     return times
+
+
+def _second_s(made: Callable[[], Callable[[], object]]) -> float:
+    """Seconds of the second step of a plan, made now; its process groups are ended then."""
+    before = process_groups()
+    step = made()
+    step()
+    spent_s = slowest_s(step)
+    del step
+    destroy_groups(process_groups() - before)
+    return spent_s
 
 
 def slowest_s(call: Callable[[], object]) -> float:

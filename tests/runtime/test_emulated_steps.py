@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,6 +12,7 @@ from unittest import mock
 
 import pytest
 from benchmarks import emulated_steps
+from tests.runtime.tracked import fake_ranks
 from tests.unit.app.test_cli_calibrate import written
 from torch import distributed
 
@@ -19,6 +22,7 @@ from shardwise.app.cli.calibrating_rounds import Machine
 from shardwise.cluster import load_cluster
 from shardwise.inputs import written_yaml
 from shardwise.runtime import Team
+from shardwise.runtime.private import process_groups
 from shardwise.strategy import read_calibration
 
 pytestmark = pytest.mark.xdist_group("runtime")
@@ -40,17 +44,49 @@ def test_a_step_takes_what_the_slowest_rank_takes() -> None:
         assert team.run(2, _timed) == [6.0, 6.0]
 
 
-def test_rounds_of_a_calibration_are_between_all_plans_and_only_the_first_turn_warms_up() -> None:
-    """Five rounds of two pieces behind six steps: one or two at a time."""
+def _numbered(done: list[str], name: str) -> Callable[[], Callable[[], object]]:
+    """Makes a plan whose steps say its name and which of its own they are, from 1 on."""
+
+    def made() -> Callable[[], object]:
+        done.append(f"{name} made")
+        steps = itertools.count(1)
+        return lambda: done.append(f"{name}{next(steps)}")
+
+    return made
+
+
+def test_rounds_of_a_calibration_are_between_all_plans_each_made_for_its_turn() -> None:
+    """Five rounds of two pieces behind four turns: two or three at a time. Of a plan the second step counts;
+    a twin that makes plans once, or times the first step, is seen."""
     done: list[str] = []
     pieces = [lambda: done.append("piece 0"), lambda: done.append("piece 1")]
-    spent = iter([9.0, 9.0, 1.0, 2.0, 3.0, 4.0])
-    steps = [lambda: done.append("a"), lambda: done.append("b")]
-    with mock.patch.object(emulated_steps, "slowest_s", lambda step: step() or next(spent)):
-        times = emulated_steps._in_turns(steps, 2, pieces)
-    assert times == [[1.0, 3.0], [2.0, 4.0]]  # the nines warm up
-    assert done[:5] == ["a", "a", "piece 0", "b", "b"] and done[5:7] == ["piece 1", "piece 0"]
-    assert done.count("piece 0") == done.count("piece 1") == 5 and len(done) == 12 + 10
+    spent = iter([1.0, 2.0, 3.0, 4.0])
+
+    def timed(step: Callable[[], object]) -> float:
+        done.append("timed")
+        step()
+        return next(spent)
+
+    with mock.patch.object(emulated_steps, "slowest_s", timed), fake_ranks(0, 1):
+        times = emulated_steps._in_turns([_numbered(done, "a"), _numbered(done, "b")], 2, pieces)
+    assert times == [[1.0, 3.0], [2.0, 4.0]]
+    turns = [["a made", "a1", "timed", "a2"], ["b made", "b1", "timed", "b2"]] * 2
+    assert [word for word in done if "piece" not in word] == [word for turn in turns for word in turn]
+    assert done[4:6] == ["piece 0", "piece 1"] and done[10:13] == ["piece 0", "piece 1", "piece 0"]
+    assert done.count("piece 0") == done.count("piece 1") == 5
+
+
+def test_the_groups_of_a_plan_end_with_its_turn() -> None:
+    """Those that were there before stay; a twin that ends none, or all, is seen."""
+
+    def made() -> Callable[[], object]:
+        distributed.new_group([0])
+        return lambda: 0
+
+    with fake_ranks(0, 1):
+        kept = distributed.new_group([0])
+        emulated_steps._second_s(made)
+        assert process_groups() == {kept}
 
 
 def test_pieces_are_those_of_their_numbers() -> None:
