@@ -178,7 +178,7 @@ def test_floors_hold_whatever_is_hidden_beside_what(full: bool) -> None:
 @pytest.mark.parametrize(
     ("part", "broken"),
     [
-        ("_left_s", lambda seconds, beside_s, buckets: seconds),
+        ("_added_s", lambda seconds, overlap, action_s, buckets: seconds),
         ("_exposed_at_least_s", lambda pipeline, moved_s, computation_s: moved_s),
     ],
 )

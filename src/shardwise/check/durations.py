@@ -102,18 +102,19 @@ def stage_times(
         input_s=input_s,
         weight_s=weight_s,
         weight_action_s=weight_s + host_s,
-        gather_s=_beside(gathering_s, overlap * (forward_s - stage["forward_contended_s"]), layers),
-        reduce_s=_beside(reduction_s, overlap * last_s, layers),
+        gather_s=_added_s(gathering_s, overlap, forward_s - stage["forward_contended_s"], layers),
+        reduce_s=_added_s(reduction_s, overlap, last_s, layers),
         again_s=again_s,
         offload_s=out_s + in_s,
         traffic_s=stage["forward_traffic_s"] + stage["input_traffic_s"] + stage["weight_traffic_s"],
     )
 
 
-def _beside(seconds: Column, action_s: Column, layers: Column) -> Column:
-    """What is left of a gathering or reduction in buckets of a layer beside so much of one action."""
+def _added_s(seconds: Column, overlap: Column, action_s: Column, layers: Column) -> Column:
+    """What a gathering or reduction in buckets of a layer adds to an action, beside which all but one go."""
     buckets = np.maximum(layers, 1)
-    return np.maximum(seconds - action_s * (1 - 1 / buckets), seconds / buckets)
+    beside = np.minimum(overlap * seconds, action_s)
+    return seconds - beside + beside / buckets
 
 
 def times_of_row(times: Sequence[StageTimes], index: int) -> list[StageTimes]:

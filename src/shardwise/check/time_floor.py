@@ -276,15 +276,16 @@ def _ends(
     profile = figures.profile
     overlap = np.where(d.optim == 1, profile.data_overlap, profile.state_overlap)
     return _Ends(
-        gather_s=_left_s(gathering, overlap * forward_s, buckets),
-        reduce_s=_left_s(reduction, overlap * last_s, buckets),
+        gather_s=_added_s(gathering, overlap, forward_s, buckets),
+        reduce_s=_added_s(reduction, overlap, last_s, buckets),
         step_s=step_s,
     )
 
 
-def _left_s(seconds: Column, beside_s: Column, buckets: Column) -> Column:
-    """What is left of a gathering or reduction beside no more of an action than this."""
-    return np.maximum(seconds - beside_s * (1 - 1 / buckets), seconds / buckets)
+def _added_s(seconds: Column, overlap: Column, action_s: Column, buckets: Column) -> Column:
+    """What a gathering or reduction adds to an action that is no longer than this."""
+    beside = np.minimum(overlap * seconds, action_s)
+    return seconds - beside + beside / buckets
 
 
 def _first_stage_at_most_s(

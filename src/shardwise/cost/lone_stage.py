@@ -208,8 +208,8 @@ def _gradients_s(
     again_s = np.array([0.0 * sent.again_s, 0.0 * sent.again_s, sent.again_s])[:, None]
     back_s = backward_s - shares_cards * (sent.input_s + again_s)
     return (
-        pipeline.gathering_before_forward_s(gathering_s, overlap * there_s, buckets),
-        pipeline.reduction_after_backward_s(reduction_s, overlap * back_s, buckets),
+        pipeline.gathering_before_forward_s(gathering_s, there_s, buckets, overlap),
+        pipeline.reduction_after_backward_s(reduction_s, back_s, buckets, overlap),
     )
 
 

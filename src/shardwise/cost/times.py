@@ -80,8 +80,8 @@ def ends_of_step(
     gathering_s = price.shards.gathering_s[:, price.of_shards]
     reduction_s = price.shards.reduction_s[:, price.of_shards]
     return (
-        pipeline.gathering_before_forward_s(gathering_s, overlap * (forward_s - contended_s), buckets),
-        pipeline.reduction_after_backward_s(reduction_s, overlap * last_s, buckets),
+        pipeline.gathering_before_forward_s(gathering_s, forward_s - contended_s, buckets, overlap),
+        pipeline.reduction_after_backward_s(reduction_s, last_s, buckets, overlap),
     )
 
 

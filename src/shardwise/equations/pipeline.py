@@ -23,18 +23,24 @@ def interleaved_equal_stages_s(
     return (microbatches + (pp - 1) / vpp) * (forward_s + backward_s)
 
 
-def reduction_after_backward_s(reduction_s: Quantity, backward_s: Quantity, buckets: Quantity) -> Quantity:
-    """What is left of a stage's gradient reduction after its last backward of `backward_s`.
+def reduction_after_backward_s(
+    reduction_s: Quantity, backward_s: Quantity, buckets: Quantity, overlap: Quantity
+) -> Quantity:
+    """What a stage's gradient reduction adds to its last backward of `backward_s`.
 
-    The reduction goes bucket by bucket as layers finish: max(R - b (1 - 1/n), R / n) for n equal buckets; the
-    first can start after b / n, the last only after b.
+    The reduction goes bucket by bucket as layers finish: R - (1 - 1/n) min(o R, b) for n equal buckets; the
+    first can start after b / n, the last only after b. Of what passes beside the backward pass the share
+    `overlap` takes nothing from it.
     """
-    return np.maximum(reduction_s - backward_s * (1.0 - 1.0 / buckets), reduction_s / buckets)
+    return reduction_s - (1.0 - 1.0 / buckets) * np.minimum(overlap * reduction_s, backward_s)
 
 
-def gathering_before_forward_s(gathering_s: Quantity, forward_s: Quantity, buckets: Quantity) -> Quantity:
-    """What must be gathered before a stage's first forward of `forward_s` so that the rest arrives in time.
+def gathering_before_forward_s(
+    gathering_s: Quantity, forward_s: Quantity, buckets: Quantity, overlap: Quantity
+) -> Quantity:
+    """What gathering parameters adds to a stage's first forward of `forward_s`, if the rest is to arrive in
+    time.
 
-    max(G - f (1 - 1/n), G / n): the mirror image of the reduction.
+    G - (1 - 1/n) min(o G, f): the mirror image of the reduction.
     """
-    return np.maximum(gathering_s - forward_s * (1.0 - 1.0 / buckets), gathering_s / buckets)
+    return gathering_s - (1.0 - 1.0 / buckets) * np.minimum(overlap * gathering_s, forward_s)
