@@ -227,6 +227,16 @@ def test_steps_are_those_of_their_plan_and_rank_and_medians_count() -> None:
     assert steps.medians(0) == [2.0, 5.0] and steps.medians(1) == [20.0, 7.0]
 
 
+def test_a_step_takes_what_the_slowest_of_the_devices_of_speed_one_takes_each_time() -> None:
+    """Of 1 and 4 s, 5 and 2, 3 and 3 it is 4, 5 and 3, in the middle 4; either rank's own median is 3, and
+    what the third takes, of half the speed, does not count."""
+    of_ranks = [[1.0, 5.0, 3.0], [4.0, 2.0, 3.0], [8.0, 8.0, 8.0]]
+    steps = small_steps([1.0, 1.0, 0.5], of_ranks, [[6.0]] * 3)
+    steps.take(0)
+    steps.take(1)
+    assert steps.slowest() == [4.0, 6.0]
+
+
 def test_the_middle_one_of_the_devices_of_speed_one_counts() -> None:
     """Of 1, 2 and 3 s it is that of 2 s, the last; among all five, with two of half the speed that take 8 and
     9, it would be the first, of 3 s."""

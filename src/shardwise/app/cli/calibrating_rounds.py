@@ -63,13 +63,13 @@ class Rounds:
         self._kernels.append([KernelTimes.of_values(each) for each in found])
 
     def found(self, device: Device) -> Machine:
-        """`device` with what all rounds so far tell of it: medians of the rank in the middle, of those whose
-        device has speed 1."""
+        """`device` with what all rounds so far tell of it, by those ranks whose device has speed 1: medians
+        of kernels of the one in the middle, and of steps of the slowest each time."""
         from shardwise.measure import KernelTimes
 
         middle = self.steps.middle()
         times = KernelTimes.typical([of[middle] for of in self._kernels])
-        seconds = self.steps.medians(middle)
+        seconds = self.steps.slowest()
         curves = accuracy.kernel_curves(times.matmuls, times.passes)
         attention = accuracy.attention_curve(
             times.attentions, launch_s=curves.launch_s, flop_per_s=curves.flop_per_s

@@ -39,6 +39,14 @@ class SmallSteps:
         """Of one rank, a step of each plan."""
         return [median(of) for of in self._seconds[rank]]
 
+    def slowest(self) -> list[float]:
+        """A step of each plan, the median of what the slowest rank took each time, of those whose device has
+        speed 1: now it is one, now another, and ranks that train together wait for it."""
+        of_whole = (
+            [self._seconds[rank][number] for rank in self._whole] for number in range(len(self.plans))
+        )
+        return [median(map(max, zip(*of_ranks, strict=True))) for of_ranks in of_whole]
+
     def middle(self) -> int:
         """The rank in the middle, of those whose device has speed 1."""
         return sorted(self._whole, key=lambda rank: sum(self.medians(rank)))[len(self._whole) // 2]
