@@ -8,23 +8,30 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from unittest import mock
 
 import pytest
 import torch
 from torch import distributed
 
-from shardwise.accuracy import calibration_plans, eager_profile
+from shardwise.accuracy import (
+    AttentionSample,
+    MatmulSample,
+    MemorySample,
+    calibration_plans,
+    eager_profile,
+)
 from shardwise.app.cli import calibrating
-from shardwise.app.cli.calibrating_ranks import cluster_here, ranks_of
+from shardwise.app.cli.calibrating_ranks import Ranks, cluster_here, ranks_of
+from shardwise.app.cli.calibrating_rounds import Rounds
 from shardwise.app.cli.calibrating_steps import SmallSteps
 from shardwise.app.cli.main import main
 from shardwise.cluster import load_cluster
 from shardwise.errors import ConfigError
-from shardwise.measure import Clock, group_clock
+from shardwise.measure import Clock, KernelTimes, group_clock
 from shardwise.runtime.team import HOST, Team
 
 pytestmark = pytest.mark.xdist_group("runtime")
@@ -235,6 +242,53 @@ def test_a_step_takes_what_the_slowest_of_the_devices_of_speed_one_takes_each_ti
     steps.take(0)
     steps.take(1)
     assert steps.slowest() == [4.0, 6.0]
+
+
+class Alternating:
+    """Three ranks whose steps take 2 s, but those of the first and the second by turns 3 s; kernels as a
+    device of 10 GFLOP/s and 4 GB/s has them, on the second half as fast."""
+
+    rank, speeds = 0, (1.0, 1.0, 1.0)
+
+    def apart(self, *_: object) -> list[list[float]]:
+        return [[2.0, 3.0], [3.0, 2.0], [2.0, 2.0]]
+
+    def together(self, *_: object) -> list[Any]:
+        return [asdict(self.kernels(slower)) for slower in (1.0, 2.0, 1.0)]
+
+    @staticmethod
+    def kernels(slower: float) -> KernelTimes:
+        sides = (64, 256, 1024)
+        attentions = [(512, False), (128, False), (512, True), (128, True)]
+        return KernelTimes(
+            matmuls=tuple(
+                MatmulSample(m=m, n=n, k=k, seconds=slower * (1e-4 + 2e-10 * m * n * k))
+                for m in sides
+                for n in sides
+                for k in sides
+            ),
+            passes=tuple(
+                MemorySample(nbytes=nbytes, seconds=slower * (1e-4 + nbytes / 4e9))
+                for nbytes in (3e3, 1e5, 1e8)
+            ),
+            attentions=tuple(
+                AttentionSample(seq_len=length, work_flop=1e9, is_backward=is_backward, seconds=slower * 0.2)
+                for length, is_backward in attentions
+            ),
+            bf16_ratio=2.0,
+        )
+
+
+def test_a_machine_is_told_by_the_slowest_steps_and_the_kernels_in_the_middle() -> None:
+    """Each step has a rank that takes 3 s, though 2.5 s are the most that any takes in its median; in the
+    middle is either of the first two."""
+    rounds = Rounds(cast(Ranks, Alternating()), threads=1)
+    for piece in range(rounds.pieces):
+        rounds.take(piece)
+    found = rounds.found(load_cluster("1x1xcpu").classes["cpu"])
+    assert rounds.steps.medians(rounds.steps.middle()) == [2.5] * len(rounds.steps.plans)
+    assert found.steps_s == (3.0,) * len(rounds.steps.plans)
+    assert cast(Any, found.measured)["steps"]["seconds"] == 3.0 * len(rounds.steps.plans)
 
 
 def test_the_middle_one_of_the_devices_of_speed_one_counts() -> None:

@@ -79,11 +79,12 @@ def _prepare_layers(stage: Stage, plan: Plan, context: Context | None, host: Hos
 
 
 def _context_of(strategy: Strategy) -> Context | None:
-    """This rank's context group, where the plan has them. Makes the groups of all ranks."""
+    """This rank's context group, where the plan has them: one of its own, also where that is all ranks, for
+    keys and values must not queue behind sums of gradients. Makes the groups of all ranks."""
     if strategy.cp == 1:
         return None
     grid = rank_grid(strategy).transpose(2, 3).reshape(-1, strategy.cp)
-    group = group_among(grid.tolist())
+    group, _ = distributed.new_subgroups_by_enumeration(grid.tolist())
     return Ring(group) if strategy.cp_kind == "ring" else AllToAll(group)
 
 
