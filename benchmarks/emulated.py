@@ -26,7 +26,7 @@ from typing import Any
 
 import yaml
 from benchmarks import captured
-from benchmarks.emulated_rounds import ROUNDS
+from benchmarks.emulated_rounds import ROUNDS, STEPS_A_ROUND
 
 from shardwise import search
 from shardwise.accuracy import kendall_tau
@@ -205,7 +205,7 @@ def measure(name: str, setting: Setting, folder: Path, repeats: int) -> list[dic
     calibrated_s = float(yaml.safe_load(calibration.read_text())["measured"]["steps"]["seconds"])
     # Each behind its like; of the small plans as many at a time.
     turns_s = repeats * (2.0 * sum(told_s) + MADE_S * len(paths))
-    taken_s = turns_s + ROUNDS * (KERNELS_S + LINKS_S + STEPS * calibrated_s)
+    taken_s = turns_s + ROUNDS * (KERNELS_S + LINKS_S + STEPS_A_ROUND * STEPS * calibrated_s)
     epoch_s = START_S + SLACK * taken_s
     options: list[object] = []
     if setting.then is not None:

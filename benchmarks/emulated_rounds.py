@@ -4,6 +4,11 @@ ROUNDS = 5
 """Of all pieces of a calibration, spread over the turns of an epoch."""
 
 
+STEPS_A_ROUND = 2
+"""How often a round has the steps of small plans: they follow the pace of the machine, which changes within
+minutes, and kernels and links less so."""
+
+
 def pieces_after(place: int, places: int, pieces: int) -> range:
     """The pieces, of all those of `ROUNDS`, that follow one of so many `places`: at even distances."""
     total = ROUNDS * pieces

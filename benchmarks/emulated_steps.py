@@ -21,7 +21,7 @@ from statistics import median
 from typing import Any
 
 import torch
-from benchmarks.emulated_rounds import ROUNDS, pieces_after
+from benchmarks.emulated_rounds import ROUNDS, STEPS_A_ROUND, pieces_after
 from torch import distributed
 
 from shardwise.accuracy import calibration_document
@@ -64,7 +64,8 @@ def main(
         found = []
         for epoch, cluster in enumerate(clusters):
             machine, links = Rounds(ranks, threads=1), Links(ranks, cluster, threads=1, rounds=ROUNDS)
-            times = _in_turns(made, repeats, [*_pieces(machine), *_pieces(links)])
+            *small, kernels = _pieces(machine)
+            times = _in_turns(made, repeats, [*small * STEPS_A_ROUND, kernels, *_pieces(links)])
             plans = [{"measured_s": median(own), "times_s": own} for own in times]
             found.append({"plans": plans, **_calibrated(machine, links, known)})
             if epoch + 1 < len(clusters):
