@@ -37,10 +37,13 @@ CORES = 2
 """Of the machine that the settings are made for."""
 
 
-def rows(*times: tuple[float, float, float], job: str = "model") -> list[dict[str, Any]]:
+def rows(
+    *times: tuple[float, float, float], job: str = "model", cluster: str = "one", epoch: int = 0
+) -> list[dict[str, Any]]:
     """Seconds as predicted, by the calibration before, and measured."""
     names = ("predicted_s", "calibrated_s", "measured_s")
-    return [{"job": job, **dict(zip(names, each, strict=True))} for each in times]
+    asked = {"cluster": cluster, "epoch": epoch, "job": job}
+    return [{**asked, **dict(zip(names, each, strict=True))} for each in times]
 
 
 def test_a_slower_machine_trains_on_shorter_sequences(tmp_path: Path) -> None:
@@ -87,6 +90,13 @@ def test_figures_by_hand() -> None:
     both = judged([*of_model, *rows((1.0, 1.0, 1.0), (1.1, 1.1, 1.1), job="graph")])
     assert both["regret"] == pytest.approx(2.0 / 1.9 - 1)
     assert both["kendall_tau"] == pytest.approx(0.5)
+    # The same two on another cluster, or behind a change of the network, are as little for the model's plans
+    # to choose from; and all five count for the mean.
+    for elsewhere in ({"cluster": "two"}, {"epoch": 1}):
+        apart = judged([*of_model, *rows((1.0, 1.0, 1.0), (1.1, 1.1, 1.1), **elsewhere)])
+        assert apart["regret"] == pytest.approx(2.0 / 1.9 - 1)
+        assert apart["kendall_tau"] == pytest.approx(0.5)
+        assert apart["mean_accuracy"] == pytest.approx((0.9 + 1.0 + 0.75 + 2.0) / 5)
     assert accuracy_of(3.0, 2.0) == pytest.approx(0.5)
 
 
