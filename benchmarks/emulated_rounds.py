@@ -3,7 +3,6 @@
 ROUNDS = 5
 """Of all pieces of a calibration, spread over the turns of an epoch."""
 
-
 STEPS_A_ROUND = 2
 """How often a round has the steps of small plans: they follow the pace of the machine, which changes within
 minutes, and kernels and links less so."""

@@ -64,8 +64,7 @@ def main(
         found = []
         for epoch, cluster in enumerate(clusters):
             machine, links = Rounds(ranks, threads=1), Links(ranks, cluster, threads=1, rounds=ROUNDS)
-            *small, kernels = _pieces(machine)
-            times = _in_turns(made, repeats, [*small * STEPS_A_ROUND, kernels, *_pieces(links)])
+            times = _in_turns(made, repeats, _round(machine, links))
             plans = [{"measured_s": median(own), "times_s": own} for own in times]
             found.append({"plans": plans, **_calibrated(machine, links, known)})
             if epoch + 1 < len(clusters):
@@ -77,6 +76,12 @@ def main(
                 time.sleep(left_s + SETTLED_S)
         if ranks.rank == 0:
             Path(out).write_text(json.dumps({"epochs": found}))
+
+
+def _round(machine: Rounds, links: Links) -> list[Callable[[], object]]:
+    """The pieces of one round, the steps of small plans so often as `STEPS_A_ROUND` says."""
+    *small, kernels = _pieces(machine)
+    return [*small * STEPS_A_ROUND, kernels, *_pieces(links)]
 
 
 def _pieces(of: Rounds | Links) -> list[Callable[[], object]]:

@@ -96,6 +96,18 @@ def test_pieces_are_those_of_their_numbers() -> None:
     assert taken == [0, 1, 2]
 
 
+def test_a_round_has_the_steps_of_small_plans_twice_and_all_else_once() -> None:
+    """Of two small plans, kernels behind them, and three groups of links; a twin that takes kernels twice, or
+    steps once, is seen."""
+    taken: list[str] = []
+    machine = SimpleNamespace(pieces=3, take=lambda piece: taken.append(f"machine {piece}"))
+    links = SimpleNamespace(pieces=3, take=lambda piece: taken.append(f"links {piece}"))
+    for piece in emulated_steps._round(cast(Any, machine), cast(Any, links)):
+        piece()
+    assert taken[:4] == ["machine 0", "machine 1"] * 2
+    assert taken[4:] == ["machine 2", "links 0", "links 1", "links 2"]
+
+
 def test_a_calibration_between_plans_is_of_kernels_and_links_of_then(tmp_path: Path) -> None:
     """Kernels and software as `rounds` found them, what is between ranks as `links` did; a twin that keeps
     what the calibration before has of either is seen."""

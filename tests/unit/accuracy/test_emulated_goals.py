@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from benchmarks import emulated
 from benchmarks.emulated import (
     BATCH,
     COMPUTED,
@@ -42,7 +43,7 @@ def rows(
 ) -> list[dict[str, Any]]:
     """Seconds as predicted, by the calibration before, and measured."""
     names = ("predicted_s", "calibrated_s", "measured_s")
-    asked = {"cluster": cluster, "epoch": epoch, "job": job}
+    asked = {"cluster": cluster, "epoch": epoch, "job": job, "plan": "dp=2"}
     return [{**asked, **dict(zip(names, each, strict=True))} for each in times]
 
 
@@ -116,6 +117,25 @@ def test_every_goal_can_be_missed() -> None:
         worse = goal + 0.001 if name == "regret" else goal - 0.001
         (line,) = missed(met | {name: worse})
         assert line.startswith(name)
+
+
+def test_all_clusters_together_decide_and_one_alone_is_told(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One cluster is told 10 % too fast: alone it misses the mean of 94 %. With another, told exactly, the
+    mean is 95 %; by itself it decides, and the command fails. A twin that judges each cluster alone fails
+    both times, one that never fails is seen by the second."""
+    off, exact = (rows((told, told, 1.0), (2 * told, 2 * told, 2.0)) for told in (0.9, 1.0))
+    found = {"uniform": off, "two hosts": [{**row, "cluster": "two"} for row in exact]}
+    monkeypatch.setattr(emulated, "measure", lambda name, *_: found[name])
+
+    def ends(*clusters: str) -> tuple[int, str]:
+        monkeypatch.setattr("sys.argv", ["emulated", *clusters])
+        return emulated.main(), capsys.readouterr().err
+
+    assert ends("uniform", "two hosts") == (0, "uniform alone: mean_accuracy 0.900, goal 0.94\n")
+    code, said = ends("uniform")
+    assert code == 1 and "missed: mean_accuracy 0.900, goal 0.94\n" in said
 
 
 @pytest.mark.parametrize("name", SETTINGS)
