@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from benchmarks.accelerated_record import CALIBRATION
+from benchmarks.accelerated_record import H200
 from tests.unit.accuracy.test_nccl_tests import SIZES, run_head, table
 from tests.unit.app.conftest import Run
 
@@ -239,7 +239,7 @@ def test_our_measured_software_is_planned_for_on_an_accelerator_where_it_is_aske
     profiles = []
     for target in ((), ("--target", "shardwise")):
         saved = str(tmp_path / f"p{len(target)}.yaml")
-        ran = run("plan", str(model), "--cluster", "1x1xH200", "--calibration", str(CALIBRATION),
+        ran = run("plan", str(model), "--cluster", "1x1xH200", "--calibration", str(H200.calibrated),
                   "--seq-len", "128", "--global-batch-size", "8", *target, "--save", saved)  # fmt: skip
         assert ran.code == 0, ran.err
         plan = read_plan(saved)
@@ -248,9 +248,9 @@ def test_our_measured_software_is_planned_for_on_an_accelerator_where_it_is_aske
         assert run("check", saved).code == 0
     others, ours = profiles
     assert others.name.startswith("megatron") and ours.name == "shardwise"
-    measured = read_calibration(str(CALIBRATION)).profile
+    measured = read_calibration(str(H200.calibrated)).profile
     assert measured is not None and ours.pointwise_passes == measured.pointwise_passes
-    ran = run("frontier", "graph:mlp", "--cluster", "1x1xH200", "--calibration", str(CALIBRATION),
+    ran = run("frontier", "graph:mlp", "--cluster", "1x1xH200", "--calibration", str(H200.calibrated),
               "--global-batch-size", "64", "--json")  # fmt: skip
     assert ran.code == 0, ran.err
     assert json.loads(ran.out)["job"]["profile"].startswith("megatron")
