@@ -13,13 +13,17 @@ ENDING = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasatt
 @contextlib.contextmanager
 def ended_like_interrupts() -> Iterator[None]:
     """SIGTERM and SIGHUP end what is done under this as Ctrl-C does, so that nothing is left behind; those
-    that follow the first are ignored while it ends. One that is ignored already (`nohup`) stays so."""
+    that follow the first are ignored while it ends. One that is ignored already (`nohup`) stays so, and so do
+    all from the last words (`ignore_ending`) on."""
     if threading.current_thread() is not threading.main_thread():  # the only one that may set handlers
         yield
         return
     taken = [number for number in ENDING if signal.getsignal(number) == signal.SIG_DFL]
+    has_come = False
 
     def interrupt(number: int, frame: object) -> None:
+        nonlocal has_come
+        has_come = True
         for each in taken:
             signal.signal(each, signal.SIG_IGN)
         raise KeyboardInterrupt
@@ -30,11 +34,13 @@ def ended_like_interrupts() -> Iterator[None]:
         yield
     finally:
         for number in taken:
-            signal.signal(number, signal.SIG_DFL)
+            if has_come or signal.getsignal(number) is interrupt:
+                signal.signal(number, signal.SIG_DFL)
 
 
 def ignore_ending() -> None:
-    """Let the process say its last words: who sends these signals ends it by force after a while."""
+    """Let the process say its last words, and end as it means to: who sends these signals ends it by force
+    after a while."""
     if threading.current_thread() is threading.main_thread():
         for number in ENDING:
             signal.signal(number, signal.SIG_IGN)
