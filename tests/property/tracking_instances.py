@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import combinations, pairwise, product
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +18,7 @@ SHAPES = ("series", "parallel", "residual", "dense", "shared", "tree")
 with skips; each with each; two that read one variable more; anyhow."""
 
 Costs = npt.NDArray[np.float64]
+Columns = tuple[float, float, float, float, float]
 Choices = tuple[tuple[int, tuple[int, ...]], ...]
 """For each occurrence of a link: the mode, and the choice of each variable."""
 
@@ -162,18 +164,27 @@ def _costs(random: np.random.Generator, sizes: tuple[int, ...], is_hiding: bool)
     return costs
 
 
-def costs_of(part: Part, choices: tuple[int, ...]) -> list[float]:
+def costs_of(part: Part, choices: tuple[int, ...]) -> Columns:
     """The five columns of a part, factor by factor."""
-    columns = [0.0, 0.0, 0.0, 0.0, 0.0]
-    for factor in part.factors:
-        cost = factor.costs
-        for variable in factor.variables:
+    return _costs_of(_tables_of(part), choices)
+
+
+def _tables_of(part: Part) -> list[tuple[tuple[int, ...], Any]]:
+    """Factors as lists in lists, which are looked into sooner than arrays."""
+    return [(factor.variables, factor.costs.tolist()) for factor in part.factors]
+
+
+def _costs_of(tables: list[tuple[tuple[int, ...], Any]], choices: tuple[int, ...]) -> Columns:
+    hidden_s = exposed_s = held = again = peak = 0.0
+    for variables, cost in tables:
+        for variable in variables:
             cost = cost[choices[variable]]
-        columns = [
-            *(a + b for a, b in zip(columns[:4], cost[:4].tolist(), strict=True)),
-            max(columns[4], cost[4]),
-        ]
-    return columns
+        hidden_s += cost[0]
+        exposed_s += cost[1]
+        held += cost[2]
+        again += cost[3]
+        peak = max(peak, cost[4])
+    return hidden_s, exposed_s, held, again, peak
 
 
 def plain(solution: Solution) -> Choices:
@@ -198,11 +209,11 @@ def frontier_by_definition(chain: Chain) -> list[tuple[float, float]]:
         for chosen in product(*(range(size) for size in sizes.values()))
         for point in _points(chain, dict(zip(sizes, chosen, strict=True)))
     }
-    return sorted(
-        point
-        for point in points
-        if not any(other != point and other[0] <= point[0] and other[1] <= point[1] for other in points)
-    )
+    frontier: list[tuple[float, float]] = []
+    for point in sorted(points):  # behind those that are as fast, and of the equally fast behind the smaller
+        if not frontier or point[1] < frontier[-1][1]:
+            frontier.append(point)
+    return frontier
 
 
 def _points(chain: Chain, hubs: dict[str, int]) -> set[tuple[float, float]]:
@@ -211,8 +222,9 @@ def _points(chain: Chain, hubs: dict[str, int]) -> set[tuple[float, float]]:
     for link in [each for each in chain for _ in range(each.repeat)]:
         onward: dict[int, set[tuple[float, float, float, float]]] = {}
         for _, part in link.modes:
+            tables = _tables_of(part)
             for choices in product(*(range(size) for size in part.sizes)):
-                hidden_s, exposed_s, held, again, peak = costs_of(part, choices)
+                hidden_s, exposed_s, held, again, peak = _costs_of(tables, choices)
                 if hidden_s == np.inf or any(choices[variable] != hubs[name] for name, variable in part.hubs):
                     continue
                 before = reached.get(0 if part.entry is None else choices[part.entry], set())
