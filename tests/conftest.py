@@ -20,6 +20,22 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--full", action="store_true", help="run the exhaustive and the large random tests")
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "in_full: a case of --full alone")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what only `--full` has."""
+    left_out = [] if config.getoption("--full") else [each for each in items if _is_in_full(each)]
+    if left_out:
+        items[:] = [each for each in items if not _is_in_full(each)]
+        config.hook.pytest_deselected(items=left_out)
+
+
+def _is_in_full(item: pytest.Item) -> bool:
+    return item.get_closest_marker("in_full") is not None
+
+
 @pytest.fixture(scope="session")
 def full(request: pytest.FixtureRequest) -> bool:
     """Whether exhaustive tests run in full instead of on a sample."""

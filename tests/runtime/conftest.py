@@ -1,14 +1,24 @@
-"""One team of workers for all runtime tests: starting a process with PyTorch costs seconds."""
+"""One team of workers for the runtime tests of a process: starting one with PyTorch costs seconds."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from shardwise.runtime import Team
 
 WORKERS = 8
+
+
+@pytest.hookimpl(tryfirst=True)  # before the plugin that hands groups out reads them
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The tests of a file stay together: they share what they hold others against, and few processes of
+    tests have a team at a time."""
+    for item in items:
+        if item.path.parent == Path(__file__).parent and item.get_closest_marker("xdist_group") is None:
+            item.add_marker(pytest.mark.xdist_group(item.path.stem))
 
 
 @pytest.fixture(scope="session")

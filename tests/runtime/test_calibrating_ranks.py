@@ -34,8 +34,6 @@ from shardwise.errors import ConfigError
 from shardwise.measure import Clock, KernelTimes, group_clock
 from shardwise.runtime.team import HOST, Team
 
-pytestmark = pytest.mark.xdist_group("runtime")
-
 
 def seen(report: Any, factor: int) -> tuple[int, int, int]:
     """The group that this is called in: a sum over it, its size; and the process."""

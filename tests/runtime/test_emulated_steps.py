@@ -10,7 +10,6 @@ from types import SimpleNamespace
 from typing import Any, cast
 from unittest import mock
 
-import pytest
 from benchmarks import emulated_steps
 from tests.runtime.tracked import fake_ranks
 from tests.unit.app.test_cli_calibrate import written
@@ -24,8 +23,6 @@ from shardwise.inputs import written_yaml
 from shardwise.runtime import Team
 from shardwise.runtime.private import process_groups
 from shardwise.strategy import read_calibration
-
-pytestmark = pytest.mark.xdist_group("runtime")
 
 READINGS = ((10.0, 14.0), (20.0, 26.0))
 """Of each rank's clock, before and after."""

@@ -46,8 +46,6 @@ from shardwise.runtime import Team, TimedSteps, timed_steps
 from shardwise.runtime.private import DispatchMode
 from shardwise.strategy import read_calibration, target_of
 
-pytestmark = pytest.mark.xdist_group("runtime")
-
 
 class Calls:
     """A call that takes 2 ms on its own clock, and 50 ms more in the batches that are disturbed."""

@@ -38,8 +38,6 @@ from shardwise.runtime.watch import DEPARTURE, RECENT, Watch
 from shardwise.sim import COMPUTE, Span, read_trace
 from shardwise.strategy import Job, Strategy, complete, target_of
 
-pytestmark = pytest.mark.xdist_group("runtime")
-
 
 @dataclass(slots=True)
 class Scripted:

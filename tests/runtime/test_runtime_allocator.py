@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import resource
 
-import pytest
 import torch
 from tests.runtime.plans import make_plan
 
 from shardwise.plan import Plan
 from shardwise.runtime import Team, parallelize, reference_module
-
-pytestmark = pytest.mark.xdist_group("runtime")
 
 MIB = 2**20
 SIZES = (48 * MIB, 16 * MIB, 3 * MIB)

@@ -22,8 +22,6 @@ from shardwise.runtime.capability import TARGET
 from shardwise.strategy import NAMES
 from shardwise.strategy.target import Condition, Limit
 
-pytestmark = pytest.mark.xdist_group("runtime")
-
 SAMPLED = 5
 DEGREES = ((1, 1, 2, 2), (2, 1, 1, 2), (2, 1, 2, 1), (1, 2, 1, 2), (1, 2, 2, 1), (1, 1, 4, 1), (2, 2, 1, 1))
 """tp, cp, pp and dp of four ranks, two axes at a time; and four stages."""

@@ -60,8 +60,6 @@ from shardwise.runtime.manifest import (
 from shardwise.runtime.owned import Owned
 from shardwise.runtime.state import state_of
 
-pytestmark = pytest.mark.xdist_group("runtime")
-
 BEFORE, AFTER = 2, 2
 """Steps before and behind the checkpoint."""
 

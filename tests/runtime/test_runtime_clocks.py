@@ -10,8 +10,6 @@ import torch
 from shardwise.runtime import Report, Team, together
 from shardwise.sim import COMPUTE, Span
 
-pytestmark = pytest.mark.xdist_group("runtime")
-
 AHEAD_S = (0.0, 1000.0, -500.0)
 
 

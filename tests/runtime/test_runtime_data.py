@@ -18,8 +18,6 @@ from shardwise.runtime import Synthetic, TokenFile
 from shardwise.runtime.data import Content
 from shardwise.runtime.shuffle import Shuffle
 
-pytestmark = pytest.mark.xdist_group("runtime")
-
 
 def test_a_synthetic_batch_is_a_function_of_seed_and_step() -> None:
     source = Synthetic(vocab=50, global_batch_size=4, seq_len=16, seed=3)

@@ -15,8 +15,6 @@ from shardwise.runtime import Team
 from shardwise.runtime.host_activations import MOVES_ACTIVATIONS
 from shardwise.runtime.host_states import MOVES_STATES
 
-pytestmark = pytest.mark.xdist_group("runtime")
-
 STEPS, MANY_STEPS = 3, 20
 
 TOLERANCE = 2e-5

@@ -23,8 +23,6 @@ from shardwise.runtime.numerics import Gate, Numerics, Routing
 from shardwise.runtime.rope import Rope, Yarn, rotation_of
 from shardwise.runtime.scores import Scores, scored_attention
 
-pytestmark = pytest.mark.xdist_group("runtime")
-
 TOLERANCE = 2e-4
 
 

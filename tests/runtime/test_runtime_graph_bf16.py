@@ -33,8 +33,6 @@ from shardwise.runtime.graphs.kernels import KERNELS
 from shardwise.runtime.graphs.kernels_losses import LOSSES
 from shardwise.runtime.graphs.store import Held
 
-pytestmark = pytest.mark.xdist_group("runtime")
-
 GRAPH = mlp(8, 6, 12, 5)
 
 STEPS = 3

@@ -18,8 +18,6 @@ from shardwise.plan import GraphPlan
 from shardwise.runtime import Team, capture
 from shardwise.runtime.graphs.captured import captured
 
-pytestmark = pytest.mark.xdist_group("runtime")
-
 TOLERANCE = 1e-9
 """Relative, in fp64, so that what is left is sums in another order: in fp32 it is up to 4e-5."""
 

@@ -48,8 +48,6 @@ from shardwise.runtime import Report, Saving, Team, graph_module, load, parallel
 from shardwise.runtime.graphs.forms import boxes_of_run, extents
 from shardwise.runtime.manifest import folder_of, graph_hash
 
-pytestmark = pytest.mark.xdist_group("runtime")
-
 CHAIN = chain(8, 6, 12, 5)
 UNEVEN = chain(12, 7, 11, 5)
 

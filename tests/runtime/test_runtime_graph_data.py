@@ -20,8 +20,6 @@ from shardwise.graph import Growth, scaled
 from shardwise.plan import write_graph_plan
 from shardwise.runtime import ArrayFolder, data, graph_data
 
-pytestmark = pytest.mark.xdist_group("runtime")
-
 GRAPH = replace(mlp(4, 6, 12, 5), growth={"b": Growth(batch=1)})
 SAMPLES = 10
 

@@ -21,8 +21,6 @@ from shardwise.runtime.graphs.grid import Grid
 from shardwise.runtime.graphs.kernels import KERNELS
 from shardwise.runtime.graphs.work import Work
 
-pytestmark = pytest.mark.xdist_group("runtime")
-
 TOLERANCE = 1e-9
 """In fp64."""
 

@@ -35,8 +35,6 @@ from shardwise.runtime.graphs.messages import Way, alone
 from shardwise.runtime.graphs.program import program_of
 from shardwise.runtime.graphs.store import Held
 
-pytestmark = pytest.mark.xdist_group("runtime")
-
 MLP = mlp(8, 8, 16, 4)
 """All dims go evenly: else parts are padded to the largest."""
 

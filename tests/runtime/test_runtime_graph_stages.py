@@ -37,8 +37,6 @@ from shardwise.runtime import Report, Team, check_graph_runnable, graph_module, 
 from shardwise.runtime.trace import NORM, OPTIMIZER, traced
 from shardwise.sim import COMPUTE
 
-pytestmark = pytest.mark.xdist_group("runtime")
-
 STEPS = 3
 
 CHAIN = chain(8, 6, 12, 5)

@@ -26,8 +26,6 @@ from shardwise.runtime import Report, Team, graph_module, parallelize
 from shardwise.runtime.graphs.stage import _Passes
 from shardwise.runtime.graphs.store import settle
 
-pytestmark = pytest.mark.xdist_group("runtime")
-
 CHAIN = chain(16, 8, 16, 4)
 """All dims go evenly, those of a micro-batch too: else parts are padded to the largest."""
 

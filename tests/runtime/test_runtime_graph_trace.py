@@ -33,8 +33,6 @@ from shardwise.runtime.profiled import ProfiledEvent
 from shardwise.runtime.trace import traced
 from shardwise.sim import BLOCKS, COMMUNICATION, COMPUTE, OPERATORS, TRAFFIC, Span, read_trace
 
-pytestmark = pytest.mark.xdist_group("runtime")
-
 CHAIN = chain(16, 8, 16, 4)
 """All dims go evenly, those of a micro-batch too. Every operator has a backward pass."""
 

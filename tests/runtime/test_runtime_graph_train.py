@@ -28,8 +28,6 @@ from shardwise.runtime import check_told
 from shardwise.runtime.graph_train import module_of_graph
 from shardwise.runtime.manifest import finished
 
-pytestmark = pytest.mark.xdist_group("runtime")
-
 MLP = mlp(8, 6, 12, 5)
 
 

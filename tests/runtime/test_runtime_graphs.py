@@ -18,8 +18,6 @@ from shardwise.graph import OpNode
 from shardwise.plan import GraphPlan
 from shardwise.runtime import Team, check_graph_runnable
 
-pytestmark = pytest.mark.xdist_group("runtime")
-
 TOLERANCE = 2e-5
 """Relative, in fp32: sums in another order."""
 

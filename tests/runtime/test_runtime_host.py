@@ -20,8 +20,6 @@ from shardwise.runtime.host_states import HostStates
 from shardwise.runtime.modules import Stage
 from shardwise.runtime.optimizer import optimizer_of
 
-pytestmark = pytest.mark.xdist_group("runtime")
-
 TOKENS = torch.arange(2 * 16).reshape(2, 16)
 
 

@@ -19,8 +19,6 @@ from shardwise.app.cli import main
 from shardwise.app.cli.launched import TORCHRUN_VARIABLE
 from shardwise.plan import write_graph_plan, write_plan
 
-pytestmark = pytest.mark.xdist_group("runtime")
-
 
 def test_torchrun_trains_as_launched(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     plan, log, trace = str(tmp_path / "p.yaml"), tmp_path / "steps.jsonl", str(tmp_path / "measured.json")

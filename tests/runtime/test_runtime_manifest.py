@@ -42,8 +42,6 @@ from shardwise.runtime.manifest import (
     prune,
 )
 
-pytestmark = pytest.mark.xdist_group("runtime")
-
 
 def committed(root: Path, step: int, plan: Plan, **changes: Any) -> Path:
     """A finished checkpoint of a run under `plan`, with a file that is none of PyTorch's."""

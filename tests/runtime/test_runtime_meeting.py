@@ -27,8 +27,6 @@ from shardwise.plan import write_plan
 from shardwise.runtime import Meeting
 from shardwise.runtime.team import HOST
 
-pytestmark = pytest.mark.xdist_group("runtime")
-
 
 def free_port() -> str:
     with socket.create_server((HOST, 0)) as server:

@@ -10,6 +10,7 @@ from unittest.mock import patch
 import pytest
 import torch
 from tests.runtime.tracked import allocated_bytes
+from tests.sampling import sample_of
 from torch import nn
 
 from shardwise import search
@@ -17,8 +18,6 @@ from shardwise.cluster import Cluster, load_cluster
 from shardwise.model import model_from_config
 from shardwise.plan import Plan
 from shardwise.strategy import MEGATRON_2024, Job, complete, parse_fields, target_of
-
-pytestmark = pytest.mark.xdist_group("runtime")
 
 WITHIN = 0.10
 
@@ -88,10 +87,11 @@ MATRIX = [
 """Devices, strategy, batch and dtype."""
 
 
-@pytest.mark.parametrize("number", range(len(MATRIX)))
-def test_the_tightest_rank_allocates_what_the_plan_says(full: bool, number: int) -> None:
-    if full or number < len(SAMPLE):
-        assert ratio(plan_on(*MATRIX[number])) == pytest.approx(1.0, abs=WITHIN)
+@pytest.mark.parametrize(("devices", "text", "batch", "dtype"), sample_of(MATRIX, SAMPLE))
+def test_the_tightest_rank_allocates_what_the_plan_says(
+    devices: int, text: str, batch: int, dtype: str
+) -> None:
+    assert ratio(plan_on(devices, text, batch, dtype)) == pytest.approx(1.0, abs=WITHIN)
 
 
 ALONE = [
@@ -130,10 +130,9 @@ OFFLOADED = [
 """Devices, strategy, batch and dtype, where part of the memory is the host's."""
 
 
-@pytest.mark.parametrize("number", range(len(OFFLOADED)))
-def test_what_is_offloaded_is_not_on_the_device(full: bool, number: int) -> None:
-    if full or number < len(OFFLOADED_SAMPLE):
-        assert ratio(plan_on(*OFFLOADED[number])) == pytest.approx(1.0, abs=WITHIN)
+@pytest.mark.parametrize(("devices", "text", "batch", "dtype"), sample_of(OFFLOADED, OFFLOADED_SAMPLE))
+def test_what_is_offloaded_is_not_on_the_device(devices: int, text: str, batch: int, dtype: str) -> None:
+    assert ratio(plan_on(devices, text, batch, dtype)) == pytest.approx(1.0, abs=WITHIN)
 
 
 def test_a_twin_whose_layers_do_not_leave_is_caught() -> None:
@@ -159,14 +158,12 @@ SPLIT = [
 """Devices and strategy, of schedules whose backward passes are split."""
 
 
-@pytest.mark.parametrize("number", range(len(SPLIT)))
-def test_what_waits_for_gradients_of_weights_is_counted(full: bool, number: int) -> None:
+@pytest.mark.parametrize(("devices", "text"), sample_of(SPLIT, SPLIT_SAMPLE))
+def test_what_waits_for_gradients_of_weights_is_counted(devices: int, text: str) -> None:
     """With a small vocabulary, beside which activations weigh: the last rank is the tightest."""
-    if full or number < len(SPLIT_SAMPLE):
-        devices, text = SPLIT[number]
-        plan = plan_on(devices, text, 2 * devices, "fp32", {**SMALL, "vocab_size": 4096})
-        assert plan.best.tightest_rank == devices - 1
-        assert ratio(plan) == pytest.approx(1.0, abs=WITHIN)
+    plan = plan_on(devices, text, 2 * devices, "fp32", {**SMALL, "vocab_size": 4096})
+    assert plan.best.tightest_rank == devices - 1
+    assert ratio(plan) == pytest.approx(1.0, abs=WITHIN)
 
 
 FAMILIES: dict[str, dict[str, Any]] = {
@@ -191,13 +188,16 @@ tensors do not count."""
 DIVIDED = "tp=4,dp=2,zero_stage=1,sequence_parallel=true,micro_batch_size=4"
 
 
-@pytest.mark.parametrize("name", FAMILIES)
-def test_families_allocate_what_the_plan_says(full: bool, name: str) -> None:
+@pytest.mark.parametrize("name", sample_of(list(FAMILIES), ["gemma2", "deepseek_v2"]))
+def test_families_allocate_what_the_plan_says(name: str) -> None:
     config = {"model_type": name, **FAMILIES[name]}
-    if full or name in ("gemma2", "deepseek_v2"):
-        assert ratio(plan_on(8, DIVIDED, 8, "fp32", config)) == pytest.approx(1.0, abs=WITHIN)
-    if full or name == "bloom":
-        assert ratio(plan_on(1, "micro_batch_size=8", 8, "bf16", config)) == pytest.approx(1.0, abs=WITHIN)
+    assert ratio(plan_on(8, DIVIDED, 8, "fp32", config)) == pytest.approx(1.0, abs=WITHIN)
+
+
+@pytest.mark.parametrize("name", sample_of(list(FAMILIES), ["bloom"]))
+def test_families_on_a_device_alone_allocate_what_the_plan_says(name: str) -> None:
+    config = {"model_type": name, **FAMILIES[name]}
+    assert ratio(plan_on(1, "micro_batch_size=8", 8, "bf16", config)) == pytest.approx(1.0, abs=WITHIN)
 
 
 def plain_norm(width: int, epsilon: float) -> nn.Module:

@@ -16,8 +16,6 @@ from shardwise.runtime import initialise, reference_module
 from shardwise.runtime.loss import batch_share_loss
 from shardwise.runtime.rope import Rope, Rotation, rotated, rotation_of
 
-pytestmark = pytest.mark.xdist_group("runtime")
-
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_a_module_has_the_tensors_of_the_record(name: str) -> None:

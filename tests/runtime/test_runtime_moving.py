@@ -17,8 +17,6 @@ from shardwise.runtime.gradients import local
 from shardwise.runtime.private import process_groups
 from shardwise.runtime.state import state_of
 
-pytestmark = pytest.mark.xdist_group("runtime")
-
 BEFORE, AFTER = 2, 2
 """Steps before and behind the move."""
 

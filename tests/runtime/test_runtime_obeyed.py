@@ -25,8 +25,6 @@ from shardwise.plan import Plan
 from shardwise.runtime import Job, Report, Team, parallelize
 from shardwise.runtime.collectives import Collective, recorded
 
-pytestmark = pytest.mark.xdist_group("runtime")
-
 Times = dict[tuple[str, int], int]
 """How often a step has a collective of a kind and of so many bytes."""
 

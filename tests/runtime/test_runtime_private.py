@@ -45,8 +45,6 @@ from shardwise.runtime.private import (
 )
 from shardwise.schedule import NAMES, generate, lower, to_text
 
-pytestmark = pytest.mark.xdist_group("runtime")
-
 
 @pytest.mark.parametrize("name", NAMES)
 def test_actions_as_text_are_pytorchs(name: str) -> None:

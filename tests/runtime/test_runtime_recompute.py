@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-import pytest
 import torch
 from tests.runtime.equality import whole_module
 from tests.runtime.plans import make_plan, tiny
@@ -14,8 +13,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from shardwise.runtime.recompute import recompute_kinds
 from shardwise.runtime.rope import rotation_of
 from shardwise.strategy import MEGATRON_2024, target_of
-
-pytestmark = pytest.mark.xdist_group("runtime")
 
 
 class Counting(TorchDispatchMode):

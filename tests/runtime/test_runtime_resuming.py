@@ -26,8 +26,6 @@ from shardwise.app.cli.training_run import Asked, Run, kept_bytes
 from shardwise.errors import ConfigError
 from shardwise.runtime import StepRecord, TrainOptions, team
 
-pytestmark = pytest.mark.xdist_group("runtime")
-
 
 def asked_by(arguments: list[str]) -> Asked:
     """What `train` reads from these arguments."""

@@ -16,8 +16,6 @@ from shardwise.plan import Plan, write_plan
 from shardwise.runtime import Team, TrainOptions, train
 from shardwise.runtime.waiting import Stopwatch
 
-pytestmark = pytest.mark.xdist_group("runtime")
-
 
 def takes_interrupts(report: object) -> bool:
     return signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, [])

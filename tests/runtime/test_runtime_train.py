@@ -25,8 +25,6 @@ from shardwise.runtime import RankLost, Report, Team, TrainOptions, parallelize,
 from shardwise.runtime.team import HOST, process_group
 from shardwise.sim import COMMUNICATION, COMPUTE
 
-pytestmark = pytest.mark.xdist_group("runtime")
-
 ROOT = Path(__file__).resolve().parents[2]
 
 

@@ -36,8 +36,6 @@ from shardwise.runtime.holdings import Part, region_of
 from shardwise.schedule import generate
 from shardwise.sim import COMPUTE
 
-pytestmark = pytest.mark.xdist_group("runtime")
-
 ROOT = Path(__file__).resolve().parents[2]
 STEPS = 3
 TOLERANCE = 2e-5

@@ -23,8 +23,6 @@ from shardwise.runtime.parallelize import divided
 from shardwise.runtime.transfers import Region
 from shardwise.runtime.uneven import UnevenJob
 
-pytestmark = pytest.mark.xdist_group("runtime")
-
 SEED = 3
 
 

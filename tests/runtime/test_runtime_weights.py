@@ -20,8 +20,6 @@ from shardwise.plan import write_plan
 from shardwise.runtime import Stage, initialise, load_weights, reference_module, save_weights
 from shardwise.runtime.weights import weights_in
 
-pytestmark = pytest.mark.xdist_group("runtime")
-
 GPT2 = {"model_type": "gpt2", "n_embd": 32, "n_head": 4, "n_layer": 2, "vocab_size": 96, "n_positions": 32}
 CASES: Mapping[str, Mapping[str, object]] = {
     **{name: config for name, config in CONFIGS.items() if "model_type" in config},
