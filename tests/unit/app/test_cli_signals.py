@@ -31,6 +31,22 @@ def test_behind_its_last_words_a_process_ends_as_it_means_to(speaks: bool) -> No
     assert done.returncode == (2 if speaks else -signal.SIGTERM)
 
 
+def test_words_behind_an_interrupt_are_the_last_too() -> None:
+    done = ran(
+        "with ended_like_interrupts():", f"  try: {SENDS}", "  except KeyboardInterrupt: ignore_ending()",
+        SENDS, "raise SystemExit(2)",
+    )  # fmt: skip
+    assert done.returncode == 2
+
+
+def test_an_interrupt_comes_once() -> None:
+    done = ran(
+        "with ended_like_interrupts():", f"  try: {SENDS}", f"  except KeyboardInterrupt: {SENDS}",
+        "raise SystemExit(2)",
+    )  # fmt: skip
+    assert done.returncode == 2
+
+
 def test_after_an_interrupt_signals_are_as_they_were() -> None:
     done = ran(
         "try:", f"  with ended_like_interrupts(): {SENDS}", "except KeyboardInterrupt: pass", SENDS,

@@ -19,13 +19,10 @@ def ended_like_interrupts() -> Iterator[None]:
         yield
         return
     taken = [number for number in ENDING if signal.getsignal(number) == signal.SIG_DFL]
-    has_come = False
 
     def interrupt(number: int, frame: object) -> None:
-        nonlocal has_come
-        has_come = True
         for each in taken:
-            signal.signal(each, signal.SIG_IGN)
+            signal.signal(each, _heard)
         raise KeyboardInterrupt
 
     for number in taken:
@@ -34,8 +31,12 @@ def ended_like_interrupts() -> Iterator[None]:
         yield
     finally:
         for number in taken:
-            if has_come or signal.getsignal(number) is interrupt:
+            if signal.getsignal(number) in (interrupt, _heard):
                 signal.signal(number, signal.SIG_DFL)
+
+
+def _heard(number: int, frame: object) -> None:
+    """Nothing more: the process is ending."""
 
 
 def ignore_ending() -> None:
