@@ -58,3 +58,8 @@ def in_order(report: object, plan: Plan) -> list[str]:
 
 def test_the_clock_is_read_when_the_device_is_done(team: Team) -> None:
     assert team.run(1, in_order, make_plan("dp=1")) == [["device is done", "clock is read"] * 2]
+
+
+def test_tests_of_a_file_are_handed_out_together(request: pytest.FixtureRequest) -> None:
+    group = request.node.get_closest_marker("xdist_group")
+    assert group.args == ("test_runtime_team",)

@@ -36,6 +36,6 @@ def test_peaks_are_what_is_planned(record: Record, shapes: int) -> None:
 
 def test_twins_whose_software_copies_nothing_are_caught() -> None:
     with patch("shardwise.cost.sync.copies_s", lambda problem, table, owned, held: 0.0 * owned):
-        assert mean_off(steps(H200)) > 0.04 < mean_off(steps(H100))
+        assert min(mean_off(steps(H200)), mean_off(steps(H100))) > 0.04
     with patch("shardwise.cost.temporaries.LOGITS_NUMBER_BYTES", 0.0):
         assert max(abs(one.off) for one in peaks(H200)) > PEAK_WITHIN
