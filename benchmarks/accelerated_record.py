@@ -4,7 +4,7 @@ Needs no such device: steps were timed by `benchmarks.accelerated`, right behind
 are PyTorch's `max_memory_allocated` of a step without the two workspaces of cuBLAS (`libraries_bytes`, which
 still are in those of shapes that were not timed). When they were measured the price was as it is. On the H200
 all shapes had been measured before: by the first fourteen the price of copies was written, and all were at
-hand when it was chosen to keep the launch that kernels alone tell. On the H100 nothing had been measured.
+hand when it was chosen to keep the launch that kernels alone tell. The H100 had never run our runtime.
 """
 
 from __future__ import annotations

@@ -102,7 +102,7 @@ def _slowest_s(seconds: float) -> float:
 
 def figures(name: str) -> dict[str, float]:
     """Medians in seconds, and what a step of the plan takes over the one by hand that was taken with it: in
-    the median of these pairs, in which the machine is as fast for both."""
+    the median of these pairs, between which the machine hardly changes its pace."""
     with Team(RANKS) as team:
         ours, theirs = team.run(RANKS, steps_of, name)[0]
     return {
