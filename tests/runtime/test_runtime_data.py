@@ -9,6 +9,7 @@ from pathlib import Path
 from unittest.mock import patch
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
 from numpy.typing import NDArray
@@ -43,6 +44,33 @@ def test_synthetic_text_can_be_learned() -> None:
     rows = counts / counts.sum(axis=1, keepdims=True)
     entropy = -(counts * np.log(np.maximum(rows, 1e-12))).sum() / counts.sum()
     assert entropy < 0.62 < log(20)
+
+
+def test_few_tokens_of_a_large_vocabulary_are_words() -> None:
+    """256 of 50,257, in all parts of it, each followed by one of its own."""
+    source = Synthetic(vocab=50_257, global_batch_size=8, seq_len=512, seed=0)
+    batch = torch.cat([source.batch(step) for step in range(8)]).numpy()
+    words = np.unique(batch)
+    assert len(words) == 256
+    # the least is token 0, the largest 255 * 50,257 // 256 = 50,060.7, and they are 196.3 apart
+    assert (words[0], words[-1]) == (0, 50_060)
+    assert set(np.diff(words)) == {196, 197}
+    # about 128 times 9 in 10, never fewer than 7 in 10 (seven standard deviations)
+    followers = [most_common(batch[:, 1:][batch[:, :-1] == word]) for word in words]
+    assert min(share for _, share in followers) > 0.7
+    assert len({token for token, _ in followers}) == 256
+
+
+def test_of_few_tokens_all_are_words() -> None:
+    batch = Synthetic(vocab=200, global_batch_size=256, seq_len=64, seed=0).batch(0)
+    assert set(batch.unique().tolist()) == set(range(200))
+
+
+def most_common(tokens: npt.NDArray[np.int64]) -> tuple[int, float]:
+    """The most common token, and its share of all."""
+    found, counts = np.unique(tokens, return_counts=True)
+    best = counts.argmax()
+    return int(found[best]), float(counts[best] / counts.sum())
 
 
 def tokens_file(folder: Path, count: int) -> str:

@@ -20,6 +20,9 @@ from shardwise.strategy import Job
 ORDER = 2
 """Version of the order in which windows are visited; the first one drew whole permutations."""
 
+WORDS = 256
+"""Tokens of a vocabulary that synthetic text has at most."""
+
 _BLOCK_BYTES = 64 << 10
 _BLOCKS = 64
 
@@ -48,9 +51,13 @@ class Samples(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Synthetic:
-    """Text of a noisy chain: the next token is a fixed permutation of the last, or with probability `noise`
-    any token. A model that has learned the permutation has a loss of about noise * ln(vocab) + 0.3 nats at
-    noise 0.1."""
+    """Text of a noisy chain: the next word is a fixed permutation of the last, or with probability `noise`
+    any word. A model that has learned the permutation has a loss of about noise * ln(words) + 0.3 nats at
+    noise 0.1.
+
+    Words are all tokens where these are few, else `WORDS` of them, evenly spread over the vocabulary: of a
+    large one a step meets most tokens never, and nothing could be learned of them in hundreds of steps.
+    """
 
     vocab: int
     global_batch_size: int
@@ -59,15 +66,16 @@ class Synthetic:
     noise: float = 0.1
 
     def batch(self, step: int) -> Tensor:
-        follower = _generator(self.seed, 0, 0).permutation(self.vocab)
+        words = min(self.vocab, WORDS)
+        follower = _generator(self.seed, 0, 0).permutation(words)
         generator = _generator(self.seed, 1, step)
         shape = (self.global_batch_size, self.seq_len + 1)
-        random = generator.integers(self.vocab, size=shape)
+        random = generator.integers(words, size=shape)
         is_noise = generator.random(shape) < self.noise
-        tokens = random.copy()
+        chain = random.copy()
         for place in range(1, shape[1]):
-            tokens[:, place] = np.where(is_noise[:, place], random[:, place], follower[tokens[:, place - 1]])
-        return torch.from_numpy(tokens)
+            chain[:, place] = np.where(is_noise[:, place], random[:, place], follower[chain[:, place - 1]])
+        return torch.from_numpy(chain * self.vocab // words)
 
     def content(self) -> None:
         """Nothing but the seed."""
