@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -12,11 +13,16 @@ PACKAGE = ROOT / "src" / "shardwise"
 
 @dataclass(frozen=True)
 class Module:
-    """One module: its dotted name (a package's is that of its `__init__`), its text and its syntax tree."""
+    """One module: its dotted name (a package's is that of its `__init__`) and its text."""
 
     name: str
-    source: str
-    tree: ast.Module = field(repr=False)
+    source: str = field(repr=False)
+
+    @property
+    def tree(self) -> ast.Module:
+        """Its syntax tree, made anew: those of all modules are two million objects, which every worker would
+        make before its first test, and keep to its last."""
+        return ast.parse(self.source)
 
     @property
     def room(self) -> str:
@@ -25,9 +31,10 @@ class Module:
 
 
 def module_of(name: str, source: str) -> Module:
-    return Module(name, source, ast.parse(source))
+    return Module(name, source)
 
 
+@cache
 def package_modules() -> list[Module]:
     """Every module under src/shardwise."""
     modules = []
