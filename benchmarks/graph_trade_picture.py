@@ -12,6 +12,9 @@ if TYPE_CHECKING:
 COLOURS = {"0.25": "#b5523b", "1.0": "#1d2733", "4.0": "#1f6f8b"}
 INK, FAINT, GRID = "#1d2733", "#6b7785", "#e6e9ed"
 
+DOTTED = 100
+"""Points of a curve, at most, that can be told apart, so that each has a dot."""
+
 STYLE: Any = {
     "font.size": 9.0, "text.color": INK, "axes.labelcolor": INK, "axes.edgecolor": FAINT,
     "xtick.labelcolor": INK, "ytick.labelcolor": INK, "svg.fonttype": "path", "svg.hashsalt": "shardwise",
@@ -51,7 +54,8 @@ def _panel(axes: Axes, title: str, curves: Mapping[str, Any]) -> None:
         axes.step(
             times, held, where="post", color=colour, linewidth=1.2, label=f"bandwidth x {float(bandwidth):g}"
         )
-        axes.plot(times, held, "o", color=colour, markersize=2.0, markeredgewidth=0.0)
+        if len(times) <= DOTTED:
+            axes.plot(times, held, "o", color=colour, markersize=2.0, markeredgewidth=0.0)
         if curve["knee"] is not None:
             place = curve["knee"]
             axes.plot(
