@@ -33,8 +33,9 @@ from shardwise.cost import Problem, bind
 from shardwise.search.evaluate import step_times_s
 from shardwise.strategy import Strategy
 
-ROWS, ALL_ROWS = 200, 4_000
-HIDING, ALL_HIDING = 12, 300
+ROWS, ALL_ROWS = 100, 4_000
+FEW_ROWS = 50
+HIDING, ALL_HIDING = 6, 300
 FAST_ROWS, ROUNDS = 60, 8
 
 ROUNDING = 1e-12
@@ -145,9 +146,10 @@ def worst_of_work(parts: Sequence[Part]) -> float:
     )
 
 
+@pytest.mark.xdist_group("few floors")
 def test_work_shared_evenly_is_a_floor_under_any_schedule(monkeypatch: pytest.MonkeyPatch) -> None:
     """And near enough to what is evaluated that a single block counted twice would show."""
-    parts = [part for case in CASES for part in evaluated(case, ROWS // 4)]
+    parts = [part for case in CASES for part in evaluated(case, FEW_ROWS)]
     assert 0.8 < worst_of_work(parts) <= 1 + ROUNDING
     whole_model = Pipeline.whole_model
 
@@ -159,12 +161,13 @@ def test_work_shared_evenly_is_a_floor_under_any_schedule(monkeypatch: pytest.Mo
     assert worst_of_work(parts) > 1.001
 
 
+@pytest.mark.xdist_group("few floors")
 def test_what_may_be_moved_takes_no_device_memory() -> None:
     """Where offload is open nothing that some choice of it moves counts: counted as if it stayed, the floor
     would be above what those take that move it."""
     worst = 0.0
     for case in CASES[:6]:
-        for pipeline, cells, found in evaluated(case, ROWS // 4):
+        for pipeline, cells, found in evaluated(case, FEW_ROWS):
             stays = replace(opened(cells, "recomputed"), offload=np.zeros(len(cells), dtype=np.int64))
             worst = max(worst, float(ratios(pipeline, stays, "recomputed", found)[1].max()))
     assert worst > 1.1
@@ -187,7 +190,7 @@ def test_a_floor_that_hides_too_little_is_caught(
 ) -> None:
     """Reductions beside nothing; all activations of a model moved beside nothing."""
     monkeypatch.setattr(f"shardwise.check.time_floor.{part}", broken)
-    assert max(worst_of_hiding(seed) for seed in range(4)) > 1.0001
+    assert any(worst_of_hiding(seed) > 1.0001 for seed in range(4))
 
 
 @pytest.mark.parametrize("case", ALONE)
@@ -215,7 +218,7 @@ def test_a_path_that_counts_forwards_twice_is_caught(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr("shardwise.check.cells.turns_of", broken)
     worst = 0.0
     for case in CASES[:6]:
-        for pipeline, cells, found in evaluated.__wrapped__(case, ROWS // 4):
+        for pipeline, cells, found in evaluated.__wrapped__(case, FEW_ROWS):
             worst = max(worst, float(ratios(pipeline, cells, "sharded", found)[0].max()))
     assert worst > 1.001
 

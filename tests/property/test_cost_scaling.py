@@ -27,7 +27,7 @@ from shardwise.strategy import OFFLOADS, StrategyTable
 def drawn(request: pytest.FixtureRequest, full: bool) -> tuple[Problem, StrategyTable]:
     case: Case = request.param
     problem = problem_of(case)
-    return problem, sampled(problem, 3000 if full else 500, seed=200 + CASES.index(case))
+    return problem, sampled(problem, 3000 if full else 200, seed=200 + CASES.index(case))
 
 
 def on(problem: Problem, cluster: Cluster) -> Problem:

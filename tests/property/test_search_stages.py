@@ -9,6 +9,7 @@ import pytest
 from tests.property.layout_instances import llama, random_graph
 from tests.property.stage_instances import cut_graph, every_pipeline, price_of_point, setting_of, solutions
 from tests.property.test_layouts_one import random_solution
+from tests.sampling import sample_of
 
 from shardwise.cluster import load_cluster, mesh_of
 from shardwise.cost import Training, Turns, price_stage, stage_layouts
@@ -23,6 +24,20 @@ from shardwise.search.tracking.solution import Choice, measure, occurrences
 
 SEEDS = [seed for seed in range(36) if seed % 3 or seed % 2 == 0]
 
+OFTEN = SEEDS[::2]
+"""What a run without `--full` takes of them."""
+
+
+def test_what_runs_often_has_settings_of_each_kind() -> None:
+    """Widths, stages, blocks and numbers of micro-batches; of those within an epsilon too."""
+
+    def kinds(seeds: list[int]) -> set[object]:
+        settings = [setting_of(seed) for seed in seeds]
+        shapes = {(each.mesh.ranks, each.stages, len(each.graph.blocks)) for each in settings}
+        return {*shapes, *(each.microbatches for each in settings)}
+
+    assert kinds(OFTEN) == kinds(OFTEN[::2]) == kinds(SEEDS)
+
 
 def found_in(setting: Setting, epsilon: float = 0.0) -> StagedFound:
     found, _ = staged([setting], epsilon=epsilon, most_labels=1e6)
@@ -35,7 +50,7 @@ def farthest(found: StagedFound, every: np.ndarray) -> float:
     return float(max((figures / row).max(axis=1).min() for row in every)) - 1.0
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("seed", sample_of(SEEDS, OFTEN))
 def test_points_match_every_pipeline(seed: int) -> None:
     setting = setting_of(seed)
     found, every = found_in(setting), every_pipeline(setting)
@@ -52,7 +67,7 @@ def test_points_match_every_pipeline(seed: int) -> None:
 
 
 @pytest.mark.parametrize("epsilon", [0.001, 0.02])
-@pytest.mark.parametrize("seed", SEEDS[::2])
+@pytest.mark.parametrize("seed", sample_of(OFTEN, OFTEN[::2]))
 def test_points_match_every_pipeline_within_an_epsilon_that_is_proven(seed: int, epsilon: float) -> None:
     """What stages may take more by their epsilon keeps no path from being counted."""
     found = found_in(setting_of(seed), epsilon)
@@ -73,7 +88,7 @@ def test_paths_in_what_fits_the_floor_alone_are_too_few(monkeypatch: pytest.Monk
     assert all(found_in(setting_of(seed), 0.001).epsilon > 0.05 for seed in (7, 11, 35))
 
 
-@pytest.mark.parametrize("seed", [0, 3])
+@pytest.mark.parametrize("seed", sample_of([0, 3], [3]))
 def test_several_meshes_are_the_union_of_each(seed: int) -> None:
     """Meshes of a stage and numbers of micro-batches are settings of one question."""
     base = setting_of(seed)
@@ -156,7 +171,7 @@ def test_no_pipeline_is_below_a_path_and_one_is_on_it(seed: int) -> None:
         assert max(along(path, prices) for path in paths) <= step_s(prices) * (1 + 1e-12)
 
 
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", sample_of(range(30), range(16)))
 def test_a_stage_costs_what_its_names_say(seed: int) -> None:
     random = np.random.default_rng(seed)
     graph = random_graph(seed) if seed % 4 else llama(layers=3, batch=16, seq_len=64)

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tests.property.stage_instances import cut_graph, price_of_point
+from tests.sampling import sample_of
 
 import shardwise
 from shardwise.cluster import load_cluster, mesh_of
@@ -20,7 +21,8 @@ from shardwise.search.stages import Setting, Staged, staged
 from shardwise.strategy import PROFILES
 
 MESHES = ((1,), (2,), (4,), (2, 2))
-SEEDS = range(24)
+SEEDS, OFTEN = range(24), range(12)
+"""The seeds, and those of them that a run without `--full` takes."""
 
 
 def random_setting(seed: int) -> Setting:
@@ -54,7 +56,7 @@ def is_priced_apart(point: Staged) -> bool:
     return own != pytest.approx(other, rel=1e-9)
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("seed", sample_of(SEEDS, OFTEN))
 def test_a_point_takes_what_its_names_say(seed: int) -> None:
     points = points_of(seed)
     assert points
@@ -109,7 +111,7 @@ def test_the_walk_holds_what_the_table_of_the_schedule_does() -> None:
 
 
 def test_points_cross_nodes_and_have_messages_of_each_kind() -> None:
-    settings = [random_setting(seed) for seed in SEEDS]
+    settings = [random_setting(seed) for seed in OFTEN]
     assert {setting.stages for setting in settings} == {2, 3}
     assert {setting.mesh.ranks for setting in settings} == set(MESHES)
     overlaps = {setting.training.profile.pipeline_overlap for setting in settings}

@@ -3,7 +3,7 @@ what enumeration finds."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ from tests.property.tracking_instances import (
     measure_of,
     plain,
 )
+from tests.sampling import sample_of
 
 from shardwise.frontier import Chain
 from shardwise.search import tracked
@@ -24,7 +25,8 @@ from shardwise.search.tracking.labels import Labels
 from shardwise.search.tracking.simplify import priced
 from shardwise.search.tracking.solution import measure
 
-INSTANCES, CHUNK = 300, 50
+CHUNKS = tuple(range(0, 300, 50))
+"""Of which a run without `--full` takes the first two."""
 
 COMPLETED, PRICED, RISE = rests.Rests.completed, rests.priced_points, lines.Lines.rise
 
@@ -36,7 +38,7 @@ def all_are_raised(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(look, "_is_mixed", lambda share: True)
 
 
-def agrees(chains: list[Chain]) -> bool:
+def agrees(chains: Iterable[Chain]) -> bool:
     """Whether the frontiers of all of them are found."""
     for chain in chains:
         expected = frontier_by_definition(chain)
@@ -47,25 +49,23 @@ def agrees(chains: list[Chain]) -> bool:
     return True
 
 
-@pytest.mark.parametrize("first", range(0, INSTANCES, CHUNK))
-def test_raised_lines_find_what_enumeration_finds(first: int) -> None:
-    assert agrees([chain_of(seed) for seed in range(first, first + CHUNK)])
-
-
 @pytest.mark.parametrize("is_fast", [True, False])
-def test_long_chains_and_hubs_are_found_too(monkeypatch: pytest.MonkeyPatch, is_fast: bool) -> None:
+def test_long_chains_and_hubs_are_found_too(
+    monkeypatch: pytest.MonkeyPatch, is_fast: bool, full: bool
+) -> None:
     """With loops in machine code, if there is any, and without."""
     if is_fast:
         monkeypatch.setattr(machine, "PAYS_FROM", 0)
     else:
         monkeypatch.setattr(machine, "is_installed", lambda: False)
-    assert agrees([long_chain(seed) for seed in range(20)])
-    assert agrees([hubbed_chain(seed) for seed in range(60)])
+    assert agrees(long_chain(seed) for seed in range(20 if full else 6))
+    assert agrees(hubbed_chain(seed) for seed in range(60 if full else 20))
 
 
 @pytest.mark.parametrize("epsilon", [0.02, 0.1, 0.4])
-def test_an_epsilon_is_all_that_is_lost(epsilon: float) -> None:
-    chains = [chain_of(seed) for seed in range(50)] + [long_chain(seed) for seed in range(6)]
+def test_an_epsilon_is_all_that_is_lost(epsilon: float, full: bool) -> None:
+    short, long = (50, 6) if full else (20, 3)
+    chains = [chain_of(seed) for seed in range(short)] + [long_chain(seed) for seed in range(long)]
     for chain in chains:
         expected = frontier_by_definition(chain)
         if not expected:
@@ -79,8 +79,9 @@ def test_an_epsilon_is_all_that_is_lost(epsilon: float) -> None:
             assert any(a <= limit * time_s and b <= limit * memory for a, b in found.points.tolist())
 
 
-def test_labels_are_left_out_and_lines_rise(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In the chains above, so that what they show is about these."""
+@pytest.mark.parametrize("first", sample_of(CHUNKS, CHUNKS[:2]))
+def test_raised_lines_find_what_enumeration_finds(monkeypatch: pytest.MonkeyPatch, first: int) -> None:
+    """Labels are left out and lines rise in these chains, so that what they show is about these."""
     left_out = risen = 0
 
     def completed(own: rests.Rests, table: Labels, border: int, *, is_ahead: bool) -> Labels:
@@ -96,14 +97,14 @@ def test_labels_are_left_out_and_lines_rise(monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr(rests.Rests, "completed", completed)
     monkeypatch.setattr(lines.Lines, "rise", rise)
-    assert agrees([chain_of(seed) for seed in range(60)])
+    assert agrees(chain_of(seed) for seed in range(first, first + CHUNKS[1]))
     assert left_out > 30
     assert risen > 30
 
 
-def test_what_is_held_is_paid_in_seconds() -> None:
+def test_what_is_held_is_paid_in_seconds(full: bool) -> None:
     """Of every point the larger time and the price of its memory come to the same."""
-    for seed in range(40):
+    for seed in range(40 if full else 12):
         chain = chain_of(seed)
         for _, solution in tracked([chain]).solutions:
             time_s, memory = measure(chain, solution)
@@ -180,4 +181,4 @@ def test_a_broken_rule_is_noticed(
     monkeypatch: pytest.MonkeyPatch, module: Any, name: str, broken: Callable[..., Any]
 ) -> None:
     monkeypatch.setattr(module, name, broken)
-    assert not agrees([chain_of(seed) for seed in range(80)])
+    assert not agrees(chain_of(seed) for seed in range(80))

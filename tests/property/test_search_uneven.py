@@ -53,8 +53,8 @@ def test_the_best_uneven_plan_is_that_of_the_twin(first_seed: int) -> None:
         assert not again.faults and max(again.pipeline_s) == pytest.approx(expected_s, rel=1e-9), seed
 
 
-def test_no_layout_takes_less_than_its_bounds() -> None:
-    for seed in range(60):
+def test_no_layout_takes_less_than_its_bounds(full: bool) -> None:
+    for seed in range(60 if full else 30):
         space = drawn_space(seed, 4)
         rng = random.Random(seed)
         block = rng.choice(space.blocks())
@@ -76,13 +76,14 @@ def test_a_bound_that_is_too_high_loses_plans(module: ModuleType, monkeypatch: p
 
     monkeypatch.setattr(module, "stage_s", raised)
     monkeypatch.setattr(partitions, "moved", lambda *_: ())
-    missed = 0
-    for seed in range(12):
+
+    def is_missed(seed: int) -> bool:
         space = drawn_space(seed, 4)
         expected_s, outcome = least_s(space), search_uneven(space)
         late = outcome.plan is None or outcome.plan.time_s > expected_s * (1 + 1e-9)
-        missed += expected_s < float("inf") and (late or outcome.lower_bound_s > expected_s * (1 + 1e-9))
-    assert missed
+        return expected_s < float("inf") and (late or outcome.lower_bound_s > expected_s * (1 + 1e-9))
+
+    assert any(is_missed(seed) for seed in range(12))
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from itertools import combinations, pairwise, product
 from typing import Any
@@ -57,6 +57,12 @@ def chain_of(seed: int, *, operators: int = 8, layouts: int = 4, repeat: int = 2
             modes.append((f"mode {mode}", Part(names, tuple(sizes), tuple(factors), entry, leaving)))
         chain.append(Link(f"link {place}", tuple(modes), repeat))
     return tuple(chain)
+
+
+def starting_with(seed: int, seeds: Iterable[int]) -> list[int]:
+    """The seeds, first the one at which a broken twin is known to be noticed: it is looked for at the others
+    where that has changed."""
+    return sorted(seeds, key=lambda each: each != seed)
 
 
 def long_chain(seed: int) -> Chain:

@@ -16,25 +16,25 @@ from shardwise.search.uneven.reach import Reach
 def hold_bounds(of: Any, layouts: Any, numbers: range | list[int], seed: int) -> None:
     """Each of `layouts` of the options `of`, walked with each of these numbers of microbatches, takes no less
     than every bound of it."""
+    entries = Entries(of)
     for row, times_s in enumerate(walked_s(of, layouts, numbers)):
         sites, layers = layouts.pools[row], layouts.layers[row]
         of_site = dict(zip(sites.tolist(), layouts.kinds[row].tolist(), strict=True))
         kinds = tuple(of_site.get(at, 0) for at in range(len(of.stages)))
         counts = tuple(int((sites == at).sum()) for at in range(len(of.stages)))
+        figures = figures_of(of, kinds, sites[None], layers[None])
+        reach = Reach(of, np.array([kinds]), np.array([counts]))
         for m, time_s in zip(numbers, times_s.tolist(), strict=True):
             if time_s == float("inf"):
                 continue
             within_s = time_s * (1 + 1e-9)
             for most_s in (NEVER_S, time_s):  # it has no stage that takes more by itself
-                relaxation = Relaxation(Entries(of), [(kinds, counts)], [m], within_s=most_s)
+                relaxation = Relaxation(entries, [(kinds, counts)], [m], within_s=most_s)
                 assert relaxation.bounds()[0] <= within_s, (seed, sites, layers, m)
             # Nor less than pipelines that differ in how they are spread alone are told together.
-            entries = Entries(of)
             together = Relaxation(entries, [(entries.loose(kinds), counts)], [m])
             assert together.bounds()[0] <= within_s, (seed, sites, layers, m)
-            figures = figures_of(of, kinds, sites[None], layers[None])
             assert estimate.least_s(figures, m)[0] <= within_s, (seed, sites, layers, m)
-            reach = Reach(of, np.array([kinds]), np.array([counts]))
             assert reach.soon(within_s, np.array([m + 1]))[0] >= m, (seed, sites, layers, m)
             assert reach.can_do(np.array([0]), np.array([m]), within_s)[0], (seed, sites, layers, m)
             assert reach.microbatches(within_s)[0] >= m, (seed, sites, layers, m)

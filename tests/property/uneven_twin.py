@@ -375,13 +375,13 @@ def _figures(options: Options, layouts: Layouts, name: str) -> Floats:
             at = stages - s, int(s == 0), layouts.layers[mine, s]
             kinds = layouts.kinds[mine, s]
             if name in SEATED:
-                before = (layouts.pools[mine] == pool).sum(axis=1)
-                behind = (layouts.pools[mine, s:] == pool).sum(axis=1)
-                seats = [
-                    _seat(of, *one, stages)
-                    for one in zip(kinds.tolist(), before.tolist(), behind.tolist(), strict=True)
-                ]
-                found[s][mine] = getattr(of, name)[kinds, np.array(seats, dtype=np.int64), *at]
+                number = (layouts.pools[mine] == pool).sum(axis=1)
+                left = (layouts.pools[mine, s:] == pool).sum(axis=1)
+                # Few of them differ: a seat is looked for once.
+                told = (kinds * (stages + 1) + number) * (stages + 1) + left
+                _, first, alike = np.unique(told, return_index=True, return_inverse=True)
+                seats = [_seat(of, int(kinds[n]), int(number[n]), int(left[n]), stages) for n in first]
+                found[s][mine] = getattr(of, name)[kinds, np.array(seats, dtype=np.int64)[alike], *at]
             else:
                 found[s][mine] = getattr(of, name)[kinds, *at]
     return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
 
 from shardwise import search
 from shardwise.cluster import load_cluster
@@ -145,6 +146,7 @@ def tiny(name: str) -> Model:
     return model_from_config(CONFIGS[name], name=name)
 
 
+@cache
 def make_plan(
     text: str,
     *,

@@ -82,17 +82,42 @@ def loads(report: Report, plan: Plan | UnevenFile, root: str) -> list[float]:
 
 
 MOVES = [
-    ("pp=2,schedule=1f1b", "tp=2,dp=2,zero_stage=3,micro_batch_size=4", "gpt", "adamw"),
+    ("pp=2,schedule=1f1b,micro_batch_size=2", "tp=2,dp=2,zero_stage=3,micro_batch_size=4", "gpt", "adamw"),
     ("pp=2,schedule=zb_v,vpp=2,micro_batch_size=1", "dp=4,zero_stage=1", "gpt", "adamw"),
-    ("tp=2,dp=2,zero_stage=2", "pp=2,schedule=zb_v,vpp=2,micro_batch_size=1", "gpt", "adamw"),
-    ("dp=4,zero_stage=3", "tp=4,sequence_parallel=true,micro_batch_size=4", "llama", "adamw"),
-    ("tp=2,cp=2,micro_batch_size=4", "pp=3,schedule=1f1b,first_stage_layers=0", "llama", "adamw"),
+    (
+        "tp=2,dp=2,zero_stage=2,micro_batch_size=4",
+        "pp=2,schedule=zb_v,vpp=2,micro_batch_size=1",
+        "gpt",
+        "adamw",
+    ),
+    (
+        "dp=4,zero_stage=3,micro_batch_size=2",
+        "tp=4,sequence_parallel=true,micro_batch_size=4",
+        "llama",
+        "adamw",
+    ),
+    (
+        "tp=2,cp=2,micro_batch_size=4",
+        "pp=3,schedule=1f1b,first_stage_layers=0,micro_batch_size=2",
+        "llama",
+        "adamw",
+    ),
     ("dp=2,zero_stage=1", "pp=2,schedule=1f1b", "llama", "sgd"),
-    ("dp=4,ep=2,zero_stage=3", "tp=2,etp=2,micro_batch_size=4", "mixtral", "adamw"),
-    ("pp=2,tp=2,ep=2,schedule=1f1b,micro_batch_size=2", "dp=4,ep=4,zero_stage=1", "qwen3_moe", "adamw"),
+    ("dp=4,ep=2,zero_stage=3,micro_batch_size=2", "tp=2,etp=2,micro_batch_size=4", "mixtral", "adamw"),
+    (
+        "pp=2,tp=2,ep=2,schedule=1f1b,micro_batch_size=4",
+        "dp=4,ep=4,zero_stage=1,micro_batch_size=2",
+        "qwen3_moe",
+        "adamw",
+    ),
     ("dp=2,zero_stage=1,offload=both", "pp=2,schedule=1f1b", "gpt", "adamw"),
-    ("tp=2,micro_batch_size=4", "pp=2,dp=2,schedule=1f1b,zero_stage=3,offload=optimizer", "gpt", "sgd"),
-]  # fmt: skip
+    (
+        "tp=2,micro_batch_size=4",
+        "pp=2,dp=2,schedule=1f1b,zero_stage=3,micro_batch_size=2,offload=optimizer",
+        "gpt",
+        "sgd",
+    ),
+]
 
 
 @pytest.mark.parametrize(("before", "after", "model", "optimizer"), MOVES)
@@ -137,18 +162,20 @@ def test_a_run_goes_on_from_an_uneven_plan_or_under_one(
     assert loaded == pytest.approx(whole[BEFORE:], rel=2e-5)
 
 
-UNEVEN = "5 tp2l4 + 3 l4"
+def shares_of_3_and_1(model: str = "llama", devices: int | None = None) -> UnevenFile:
+    """Of four microbatches."""
+    return make_uneven("3 tp2l4 + 1 l4", model=model, micro_batch_size=2, devices=devices)
 
 
 def test_under_the_same_uneven_plan_it_goes_on_bit_by_bit(team: Team, tmp_path: Path) -> None:
     """With a rank that the plan leaves idle."""
-    plan = make_uneven(UNEVEN, model="gpt", devices=4)
+    plan = shares_of_3_and_1("gpt", devices=4)
     saved = team.run(4, saves, plan, str(tmp_path))[0]
     assert team.run(4, loads, plan, str(tmp_path))[0] == saved[BEFORE:]
 
 
 def test_an_uneven_checkpoint_has_every_element_once(team: Team, tmp_path: Path) -> None:
-    plan = make_uneven(UNEVEN, model="gpt")
+    plan = shares_of_3_and_1("gpt")
     team.run(3, saves, plan, str(tmp_path))
     kept = FileSystemReader(folder_of(str(tmp_path), BEFORE)).read_metadata().state_dict_metadata
     tensors = {name: one for name, one in kept.items() if isinstance(one, TensorStorageMetadata)}
@@ -163,7 +190,7 @@ def test_an_uneven_checkpoint_has_every_element_once(team: Team, tmp_path: Path)
 
 def test_what_an_uneven_run_exports_is_what_another_plan_would(team: Team, tmp_path: Path) -> None:
     found: list[dict[str, Any]] = []
-    for name, plan in (("uneven", make_uneven(UNEVEN)), ("even", make_plan("dp=2"))):
+    for name, plan in (("uneven", shares_of_3_and_1()), ("even", make_plan("dp=2"))):
         root, out = str(tmp_path / name), str(tmp_path / f"{name}-weights")
         team.run(plan.cluster.devices, saves, plan, root)
         export(plan, root, out)
@@ -194,7 +221,7 @@ def loads_without_states(report: Report, plan: UnevenFile, root: str) -> list[fl
 
 @pytest.mark.parametrize("broken", [loads_upside_down, loads_without_states])
 def test_a_broken_load_is_caught(team: Team, tmp_path: Path, broken: Callable[..., list[float]]) -> None:
-    plan = make_uneven(UNEVEN, model="gpt")
+    plan = shares_of_3_and_1("gpt")
     saved = team.run(3, saves, plan, str(tmp_path))[0]
     found = team.run(3, broken, plan, str(tmp_path))[0]
     assert found != pytest.approx(saved[BEFORE:], rel=2e-3)
@@ -431,7 +458,11 @@ def test_a_run_under_an_uneven_plan_survives_a_death(team: Team, tmp_path: Path)
     check_survives(plan, tmp_path, undisturbed(team, plan), [(1, 5, "backward")])
 
 
-MATRIX = ("dp=2,zero_stage=1", "pp=2,schedule=1f1b,micro_batch_size=2", "tp=2,zero_stage=0")
+MATRIX = (
+    "dp=2,zero_stage=1",
+    "pp=2,schedule=1f1b,micro_batch_size=2",
+    "tp=2,zero_stage=0,micro_batch_size=4",
+)
 
 
 @pytest.mark.parametrize("text", MATRIX)

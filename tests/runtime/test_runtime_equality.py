@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from functools import cache
-from itertools import accumulate
+from itertools import accumulate, combinations_with_replacement
 
 import pytest
 from tests.runtime.broken import ALIKE, TWINS
 from tests.runtime.equality import Difference, Trajectory, divided, precision, single_process
 from tests.runtime.plans import BATCH, make_plan
+from tests.sampling import sample_of
 
 from shardwise.plan import Plan
 from shardwise.runtime import Team
 from shardwise.runtime.host_activations import MOVES_ACTIVATIONS
 from shardwise.runtime.host_states import MOVES_STATES
 
-STEPS, MANY_STEPS = 3, 20
+STEPS, MORE_STEPS, MANY_STEPS = 2, 3, 20
+"""The loss of the second step shows the first update, that of the third what the optimizer has remembered."""
 
 TOLERANCE = 2e-5
 """Relative, in fp32: sums in another order. The worst over the matrix is 8e-6."""
@@ -36,10 +38,10 @@ SHARDED = [
     ("dp=4,param_shard=2,grad_shard=4,optim_shard=4,micro_batch_size=1", "llama"),
 ]
 TENSOR = [
-    ("tp=2,sequence_parallel=true", "gpt"),
-    ("tp=2,sequence_parallel=false", "gpt"),
-    ("tp=2,sequence_parallel=true,micro_batch_size=2", "llama"),
-    ("tp=2,sequence_parallel=false", "llama"),
+    ("tp=2,sequence_parallel=true,micro_batch_size=2", "gpt"),
+    ("tp=2,sequence_parallel=false,micro_batch_size=4", "gpt"),
+    ("tp=2,sequence_parallel=true,micro_batch_size=4", "llama"),
+    ("tp=2,sequence_parallel=false,micro_batch_size=4", "llama"),
     ("tp=4,sequence_parallel=true,micro_batch_size=4", "qwen3"),
     ("tp=4,sequence_parallel=false,micro_batch_size=4", "qwen3"),
     ("tp=2,sequence_parallel=true,micro_batch_size=4", "neox"),
@@ -66,13 +68,14 @@ PAIRS = [
     ("tp=2,dp=2,zero_stage=1,sequence_parallel=true,micro_batch_size=2", "llama"),
     ("tp=2,dp=2,zero_stage=2,micro_batch_size=2", "gpt"),
     ("tp=2,dp=2,zero_stage=3,micro_batch_size=2", "llama"),
-    ("tp=2,dp=4,zero_stage=3,dp_shard=2", "gpt"),
+    ("tp=2,dp=4,zero_stage=3,dp_shard=2,micro_batch_size=2", "gpt"),
     ("tp=2,pp=2,schedule=1f1b,micro_batch_size=2,sequence_parallel=true", "gpt"),
     ("tp=2,pp=2,schedule=interleaved_1f1b,vpp=2,micro_batch_size=4", "llama"),
     ("tp=2,pp=2,schedule=zb_h1,micro_batch_size=2,sequence_parallel=false", "qwen3"),
     ("tp=2,pp=2,schedule=zb_v,vpp=2,micro_batch_size=2", "gpt"),
     ("pp=2,dp=2,schedule=1f1b,micro_batch_size=1", "gpt"),
     ("pp=2,dp=2,schedule=gpipe,zero_stage=1,micro_batch_size=2", "llama"),
+    ("pp=2,dp=2,schedule=zb_h1,zero_stage=1,micro_batch_size=2", "gpt"),
     ("pp=2,dp=2,schedule=1f1b,zero_stage=2,micro_batch_size=1", "gpt"),
     ("pp=2,dp=2,schedule=1f1b,zero_stage=3,micro_batch_size=1", "llama"),
     ("pp=2,dp=2,schedule=interleaved_1f1b,vpp=2,zero_stage=3,micro_batch_size=2", "gpt"),
@@ -83,44 +86,44 @@ PAIRS = [
     ("tp=2,pp=2,dp=2,schedule=zb_h1,zero_stage=1,micro_batch_size=2,axis_order=dp-pp-tp", "llama"),
 ]
 CONTEXT = [
-    ("cp=2", "llama"),
-    ("cp=4,micro_batch_size=1", "gpt"),
-    ("cp=2,cp_kind=all_to_all", "llama"),
-    ("cp=4,cp_kind=all_to_all", "gpt"),
-    ("cp=2,dp=2,zero_stage=1,micro_batch_size=2", "qwen3"),
-    ("cp=2,dp=2,zero_stage=3,cp_kind=all_to_all,axis_order=dp-cp-tp-pp", "llama"),
+    ("cp=2,micro_batch_size=4", "llama"),
+    ("cp=4,micro_batch_size=4", "gpt"),
+    ("cp=2,cp_kind=all_to_all,micro_batch_size=2", "llama"),
+    ("cp=4,cp_kind=all_to_all,micro_batch_size=4", "gpt"),
+    ("cp=2,dp=2,zero_stage=1,micro_batch_size=1", "qwen3"),
+    ("cp=2,dp=2,zero_stage=3,micro_batch_size=2,cp_kind=all_to_all,axis_order=dp-cp-tp-pp", "llama"),
     ("tp=2,cp=2,sequence_parallel=true,micro_batch_size=4", "llama"),
     ("tp=2,cp=2,cp_kind=all_to_all,sequence_parallel=false,micro_batch_size=4", "gpt"),
-    ("cp=2,pp=2,schedule=1f1b,micro_batch_size=2", "gpt"),
-    ("cp=2,pp=2,schedule=zb_v,vpp=2,micro_batch_size=1", "llama"),
+    ("cp=2,pp=2,schedule=1f1b,micro_batch_size=4", "gpt"),
+    ("cp=2,pp=2,schedule=zb_v,vpp=2,micro_batch_size=2", "llama"),
 ]
 RECOMPUTED = [
     ("recompute=full,recompute_layers=4,dp=2", "llama"),
-    ("recompute=full,recompute_layers=1,dp=2,zero_stage=3", "gpt"),
+    ("recompute=full,recompute_layers=1,dp=2,zero_stage=3,micro_batch_size=2", "gpt"),
     ("recompute=selective,dp=2,zero_stage=2,micro_batch_size=2", "neox"),
     ("recompute=selective,tp=2,sequence_parallel=true,micro_batch_size=4", "gpt"),
-    ("recompute=full,recompute_layers=2,cp=2", "llama"),
+    ("recompute=full,recompute_layers=2,cp=2,micro_batch_size=4", "llama"),
     ("recompute=full,recompute_layers=1,pp=2,schedule=1f1b,micro_batch_size=2", "llama"),
     ("recompute=full,recompute_layers=1,pp=2,schedule=zb_h1,micro_batch_size=2", "gpt"),
     ("recompute=selective,pp=2,schedule=interleaved_1f1b,vpp=2,micro_batch_size=2", "qwen3"),
     ("recompute=selective,pp=2,schedule=zb_h1,micro_batch_size=2", "gpt"),
 ]
 EXPERTS = [
-    ("dp=2", "mixtral"),
-    ("dp=2,ep=2", "mixtral"),
+    ("dp=2,micro_batch_size=2", "mixtral"),
+    ("dp=2,ep=2,micro_batch_size=2", "mixtral"),
     ("dp=4,ep=2,zero_stage=3,micro_batch_size=1", "mixtral"),
     ("dp=4,ep=4,zero_stage=2,dp_shard=2,micro_batch_size=1", "qwen3_moe"),
     ("tp=2,ep=1,sequence_parallel=false,micro_batch_size=4", "mixtral"),
     ("tp=2,ep=2,sequence_parallel=true,micro_batch_size=4", "qwen3_moe"),
-    ("tp=2,etp=2,sequence_parallel=false,micro_batch_size=2", "qwen3_moe"),
+    ("tp=2,etp=2,sequence_parallel=false,micro_batch_size=4", "qwen3_moe"),
     ("tp=2,dp=2,ep=2,etp=2,zero_stage=1,sequence_parallel=true,micro_batch_size=2", "mixtral"),
-    ("cp=2,dp=2,ep=4,cp_kind=all_to_all", "mixtral"),
+    ("cp=2,dp=2,ep=4,micro_batch_size=2,cp_kind=all_to_all", "mixtral"),
     ("pp=2,dp=2,ep=2,schedule=1f1b,zero_stage=3,micro_batch_size=2", "qwen3_moe"),
-    ("pp=2,tp=2,ep=1,schedule=interleaved_1f1b,vpp=2,micro_batch_size=2", "mixtral"),
+    ("pp=2,tp=2,ep=1,schedule=interleaved_1f1b,vpp=2,micro_batch_size=4", "mixtral"),
     ("pp=2,dp=2,ep=2,schedule=zb_v,vpp=2,micro_batch_size=1", "mixtral"),
-    ("pp=2,tp=2,etp=2,schedule=zb_h1,micro_batch_size=2,axis_order=pp-tp-cp-dp", "qwen3_moe"),
-    ("dp=2,ep=2,recompute=full,recompute_layers=2,zero_stage=3", "mixtral"),
-    ("dp=2,ep=2,recompute=selective", "qwen3_moe"),
+    ("pp=2,tp=2,etp=2,schedule=zb_h1,micro_batch_size=4,axis_order=pp-tp-cp-dp", "qwen3_moe"),
+    ("dp=2,ep=2,recompute=full,recompute_layers=2,zero_stage=3,micro_batch_size=2", "mixtral"),
+    ("dp=2,ep=2,recompute=selective,micro_batch_size=2", "qwen3_moe"),
 ]
 SHARED_HEADS = [
     ("tp=4,sequence_parallel=true,micro_batch_size=4", "llama"),
@@ -130,11 +133,11 @@ HALF = [
     ("dp=2,zero_stage=1,micro_batch_size=2", "llama"),
     ("tp=2,pp=2,schedule=1f1b,micro_batch_size=2", "gpt"),
     ("dp=4,zero_stage=3", "qwen3"),
-    ("dp=2,ep=2,zero_stage=1", "mixtral"),
+    ("dp=2,ep=2,zero_stage=1,micro_batch_size=2", "mixtral"),
     ("dp=2,zero_stage=1,micro_batch_size=2,offload=both", "llama"),
     ("dp=2,zero_stage=3,offload=optimizer", "gpt"),
     ("tp=2,dp=2,zero_stage=1,sequence_parallel=true,micro_batch_size=2", "bloom"),
-    ("dp=2,zero_stage=3", "gemma2"),
+    ("dp=2,zero_stage=3,micro_batch_size=2", "gemma2"),
 ]
 
 
@@ -148,11 +151,12 @@ OFFLOADED = [
     ("pp=2,dp=2,schedule=interleaved_1f1b,vpp=2,zero_stage=3,micro_batch_size=2,offload=both", "gpt"),
     ("pp=2,schedule=gpipe,micro_batch_size=2,offload=activations", "llama"),
     ("pp=2,dp=2,schedule=zb_v,vpp=2,zero_stage=1,micro_batch_size=1,offload=optimizer", "gpt"),
-    ("recompute=full,recompute_layers=2,cp=2,offload=activations", "llama"),
+    ("recompute=full,recompute_layers=2,cp=2,micro_batch_size=4,offload=activations", "llama"),
     ("recompute=selective,dp=2,zero_stage=2,micro_batch_size=2,offload=both", "neox"),
-    ("cp=2,cp_kind=all_to_all,recompute=selective,offload=activations", "qwen3"),
+    ("cp=2,cp_kind=all_to_all,micro_batch_size=4,recompute=selective,offload=activations", "qwen3"),
     ("pp=2,dp=2,ep=2,schedule=1f1b,zero_stage=3,micro_batch_size=2,offload=both", "qwen3_moe"),
-    ("dp=2,ep=2,offload=both", "mixtral"),
+    ("dp=2,ep=2,zero_stage=1,micro_batch_size=2,offload=both", "mixtral"),
+    ("tp=2,etp=2,micro_batch_size=4,offload=both", "deepseek_v3"),
     ("tp=2,dp=2,ep=2,zero_stage=3,micro_batch_size=2,offload=both", "deepseek_v3"),
     ("tp=2,dp=2,zero_stage=1,micro_batch_size=2,offload=both", "gemma2"),
     ("dp=2,ep=2,micro_batch_size=2,recompute=selective,offload=both", "gpt_oss"),
@@ -161,11 +165,11 @@ OFFLOADED = [
 FAMILIES = [
     ("tp=2,dp=2,ep=2,zero_stage=1,sequence_parallel=true,micro_batch_size=4", "gpt_moe"),
     ("tp=2,dp=2,zero_stage=1,sequence_parallel=true,micro_batch_size=2", "opt"),
-    ("tp=2,pp=2,schedule=1f1b,sequence_parallel=false,micro_batch_size=2", "opt"),
-    ("tp=2,dp=2,zero_stage=2,sequence_parallel=true,micro_batch_size=4", "phi3"),
-    ("tp=2,pp=2,schedule=1f1b,sequence_parallel=true,micro_batch_size=2", "bloom"),
+    ("tp=2,pp=2,schedule=1f1b,sequence_parallel=false,micro_batch_size=4", "opt"),
+    ("tp=2,dp=2,zero_stage=2,sequence_parallel=true,micro_batch_size=2", "phi3"),
+    ("tp=2,pp=2,schedule=1f1b,sequence_parallel=true,micro_batch_size=4", "bloom"),
     ("tp=2,cp=2,sequence_parallel=false,micro_batch_size=4", "bloom"),
-    ("cp=2,cp_kind=all_to_all,dp=2,zero_stage=3", "bloom"),
+    ("cp=2,cp_kind=all_to_all,dp=2,zero_stage=3,micro_batch_size=2", "bloom"),
     ("tp=2,pp=2,schedule=1f1b,sequence_parallel=true,micro_batch_size=4", "falcon"),
     ("tp=2,dp=2,zero_stage=3,sequence_parallel=false,micro_batch_size=4", "falcon-7b"),
     ("tp=2,cp=2,cp_kind=all_to_all,sequence_parallel=true,micro_batch_size=4", "falcon-rw"),
@@ -178,16 +182,86 @@ FAMILIES = [
     ("pp=2,dp=2,ep=2,schedule=1f1b,zero_stage=3,micro_batch_size=2", "gpt_oss"),
     ("tp=2,ep=1,sequence_parallel=false,micro_batch_size=4", "deepseek_v2"),
     ("tp=2,dp=2,ep=2,zero_stage=1,sequence_parallel=true,micro_batch_size=4", "deepseek_v2"),
-    ("cp=2,dp=2,ep=2,zero_stage=3", "deepseek_v2"),
+    ("cp=2,dp=2,ep=2,zero_stage=3,micro_batch_size=2", "deepseek_v2"),
     ("tp=2,dp=2,ep=2,zero_stage=3,sequence_parallel=true,micro_batch_size=4", "deepseek_v3"),
     ("tp=2,pp=2,etp=2,schedule=1f1b,sequence_parallel=false,micro_batch_size=4", "deepseek_v3"),
-    ("cp=2,cp_kind=all_to_all,ep=2,recompute=selective", "deepseek_v3"),
+    ("cp=2,cp_kind=all_to_all,ep=2,micro_batch_size=4,recompute=selective", "deepseek_v3"),
 ]
 
 MATRIX = [
     *SHARDED, *TENSOR, *PIPELINES, *PAIRS, *CONTEXT, *RECOMPUTED, *SHARED_HEADS, *EXPERTS, *OFFLOADED,
     *FAMILIES,
 ]  # fmt: skip
+
+
+AGAIN = [
+    ("dp=4,micro_batch_size=1", "llama"),
+    ("dp=4,zero_stage=3", "gpt"),
+    ("tp=2,sequence_parallel=true,micro_batch_size=4", "llama"),
+    ("tp=4,sequence_parallel=true,micro_batch_size=4", "qwen3"),
+    ("tp=4,sequence_parallel=false,micro_batch_size=4", "qwen3"),
+    ("tp=2,dp=2,zero_stage=1,sequence_parallel=true,micro_batch_size=2", "llama"),
+    ("tp=2,dp=2,zero_stage=2,micro_batch_size=2", "gpt"),
+    ("tp=2,dp=2,zero_stage=3,micro_batch_size=2", "llama"),
+    ("tp=2,pp=2,schedule=1f1b,micro_batch_size=2,sequence_parallel=true", "gpt"),
+    ("tp=2,pp=2,dp=2,schedule=zb_h1,zero_stage=1,micro_batch_size=2,axis_order=dp-pp-tp", "llama"),
+    ("tp=2,dp=2,ep=2,zero_stage=3,micro_batch_size=2,offload=both", "deepseek_v3"),
+    ("tp=2,dp=2,zero_stage=1,micro_batch_size=2,offload=both", "gemma2"),
+    ("dp=2,ep=2,micro_batch_size=2,recompute=selective,offload=both", "gpt_oss"),
+    ("pp=2,dp=2,ep=2,schedule=1f1b,zero_stage=3,micro_batch_size=2", "gpt_oss"),
+    ("tp=2,dp=2,ep=2,etp=2,zero_stage=1,sequence_parallel=true,micro_batch_size=2", "mixtral"),
+    ("dp=4,ep=2,zero_stage=3,micro_batch_size=1", "mixtral"),
+    ("dp=4,zero_stage=3,micro_batch_size=1", "llama"),
+    ("tp=2,sequence_parallel=true,micro_batch_size=4,offload=both", "gpt"),
+    ("tp=2,pp=2,dp=2,schedule=1f1b,zero_stage=3,micro_batch_size=2", "gpt"),
+    ("dp=4,zero_stage=2,micro_batch_size=1", "gpt"),
+    ("dp=4,zero_stage=2,dp_shard=2,micro_batch_size=1", "neox"),
+    ("recompute=selective,tp=2,sequence_parallel=true,micro_batch_size=4", "gpt"),
+    ("tp=2,ep=2,sequence_parallel=true,micro_batch_size=4", "qwen3_moe"),
+    ("pp=2,dp=2,schedule=1f1b,zero_stage=3,micro_batch_size=1", "llama"),
+    ("pp=2,dp=2,schedule=zb_v,vpp=2,zero_stage=1,micro_batch_size=1", "gpt"),
+    ("dp=2,ep=2,micro_batch_size=2", "mixtral"),
+    ("tp=2,pp=2,schedule=interleaved_1f1b,vpp=2,micro_batch_size=4", "llama"),
+    ("pp=2,dp=2,ep=2,schedule=1f1b,zero_stage=3,micro_batch_size=2", "qwen3_moe"),
+    ("tp=2,sequence_parallel=false,micro_batch_size=4", "gpt"),
+    ("pp=2,dp=2,schedule=interleaved_1f1b,vpp=2,zero_stage=3,micro_batch_size=2", "gpt"),
+    ("recompute=selective,dp=2,zero_stage=2,micro_batch_size=2", "neox"),
+]
+"""Of the matrix: each mechanism, and each two of them, another plan has too."""
+
+SAMPLE = [case for case in MATRIX if case not in AGAIN]
+
+
+def mechanisms(text: str, model: str) -> set[str]:
+    """What a plan has, in words."""
+    plan = make_plan(text, model=model)
+    strategy = plan.best.strategy
+    axes = ("tp", "cp", "pp", "dp", "ep", "etp")
+    found = {axis for axis in axes if (getattr(strategy, axis) or 1) > 1}
+    found.add("dense" if plan.model.experts is None else "experts")
+    found |= {f"recompute {strategy.recompute}", f"offload {strategy.offload}"}
+    if strategy.tp > 1:
+        found.add(f"sequence parallel {strategy.sequence_parallel}")
+    if strategy.cp > 1:
+        found.add(strategy.cp_kind)
+    if strategy.pp > 1:
+        found.add(strategy.schedule)
+    if strategy.dp > 1:
+        shards = strategy.optim_shard, strategy.grad_shard, strategy.param_shard
+        found |= {f"{sum(shard > 1 for shard in shards)} of 3 sharded"}
+        found |= {"groups of replicas" for shard in shards if 1 < shard < strategy.dp}
+    return found
+
+
+def test_every_two_mechanisms_of_the_matrix_are_in_its_sample_together() -> None:
+    of_matrix, of_sample = (
+        {pair for case in cases for pair in combinations_with_replacement(sorted(mechanisms(*case)), 2)}
+        for cases in (MATRIX, SAMPLE)
+    )
+    assert of_sample == of_matrix
+    assert {model for _, model in SAMPLE} == {model for _, model in MATRIX}
+    assert len(SAMPLE) >= 60
+    assert {make_plan(text, model=model).cluster.devices for text, model in SAMPLE} >= {2, 3, 4, 8}
 
 
 @cache
@@ -202,15 +276,25 @@ def run(
     return team.run(plan.cluster.devices, divided, plan, right, seed, broken)
 
 
-@pytest.mark.parametrize(("text", "model"), MATRIX)
+@pytest.mark.parametrize(("text", "model"), sample_of(MATRIX, SAMPLE))
 def test_a_divided_run_equals_one_process(team: Team, text: str, model: str) -> None:
+    """States of the optimizer are divided, or elsewhere, in the plans that take a step more."""
     plan = make_plan(text, model=model)
-    found = run(team, plan)
+    found = run(team, plan, steps=MORE_STEPS if (text, model) in [*SHARDED, *OFFLOADED] else STEPS)
     assert max(rank.largest for rank in found) < TOLERANCE
     assert strayed(plan, found) == []
 
 
-@pytest.mark.parametrize(("text", "model"), [SHARDED[4], PIPELINES[13], CONTEXT[0], EXPERTS[0], OFFLOADED[3]])
+LONG = [
+    ("dp=2,zero_stage=3,micro_batch_size=2", "llama"),
+    PIPELINES[13],
+    CONTEXT[0],
+    EXPERTS[1],
+    OFFLOADED[3],
+]
+
+
+@pytest.mark.parametrize(("text", "model"), LONG)
 def test_a_run_of_many_steps_stays_with_one_process(team: Team, text: str, model: str) -> None:
     found = run(team, make_plan(text, model=model), steps=MANY_STEPS)
     assert max(rank.largest for rank in found) < TOLERANCE
@@ -290,40 +374,52 @@ def test_sums_in_bf16_are_seen(team: Team) -> None:
 
 
 BROKEN = [
-    ("no sum over tensor ranks", "tp=2,sequence_parallel=true", "gpt"),
+    ("no sum over tensor ranks", "tp=2,sequence_parallel=true,micro_batch_size=4", "gpt"),
     ("no tie", "pp=2,schedule=1f1b", "gpt"),
     ("no tie", "pp=2,schedule=zb_v,vpp=2,micro_batch_size=1", "gpt"),
     ("gradients averaged over data ranks", "dp=2,zero_stage=1,micro_batch_size=2", "llama"),
     ("no clipping", "dp=2", "llama"),
     ("loss over half of the batch", "pp=2,schedule=1f1b", "llama"),
     ("all replicas take the same rows", "dp=2", "llama"),
-    ("positions twice as far", "tp=2", "llama"),
-    ("keys stay where they are", "cp=2", "llama"),
-    ("parts of the sequence one after the other", "cp=2", "llama"),
-    ("heads are not exchanged back", "cp=2,cp_kind=all_to_all", "gpt"),
-    ("all tensor ranks take the first key-value head", "tp=4", "llama"),
-    ("tensor ranks keep their inputs' gradients", "tp=2,sequence_parallel=false", "llama"),
-    ("tensor ranks keep their inputs' gradients", "tp=2,sequence_parallel=true", "gpt"),
-    ("replicas take partial sums for whole ones", "tp=2,dp=2,sequence_parallel=true", "gpt"),
-    ("tokens stay in the order of their senders", "dp=2,ep=2", "mixtral"),
-    ("parts of experts are not added up", "tp=2,etp=2", "mixtral"),
-    ("tensor ranks keep their tokens' gradients", "tp=2,ep=2,sequence_parallel=false", "mixtral"),
+    ("positions twice as far", "tp=2,micro_batch_size=4", "llama"),
+    ("keys stay where they are", "cp=2,micro_batch_size=4", "llama"),
+    ("parts of the sequence one after the other", "cp=2,micro_batch_size=4", "llama"),
+    ("heads are not exchanged back", "cp=2,cp_kind=all_to_all,micro_batch_size=4", "gpt"),
+    ("all tensor ranks take the first key-value head", "tp=4,micro_batch_size=4", "llama"),
+    ("tensor ranks keep their inputs' gradients", "tp=2,sequence_parallel=false,micro_batch_size=4", "llama"),
+    ("tensor ranks keep their inputs' gradients", "tp=2,sequence_parallel=true,micro_batch_size=4", "gpt"),
+    (
+        "replicas take partial sums for whole ones",
+        "tp=2,dp=2,sequence_parallel=true,micro_batch_size=2",
+        "gpt",
+    ),
+    ("tokens stay in the order of their senders", "dp=2,ep=2,micro_batch_size=2", "mixtral"),
+    ("parts of experts are not added up", "tp=2,etp=2,micro_batch_size=4", "mixtral"),
+    (
+        "tensor ranks keep their tokens' gradients",
+        "tp=2,ep=2,sequence_parallel=false,micro_batch_size=4",
+        "mixtral",
+    ),
     ("replicas of experts are not added up", "dp=4,ep=2", "mixtral"),
     ("groups of replicas are not added up", "dp=4,zero_stage=3,dp_shard=2,micro_batch_size=1", "llama"),
     ("passes of weights are lost", "pp=2,schedule=zb_h1,micro_batch_size=1", "gpt"),
     ("updates stay on the host", "dp=2,offload=optimizer", "llama"),
-    ("updates stay on the host", "dp=2,zero_stage=3,offload=optimizer", "llama"),
+    ("updates stay on the host", "dp=2,zero_stage=3,offload=optimizer,micro_batch_size=2", "llama"),
     ("gradients stay on the device", "dp=2,zero_stage=1,offload=optimizer", "llama"),
     ("activations are used before they are back", "dp=2,offload=activations", "llama"),
     ("all views of memory are its first", "dp=2,offload=activations", "llama"),
-    ("all tensor ranks have the slopes of the first heads", "tp=2", "bloom"),
+    ("all tensor ranks have the slopes of the first heads", "tp=2,micro_batch_size=4", "bloom"),
     (
         "latents of a part of the tokens train their projections alone",
-        "tp=2,sequence_parallel=true",
+        "tp=2,sequence_parallel=true,micro_batch_size=4",
         "deepseek_v3",
     ),
-    ("tensor ranks keep their inputs' gradients", "tp=2,sequence_parallel=false", "deepseek_v3"),
-    ("every part of an expert adds its bias", "tp=2,etp=2", "gpt_oss"),
+    (
+        "tensor ranks keep their inputs' gradients",
+        "tp=2,sequence_parallel=false,micro_batch_size=4",
+        "deepseek_v3",
+    ),
+    ("every part of an expert adds its bias", "tp=2,etp=2,micro_batch_size=4", "gpt_oss"),
 ]
 
 

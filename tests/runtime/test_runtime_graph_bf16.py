@@ -15,7 +15,7 @@ from unittest.mock import patch
 import pytest
 import torch
 from tests.property.layout_instances import mlp
-from tests.runtime import graph_modules
+from tests.runtime.captured_equality import graph_of
 from tests.runtime.graph_charged import charged
 from tests.runtime.graph_equality import Run, batches, run_of, single_process
 from tests.runtime.graph_modules import data_of, module_of
@@ -27,7 +27,7 @@ from torch import Tensor
 
 from shardwise.graph import OpGraph
 from shardwise.plan import GraphPlan
-from shardwise.runtime import GraphJob, Report, Team, capture, graph_module, parallelize
+from shardwise.runtime import GraphJob, Report, Team, graph_module, parallelize
 from shardwise.runtime.graphs import interpreter, laid_job
 from shardwise.runtime.graphs.kernels import KERNELS
 from shardwise.runtime.graphs.kernels_losses import LOSSES
@@ -35,7 +35,8 @@ from shardwise.runtime.graphs.store import Held
 
 GRAPH = mlp(8, 6, 12, 5)
 
-STEPS = 3
+STEPS = 1
+"""What is looked at is of the first."""
 
 LOSS, GRADIENT = 0.01, 0.03
 """Relative; of a gradient's norm. One rounding is 0.002."""
@@ -178,7 +179,7 @@ def modules_run(report: Report, name: str, plans: list[GraphPlan]) -> list[tuple
 
 @pytest.mark.parametrize("name", MODULES)
 def test_captured_modules_train_in_bf16(team: Team, name: str) -> None:
-    graph = capture(graph_modules.__file__, name)
+    graph = graph_of(name)
     plain = list(drawn(graph, (2,), range(2)))
     ((loss, right), *_), *_ = team.run(2, modules_run, name, plain[:1])
     size = torch.cat([each.flatten() for each in right.values()]).norm()

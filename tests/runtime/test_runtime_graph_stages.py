@@ -26,6 +26,7 @@ from tests.runtime.test_runtime_graph_bf16 import GRADIENT, LOSS, gradients_off,
 from tests.runtime.test_runtime_graph_captured import IN_FP32
 from tests.runtime.test_runtime_graph_captured import TOLERANCE as IN_FP64
 from tests.runtime.test_runtime_graphs import TOLERANCE
+from tests.sampling import sample_of
 from torch import distributed
 
 from shardwise.app.cli.main import main
@@ -37,7 +38,8 @@ from shardwise.runtime import Report, Team, check_graph_runnable, graph_module, 
 from shardwise.runtime.trace import NORM, OPTIMIZER, traced
 from shardwise.sim import COMPUTE
 
-STEPS = 3
+STEPS = 2
+"""The parameters behind the second show what the optimizer has remembered."""
 
 CHAIN = chain(8, 6, 12, 5)
 UNEVEN = chain(12, 7, 11, 5)
@@ -88,7 +90,7 @@ def test_any_layouts_of_stages_train_as_one_process_does(
     plans = [
         plan
         for microbatches in (2, 4)
-        for plan in drawn_in_stages(GRAPHS[graph], ranks, cuts, microbatches, range(12 if full else 3))
+        for plan in drawn_in_stages(GRAPHS[graph], ranks, cuts, microbatches, range(12 if full else 2))
     ]
     assert max(differ(team, plans, graph)) < TOLERANCE
 
@@ -105,7 +107,7 @@ def test_fewer_micro_batches_than_stages_train_too(team: Team) -> None:
 
 @pytest.mark.parametrize("twin", STAGE_TWINS)
 def test_a_broken_mechanism_is_caught(team: Team, twin: str) -> None:
-    plans = list(drawn_in_stages(CHAIN, (2,), (2,), 4, range(8)))
+    plans = list(drawn_in_stages(CHAIN, (2,), (2,), 4, range(4)))
     assert max(differ(team, plans, "chain", broken=twin)) > 100 * TOLERANCE
 
 
@@ -137,7 +139,7 @@ def test_a_rank_has_its_stage_and_does_what_the_price_walks_through(team: Team) 
 
 
 def _bf16_run(report: Report, plan: GraphPlan) -> Run:
-    return run_of(parallelize(graph_module(plan.graph, seed=1), plan, max_norm=MAX_NORM), plan.graph, STEPS)
+    return run_of(parallelize(graph_module(plan.graph, seed=1), plan, max_norm=MAX_NORM), plan.graph, 1)
 
 
 @pytest.mark.parametrize(("ranks", "cuts"), [((1,), (2,)), ((2,), (1, 3))])
@@ -170,18 +172,17 @@ def worst(team: Team, name: str, plans: Sequence[GraphPlan]) -> float:
     )
 
 
-@pytest.mark.parametrize("name", CUTS)
+@pytest.mark.parametrize("name", sample_of(list(CUTS), FEW))
 def test_modules_train_in_stages_as_by_themselves(team: Team, name: str, full: bool) -> None:
     """In fp64. Two stages of two processes, under any layout."""
     assert loss_weight(graph_of(name), 2) == 0.5
-    if name in FEW or full:
-        plans = list(drawn_in_stages(graph_of(name), (2,), CUTS[name], 2, range(8 if full else 2)))
-        assert worst(team, name, plans) < IN_FP32.get(name, IN_FP64)
+    plans = list(drawn_in_stages(graph_of(name), (2,), CUTS[name], 2, range(8 if full else 2)))
+    assert worst(team, name, plans) < IN_FP32.get(name, IN_FP64)
 
 
 @pytest.mark.parametrize("name", ["vgg", "readers", "translator"])
-def test_points_of_the_staged_frontier_train(team: Team, name: str) -> None:
-    plans = on_staged_frontier(graph_of(name), 4, 2, 2, 2)
+def test_points_of_the_staged_frontier_train(team: Team, name: str, full: bool) -> None:
+    plans = on_staged_frontier(graph_of(name), 4, 2, 2, 2 if full or name != "translator" else 1)
     assert worst(team, name, plans) < IN_FP64
 
 

@@ -48,23 +48,58 @@ def moved(
 
 
 MOVES = [
-    ("dp=2,ep=2,zero_stage=1,offload=optimizer", "tp=2,ep=1,micro_batch_size=4", "deepseek_v3", "adamw"),
-    ("tp=2,ep=1,micro_batch_size=4", "dp=2,ep=2,zero_stage=3,offload=both", "deepseek_v3", "sgd"),
-    ("dp=2,ep=2,zero_stage=1", "tp=2,ep=1,sequence_parallel=true,micro_batch_size=4", "deepseek_v3", "adamw"),
-    ("tp=2,etp=2,ep=1,micro_batch_size=4", "pp=2,schedule=1f1b", "gpt_oss", "adamw"),
-    ("dp=2,zero_stage=1", "pp=2,schedule=1f1b", "gpt", "adamw"),
-    ("pp=2,schedule=1f1b", "dp=2,zero_stage=3", "llama", "sgd"),
+    (
+        "dp=2,ep=2,zero_stage=1,micro_batch_size=4,offload=optimizer",
+        "tp=2,ep=1,micro_batch_size=4",
+        "deepseek_v3",
+        "adamw",
+    ),
+    (
+        "tp=2,ep=1,micro_batch_size=4",
+        "dp=2,ep=2,zero_stage=3,micro_batch_size=4,offload=both",
+        "deepseek_v3",
+        "sgd",
+    ),
+    (
+        "dp=2,ep=2,zero_stage=1,micro_batch_size=4",
+        "tp=2,ep=1,sequence_parallel=true,micro_batch_size=4",
+        "deepseek_v3",
+        "adamw",
+    ),
+    ("tp=2,etp=2,ep=1,micro_batch_size=4", "pp=2,schedule=1f1b,micro_batch_size=4", "gpt_oss", "adamw"),
+    ("dp=2,zero_stage=1", "pp=2,schedule=1f1b,micro_batch_size=2", "gpt", "adamw"),
+    ("pp=2,schedule=1f1b,micro_batch_size=2", "dp=2,zero_stage=3,micro_batch_size=2", "llama", "sgd"),
     ("dp=2,zero_stage=0", "tp=2,micro_batch_size=4", "llama", "adamw"),
-    ("pp=2,dp=2,schedule=1f1b", "tp=2,dp=2,zero_stage=3,micro_batch_size=4", "gpt", "adamw"),
+    (
+        "pp=2,dp=2,schedule=1f1b,micro_batch_size=2",
+        "tp=2,dp=2,zero_stage=3,micro_batch_size=4",
+        "gpt",
+        "adamw",
+    ),
     ("pp=2,schedule=zb_v,vpp=2,micro_batch_size=1", "dp=2,zero_stage=1", "gpt", "adamw"),
-    ("tp=2,dp=2,zero_stage=2,micro_batch_size=4", "pp=2,tp=2,schedule=1f1b", "gpt", "adamw"),
-    ("dp=4,zero_stage=3", "tp=4,sequence_parallel=true,micro_batch_size=4", "llama", "adamw"),
-    ("tp=2,cp=2,micro_batch_size=4", "pp=4,schedule=1f1b", "llama", "adamw"),
-    ("dp=4,ep=2,zero_stage=3", "tp=4,etp=2,micro_batch_size=4", "mixtral", "adamw"),
+    (
+        "tp=2,dp=2,zero_stage=2,micro_batch_size=4",
+        "pp=2,tp=2,schedule=1f1b,micro_batch_size=4",
+        "gpt",
+        "adamw",
+    ),
+    (
+        "dp=4,zero_stage=3,micro_batch_size=2",
+        "tp=4,sequence_parallel=true,micro_batch_size=4",
+        "llama",
+        "adamw",
+    ),
+    ("tp=2,cp=2,micro_batch_size=4", "pp=4,schedule=1f1b,micro_batch_size=2", "llama", "adamw"),
+    ("dp=4,ep=2,zero_stage=3,micro_batch_size=2", "tp=4,etp=2,micro_batch_size=4", "mixtral", "adamw"),
     ("dp=2,zero_stage=1,offload=optimizer", "pp=2,schedule=1f1b,offload=both", "gpt", "adamw"),
-    ("tp=2,micro_batch_size=4", "dp=2,zero_stage=3,offload=optimizer", "llama", "sgd"),
-    ("pp=2,tp=2,ep=2,schedule=1f1b,micro_batch_size=2", "dp=4,ep=4,zero_stage=1", "qwen3_moe", "adamw"),
-]  # fmt: skip
+    ("tp=2,micro_batch_size=4", "dp=2,zero_stage=3,micro_batch_size=4,offload=optimizer", "llama", "sgd"),
+    (
+        "pp=2,tp=2,ep=2,schedule=1f1b,micro_batch_size=4",
+        "dp=4,ep=4,zero_stage=1,micro_batch_size=2",
+        "qwen3_moe",
+        "adamw",
+    ),
+]
 
 
 @pytest.mark.parametrize(("before", "after", "model", "optimizer"), MOVES)
