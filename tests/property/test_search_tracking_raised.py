@@ -26,7 +26,8 @@ from shardwise.search.tracking.simplify import priced
 from shardwise.search.tracking.solution import measure
 
 CHUNKS = tuple(range(0, 300, 50))
-"""Of which a run without `--full` takes the first two."""
+OFTEN = CHUNKS[:2]
+"""What a run without `--full` takes of them."""
 
 COMPLETED, PRICED, RISE = rests.Rests.completed, rests.priced_points, lines.Lines.rise
 
@@ -79,9 +80,9 @@ def test_an_epsilon_is_all_that_is_lost(epsilon: float, full: bool) -> None:
             assert any(a <= limit * time_s and b <= limit * memory for a, b in found.points.tolist())
 
 
-@pytest.mark.parametrize("first", sample_of(CHUNKS, CHUNKS[:2]))
+@pytest.mark.parametrize("first", sample_of(CHUNKS, OFTEN))
 def test_raised_lines_find_what_enumeration_finds(monkeypatch: pytest.MonkeyPatch, first: int) -> None:
-    """Labels are left out and lines rise in these chains, so that what they show is about these."""
+    """Labels are left out and lines rise in the chains of every run: what they show is about these."""
     left_out = risen = 0
 
     def completed(own: rests.Rests, table: Labels, border: int, *, is_ahead: bool) -> Labels:
@@ -98,8 +99,9 @@ def test_raised_lines_find_what_enumeration_finds(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(rests.Rests, "completed", completed)
     monkeypatch.setattr(lines.Lines, "rise", rise)
     assert agrees(chain_of(seed) for seed in range(first, first + CHUNKS[1]))
-    assert left_out > 30
-    assert risen > 30
+    if first in OFTEN:  # few chains leave most of the labels out: of 50 others none may
+        assert left_out > 30
+        assert risen > 30
 
 
 def test_what_is_held_is_paid_in_seconds(full: bool) -> None:

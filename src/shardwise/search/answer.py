@@ -25,7 +25,8 @@ def plan(question: Question, *, progress: Progress | None = None, clock: Clock |
     """The best strategy of the question's space, runners-up, and the certificate.
 
     Ended early by its budget or the user, it answers with the best so far. Raises Infeasible where nothing
-    legal fits, with reason counts and relaxations that do fit, or where nothing was found in time;
+    legal fits, with reason counts and relaxations that do fit (within a budget as many as are found by then),
+    or where nothing was found in time;
     KeyboardInterrupt where the user did not wait for anything. A `clock` counts instead of the budget.
     """
     question.problem()
@@ -102,10 +103,11 @@ def _nothing(question: Question, outcome: Outcome, clock: Clock) -> Infeasible:
             f"{outcome.unexplored:,} of {total:,} candidates are unexplored",
             reasons={},
         )
-    unlimited = clock.beside(None)
+    # What would help is told as far as the rest of a budget goes.
+    left = clock.beside(None) if question.budget_s is None else clock
 
     def whole(asked: Question, problem: Problem, goal: Goal) -> Outcome:
-        found = search(asked, problem, goal, clock=unlimited)
+        found = search(asked, problem, goal, clock=left)
         if found.is_interrupted:
             raise KeyboardInterrupt
         return found

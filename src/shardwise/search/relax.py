@@ -30,13 +30,19 @@ def legal_reason(problem: Problem, strategy: Strategy) -> tuple[str | None, str]
     return (None, "") if broken < 0 else (RULES[broken].code, RULES[broken].text)
 
 
+class _OutOfTime(Exception):
+    """A search that had to be whole was ended by its budget."""
+
+
 def infeasible(question: Question, problem: Problem, outcome: Outcome, search: Searching) -> Infeasible:
-    """The error that says what binds and what would help."""
-    return Infeasible(
-        _binding(question, problem, outcome, search),
-        reasons=outcome.ledger.rejected,
-        relaxations=tuple(_relaxations(question, search)),
-    )
+    """The error that says what binds and what would help, as far as the searches for it go."""
+    rejected = outcome.ledger.rejected
+    try:
+        binding = _binding(question, problem, outcome, search)
+    except _OutOfTime:
+        what = MEMORY if MEMORY in rejected else HOST_MEMORY
+        binding = f"nothing fits: {what} binds; by how much was not found within the budget"
+    return Infeasible(binding, reasons=rejected, relaxations=tuple(_relaxations(question, search)))
 
 
 def _binding(question: Question, problem: Problem, outcome: Outcome, search: Searching) -> str:
@@ -90,44 +96,51 @@ def host_bytes_of(problem: Problem, strategy: Strategy) -> float:
 def _smallest(question: Question, problem: Problem, search: Searching) -> Strategy | None:
     """The candidate of the question that takes least memory in `problem`; None where nothing is legal and
     fits."""
-    found = search(replace(question, exhaustive=False), problem, Smallest()).found
-    return found[0].table[0] if found else None
+    outcome = search(replace(question, exhaustive=False), problem, Smallest())
+    if outcome.unexplored:
+        raise _OutOfTime
+    return outcome.found[0].table[0] if outcome.found else None
 
 
 def _relaxations(question: Question, search: Searching) -> Iterator[str]:
-    """Changes of the question, cheapest first, that have an answer; at most `WANTED`."""
-    found = 0
-    for text, changed in _changes(question):
+    """Changes of the question, cheapest first, that have an answer; at most `WANTED`, and of steps of one
+    kind the first. None behind a search that was ended by its budget."""
+    kinds: set[str] = set()
+    for kind, text, changed in _changes(question):
+        if kind in kinds:
+            continue
         outcome = search(changed, changed.problem(), Fastest(1))
         if outcome.found:
-            found += 1
+            kinds.add(kind)
             best = outcome.found[0]
             strategy = shortest_text(changed.model, changed.cluster, changed.job, best.table[0])
             yield f"{text}: {best.time_s:.3f} s per step with {strategy}"
-        if found == WANTED:
+        if len(kinds) == WANTED or outcome.unexplored:
             return
 
 
-def _changes(question: Question) -> Iterator[tuple[str, Question]]:
-    """Single changes: widen the space, lift what is fixed, then the job, then the cluster."""
+def _changes(question: Question) -> Iterator[tuple[str, str, Question]]:
+    """Single changes, each with its kind: widen the space, lift what is fixed, then the job, then the
+    cluster."""
     asked = replace(question, exhaustive=False)
     if asked.axes:
-        yield f"with --space {asked.space}", replace(asked, axes={})
+        yield "space", f"with --space {asked.space}", replace(asked, axes={})
     elif asked.space == "core":
-        yield "with --space default", replace(asked, space="default")
+        yield "space", "with --space default", replace(asked, space="default")
     for name in asked.fixed:
         rest = {key: value for key, value in asked.fixed.items() if key != name}
-        yield f"without {asked.fixed_by.get(name, f'--fix {name}')}", replace(asked, fixed=rest)
+        yield name, f"without {asked.fixed_by.get(name, f'--fix {name}')}", replace(asked, fixed=rest)
     job = asked.job
     if job.memory_margin > 0.0:
-        yield "with --memory-margin 0", replace(asked, job=replace(job, memory_margin=0.0))
+        yield "margin", "with --memory-margin 0", replace(asked, job=replace(job, memory_margin=0.0))
     if job.optimizer == "adamw":
-        yield "with --optimizer adafactor", replace(asked, job=replace(job, optimizer="adafactor"))
+        lighter = replace(job, optimizer="adafactor")
+        yield "optimizer", "with --optimizer adafactor", replace(asked, job=lighter)
     for factor in (2, 4, 8):
         if job.seq_len % factor == 0:
             shorter = replace(job, seq_len=job.seq_len // factor)
-            yield f"with --seq-len {shorter.seq_len}", replace(asked, job=shorter)
+            yield "sequence", f"with --seq-len {shorter.seq_len}", replace(asked, job=shorter)
     for factor in (2, 4, 8, 16):
         cluster = multiplied(asked.cluster, factor)
         text = f"on {cluster.devices} devices ({factor} times as many nodes)"
-        yield text, replace(asked, cluster=cluster)
+        yield "cluster", text, replace(asked, cluster=cluster)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -11,7 +12,7 @@ from shardwise.check import count_space
 from shardwise.cluster import Cluster, load_cluster
 from shardwise.errors import Infeasible
 from shardwise.model import load_model, model_from_config
-from shardwise.search import Question, evaluate, plan
+from shardwise.search import Question, answer, evaluate, plan
 from shardwise.strategy import HOST_MEMORY, MEMORY, Job, complete, parse_fields
 
 LLAMA = load_model("llama-3.1-8b")
@@ -67,6 +68,35 @@ def test_relaxations_fit() -> None:
         assert devices == 2 * times and times > 1
         answer = plan(question(f"{times}x2xA100-40G"))
         assert match[3] == f"{answer.best.step_time_s:.3f}"
+
+
+def test_of_steps_of_one_kind_the_first_is_told() -> None:
+    """It fits on four times as many nodes, and on eight times as many."""
+    relaxations = refusal(question("2xA100-40G", job=replace(JOB, seq_len=4097))).relaxations
+    assert [text.partition(":")[0] for text in relaxations] == [
+        "with --space default",
+        "on 8 devices (4 times as many nodes)",
+    ]
+    assert plan(question("8x2xA100-40G", job=replace(JOB, seq_len=4097))).best
+
+
+def test_a_budget_bounds_what_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rest of a budget is for what binds and what would help: where the first search takes all of it, no
+    other is made to its end. A first look may find a change that helps, and is the last."""
+    over: list[bool] = []
+
+    def whole(*some: Any, clock: Any, **more: Any) -> Any:
+        outcome = search(*some, clock=clock, **more)
+        if not over:
+            over.append(True)
+            monkeypatch.setattr(type(clock), "is_over", True)
+        return outcome
+
+    search = answer.search
+    monkeypatch.setattr(answer, "search", whole)
+    error = refusal(question("2xA100-40G", budget_s=1e3))
+    assert error.message == "nothing fits: memory binds; by how much was not found within the budget"
+    assert error.reasons[MEMORY] > 0 and len(error.relaxations) <= 1
 
 
 def test_what_is_fixed_is_lifted_first() -> None:
