@@ -22,6 +22,7 @@ from shardwise.cluster.conditions import (
 from shardwise.cluster.device import Device
 from shardwise.cluster.device_file import ATTENTION_KERNELS, device_of
 from shardwise.cluster.efficiency import (
+    MEASURED,
     AttentionCurve,
     CollectiveCurve,
     Efficiency,
@@ -57,6 +58,7 @@ from shardwise.cluster.resize import multiplied, of_nodes, part_of, part_sizes, 
 __all__ = [
     "ATTENTION_KERNELS",
     "EVENT_KINDS",
+    "MEASURED",
     "NATIVE",
     "AttentionCurve",
     "Backend",

@@ -86,6 +86,10 @@ class CollectiveCurve:
         return self.startup_s + self.lockstep_s
 
 
+MEASURED = "measured: "
+"""What the source of a number of a calibration begins with, before its machine."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Efficiency:
     """All curves of one device class, and the costs that are not per byte or flop.
@@ -110,6 +114,12 @@ class Efficiency:
     fragmentation_ratio: float
     is_calibrated: bool
     provenance: Mapping[str, str]
+
+    @property
+    def measured_on(self) -> tuple[str, ...]:
+        """The machines, with dates, whose calibrations some of it is from."""
+        sources = self.provenance.values()
+        return tuple(sorted({source[len(MEASURED) :] for source in sources if source.startswith(MEASURED)}))
 
 
 CURVES: Mapping[str, type[Any]] = {

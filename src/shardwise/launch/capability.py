@@ -15,7 +15,8 @@ def check_runnable(plan: Plan) -> None:
     """ConfigError, by the first thing in the way, where this runtime cannot run `plan`."""
     target = TARGET.for_scores(scores_are_plain(plan.model, plan.job.seq_len))
     for refusal in target.refusals(plan.best.strategy):
-        raise _refusal(f"best.strategy.{refusal.key}", refusal.found, refusal.allowed)
+        allowed = f"{refusal.allowed}, as in what `plan --target {TARGET.name}` finds"
+        raise _refusal(f"best.strategy.{refusal.key}", refusal.found, allowed)
     _check_known(plan, TARGET.dtypes)
     strategy = plan.best.strategy
     is_ring = strategy.cp > 1 and strategy.cp_kind == "ring"

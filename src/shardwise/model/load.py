@@ -44,8 +44,10 @@ def load_model(text: str) -> Model:
         )
     path = os.path.join(text, "config.json") if os.path.isdir(text) else text
     config = read_mapping(path)
+    # A `_name_or_path` says where a config was once; a `name` among dimensions is what its writer calls it.
+    is_named = bool(config.get("name")) and not any(key in config for key in HUGGING_FACE_KEYS)
     try:
-        return model_from_config(config, name=_name_from_path(path))
+        return model_from_config(config, name=None if is_named else _name_from_path(path))
     except ConfigError as error:
         raise error.within(file=printable(path)) from None
 

@@ -12,13 +12,26 @@ MAX_PLAN_BYTES = 8 << 20
 
 MAX_PLAN_NODES = 1_000_000
 
+_KINDS = {
+    "shardwise.plan": "a uniform strategy",
+    "shardwise.uneven-plan": "an uneven plan",
+    "shardwise.graph-plan": "an operator graph",
+}
+"""What plan files of each schema are of, for those that take one kind alone."""
+
 
 def verify(document: Mapping[str, object], path: str, *, schema: str, version: int, what: str) -> None:
     """ConfigError where the document at `path` is not of this schema (`what` it is called), is newer than
     `version`, or does not have the content that it was written with."""
     fields = Fields(document, file=path)
     if document.get("schema") != schema:
-        raise fields.error("schema", f"is not {what}", found=shown(document.get("schema")), allowed=schema)
+        kind = _KINDS.get(str(document.get("schema")))
+        raise fields.error(
+            "schema",
+            f"is not {what}" if kind is None else f"is that of {kind}, which is not for this",
+            found=shown(document.get("schema")),
+            allowed=schema,
+        )
     found = fields.integer("version", low=1, high=10**9)
     if found > version:
         raise fields.error(

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from shardwise.cluster import ATTENTION_KERNELS, Device, device_of, find_device
+from shardwise.cluster import ATTENTION_KERNELS, MEASURED, Device, device_of, find_device
 from shardwise.errors import ConfigError
 from shardwise.inputs import Fields, join_key, read_mapping, shown
 from shardwise.strategy.profile import OVERLAPS, PROFILES, Profile
@@ -56,7 +56,7 @@ def read_calibration(path: str) -> Calibration:
             "version", "is newer", found=str(version), allowed=f"at most {CALIBRATION_VERSION}"
         )
     machine = fields.text("machine", max_length=300)
-    source = f"measured: {machine}"
+    source = MEASURED + machine
     devices = {}
     for name, part in fields.mapping("classes").items():
         known = _known(part, name)

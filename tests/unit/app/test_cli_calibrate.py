@@ -228,6 +228,20 @@ def test_the_planner_takes_a_calibration(run: Run, tmp_path: Path) -> None:
     assert ran.code == 0, ran.err
     assert "measured: a machine" in Path(saved).read_text()
     assert run("check", saved).code == 0
+    ran = run("plan", *question[:-1], "--calibration", written(tmp_path))
+    assert "kernels of cpu measured on a machine" in ran.out and "all else fitted" in ran.out
+    assert "measured on" not in run("plan", *question[:-1]).out
+
+
+@pytest.mark.parametrize("command", ["plan", "frontier"])
+def test_a_calibration_of_other_devices_is_refused(run: Run, tmp_path: Path, command: str) -> None:
+    question = ("gpt2", "--seq-len", "1024") if command == "plan" else ("graph:mlp",)
+    ran = run(command, *question, "--cluster", "1x2xH200", "--global-batch-size", "8", "--calibration",
+              written(tmp_path))  # fmt: skip
+    assert (ran.code, ran.out) == (2, "") and ran.err.count("\n") == 1
+    assert "--calibration: measured no device of this cluster; found cpu; allowed: a calibration of H200" in (
+        ran.err
+    )
 
 
 def test_our_measured_software_is_planned_for_on_an_accelerator_where_it_is_asked_for(

@@ -15,6 +15,7 @@ from tests.runtime.uneven_plans import make_uneven
 from tests.unit.app.conftest import Run
 
 from shardwise.cluster import load_cluster
+from shardwise.graph import Block
 from shardwise.plan import write_graph_plan, write_plan, write_uneven_plan
 
 
@@ -116,6 +117,18 @@ def test_the_plan_of_a_graph_is_launched(run: Run, plan: str) -> None:
     ran = run("launch", "g.yaml", "--with", "torchrun", "--print", "--", "--adaptive")
     assert (ran.code, ran.out) == (2, "") and ran.err.count("\n") == 1
     assert "--adaptive: is not there for the plan of an operator graph" in ran.err
+    untold = replace(graph, blocks=tuple(map(_dropping, graph.blocks)))
+    write_graph_plan("d.yaml", plan_with(untold, (2,), by_rules(untold, (2,), lambda op: ("split b",))))
+    ran = run("launch", "d.yaml", "--with", "slurm", "--print")
+    assert (ran.code, ran.out) == (2, "") and ran.err.count("\n") == 1
+    assert "does not say what is computed; found dropout" in ran.err
+
+
+def _dropping(block: Block) -> Block:
+    """With a dropout in the place of what is told element by element."""
+    told = {"function": "dropout"}
+    operators = (replace(op, attributes=told) if op.kind == "elementwise" else op for op in block.operators)
+    return replace(block, operators=tuple(operators))
 
 
 def test_a_port_in_use_is_told_before_torchrun_starts(run: Run, plan: str) -> None:

@@ -67,6 +67,8 @@ def test_dimensions_from_yaml(tmp_path: Path) -> None:
     model = load_model(str(file))
     assert model.name == "small"
     assert parameters(model) == parameters(load_model("gpt2"))
+    file.write_text(file.read_text() + "name: mine\n")
+    assert load_model(str(file)).name == "mine"
     assert model_from_config(model.config) == model
 
 

@@ -140,6 +140,10 @@ FAULTS: list[tuple[Callable[[Any], None], str]] = [
     (_set("schema", to="shardwise.plans"), "schema: is not a plan file; found 'shardwise.plans'"),
     (_delete("schema"), "schema: is not a plan file; found null"),
     (
+        _set("schema", to="shardwise.uneven-plan"),
+        "schema: is that of an uneven plan, which is not for this; found 'shardwise.uneven-plan'",
+    ),
+    (
         _set("version", to=2),
         r"version: is a newer plan format than this shardwise reads \(shardwise.plan 2\)",
     ),

@@ -233,6 +233,7 @@ def _runners_up(answer: Answer, layers: int) -> Iterator[Line]:
             yield ((" " * len(fixed), ""), (more, "dim"))
 
 
+_FITTED = "fitted to published runs (shardwise validate)"
 _CORE = (
     "space 'core' leaves out context and expert parallelism, offload, split backwards and uneven stages; "
     "--space default has them"
@@ -245,10 +246,16 @@ def assumption_lines(cluster: Cluster, job: Job, evaluator: str, space: str = ""
     profile = (
         f"efficiency of {', '.join(uncalibrated)} from datasheets and relatives: no measured run was fitted"
     )
+    measured = [
+        f"kernels of {name} measured on {'; '.join(machines)}"
+        for name, device in cluster.classes.items()
+        if (machines := device.efficiency.measured_on)
+    ]
     texts = [
         f"{job.dtype}, {job.optimizer}, {words.percent(job.memory_margin, 0)} of device memory kept free",
         *cluster.assumptions,
-        *([profile] if uncalibrated else ["efficiency fitted to published runs (shardwise validate)"]),
+        *measured,
+        *([profile] if uncalibrated else [f"{'all else' if measured else 'efficiency'} {_FITTED}"]),
         *([_CORE] if space == "core" else []),
         f"evaluated by {evaluator}",
     ]

@@ -7,6 +7,7 @@ import shlex
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 
 from shardwise import launch
 from shardwise.app.cli.adapting import advisor_for
@@ -99,9 +100,14 @@ def launched(
 
 
 def _check_runs(plan: AnyPlan, *, is_adaptive: bool) -> None:
-    """ConfigError where `train` would refuse the plan, or to re-plan under it; that needs no PyTorch."""
+    """ConfigError where `train` would refuse the plan, or to re-plan under it. That needs no PyTorch, but for
+    what an operator of a graph computes."""
     if isinstance(plan, GraphPlan):
         launch.check_graph_runnable(plan)
+        if find_spec("torch") is not None:
+            from shardwise.runtime import check_told
+
+            check_told(plan.graph)
     elif isinstance(plan, Plan):
         launch.check_runnable(plan)
     else:

@@ -14,7 +14,7 @@ from shardwise.errors import ConfigError
 from shardwise.inputs import nearest, printable, shown
 from shardwise.model import Model, load_model
 from shardwise.plan import Reliability, check_writable
-from shardwise.strategy import OWN_PROFILE, Job, Profile, read_calibration, target_of
+from shardwise.strategy import OWN_PROFILE, Calibration, Job, Profile, read_calibration, target_of
 from shardwise.units import parse_quantity
 
 MAX_COUNT = 10_000_000
@@ -85,12 +85,7 @@ def load_request(options: JobOptions) -> Request:
     dtype = None if options.dtype is None else choice("--dtype", options.dtype, DTYPES)
     optimizer: Any = choice("--optimizer", options.optimizer, OPTIMIZERS)
     model = load_model(options.model)
-    calibration = None if options.calibration is None else read_calibration(options.calibration)
-    cluster = load_cluster(
-        options.cluster,
-        inter_node=options.inter_node,
-        measured=None if calibration is None else calibration.devices,
-    )
+    cluster, calibration = measured_cluster(options)
     job = search.default_job(
         model,
         cluster,
@@ -110,6 +105,26 @@ def load_request(options: JobOptions) -> Request:
     if own.knows_devices(cluster.classes):
         job = replace(job, profile=own_profile)
     return Request(model=model, cluster=cluster, job=job, options=options, own_profile=own_profile)
+
+
+def measured_cluster(options: JobOptions) -> tuple[Cluster, Calibration | None]:
+    """The cluster of `options`, its devices as their calibration measured them, and that calibration.
+    ConfigError where it measured none of them."""
+    if options.calibration is None:
+        return load_cluster(options.cluster, inter_node=options.inter_node), None
+    calibration = read_calibration(options.calibration)
+    cluster = load_cluster(options.cluster, inter_node=options.inter_node, measured=calibration.devices)
+    own = cluster.classes.values()
+    if calibration.devices and not any(
+        device.name in calibration.devices or device.efficiency.measured_on for device in own
+    ):
+        raise ConfigError(
+            "measured no device of this cluster",
+            key="--calibration",
+            found=", ".join(calibration.devices),
+            allowed=f"a calibration of {', '.join(cluster.classes)}, or none",
+        )
+    return cluster, calibration
 
 
 def measured_software(profile: Profile | None, cluster: Cluster) -> Profile | None:

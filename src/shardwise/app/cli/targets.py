@@ -76,7 +76,10 @@ def not_trained(in_the_way: Sequence[str] | None, request: Request, save: str | 
     plan file."""
     is_told = save is not None or target_of(OWN).knows_devices(request.cluster.classes)
     return (
-        [f"shardwise: `shardwise train` does not run this plan: {'; '.join(in_the_way)}"]
+        [
+            f"shardwise: `shardwise train` does not run this plan: {'; '.join(in_the_way)}; "
+            f"--target {OWN} keeps to what it runs"
+        ]
         if in_the_way and is_told
         else []
     )

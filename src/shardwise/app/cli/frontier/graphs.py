@@ -21,9 +21,10 @@ from shardwise.app.cli.request import (
     choice,
     count,
     fraction,
+    measured_cluster,
     measured_software,
 )
-from shardwise.cluster import Cluster, load_cluster, mesh_of, part_of
+from shardwise.cluster import Cluster, mesh_of, part_of
 from shardwise.cost import Training
 from shardwise.errors import ConfigError, InternalError
 from shardwise.graph import (
@@ -43,7 +44,6 @@ from shardwise.inputs import printable, read_mapping, shown
 from shardwise.model import catalogue_names
 from shardwise.plan import GraphJob, GraphPlan
 from shardwise.search import Curve, GraphCurve, GraphCurves, MeshChoice, Point, best_dtype
-from shardwise.strategy import read_calibration
 from shardwise.units import format_count, format_seconds
 
 GraphPoint = Point[GraphLayout]
@@ -96,12 +96,7 @@ def load_graph_request(options: JobOptions, meshes: str) -> GraphRequest:
     optimizer: Any = choice("--optimizer", options.optimizer, OPTIMIZERS)
     dtype = None if options.dtype is None else choice("--dtype", options.dtype, DTYPES)
     graph = _scaled(load_graph(options.model), batch, seq_len)
-    calibration = None if options.calibration is None else read_calibration(options.calibration)
-    cluster = load_cluster(
-        options.cluster,
-        inter_node=options.inter_node,
-        measured=None if calibration is None else calibration.devices,
-    )
+    cluster, calibration = measured_cluster(options)
     training = Training(dtype=dtype or best_dtype(cluster), optimizer=optimizer)
     software = None if calibration is None else measured_software(calibration.waiting_profile, cluster)
     if software is not None:
