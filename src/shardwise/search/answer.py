@@ -20,6 +20,9 @@ from shardwise.sim import Durations
 from shardwise.strategy import HOST_MEMORY, MEMORY, Job, Strategy, StrategyTable
 from shardwise.units import format_seconds
 
+LEAST_TOLD = 0.02
+"""Of the memory that is too much, the share of a part that is named."""
+
 
 def plan(question: Question, *, progress: Progress | None = None, clock: Clock | None = None) -> Answer:
     """The best strategy of the question's space, runners-up, and the certificate.
@@ -168,12 +171,15 @@ def evaluate(model: Model, cluster: Cluster, job: Job, strategy: Strategy) -> Re
     needed, usable = float(bounds.device_bytes[0]), problem.usable_bytes
     result = result_of(problem, strategy)
     if needed > usable:
-        largest = max(result.memory, key=lambda part: result.memory[part])
+        parts = sorted(result.memory.items(), key=lambda part: -part[1])
+        largest, *others = [
+            f"{name} ({nbytes / 2**30:.2f} GiB)" for name, nbytes in parts if nbytes >= LEAST_TOLD * needed
+        ]
         raise Infeasible(
             f"rank {result.tightest_rank} needs {needed / 2**30:.2f} GiB and may use "
             f"{usable / 2**30:.2f} GiB: "
-            f"{(needed - usable) / 2**30:.2f} GiB too much, most of it {largest} "
-            f"({result.memory[largest] / 2**30:.2f} GiB)",
+            f"{(needed - usable) / 2**30:.2f} GiB too much, most of it {largest}"
+            + (f", then {', '.join(others)}" if others else ""),
             reasons={MEMORY: 1},
         )
     host, host_has = float(bounds.host_bytes[0]), problem.host_bytes_per_device

@@ -55,6 +55,10 @@ def test_the_nearest_candidate_misses_by_what_is_said() -> None:
         evaluate(LLAMA, asked.cluster, JOB, strategy)
     missing = caught.value.message.rpartition(": ")[2].split(" ")[0]
     assert f"{missing} GiB more than" in error.message
+    # All that is worth telling, the largest first, comes to nearly all that is needed.
+    told = [float(each) for each in re.findall(r"\((\d+\.\d+) GiB\)", caught.value.message)]
+    needed = float(caught.value.message.partition(" needs ")[2].partition(" ")[0])
+    assert told == sorted(told, reverse=True) and 0.94 * needed < sum(told) <= needed
 
 
 def test_relaxations_fit() -> None:
