@@ -48,7 +48,7 @@ def read_calibration(path: str) -> Calibration:
     """The calibration in the file at `path`; docs/formats.md has its keys. ConfigError where it is not
     one."""
     fields = Fields(read_mapping(path), file=path)
-    if (schema := fields.text("schema")) != CALIBRATION_SCHEMA:
+    if (schema := fields.any("schema", default=None)) != CALIBRATION_SCHEMA:
         raise fields.error("schema", "is not a calibration", found=shown(schema), allowed=CALIBRATION_SCHEMA)
     version = fields.integer("version", low=1, high=10**9)
     if version > CALIBRATION_VERSION:

@@ -47,7 +47,7 @@ InterNode = Annotated[
     typer.Option(
         "--inter-node",
         metavar="RATE",
-        help="Bandwidth between nodes, per device: 200Gb/s.",
+        help="Bandwidth between nodes, of each network card: 200Gb/s; 4x200Gb/s has four cards a node.",
         show_default=False,
     ),
 ]
