@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from shardwise.cluster import load_cluster
+from shardwise.cluster import file, load_cluster
 from shardwise.errors import ConfigError
 from shardwise.model import dimensions, load_model
 
@@ -32,10 +32,16 @@ def example(title: str) -> str:
     return found[1]
 
 
-def documented() -> list[str]:
-    """The keys in the first column of the table of dimensions."""
-    rows = [line for line in section("A model in plain dimensions").splitlines() if line.startswith("| `")]
-    return [key for row in rows for key in re.findall(r"`(\w+)`", row.split("|")[1])]
+def documented(title: str) -> list[str]:
+    """The keys in the first column of a table, without what they are keys of."""
+    rows = [line for line in section(title).splitlines() if line.startswith("| `")]
+    return [key for row in rows for key in re.findall(r"`(?:\w+\[\]\.)?(\w+)`", row.split("|")[1])]
+
+
+def keys_read(*functions: object) -> set[str]:
+    """The keys that these ask a file's fields for."""
+    source = "".join(map(inspect.getsource, functions))  # type: ignore[arg-type]
+    return set(re.findall(r'(?:fields|part)\.\w+\(\s*"(\w+)"', source))
 
 
 def test_the_examples_are_read(tmp_path: Path) -> None:
@@ -47,10 +53,9 @@ def test_the_examples_are_read(tmp_path: Path) -> None:
 
 
 def test_every_key_of_dimensions_is_told_and_taken(tmp_path: Path) -> None:
-    read = set(re.findall(r'fields\.\w+\(\s*"(\w+)"', inspect.getsource(dimensions)))
-    keys = documented()
+    keys = documented("A model in plain dimensions")
     # The factor is read for configs too, elsewhere; the name where a model is made.
-    assert read | {"name", "expert_capacity_factor"} == set(keys)
+    assert keys_read(dimensions) | {"name", "expert_capacity_factor"} == set(keys)
     path = tmp_path / "m.yaml"
     lines = [f"{key}: {VALUES.get(key, '64')}" for key in keys]
     path.write_text("\n".join(lines) + "\n")
@@ -58,3 +63,9 @@ def test_every_key_of_dimensions_is_told_and_taken(tmp_path: Path) -> None:
     path.write_text("\n".join([*lines, "n_experts: 8"]) + "\n")
     with pytest.raises(ConfigError, match="n_experts"):
         load_model(str(path))
+
+
+def test_every_key_of_a_cluster_file_is_told() -> None:
+    """Of the file, its nodes and its tiers; those of links are in one line of words."""
+    within_links = {"from", "to", "one_way"}
+    assert keys_read(file) - within_links == set(documented("A cluster file"))

@@ -10,7 +10,6 @@ from shardwise.plan.document import (
 from shardwise.plan.for_trace import TRACE_POLICIES, ForTrace
 from shardwise.plan.goodput import GOODPUT_FROM_DEVICES, Goodput, Reliability, goodput_of
 from shardwise.plan.graph_plan import (
-    GRAPH_PLAN_SCHEMA,
     GraphJob,
     GraphPlan,
     graph_plan_document,
@@ -43,13 +42,13 @@ from shardwise.plan.record import (
 from shardwise.plan.store import Files, SystemFiles, check_writable, write_file
 from shardwise.plan.uneven import UnevenAnswer, UnevenResult
 from shardwise.plan.uneven_plan import (
-    UNEVEN_PLAN_SCHEMA,
     UnevenFile,
     is_uneven_plan,
     read_uneven_plan,
     uneven_plan_document,
     write_uneven_plan,
 )
+from shardwise.plan.verify import GRAPH_PLAN_SCHEMA, UNEVEN_PLAN_SCHEMA
 
 __all__ = [
     "GOODPUT_FROM_DEVICES",

@@ -28,10 +28,9 @@ from shardwise.graph import (
 from shardwise.inputs import Fields, parse_mapping, read_bytes, read_mapping, shown, written
 from shardwise.plan.document import document_hash, plain_mapping
 from shardwise.plan.store import Files, write_file
-from shardwise.plan.verify import MAX_PLAN_BYTES, MAX_PLAN_NODES, verify
+from shardwise.plan.verify import GRAPH_PLAN_SCHEMA, MAX_PLAN_BYTES, MAX_PLAN_NODES, verify
 from shardwise.strategy import Optimizer, Profile, profile_from_record
 
-GRAPH_PLAN_SCHEMA = "shardwise.graph-plan"
 VERSION = 1
 
 SCHEDULES_OF_STAGES = ("1f1b",)

@@ -28,10 +28,9 @@ from shardwise.plan.read import (
 from shardwise.plan.record import Certificate, MixedFigures
 from shardwise.plan.store import Files, write_file
 from shardwise.plan.uneven import UnevenResult
-from shardwise.plan.verify import MAX_PLAN_BYTES, MAX_PLAN_NODES, verify
+from shardwise.plan.verify import MAX_PLAN_BYTES, MAX_PLAN_NODES, UNEVEN_PLAN_SCHEMA, verify
 from shardwise.strategy import RECOMPUTES, Job
 
-UNEVEN_PLAN_SCHEMA = "shardwise.uneven-plan"
 VERSION = 1
 SCHEDULES_OF_UNEVEN = ("1f1b",)
 

@@ -6,6 +6,10 @@ from collections.abc import Mapping
 
 from shardwise.inputs import Fields, shown
 from shardwise.plan.document import document_hash
+from shardwise.plan.plan import SCHEMA
+
+UNEVEN_PLAN_SCHEMA = "shardwise.uneven-plan"
+GRAPH_PLAN_SCHEMA = "shardwise.graph-plan"
 
 MAX_PLAN_BYTES = 8 << 20
 """A plan holds its schedule and its cluster, so it may be larger than other inputs."""
@@ -13,9 +17,9 @@ MAX_PLAN_BYTES = 8 << 20
 MAX_PLAN_NODES = 1_000_000
 
 _KINDS = {
-    "shardwise.plan": "a uniform strategy",
-    "shardwise.uneven-plan": "an uneven plan",
-    "shardwise.graph-plan": "an operator graph",
+    SCHEMA: "a uniform strategy",
+    UNEVEN_PLAN_SCHEMA: "an uneven plan",
+    GRAPH_PLAN_SCHEMA: "an operator graph",
 }
 """What plan files of each schema are of, for those that take one kind alone."""
 

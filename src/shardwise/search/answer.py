@@ -21,7 +21,7 @@ from shardwise.strategy import HOST_MEMORY, MEMORY, Job, Strategy, StrategyTable
 from shardwise.units import format_seconds
 
 LEAST_TOLD = 0.02
-"""Of the memory that is too much, the share of a part that is named."""
+"""Of the memory that a strategy needs, the share from which on a part is named."""
 
 
 def plan(question: Question, *, progress: Progress | None = None, clock: Clock | None = None) -> Answer:
