@@ -495,6 +495,7 @@ def test_what_train_does_not_run_is_planned_where_it_is_asked_for_and_marked(run
         "optimizer muon (it runs adamw, sgd)",
     ]  # fmt: skip
     assert "`shardwise train` does not run this plan: offload=both" in ran.err
+    assert "; --target shardwise keeps to what it runs\n" in ran.err
     assert "shardwise train" not in run("plan", *asked, "--target", "any").out
 
 
