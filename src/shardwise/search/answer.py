@@ -15,7 +15,7 @@ from shardwise.search.explain import result_of
 from shardwise.search.goals import Fastest, Goal, Smallest, Tradeoff
 from shardwise.search.parts import Searched, best_part
 from shardwise.search.question import Question
-from shardwise.search.relax import infeasible, legal_reason
+from shardwise.search.relax import OutOfTime, infeasible, legal_reason
 from shardwise.sim import Durations
 from shardwise.strategy import HOST_MEMORY, MEMORY, Job, Strategy, StrategyTable
 from shardwise.units import format_seconds
@@ -110,6 +110,8 @@ def _nothing(question: Question, outcome: Outcome, clock: Clock) -> Infeasible:
     left = clock.beside(None) if question.budget_s is None else clock
 
     def whole(asked: Question, problem: Problem, goal: Goal) -> Outcome:
+        if left.is_over and not left.is_interrupted:
+            raise OutOfTime
         found = search(asked, problem, goal, clock=left)
         if found.is_interrupted:
             raise KeyboardInterrupt

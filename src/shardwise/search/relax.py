@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
+from itertools import chain
 
-from shardwise.cluster import multiplied
+from shardwise.cluster import multiplied, part_of, part_sizes
 from shardwise.cost import Problem, peaks_of
 from shardwise.errors import Infeasible, InternalError
 from shardwise.plan import Result
@@ -23,6 +24,9 @@ Searching = Callable[[Question, Problem, Goal], Outcome]
 WANTED = 3
 """Relaxations to name."""
 
+NEXT_SMALLER = 2
+"""Parts of a cluster that are tried besides the largest power of two."""
+
 
 def legal_reason(problem: Problem, strategy: Strategy) -> tuple[str | None, str]:
     """Code and text of the first rule that a strategy breaks, or None."""
@@ -30,19 +34,20 @@ def legal_reason(problem: Problem, strategy: Strategy) -> tuple[str | None, str]
     return (None, "") if broken < 0 else (RULES[broken].code, RULES[broken].text)
 
 
-class _OutOfTime(Exception):
-    """A search that had to be whole was ended by its budget."""
+class OutOfTime(Exception):
+    """A search that had to be whole was ended by its budget, or not begun behind it."""
 
 
 def infeasible(question: Question, problem: Problem, outcome: Outcome, search: Searching) -> Infeasible:
-    """The error that says what binds and what would help, as far as the searches for it go."""
+    """The error that says what binds and what would help, as far as the searches for it go: `search` raises
+    OutOfTime where no time is left for one."""
     rejected = outcome.ledger.rejected
     try:
         binding = _binding(question, problem, outcome, search)
-    except _OutOfTime:
+    except OutOfTime:
         what = MEMORY if MEMORY in rejected else HOST_MEMORY
         binding = f"nothing fits: {what} binds; by how much was not found within the budget"
-    return Infeasible(binding, reasons=rejected, relaxations=tuple(_relaxations(question, search)))
+    return Infeasible(binding, reasons=rejected, relaxations=tuple(_relaxations(question, rejected, search)))
 
 
 def _binding(question: Question, problem: Problem, outcome: Outcome, search: Searching) -> str:
@@ -98,18 +103,23 @@ def _smallest(question: Question, problem: Problem, search: Searching) -> Strate
     fits."""
     outcome = search(replace(question, exhaustive=False), problem, Smallest())
     if outcome.unexplored:
-        raise _OutOfTime
+        raise OutOfTime
     return outcome.found[0].table[0] if outcome.found else None
 
 
-def _relaxations(question: Question, search: Searching) -> Iterator[str]:
+def _relaxations(question: Question, rejected: Collection[str], search: Searching) -> Iterator[str]:
     """Changes of the question, cheapest first, that have an answer; at most `WANTED`, and of steps of one
     kind the first. None behind a search that was ended by its budget."""
+    is_illegal = bool(rejected) and MEMORY not in rejected and HOST_MEMORY not in rejected
+    others = _on_fewer_devices(question) if is_illegal else _needing_less(question)
     kinds: set[str] = set()
-    for kind, text, changed in _changes(question):
+    for kind, text, changed in chain(_wider(question), others):
         if kind in kinds:
             continue
-        outcome = search(changed, changed.problem(), Fastest(1))
+        try:
+            outcome = search(changed, changed.problem(), Fastest(1))
+        except OutOfTime:
+            return
         if outcome.found:
             kinds.add(kind)
             best = outcome.found[0]
@@ -119,9 +129,8 @@ def _relaxations(question: Question, search: Searching) -> Iterator[str]:
             return
 
 
-def _changes(question: Question) -> Iterator[tuple[str, str, Question]]:
-    """Single changes, each with its kind: widen the space, lift what is fixed, then the job, then the
-    cluster."""
+def _wider(question: Question) -> Iterator[tuple[str, str, Question]]:
+    """Single changes, each with its kind: widen the space, lift what is fixed."""
     asked = replace(question, exhaustive=False)
     if asked.axes:
         yield "space", f"with --space {asked.space}", replace(asked, axes={})
@@ -130,6 +139,11 @@ def _changes(question: Question) -> Iterator[tuple[str, str, Question]]:
     for name in asked.fixed:
         rest = {key: value for key, value in asked.fixed.items() if key != name}
         yield name, f"without {asked.fixed_by.get(name, f'--fix {name}')}", replace(asked, fixed=rest)
+
+
+def _needing_less(question: Question) -> Iterator[tuple[str, str, Question]]:
+    """Single changes, each with its kind, that take less of a device: of the job, then of the cluster."""
+    asked = replace(question, exhaustive=False)
     job = asked.job
     if job.memory_margin > 0.0:
         yield "margin", "with --memory-margin 0", replace(asked, job=replace(job, memory_margin=0.0))
@@ -144,3 +158,15 @@ def _changes(question: Question) -> Iterator[tuple[str, str, Question]]:
         cluster = multiplied(asked.cluster, factor)
         text = f"on {cluster.devices} devices ({factor} times as many nodes)"
         yield "cluster", text, replace(asked, cluster=cluster)
+
+
+def _on_fewer_devices(question: Question) -> Iterator[tuple[str, str, Question]]:
+    """Parts of the cluster, for where no candidate is legal: what is to be divided by a number of devices can
+    be by a smaller one with fewer, or smaller, prime factors. The largest parts, and the largest power of
+    two."""
+    asked = replace(question, exhaustive=False)
+    smaller = part_sizes(asked.cluster)[:-1]
+    tried = {*smaller[-NEXT_SMALLER:], *(size for size in smaller if size.bit_count() == 1)}
+    for devices in sorted(tried, reverse=True)[: NEXT_SMALLER + 1]:
+        text = f"on {devices} of the {asked.cluster.devices} devices"
+        yield "cluster", text, replace(asked, cluster=part_of(asked.cluster, devices))

@@ -128,6 +128,41 @@ def test_a_space_without_a_legal_candidate_names_the_rule() -> None:
     assert error.relaxations[0].startswith("without --fix tp")
 
 
+def test_where_nothing_is_legal_fewer_devices_may_help() -> None:
+    """17 heads, 7 layers, 8 samples of 1,024 tokens: no degree has a factor 3. Of six nodes of one device the
+    first five have as prime a number; four are a power of two. Neither memory nor what takes less is named."""
+    model = model_from_config(
+        {"layers": 7, "hidden": 17 * 64, "ffn": 4096, "heads": 17, "vocab": 1000, "seq_len": 1024}
+    )
+    asked = question("6x1xH100-SXM", model=model, job=replace(JOB, seq_len=1024), fixed={"pp": 1})
+    error = refusal(asked)
+    assert "no candidate is legal" in error.message
+    told = [text.partition(":")[0] for text in error.relaxations]
+    assert told == ["without --fix pp", "on 4 of the 6 devices"]
+    on_four = plan(replace(asked, cluster=load_cluster("4x1xH100-SXM")))
+    assert f"{on_four.best.step_time_s:.3f} s per step" in error.relaxations[1]
+
+
+def test_behind_its_budget_no_search_for_what_would_help_is_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing legal is found out at once, whatever the time: without a look at the clock all searches for
+    what would help would be made."""
+    asked = question("6x1xH100-SXM", fixed={"tp": 3}, budget_s=1e3)
+    made: list[Question] = []
+
+    def counted(asked: Question, *some: Any, clock: Any, **more: Any) -> Any:
+        made.append(asked)
+        outcome = search(asked, *some, clock=clock, **more)
+        monkeypatch.setattr(clock, "_end_s", 0.0)
+        return outcome
+
+    search = answer.search
+    monkeypatch.setattr(answer, "search", counted)
+    error = refusal(asked)
+    assert error.relaxations == () and len(made) == 1 and "no candidate is legal" in error.message
+    monkeypatch.setattr(answer, "search", search)
+    assert refusal(asked).relaxations
+
+
 def test_host_memory_is_a_reason_of_its_own() -> None:
     """Optimizer states of 8 billion parameters, 12 bytes each, do not go to hosts of 1 GB; what fits on the
     devices falls to the hosts."""
