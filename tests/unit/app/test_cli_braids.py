@@ -12,6 +12,7 @@ import jsonschema
 import pytest
 
 from shardwise.cluster import load_cluster
+from shardwise.inputs import read_mapping
 from shardwise.model import load_model
 from shardwise.plan import (
     Layout,
@@ -77,6 +78,8 @@ def test_a_saved_one_is_read_back_and_priced_again_alike(run: Any, saved: str) -
     plan = read_uneven_plan(saved)
     write_uneven_plan(saved, plan)
     assert read_uneven_plan(saved) == plan
+    form = json.loads((SCHEMAS / "uneven-plan.json").read_text())
+    jsonschema.Draft202012Validator(form).validate(read_mapping(saved))
     verdict = json.loads(run("check", saved, "--json").out)
     assert [check["name"] for check in verdict["checks"] if not check["ok"]] == ["optimal"]
 

@@ -13,6 +13,7 @@ import pytest
 from tests.unit.app.test_cli_commands import validated
 
 from shardwise.errors import ConfigError
+from shardwise.inputs import read_mapping
 from shardwise.plan import PROVEN_GAP, Layout, MixedFigures, Pipeline, read_uneven_plan, write_uneven_plan
 from shardwise.search import baselines, priced_again
 from shardwise.search.uneven.drive import UnevenOutcome
@@ -35,6 +36,9 @@ SHARED = (
     "plan", "llama-2-7b", "--cluster", "1x2xA100-80G+1x4xA10G", "--seq-len", "1024",
     "--global-batch-size", "16", "--stage-dp", "2",
 )  # fmt: skip
+
+
+FORM = jsonschema.Draft202012Validator(json.loads(SCHEMA.with_name("uneven-plan.json").read_text()))
 
 
 def answer(run: Any, *argv: str) -> Any:
@@ -175,6 +179,18 @@ def test_the_timeline_of_an_uneven_plan(run: Any, tmp_path: Path, question: tupl
     assert {span.rank for span in read_trace(trace).spans} == {rank["rank"] for rank in document["ranks"]}
     drawn = run("simulate", path).out
     assert "rank 0 |" in drawn and "then gradient norm" in drawn
+
+
+@pytest.mark.parametrize("question", [QUESTION, SHARED])
+def test_a_saved_file_has_the_documented_form(run: Any, tmp_path: Path, question: tuple[str, ...]) -> None:
+    path = tmp_path / "plan.yaml"
+    assert run(*question, "--save", str(path)).code == 0
+    document: Any = read_mapping(str(path))
+    FORM.validate(document)
+    for key in document["best"]:
+        less = {name: value for name, value in document["best"].items() if name != key}
+        assert not FORM.is_valid(document | {"best": less}), key
+    assert not FORM.is_valid(document | {"runners_up": []})
 
 
 def test_a_timeline_of_what_is_no_plan_is_refused(run: Any, tmp_path: Path) -> None:

@@ -129,8 +129,8 @@ def test_a_space_without_a_legal_candidate_names_the_rule() -> None:
 
 
 def test_where_nothing_is_legal_fewer_devices_may_help() -> None:
-    """17 heads, 7 layers, 8 samples of 1,024 tokens: no degree has a factor 3. Of six nodes of one device the
-    first five have as prime a number; four are a power of two. Neither memory nor what takes less is named."""
+    """17 heads, 7 layers, 8 samples of 1,024 tokens: no degree has a factor 3. Of six nodes of one device
+    five are as prime a number, four a power of two. Neither memory nor what takes less of it is named."""
     model = model_from_config(
         {"layers": 7, "hidden": 17 * 64, "ffn": 4096, "heads": 17, "vocab": 1000, "seq_len": 1024}
     )
