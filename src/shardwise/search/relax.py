@@ -29,9 +29,12 @@ NEXT_SMALLER = 2
 
 
 def legal_reason(problem: Problem, strategy: Strategy) -> tuple[str | None, str]:
-    """Code and text of the first rule that a strategy breaks, or None."""
+    """Code of the first rule that a strategy breaks, with what it demands and what it found; or None."""
     broken = int(first_broken(StrategyTable.of([strategy]), problem.limits, RULES)[0])
-    return (None, "") if broken < 0 else (RULES[broken].code, RULES[broken].text)
+    if broken < 0:
+        return None, ""
+    rule = RULES[broken]
+    return rule.code, rule.broken_by(strategy, problem.limits)
 
 
 class OutOfTime(Exception):
@@ -56,9 +59,9 @@ def _binding(question: Question, problem: Problem, outcome: Outcome, search: Sea
         return why_empty(question)
     if MEMORY not in rejected and HOST_MEMORY not in rejected:
         most = max(rejected, key=lambda code: rejected[code])
-        texts = {rule.code: rule.text for rule in RULES}
+        (rule,) = (rule for rule in RULES if rule.code == most)
         share = f"{rejected[most]:,} of {outcome.enumerated:,}"
-        return f"no candidate is legal: {share} break {most} ({texts.get(most, most)})"
+        return f"no candidate is legal: {share} break {most} ({rule.text}; {rule.bounded_by(problem.limits)})"
     closest = _smallest(question, replace(problem, capacity_bytes=float("inf")), search)
     if closest is None:
         return _host_binding(question, problem, search)

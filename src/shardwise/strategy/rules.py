@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardwise.schedule import legal_mask
-from shardwise.strategy.strategy import SCHEDULES
+from shardwise.strategy.strategy import SCHEDULES, Strategy
 
 Mask = NDArray[np.bool_]
 
@@ -34,13 +34,39 @@ class Limits:
     global_batch_size: int
 
 
+_LIMITS = {
+    "layers": "layers",
+    "heads": "attention heads",
+    "kv_heads": "key-value heads",
+    "experts": "experts",
+    "ffn_splits": "of MLP width",
+    "expert_ffn": "of expert width",
+    "seq_len": "tokens a sequence",
+    "global_batch_size": "sequences a batch",
+}
+"""What there is so many of, in words."""
+
+
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """`is_broken(table, limits)` marks the rows that break it; `text` says what is demanded."""
+    """`is_broken(table, limits)` marks the rows that break it; `text` says what is demanded, of the `fields`
+    of a strategy by the `limits` of these names."""
 
     code: str
     text: str
+    fields: tuple[str, ...]
+    limits: tuple[str, ...]
     is_broken: Callable[[Any, Limits], Any]
+
+    def broken_by(self, strategy: Strategy, limits: Limits) -> str:
+        """What is demanded and what was found instead: `tp divides the attention heads; found tp 5, 12
+        attention heads`."""
+        found = ", ".join(f"{name} {getattr(strategy, name)}" for name in self.fields)
+        return f"{self.text}; found {found}, {self.bounded_by(limits)}"
+
+    def bounded_by(self, limits: Limits) -> str:
+        """What the limits are, in words: `12 attention heads`."""
+        return ", ".join(f"{getattr(limits, name):,} {_LIMITS[name]}" for name in self.limits)
 
 
 def _is_illegal(table: Any, limits: Limits, *names: str) -> Any:
@@ -53,21 +79,29 @@ def _is_illegal(table: Any, limits: Limits, *names: str) -> Any:
 
 
 GRID_RULES: tuple[Rule, ...] = (
-    Rule("heads_tp", "tp divides the attention heads", lambda s, m: m.heads % s.tp != 0),
+    Rule("heads_tp", "tp divides the attention heads", ("tp",), ("heads",), lambda s, m: m.heads % s.tp != 0),
     Rule(
         "kv_heads_tp",
         "tp divides the key-value heads or is a multiple of them",
+        ("tp",),
+        ("kv_heads",),
         lambda s, m: (m.kv_heads % s.tp != 0) & (s.tp % m.kv_heads != 0),
     ),
-    Rule("ffn_tp", "tp divides the MLP width", lambda s, m: m.ffn_splits % s.tp != 0),
+    Rule(
+        "ffn_tp", "tp divides the MLP width", ("tp",), ("ffn_splits",), lambda s, m: m.ffn_splits % s.tp != 0
+    ),
     Rule(
         "seq_cp",
         "cp divides the sequence, twice for a ring",
+        ("cp", "cp_kind"),
+        ("seq_len",),
         lambda s, m: (s.cp > 1) & (m.seq_len % (s.cp * np.where(s.cp_kind == 0, 2, 1)) != 0),
     ),
     Rule(
         "heads_cp",
         "all-to-all context parallelism splits the heads of a tp rank over cp",
+        ("tp", "cp"),
+        ("heads", "kv_heads"),
         lambda s, m: (
             (s.cp_kind == 1)
             & (((m.heads // s.tp) % s.cp != 0) | (np.maximum(m.kv_heads // s.tp, 1) % s.cp != 0))
@@ -76,25 +110,55 @@ GRID_RULES: tuple[Rule, ...] = (
     Rule(
         "seq_tp",
         "sequence parallelism splits the sequence over tp",
+        ("tp", "cp"),
+        ("seq_len",),
         lambda s, m: (s.sequence_parallel == 1) & ((m.seq_len // s.cp) % s.tp != 0),
     ),
-    Rule("experts_ep", "ep divides the experts", lambda s, m: m.experts % s.ep != 0),
-    Rule("expert_ffn_etp", "etp divides the expert width", lambda s, m: m.expert_ffn % s.etp != 0),
-    Rule("batch_dp", "dp divides the global batch", lambda s, m: m.global_batch_size % s.dp != 0),
-    Rule("layers_pp", "a pipeline has no more stages than layers", lambda s, m: s.pp > m.layers),
+    Rule("experts_ep", "ep divides the experts", ("ep",), ("experts",), lambda s, m: m.experts % s.ep != 0),
+    Rule(
+        "expert_ffn_etp",
+        "etp divides the expert width",
+        ("etp",),
+        ("expert_ffn",),
+        lambda s, m: m.expert_ffn % s.etp != 0,
+    ),
+    Rule(
+        "batch_dp",
+        "dp divides the global batch",
+        ("dp",),
+        ("global_batch_size",),
+        lambda s, m: m.global_batch_size % s.dp != 0,
+    ),
+    Rule(
+        "layers_pp",
+        "a pipeline has no more stages than layers",
+        ("pp",),
+        ("layers",),
+        lambda s, m: s.pp > m.layers,
+    ),
 )
 """Rules on tp, cp, pp, dp, ep, etp, cp_kind, axis_order, sequence_parallel."""
 
 SCHEDULE_RULES: tuple[Rule, ...] = (
-    Rule("layers_vpp", "pp * vpp is at most the number of layers", lambda s, m: s.pp * s.vpp > m.layers),
+    Rule(
+        "layers_vpp",
+        "pp * vpp is at most the number of layers",
+        ("pp", "vpp"),
+        ("layers",),
+        lambda s, m: s.pp * s.vpp > m.layers,
+    ),
     Rule(
         "interleaved_microbatches",
         "interleaved_1f1b needs microbatches divisible by pp",
+        ("pp", "dp", "micro_batch_size"),
+        ("global_batch_size",),
         lambda s, m: _is_illegal(s, m, "interleaved_1f1b"),
     ),
     Rule(
         "v_microbatches",
         "zb_v and dualpipe_v need at least 2 pp microbatches",
+        ("pp", "dp", "micro_batch_size"),
+        ("global_batch_size",),
         lambda s, m: _is_illegal(s, m, "zb_v", "dualpipe_v"),
     ),
 )

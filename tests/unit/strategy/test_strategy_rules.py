@@ -13,6 +13,7 @@ from shardwise.strategy import (
     RULES,
     SCHEDULE_RULES,
     Limits,
+    Rule,
     Strategy,
     StrategyTable,
     first_broken,
@@ -123,3 +124,38 @@ def test_rows_are_judged_each_for_itself() -> None:
     assert [int(code) for code in broken] == [-1, 0, 8, 9]
     late = first_broken(StrategyTable.of(rows), LIMITS, SCHEDULE_RULES)
     assert [int(code) for code in late] == [-1, -1, -1, 0]  # pp * vpp = 7 of 6 layers
+
+
+class Seen:
+    """Notes the names of what is read of an object."""
+
+    def __init__(self, of: object) -> None:
+        self.of, self.names = of, set[str]()
+
+    def __getattr__(self, name: str) -> Any:
+        self.names.add(name)
+        return getattr(self.of, name)
+
+
+IN_THE_TEXT = {"schedule", "vpp", "sequence_parallel", "cp_kind"}
+"""Fields that a rule may read for whom it is, which its text says."""
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.code)
+def test_a_rule_tells_what_it_reads(rule: Rule) -> None:
+    """On tables of each schedule: what it reads and does not tell would be missing in what was found."""
+    fields, limits = set[str](), set[str]()
+    for schedule, vpp in (("1f1b", 1), ("interleaved_1f1b", 2), ("zb_v", 2)):
+        table = StrategyTable.of([strategy(pp=2, vpp=vpp, schedule=schedule)])
+        seen, bounds = Seen(table), Seen(LIMITS)
+        rule.is_broken(seen, bounds)  # type: ignore[arg-type]
+        fields |= seen.names
+        limits |= bounds.names
+    assert fields - IN_THE_TEXT <= set(rule.fields) <= fields
+    assert limits == set(rule.limits)
+
+
+def test_what_was_found_is_told() -> None:
+    (rule,) = (rule for rule in RULES if rule.code == "batch_dp")
+    told = rule.broken_by(strategy(dp=5), replace(LIMITS, global_batch_size=1024))
+    assert told == "dp divides the global batch; found dp 5, 1,024 sequences a batch"
