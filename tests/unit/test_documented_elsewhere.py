@@ -1,0 +1,73 @@
+"""docs/elsewhere.md: its table has every field, its spaces are searched, its program says what plans have."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import runpy
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shardwise.cluster import load_cluster
+from shardwise.model import model_from_config
+from shardwise.plan import Plan, write_plan
+from shardwise.search import Question, plan, plan_of_strategy
+from shardwise.search.space_file import read_space
+from shardwise.strategy import Job, Strategy
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = (ROOT / "docs" / "elsewhere.md").read_text()
+SPACES = sorted((ROOT / "examples" / "spaces").glob("*.yaml"))
+LAYERS = 7
+
+
+def answered(**more: Any) -> Plan:
+    dimensions = {"layers": LAYERS, "hidden": 512, "ffn": 2048, "heads": 8, "vocab": 4096, "seq_len": 512}
+    asked = Question(
+        model=model_from_config(dimensions, name="small"),
+        cluster=load_cluster("1x8xA100-40G"),
+        job=Job(seq_len=512, global_batch_size=16, dtype="bf16"),
+        **more,
+    )
+    return plan_of_strategy(asked.model, asked.cluster, asked.job, plan(asked).best.strategy)
+
+
+def test_every_field_is_told() -> None:
+    rows = [line.split("|")[1] for line in PAGE.splitlines() if line.startswith("| `")]
+    told = [name for row in rows for name in re.findall(r"`(\w+)`", row)]
+    assert sorted(told) == sorted(field.name for field in dataclasses.fields(Strategy))
+
+
+@pytest.mark.parametrize("path", SPACES, ids=lambda path: path.stem)
+def test_its_spaces_are_searched(path: Path) -> None:
+    assert f"examples/spaces/{path.name}" in PAGE
+    space = read_space(str(path))
+    strategy = answered(space=space.base, axes=space.axes).best.strategy
+    for name, values in space.axes.items():
+        assert getattr(strategy, name) in values
+
+
+@pytest.mark.parametrize(
+    "fixed", [{"pp": 4}, {"pp": 2, "vpp": 3}, {"pp": 2, "vpp": 2, "first_stage_layers": 0}]
+)
+def test_its_program_says_what_the_plan_has(tmp_path: Path, fixed: dict[str, Any]) -> None:
+    found = answered(space="default", axes={"schedule": ("1f1b", "interleaved_1f1b")}, fixed=fixed)
+    write_plan(str(tmp_path / "plan.yaml"), found)
+    program = re.search(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    assert program is not None
+    script = tmp_path / "program.py"
+    script.write_text(program[1].replace("plan.yaml", str(tmp_path / "plan.yaml")))
+    names = runpy.run_path(str(script))
+    pp, vpp = fixed["pp"], fixed.get("vpp", 1)
+    stages = found.best.layout.pipelines[0].stages
+    entries = names["layout"].split("|")
+    assert len(entries) == pp * vpp and names["layout"].count("t") == LAYERS
+    for place, entry in enumerate(entries):
+        assert entry.count("t") == stages[place % pp].layers[place // pp]
+    assert [place for place, entry in enumerate(entries) if "E" in entry] == [0]
+    assert [place for place, entry in enumerate(entries) if "L" in entry] == [pp * vpp - 1]
+    modules = [name for part in names["parts"] for name in part]
+    assert modules == ["tok_embeddings", *(f"layers.{n}" for n in range(LAYERS)), "norm", "output"]
+    assert [sum(name.startswith("layers.") for name in part) for part in names["parts"]] == names["counts"]
