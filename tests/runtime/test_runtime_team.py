@@ -6,7 +6,10 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import pytest
@@ -14,6 +17,7 @@ from tests.runtime.plans import make_plan
 
 from shardwise.plan import Plan, write_plan
 from shardwise.runtime import Team, TrainOptions, train
+from shardwise.runtime.trace import StepTrace
 from shardwise.runtime.waiting import Stopwatch
 
 
@@ -40,24 +44,38 @@ def test_the_profiler_says_nothing_amid_what_is_said_of_steps(level: str | None,
 
 
 def in_order(report: object, plan: Plan) -> list[str]:
-    """What a rank did about the clock of two steps."""
+    """What a rank did about the clock of two steps, the second of which is traced."""
     done: list[str] = []
+    begun = Stopwatch.begun
+
+    def begin(**of: Any) -> Stopwatch:
+        done.append("clock begins")
+        return begun(**of)
 
     def read(stopwatch: Stopwatch) -> tuple[float, None]:
         done.append("clock is read")
         return 1.0, None
 
+    @contextmanager
+    def traced(rank: int) -> Iterator[StepTrace]:
+        done.append("trace begins")
+        yield StepTrace()
+        done.append("trace is read")
+
     training = sys.modules[train.__module__]  # the package has the function by the module's name
     with (
         patch.object(training, "await_device", lambda cluster: done.append("device is done")),
+        patch.object(training, "traced", traced),
+        patch.object(Stopwatch, "begun", begin),
         patch.object(Stopwatch, "read", read),
     ):
-        train(lambda record: None, plan, TrainOptions(steps=2))
+        train(lambda record: None, plan, TrainOptions(steps=2, is_traced=True))
     return done
 
 
-def test_the_clock_is_read_when_the_device_is_done(team: Team) -> None:
-    assert team.run(1, in_order, make_plan("dp=1")) == [["device is done", "clock is read"] * 2]
+def test_the_clock_is_read_when_the_device_is_done_and_before_a_trace_is(team: Team) -> None:
+    step = ["clock begins", "device is done", "clock is read"]
+    assert team.run(1, in_order, make_plan("dp=1")) == [[*step, "trace begins", *step, "trace is read"]]
 
 
 def test_tests_of_a_file_are_handed_out_together(request: pytest.FixtureRequest) -> None:

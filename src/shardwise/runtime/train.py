@@ -116,12 +116,12 @@ def train(report: Callable[[StepRecord], None], plan: AnyPlan, options: TrainOpt
         adaptation = Adaptation(options.advisor, plan, options.steps)
     for step in range(options.start, options.steps):
         batch = samples.batch(step)
-        stopwatch = Stopwatch.begun(busy=busy)
         is_last = step + 1 == options.steps
         with traced(rank) if is_last and options.is_traced else nullcontext(trace) as trace:
+            stopwatch = Stopwatch.begun(busy=busy)
             result = job.step(batch)
-        await_device(plan.cluster)
-        step_s, exposed_s = stopwatch.read()
+            await_device(plan.cluster)
+            step_s, exposed_s = stopwatch.read()
         record = StepRecord(
             step=step + 1,
             loss=result.loss,

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from os import PathLike, fspath
 
 from shardwise.errors import ConfigError
-from shardwise.inputs import Fields, printable, read_mapping
+from shardwise.inputs import Fields, printable, read_bytes, read_mapping
 from shardwise.sim.spans import Span, Trace
 
 MAX_BYTES = 256 * 2**20
 MAX_NODES = 20_000_000
+
+_LOG = re.compile(rb'\s*\{\s*"step"\s*:')
+"""How a log of steps begins, which people take for the trace."""
 
 _MAX_US = 1e13
 """Of an instant or a length: a hundred days."""
@@ -27,6 +31,11 @@ def read_trace(path: str | PathLike[str]) -> Trace:
         raise ConfigError(
             "is a trace for Perfetto alone, which is not read", file=printable(name),
             allowed="one in JSON, as --trace FILE.json writes",
+        )  # fmt: skip
+    if _LOG.match(read_bytes(name, max_bytes=MAX_BYTES)):
+        raise ConfigError(
+            "is a log of steps and no trace", file=printable(name),
+            allowed="a trace in JSON, as `train --trace FILE.json` writes",
         )  # fmt: skip
     document = read_mapping(name, max_bytes=MAX_BYTES, max_nodes=MAX_NODES)
     fields = Fields(document, file=name)

@@ -85,6 +85,15 @@ def test_a_trace_for_perfetto_alone_is_refused_with_what_to_write_instead(run: R
     assert "m.pftrace: is a trace for Perfetto alone, which is not read; allowed: one in JSON" in ran.err
 
 
+def test_a_log_of_steps_is_refused_by_what_it_is(run: Run, files: None) -> None:
+    line = '{"step": 1, "loss": 4.0, "step_time_s": 0.5}\n'
+    for lines in (1, 3):
+        Path("steps.jsonl").write_text(line * lines)
+        ran = run("compare", "p.yaml", "steps.jsonl")
+        assert (ran.code, len(ran.err.splitlines())) == (2, 1)
+        assert "steps.jsonl: is a log of steps and no trace; allowed: a trace in JSON" in ran.err
+
+
 def test_an_uneven_plan_is_compared_pipeline_by_pipeline(run: Run, files: None) -> None:
     plan = make_uneven("5 tp2l1 l3 + 3 l4")
     write_uneven_plan("u.yaml", plan)

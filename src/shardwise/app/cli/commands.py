@@ -49,8 +49,8 @@ from shardwise.app.cli.run_commands import add_run_commands
 
 app = typer.Typer(
     help="Plan distributed training: the provably best parallel strategy for a model on a cluster.",
-    epilog="Exit codes: 0 answered, 2 usage or bad input, 3 infeasible, 4 the checker disagrees, "
-    "1 anything else.",
+    epilog="Exit codes: 0 answered, 2 usage or bad input, 3 infeasible, 4 a check does not hold, "
+    "130 interrupted, 1 anything else.",
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
