@@ -35,7 +35,8 @@ CONFIG: dict[str, Any] = {
     "rope_theta": 10000.0, "rms_norm_eps": 1e-6, "tie_word_embeddings": False,
 }  # fmt: skip
 SEQ_LEN, BATCH, RANKS = 256, 8, 2
-LR = 1e-3
+LR = 1e-4
+"""Ten times as much and losses of words that are learned at once differ by 1e-4 for rounding alone."""
 
 LAYOUTS = {
     "ddp": "dp=2,zero_stage=0,micro_batch_size=4",

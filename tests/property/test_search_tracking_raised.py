@@ -26,7 +26,7 @@ from shardwise.search.tracking.simplify import priced
 from shardwise.search.tracking.solution import measure
 
 CHUNKS = tuple(range(0, 300, 50))
-OFTEN = CHUNKS[:2]
+OFTEN = CHUNKS[:1]
 """What a run without `--full` takes of them."""
 
 COMPLETED, PRICED, RISE = rests.Rests.completed, rests.priced_points, lines.Lines.rise

@@ -15,7 +15,7 @@ from shardwise.graph import OpGraph
 from shardwise.plan import GraphPlan
 from shardwise.runtime import Report, capture
 from shardwise.runtime.graphs import GraphJob
-from shardwise.runtime.graphs.captured import captured, part_of_parameter
+from shardwise.runtime.graphs.captured import Captured, captured, part_of_parameter
 
 
 @cache
@@ -66,11 +66,22 @@ def _gradient(parameter: nn.Parameter) -> torch.Tensor:
     return torch.zeros_like(parameter) if parameter.grad is None else parameter.grad.clone()
 
 
+_CAPTURED: dict[tuple[str, int], Captured] = {}
+"""What this process has traced: it works for many tests."""
+
+
+def _captured(name: str, seed: int, graph: OpGraph) -> Captured:
+    """The module of that name with the parameters of a seed, as its one graph has it."""
+    if (name, seed) not in _CAPTURED:
+        _CAPTURED[name, seed] = captured(module_of(name, seed), data_of(name, 0), graph)
+    return _CAPTURED[name, seed]
+
+
 def captured_differences(
     report: Report, name: str, plans: Sequence[GraphPlan], expected: Run, seed: int
 ) -> list[float]:
     """On every rank: how far the module is from `expected` under each plan, all for as many ranks."""
-    own = captured(module_of(name, seed), data_of(name, 0), plans[0].graph)
+    own = _captured(name, seed, plans[0].graph)
     found = []
     for plan in plans:
         job = GraphJob(

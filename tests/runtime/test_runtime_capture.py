@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from tests.runtime import captured
+from tests.sampling import sample_of
 from torch.utils.flop_counter import FlopCounterMode
 
 from shardwise.graph import (
@@ -31,6 +32,9 @@ NAMES = (
     "vgg", "resnet", "lstm", "gru", "transformer", "llama", "uneven", "again", "towers", "vision", "digits",
     "numbers", "rows", "cells",
 )  # fmt: skip
+
+SCALED = ("vgg", "lstm", "transformer", "llama", "towers", "digits", "rows", "cells")
+"""Of which a run without `--full` takes these at another size."""
 
 
 @pytest.fixture(scope="module")
@@ -112,7 +116,7 @@ def test_what_is_captured_is_a_graph_file(name: str, graph_of: Callable[[str], O
     assert parse_graph(parse_mapping(graph_text(graph))) == graph
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", sample_of(NAMES, SCALED))
 def test_a_captured_graph_scales_as_the_module_does(name: str, graph_of: Callable[[str], OpGraph]) -> None:
     graph = graph_of(name)
     assert scaled(graph, 3 * graph.batch) == capture(FILE, name, batch=3 * graph.batch)
