@@ -1,6 +1,6 @@
 """The search: the one loop with a clock.
 
-    sketch --look--> close-up --look--> what others must beat
+    sketch --look--> close-up --look--> what others must beat          (not where candidates are few)
     grids --rules, symmetry, bound--> rounds of grids with micro-batch sizes --dive--> what was found
 
 Grids are taken in the order of their bound, a round at a time. A round is cut into lanes that do not see each
@@ -12,6 +12,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 
@@ -20,7 +21,7 @@ from shardwise.errors import InternalError
 from shardwise.search.clock import Clock
 from shardwise.search.closeup import CloseUp, close_up_of
 from shardwise.search.dive import Dive
-from shardwise.search.division import first_lanes, lanes_of, listing_lanes
+from shardwise.search.division import DEGREES_PER_LANE, first_lanes, lanes_of, listing_lanes
 from shardwise.search.evaluate import step_times_s
 from shardwise.search.fates import Ledger
 from shardwise.search.goals import NO_FINDS, Finds, Found, Goal, finds_of
@@ -37,6 +38,10 @@ REMEMBERED = 1e-12
 
 LOOKED_AT = 256
 """Grids of a first look, at most: those with the least bounds."""
+
+FEW, FEW_WITH_MEMORY = 1 << 18, 1 << 14
+"""Candidates of a space that is searched as soon as looked at; fewer where their memory matters as much as
+their time, since less is cut then."""
 
 FIRST_ROUND, LARGEST_ROUND = 1 << 14, 1 << 17
 """Grids with micro-batch sizes in a round."""
@@ -147,9 +152,10 @@ class Search:
         with Lanes(self._workers, self._answered) as lanes:
             if not self._exhaustive and "sketch" not in self._without:
                 self._offer_near()
-                if whole.goal.limit_s(0.0) == float("inf"):
-                    self._look(lanes, SKETCH)
-                self._look_closer(lanes)
+                if not self._is_small:
+                    if whole.goal.limit_s(0.0) == float("inf"):
+                        self._look(lanes, SKETCH)
+                    self._look_closer(lanes)
             grids = self._list(lanes, whole, WHOLE)
             self._search(lanes, whole, WHOLE, grids, progress)
             lanes_cpu_s = lanes.cpu_s
@@ -162,6 +168,17 @@ class Search:
             search_s=time.perf_counter() - started_s,
             search_cpu_s=time.process_time() - started_cpu_s + lanes_cpu_s,
         )
+
+    @cached_property
+    def _is_small(self) -> bool:
+        """Whether a search takes no longer than a look at a sketch would, so that it begins at once."""
+        degrees = self._space.degrees()
+        if len(degrees) > DEGREES_PER_LANE:
+            return False
+        shapes = self._space.shapes(degrees)
+        candidates = self._space.count_orders(shapes) * self._space.count_below_grids(shapes)
+        few = FEW_WITH_MEMORY if self._pass.goal.weighs_memory else FEW
+        return bool(candidates.sum() <= few)
 
     @property
     def _cuts_grids(self) -> bool:
@@ -238,9 +255,10 @@ class Search:
             left, size = rest, min(2 * size, LARGEST_ROUND)
 
     def _must_end(self, part: Part, goal: Goal) -> bool:
-        """Whether the time is over. The first look goes on until it has found something, but for an
-        interrupt."""
-        is_wanted = part.is_sketch and not goal.found and not self._clock.is_interrupted
+        """Whether the time is over. The first look, or the search of a small space, goes on until it has
+        found something, but for an interrupt."""
+        is_first = part.is_sketch or (part.is_whole and self._is_small)
+        is_wanted = is_first and not goal.found and not self._clock.is_interrupted
         return self._clock.is_over and not is_wanted
 
     def _count(self, space: Space, grids: Listing, size: int) -> int:

@@ -16,7 +16,7 @@ import pytest
 
 from shardwise.app.cli.proof import FRONTIER_LINES, chosen_places
 from shardwise.plan import read_plan
-from shardwise.search import Fastest
+from shardwise.search import Fastest, drive
 from shardwise.search.dive import Dive
 
 if TYPE_CHECKING:
@@ -204,7 +204,8 @@ def test_a_search_that_finds_nothing_in_time_says_so_in_a_line(run: Run) -> None
 
 @pytest.fixture
 def interrupted(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[bool], None]]:
-    """Given whether it is to be after the first find, else before it: an interrupt in the next search."""
+    """Given whether it is to be after the first find, else before it: an interrupt in the next search, which
+    looks first, as that of a large space does."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     offer, dive = Fastest.offer, Dive.run
 
@@ -220,6 +221,7 @@ def interrupted(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[bool], No
         dive(self)
 
     def ask(is_after: bool) -> None:
+        monkeypatch.setattr(drive, "FEW", 0)
         if is_after:
             monkeypatch.setattr(Fastest, "offer", found)
         else:

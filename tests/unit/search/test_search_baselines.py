@@ -13,7 +13,16 @@ from shardwise.cluster import load_cluster
 from shardwise.errors import Infeasible
 from shardwise.model import load_model
 from shardwise.plan import UnevenAnswer
-from shardwise.search import Fastest, Question, default_job, is_mixed, plan, plan_mixed, plan_pools
+from shardwise.search import (
+    Fastest,
+    Question,
+    default_job,
+    drive,
+    is_mixed,
+    plan,
+    plan_mixed,
+    plan_pools,
+)
 from shardwise.search.uneven.proving import Search
 
 
@@ -95,8 +104,10 @@ def interrupting(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], No
 
 @pytest.mark.parametrize("last", [2, 5, 7])
 def test_an_interrupt_answers_with_the_best_union_so_far(
-    last: int, interrupting: Callable[[int], None]
+    last: int, interrupting: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """In searches that look first, as those of large spaces do."""
+    monkeypatch.setattr(drive, "FEW", 0)
     question = _question("1x2xH100-SXM+1x2xA100-80G+1x2xT4")
     best_s = plan_mixed(question).best.step_time_s
     interrupting(last)

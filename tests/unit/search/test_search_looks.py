@@ -9,10 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shardwise.search.closeup import close_up_of
-from shardwise.search.sketch import sketch_of
+from shardwise.cluster import load_cluster
+from shardwise.model import load_model
+from shardwise.search import Fastest, Goal, Question, Search, Tradeoff, drive
+from shardwise.search.closeup import CloseUp, close_up_of
+from shardwise.search.dive import Dive
+from shardwise.search.sketch import Sketch, sketch_of
 from shardwise.search.space import Degrees, Space
-from shardwise.strategy import SCHEDULES, Strategy, StrategyTable
+from shardwise.strategy import SCHEDULES, Job, Strategy, StrategyTable
 
 BATCH = 48
 
@@ -131,3 +135,50 @@ def test_a_sketch_of_each_axis() -> None:
     ends = sketch.splits(3)
     assert np.unique(ends["first_stage_layers"]).tolist() == [3]
     assert ends["last_stage_layers"].tolist() == [3, 2, 1]
+
+
+SMALL = Question(
+    model=load_model("gpt2"),
+    cluster=load_cluster("1x4xH100-SXM"),
+    job=Job(seq_len=512, global_batch_size=4, dtype="bf16"),
+    fixed={"recompute": "none", "offload": "none", "schedule": "1f1b", "zero_stage": 1, "cp": 1},
+)
+"""A space that axis orders make larger: of tp 2 and dp 2 the one or the other lies within."""
+
+
+@pytest.fixture
+def searched(monkeypatch: pytest.MonkeyPatch) -> list[type[Space]]:
+    """The parts of the space that are searched, as they are."""
+    parts: list[type[Space]] = []
+
+    class Noted(Dive):
+        def __init__(self, problem: Any, part: Space, *others: Any, **options: Any) -> None:
+            parts.append(type(part))
+            super().__init__(problem, part, *others, **options)
+
+    monkeypatch.setattr(drive, "Dive", Noted)
+    return parts
+
+
+@pytest.mark.parametrize(
+    ("goal", "name", "looks"),
+    [(Fastest(2), "FEW", [Sketch, CloseUp, Space]), (Tradeoff(), "FEW_WITH_MEMORY", [Sketch, Space])],
+)
+def test_few_candidates_are_searched_at_once(
+    goal: Goal,
+    name: str,
+    looks: list[type[Space]],
+    searched: list[type[Space]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One less would be few, and the search looks first; it finds the same."""
+    problem, space = SMALL.problem(), SMALL.candidates()
+    once = Search(problem, space, goal.copy()).run()
+    assert {*searched} == {Space}
+    for few, expected in ((once.enumerated, [Space]), (once.enumerated - 1, looks)):
+        searched.clear()
+        monkeypatch.setattr(drive, name, few)
+        found = Search(problem, space, goal.copy()).run().found
+        assert list(dict.fromkeys(searched)) == expected
+        first, second = ([(each.time_s, each.device_bytes) for each in some] for some in (once.found, found))
+        np.testing.assert_allclose(first, second, rtol=1e-11)

@@ -20,7 +20,7 @@ from shardwise.cost import peaks_of
 from shardwise.errors import ConfigError, Infeasible
 from shardwise.model import model_from_config
 from shardwise.plan import Answer
-from shardwise.search import Fastest, Question, Tradeoff, plan, relax
+from shardwise.search import Fastest, Question, Tradeoff, drive, plan, relax
 from shardwise.search.dive import Dive
 from shardwise.search.evaluate import step_times_s
 from shardwise.strategy import Job, StrategyTable
@@ -273,8 +273,16 @@ def test_the_smallest_budget_finds_something() -> None:
     assert certificate.lower_bound_s <= plan(WIDE).best.step_time_s
 
 
-def test_a_budget_that_is_too_small_for_what_is_hard_says_so() -> None:
-    """Nothing that the first look sees fits (nor anything else, as it happens)."""
+def test_few_candidates_are_searched_within_the_smallest_budget() -> None:
+    """There is no look before, so the search itself goes on until it has found a strategy."""
+    answer = plan(replace(QUESTION, budget_s=1e-9))
+    assert answer.best.step_time_s == plan(QUESTION).best.step_time_s
+
+
+def test_a_budget_that_is_too_small_for_what_is_hard_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing that the first look sees fits (nor anything else, as it happens: where candidates are few, it
+    is told at once)."""
+    monkeypatch.setattr(drive, "FEW", 0)
     tight = replace(WIDE, cluster=cluster_with(2**30), budget_s=1e-9)
     with pytest.raises(
         Infeasible, match=r"within the budget of 1 ns; .* candidates are unexplored"

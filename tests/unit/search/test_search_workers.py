@@ -62,7 +62,9 @@ GOALS: tuple[Callable[[], Goal], ...] = (lambda: Fastest(3), Smallest, Tradeoff)
 
 @pytest.fixture
 def small_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rounds and lanes so small that there are several."""
+    """Rounds and lanes so small that there are several, behind the looks of a large space."""
+    monkeypatch.setattr(drive, "FEW", 0)
+    monkeypatch.setattr(drive, "FEW_WITH_MEMORY", 0)
     monkeypatch.setattr(drive, "FIRST_ROUND", 64)
     monkeypatch.setattr(drive, "LARGEST_ROUND", 256)
     monkeypatch.setattr(division, "ROWS_ALONE", 16)
