@@ -22,6 +22,8 @@ from shardwise.search.tracking.labels import TooManyLabels
 from shardwise.search.tracking.look import Losses
 from shardwise.search.tracking.state import State
 
+pytestmark = pytest.mark.usefixtures("by_lines")
+
 CHUNKS = tuple(range(0, 300, 50))
 """Of which a run without `--full` takes the first."""
 

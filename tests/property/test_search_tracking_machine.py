@@ -37,6 +37,8 @@ from shardwise.search.tracking.scalars import Scalars
 from shardwise.search.tracking.solution import measures
 from shardwise.search.tracking.steps import order_of
 
+pytestmark = pytest.mark.usefixtures("by_lines")
+
 NEVER = 1 << 60
 
 

@@ -25,6 +25,8 @@ from shardwise.search.tracking.labels import Labels
 from shardwise.search.tracking.simplify import priced
 from shardwise.search.tracking.solution import measure
 
+pytestmark = pytest.mark.usefixtures("by_lines")
+
 CHUNKS = tuple(range(0, 300, 50))
 OFTEN = CHUNKS[:1]
 """What a run without `--full` takes of them."""

@@ -10,7 +10,15 @@ import numpy as np
 from shardwise.frontier import COLUMNS, Part
 from shardwise.search.tracking.flat import Views
 from shardwise.search.tracking.grid import Grid
-from shardwise.search.tracking.labels import Labels, Values, Within, joined, labels_of, pairs_of
+from shardwise.search.tracking.labels import (
+    Allowance,
+    Labels,
+    Values,
+    Within,
+    joined,
+    labels_of,
+    pairs_of,
+)
 from shardwise.search.tracking.scalars import Scalars, Sums
 from shardwise.search.tracking.steps import Order, Step
 
@@ -29,10 +37,12 @@ class Limits:
     grid: Grid | None = None
 
 
-def eliminated(part: Part, order: Order, limits: Limits | None = None) -> Labels:
+def eliminated(
+    part: Part, order: Order, limits: Limits | None = None, allowance: Allowance | None = None
+) -> Labels:
     """The frontiers of a part for each choice of what others see of it; labels beyond the limits are dropped
-    as soon as they arise. Tables that are alike, such as those of layers that all read one tensor, are made
-    once, of the labels that matter in any of them."""
+    as soon as they arise. Without limits an `allowance` may say where to give up. Tables that are alike, such
+    as those of layers that all read one tensor, are made once, of the labels that matter in any of them."""
     factors_in = {place: frozenset([place]) for place in range(len(part.factors))}
     tables = {place: labels_of(factor.variables, factor.costs) for place, factor in enumerate(part.factors)}
     likes = None if limits is None else _Likes.of(limits.scalars)
@@ -46,7 +56,7 @@ def eliminated(part: Part, order: Order, limits: Limits | None = None) -> Labels
             tables[step.output] = likes.renamed(tables[first], step.output)
             continue
         inputs = [(tables[table], factors_in[table]) for table in step.inputs]
-        tables[step.output] = _done(step, inputs, limits, likes, losing, order.is_flat)
+        tables[step.output] = _done(step, inputs, limits, likes, losing, order.is_flat, allowance)
     found = tables[order.last]
     for end in part.kept:
         if end not in found.variables:  # nothing there costs anything
@@ -158,6 +168,7 @@ def _done(
     likes: _Likes | None,
     losing: _Losing | None,
     by_machine: bool,
+    allowance: Allowance | None,
 ) -> Labels:
     """The table that a step makes, of tables and the factors in each; small tables are joined first."""
     waiting = sorted(inputs, key=lambda each: (len(each[0]), each[0].variables))
@@ -165,11 +176,11 @@ def _done(
     waiting += [nothing] * (2 - len(waiting))
     while len(waiting) > 2:
         a, b = waiting[:2]
-        both = (joined(a[0], b[0], by_machine=by_machine), a[1] | b[1])
+        both = (joined(a[0], b[0], by_machine=by_machine, allowance=allowance), a[1] | b[1])
         waiting = sorted([both, *waiting[2:]], key=lambda each: (len(each[0]), each[0].variables))
     a, b = waiting
     if limits is None or likes is None:
-        return joined(a[0], b[0], without=step.variable, by_machine=by_machine)
+        return joined(a[0], b[0], without=step.variable, by_machine=by_machine, allowance=allowance)
     factors = a[1] | b[1]
     within = Within(
         _weights(limits, a[1]), _weights(limits, b[1]), _weights(limits, factors),

@@ -38,6 +38,22 @@ class TooManyLabels(Exception):
     """A join that would take too long, or too much memory."""
 
 
+@dataclass(slots=True)
+class Allowance:
+    """What joins may come to that nothing bounds: so many `pairs` of labels in all, of which `at_once` are
+    held against each other, and `labels` in a table."""
+
+    pairs: int
+    labels: int
+    at_once: int
+
+    def take(self, pairs: int) -> None:
+        """Of a join. TooManyLabels where fewer are left."""
+        self.pairs -= pairs
+        if self.pairs < 0:
+            raise TooManyLabels
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Within:
     """Which labels of a join may still matter: those whose weighted sums, with the least of all that is not
@@ -145,6 +161,7 @@ def joined(
     grid: Grid | None = None,
     ends: Ends | None = None,
     by_machine: bool = False,
+    allowance: Allowance | None = None,
 ) -> Labels:
     """What `a` and `b` cost together, in the cells of all their variables but `without`, reduced.
 
@@ -152,7 +169,8 @@ def joined(
     before anything is compared. With a `grid`, labels that others match up to a step of it are left out too.
     `ends` where nothing follows.
     `by_machine` where machine code is at work already, however few they are.
-    TooManyLabels where there are more than a search should go through.
+    TooManyLabels where there are more than a search should go through, or than the `allowance` has, with
+    which no code is compiled.
     """
     left, sizes = _left(a, b, without)
     is_close = grid is not None or (ends is not None and ends.slack is not None)
@@ -160,7 +178,7 @@ def joined(
     if is_close and ends is not None:
         most_pairs = max(most_pairs, ends.pairs)
     most_labels = max(most_labels, LABELS_PER_CELL * prod(sizes))
-    if by_machine or machine.pays(len(a) * len(b)):
+    if allowance is None and (by_machine or machine.pays(len(a) * len(b))):
         meeting = machine.Meeting(a, b, left, sizes, without, within)
         found = meeting.ends(ends, most_pairs) if ends else meeting.labels(grid, most_pairs, most_labels)
         if found is None:
@@ -171,9 +189,17 @@ def joined(
         return Labels(left, sizes, cells[order], points[order], origins)
     pairs = _Pairs.of(a, b, left, sizes, within)
     joint = _Joint.of(a, b, left, sizes, within, grid, ends)
-    if pairs.counts.sum() > most_pairs:
+    at_once = _PAIRS_AT_ONCE
+    if allowance is not None:
+        allowance.take(int(pairs.counts.sum()))
+        at_once, most_labels = allowance.at_once, allowance.labels
+    elif pairs.counts.sum() > most_pairs:
         raise TooManyLabels
-    pieces = [joint.reduced(*pairs.rows(start, stop)) for start, stop in _chunks(pairs.counts)]
+    pieces = []
+    for start, stop in _chunks(pairs.counts, at_once):
+        pieces.append(joint.reduced(*pairs.rows(start, stop)))
+        if allowance is not None and len(pieces[-1][0]) > most_labels:
+            raise TooManyLabels
     if len(pieces) > 1:
         pieces = [joint.reduced(*(np.concatenate(rows) for rows in zip(*pieces, strict=True)))]
     rows_a, rows_b = pieces[0] if pieces else (np.empty(0, dtype=np.intp), np.empty(0, dtype=np.intp))
@@ -334,12 +360,12 @@ def _strides(
     return index
 
 
-def _chunks(counts: Indices) -> list[tuple[int, int]]:
-    """Ranges of rows with about as many pairs as fit at once."""
+def _chunks(counts: Indices, at_once: int) -> list[tuple[int, int]]:
+    """Ranges of rows with about so many pairs."""
     if not len(counts):
         return []
     ends = np.cumsum(counts)
-    cuts = np.searchsorted(ends, np.arange(_PAIRS_AT_ONCE, int(ends[-1]), _PAIRS_AT_ONCE)) + 1
+    cuts = np.searchsorted(ends, np.arange(at_once, int(ends[-1]), at_once)) + 1
     edges = [0, *sorted(set(cuts.tolist())), len(counts)]
     return [(start, stop) for start, stop in pairwise(edges) if stop > start]
 

@@ -12,7 +12,7 @@ from shardwise.search.tracking.borders import Borders
 from shardwise.search.tracking.bounds import Bounds
 from shardwise.search.tracking.eliminate import Limits, eliminated
 from shardwise.search.tracking.grid import reduced
-from shardwise.search.tracking.labels import Labels, chosen
+from shardwise.search.tracking.labels import Allowance, Labels, chosen
 from shardwise.search.tracking.peaks import Peaks
 from shardwise.search.tracking.solution import Choice, folded, occurrences
 from shardwise.search.tracking.steps import Order
@@ -61,15 +61,20 @@ class LinkLabels:
 
 
 def link_labels(
-    chain: Chain, orders: list[list[Order]], place: int, bounds: Bounds | None = None
+    chain: Chain,
+    orders: list[list[Order]],
+    place: int,
+    bounds: Bounds | None = None,
+    allowance: Allowance | None = None,
 ) -> LinkLabels:
-    """The frontiers of link `place`, all modes together."""
+    """The frontiers of link `place`, all modes together. Without bounds an `allowance` may say where to give
+    up."""
     link, borders = chain[place], Borders.of(chain)
     tables: list[Labels] = []
     cells: list[Indices] = []
     for mode, (_, part) in enumerate(link.modes):
         if bounds is None:
-            found = eliminated(part, orders[place][mode])
+            found = eliminated(part, orders[place][mode], allowance=allowance)
         else:
             weighed = bounds.weighed
             scalars = weighed.scalars[place][mode]

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardwise.frontier import Chain
+from shardwise.search.tracking.at_once import at_once
 from shardwise.search.tracking.cases import cases_of
 from shardwise.search.tracking.draw import draw_between, draw_ends, draw_first
 from shardwise.search.tracking.found import Found
@@ -20,8 +21,9 @@ from shardwise.search.tracking.levels import by_levels
 from shardwise.search.tracking.lines import is_open, weighted
 from shardwise.search.tracking.look import Losses, look
 from shardwise.search.tracking.sharpen import sharpen_between
-from shardwise.search.tracking.solution import Solution
+from shardwise.search.tracking.solution import Solution, measure
 from shardwise.search.tracking.state import State
+from shardwise.search.tracking.walk import Walked
 
 Values = npt.NDArray[np.float64]
 
@@ -92,7 +94,8 @@ def tracked(
     """Track the frontier of all `chains` together, exact up to a relative `epsilon`.
 
     Several chains are the cases of one question, such as meshes to choose from; a chain of which one link is
-    most falls into cases itself. What one case found is held against the others. Where a look would go
+    most falls into cases itself. What one case found is held against the others. Small chains are eliminated
+    at once, without lines and looks, and exact whatever the epsilon. Where a look would go
     through too many labels, it and those after it lose more, up to `LOOSEST`; once all that are left would
     even so, or looks have kept `most_labels` for a case, what is proven so far is the answer: the same on any
     machine. Only what takes at most `most_bytes` is tracked: where nothing fits, the smallest is the answer.
@@ -107,7 +110,9 @@ def tracked(
     labels = tracking * LABELS_SHARE
     points = (1.0 + tracking) / (1.0 + labels) - 1.0
     found = Found(most_bytes)
-    cases = [(number, each) for number, chain in enumerate(chains) for each in cases_of(chain)]
+    small = _small(chains, found)
+    large = [number for number in range(len(chains)) if number not in small]
+    cases = [(number, each) for number in large for each in cases_of(chains[number])]
     states = [State.of(number, chains[number], start, found, tracking) for number, start in cases]
     # What a case finds is held against the others: all lines of all cases come before any look at one.
     losses = [Losses.of(labels, points, *draw_ends(state)) for state in states]
@@ -124,12 +129,24 @@ def tracked(
     for number in range(len(states)):
         own = _as_loose(states[number], losses[number], states)
         states += _settle_by_levels(states[number], own, most_labels, tracking)
-    answer = found.thinned(epsilon * ANSWER_SHARE)
+    answer = found.thinned(epsilon * ANSWER_SHARE if large else epsilon)
     efforts = tuple(
-        _effort(chain, [state for state in states if state.case == number])
+        _effort(chain, small.get(number), [state for state in states if state.case == number])
         for number, chain in enumerate(chains)
     )
     return Tracked(answer.points, tuple(answer.solutions), _proven(states, epsilon, tracking), efforts)
+
+
+def _small(chains: Sequence[Chain], found: Found) -> dict[int, Walked]:
+    """Those of the chains, by number, that are small enough to be eliminated at once; all of their frontiers
+    is found then."""
+    small = {}
+    for number, chain in enumerate(chains):
+        walked = at_once(chain)
+        if walked is not None:
+            small[number] = walked
+            found.add([(measure(chain, each), (number, each)) for each in walked.solutions()])
+    return small
 
 
 def _settle_ends(state: State, losses: Losses) -> Losses:
@@ -269,7 +286,9 @@ def _proven(states: list[State], epsilon: float, tracking: float) -> float:
     return (1.0 + high) * (1.0 + epsilon * ANSWER_SHARE) - 1.0
 
 
-def _effort(chain: Chain, states: list[State]) -> Effort:
-    """What a chain took in all of its cases."""
+def _effort(chain: Chain, walked: Walked | None, states: list[State]) -> Effort:
+    """What a chain took, at once or in all of its cases."""
     choices = sum(sum(part.sizes) for link in chain for _, part in link.modes)
-    return Effort(sum(state.asked for state in states), choices, sum(state.labels for state in states))
+    labels = 0 if walked is None else sum(len(link.table) for link in walked.links) + len(walked.end)
+    labels += sum(state.labels for state in states)
+    return Effort(sum(state.asked for state in states), choices, labels)

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from shardwise.frontier import Chain, reduce
 from shardwise.search.tracking.bounds import Bounds
-from shardwise.search.tracking.labels import Ends, Labels, joined, unfolded
+from shardwise.search.tracking.labels import Allowance, Ends, Labels, joined, unfolded
 from shardwise.search.tracking.links import LinkLabels
 from shardwise.search.tracking.rests import Rests
 from shardwise.search.tracking.solution import Choice, Solution, measures, occurrences
@@ -57,12 +57,17 @@ def _named(links: list[LinkLabels], place: int, border: int) -> Labels:
 
 
 def walked(
-    chain: Chain, links: list[LinkLabels], bounds: Bounds | None = None, rests: Rests | None = None
+    chain: Chain,
+    links: list[LinkLabels],
+    bounds: Bounds | None = None,
+    rests: Rests | None = None,
+    allowance: Allowance | None = None,
 ) -> Walked:
     """The frontier by linear dynamic programming (FT-LDP): what every border's choices can come to from the
     start, and from the end, by steps of a run of like links at a time; always from where there is less, until
-    both meet. Labels that no rest of the chain completes are left out, where `rests` tells."""
-    borders, tables = _pieces(chain, links, bounds)
+    both meet. Labels that no rest of the chain completes are left out, where `rests` tells. Without bounds an
+    `allowance` may say where to give up."""
+    borders, tables = _pieces(chain, links, bounds, allowance)
     if len(tables) == 1:
         return _ended(chain, links, tables[0])
     first, last = 0, len(tables) - 1
@@ -71,15 +76,16 @@ def walked(
     while last - first > 1:
         if _pairs_at_most(ahead, tables[first + 1]) <= _pairs_at_most(behind, tables[last - 1]):
             first += 1
-            ahead = _further(ahead, tables[first], borders[first], borders[first + 1], bounds)
+            ahead = _further(ahead, tables[first], borders[first], borders[first + 1], bounds, allowance)
             ahead = _completed(ahead, borders[first + 1], rests, is_ahead=True)
         else:
             last -= 1
-            behind = _back(tables[last], behind, borders[last + 1], borders[last], borders[-1], bounds)
+            here, after = borders[last + 1], borders[last]
+            behind = _back(tables[last], behind, here, after, borders[-1], bounds, allowance)
             behind = _completed(behind, borders[last], rests, is_ahead=False)
     within, slack = (None, None) if bounds is None else bounds.in_whole(borders[last])
     ends = Ends(slack, 0 if rests is None else COMPLETED_ENDS)
-    end = joined(ahead, behind, without=borders[last], within=within, ends=ends)
+    end = joined(ahead, behind, without=borders[last], within=within, ends=ends, allowance=allowance)
     return _ended(chain, links, end)
 
 
@@ -113,7 +119,9 @@ def rests_of(
     return Rests(ahead, behind, rate, share, reach)
 
 
-def _pieces(chain: Chain, links: list[LinkLabels], bounds: Bounds | None) -> tuple[list[int], list[Labels]]:
+def _pieces(
+    chain: Chain, links: list[LinkLabels], bounds: Bounds | None, allowance: Allowance | None = None
+) -> tuple[list[int], list[Labels]]:
     """The borders between runs of like links, and the tables of these runs between them."""
     tables: list[Labels] = []
     borders = [0]
@@ -121,23 +129,38 @@ def _pieces(chain: Chain, links: list[LinkLabels], bounds: Bounds | None) -> tup
         length = 1 << (link.repeat.bit_length() - 1) // 2
         start = borders[-1]
         pieces = [(1, links[place].table)] * (link.repeat % length)
-        pieces += [(length, _run(links[place], start, length, bounds))] * (link.repeat // length)
+        pieces += [(length, _run(links[place], start, length, bounds, allowance))] * (link.repeat // length)
         for covered, table in pieces:
             borders.append(borders[-1] + covered)
             tables.append(_between(table, borders[-2], borders[-1]))
     return borders, tables
 
 
-def _further(ahead: Labels, table: Labels, border: int, after: int, bounds: Bounds | None) -> Labels:
+def _further(
+    ahead: Labels,
+    table: Labels,
+    border: int,
+    after: int,
+    bounds: Bounds | None,
+    allowance: Allowance | None = None,
+) -> Labels:
     """What is ahead of a border and a table that leads from there to the next."""
     within, grid = (None, None) if bounds is None else bounds.in_walk(border, after, 0)
-    return joined(ahead, table, without=border, within=within, grid=grid)
+    return joined(ahead, table, without=border, within=within, grid=grid, allowance=allowance)
 
 
-def _back(table: Labels, behind: Labels, border: int, after: int, end: int, bounds: Bounds | None) -> Labels:
+def _back(
+    table: Labels,
+    behind: Labels,
+    border: int,
+    after: int,
+    end: int,
+    bounds: Bounds | None,
+    allowance: Allowance | None = None,
+) -> Labels:
     """What is behind a border and a table that leads there from the one before."""
     within, grid = (None, None) if bounds is None else bounds.in_walk(border, after, end)
-    return joined(table, behind, without=border, within=within, grid=grid)
+    return joined(table, behind, without=border, within=within, grid=grid, allowance=allowance)
 
 
 def _completed(table: Labels, border: int, rests: Rests | None, *, is_ahead: bool) -> Labels:
@@ -149,7 +172,9 @@ def _pairs_at_most(a: Labels, b: Labels) -> int:
     return len(a) * len(b)
 
 
-def _run(link: LinkLabels, start: int, length: int, bounds: Bounds | None) -> Labels:
+def _run(
+    link: LinkLabels, start: int, length: int, bounds: Bounds | None, allowance: Allowance | None
+) -> Labels:
     """The table of so many of a link in a row, a power of 2, as one on (hubs..., entry, exit); the first
     occurrence of the link is `start`."""
     table = link.table
@@ -160,7 +185,8 @@ def _run(link: LinkLabels, start: int, length: int, bounds: Bounds | None) -> La
         if bounds is not None:
             starts = range(start, start + link.link.repeat - reach + 1)
             within, grid = bounds.in_run(starts, reach, 1.0 / (length.bit_length() - 1))
-        both = joined(_between(table, 0, 1), _between(table, 1, 2), without=1, within=within, grid=grid)
+        halves = _between(table, 0, 1), _between(table, 1, 2)
+        both = joined(*halves, without=1, within=within, grid=grid, allowance=allowance)
         table = replace(both, variables=link.table.variables)
     return table
 

@@ -1,0 +1,112 @@
+"""Small chains are eliminated at once: what is found then, and where that is given up."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.property.tracking_instances import (
+    chain_of,
+    frontier_by_definition,
+    hubbed_chain,
+    long_chain,
+    measure_of,
+    plain,
+)
+
+from shardwise.search import tracked
+from shardwise.search.tracking import at_once, track
+from shardwise.search.tracking.labels import Allowance, Labels, TooManyLabels, joined
+
+SEEDS = range(40)
+
+
+def points_of(found: Any) -> list[tuple[float, float]]:
+    return [(float(time_s), float(memory)) for time_s, memory in found.points]
+
+
+def test_what_is_tracked_is_the_frontier_whatever_the_epsilon_allows() -> None:
+    """Solutions come to their points, and what an epsilon leaves out is matched by others; several chains are
+    one question."""
+    fewer = 0
+    for seed in SEEDS:
+        chains = [chain_of(seed), hubbed_chain(seed)]
+        assert all(at_once.at_once(chain) is not None for chain in chains)
+        both = [frontier_by_definition(chain) for chain in chains]
+        if not all(both):
+            continue
+        expected = [
+            point
+            for point in sorted({*both[0], *both[1]})
+            if not any(a <= point[0] and b <= point[1] and (a, b) != point for a, b in both[0] + both[1])
+        ]
+        exact = tracked(chains)
+        assert points_of(exact) == expected
+        assert [measure_of(chains[case], plain(each)) for case, each in exact.solutions] == expected
+        assert exact.epsilon == 0.0 and all(effort.weights == 0 for effort in exact.efforts)
+        close = tracked(chains, epsilon=0.2)
+        assert close.epsilon == 0.2
+        limit = 1.2 * (1.0 + 1e-12)
+        assert all(any(c <= limit * a and d <= limit * b for c, d in points_of(close)) for a, b in expected)
+        fewer += len(close.points) < len(expected)
+    assert fewer > 5
+
+
+def test_what_is_large_is_tracked_beside_what_is_small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two chains of one question, the second by lines: the answer is that of both at once."""
+    tried = 0
+    for seed in SEEDS:
+        chains = [chain_of(seed), chain_of(seed + 1000)]
+        small = tracked(chains)
+        with monkeypatch.context() as patched:
+            first = chains[0]
+            patched.setattr(
+                track, "at_once", lambda c, first=first: at_once.at_once(c) if c is first else None
+            )
+            mixed = tracked(chains)
+        assert points_of(mixed) == points_of(small)
+        tried += mixed.efforts[0].weights == 0 < mixed.efforts[1].weights
+    assert tried > len(SEEDS) / 2
+
+
+def test_only_what_fits_is_told() -> None:
+    """Of the frontier that within the limit; below the smallest, that one."""
+    for seed in SEEDS:
+        expected = frontier_by_definition(chain_of(seed))
+        if len(expected) < 3:
+            continue
+        limit = expected[1][1]
+        assert points_of(tracked([chain_of(seed)], most_bytes=limit)) == expected[1:]
+        smallest = expected[-1]
+        assert points_of(tracked([chain_of(seed)], most_bytes=smallest[1] / 2.0)) == [smallest]
+
+
+@pytest.mark.parametrize(("name", "few"), [("FEW_COSTS", 65), ("PAIRS", 100), ("LABELS", 47)])
+def test_it_is_given_up_where_there_is_much(name: str, few: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of costs, of pairs of labels, or of labels in a table; the answer is the same then."""
+    chain = long_chain(39)
+    found = at_once.at_once(chain)
+    assert found is not None and len(found.points) > 2
+    exact = points_of(tracked([chain]))
+    monkeypatch.setattr(at_once, name, few)
+    assert at_once.at_once(chain) is None
+    by_lines = tracked([chain])
+    assert by_lines.efforts[0].weights > 0
+    np.testing.assert_allclose(by_lines.points, exact, rtol=1e-12)
+
+
+def test_a_join_counts_the_pairs_that_meet() -> None:
+    """Three labels of the choices 0, 0, 1 meet two of 0 and 1: 2 + 1 pairs."""
+    a = Labels(
+        (0,), (2,), np.array([0, 0, 1]), np.array([[1.0, 1, 5, 0, 0], [5, 5, 1, 0, 0], [1, 1, 1, 0, 0]])
+    )
+    b = Labels((0,), (2,), np.array([0, 1]), np.array([[1.0, 1, 1, 0, 0], [2, 2, 2, 0, 0]]))
+    allowance = Allowance(pairs=5, labels=9, at_once=2)
+    found = joined(a, b, allowance=allowance)
+    assert found.points.tolist() == [[2, 2, 6, 0, 0], [6, 6, 2, 0, 0], [3, 3, 3, 0, 0]]
+    assert allowance.pairs == 2
+    with pytest.raises(TooManyLabels):
+        joined(a, b, allowance=allowance)
+    with pytest.raises(TooManyLabels):
+        joined(a, b, allowance=Allowance(pairs=9, labels=2, at_once=2))
