@@ -7,7 +7,7 @@ from shardwise.plan.document import (
     plan_document,
     result_document,
 )
-from shardwise.plan.for_trace import TRACE_POLICIES, ForTrace
+from shardwise.plan.for_trace import DECISION, TRACE_POLICIES, ForTrace
 from shardwise.plan.goodput import GOODPUT_FROM_DEVICES, Goodput, Reliability, goodput_of
 from shardwise.plan.graph_plan import (
     GraphJob,
@@ -51,6 +51,7 @@ from shardwise.plan.uneven_plan import (
 from shardwise.plan.verify import GRAPH_PLAN_SCHEMA, UNEVEN_PLAN_SCHEMA
 
 __all__ = [
+    "DECISION",
     "GOODPUT_FROM_DEVICES",
     "GRAPH_PLAN_SCHEMA",
     "OBJECTIVES",

@@ -11,6 +11,9 @@ from shardwise.inputs import Fields, shown
 TRACE_POLICIES = ("now", "expected", "worst")
 """Best in the first epoch of a trace; over all of it; in its slowest epoch."""
 
+DECISION = "decision"
+"""What `replan` decided on behind all events of a trace."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForTrace:
@@ -20,7 +23,10 @@ class ForTrace:
     cluster's nodes in the places of the plan's. Over `length_s` it makes `steps`; `now_step_time_s` is its
     step time in the first epoch and `worst_step_time_s` in the slowest (None: it stands still). `considered`
     arrangements were weighed in `situations` distinct ones; what the policy counts is at most `gap` below
-    what any plan on the sets of nodes that were looked at makes."""
+    what any plan on the sets of nodes that were looked at makes.
+
+    Of a decision both step times are those behind all events, the length is its horizon, and `gap` is None:
+    nothing is proven of what it weighed."""
 
     policy: str
     source: str
@@ -32,7 +38,7 @@ class ForTrace:
     worst_step_time_s: float | None
     situations: int
     considered: int
-    gap: float
+    gap: float | None
 
 
 def read_for_trace(fields: Fields) -> ForTrace:
@@ -43,18 +49,22 @@ def read_for_trace(fields: Fields) -> ForTrace:
             raise fields.error("nodes", "is not a list of nodes", found=shown(name), allowed="n0, n1, ...")
     if len(set(nodes)) < len(nodes):
         raise fields.error("nodes", "names a node twice")
+    policy, gap = fields.choice("policy", (*TRACE_POLICIES, DECISION)), _number(fields, "gap", high=1.0)
+    if (gap is None) != (policy == DECISION):
+        allowed = "null" if gap is not None else "a number from 0 to 1"
+        raise fields.error("gap", f"does not go with the policy {policy}", found=shown(gap), allowed=allowed)
     found = ForTrace(
-        policy=fields.choice("policy", TRACE_POLICIES),
+        policy=policy,
         source=fields.text("source", max_length=10_000),
         trace=fields.text("trace"),
         nodes=tuple(map(str, nodes)),
         length_s=fields.number("length_s"),
         steps=fields.number("steps"),
-        now_step_time_s=_time(fields, "now_step_time_s"),
-        worst_step_time_s=_time(fields, "worst_step_time_s"),
+        now_step_time_s=_number(fields, "now_step_time_s"),
+        worst_step_time_s=_number(fields, "worst_step_time_s"),
         situations=fields.integer("situations", low=1),
         considered=fields.integer("considered", low=1),
-        gap=fields.number("gap", high=1.0),
+        gap=gap,
     )
     fields.finish()
     return found
@@ -69,6 +79,6 @@ def check_for_trace(found: ForTrace | None, cluster: Cluster, file: str | None) 
         )  # fmt: skip
 
 
-def _time(fields: Fields, name: str) -> float | None:
-    """Seconds, or null."""
-    return None if fields.any(name, default=None) is None else fields.number(name)
+def _number(fields: Fields, name: str, high: float = 1e30) -> float | None:
+    """A number, or null."""
+    return None if fields.any(name, default=None) is None else fields.number(name, high=high)

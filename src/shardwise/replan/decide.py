@@ -5,11 +5,12 @@ Pure: a plan that runs, a situation and prices in, a decision out; no clock and 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
 from shardwise.errors import Infeasible, InternalError
+from shardwise.plan import Value
 from shardwise.replan.arrangement import Arrangement, at_width, shape_of
 from shardwise.replan.choices import all_choices
 from shardwise.replan.layers import with_layers_moved
@@ -255,7 +256,8 @@ class _Weighing:
         if step_s is not None:
             change = self._change(arrangement)
             self._rerouted = self._decision(PATCH, arrangement, step_s, change)
-            if self.best is None or self._rerouted.steps > self.best.steps * (1.0 + ENOUGH):
+            is_better = self.best is None or self._rerouted.steps > self.best.steps * (1.0 + ENOUGH)
+            if is_better and self._can_run(arrangement):
                 self.best = self._rerouted
 
     def decision(self) -> Decision[Arrangement]:
@@ -291,6 +293,13 @@ def _every_size(nodes: int) -> tuple[int, ...]:
     return tuple(range(1, nodes + 1))
 
 
-def planner_of(prices: Prices, costs: Costs) -> Planner:
-    """A planner with nothing known yet."""
-    return Planner(Steps(prices), Shapes(prices), Transitions(prices, costs))
+def planner_of(
+    prices: Prices,
+    costs: Costs,
+    *,
+    can_run: Callable[[Arrangement], bool] = _any,
+    axes: Mapping[str, tuple[Value, ...]] | None = None,
+) -> Planner:
+    """A planner with nothing known yet: it changes to what `can_run` alone, and looks for shapes with these
+    values along `axes`."""
+    return Planner(Steps(prices), Shapes(prices, axes=axes), Transitions(prices, costs), can_run)

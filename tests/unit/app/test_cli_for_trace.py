@@ -120,6 +120,8 @@ def test_a_plan_file_with_another_trace_record_is_refused(run: Any, trace: str, 
         ("nodes", ["n0", "x"], "is not a list of nodes"),
         ("policy", "lucky", "is not one of the choices"),
         ("gap", 2.0, "is not a number in range"),
+        ("gap", None, "does not go with the policy worst"),
+        ("policy", "decision", "does not go with the policy decision"),
     ):
         document: Any = read_mapping(str(path))
         document["for_trace"][key] = value

@@ -11,7 +11,7 @@ import pytest
 from tests.unit.replan.conftest import Job, job, tight_job
 
 from shardwise.cluster import NodeLost, NodeState, Slowdown
-from shardwise.replan import Arrangement
+from shardwise.replan import Arrangement, Costs, planner_of
 from shardwise.replan.arrangement import GONE, at_width
 from shardwise.replan.holdings import holdings_of
 from shardwise.replan.rerouting import without_gone
@@ -88,6 +88,11 @@ def test_rerouting_is_chosen_where_it_is_best() -> None:
     situation = given.situation(without(given, "n1", "n6"))
     again = without_gone(found.arrangement, situation, given.planner.steps.prices)
     assert again is not None and again.slots.count(GONE) == 2
+    # Where it cannot be carried out, it is told and not chosen.
+    able = planner_of(given.planner.steps.prices, Costs(), can_run=lambda one: not one.is_rerouted)
+    other = able.patch(running, given.situation(without(given, "n1")), horizon_s=HOUR_S)
+    assert other.rerouted is not None and other.rerouted.arrangement == found.arrangement
+    assert not other.arrangement.is_rerouted and other.steps < found.steps
     kept = given.planner.patch(found.arrangement, given.situation(without(given, "n1")), horizon_s=HOUR_S)
     assert kept.decision == "keep" and kept.transition == NOTHING and kept.rerouted is None
 

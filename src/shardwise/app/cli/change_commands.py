@@ -48,6 +48,15 @@ def replan(
     regroup: Regroup = "10s",
     restart: MoveRestart = "60s",
     checkpoint_interval: LostInterval = "10min",
+    save: Annotated[
+        str | None,
+        typer.Option(
+            "--save",
+            metavar="FILE",
+            help="Decide among what a plan file can say (equal shares), and write it.",
+            show_default=False,
+        ),
+    ] = None,
     inter_node: InterNode = None,
     is_json: IsJson = False,
 ) -> Output:
@@ -68,6 +77,7 @@ def replan(
                 "--checkpoint-interval", checkpoint_interval, low="0s", high="365d"
             ),
         ),
+        save=save,
         is_json=is_json,
     )
 

@@ -2,40 +2,30 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 
-from shardwise import search
 from shardwise.app.cli import card, documents, words
-from shardwise.app.cli.answer import question_words, schedule_of
+from shardwise.app.cli.answer import question_words
+from shardwise.app.cli.arranged import hash_of, on_nodes, source_of, uneven_plan, uniform_plan
 from shardwise.app.cli.output import Line, Output, row
 from shardwise.app.cli.replanning import arrangement_text, trace_for, uneven_layout, unreachable_lines
 from shardwise.app.cli.request import JobOptions, Request, Wanted, choice, load_request, writable
 from shardwise.app.cli.spaces import space_choice
 from shardwise.app.cli.targets import not_run, not_trained, require_job, wanted_target
 from shardwise.app.cli.uneven_card import plan_lines
-from shardwise.cluster import Cluster, Conditions, EventTrace, NodeView, events_text, of_nodes
-from shardwise.errors import ConfigError, InternalError
+from shardwise.cluster import EventTrace
+from shardwise.errors import ConfigError
 from shardwise.plan import (
     TRACE_POLICIES,
-    Answer,
-    Certificate,
     ForTrace,
-    MixedFigures,
-    Plan,
     Reliability,
-    UnevenAnswer,
-    UnevenFile,
-    plan_of,
     write_plan,
     write_uneven_plan,
 )
 from shardwise.replan import (
     AnyArrangement,
-    Arrangement,
     Costs,
-    MixedPlanner,
     Prices,
     TracePick,
     TracePicks,
@@ -45,7 +35,6 @@ from shardwise.replan import (
     mixed_planner_of,
     picks_for_trace,
     planner_of,
-    situation_of,
 )
 from shardwise.strategy import parse_fields
 from shardwise.units import format_seconds
@@ -82,9 +71,11 @@ def planned(
     within = Within(space=chosen.base, fixed=fixed, axes=chosen.axes, stage_dp=wanted.stage_dp, target=target)
     picks = picks_for_trace(planner, trace, within)
     found = _record(picks, policy, trace)
-    if isinstance(picks.pick(policy).arrangement, UnevenArrangement):
-        uneven, answer = _uneven(planner, picks, found, request)
-        hash_of = None if save is None else write_uneven_plan(save, uneven)
+    arrangement = picks.pick(policy).arrangement
+    if isinstance(arrangement, UnevenArrangement):
+        uniform = [pick.arrangement for pick in picks.uniform if pick.policy == policy]
+        uneven, answer = uneven_plan(planner, arrangement, found, uniform[0] if uniform else None)
+        written = None if save is None else write_uneven_plan(save, uneven)
         on = replace(request, cluster=uneven.cluster)
         # What is proven is told of the trace, not of one plan by itself.
         in_the_way = not_run(answer.best, on)
@@ -97,15 +88,22 @@ def planned(
             *card.figures(answer.best, uneven.cluster, request.job),
         ]
     else:
-        plan, proven = _plan(picks, found, request, chosen.base)
-        hash_of = None if save is None else write_plan(save, plan)
+        plan, proven = uniform_plan(
+            arrangement,
+            found,
+            model=request.model,
+            cluster=request.cluster,
+            job=request.job,
+            space=chosen.base,
+        )
+        written = None if save is None else write_plan(save, plan)
         on = replace(request, cluster=plan.cluster)
         in_the_way = not_run(plan.best.strategy, on)
         document = documents.plan_answer(plan, proven, not_run=in_the_way)
         lines = card.result_card(proven.best, model=plan.model, cluster=plan.cluster, job=plan.job)
     talk = [*told, *unreachable_lines("unreachable for some time", picks.unreachable)]
     talk += not_trained(in_the_way, on, save)
-    talk += [] if save is None else [f"wrote {save} ({hash_of})"]
+    talk += [] if save is None else [f"wrote {save} ({written})"]
     if is_json:
         return Output(document={**document, "for_trace": _document(picks, found)}, talk=talk)
     return Output(lines=[*lines, *_card(picks, found, request, save)], talk=talk)
@@ -132,8 +130,8 @@ def _record(picks: TracePicks, policy: str, trace: EventTrace) -> ForTrace:
     pick = picks.pick(policy)
     return ForTrace(
         policy=policy,
-        source=trace.source or "events",
-        trace=f"sha256:{hashlib.sha256(events_text(trace).encode()).hexdigest()}",
+        source=source_of(trace),
+        trace=hash_of(trace),
         nodes=pick.arrangement.nodes,
         length_s=picks.length_s,
         steps=pick.steps,
@@ -143,70 +141,6 @@ def _record(picks: TracePicks, policy: str, trace: EventTrace) -> ForTrace:
         considered=picks.considered,
         gap=pick.gap,
     )
-
-
-def _on(found: ForTrace, request: Request) -> Cluster:
-    """The nodes of the plan as the cluster has them."""
-    return of_nodes(request.cluster, [int(name[1:]) for name in found.nodes])
-
-
-def _plan(picks: TracePicks, found: ForTrace, request: Request, space: str) -> tuple[Plan, Answer]:
-    """The uniform pick as a plan: priced on its nodes as the cluster has them, and proven for itself."""
-    arrangement, cluster = picks.pick(found.policy).arrangement, _on(found, request)
-    if not isinstance(arrangement, Arrangement):
-        raise InternalError("an uneven plan is no strategy")
-    strategy = arrangement.strategy
-    question = search.Question(
-        model=request.model, cluster=cluster, job=request.job, space=space, fixed=asdict(strategy), top=0
-    )
-    answer = search.plan(question)
-    plan = plan_of(
-        answer,
-        model=request.model,
-        cluster=cluster,
-        job=request.job,
-        schedule=schedule_of(strategy, request.job),
-    )
-    return replace(plan, for_trace=found), answer
-
-
-def _uneven(
-    planner: MixedPlanner, picks: TracePicks, found: ForTrace, request: Request
-) -> tuple[UnevenFile, UnevenAnswer]:
-    """The same of an uneven pick; its certificate is of this plan alone."""
-    everywhere = EventTrace(nodes=len(request.cluster.nodes), events=())
-    nominal = situation_of(NodeView(request.cluster), Conditions.at_start(everywhere))
-    arrangement = picks.pick(found.policy).arrangement
-    if isinstance(arrangement, Arrangement):
-        raise InternalError("a strategy is no uneven plan")
-    priced = planner.uneven.priced(arrangement, nominal)
-    if priced is None:
-        raise InternalError("a plan that runs does so on nodes as the cluster has them")
-    uniform = [pick.arrangement for pick in picks.uniform if pick.policy == found.policy]
-    step_s = priced.result.step_time_s
-    answer = UnevenAnswer(
-        best=priced.result,
-        certificate=Certificate(
-            space="uneven", enumerated=1, rejected={}, cut_by_bound=0, simulated=1, best_s=step_s,
-            lower_bound_s=step_s, gap=0.0, search_s=0.0, search_cpu_s=0.0,
-        ),
-        mixed=MixedFigures(
-            uniform_step_time_s=planner.step_s(uniform[0], nominal) if uniform else None,
-            fastest_class_step_time_s=None,
-            fastest_class=None,
-            idle=(),
-        ),
-    )  # fmt: skip
-    plan = UnevenFile(
-        model=request.model,
-        cluster=_on(found, request),
-        job=request.job,
-        best=answer.best,
-        certificate=answer.certificate,
-        mixed=answer.mixed,
-        for_trace=found,
-    )
-    return plan, answer
 
 
 def _what_runs(arrangement: AnyArrangement) -> dict[str, object]:
@@ -256,7 +190,7 @@ def _card(picks: TracePicks, found: ForTrace, request: Request, save: str | None
     yield row("", (f"{picks.considered:,} arrangements; gap: how much more {kind}", "dim"))
     yield row("", ("on the sets of nodes looked at can make at most, of what the policy counts", "dim"))
     evaluator = "max-plus, in every situation of the trace"
-    yield from card.assumption_lines(_on(found, request), request.job, evaluator)
+    yield from card.assumption_lines(on_nodes(found, request.cluster), request.job, evaluator)
     question = " ".join(question_words(request.options))
     file = save or "plan.yaml"
     following = [] if save else [f"shardwise plan {question} --events TRACE --save plan.yaml"]

@@ -7,7 +7,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 
 from shardwise.app.cli import words
+from shardwise.app.cli.arranged import hash_of, source_of, uneven_plan, uniform_plan
 from shardwise.app.cli.output import Line, Output, row
+from shardwise.app.cli.request import OWN, writable
 from shardwise.app.cli.uneven_card import plan_lines
 from shardwise.cluster import (
     Cluster,
@@ -20,7 +22,10 @@ from shardwise.cluster import (
     load_events,
 )
 from shardwise.errors import ConfigError
+from shardwise.model import scores_are_plain
 from shardwise.plan import (
+    DECISION,
+    ForTrace,
     Plan,
     UnevenFile,
     UnevenResult,
@@ -28,12 +33,16 @@ from shardwise.plan import (
     layout_document,
     read_plan,
     read_uneven_plan,
+    write_plan,
+    write_uneven_plan,
 )
 from shardwise.replan import (
     AnyArrangement,
     Arrangement,
     Costs,
     Decision,
+    MixedPlanner,
+    Planner,
     Prices,
     UnevenArrangement,
     mixed_planner_of,
@@ -43,7 +52,7 @@ from shardwise.replan import (
     uneven_running_on,
     with_devices_of,
 )
-from shardwise.strategy import Strategy, layer_counts
+from shardwise.strategy import Strategy, layer_counts, target_of
 from shardwise.units import format_bytes, format_seconds
 
 SCHEMA, VERSION = "shardwise.replan", 1
@@ -63,9 +72,13 @@ def replanned(
     events: str,
     horizon_s: float,
     costs: Costs,
+    save: str | None,
     is_json: bool,
 ) -> Output:
-    """The answer of `replan` for the plan file at `path`, after all events of a trace (a file or words)."""
+    """The answer of `replan` for the plan file at `path`, after all events of a trace (a file or words);
+    where `save` names a file, the best that a plan file can say, which is written there."""
+    if save is not None:
+        writable("--save", save, inputs=(path, cluster, events))
     plan = read_uneven_plan(path) if is_uneven_plan(path) else read_plan(path)
     loaded = with_devices_of(plan.cluster, load_cluster(cluster, inter_node=inter_node))
     trace, talk = trace_for(events, loaded)
@@ -78,15 +91,65 @@ def replanned(
         saved |= before.noticed - conditions.present
         gone |= before.present - conditions.present
     situation = situation_of(view, conditions, trace.sites)
-    planner = mixed_planner_of(planner_of(Prices(plan.model, loaded, plan.job), costs))
+    planner = mixed_planner_of(
+        planner_of(Prices(plan.model, loaded, plan.job), costs)
+        if save is None
+        else _planner_of_files(plan, loaded, costs)
+    )
     running = running_on(plan, loaded) if isinstance(plan, Plan) else uneven_running_on(plan, loaded)
     decision = planner.replan(
         running, situation, horizon_s=horizon_s, saved=saved, returned=gone & conditions.present
     )
     talk = (*talk, *unreachable_lines("unreachable", situation.unreachable))
+    if save is not None:
+        talk = (*talk, f"wrote {save} ({_written(save, decision, planner, trace)})")
     if is_json:
         return Output(document=document_of(decision, loaded), talk=talk)
     return Output(lines=list(_card(decision, plan, loaded)), talk=talk)
+
+
+def _planner_of_files(plan: Plan | UnevenFile, cluster: Cluster, costs: Costs) -> Planner:
+    """A planner that changes to what a plan file can say, and on devices that our own runtime knows, to what
+    it runs."""
+    prices = Prices(plan.model, cluster, plan.job)
+    target = target_of(OWN).for_scores(scores_are_plain(plan.model, plan.job.seq_len))
+    if not target.knows_devices(cluster.classes):
+        return planner_of(prices, costs, can_run=is_of_files)
+    offloads = isinstance(plan, Plan) and plan.best.strategy.offload != "none"
+    return planner_of(
+        prices,
+        costs,
+        can_run=lambda one: is_of_files(one) and not any(target.refusals(one.strategy)),
+        axes=target.axes_for(cluster.classes, ("offload",) if offloads else ()),
+    )
+
+
+def is_of_files(arrangement: Arrangement) -> bool:
+    """Whether a plan file can say it, as a strategy: all nodes are there, pipelines have equal shares."""
+    return not arrangement.is_rerouted and len(set(arrangement.microbatches)) == 1
+
+
+def _written(path: str, decision: Decision[AnyArrangement], planner: MixedPlanner, trace: EventTrace) -> str:
+    """Writes what was decided on, and tells the hash of the file."""
+    arrangement, prices = decision.arrangement, planner.prices
+    found = ForTrace(
+        policy=DECISION,
+        source=source_of(trace),
+        trace=hash_of(trace),
+        nodes=arrangement.nodes,
+        length_s=decision.horizon_s,
+        steps=decision.steps,
+        now_step_time_s=decision.step_s,
+        worst_step_time_s=decision.step_s,
+        situations=1,
+        considered=max(decision.considered, 1),
+        gap=None,
+    )
+    if isinstance(arrangement, UnevenArrangement):
+        return write_uneven_plan(path, uneven_plan(planner, arrangement, found, None)[0])
+    job, cluster = prices.job, prices.cluster
+    plan, _ = uniform_plan(arrangement, found, model=prices.model, cluster=cluster, job=job, space="default")
+    return write_plan(path, plan)
 
 
 def unreachable_lines(said: str, names: Iterable[str]) -> Iterator[str]:

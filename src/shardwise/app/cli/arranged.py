@@ -1,0 +1,90 @@
+"""What a policy or a decision picks as a plan: on its nodes, as the cluster has them."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import asdict, replace
+
+from shardwise import search
+from shardwise.app.cli.answer import schedule_of
+from shardwise.cluster import Cluster, Conditions, EventTrace, NodeView, events_text, of_nodes
+from shardwise.errors import InternalError
+from shardwise.model import Model
+from shardwise.plan import (
+    Answer,
+    Certificate,
+    ForTrace,
+    MixedFigures,
+    Plan,
+    UnevenAnswer,
+    UnevenFile,
+    plan_of,
+)
+from shardwise.replan import Arrangement, MixedPlanner, UnevenArrangement, situation_of
+from shardwise.strategy import Job
+
+
+def source_of(trace: EventTrace) -> str:
+    """Where a trace is from, for the plan file."""
+    return trace.source or "events"
+
+
+def hash_of(trace: EventTrace) -> str:
+    """The SHA-256 of a trace in its canonical form."""
+    return f"sha256:{hashlib.sha256(events_text(trace).encode()).hexdigest()}"
+
+
+def on_nodes(found: ForTrace, cluster: Cluster) -> Cluster:
+    """The nodes of the plan as the cluster has them."""
+    return of_nodes(cluster, [int(name[1:]) for name in found.nodes])
+
+
+def uniform_plan(
+    arrangement: Arrangement, found: ForTrace, *, model: Model, cluster: Cluster, job: Job, space: str
+) -> tuple[Plan, Answer]:
+    """A uniform arrangement whose pipelines have equal shares: priced on its nodes, and proven for itself."""
+    strategy, own = arrangement.strategy, on_nodes(found, cluster)
+    question = search.Question(model=model, cluster=own, job=job, space=space, fixed=asdict(strategy), top=0)
+    answer = search.plan(question)
+    plan = plan_of(answer, model=model, cluster=own, job=job, schedule=schedule_of(strategy, job))
+    return replace(plan, for_trace=found), answer
+
+
+def uneven_plan(
+    planner: MixedPlanner,
+    arrangement: UnevenArrangement,
+    found: ForTrace,
+    uniform: Arrangement | UnevenArrangement | None,
+) -> tuple[UnevenFile, UnevenAnswer]:
+    """An uneven arrangement, beside a uniform one where there is any; the certificate is of this plan
+    alone."""
+    prices = planner.prices
+    everywhere = EventTrace(nodes=len(prices.cluster.nodes), events=())
+    nominal = situation_of(NodeView(prices.cluster), Conditions.at_start(everywhere))
+    priced = planner.uneven.priced(arrangement, nominal)
+    if priced is None:
+        raise InternalError("a plan that runs does so on nodes as the cluster has them")
+    step_s = priced.result.step_time_s
+    answer = UnevenAnswer(
+        best=priced.result,
+        certificate=Certificate(
+            space="uneven", enumerated=1, rejected={}, cut_by_bound=0, simulated=1, best_s=step_s,
+            lower_bound_s=step_s, gap=0.0, search_s=0.0, search_cpu_s=0.0,
+        ),
+        mixed=MixedFigures(
+            uniform_step_time_s=None if uniform is None else planner.step_s(uniform, nominal),
+            fastest_class_step_time_s=None,
+            fastest_class=None,
+            idle=(),
+        ),
+    )  # fmt: skip
+    plan = UnevenFile(
+        model=prices.model,
+        cluster=on_nodes(found, prices.cluster),
+        job=prices.job,
+        best=answer.best,
+        certificate=answer.certificate,
+        mixed=answer.mixed,
+        for_trace=found,
+    )
+    return plan, answer

@@ -1,0 +1,110 @@
+"""`replan --save`: what is decided on is a plan file, which is checked, trained and replanned like others."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from shardwise.inputs import read_mapping
+from shardwise.plan import DECISION, read_plan, read_uneven_plan
+from shardwise.strategy import target_of
+
+SCHEMAS = Path(__file__).parents[3] / "docs" / "schemas"
+CLUSTER = "8x1xT4"
+JOB = ("opt-350m", "--cluster", CLUSTER, "--seq-len", "512", "--global-batch-size", "64")
+MIXED = "1x2xA100-40G+1x2xV100-16G"
+
+
+@pytest.fixture
+def saved(run: Any, tmp_path: Path) -> str:
+    """A plan file."""
+    path = str(tmp_path / "plan.yaml")
+    fix = "tp=1,pp=4,dp=2,schedule=1f1b"
+    assert run("plan", *JOB, "--top", "0", "--fix", fix, "--save", path).code == 0
+    return path
+
+
+def decided(run: Any, path: str, cluster: str, events: str, *more: str) -> dict[str, Any]:
+    ran = run("replan", path, "--cluster", cluster, "--events", events, "--json", *more)
+    assert ran.code == 0, ran.err
+    assert "--save" not in more or f"wrote {more[-1]} (sha256:" in ran.err
+    found: dict[str, Any] = json.loads(ran.out)
+    if "--save" in more:
+        name = "plan.json" if found["plan"]["strategy"] else "uneven-plan.json"
+        schema = json.loads((SCHEMAS / name).read_text())
+        jsonschema.Draft202012Validator(schema).validate(read_mapping(more[-1]))
+    return found
+
+
+def test_the_file_says_what_was_decided(run: Any, saved: str, tmp_path: Path) -> None:
+    """On seven nodes 64 sequences are best done in unequal shares, which a file cannot say: it has the best
+    that it can, on the nodes that it names, and goes on from there."""
+    path = str(tmp_path / "decided.yaml")
+    assert len(set(decided(run, saved, CLUSTER, "lost n1")["plan"]["microbatches"])) > 1
+    found = decided(run, saved, CLUSTER, "lost n1", "--save", path)
+    assert len(set(found["plan"]["microbatches"])) == 1
+    plan = read_plan(path)
+    assert plan.for_trace is not None and plan.for_trace.policy == DECISION
+    assert list(plan.for_trace.nodes) == found["plan"]["nodes"] and "n1" not in found["plan"]["nodes"]
+    assert plan.for_trace.now_step_time_s == found["step_time_s"] == pytest.approx(plan.best.step_time_s)
+    assert (plan.for_trace.length_s, plan.for_trace.steps) == (found["horizon_s"], found["steps"])
+    strategy = found["plan"]["strategy"]
+    assert all(getattr(plan.best.strategy, name) == value for name, value in strategy.items())
+    assert plan.cluster.devices == len(found["plan"]["nodes"]) and plan.job == read_plan(saved).job
+    assert run("check", path).code == 0
+    again = decided(run, path, CLUSTER, "slow n1 0.5", "--horizon", "1s")
+    assert again["decision"] == "keep" and again["plan"]["nodes"] == found["plan"]["nodes"]
+
+
+def test_what_is_kept_is_saved_as_it_is(run: Any, saved: str, tmp_path: Path) -> None:
+    """For a second nothing pays. It is slower than the file says, since a node is: the file is of the nodes
+    as the cluster has them."""
+    path = str(tmp_path / "decided.yaml")
+    found = decided(run, saved, CLUSTER, "slow n3 0.5", "--horizon", "1s", "--save", path)
+    before, after = read_plan(saved), read_plan(path)
+    assert found["decision"] == "keep" and after.best == before.best
+    assert after.for_trace is not None and after.for_trace.worst_step_time_s == found["step_time_s"]
+    assert found["step_time_s"] > after.best.step_time_s
+
+
+def test_an_uneven_plan_is_saved_too(run: Any, tmp_path: Path) -> None:
+    first, path = str(tmp_path / "plan.yaml"), str(tmp_path / "decided.yaml")
+    job = ("opt-350m", "--cluster", MIXED, "--seq-len", "2048", "--global-batch-size", "64")
+    assert run("plan", *job, "--save", first).code == 0
+    found = decided(run, first, MIXED, "slow n1 0.8", "--save", path)
+    plan = read_uneven_plan(path)
+    assert plan.for_trace is not None and list(plan.for_trace.nodes) == found["plan"]["nodes"]
+    assert list(plan.best.microbatches) == found["plan"]["microbatches"]
+    assert run("check", path).code == 0
+    assert decided(run, path, MIXED, "slow n1 0.8")["decision"] == "keep"
+
+
+def test_on_devices_of_our_runtime_it_is_what_that_runs(run: Any, tmp_path: Path) -> None:
+    """On clusters of processes a plan file is for `shardwise train`."""
+    first, path = str(tmp_path / "plan.yaml"), str(tmp_path / "decided.yaml")
+    cluster = "4x1xcpu"
+    job = ("gpt2", "--cluster", cluster, "--seq-len", "64", "--global-batch-size", "12", "--dtype", "fp32")
+    assert run("plan", *job, "--fix", "pp=4", "--top", "0", "--save", first).code == 0
+    decided(run, first, cluster, "lost n3", "--save", path)
+    strategy = read_plan(path).best.strategy
+    assert list(target_of("shardwise").refusals(strategy)) == [] and strategy.offload == "none"
+
+
+def test_inputs_are_not_lost(run: Any, saved: str) -> None:
+    before = Path(saved).read_bytes()
+    ran = run("replan", saved, "--cluster", CLUSTER, "--events", "lost n1", "--save", saved)
+    assert ran.code == 2 and "--save" in ran.err and ran.err.count("\n") == 1
+    assert Path(saved).read_bytes() == before
+
+
+def test_nothing_is_written_where_nothing_runs(run: Any, saved: str, tmp_path: Path) -> None:
+    path = tmp_path / "decided.yaml"
+    ran = run(
+        "replan", saved, "--cluster", CLUSTER, "--events", "; ".join(f"lost n{node}" for node in range(8)),
+        "--save", str(path),
+    )  # fmt: skip
+    assert ran.code == 3 and not path.exists()
