@@ -23,14 +23,17 @@ TURNS = 48
 """Parts of the space that a search looks at, at most. Where links are slow and far it would take minutes to
 prove what is best; what it has found by then is good, and is weighed against keeping like any other."""
 
-SIZES = 6
-"""Numbers of nodes that are searched for a situation."""
+POWERS, FACTORS = 4, (3, 5, 7)
+"""Numbers of nodes that are searched for a situation: so many powers of two, and one that is one of these
+factors times a power of two."""
 
 
 def sizes_below(nodes: int) -> tuple[int, ...]:
-    """The largest powers of two up to `nodes`: numbers of nodes whose devices divide batches well."""
-    powers = [1 << exponent for exponent in range(nodes.bit_length()) if 1 << exponent <= nodes]
-    return tuple(powers[-SIZES:])
+    """Numbers of nodes whose devices divide batches well, the largest powers of two up to `nodes`; and of
+    those that leave a factor of 3, 5 or 7 to the stages of a pipeline the largest: fewer nodes are idle."""
+    sizes = [1 << exponent for exponent in range(nodes.bit_length())][-POWERS:]
+    others = [factor << (nodes // factor).bit_length() - 1 for factor in FACTORS if factor <= nodes]
+    return tuple(sorted({*sizes, *([max(others)] if others else [])}))
 
 
 class Shapes:

@@ -19,8 +19,8 @@ from shardwise.cluster import (
     link_graph,
 )
 from shardwise.errors import Infeasible
-from shardwise.replan import Arrangement
-from shardwise.replan.shapes import Shapes
+from shardwise.replan import Arrangement, Costs, planner_of, shapes
+from shardwise.replan.shapes import Shapes, sizes_below
 from shardwise.search import Question, Search, Smallest
 
 HOUR_S = 3600.0
@@ -78,6 +78,26 @@ def test_shapes_are_those_of_each_size_by_itself() -> None:
         sizes = (1, 2, 3, 4, 6, 8)
         apart = [shape for size in sizes for shape in Shapes(prices).of_sizes(0, [size])]
         assert apart and Shapes(prices).of_sizes(0, sizes) == list(dict.fromkeys(apart))
+
+
+def test_numbers_of_nodes_that_are_searched() -> None:
+    """The four largest powers of two, and 1 x 7 of 7, 2 x 7 of 16 (4 x 3 is less), 32 x 3 of 100 (96, above
+    16 x 5 = 80 and 8 x 7 = 56), 128 x 7 of 1,023."""
+    assert sizes_below(1) == (1,) and sizes_below(3) == (1, 2, 3)
+    assert sizes_below(7) == (1, 2, 4, 7) and sizes_below(16) == (2, 4, 8, 14, 16)
+    assert sizes_below(100) == (8, 16, 32, 64, 96) and sizes_below(1023) == (64, 128, 256, 512, 896)
+
+
+def test_few_nodes_are_idle_behind_a_loss(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seven stages lie on the seven of eight nodes that are left; by powers of two alone steps are longer."""
+    given = job("opt-350m", "8x1xT4", 64)
+    situation = given.situation([NodeLost(time_s=0.0, node="n1")])
+    found = given.planner.replan(None, situation, horizon_s=HOUR_S)
+    assert found.arrangement.strategy.pp == 7 and len(found.arrangement.nodes) == 7
+    monkeypatch.setattr(shapes, "FACTORS", ())
+    prices = given.planner.steps.prices
+    without = planner_of(prices, Costs()).replan(None, situation, horizon_s=HOUR_S)
+    assert found.step_s < 0.9 * without.step_s
 
 
 def test_a_change_is_made_sooner_where_there_is_longer_to_gain_from_it() -> None:
