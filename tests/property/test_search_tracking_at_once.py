@@ -16,7 +16,8 @@ from tests.property.tracking_instances import (
 )
 
 from shardwise.search import tracked
-from shardwise.search.tracking import at_once, track
+from shardwise.search.tracking import at_once, labels, track
+from shardwise.search.tracking.found import representatives
 from shardwise.search.tracking.labels import Allowance, Labels, TooManyLabels, joined
 
 SEEDS = range(40)
@@ -47,6 +48,7 @@ def test_what_is_tracked_is_the_frontier_whatever_the_epsilon_allows() -> None:
         assert exact.epsilon == 0.0 and all(effort.weights == 0 for effort in exact.efforts)
         close = tracked(chains, epsilon=0.2)
         assert close.epsilon == 0.2
+        assert len(close.points) == len(representatives(np.array(expected), 0.2))
         limit = 1.2 * (1.0 + 1e-12)
         assert all(any(c <= limit * a and d <= limit * b for c, d in points_of(close)) for a, b in expected)
         fewer += len(close.points) < len(expected)
@@ -110,3 +112,24 @@ def test_a_join_counts_the_pairs_that_meet() -> None:
         joined(a, b, allowance=allowance)
     with pytest.raises(TooManyLabels):
         joined(a, b, allowance=Allowance(pairs=9, labels=2, at_once=2))
+
+
+def test_a_join_that_keeps_too_much_ends_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 40 labels that all stay 10 are allowed, and seen in the first 16 pairs: the others are not looked
+    at."""
+    steps = np.arange(40.0)
+    points = np.stack([steps, steps, 40.0 - steps, 0.0 * steps, 0.0 * steps], axis=1)
+    many = Labels((0,), (1,), np.zeros(40, dtype=np.intp), points)
+    one = Labels((0,), (1,), np.zeros(1, dtype=np.intp), np.zeros((1, 5)))
+    seen: list[int] = []
+    reduced = labels._Joint.reduced
+
+    def counted(self: Any, rows_a: Any, rows_b: Any) -> Any:
+        seen.append(len(rows_a))
+        return reduced(self, rows_a, rows_b)
+
+    monkeypatch.setattr(labels._Joint, "reduced", counted)
+    with pytest.raises(TooManyLabels):
+        joined(many, one, allowance=Allowance(pairs=100, labels=10, at_once=16))
+    assert len(seen) == 1 and seen[0] <= 17
+    assert len(joined(many, one, allowance=Allowance(pairs=100, labels=40, at_once=16))) == 40

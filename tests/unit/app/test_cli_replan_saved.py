@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import jsonschema
 import pytest
 
+from shardwise.app.cli import replanning
 from shardwise.inputs import read_mapping
 from shardwise.plan import DECISION, read_plan, read_uneven_plan
 from shardwise.strategy import target_of
@@ -89,15 +91,24 @@ def test_an_uneven_plan_is_saved_too(run: Any, tmp_path: Path) -> None:
     assert decided(run, path, MIXED, "slow n1 0.8")["decision"] == "keep"
 
 
-def test_on_devices_of_our_runtime_it_is_what_that_runs(run: Any, tmp_path: Path) -> None:
-    """On clusters of processes a plan file is for `shardwise train`."""
+def test_on_devices_of_our_runtime_it_is_what_that_runs(
+    run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On clusters of processes a plan file is for `shardwise train`: if that ran micro-batches of one sample
+    alone, what runs with two would not be patched, and shapes would be looked for with one."""
     first, path = str(tmp_path / "plan.yaml"), str(tmp_path / "decided.yaml")
     cluster = "4x1xcpu"
     job = ("gpt2", "--cluster", cluster, "--seq-len", "64", "--global-batch-size", "12", "--dtype", "fp32")
-    assert run("plan", *job, "--fix", "pp=4", "--top", "0", "--save", first).code == 0
+    fix = "dp=4,micro_batch_size=3"
+    assert run("plan", *job, "--fix", fix, "--top", "0", "--save", first).code == 0
     decided(run, first, cluster, "lost n3", "--save", path)
+    own = target_of("shardwise")
     strategy = read_plan(path).best.strategy
-    assert list(target_of("shardwise").refusals(strategy)) == [] and strategy.offload == "none"
+    assert strategy.micro_batch_size > 1 and not any(own.refusals(strategy))
+    ones = replace(own, axes={**own.axes, "micro_batch_size": (1,)})
+    monkeypatch.setattr(replanning, "target_of", lambda name: ones)
+    decided(run, first, cluster, "lost n3", "--save", path)
+    assert read_plan(path).best.strategy.micro_batch_size == 1
 
 
 def test_inputs_are_not_lost(run: Any, saved: str) -> None:
