@@ -13,7 +13,7 @@ import pytest
 from shardwise.app.cli import replanning
 from shardwise.inputs import read_mapping
 from shardwise.plan import DECISION, read_plan, read_uneven_plan
-from shardwise.strategy import target_of
+from shardwise.strategy import Target, target_of
 
 SCHEMAS = Path(__file__).parents[3] / "docs" / "schemas"
 CLUSTER = "8x1xT4"
@@ -95,11 +95,11 @@ def test_on_devices_of_our_runtime_it_is_what_that_runs(
     run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On clusters of processes a plan file is for `shardwise train`: if that ran micro-batches of one sample
-    alone, what runs with two would not be patched, and shapes would be looked for with one."""
+    alone, shapes would be looked for with one."""
     first, path = str(tmp_path / "plan.yaml"), str(tmp_path / "decided.yaml")
     cluster = "4x1xcpu"
     job = ("gpt2", "--cluster", cluster, "--seq-len", "64", "--global-batch-size", "12", "--dtype", "fp32")
-    fix = "dp=4,micro_batch_size=3"
+    fix = "dp=2,pp=2,micro_batch_size=2"
     assert run("plan", *job, "--fix", fix, "--top", "0", "--save", first).code == 0
     decided(run, first, cluster, "lost n3", "--save", path)
     own = target_of("shardwise")
@@ -109,6 +109,15 @@ def test_on_devices_of_our_runtime_it_is_what_that_runs(
     monkeypatch.setattr(replanning, "target_of", lambda name: ones)
     decided(run, first, cluster, "lost n3", "--save", path)
     assert read_plan(path).best.strategy.micro_batch_size == 1
+    # What no values along axes tell is refused where it was found.
+    assert strategy.pp > 1
+    monkeypatch.setattr(replanning, "target_of", lambda name: own)
+    refusals = Target.refusals
+    monkeypatch.setattr(
+        Target, "refusals", lambda self, one: iter(["pp"]) if one.pp > 1 else refusals(self, one)
+    )
+    decided(run, first, cluster, "lost n3", "--save", path)
+    assert read_plan(path).best.strategy.pp == 1
 
 
 def test_inputs_are_not_lost(run: Any, saved: str) -> None:
