@@ -40,8 +40,8 @@ LOOKED_AT = 256
 """Grids of a first look, at most: those with the least bounds."""
 
 FEW, FEW_WITH_MEMORY = 1 << 18, 1 << 14
-"""Candidates of a space that is searched as soon as looked at; fewer where their memory matters as much as
-their time, since less is cut then."""
+"""Candidates, at most, of a space that is searched without a look before; fewer where their memory matters as
+much as their time, since less is cut then."""
 
 FIRST_ROUND, LARGEST_ROUND = 1 << 14, 1 << 17
 """Grids with micro-batch sizes in a round."""

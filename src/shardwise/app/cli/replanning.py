@@ -114,17 +114,17 @@ def _planner_of_files(plan: Plan | UnevenFile, cluster: Cluster, costs: Costs) -
     prices = Prices(plan.model, cluster, plan.job)
     target = target_of(OWN).for_scores(scores_are_plain(plan.model, plan.job.seq_len))
     if not target.knows_devices(cluster.classes):
-        return planner_of(prices, costs, can_run=is_of_files)
+        return planner_of(prices, costs, can_run=_is_of_files)
     offloads = isinstance(plan, Plan) and plan.best.strategy.offload != "none"
     return planner_of(
         prices,
         costs,
-        can_run=lambda one: is_of_files(one) and not any(target.refusals(one.strategy)),
+        can_run=lambda one: _is_of_files(one) and not any(target.refusals(one.strategy)),
         axes=target.axes_for(cluster.classes, ("offload",) if offloads else ()),
     )
 
 
-def is_of_files(arrangement: Arrangement) -> bool:
+def _is_of_files(arrangement: Arrangement) -> bool:
     """Whether a plan file can say it, as a strategy: all nodes are there, pipelines have equal shares."""
     return not arrangement.is_rerouted and len(set(arrangement.microbatches)) == 1
 
