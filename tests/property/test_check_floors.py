@@ -33,7 +33,7 @@ from shardwise.cost import Problem, bind
 from shardwise.search.evaluate import step_times_s
 from shardwise.strategy import Strategy
 
-ROWS, ALL_ROWS = 100, 4_000
+ROWS, ALL_ROWS = 40, 4_000
 FEW_ROWS = 50
 HIDING, ALL_HIDING = 6, 300
 FAST_ROWS, ROUNDS = 60, 8

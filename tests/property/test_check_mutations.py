@@ -54,7 +54,7 @@ QUESTIONS: dict[str, Question] = {
 SCHEDULES = {"experts": "zb_v", "interleaved": "interleaved_1f1b", "tensor": "1f1b", "split": "zb_h1"}
 """What some questions fix, so that the plans have pipelines of several kinds whatever the figures say."""
 
-MUTANTS, ALL_MUTANTS = 120, 10_000
+MUTANTS, ALL_MUTANTS = 80, 10_000
 
 pytestmark = pytest.mark.xdist_group("plans to bend")  # by one worker, which plans once
 

@@ -12,7 +12,7 @@ from shardwise.errors import Infeasible
 from shardwise.plan import plan_of, write_plan
 from shardwise.schedule import generate
 
-INSTANCES, ALL_INSTANCES = 15, 1_000
+INSTANCES, ALL_INSTANCES = 10, 1_000
 
 TOLERATED = {"simulated"}
 """The search may count what it evaluated first as cut by the bound: its ledger adds up, and says less than it

@@ -23,7 +23,7 @@ from shardwise.strategy import Strategy
 
 pytestmark = pytest.mark.xdist_group("enumerated spaces")  # by one worker, which enumerates once
 
-INSTANCES, ALL_INSTANCES = 25, 250
+INSTANCES, ALL_INSTANCES = 15, 250
 LARGEST, LARGEST_OF_ALL = 5_000, 60_000
 """Candidates of an instance, at most: each is evaluated."""
 

@@ -188,12 +188,15 @@ def test_ranks_exchange_what_rules_declare(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", INSTANCES)
-def test_rules_go_together_along_two_axes(name: str) -> None:
-    """All pairs that are allowed on 2 x 2 ranks; windows are split along one dim by one axis only here."""
+def test_rules_go_together_along_two_axes(name: str, full: bool) -> None:
+    """All pairs that are allowed on 2 x 2 ranks, without `--full` each two rules in one order alone; windows
+    are split along one dim by one axis only here."""
     op = INSTANCES[name]
     rules = rules_of(op)
-    for outer in rules:
-        for inner in rules:
+    for i, outer in enumerate(rules):
+        for j, inner in enumerate(rules):
+            if not full and (i + j + (i < j)) % 2:
+                continue
             if op.kind in SPATIAL and outer.exchanges and outer.split == inner.split:
                 continue
             if op.kind in SPATIAL and not (evenly(op, outer, 4) and evenly(op, inner, 4)):

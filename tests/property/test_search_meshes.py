@@ -61,7 +61,7 @@ def found_on(graph: OpGraph, cluster_text: str, choice: str) -> np.ndarray:
     return np.array([(point.time_s, point.memory_bytes) for point in curve.points])
 
 
-@pytest.mark.parametrize("seed", sample_of(range(20), range(12)))
+@pytest.mark.parametrize("seed", sample_of(range(20), range(8)))
 def test_all_meshes_find_what_enumeration_finds(seed: int) -> None:
     # Two operators on 2x2x2 have more layouts than can be gone through here.
     text = CLUSTERS[seed // 2 % 2] if seed % 2 else CLUSTERS[seed // 2 % 4]

@@ -53,7 +53,7 @@ pytestmark = pytest.mark.usefixtures("by_lines")
 LONG = (0, 2, 4, 17, 33, 39, 52, 67, 73, 83, 93, 99)
 """Seeds of long chains that have solutions and repeat a link at least four times."""
 
-SOME_LONG = (2, 33, 67, 83, 93)
+SOME_LONG = (2, 33, 83)
 """Of these what a run without `--full` takes where each is tracked several times: thinned by an epsilon, and
 stopped where joins may look at few pairs; and one that is neither."""
 
@@ -89,7 +89,7 @@ def as_points(values: Any) -> Points:
 
 
 def test_all_ways_find_what_enumeration_finds(first_seed: int, seeds: int) -> None:
-    """Small chains are eliminated at once; of these every second one is tracked by bounds too."""
+    """Small chains are eliminated at once; of these one in six is tracked by bounds too."""
     solvable = small = 0
     for seed in range(first_seed, first_seed + seeds):
         chain = chain_of(seed, operators=OPERATORS)
@@ -105,7 +105,7 @@ def test_all_ways_find_what_enumeration_finds(first_seed: int, seeds: int) -> No
         if once is not None:
             small += 1
             ways["at once"] = (as_points(once.points), once.solutions())
-        if seed % 2 or once is None:
+        if seed % 6 == 1 or once is None:
             exact = tracked([chain])
             ways["bounds first"] = (as_points(exact.points), [solution for _, solution in exact.solutions])
         for way, (points, solutions) in ways.items():
@@ -133,7 +133,7 @@ def test_an_epsilon_is_all_that_is_lost(
 ) -> None:
     monkeypatch.setattr(eliminate, "MANY", many)
     dropped = 0
-    for seed in range(150 if full else 60):
+    for seed in range(150 if full else 30):
         chain = chain_of(seed)
         expected = frontier_by_definition(chain)
         if not expected:
@@ -205,7 +205,7 @@ def test_bins_keep_what_no_other_row_dominates() -> None:
 
 def test_hubs_make_one_choice_along_a_chain(full: bool) -> None:
     """By elimination alone, and up to an epsilon too; solutions choose what they say, everywhere alike."""
-    seeds = range(80 if full else 30)
+    seeds = range(80 if full else 20)
     assert agrees(seeds, hubbed_chain)
     hubs = 0
     for seed in seeds:
@@ -282,7 +282,7 @@ TIMES = look.Losses.times
 
 def test_cases_of_one_question_have_one_frontier(full: bool) -> None:
     used = set()
-    for seed in range(0, 60 if full else 30, 3):
+    for seed in range(0, 60 if full else 18, 3):
         cases = [chain_of(seed + case) for case in range(3)]
         points = [point for case in cases for point in frontier_by_definition(case)]
         best = frontier_of(np.array(points).reshape(-1, 2)).points
@@ -315,7 +315,7 @@ def fitting(seed: int, epsilon: float) -> bool:
 
 @pytest.mark.parametrize("epsilon", [0.0, 0.2])
 def test_only_what_fits_is_found(epsilon: float, full: bool) -> None:
-    assert all(fitting(seed, epsilon) for seed in range(30 if full else 5))
+    assert all(fitting(seed, epsilon) for seed in range(30 if full else 3))
 
 
 CORNERS = found.Found.corners
@@ -499,7 +499,7 @@ def test_choices_that_lead_below_no_corner_are_left_out_and_no_others(
     """From the first lines on; corners that are taken for a fifth lower leave out too many."""
     monkeypatch.setattr(draw, "FIRST_ROUNDS", 0)
     monkeypatch.setattr(state, "weighted", lambda weights, corners: lowered * WEIGHTED(weights, corners))
-    assert agrees(range(60 if full or lowered < 1.0 else 25)) == (lowered == 1.0)
+    assert agrees(range(60 if full or lowered < 1.0 else 15)) == (lowered == 1.0)
 
 
 def test_the_hull_is_what_weighted_sums_find() -> None:

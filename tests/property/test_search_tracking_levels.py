@@ -24,7 +24,7 @@ from shardwise.search.tracking.state import State
 
 pytestmark = pytest.mark.usefixtures("by_lines")
 
-CHUNKS = tuple(range(0, 300, 50))
+CHUNKS = tuple(range(0, 300, 25))
 """Of which a run without `--full` takes the first."""
 
 BETWEEN, LEVELS, BY_LEVELS = levels._between, levels._levels, levels.by_levels
@@ -66,7 +66,7 @@ def test_cases_by_levels_find_what_enumeration_finds(monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize("epsilon", [0.02, 0.1, 0.4])
 def test_an_epsilon_is_all_that_is_lost(epsilon: float, full: bool) -> None:
-    for seed in range(60 if full else 25):
+    for seed in range(60 if full else 15):
         expected = frontier_by_definition(chain_of(seed))
         found = tracked([chain_of(seed)], epsilon=epsilon)
         limit = (1.0 + found.epsilon) * (1.0 + 1e-12)
@@ -94,7 +94,7 @@ def test_no_case_matches_more_closely_than_the_answer_does(
 
     monkeypatch.setattr(track, "look", seen)
     alike: list[bool] = []
-    for seed in range(60 if full else 25):
+    for seed in range(60 if full else 15):
         asked.clear()
         found = tracked([chain_of(seed), chain_of(seed + 100)], epsilon=0.002)
         if len(asked) < 2:

@@ -373,8 +373,8 @@ def test_rows_that_are_left_out_are_noticed(
 
 
 def test_tracking_finds_what_enumeration_finds(full: bool) -> None:
-    assert agrees(range(150 if full else 50))
-    assert agrees(range(60 if full else 20), hubbed_chain)
+    assert agrees(range(150 if full else 25))
+    assert agrees(range(60 if full else 10), hubbed_chain)
 
 
 def test_an_epsilon_is_all_that_is_lost(monkeypatch: pytest.MonkeyPatch, full: bool) -> None:
@@ -439,10 +439,10 @@ def test_where_nothing_can_be_kept_functions_are_compiled_all_the_same(
 
 @pytest.mark.parametrize("limit", ["CLOSE_PAIRS", "CLOSE_LABELS"])
 def test_a_search_that_would_take_too_long_tells_what_it_proved(
-    monkeypatch: pytest.MonkeyPatch, limit: str
+    monkeypatch: pytest.MonkeyPatch, limit: str, full: bool
 ) -> None:
     stopped = 0
-    for seed in LONG:
+    for seed in LONG if full else SOME_LONG:
         chain = long_chain(seed)
         expected = by_labels(chain, walk.merged)[0]
         with monkeypatch.context() as patched:
@@ -451,7 +451,7 @@ def test_a_search_that_would_take_too_long_tells_what_it_proved(
             found = tracked([chain], epsilon=0.001)
         assert matches(found.points, expected, found.epsilon), seed
         stopped += found.epsilon > 0.001
-    assert stopped > 2
+    assert stopped > (2 if full else 0)
 
 
 PAIRS, ENDS, SIDE = compiled_labels.labels_of_pairs, compiled.ends_of_pairs, compiled.side_of

@@ -27,7 +27,7 @@ from shardwise.search.tracking.solution import measure
 
 pytestmark = pytest.mark.usefixtures("by_lines")
 
-CHUNKS = tuple(range(0, 300, 50))
+CHUNKS = tuple(range(0, 300, 25))
 OFTEN = CHUNKS[:1]
 """What a run without `--full` takes of them."""
 
@@ -61,13 +61,13 @@ def test_long_chains_and_hubs_are_found_too(
         monkeypatch.setattr(machine, "PAYS_FROM", 0)
     else:
         monkeypatch.setattr(machine, "is_installed", lambda: False)
-    assert agrees(long_chain(seed) for seed in range(20 if full else 6))
-    assert agrees(hubbed_chain(seed) for seed in range(60 if full else 20))
+    assert agrees(long_chain(seed) for seed in range(20 if full else 3))
+    assert agrees(hubbed_chain(seed) for seed in range(60 if full else 10))
 
 
 @pytest.mark.parametrize("epsilon", [0.02, 0.1, 0.4])
 def test_an_epsilon_is_all_that_is_lost(epsilon: float, full: bool) -> None:
-    short, long = (50, 6) if full else (20, 3)
+    short, long = (50, 6) if full else (12, 2)
     chains = [chain_of(seed) for seed in range(short)] + [long_chain(seed) for seed in range(long)]
     for chain in chains:
         expected = frontier_by_definition(chain)
@@ -101,14 +101,14 @@ def test_raised_lines_find_what_enumeration_finds(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(rests.Rests, "completed", completed)
     monkeypatch.setattr(lines.Lines, "rise", rise)
     assert agrees(chain_of(seed) for seed in range(first, first + CHUNKS[1]))
-    if first in OFTEN:  # few chains leave most of the labels out: of 50 others none may
+    if first in OFTEN:  # few chains leave most of the labels out: of others none may
         assert left_out > 30
         assert risen > 30
 
 
 def test_what_is_held_is_paid_in_seconds(full: bool) -> None:
     """Of every point the larger time and the price of its memory come to the same."""
-    for seed in range(40 if full else 12):
+    for seed in range(40 if full else 8):
         chain = chain_of(seed)
         for _, solution in tracked([chain]).solutions:
             time_s, memory = measure(chain, solution)

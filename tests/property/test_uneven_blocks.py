@@ -15,7 +15,7 @@ from shardwise.search.uneven import Block, bounds, grown, partitions
 from shardwise.search.uneven.block import search_of
 from shardwise.search.uneven.options import Options, Pricing
 
-SEEDS, FULL_SEEDS = 300, 3000
+SEEDS, FULL_SEEDS = 200, 3000
 EFFORT = 1000
 SAME = 1e-9
 

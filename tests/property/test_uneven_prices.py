@@ -18,7 +18,7 @@ from shardwise.search.uneven.options import Options, Pricing
 from shardwise.search.uneven.partitions import pipeline_s
 from shardwise.search.uneven.result import result_of_uneven
 
-SEEDS, FULL_SEEDS = 80, 5000
+SEEDS, FULL_SEEDS = 50, 5000
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from tests.runtime.plans import make_plan
+from tests.sampling import sample_of
 from torch import distributed
 
 import shardwise.runtime
@@ -72,7 +73,7 @@ SCRIPTS = [
 ]
 
 
-@pytest.mark.parametrize(("model", "texts"), SCRIPTS)
+@pytest.mark.parametrize(("model", "texts"), sample_of(SCRIPTS, SCRIPTS[:1]))
 def test_a_run_that_moves_twice_ends_like_one_that_stays(
     team: Team, model: str, texts: tuple[str, ...]
 ) -> None:

@@ -22,7 +22,7 @@ from shardwise.runtime.capability import TARGET
 from shardwise.strategy import NAMES
 from shardwise.strategy.target import Condition, Limit
 
-SAMPLED = 5
+SAMPLED = 3
 DEGREES = ((1, 1, 2, 2), (2, 1, 1, 2), (2, 1, 2, 1), (1, 2, 1, 2), (1, 2, 2, 1), (1, 1, 4, 1), (2, 2, 1, 1))
 """tp, cp, pp and dp of four ranks, two axes at a time; and four stages."""
 

@@ -26,6 +26,7 @@ from tests.runtime.equality import LR, MAX_NORM, batches, single_process, whole_
 from tests.runtime.faults import OF_RANK_0, PASSES, PHASES, Fault, train_with
 from tests.runtime.plans import BATCH, make_plan
 from tests.runtime.uneven_plans import make_uneven
+from tests.sampling import sample_of
 from torch.distributed.checkpoint import FileSystemReader, TensorStorageMetadata
 
 from shardwise.app.cli.main import main
@@ -85,6 +86,17 @@ MOVES = [
     ("pp=2,schedule=1f1b,micro_batch_size=2", "tp=2,dp=2,zero_stage=3,micro_batch_size=4", "gpt", "adamw"),
     ("pp=2,schedule=zb_v,vpp=2,micro_batch_size=1", "dp=4,zero_stage=1", "gpt", "adamw"),
     (
+        "tp=2,cp=2,micro_batch_size=4",
+        "pp=3,schedule=1f1b,first_stage_layers=0,micro_batch_size=2",
+        "llama",
+        "adamw",
+    ),
+    ("dp=2,zero_stage=1", "pp=2,schedule=1f1b", "llama", "sgd"),
+    ("dp=4,ep=2,zero_stage=3,micro_batch_size=2", "tp=2,etp=2,micro_batch_size=4", "mixtral", "adamw"),
+    ("dp=2,zero_stage=1,offload=both", "pp=2,schedule=1f1b", "gpt", "adamw"),
+]
+MORE_MOVES = [
+    (
         "tp=2,dp=2,zero_stage=2,micro_batch_size=4",
         "pp=2,schedule=zb_v,vpp=2,micro_batch_size=1",
         "gpt",
@@ -97,20 +109,11 @@ MOVES = [
         "adamw",
     ),
     (
-        "tp=2,cp=2,micro_batch_size=4",
-        "pp=3,schedule=1f1b,first_stage_layers=0,micro_batch_size=2",
-        "llama",
-        "adamw",
-    ),
-    ("dp=2,zero_stage=1", "pp=2,schedule=1f1b", "llama", "sgd"),
-    ("dp=4,ep=2,zero_stage=3,micro_batch_size=2", "tp=2,etp=2,micro_batch_size=4", "mixtral", "adamw"),
-    (
         "pp=2,tp=2,ep=2,schedule=1f1b,micro_batch_size=4",
         "dp=4,ep=4,zero_stage=1,micro_batch_size=2",
         "qwen3_moe",
         "adamw",
     ),
-    ("dp=2,zero_stage=1,offload=both", "pp=2,schedule=1f1b", "gpt", "adamw"),
     (
         "tp=2,micro_batch_size=4",
         "pp=2,dp=2,schedule=1f1b,zero_stage=3,micro_batch_size=2,offload=optimizer",
@@ -118,9 +121,10 @@ MOVES = [
         "sgd",
     ),
 ]
+"""Run with `--full` alone."""
 
 
-@pytest.mark.parametrize(("before", "after", "model", "optimizer"), MOVES)
+@pytest.mark.parametrize(("before", "after", "model", "optimizer"), sample_of([*MOVES, *MORE_MOVES], MOVES))
 def test_a_run_goes_on_under_another_plan(
     team: Team, tmp_path: Path, before: str, after: str, model: str, optimizer: str
 ) -> None:
@@ -149,7 +153,9 @@ def of_either_kind(text: str, model: str, optimizer: str) -> Plan | UnevenFile:
     return make_uneven(text, model=model, optimizer=optimizer, micro_batch_size=BATCH // shares)
 
 
-@pytest.mark.parametrize(("before", "after", "model", "optimizer"), UNEVEN_MOVES)
+@pytest.mark.parametrize(
+    ("before", "after", "model", "optimizer"), sample_of(UNEVEN_MOVES, UNEVEN_MOVES[::3])
+)
 def test_a_run_goes_on_from_an_uneven_plan_or_under_one(
     team: Team, tmp_path: Path, before: str, after: str, model: str, optimizer: str
 ) -> None:
@@ -465,7 +471,7 @@ MATRIX = (
 )
 
 
-@pytest.mark.parametrize("text", MATRIX)
+@pytest.mark.parametrize("text", sample_of(MATRIX, MATRIX[:2]))
 def test_a_run_survives_the_death_of_any_rank_at_any_step_and_phase(
     team: Team, tmp_path: Path, full: bool, text: str
 ) -> None:

@@ -25,7 +25,7 @@ TOLERANCE = 1e-9
 IN_FP32 = {"llama": 1e-5}
 """Of modules parts of which compute in fp32 whatever they are in; graphs have no such casts."""
 
-FEW = ("vgg", "lstm", "transformer", "llama", "vision", "again", "numbers", "rows", "cells")
+FEW = ("vgg", "lstm", "transformer", "vision", "again", "rows", "cells")
 """Those that are run without `--full`."""
 
 
@@ -36,18 +36,18 @@ def worst(team: Team, name: str, plans: list[GraphPlan]) -> float:
 
 @pytest.mark.parametrize("name", sample_of([name for name in MODULES if name != "digits"], FEW))
 def test_modules_train_under_any_layout(team: Team, name: str, full: bool) -> None:
-    plans = list(drawn(graph_of(name), (2,), range(8 if full else 2)))
+    plans = list(drawn(graph_of(name), (2,), range(8 if full else 1)))
     assert worst(team, name, plans) < IN_FP32.get(name, TOLERANCE)
     assert graph_of(name).operators > 3
 
 
-@pytest.mark.parametrize("name", ["vgg", "lstm", "transformer"])
+@pytest.mark.parametrize("name", sample_of(["vgg", "lstm", "transformer"], ["vgg", "lstm"]))
 def test_modules_train_on_four_processes(team: Team, name: str, full: bool) -> None:
     plans = list(drawn(graph_of(name), (2, 2), range(8 if full else 1)))
     assert worst(team, name, plans) < TOLERANCE
 
 
-@pytest.mark.parametrize("name", ["vgg", "lstm", "transformer"])
+@pytest.mark.parametrize("name", sample_of(["vgg", "lstm", "transformer"], ["vgg", "lstm"]))
 def test_points_of_the_frontier_train(team: Team, name: str, full: bool) -> None:
     plans = on_frontier(graph_of(name), 2, 3 if full else 2)
     assert worst(team, name, plans) < TOLERANCE

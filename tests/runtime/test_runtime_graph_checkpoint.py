@@ -99,7 +99,7 @@ def test_a_run_goes_on_under_any_other_layout(
     process."""
     plans = [with_optimizer(plan, optimizer) for plan in layouts(graph)]
     pairs = [(before, after) for before in plans for after in plans if before is not after]
-    pairs = pairs if full else random.Random(graph + optimizer).sample(pairs, 4)
+    pairs = pairs if full else random.Random(graph + optimizer).sample(pairs, 2)
     whole = whole_losses(plans[0])
     roots = [str(tmp_path / str(number)) for number in range(len(pairs))]
     saved = run_all(team, saves, [(pair[0], root) for pair, root in zip(pairs, roots, strict=True)])
@@ -118,10 +118,10 @@ def test_under_the_same_plan_it_goes_on_bit_by_bit(team: Team, tmp_path: Path, f
         assert loaded[0].losses == saved[0].losses[BEFORE:]
 
 
-def test_in_bf16_it_goes_on_under_another_layout(team: Team, tmp_path: Path) -> None:
+def test_in_bf16_it_goes_on_under_another_layout(team: Team, tmp_path: Path, full: bool) -> None:
     """Weights are kept in fp32, whatever is computed with."""
     plans = [narrow(plan) for plan in layouts("uneven")]
-    pairs = random.Random(0).sample([(one, other) for one in plans for other in plans], 4)
+    pairs = random.Random(0).sample([(one, other) for one in plans for other in plans], 4 if full else 2)
     roots = [str(tmp_path / str(number)) for number in range(len(pairs))]
     saved = run_all(team, saves, [(pair[0], root) for pair, root in zip(pairs, roots, strict=True)])
     loaded = run_all(team, loads, [(pair[1], root) for pair, root in zip(pairs, roots, strict=True)])
@@ -131,9 +131,10 @@ def test_in_bf16_it_goes_on_under_another_layout(team: Team, tmp_path: Path) -> 
         assert after[0].losses == pytest.approx(before[0].losses[BEFORE:], rel=0.01)
 
 
-def test_a_checkpoint_has_every_element_once(team: Team, tmp_path: Path) -> None:
+def test_a_checkpoint_has_every_element_once(team: Team, tmp_path: Path, full: bool) -> None:
     """Copies along an axis are written by one rank, and shares of states as boxes of the whole."""
-    cases = [(plan, str(tmp_path / str(number))) for number, plan in enumerate(layouts("uneven")[1:])]
+    plans = layouts("uneven")[1 :: 1 if full else 2]
+    cases = [(plan, str(tmp_path / str(number))) for number, plan in enumerate(plans)]
     run_all(team, saves, cases)
     names = ["w_up", "b_up", "w_down", *(f"middle.{n}.{of}" for n in range(2) for of in ("scale", "mix"))]
     boxes = 0

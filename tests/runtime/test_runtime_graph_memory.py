@@ -87,7 +87,7 @@ SHIPPED = {
 }  # fmt: skip
 """Of each graph the batch."""
 
-QUICK = ("graph:mlp", "graph:vgg16", "graph:resnet50", "graph:gpt2-1.5b")
+QUICK = ("graph:mlp", "graph:vgg16", "graph:gpt2-1.5b")
 """Those that are run without `--full`, where of blocks that are repeated more often there are two."""
 
 

@@ -90,7 +90,7 @@ def test_any_layouts_of_stages_train_as_one_process_does(
     plans = [
         plan
         for microbatches in (2, 4)
-        for plan in drawn_in_stages(GRAPHS[graph], ranks, cuts, microbatches, range(12 if full else 2))
+        for plan in drawn_in_stages(GRAPHS[graph], ranks, cuts, microbatches, range(12 if full else 1))
     ]
     assert max(differ(team, plans, graph)) < TOLERANCE
 
@@ -160,7 +160,7 @@ CUTS: Mapping[str, tuple[int, ...]] = {
 }  # fmt: skip
 """Modules, and the blocks before which they are cut."""
 
-FEW = ("vgg", "readers", "vision")
+FEW = ("vgg", "readers")
 """Those that are run without `--full`."""
 
 
@@ -180,9 +180,9 @@ def test_modules_train_in_stages_as_by_themselves(team: Team, name: str, full: b
     assert worst(team, name, plans) < IN_FP32.get(name, IN_FP64)
 
 
-@pytest.mark.parametrize("name", ["vgg", "readers", "translator"])
+@pytest.mark.parametrize("name", sample_of(["vgg", "readers", "translator"], ["vgg", "readers"]))
 def test_points_of_the_staged_frontier_train(team: Team, name: str, full: bool) -> None:
-    plans = on_staged_frontier(graph_of(name), 4, 2, 2, 2 if full or name != "translator" else 1)
+    plans = on_staged_frontier(graph_of(name), 4, 2, 2, 2 if full else 1)
     assert worst(team, name, plans) < IN_FP64
 
 

@@ -66,10 +66,13 @@ def is_obeyed(team: Team, plans: list[GraphPlan], *, early: bool = False) -> lis
 
 @pytest.mark.parametrize(("ranks", "cuts"), [((1,), (1, 2, 3)), ((2,), (2,)), ((2,), (1, 3)), ((4,), (4,))])
 def test_any_layouts_of_stages_have_what_is_charged(
-    team: Team, ranks: tuple[int, ...], cuts: tuple[int, ...]
+    team: Team, ranks: tuple[int, ...], cuts: tuple[int, ...], full: bool
 ) -> None:
     """Any rule, any place of tensors, also across cuts, any storage of parameters; all kept."""
-    plans = [nothing_again(plan) for plan in drawn_in_stages(CHAIN, ranks, cuts, MICROBATCHES, range(6))]
+    plans = [
+        nothing_again(plan)
+        for plan in drawn_in_stages(CHAIN, ranks, cuts, MICROBATCHES, range(6 if full else 3))
+    ]
     assert all(is_obeyed(team, plans))
 
 
@@ -98,7 +101,7 @@ def test_gradients_along_two_axes_are_summed_as_often_as_is_charged(team: Team) 
     splits a parameter its gradient is scattered along that behind each pass, and summed along the other
     once."""
     plain = staged_by_rules(CHAIN, (2, 2), (), MICROBATCHES, data, data)
-    plans = [stored_anyhow(plain, seed) for seed in range(8)]
+    plans = [stored_anyhow(plain, seed) for seed in range(5)]
     assert all(is_obeyed(team, plans))
     with patch.object(parameters, "_behind_pass", lambda use, used: owned_held(use.stored)):
         assert not all(is_obeyed(team, plans))  # the twin that charges all of it for each micro-batch

@@ -19,6 +19,7 @@ from tests.runtime.graph_plans import by_rules, drawn_in_stages, plan_with
 from tests.runtime.plans import make_plan
 from tests.runtime.test_runtime_checkpoint import workers_of
 from tests.runtime.test_runtime_manifest import committed
+from tests.sampling import sample_of
 
 from shardwise.app.cli.main import main
 from shardwise.errors import ConfigError
@@ -154,7 +155,7 @@ def takes_interrupts() -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
-@pytest.mark.parametrize("ending", [signal.SIGKILL, signal.SIGINT])
+@pytest.mark.parametrize("ending", sample_of([signal.SIGKILL, signal.SIGINT], [signal.SIGKILL]))
 def test_a_run_that_is_ended_says_how_it_goes_on(tmp_path: Path, ending: signal.Signals) -> None:
     """kill -9 of a rank without restarts, or Ctrl-C: one line says what happened, one has the command, which
     goes on to the end with the losses of a run that nothing happens to."""

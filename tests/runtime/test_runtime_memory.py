@@ -111,7 +111,7 @@ ALONE = [
 first."""
 
 
-@pytest.mark.parametrize(("text", "batch"), ALONE)
+@pytest.mark.parametrize(("text", "batch"), sample_of(ALONE, [ALONE[0], ALONE[2], ALONE[3]]))
 def test_a_device_alone_allocates_what_the_plan_says(text: str, batch: int, full: bool) -> None:
     assert ratio(plan_on(1, text, batch, "bf16", small(text, full))) == pytest.approx(1.0, abs=WITHIN_ALONE)
 
@@ -166,7 +166,7 @@ SPLIT = [
 """Devices and strategy, of schedules whose backward passes are split."""
 
 
-@pytest.mark.parametrize(("devices", "text"), sample_of(SPLIT, SPLIT_SAMPLE))
+@pytest.mark.parametrize(("devices", "text"), sample_of(SPLIT, SPLIT[:1]))
 def test_what_waits_for_gradients_of_weights_is_counted(devices: int, text: str, full: bool) -> None:
     """With a small vocabulary, beside which activations weigh: the last rank is the tightest."""
     plan = plan_on(devices, text, 2 * devices, "fp32", small(text, full) | {"vocab_size": 4096})
@@ -196,7 +196,7 @@ tensors do not count."""
 DIVIDED = "tp=4,dp=2,zero_stage=1,sequence_parallel=true,micro_batch_size=4"
 
 
-@pytest.mark.parametrize("name", sample_of(list(FAMILIES), ["gemma2", "deepseek_v2"]))
+@pytest.mark.parametrize("name", sample_of(list(FAMILIES), ["deepseek_v2"]))
 def test_families_allocate_what_the_plan_says(name: str) -> None:
     config = {"model_type": name, **FAMILIES[name]}
     assert ratio(plan_on(8, DIVIDED, 8, "fp32", config)) == pytest.approx(1.0, abs=WITHIN)

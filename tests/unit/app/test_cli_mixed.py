@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import sys
+from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import replace
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ import jsonschema
 import pytest
 from tests.unit.app.test_cli_commands import validated
 
+from shardwise.app.cli.main import main
 from shardwise.errors import ConfigError
 from shardwise.inputs import read_mapping
 from shardwise.plan import PROVEN_GAP, Layout, MixedFigures, Pipeline, read_uneven_plan, write_uneven_plan
@@ -47,6 +50,23 @@ def answer(run: Any, *argv: str) -> Any:
     document = json.loads(ran.out)
     jsonschema.Draft202012Validator(json.loads(SCHEMA.read_text())).validate(document)
     return document
+
+
+@pytest.fixture(scope="module")
+def text_of_plan(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The file of the uneven plan that `QUESTION` has."""
+    path = tmp_path_factory.mktemp("plan") / "plan.yaml"
+    with redirect_stdout(StringIO()), redirect_stderr(StringIO()):
+        assert main([*QUESTION, "--save", str(path)]) == 0
+    return path.read_text()
+
+
+@pytest.fixture
+def saved(text_of_plan: str, tmp_path: Path) -> str:
+    """The path of a copy of it."""
+    path = tmp_path / "plan.yaml"
+    path.write_text(text_of_plan)
+    return str(path)
 
 
 ON_PROCESSORS = (
@@ -193,12 +213,10 @@ def test_a_saved_file_has_the_documented_form(run: Any, tmp_path: Path, question
     assert not FORM.is_valid(document | {"runners_up": []})
 
 
-def test_a_timeline_of_what_is_no_plan_is_refused(run: Any, tmp_path: Path) -> None:
-    path = str(tmp_path / "plan.yaml")
-    assert run(*QUESTION, "--save", path).code == 0
-    plan = read_uneven_plan(path)
-    write_uneven_plan(path, replace(plan, best=replace(plan.best, idle_devices=1)))
-    refused = run("simulate", path)
+def test_a_timeline_of_what_is_no_plan_is_refused(run: Any, saved: str) -> None:
+    plan = read_uneven_plan(saved)
+    write_uneven_plan(saved, replace(plan, best=replace(plan.best, idle_devices=1)))
+    refused = run("simulate", saved)
     assert refused.code == 2 and "is not a plan of its cluster" in refused.err
 
 
@@ -229,26 +247,22 @@ def test_a_timeline_of_what_is_no_plan_is_refused(run: Any, tmp_path: Path) -> N
         (lambda best: replace(best, layout=moved(best.layout)), "layout"),
     ],
 )
-def test_a_plan_that_says_what_is_not_is_found_out(run: Any, tmp_path: Path, change: Any, wrong: str) -> None:
-    path = str(tmp_path / "plan.yaml")
-    assert run(*QUESTION, "--save", path).code == 0
-    plan = read_uneven_plan(path)
-    write_uneven_plan(path, replace(plan, best=change(plan.best)))
-    checked = run("check", path, "--json")
+def test_a_plan_that_says_what_is_not_is_found_out(run: Any, saved: str, change: Any, wrong: str) -> None:
+    plan = read_uneven_plan(saved)
+    write_uneven_plan(saved, replace(plan, best=change(plan.best)))
+    checked = run("check", saved, "--json")
     assert checked.code == 4
     verdicts = {check["name"]: check["ok"] for check in json.loads(checked.out)["checks"]}
     assert not verdicts[wrong]
 
 
-def test_a_plan_where_nothing_uniform_fits_is_read(run: Any, tmp_path: Path) -> None:
-    path = str(tmp_path / "plan.yaml")
-    assert run(*QUESTION, "--save", path).code == 0
+def test_a_plan_where_nothing_uniform_fits_is_read(run: Any, saved: str) -> None:
     alone = MixedFigures(
         uniform_step_time_s=None, fastest_class_step_time_s=None, fastest_class=None, idle=()
     )
-    plan = replace(read_uneven_plan(path), mixed=alone)
-    write_uneven_plan(path, plan)
-    assert read_uneven_plan(path) == plan
+    plan = replace(read_uneven_plan(saved), mixed=alone)
+    write_uneven_plan(saved, plan)
+    assert read_uneven_plan(saved) == plan
 
 
 def moved(layout: Layout) -> Layout:
@@ -308,15 +322,13 @@ def test_uniform_strategies_that_were_not_searched_to_the_end_leave_nothing_prov
 
 
 @pytest.mark.parametrize("ranks", ["0-99999999999999999999", "0-9999999", "1" * 5000, "3-1", "\u0663"])
-def test_ranks_that_no_cluster_has_are_found_out(run: Any, tmp_path: Path, ranks: str) -> None:
-    path = str(tmp_path / "plan.yaml")
-    assert run(*QUESTION, "--save", path).code == 0
-    plan = read_uneven_plan(path)
+def test_ranks_that_no_cluster_has_are_found_out(run: Any, saved: str, ranks: str) -> None:
+    plan = read_uneven_plan(saved)
     first, *others = plan.best.layout.pipelines
     stage = replace(first.stages[0], ranks=ranks)
     layout = Layout(pipelines=(Pipeline(stages=(stage, *first.stages[1:])), *others))
-    write_uneven_plan(path, replace(plan, best=replace(plan.best, layout=layout)))
-    assert run("check", path).code == 4
+    write_uneven_plan(saved, replace(plan, best=replace(plan.best, layout=layout)))
+    assert run("check", saved).code == 4
     if ranks != "0-9999999":
         with pytest.raises(ConfigError, match="is no list of ranges of ranks"):
             _ = stage.rank_numbers
@@ -330,9 +342,8 @@ def test_a_space_file_of_what_one_pool_alone_has_is_taken(run: Any, tmp_path: Pa
     assert found["best"]["strategy"]["tp"] == 8 and found["devices_used"] == 8
 
 
-def test_an_altered_file_is_refused_and_other_commands_say_what_it_is(run: Any, tmp_path: Path) -> None:
-    path = tmp_path / "plan.yaml"
-    assert run(*QUESTION, "--save", str(path)).code == 0
+def test_an_altered_file_is_refused_and_other_commands_say_what_it_is(run: Any, saved: str) -> None:
+    path = Path(saved)
     other = run("explain", str(path))
     assert other.code == 2 and "shardwise.uneven-plan" in other.err
     path.write_text(path.read_text().replace("micro_batch_size: ", "micro_batch_size: 1", 1))
@@ -340,12 +351,11 @@ def test_an_altered_file_is_refused_and_other_commands_say_what_it_is(run: Any, 
     assert altered.code == 2 and "the file was changed" in altered.err
 
 
-def test_a_saved_uneven_plan_is_replanned(run: Any, tmp_path: Path) -> None:
-    path, cluster = str(tmp_path / "plan.yaml"), QUESTION[QUESTION.index("--cluster") + 1]
-    assert run(*QUESTION, "--save", path).code == 0
+def test_a_saved_uneven_plan_is_replanned(run: Any, saved: str) -> None:
+    cluster = QUESTION[QUESTION.index("--cluster") + 1]
     schema = json.loads(REPLAN_SCHEMA.read_text())
     for events, decisions in (("slow n0 1", {"keep"}), ("lost n1", {"patch", "move"})):
-        asked = ("replan", path, "--cluster", cluster, "--events", events)
+        asked = ("replan", saved, "--cluster", cluster, "--events", events)
         ran = run(*asked, "--json")
         assert ran.code == 0
         document = json.loads(ran.out)
@@ -353,12 +363,12 @@ def test_a_saved_uneven_plan_is_replanned(run: Any, tmp_path: Path) -> None:
         assert document["decision"] in decisions
         if document["decision"] == "keep":
             assert document["step_time_s"] == pytest.approx(
-                read_uneven_plan(path).best.step_time_s, rel=1e-12
+                read_uneven_plan(saved).best.step_time_s, rel=1e-12
             )
             assert document["plan"]["strategy"] is None and document["plan"]["uneven"]["layout"]["pipelines"]
         card = run(*asked)
         assert card.code == 0 and document["decision"] in card.out
-    other = run("replan", path, "--cluster", "4x2xT4", "--events", "lost n1")
+    other = run("replan", saved, "--cluster", "4x2xT4", "--events", "lost n1")
     assert other.code == 2 and "is not of this cluster" in other.err
 
 
@@ -368,10 +378,9 @@ def test_allowing_idle_devices_changes_nothing_where_they_are_allowed_anyhow(run
     assert allowed["best"] == own["best"] and allowed["devices_used"] == own["devices_used"]
 
 
-def test_a_saved_uneven_plan_is_replayed(run: Any, tmp_path: Path) -> None:
-    path, plot = str(tmp_path / "plan.yaml"), tmp_path / "replay.html"
-    assert run(*QUESTION, "--save", path).code == 0
-    asked = ("replay", path, "--cluster", QUESTION[3], "--events", "slow n0 0.5", "--length", "2h")
+def test_a_saved_uneven_plan_is_replayed(run: Any, saved: str, tmp_path: Path) -> None:
+    plot = tmp_path / "replay.html"
+    asked = ("replay", saved, "--cluster", QUESTION[3], "--events", "slow n0 0.5", "--length", "2h")
     ran = run(*asked, "--plot", str(plot), "--json")
     assert ran.code == 0
     document = json.loads(ran.out)
@@ -380,7 +389,7 @@ def test_a_saved_uneven_plan_is_replayed(run: Any, tmp_path: Path) -> None:
     static, *_, oracle = document["policies"]
     (first,) = static["decisions"]
     assert first["strategy"] is None and first["uneven"]["layout"]["pipelines"]
-    assert first["step_time_s"] > read_uneven_plan(path).best.step_time_s
+    assert first["step_time_s"] > read_uneven_plan(saved).best.step_time_s
     assert static["tokens"] < oracle["tokens"]
     assert "uneven, " in plot.read_text()
     card = run(*asked)

@@ -71,11 +71,11 @@ def test_decisions_are_never_worse_than_keeping_and_add_up(pytestconfig: pytest.
     assert seen == {"keep", "patch", "move"}
 
 
-def test_shapes_are_those_of_each_size_by_itself() -> None:
+def test_shapes_are_those_of_each_size_by_itself(full: bool) -> None:
     """What is best on one number of nodes is where the search on another begins, and changes nothing."""
     for given in (job("opt-350m", "16x2xT4", 64), tight_job(int(3.4e9), 9)):
         prices = given.planner.steps.prices
-        sizes = (1, 2, 3, 4, 6, 8)
+        sizes = (1, 2, 3, 4, 6, 8) if full else (2, 3, 4)
         apart = [shape for size in sizes for shape in Shapes(prices).of_sizes(0, [size])]
         assert apart and Shapes(prices).of_sizes(0, sizes) == list(dict.fromkeys(apart))
 
@@ -165,15 +165,15 @@ def test_whatever_three_nodes_are_lost_a_plan_that_exists_is_found(
     for count in range(4):
         lost_sets = list(combinations(every, count))
         if not pytestconfig.getoption("--full"):
-            lost_sets = lost_sets[:: max(len(lost_sets) // 20, 1)]
+            lost_sets = lost_sets[:: max(len(lost_sets) // 5, 1)]
         for lost in lost_sets:
             outcomes.add((count, replanned_without(given, running, lost, 12 - count)))
     fits = memory == 1792
     assert outcomes == {(0, True), (1, fits), (2, fits), (3, fits)}
 
 
-SMALL = [(2, 5000), (3, 5000), (4, 4000), (5, 4000), (6, 2800)]
-LARGER = [(7, 2500), (8, 2250), (9, 2050), (10, 1880), (11, 1760)]
+SMALL = [(2, 5000), (3, 5000), (4, 4000), (5, 4000)]
+LARGER = [(6, 2800), (7, 2500), (8, 2250), (9, 2050), (10, 1880), (11, 1760)]
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -185,7 +185,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def test_whatever_nodes_of_a_small_cluster_are_lost_a_plan_that_exists_is_found(
     nodes: int, memory: int, full: bool
 ) -> None:
-    """All sets of up to three (of seven nodes a few, with `--full` all of them and of eight to eleven): where
+    """All sets of up to three (of six nodes a few, with `--full` all of them and of seven to eleven): where
     few are lost the model fits on what is left, where more are it does not."""
     given = tight_job(memory * MIB, nodes)
     running, _ = given.best()

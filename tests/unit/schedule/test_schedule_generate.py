@@ -104,14 +104,18 @@ def waiting_one_by_one(schedule: Schedule) -> tuple[int, ...]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_legal_table_is_sound_and_holds_what_the_closed_form_says(name: str) -> None:
+def test_every_legal_table_is_sound_and_holds_what_the_closed_form_says(name: str, full: bool) -> None:
+    """Every table is valid and holds no more than that; without `--full` one in five is counted through."""
     seen = 0
     for pp, m, vpp in GRID:
         if illegal_reason(name, pp, m, vpp) is not None:
             continue
+        seen += 1
         schedule = generate(name, pp=pp, microbatches=m, vpp=vpp)
         held = tuple(int(in_flight(code_of(name), pp, m, vpp, rank)) for rank in range(pp))
         assert violations(schedule, held) == [], (pp, m, vpp)
+        if not full and seen % 5:
+            continue
         assert peak_in_flight(schedule) == held, (pp, m, vpp)
         assert held == tuple(sorted(held, reverse=True)), (pp, m, vpp)
         waits = tuple(int(waiting(code_of(name), m, rank)) for rank in range(pp))
@@ -119,7 +123,6 @@ def test_every_legal_table_is_sound_and_holds_what_the_closed_form_says(name: st
         assert waits == tuple(sorted(waits)), (pp, m, vpp)
         assert all(few <= many for few, many in zip(waits, held, strict=True)), (pp, m, vpp)
         check_ends(schedule, m)
-        seen += 1
     assert seen == LEGAL_COUNT[name]
 
 
