@@ -16,7 +16,6 @@ from unittest.mock import patch
 import pytest
 from tests.runtime.plans import make_plan
 from tests.runtime.test_runtime_manifest import committed, saved_plan
-from tests.sampling import sample_of
 
 from shardwise.app.cli import training
 from shardwise.app.cli.launched import COMMAND_VARIABLE, TORCHRUN_VARIABLE
@@ -173,10 +172,7 @@ def test_sigterm_ends_a_run_as_the_keyboard_does(tmp_path: Path) -> None:
         assert list(Path(temporary).iterdir()) == []
 
 
-LENGTHS = [team.TEMPORARY_BYTES, team.TEMPORARY_BYTES + 1]
-
-
-@pytest.mark.parametrize("length", sample_of(LENGTHS, LENGTHS[1:]))
+@pytest.mark.parametrize("length", [team.TEMPORARY_BYTES, team.TEMPORARY_BYTES + 1])
 def test_the_folder_of_temporary_files_may_have_a_long_name(tmp_path: Path, length: int) -> None:
     """A socket's name has an end: at the last length that a fork server can take, and one byte behind it."""
     with tempfile.TemporaryDirectory(dir="/tmp") as short:
