@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -75,6 +76,42 @@ def chain(batch: int, width: int, inner: int, classes: int, *, norm: str = "laye
             Block(name="middle", operators=middle, entry="m", repeat=2),
             Block(name="bend", operators=bend, entry="e"),
             Block(name="head", operators=head, entry="z"),
+        ),
+        batch=batch,
+        growth={"b": Growth(batch=1)},
+    )
+
+
+def skips(batch: int, width: int, inner: int, classes: int) -> OpGraph:
+    """Blocks that read of others than the one before: two alike what the second block reads and what it ends
+    with, the last what the first makes on its way."""
+    sizes = {"b": batch, "i": width, "f": inner, "g": inner, "v": classes}
+    first = (
+        op("up", "linear", sizes, [("x", "bi")], "bf", [("w_up", "if"), ("b_up", "f")]),
+        op("relu", "elementwise", sizes, [("up", "bf")], "bf", function="relu"),
+    )
+    second = (
+        op("turn", "linear", sizes, [("n", "bf")], "bg", [("w_turn", "fg")]),
+        op("bend", "elementwise", sizes, [("turn", "bf")], "bf", function="tanh"),
+    )
+    middle = (
+        op("mix", "linear", sizes, [("m", "bf")], "bg", [("middle.{0}.mix", "fg")]),
+        op("gate", "elementwise", sizes, [("mix", "bf"), ("bend", "bf")], "bf", function="multiply"),
+        op("add", "elementwise", sizes, [("m", "bf"), ("gate", "bf"), ("n", "bf")], "bf", function="add"),
+    )
+    last = (
+        op("join", "elementwise", sizes, [("z", "bf"), ("up", "bf")], "bf", function="add"),
+        op("down", "linear", sizes, [("join", "bf")], "bv", [("w_down", "fv")]),
+        op("loss", "cross_entropy", sizes, [("down", "bv"), ("target", "b")], ""),
+    )
+    return OpGraph(
+        name="skips",
+        inputs={"x": (batch, width), "target": (batch,)},
+        blocks=(
+            Block(name="first", operators=first),
+            Block(name="second", operators=second, entry="n"),
+            Block(name="middle", operators=middle, entry="m", repeat=2),
+            Block(name="last", operators=last, entry="z"),
         ),
         batch=batch,
         growth={"b": Growth(batch=1)},
@@ -169,6 +206,39 @@ def random_graph(seed: int) -> OpGraph:
     )
 
 
+def lending_graph(seed: int) -> OpGraph:
+    """Four blocks, the third of them repeated, of which the last three may read what those before them make,
+    and the last two the entry of the second: under that name, or that of the operator which makes it."""
+    random = np.random.default_rng(seed)
+    sizes = {
+        "b": int(random.choice([16, 24, 31])), "s": int(random.choice([1, 8])),
+        "e": int(random.choice([32, 48, 100])), "f": int(random.choice([64, 130])),
+    }  # fmt: skip
+    first = _random_block(random, sizes, "first", None, "x")
+    there = [each.name for each in first.operators if each.output == ("b", "s", "e")]
+    more = _some(random, there)
+    second = _random_block(random, sizes, "second", "n", "n", more=more)
+    if first.operators[-1].name not in more and random.random() < 0.5:
+        there[-1] = "n"
+    there += [each.name for each in second.operators if each.output == ("b", "s", "e")]
+    repeat = int(random.integers(1, 4))
+    more = _some(random, there)
+    middle = _random_block(random, sizes, "middle", "m", "m", repeat=repeat, more=more)
+    last = _random_block(random, sizes, "last", "z", "z", more=_some(random, there))
+    loss = op("loss", "mean_square", sizes, [(last.operators[-1].name, "bse"), ("target", "bse")], "")
+    last = replace(last, operators=(*last.operators, loss))
+    shape = (sizes["b"], sizes["s"], sizes["e"])
+    return OpGraph(
+        name=f"lending {seed}", inputs={"x": shape, "target": shape}, blocks=(first, second, middle, last),
+        batch=sizes["b"],
+    )  # fmt: skip
+
+
+def _some(random: np.random.Generator, names: list[str]) -> list[str]:
+    """None to two of some names."""
+    return [str(name) for name in random.choice(names, int(random.integers(3)))]
+
+
 FUNCTIONS = ("relu", "gelu", "dropout", "identity", "exp")
 
 
@@ -179,9 +249,11 @@ def _random_block(
     entry: str | None,
     start: str,
     repeat: int = 1,
+    more: Sequence[str] = (),
 ) -> Block:
-    """Up to four steps, each from the tensor before it or an earlier one, to a tensor [b, s, e]."""
-    made = [start]
+    """Up to four steps, each from the tensor before it or an earlier one, to a tensor [b, s, e], and a sum
+    with `more` tensors, which are there already."""
+    made = [start, *more]
     operators: list[OpNode] = []
     unread: list[str] = []
 
@@ -209,7 +281,7 @@ def _random_block(
         else:
             add("elementwise", [source, made[int(random.integers(len(made)))]], function="add")
     # What nobody has read, and the entry, end in one sum.
-    left = [*dict.fromkeys([*unread, start])]
+    left = [*dict.fromkeys([*unread, start, *more])]
     add("elementwise", left, function="add" if len(left) > 1 else "identity")
     return Block(name=name, operators=tuple(operators), entry=entry, repeat=repeat)
 

@@ -4,28 +4,39 @@ from __future__ import annotations
 
 import ast
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
-from tests.property.layout_instances import llama, mlp, random_graph
+from tests.property.layout_instances import lending_graph, llama, mlp, random_graph
 from tests.sampling import sample_of
 
 import shardwise.cost.one_layout
 from shardwise.cluster import Mesh, load_cluster, mesh_of
+from shardwise.cost.layouts.block import _Builder
 from shardwise.cost.layouts.chain import layout_chain
 from shardwise.cost.layouts.columns import Columns
 from shardwise.cost.layouts.conversions import moved_elements
 from shardwise.cost.layouts.forms import held_forms, value_forms
 from shardwise.cost.layouts.storage import brought
+from shardwise.cost.layouts.structure import Structure, Tensor, structure_of
 from shardwise.cost.one_layout import LayoutPrice, price_layout
 from shardwise.cost.one_layout.ledger import Ledger
 from shardwise.cost.one_layout.rank import rank_of, value_held
 from shardwise.cost.training import Training
-from shardwise.frontier import Chain, hub_sizes
-from shardwise.graph import OpGraph, graph_names, layout_from_record, layout_record, load_graph
+from shardwise.frontier import Chain, Link, hub_sizes
+from shardwise.graph import (
+    Mode,
+    OpGraph,
+    graph_names,
+    layout_from_record,
+    layout_record,
+    load_graph,
+    loans_of,
+)
 from shardwise.search import tracked
 from shardwise.search.tracking.solution import Choice, Solution, measure
 from shardwise.strategy import PROFILES
@@ -48,19 +59,29 @@ def random_solution(random: np.random.Generator, chain: Chain) -> Solution:
     """Any choice of each variable; borders and hubs agree."""
     chosen: list[Choice] = []
     hubs = {name: int(random.integers(size)) for name, size in hub_sizes(chain).items()}
+    links = [link for link in chain for _ in range(link.repeat)]
     border: int | None = None
-    for link in chain:
-        for _ in range(link.repeat):
-            mode = int(random.integers(len(link.modes)))
-            part = link.modes[mode][1]
-            choices = [int(random.integers(size)) for size in part.sizes]
-            if part.entry is not None and border is not None:
-                choices[part.entry] = border
-            for name, variable in part.hubs:
-                choices[variable] = hubs[name]
-            chosen.append(Choice(mode, tuple(choices)))
-            border = None if part.exit is None else choices[part.exit]
+    for link, following in zip(links, [*links[1:], None], strict=True):
+        mode = int(random.integers(len(link.modes)))
+        part = link.modes[mode][1]
+        choices = [int(random.integers(size)) for size in part.sizes]
+        for name, variable in part.hubs:
+            choices[variable] = hubs[name]
+        if part.entry is not None and border is not None:
+            choices[part.entry] = border
+        if part.exit is not None and following is not None:
+            ends = {part.names[part.exit]} | {_entry_of(following)}
+            for lent in ends & {name.removeprefix("tensor ") for name in hubs}:
+                choices[part.exit] = hubs[f"tensor {lent}"]
+        chosen.append(Choice(mode, tuple(choices)))
+        border = None if part.exit is None else choices[part.exit]
     return tuple(chosen)
+
+
+def _entry_of(link: Link) -> str:
+    """The name of a link's entry."""
+    _, part = link.modes[0]
+    return "" if part.entry is None else part.names[part.entry]
 
 
 Both = tuple[tuple[float, float], LayoutPrice]
@@ -103,6 +124,72 @@ def test_the_chain_and_the_walk_agree(seed: int) -> None:
     assert price.time_s == pytest.approx(time_s, rel=1e-9)
     assert price.memory_bytes == pytest.approx(memory_bytes, rel=1e-9)
     assert price.at_once_bytes <= price.memory_bytes * (1.0 + 1e-12)
+
+
+@pytest.mark.parametrize("seed", sample_of(range(40), range(20)))
+def test_they_agree_where_blocks_read_of_others(seed: int) -> None:
+    found = all_both(lending_graph(seed), "8x8xH100-SXM", (2, 4), SOFTWARE[seed % len(SOFTWARE)], range(3))
+    for (time_s, memory_bytes), price in found:
+        assert price.time_s == pytest.approx(time_s, rel=1e-9)
+        assert price.memory_bytes == pytest.approx(memory_bytes, rel=1e-9)
+
+
+def test_blocks_lend_entries_results_and_what_is_between() -> None:
+    """What the test above draws, of each at least so many."""
+    entries = results = inner = into_repeated = 0
+    for graph in map(lending_graph, range(20)):
+        loans = loans_of(graph)
+        for block, lent, borrowed in zip(graph.blocks, loans.lent, loans.borrowed, strict=True):
+            entries += block.entry in lent
+            results += block.operators[-1].name in lent
+            inner += any(op.name in lent for op in block.operators[:-1])
+            into_repeated += block.repeat > 1 and bool(borrowed)
+    assert min(entries, results, inner, into_repeated) >= 3
+
+
+KEPT_IN_PLACE = _Builder._is_kept_in_place
+
+
+def _held_by_nobody(builder: _Builder, tensor: Tensor, mode: Mode) -> bool:
+    return not tensor.is_lent and KEPT_IN_PLACE(builder, tensor, mode)
+
+
+def _held_by_readers(builder: _Builder, tensor: Tensor, mode: Mode) -> bool:
+    if tensor.is_borrowed:
+        return builder.structure.is_kept(tensor)
+    return KEPT_IN_PLACE(builder, tensor, mode)
+
+
+def _held_twice(builder: _Builder, tensor: Tensor, mode: Mode) -> bool:
+    if tensor.is_entry:
+        return builder.structure.is_kept(tensor) or mode == "recomputed"
+    return KEPT_IN_PLACE(builder, tensor, mode)
+
+
+def _without_gradients(*given: Any, borrowed: Mapping[str, bool], **named: Any) -> Structure:
+    return structure_of(*given, borrowed=dict.fromkeys(borrowed, False), **named)
+
+
+LENDING_TWINS = {
+    "loans that nobody holds": ("block._Builder._is_kept_in_place", _held_by_nobody),
+    "loans that readers hold too": ("block._Builder._is_kept_in_place", _held_by_readers),
+    "loans that the next block holds as its entry": ("block._Builder._is_kept_in_place", _held_twice),
+    "loans without gradients": ("chain.structure_of", _without_gradients),
+}
+
+
+@pytest.mark.parametrize("twin", LENDING_TWINS)
+def test_a_loan_that_is_priced_otherwise_is_noticed(twin: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    target, replacement = LENDING_TWINS[twin]
+    monkeypatch.setattr(f"shardwise.cost.layouts.{target}", replacement)
+    assert any(
+        price.time_s != pytest.approx(time_s, rel=1e-9)
+        or price.memory_bytes != pytest.approx(memory_bytes, rel=1e-9)
+        for seed in range(20)
+        for (time_s, memory_bytes), price in all_both(
+            lending_graph(seed), "8x8xH100-SXM", (2, 4), SOFTWARE[0], range(2)
+        )
+    )
 
 
 AT_ONCE = Ledger.at_once_bytes
@@ -173,7 +260,12 @@ def test_they_agree_on_shipped_graphs(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("graph", "points"), [(mlp(4096, 1024, 4096, 512), 3), (llama(layers=2, batch=64, seq_len=512), 20)]
+    ("graph", "points"),
+    [
+        (mlp(4096, 1024, 4096, 512), 3),
+        (llama(layers=2, batch=64, seq_len=512), 20),
+        (lending_graph(3), 2),
+    ],
 )
 def test_every_point_of_a_frontier_costs_what_its_layout_does(
     graph: OpGraph, points: int, full: bool

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from shardwise.runtime.graphs.forms import value_form
+from shardwise.runtime.graphs.interpreter import Interpreter
 from shardwise.runtime.graphs.moves import Move, moves_of
 from shardwise.runtime.graphs.store import Held
 
@@ -26,6 +27,18 @@ def _nothing(*arguments: Any) -> None:
 
 
 MADE = Held.made
+
+SECTION = Interpreter._section
+
+
+def _alone(
+    interpreter: Interpreter, section: Any, entry: Any, borrowed: Mapping[str, torch.Tensor], data: Any
+) -> tuple[torch.Tensor, ...]:
+    """A section whose readers of earlier sections' tensors tell them no gradient."""
+    return SECTION(
+        interpreter, section, entry, {name: each.detach() for name, each in borrowed.items()}, data
+    )
+
 
 GRAPH_TWINS: Mapping[str, tuple[str, Any]] = {
     "partial sums are not added up": ("shardwise.runtime.graphs.bring.moves_of", _without("all_reduce")),
@@ -49,6 +62,14 @@ GRAPH_TWINS: Mapping[str, tuple[str, Any]] = {
     ),
 }
 """What is replaced, and by what."""
+
+LENDING_TWINS: Mapping[str, tuple[str, Any]] = {
+    "what is lent has the gradient of its own block alone": (
+        "shardwise.runtime.graphs.interpreter.Interpreter._section",
+        _alone,
+    ),
+}
+"""The same for what blocks read of others than the one before."""
 
 KERNEL_TWINS: Mapping[str, tuple[str, Any]] = {
     "gradients of sums are not summed": (

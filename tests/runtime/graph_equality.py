@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
-from tests.runtime.graph_broken import GRAPH_TWINS
+from tests.runtime.graph_broken import GRAPH_TWINS, LENDING_TWINS
 from tests.runtime.graph_plans import alone
 from tests.runtime.graph_stages import STAGE_TWINS
 from tests.runtime.twin import broken_twin
@@ -83,7 +83,7 @@ def differences(report: Report, cases: list[tuple[GraphPlan, Run, int, str | Non
 
 
 def _difference(plan: GraphPlan, expected: Run, seed: int, broken: str | None) -> float:
-    with broken_twin({**GRAPH_TWINS, **STAGE_TWINS}, broken):
+    with broken_twin({**GRAPH_TWINS, **LENDING_TWINS, **STAGE_TWINS}, broken):
         module = graph_module(plan.graph, seed=seed)
         job = parallelize(module, plan, lr=LR, max_norm=MAX_NORM)
         run = run_of(job, plan.graph, len(expected.losses))

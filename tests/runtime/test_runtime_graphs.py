@@ -7,8 +7,8 @@ from dataclasses import replace
 from functools import cache
 
 import pytest
-from tests.property.layout_instances import mlp
-from tests.runtime.graph_broken import GRAPH_TWINS
+from tests.property.layout_instances import mlp, skips
+from tests.runtime.graph_broken import GRAPH_TWINS, LENDING_TWINS
 from tests.runtime.graph_equality import Run, differences, single_process
 from tests.runtime.graph_plans import alone, by_rules, drawn, plan_with
 
@@ -44,7 +44,7 @@ def expected(graph: str, optimizer: str = "adamw") -> Run:
     return single_process(alone(GRAPHS[graph], optimizer=optimizer), seed=1, steps=STEPS)  # type: ignore[arg-type]
 
 
-GRAPHS = {"mlp": MLP, "uneven": UNEVEN}
+GRAPHS = {"mlp": MLP, "uneven": UNEVEN, "skips": skips(8, 6, 12, 5)}
 
 BY_HAND = {
     "data on 2": ((2,), (data,)),
@@ -92,6 +92,12 @@ def test_sgd_trains_as_one_process_does(team: Team) -> None:
 @pytest.mark.parametrize("twin", GRAPH_TWINS)
 def test_a_broken_mechanism_is_caught(team: Team, twin: str) -> None:
     found = differ(team, list(drawn(MLP, (2, 2), range(5))), "mlp", broken=twin)
+    assert max(found) > 100 * TOLERANCE
+
+
+@pytest.mark.parametrize("twin", LENDING_TWINS)
+def test_a_broken_loan_is_caught(team: Team, twin: str) -> None:
+    found = differ(team, list(drawn(GRAPHS["skips"], (2,), range(3))), "skips", broken=twin)
     assert max(found) > 100 * TOLERANCE
 
 

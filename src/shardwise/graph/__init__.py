@@ -7,6 +7,7 @@ from shardwise.graph.kinds import KINDS, Attribute, Kind
 from shardwise.graph.labels import block_labels, operator_label
 from shardwise.graph.layout import allows, divided_dims, local_sizes
 from shardwise.graph.load import GRAPH_FILES, GRAPH_PREFIX, graph_names, load_graph, shipped_graphs
+from shardwise.graph.loans import Loans, joined_by_loans, loans_of, tensor_shapes
 from shardwise.graph.microbatches import loss_weight, samples_dim
 from shardwise.graph.named import MODES, BlockLayout, GraphLayout, Mode
 from shardwise.graph.operator import check_op, kept_of, rules_of, work_of
@@ -48,6 +49,7 @@ __all__ = [
     "Growth",
     "Kept",
     "Kind",
+    "Loans",
     "Mode",
     "Moved",
     "OpGraph",
@@ -67,10 +69,12 @@ __all__ = [
     "forward_flop",
     "graph_names",
     "graph_text",
+    "joined_by_loans",
     "kept_of",
     "layout_from_record",
     "layout_record",
     "load_graph",
+    "loans_of",
     "local_sizes",
     "loss_weight",
     "megatron",
@@ -87,5 +91,6 @@ __all__ = [
     "staged_from_record",
     "staged_record",
     "step_flop",
+    "tensor_shapes",
     "work_of",
 ]

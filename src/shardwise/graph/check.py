@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
 
 from shardwise.errors import ConfigError
+from shardwise.graph.loans import loans_of
 from shardwise.graph.operator import check_op
 from shardwise.graph.record import Block, Operand, OpGraph, OpNode
 from shardwise.graph.sizes import CONSTANT, Growth
@@ -25,11 +26,15 @@ MAX_ITERATIONS = 10**40
 def check_graph(graph: OpGraph) -> None:
     """Nothing where the graph is sound; else ConfigError with the key (as in a file) and the operator."""
     _check_names(graph)
+    loans = loans_of(graph)
     before: _Made | None = None
+    there = {name: _Made(shape, None) for name, shape in graph.inputs.items()}
     for index, block in enumerate(graph.blocks):
         key = f"blocks[{index}]"
         _check_entry(graph, block, before, key)
-        before = _check_block(graph, block, before, key)
+        made = _check_block(graph, block, before, there, loans.lent[index], key)
+        before = made[block.operators[-1].name]
+        there |= {name: made[name] for name in loans.lent[index]}
     _check_loss(graph)
     _check_parameters(graph)
     _check_parameter_names(graph)
@@ -93,12 +98,20 @@ def _check_entry(graph: OpGraph, block: Block, before: _Made | None, key: str) -
             )
 
 
-def _check_block(graph: OpGraph, block: Block, before: _Made | None, key: str) -> _Made:
-    """Each operator reads what is there; everything but the last result is read. Returns that result."""
-    made: dict[str, _Made] = {name: _Made(shape, None) for name, shape in graph.inputs.items()}
+def _check_block(
+    graph: OpGraph,
+    block: Block,
+    before: _Made | None,
+    there: Mapping[str, _Made],
+    lent: Collection[str],
+    key: str,
+) -> dict[str, _Made]:
+    """Each operator reads what is there: graph inputs and what blocks before lend among it. Everything but
+    the last result is read here or, where it is `lent`, behind. Returns all that may be read."""
+    made = dict(there)
     if before is not None and block.entry is not None:
         made[block.entry] = before
-    read: set[str] = set()
+    read = set(lent)
     for place, node in enumerate(block.operators):
         where = f"{key}.operators[{place}]"
         for slot, operand in enumerate(node.inputs):
@@ -110,16 +123,16 @@ def _check_block(graph: OpGraph, block: Block, before: _Made | None, key: str) -
         _check_kind(node, where)
         made[node.name] = _made(graph, node)
     if block.entry is not None and block.entry not in read:
-        raise _wrong(f"{key}.entry", "is read by no operator of the block", block.entry, "an entry in use")
+        raise _wrong(f"{key}.entry", "is read by no operator", block.entry, "an entry in use")
     for place, node in enumerate(block.operators[:-1]):
         if node.name not in read:
             raise _wrong(
                 f"{key}.operators[{place}]",
-                f"makes {shown(node.name)}, which no operator of its block reads",
+                f"makes {shown(node.name)}, which no operator reads",
                 None,
                 "results that are read; the result of a block is that of its last operator",
             )
-    return made[block.operators[-1].name]
+    return made
 
 
 def _check_kind(node: OpNode, key: str) -> None:
@@ -172,8 +185,11 @@ def _unreadable(graph: OpGraph, block: Block, node: OpNode, operand: Operand, ke
             return _wrong(key, f"of operator {reader} closes a cycle", text, "operators without cycles")
         return _wrong(key, f"of operator {reader} comes after it", operand.source, "makers before readers")
     for other in graph.blocks:
-        if any(operand.source == maker.name for maker in other.operators):
-            allowed = "the block's own operators, its entry, graph inputs"
+        if operand.source == other.entry or any(operand.source == maker.name for maker in other.operators):
+            allowed = (
+                "the block's own operators, its entry, graph inputs, and of blocks before it that are there "
+                "once what their operators make and entries that no other block calls so"
+            )
             return _wrong(key, f"of operator {reader} lies in block {shown(other.name)}", source, allowed)
     guess = nearest(operand.source, (*own, *graph.inputs, *((block.entry,) if block.entry else ())))
     hint = f" (did you mean {guess}?)" if guess else ""

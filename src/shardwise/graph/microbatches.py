@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from math import prod
 
 from shardwise.errors import ConfigError
+from shardwise.graph.loans import loans_of
 from shardwise.graph.operator import rules_of
 from shardwise.graph.placement import PARTIAL, WHOLE, WHOLE_SUMMED, Placement, shard
 from shardwise.graph.record import Block, OpGraph, OpNode
@@ -49,12 +50,15 @@ def loss_weight(graph: OpGraph, microbatches: int) -> float:
     if microbatches == 1:
         return 1.0
     result: _Share | None = None
-    for block in graph.blocks:
+    there: dict[str, _Share] = {}
+    for block, lent in zip(graph.blocks, loans_of(graph).lent, strict=True):
         for _ in range(block.repeat):
             before = result
-            result = _through(graph, block, before, microbatches)
+            made = _through(graph, block, before, there, microbatches)
+            result = made[block.operators[-1].name]
             if result == before:  # so the next repetition is like this one
                 break
+        there |= {name: made[name] for name in lent}
     if result is None or result.placement != PARTIAL:
         raise _refused(graph.blocks[-1].operators[-1], microbatches)
     return 1.0 / microbatches if result.is_mean else 1.0
@@ -66,9 +70,11 @@ def samples_dim(graph: OpGraph, name: str) -> int | None:
     return _grown(input_growth(graph, name))
 
 
-def _through(graph: OpGraph, block: Block, entry: _Share | None, microbatches: int) -> _Share:
-    """What a micro-batch has of the result of one repetition of a block."""
-    made: dict[str, _Share] = {}
+def _through(
+    graph: OpGraph, block: Block, entry: _Share | None, there: Mapping[str, _Share], microbatches: int
+) -> dict[str, _Share]:
+    """What a micro-batch has of each tensor in one repetition of a block, which may read what is `there`."""
+    made = dict(there)
     if block.entry is not None and entry is not None:
         made[block.entry] = entry
     for op in block.operators:
@@ -78,7 +84,7 @@ def _through(graph: OpGraph, block: Block, entry: _Share | None, microbatches: i
                 made[operand.source] = _Share(WHOLE if dim is None else shard(dim))
         reads = [made[operand.source] for operand in op.inputs]
         made[op.name] = _made(op, reads, graph.growth, microbatches)
-    return made[block.operators[-1].name]
+    return made
 
 
 def _made(op: OpNode, reads: Sequence[_Share], growth: Mapping[str, Growth], microbatches: int) -> _Share:

@@ -16,8 +16,8 @@ from shardwise.graph.sizes import Growth
 
 @dataclass(frozen=True, slots=True)
 class Operand:
-    """An activation that an operator reads: the name of the operator (or graph input) that makes it, and the
-    dims it has here. Its sizes are those of the maker's output, position by position."""
+    """An activation that an operator reads: the name of the operator (or graph input) that makes it, or of an
+    entry, and the dims it has here. Its sizes are those of the maker's output, position by position."""
 
     source: str
     dims: tuple[str, ...]
@@ -76,10 +76,11 @@ class OpNode:
 class Block:
     """Operators that belong together, in a fixed topological order, `repeat` times in a row.
 
-    A block with `entry` reads one tensor from before it, under that name, and may be repeated: each
-    repetition reads what the one before it made. A block without `entry` reads graph inputs only. Each ends
-    with one tensor, that of its last operator, which alone may be read after it, and may be recomputed as a
-    whole in the backward pass. `repeat` above 1 needs an entry of the same shape as the result.
+    A block with `entry` reads under that name what the one before it ends with, and may be repeated: each
+    repetition reads what the one before it made. A block without `entry` is the first. Each ends with one
+    tensor, that of its last operator, and may be recomputed as a whole in the backward pass. What else it has
+    only blocks behind it read, by name, and of a block that is there once (`loans_of`). `repeat` above 1
+    needs an entry of the same shape as the result.
     """
 
     name: str

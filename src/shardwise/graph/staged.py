@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
+from shardwise.graph.labels import block_labels
+from shardwise.graph.loans import joined_by_loans
 from shardwise.graph.named import GraphLayout
 from shardwise.graph.record import OpGraph
 from shardwise.graph.scale import scaled
@@ -80,6 +82,10 @@ def staged_from_record(
         ends.append(sum(_count(item) for item in blocks))
         stage.finish()
     part.finish()
+    labels = block_labels(graph)
+    if parted := [labels[cut] for cut in ends[:-1] if cut in joined_by_loans(graph)]:
+        allowed = "cuts before blocks that read nothing of stages before but their entry, as those behind"
+        raise part.error("stages", "begin where tensors cross besides", found=parted[0], allowed=allowed)
     of_one = scaled(graph, graph.batch // microbatches)
     whole = layout_from_record({"blocks": blocks}, of_one, ranks, file=file, key=key)
     return StagedLayout(

@@ -8,6 +8,7 @@ from itertools import groupby, pairwise
 from typing import Any
 
 from shardwise.graph.layout import allows
+from shardwise.graph.loans import Loans, loans_of, tensor_shapes
 from shardwise.graph.named import MODES, BlockLayout, GraphLayout
 from shardwise.graph.operator import rules_of
 from shardwise.graph.placement import (
@@ -56,7 +57,9 @@ def layout_from_record(
     """The layout of `graph` on a mesh of `ranks` per axis that `layout_record` wrote; ConfigError, located
     below `key`, where it is not such a record."""
     part = Fields(record, file=file, key=key)
+    loans, shapes = loans_of(graph), tensor_shapes(graph)
     blocks = [block for block in graph.blocks for _ in range(block.repeat)]
+    homes = [home for home, block in enumerate(graph.blocks) for _ in range(block.repeat)]
     readers = Counter(
         parameter.name for block in graph.blocks for op in block.operators for parameter in op.parameters
     )
@@ -70,7 +73,9 @@ def layout_from_record(
             allowed = f"the {len(blocks)} blocks of the graph, one after the other"
             raise item.error("count", "goes beyond its block", found=str(count), allowed=allowed)
         is_last = place + count == len(blocks)
-        found += [_read_block(item, own, ranks, readers, has_next=not is_last)] * count
+        home = homes[min(place, len(blocks) - 1)]
+        lying = _lying(graph, home, loans, shapes[home], has_next=not is_last)
+        found += [_read_block(item, own, ranks, readers, lying)] * count
     if len(found) != len(blocks):
         allowed = f"all {len(blocks)} of the graph"
         raise part.error("blocks", "do not make up the graph", found=f"{len(found)} blocks", allowed=allowed)
@@ -82,12 +87,33 @@ def layout_from_record(
                 found=" ".join(map(placement_text, read.tensors[block.entry])),
                 allowed=" ".join(map(placement_text, ends)),
             )  # fmt: skip
+    _check_loans(part, blocks, found, loans)
     part.finish()
     return GraphLayout(ranks=tuple(ranks), blocks=tuple(found))
 
 
+def _check_loans(part: Fields, blocks: Sequence[Block], found: Sequence[BlockLayout], loans: Loans) -> None:
+    """What a block lends lies in one place, for itself and for those that borrow it."""
+    lies: dict[str, tuple[str, Placements]] = {}
+    for block, own in zip(blocks, found, strict=True):
+        for name in loans.names:
+            if name not in own.tensors:
+                continue
+            lender, placements = lies.setdefault(name, (block.name, own.tensors[name]))
+            if own.tensors[name] != placements:
+                raise part.error(
+                    "blocks", f"do not meet: {block.name} reads {name} where {lender} does not leave it",
+                    found=" ".join(map(placement_text, own.tensors[name])),
+                    allowed=" ".join(map(placement_text, placements)),
+                )  # fmt: skip
+
+
 def _read_block(
-    item: Fields, block: Block, ranks: Sequence[int], readers: Mapping[str, int], *, has_next: bool
+    item: Fields,
+    block: Block,
+    ranks: Sequence[int],
+    readers: Mapping[str, int],
+    lying: Mapping[str, int],
 ) -> BlockLayout:
     is_kept = item.choice("mode", MODES) == "kept"
     rules = item.mapping("operators")
@@ -99,7 +125,7 @@ def _read_block(
         name=block.name,
         mode="kept" if is_kept else "recomputed",
         rules={op.name: _rules(rules, op, ranks) for op in block.operators},
-        tensors=_placed(item.mapping("tensors"), _lying(block, has_next), len(ranks), placements_of),
+        tensors=_placed(item.mapping("tensors"), lying, len(ranks), placements_of),
         stored=_placed(item.mapping("stored"), parameters, len(ranks), _stored_placements),
         used=_placed(item.mapping("used"), shared, len(ranks), _used_placements),
     )
@@ -108,18 +134,18 @@ def _read_block(
     return layout
 
 
-def _lying(block: Block, has_next: bool) -> dict[str, int]:
-    """The tensors that lie in a place of their own, and their numbers of dims."""
-    reads = [operand for op in block.operators for operand in op.inputs]
-    counts = Counter(operand.source for operand in reads)
-    dims = {operand.source: len(operand.dims) for operand in reads}
+def _lying(
+    graph: OpGraph, place: int, loans: Loans, shapes: Mapping[str, Sequence[int]], *, has_next: bool
+) -> dict[str, int]:
+    """The tensors of a block that lie in a place of their own, and their numbers of dims."""
+    block = graph.blocks[place]
+    counts = Counter(operand.source for op in block.operators for operand in op.inputs)
     names = [] if block.entry is None else [block.entry]
-    names += [op.name for op in block.operators if counts[op.name] > 1]
-    last = block.operators[-1]
+    names += loans.borrowed[place]
+    names += [op.name for op in block.operators if counts[op.name] > 1 or op.name in loans.lent[place]]
     if has_next:
-        names.append(last.name)
-        dims[last.name] = len(last.output)
-    return {name: dims[name] for name in names}
+        names.append(block.operators[-1].name)
+    return {name: len(shapes[name]) for name in names}
 
 
 def _stored_placements(dims: int) -> tuple[Placement, ...]:

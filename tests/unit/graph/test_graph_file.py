@@ -275,12 +275,12 @@ WRONG: dict[str, tuple[dict[str, Any], str, str]] = {
         | {"inputs": SMALL["inputs"] | {"vectors": ["batch", "seq_len", 6]}}
         | {"blocks": _without_entry()},
         "blocks[1].entry",
-        "is read by no operator of the block; found x",
+        "is read by no operator; found x",
     ),
     "a result that nobody reads": (
         bent("blocks.1.operators.2.inputs.1.from", "x"),
         "blocks[1].operators[1]",
-        "makes 'down', which no operator of its block reads",
+        "makes 'down', which no operator reads",
     ),
     "an input that nobody reads": (bent("inputs.more", [8]), "inputs.more", "is read by no operator"),
     "a repeat of the first block": (bent("blocks.0.repeat", 2), "blocks[0].repeat", "needs an entry"),

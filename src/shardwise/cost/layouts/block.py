@@ -25,7 +25,7 @@ from shardwise.cost.layouts.storage import (
     used_by_one,
 )
 from shardwise.cost.layouts.structure import Structure, Tensor
-from shardwise.frontier import Costs, Factor, Part
+from shardwise.frontier import COLUMNS, Costs, Factor, Part
 from shardwise.graph import MODES, Mode, Placement, Rule
 
 Role = Literal["rules", "tensors", "stored", "used"]
@@ -125,6 +125,8 @@ class _Builder:
                 forms = tensor_forms(tensor.shape, ground.ranks)
                 self.hubs[tensor.name] = (self._add("tensors", tensor.name, forms.named), forms)
         self.uses: list[_Use] = []
+        self.loans: dict[str, int] = {}
+        self.alike = [factor for tensor in structure.tensors for factor in self._loan(tensor)]
         self.shared = self._parameter_factors()
         self.crossings = [crossing for tensor in structure.tensors for crossing in self._edges(tensor)]
 
@@ -138,20 +140,32 @@ class _Builder:
     def part(self, mode: Mode) -> Part:
         """The block in one mode."""
         structure = self.structure
-        factors = [*self.shared, *(self._use(use, mode) for use in self.uses)]
+        factors = [*self.alike, *self.shared, *(self._use(use, mode) for use in self.uses)]
         factors += [self._operator(place, mode) for place in range(len(self.operators))]
         factors += [self._edge(crossing, mode) for crossing in self.crossings]
         factors += [
             self._kept(tensor, mode) for tensor in structure.tensors if self._is_kept_in_place(tensor, mode)
         ]
-        entry, result = (
-            next((self.hubs[t.name][0] for t in structure.tensors if is_it(t)), None)
-            for is_it in (lambda t: t.maker is None, lambda t: t.is_result)
-        )
+        entry = next((self.hubs[each.name][0] for each in structure.tensors if each.is_entry), None)
+        result = next((self.hubs[each.name][0] for each in structure.tensors if each.is_result), None)
         names = tuple(variable.name for variable in self.variables)
         shared = self.around.shared
-        across = tuple((name, used) for name, used in self.used.items() if shared[name].is_across)
-        return Part(names, tuple(self.sizes), tuple(factors), entry, result, across)
+        across = [(f"parameter {name}", used) for name, used in self.used.items() if shared[name].is_across]
+        across += [(f"tensor {name}", variable) for name, variable in self.loans.items()]
+        return Part(names, tuple(self.sizes), tuple(factors), entry, result, tuple(across))
+
+    def _loan(self, tensor: Tensor) -> list[Factor]:
+        """The hub of a tensor that blocks share, where it lies for all of its readers. Of an entry or result,
+        which the chain sees as such besides, a variable of its own that makes the same choice."""
+        if not (tensor.is_lent or tensor.is_borrowed):
+            return []
+        variable, forms = self.hubs[tensor.name]
+        self.loans[tensor.name] = variable
+        if not (tensor.is_entry or tensor.is_result):
+            return []
+        hub = self.loans[tensor.name] = self._add("tensors", tensor.name, forms.named)
+        same = np.eye(len(forms), dtype=bool)[:, :, None]
+        return [Factor((variable, hub), np.where(same, 0.0, np.full(len(COLUMNS), np.inf)))]
 
     def _costs(self, columns: Columns, *variables: int) -> Factor:
         shape = tuple(self.sizes[variable] for variable in variables)
@@ -224,6 +238,7 @@ class _Builder:
             keeps_here = self.structure.is_kept(tensor)
             if tensor.is_result:
                 keeps_here = self.around.next_keeps_entry
+            keeps_here |= tensor.is_lent
             return np.where(edge.is_same, 0.0, start_bytes) if keeps_here else start_bytes
         keeps_input = crossing.slot in self.operators[crossing.end].kept.inputs
         end_bytes = edge.end_bytes * float(keeps_input) + 0.0 * edge.start_bytes
@@ -232,16 +247,21 @@ class _Builder:
         return np.where(edge.is_same, np.maximum(start_bytes, end_bytes), start_bytes + end_bytes)
 
     def _is_kept_in_place(self, tensor: Tensor, mode: Mode) -> bool:
-        if not tensor.is_variable or tensor.is_result:
+        if tensor.is_lent:
+            return True
+        if not tensor.is_variable or tensor.is_result or tensor.is_borrowed:
             return False
-        return self.structure.is_kept(tensor) or (tensor.maker is None and mode == "recomputed")
+        if tensor.is_entry and self.structure.entry_is_held:
+            return False
+        return self.structure.is_kept(tensor) or (tensor.is_entry and mode == "recomputed")
 
     def _kept(self, tensor: Tensor, mode: Mode) -> Factor:
-        """A tensor that readers keep, as it lies for all of them; an entry is held in any case."""
+        """A tensor that readers keep, as it lies for all of them; an entry is held in any case, and by who
+        lends it a tensor that other blocks read."""
         hub, forms = self.hubs[tensor.name]
         columns = Columns()
         nbytes = tensor_bytes(self.ground, tensor.shape, forms.placements)
-        _keep(columns, nbytes, "kept" if tensor.maker is None else mode)
+        _keep(columns, nbytes, "kept" if tensor.is_entry or tensor.is_lent else mode)
         return self._costs(columns, hub)
 
     def _parameter_factors(self) -> list[Factor]:

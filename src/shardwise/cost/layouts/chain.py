@@ -14,7 +14,7 @@ from shardwise.cost.layouts.ground import Ground, ground_of
 from shardwise.cost.layouts.structure import Structure, structure_of
 from shardwise.cost.training import Training
 from shardwise.frontier import Chain, Link
-from shardwise.graph import BlockLayout, GraphLayout, OpGraph
+from shardwise.graph import BlockLayout, GraphLayout, OpGraph, loans_of, tensor_shapes
 
 
 class Chosen(Protocol):
@@ -31,7 +31,8 @@ class Chosen(Protocol):
 class LaidOut:
     """All layouts of `graph` on `mesh`: a chain of choices, one link per block, and what its variables are.
 
-    Where blocks share a parameter, to which place it is brought for all of its readers is a hub.
+    Where blocks share a parameter, to which place it is brought for all of its readers is a hub; so is where
+    a tensor lies that a block lends to others.
     """
 
     graph: OpGraph
@@ -139,19 +140,27 @@ def sharings(graph: OpGraph, place: int) -> dict[str, Sharing]:
 def structures_of(graph: OpGraph, training: Training) -> list[Structure]:
     """The structure of each block, one after the other."""
     structures: list[Structure] = []
-    needs_gradient = False
+    loans, shapes = loans_of(graph), tensor_shapes(graph)
+    needs_gradient = is_held = False
+    there: dict[str, bool] = {}
     for place, block in enumerate(graph.blocks):
-        # Repetitions are alike: the first one's entry needs a gradient where the others' do.
+        # Repetitions are alike: the first one's entry needs a gradient, and room, where the others' do.
         trains = block.repeat > 1 and any(op.parameters for op in block.operators)
         structure = structure_of(
             block,
             graph.inputs,
+            shapes=shapes[place],
             entry_needs_gradient=needs_gradient or trains,
+            borrowed={name: there[name] for name in loans.borrowed[place]},
+            lent=loans.lent[place],
+            entry_is_held=is_held and block.repeat == 1,
             has_next=place < len(graph.blocks) - 1,
             stops_early=training.profile.recompute_stops_early,
         )
         structures.append(structure)
         needs_gradient = structure.result_needs_gradient
+        is_held = block.operators[-1].name in structure.lent
+        there |= structure.lent
     return structures
 
 

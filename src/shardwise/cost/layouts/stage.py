@@ -23,26 +23,16 @@ from shardwise.cost.training import Training
 from shardwise.cost.turns import Turns
 from shardwise.errors import ConfigError
 from shardwise.frontier import COLUMNS, Factor, Link, Part
-from shardwise.graph import Block, OpGraph
+from shardwise.graph import Block, OpGraph, tensor_shapes
 
 
 def border_shapes(graph: OpGraph) -> tuple[tuple[int, ...] | None, ...]:
     """The shape of the tensor that each block, repetitions counted, reads from the one before it; None where
     it reads none."""
     shapes: list[tuple[int, ...] | None] = []
-    for block in graph.blocks:
-        shapes += [_entry_shape(block)] * block.repeat
+    for block, own in zip(graph.blocks, tensor_shapes(graph), strict=True):
+        shapes += [own[block.entry] if block.entry is not None else None] * block.repeat
     return tuple(shapes)
-
-
-def _entry_shape(block: Block) -> tuple[int, ...] | None:
-    reads = (
-        op.shape(operand.dims)
-        for op in block.operators
-        for operand in op.inputs
-        if operand.source == block.entry
-    )
-    return next(reads, None)
 
 
 def handed_over(shape: tuple[int, ...], ranks: tuple[int, ...]) -> Placements:
@@ -70,7 +60,8 @@ def stage_layouts(
     """Every way to lay the blocks from `first` to before `end` of `graph`, repetitions counted, out on
     `mesh`, sizes being those of a micro-batch (docs/tracking.md).
 
-    ConfigError where a parameter has readers in several blocks.
+    ConfigError where a parameter has readers in several blocks. What blocks lend to others stays within the
+    stage (`joined_by_loans`).
     """
     return _Builder(ground_of(cluster, mesh, training, turns), graph, training, first, end).laid_out()
 
@@ -100,6 +91,7 @@ class _Builder:
                 "cannot be cut: blocks share a parameter", key="--stages", found=", ".join(shared),
                 allowed="a graph whose parameters each have readers in one block",
             )  # fmt: skip
+        self.shapes = tensor_shapes(graph)
         self.ground, self.graph, self.first, self.end = ground, graph, first, end
         self.structures = structures_of(graph, training)
         self.blocks = [place for place, block in enumerate(graph.blocks) for _ in range(block.repeat)]
@@ -164,12 +156,12 @@ class _Builder:
 
     def cut(self, part: Part, place: int, *, is_first: bool, is_last: bool) -> Part:
         """A part whose entry or result crosses a cut."""
-        block = self.graph.blocks[place]
-        entry, last = _entry_shape(block), block.operators[-1]
-        if is_first and part.entry is not None and entry is not None:
-            part = replace(part, factors=(*part.factors, *self.crossing(part.entry, entry)), entry=None)
+        block, shapes = self.graph.blocks[place], self.shapes[place]
+        if is_first and part.entry is not None and block.entry is not None:
+            crossing = self.crossing(part.entry, shapes[block.entry])
+            part = replace(part, factors=(*part.factors, *crossing), entry=None)
         if is_last and part.exit is not None:
-            crossing = self.crossing(part.exit, last.shape(last.output))
+            crossing = self.crossing(part.exit, shapes[block.operators[-1].name])
             part = replace(part, factors=(*part.factors, *crossing), exit=None)
         return part
 

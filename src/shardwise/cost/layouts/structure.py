@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from shardwise.cost.layouts.work import Needs
@@ -11,27 +11,34 @@ from shardwise.graph import Block, Kept, OpNode, kept_of
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """An activation of a block: `maker` is the place of its operator, None of the entry; `readers` are
-    operators and the slots of their inputs. `is_result` tells what the next block reads."""
+    """An activation of a block: `maker` is the place of its operator, None of the entry and of what is
+    borrowed from a block before; `readers` are operators and the slots of their inputs. `is_result` tells
+    what the next block reads, `is_lent` what blocks behind borrow."""
 
     name: str
     shape: tuple[int, ...]
     maker: int | None
     readers: tuple[tuple[int, int], ...]
     needs_gradient: bool
-    is_result: bool
+    is_result: bool = False
+    is_lent: bool = False
+    is_borrowed: bool = False
+
+    @property
+    def is_entry(self) -> bool:
+        return self.maker is None and not self.is_borrowed
 
     @property
     def is_variable(self) -> bool:
         """Whether it is brought to a place of its own: for several readers, or another block."""
-        return self.maker is None or self.is_result or len(self.readers) > 1
+        return self.maker is None or self.is_result or self.is_lent or len(self.readers) > 1
 
 
 @dataclass(frozen=True, slots=True)
 class Structure:
     """A block seen as a network. By operator: `needs` of gradients, `kept` for the backward pass, whether it
     `is_repeated` where the block is recomputed. `data` are inputs (operator, slot) without a gradient that
-    the graph is given."""
+    the graph is given. Where the `entry_is_held`, another block counts what it takes: who lends it."""
 
     block: Block
     tensors: tuple[Tensor, ...]
@@ -40,6 +47,12 @@ class Structure:
     kept: tuple[Kept, ...]
     is_repeated: tuple[bool, ...]
     result_needs_gradient: bool
+    entry_is_held: bool
+
+    @property
+    def lent(self) -> Mapping[str, bool]:
+        """What blocks behind borrow, by name, and whether it needs a gradient."""
+        return {tensor.name: tensor.needs_gradient for tensor in self.tensors if tensor.is_lent}
 
     @property
     def operators(self) -> tuple[OpNode, ...]:
@@ -67,20 +80,25 @@ class Structure:
 
     @property
     def keeps_entry(self) -> bool:
-        """Whether the backward pass reads the entry, were the block not recomputed."""
-        return any(self.is_kept(tensor) for tensor in self.tensors if tensor.maker is None)
+        """Whether the entry is held to the backward pass, were the block not recomputed."""
+        return any(self.is_kept(tensor) or tensor.is_lent for tensor in self.tensors if tensor.is_entry)
 
 
 def structure_of(
     block: Block,
-    data: Mapping[str, tuple[int, ...]],
+    data: Collection[str],
     *,
+    shapes: Mapping[str, tuple[int, ...]],
     entry_needs_gradient: bool,
+    borrowed: Mapping[str, bool],
+    lent: Collection[str],
+    entry_is_held: bool,
     has_next: bool,
     stops_early: bool,
 ) -> Structure:
-    """The structure of a block that reads graph inputs `data`; `has_next` where another block follows,
-    `stops_early` where a recomputation ends with what is needed."""
+    """The structure of a block that has activations of these `shapes`, reads graph inputs `data`, its entry
+    and what is `borrowed` from blocks before it, by whether that needs a gradient, and lends what is `lent`;
+    `has_next` where another block follows, `stops_early` where a recomputation ends with what is needed."""
     ops = block.operators
     readers: dict[str, list[tuple[int, int]]] = {}
     for place, op in enumerate(ops):
@@ -89,25 +107,25 @@ def structure_of(
     has_gradient = dict.fromkeys(data, False)
     tensors: list[Tensor] = []
     needs: list[Needs] = []
-    if block.entry is not None:
-        has_gradient[block.entry] = entry_needs_gradient
-        first, slot = readers[block.entry][0]
-        shape = ops[first].shape(ops[first].inputs[slot].dims)
+    entry = {} if block.entry is None else {block.entry: entry_needs_gradient}
+    for name, needs_gradient in {**entry, **borrowed}.items():
+        has_gradient[name] = needs_gradient
         tensors.append(
             Tensor(
-                block.entry, shape, None, tuple(readers[block.entry]), entry_needs_gradient, is_result=False
+                name, shapes[name], None, tuple(readers.get(name, ())), needs_gradient,
+                is_lent=name in lent, is_borrowed=name in borrowed,
             )
-        )
+        )  # fmt: skip
     for place, op in enumerate(ops):
-        own = [has_gradient[operand.source] for operand in op.inputs]
-        needs.append(_needs(op, own))
-        has_gradient[op.name] = any(own) or bool(op.parameters)
-        is_last = place == len(ops) - 1
-        if readers.get(op.name) or (is_last and has_next):
+        inputs = [has_gradient[operand.source] for operand in op.inputs]
+        needs.append(_needs(op, inputs))
+        has_gradient[op.name] = any(inputs) or bool(op.parameters)
+        is_result, is_lent = has_next and place == len(ops) - 1, op.name in lent
+        if readers.get(op.name) or is_result or is_lent:
             tensors.append(
                 Tensor(
-                    op.name, op.shape(op.output), place, tuple(readers.get(op.name, ())),
-                    has_gradient[op.name], is_result=is_last and has_next,
+                    op.name, shapes[op.name], place, tuple(readers.get(op.name, ())),
+                    has_gradient[op.name], is_result=is_result, is_lent=is_lent,
                 )
             )  # fmt: skip
     kept = tuple(kept_of(op) for op in ops)
@@ -119,6 +137,7 @@ def structure_of(
         kept=kept,
         is_repeated=_repeated(ops, kept, tensors) if stops_early else (True,) * len(ops),
         result_needs_gradient=has_gradient[ops[-1].name],
+        entry_is_held=entry_is_held,
     )
 
 

@@ -13,7 +13,7 @@ from shardwise.cost.one_layout.rank import Rank, rank_of, value_held
 from shardwise.cost.training import Training
 from shardwise.cost.turns import Turns
 from shardwise.errors import InternalError
-from shardwise.graph import OpGraph, StagedLayout, scaled
+from shardwise.graph import OpGraph, StagedLayout, scaled, tensor_shapes
 
 BUFFERS = 4.0
 """For what comes and what goes, in either direction."""
@@ -93,16 +93,18 @@ def price_pipeline(
 
 def messages_of(graph: OpGraph, rank: Rank, layout: StagedLayout) -> list[Message]:
     """What crosses each cut for one micro-batch, which is the size of `graph`."""
-    blocks = [block for block in graph.blocks for _ in range(block.repeat)]
+    blocks = [
+        (block, shapes)
+        for block, shapes in zip(graph.blocks, tensor_shapes(graph), strict=True)
+        for _ in range(block.repeat)
+    ]
     found = []
     for stage, cut in enumerate(layout.cuts):
-        block, name = blocks[cut], blocks[cut].entry
-        reads = (op.shape(each.dims) for op in block.operators for each in op.inputs if each.source == name)
-        shape = next(reads, None)
-        if name is None or shape is None:
+        block, shapes = blocks[cut]
+        if block.entry is None:
             raise InternalError(f"block {block.name} reads nothing of the stage before it")
-        held = value_held(layout.blocks[cut].tensors[name])
-        nbytes = rank.elements(shape, held) * rank.activation_bytes
+        held = value_held(layout.blocks[cut].tensors[block.entry])
+        nbytes = rank.elements(shapes[block.entry], held) * rank.activation_bytes
         seconds = _message_s(rank, stage, nbytes)
         found.append(Message(nbytes, seconds, (1.0 - rank.profile.pipeline_overlap) * seconds))
     return found

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
 from math import log2
 
 from shardwise.cluster import Cluster, Mesh
@@ -24,7 +24,9 @@ from shardwise.graph import (
     OpNode,
     Rule,
     kept_of,
+    loans_of,
     local_sizes,
+    tensor_shapes,
     work_of,
 )  # fmt: skip
 
@@ -79,9 +81,10 @@ def price_stage(
     walk = _Walk(rank, graph, ledger)
     blocks = [block for block in graph.blocks for _ in range(block.repeat)]
     if first:
-        walk.result = _handed_over(blocks[:first], blocks[first], layout.blocks[0])
+        shapes = tensor_shapes(graph)[walk.homes[first]]
+        walk.result = _handed_over(blocks[:first], blocks[first], layout.blocks[0], shapes)
     for place, lies in zip(range(first, end), layout.blocks, strict=True):
-        walk.block(place, blocks[place], lies, _reader_of_result(blocks, place, end))
+        walk.block(place, blocks[place], lies, _reader_of_result(blocks, place, end, walk.loans.names))
     return _total(rank, ledger)
 
 
@@ -94,9 +97,9 @@ class _Reader:
     keeps: bool
 
 
-def _reader_of_result(blocks: list[Block], place: int, end: int) -> _Reader:
+def _reader_of_result(blocks: list[Block], place: int, end: int, lent: Collection[str]) -> _Reader:
     """Of repetitions, each says that the block itself reads its result; another stage keeps a copy of its
-    own."""
+    own. An entry that is lent is held."""
     if place + 1 == end:
         return _Reader(is_there=end < len(blocks), keeps=False)
     following = blocks[place] if blocks[place].repeat > 1 else blocks[place + 1]
@@ -107,19 +110,18 @@ def _reader_of_result(blocks: list[Block], place: int, end: int) -> _Reader:
         for slot, operand in enumerate(op.inputs)
         if operand.source == following.entry
     )
-    return _Reader(is_there=True, keeps=keeps)
+    return _Reader(is_there=True, keeps=keeps or following.entry in lent)
 
 
-def _handed_over(before: list[Block], block: Block, lies: BlockLayout) -> _At:
+def _handed_over(
+    before: list[Block], block: Block, lies: BlockLayout, shapes: Mapping[str, tuple[int, ...]]
+) -> _At:
     """The entry of the first block of a stage, as the stage before it hands it over."""
     name = block.entry
     if name is None:
         raise InternalError(f"block {block.name} reads nothing of the stage before it")
-    reads = (
-        op.shape(operand.dims) for op in block.operators for operand in op.inputs if operand.source == name
-    )
     trains = any(op.parameters for each in before for op in each.operators)
-    return _At(next(reads), lies.tensors[name], trains, is_kept=False, since=0)
+    return _At(shapes[name], lies.tensors[name], trains, is_kept=False, since=0)
 
 
 def _total(rank: Rank, ledger: Ledger) -> LayoutPrice:
@@ -158,13 +160,15 @@ def _total(rank: Rank, ledger: Ledger) -> LayoutPrice:
 @dataclass(slots=True)
 class _At:
     """A tensor as it lies somewhere: where it is held in full sight of the readers, whether it has a
-    gradient, whether what holds it keeps it for the backward pass, and since which operator it is there."""
+    gradient, whether what holds it keeps it for the backward pass, and since which operator it is there. What
+    `is_lent` to blocks further on is held to the end, whoever reads it."""
 
     shape: tuple[int, ...]
     placements: Placements
     has_gradient: bool
     is_kept: bool
     since: int
+    is_lent: bool = False
 
 
 class _Walk:
@@ -175,27 +179,33 @@ class _Walk:
         self.readers = Counter(
             parameter.name for block in graph.blocks for op in block.operators for parameter in op.parameters
         )
+        self.loans = loans_of(graph)
+        self.homes = [home for home, block in enumerate(graph.blocks) for _ in range(block.repeat)]
+        self.lent: dict[str, _At] = {}
         self.result: _At | None = None
         self.met: set[str] = set()
 
     def block(self, place: int, block: Block, lies: BlockLayout, reader: _Reader) -> None:
         """One repetition of a block, which has this place among all."""
-        one = _OneBlock(self, block, lies)
+        home = self.homes[place]
+        one = _OneBlock(self, block, lies, self.loans.lent[home])
         if block.entry is not None:
             one.enter(self.result)
+        one.borrow({name: self.lent[name] for name in self.loans.borrowed[home]})
         for op in block.operators:
             self.ledger.at = (place, op.name)
             self.ledger.order += 1
             one.operator(op)
         self.result = one.leave(reader)
+        self.lent |= {name: one.at[name] for name in one.lent}
         self.ledger.end_block()
 
 
 class _OneBlock:
     """One repetition in the making: `at` are the tensors that lie somewhere, by name."""
 
-    def __init__(self, walk: _Walk, block: Block, lies: BlockLayout) -> None:
-        self.walk, self.block, self.lies = walk, block, lies
+    def __init__(self, walk: _Walk, block: Block, lies: BlockLayout, lent: Collection[str]) -> None:
+        self.walk, self.block, self.lies, self.lent = walk, block, lies, lent
         self.rank, self.ledger = walk.rank, walk.ledger
         self.is_again = lies.mode == "recomputed"
         self.kept: dict[str, Kept] = {op.name: kept_of(op) for op in block.operators}
@@ -255,17 +265,25 @@ class _OneBlock:
             raise InternalError(f"block {self.block.name} does not begin where the one before it ends")
         # Repetitions are alike: where a block trains, each of them has a gradient for its entry.
         trains = self.block.repeat > 1 and any(op.parameters for op in self.block.operators)
-        self.at[name] = _At(
-            result.shape, result.placements, result.has_gradient or trains, is_kept=True, since=result.since
-        )
-        if self.is_again or self._keepers(name):
-            nbytes = self.rank.elements(result.shape, value_held(result.placements))
-            self.ledger.keep(nbytes * self.rank.activation_bytes, result.since)
+        has_gradient = result.has_gradient or trains
+        self.at[name] = _At(result.shape, result.placements, has_gradient, is_kept=True, since=result.since)
+        is_counted = result.is_lent and self.block.repeat == 1
+        if name in self.lent or ((self.is_again or self._keepers(name)) and not is_counted):
+            self.ledger.keep(self._nbytes(result.shape, result.placements), result.since)
+
+    def borrow(self, there: Mapping[str, _At]) -> None:
+        """Read what blocks further back lend, where it lies for all of its readers."""
+        for name, lies in there.items():
+            if self.lies.tensors[name] != lies.placements:
+                raise InternalError(f"block {self.block.name} reads {name} where it does not lie")
+            self.at[name] = lies
 
     def leave(self, reader: _Reader) -> _At | None:
         """Bring the result to where the next block reads it."""
         last = self.block.operators[-1]
-        return self._settle(last, self.at[last.name], is_kept=reader.keeps) if reader.is_there else None
+        if not reader.is_there or last.name in self.lent:
+            return self.at[last.name] if reader.is_there else None
+        return self._settle(last, self.at[last.name], is_kept=reader.keeps)
 
     def _settle(self, op: OpNode, made: _At, *, is_kept: bool) -> _At:
         """From the operator that makes a tensor to where it lies for all of its readers."""
@@ -396,7 +414,10 @@ class _OneBlock:
         What nobody reads later is the loss, or waits for the next block."""
         made = _At(op.shape(op.output), output, has_gradient, self.kept[op.name].output, self.ledger.order)
         self.at[op.name] = made
-        if len(self._reads(op.name)) > 1:
+        if op.name in self.lent:
+            self.at[op.name] = replace(self._settle(op, made, is_kept=True), is_lent=True)
+            self.ledger.keep(self._nbytes(made.shape, self.lies.tensors[op.name]), made.since)
+        elif len(self._reads(op.name)) > 1:
             is_kept = self._keepers(op.name)
             self.at[op.name] = self._settle(op, made, is_kept=is_kept)
             if is_kept:

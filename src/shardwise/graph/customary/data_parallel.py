@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from shardwise.graph.customary.together import laid_by
 from shardwise.graph.layout import allows
+from shardwise.graph.loans import loans_of
 from shardwise.graph.named import GraphLayout
 from shardwise.graph.operator import rules_of
 from shardwise.graph.placement import WHOLE, WHOLE_SUMMED, Placement
@@ -31,13 +32,15 @@ def batch_rules(graph: OpGraph) -> list[dict[str, Rule]]:
     """For each block the rule of each operator that divides the batch along one axis."""
     found: list[dict[str, Rule]] = []
     before: Placement = WHOLE
-    for block in graph.blocks:
-        outputs: dict[str, Placement] = {} if block.entry is None else {block.entry: before}
+    there: dict[str, Placement] = {}
+    for block, lent in zip(graph.blocks, loans_of(graph).lent, strict=True):
+        outputs = dict(there) if block.entry is None else {**there, block.entry: before}
         rules: dict[str, Rule] = {}
         for op in block.operators:
             rules[op.name] = _batch_rule(graph, op, outputs)
             outputs[op.name] = rules[op.name].output
         before = outputs[block.operators[-1].name]
+        there |= {name: outputs[name] for name in lent}
         found.append(rules)
     return found
 

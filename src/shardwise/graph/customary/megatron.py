@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from shardwise.graph.customary.data_parallel import batch_rules, follows_batch
 from shardwise.graph.customary.together import laid_by
 from shardwise.graph.layout import allows
+from shardwise.graph.loans import loans_of
 from shardwise.graph.named import GraphLayout
 from shardwise.graph.operator import rules_of
 from shardwise.graph.placement import PARTIAL, WHOLE, WHOLE_SUMMED, Placement
@@ -27,11 +28,14 @@ def megatron(graph: OpGraph, ranks: Sequence[int]) -> GraphLayout | None:
     has no part for every rank along the others.
     """
     found = []
-    for block, data in zip(graph.blocks, batch_rules(graph), strict=True):
+    loans = loans_of(graph)
+    for block, data, lent, borrowed in zip(
+        graph.blocks, batch_rules(graph), loans.lent, loans.borrowed, strict=True
+    ):
         outer = {name: (rule,) * (len(ranks) - 1) for name, rule in data.items()}
         if not all(allows(op, outer[op.name], ranks[:-1]) for op in block.operators):
             return None
-        inner = _block_rules(_Among(graph, block, ranks, outer))
+        inner = _block_rules(_Among(graph, block, ranks, outer, lent, borrowed))
         found.append({name: (*outer[name], inner[name]) for name in outer})
     attention = [
         found[place][op.name][-1].split
@@ -44,12 +48,15 @@ def megatron(graph: OpGraph, ranks: Sequence[int]) -> GraphLayout | None:
 
 @dataclass(frozen=True, slots=True)
 class _Among:
-    """A block, and the rules of its operators along the outer axes of a mesh of `ranks`."""
+    """A block, the rules of its operators along the outer axes of a mesh of `ranks`, and what it lends to
+    other blocks and borrows of them: that is whole between blocks, as results are."""
 
     graph: OpGraph
     block: Block
     ranks: Sequence[int]
     outer: dict[str, tuple[Rule, ...]]
+    lent: tuple[str, ...]
+    borrowed: tuple[str, ...]
 
     def rules_of(self, op: OpNode) -> list[Rule]:
         """The rules of an operator along the innermost axis that go with those along the others."""
@@ -87,6 +94,7 @@ class _Walk:
     def to_the_end(self) -> frozenset[str]:
         """The operators that split what then could not be worked on; none where all could be."""
         block = self.among.block
+        self.placed |= dict.fromkeys(self.among.borrowed, WHOLE)
         if block.entry is not None:
             self.placed[block.entry] = WHOLE
         for op in block.operators:
@@ -99,7 +107,8 @@ class _Walk:
             self.placed[op.name] = rule.output if rule.output >= 0 else WHOLE
             if rule.output >= 0:
                 self.split_by[op.name] = behind or frozenset({op.name})
-        return self.split_by.get(block.operators[-1].name, frozenset())
+        seen = (*self.among.lent, block.operators[-1].name)
+        return frozenset().union(*(self.split_by.get(name, frozenset()) for name in seen))
 
     def _following(self, op: OpNode) -> Rule | None:
         """The rule that works on inputs as they lie, with words between ranks in the loss alone."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
+from shardwise.graph.loans import Loans, loans_of
 from shardwise.graph.named import BlockLayout, GraphLayout
 from shardwise.graph.placement import PARTIAL, WHOLE, WHOLE_SUMMED, Placement
 from shardwise.graph.record import Block, OpGraph
@@ -25,14 +26,16 @@ def laid_by(graph: OpGraph, ranks: tuple[int, ...], rules: Sequence[BlockRules])
     all of their optimizer states. All is kept for the backward pass.
     """
     stored, used = _parameters(graph, rules)
-    wants = [_wanted(block, own) for block, own in zip(graph.blocks, rules, strict=True)]
+    loans = loans_of(graph)
+    wants = _wants(graph, rules, loans)
+    there: dict[str, Placements] = {}
     order = [place for place, block in enumerate(graph.blocks) for _ in range(block.repeat)]
     entry: Placements | None = None
     found: list[BlockLayout] = []
     for place, following in zip(order, [*order[1:], None], strict=True):
         block, own = graph.blocks[place], rules[place]
         readers = Counter(operand.source for op in block.operators for operand in op.inputs)
-        tensors: dict[str, Placements] = {}
+        tensors = {name: there[name] for name in loans.borrowed[place]}
         if block.entry is not None and entry is not None:
             tensors[block.entry] = entry
         last = block.operators[-1].name
@@ -40,11 +43,12 @@ def laid_by(graph: OpGraph, ranks: tuple[int, ...], rules: Sequence[BlockRules])
             asked = list(wants[place][op.name])
             if following is not None and op.name == last:
                 asked += wants[following][graph.blocks[following].entry or ""]
-            elif readers[op.name] < 2:
+            elif readers[op.name] < 2 and op.name not in loans.lent[place]:
                 continue
             made = tuple(rule.output for rule in own[op.name])
             tensors[op.name] = tuple(map(_common, zip(*asked, strict=True), made))
         entry = tensors.get(last)
+        there |= {name: tensors[name] for name in loans.lent[place]}
         names = {parameter.name: None for op in block.operators for parameter in op.parameters}
         found.append(
             BlockLayout(
@@ -59,8 +63,18 @@ def laid_by(graph: OpGraph, ranks: tuple[int, ...], rules: Sequence[BlockRules])
     return GraphLayout(ranks=ranks, blocks=tuple(found))
 
 
+def _wants(graph: OpGraph, rules: Sequence[BlockRules], loans: Loans) -> list[dict[str, list[Placements]]]:
+    """How each tensor of each block is wanted by its readers there, and by those in blocks that borrow it."""
+    found = [_wanted(block, own) for block, own in zip(graph.blocks, rules, strict=True)]
+    for wanted, lent in zip(found, loans.lent, strict=True):
+        for name in lent:
+            for other, borrowed in zip(found, loans.borrowed, strict=True):
+                wanted[name] += other[name] if name in borrowed else []
+    return found
+
+
 def _wanted(block: Block, rules: BlockRules) -> dict[str, list[Placements]]:
-    """How each tensor is wanted by its readers in the block."""
+    """How each tensor is wanted by its readers in one block."""
     found: defaultdict[str, list[Placements]] = defaultdict(list)
     for op in block.operators:
         for slot, operand in enumerate(op.inputs):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
@@ -47,28 +48,41 @@ class Interpreter:
         are the graph's inputs, whole and the same on every rank, wherever they are; `entry` is what the first
         block reads of the one before it, as it lies there."""
         result = entry
+        there: dict[str, Tensor] = {}
+        left = Counter(name for section in self.program.sections for name in section.borrowed)
         for section in self.program.sections:
+            own = {name: there[name] for name in section.borrowed}
             if section.layout.mode == "recomputed":
-                result = checkpoint(
-                    self._section, section, result, data, use_reentrant=False, preserve_rng_state=False
+                result, *lent = checkpoint(
+                    self._section, section, result, own, data, use_reentrant=False, preserve_rng_state=False
                 )
             else:
-                result = self._section(section, result, data)
+                result, *lent = self._section(section, result, own, data)
+            there |= dict(zip(section.lent, lent, strict=True))
+            left.subtract(section.borrowed)
+            there = {name: tensor for name, tensor in there.items() if left[name]}
         if result is None:
             raise ValueError("a graph has blocks")
         return result
 
-    def _section(self, section: Section, entry: Tensor | None, data: Mapping[str, Tensor]) -> Tensor:
-        """One repetition of a block, from where its entry lies to where its result lies."""
+    def _section(
+        self,
+        section: Section,
+        entry: Tensor | None,
+        borrowed: Mapping[str, Tensor],
+        data: Mapping[str, Tensor],
+    ) -> tuple[Tensor, ...]:
+        """One repetition of a block, from where its entry lies to where its result lies: that, and what it
+        lends to sections behind."""
         run = _Run(self, section, data)
         if section.block.entry is not None and entry is not None:
             run.made[section.block.entry] = entry, section.lies[section.block.entry]
+        run.made |= {name: (tensor, section.lies[name]) for name, tensor in borrowed.items()}
         with marked(BLOCK, section.label):
             for step in section.steps:
                 with marked(OPERATOR, step.label):
                     run.step(step)
-        result, _ = run.made[section.result]
-        return result
+        return tuple(run.made[name][0] for name in (section.result, *section.lent))
 
     def given_back(self, step: Step, parameters: Sequence[Tensor]) -> AbstractContextManager[None]:
         """Inside, an operator keeps nothing of parameters that were made for it, which come again in its
@@ -102,6 +116,7 @@ class _Run:
         self.grid = interpreter.grid
         self.made: dict[str, tuple[Tensor, Lie]] = {}
         self.left = dict(section.readers)
+        self.staying = {section.result, *section.lent}
 
     def step(self, step: Step) -> None:
         """One operator: what it reads brought to it, and its result to where several readers want it, or the
@@ -117,7 +132,7 @@ class _Run:
         with self.interpreter.given_back(step, parameters):
             result, lie = KERNELS[work.op.kind](work, inputs, parameters), work.output
         name = work.op.name
-        if self.section.readers.get(name, 0) > 1 or name == self.section.result:
+        if self.section.readers.get(name, 0) > 1 or name in self.staying:
             there = self.section.lies.get(name, lie)
             result, lie = brought(self.grid, result, lie, there), there
         self.made[name] = result, lie
@@ -127,7 +142,7 @@ class _Run:
             return self.interpreter.given(self.data[source], lie)
         tensor, start = self.made[source]
         self.left[source] -= 1
-        if not self.left[source] and source != self.section.result:
+        if not self.left[source] and source not in self.staying:
             del self.made[source]
         return brought(self.grid, tensor, start, lie)
 

@@ -17,7 +17,9 @@ from shardwise.graph import (
     OpNode,
     Placement,
     block_labels,
+    loans_of,
     operator_label,
+    tensor_shapes,
 )
 from shardwise.runtime.graphs.bring import Lie
 from shardwise.runtime.graphs.forms import Form
@@ -40,15 +42,18 @@ class Step:
 
 @dataclass(frozen=True)
 class Section:
-    """One repetition of a block. `lies` says of tensors with several readers, of the entry and of the result
-    where they lie for their readers; `readers` how many readers a tensor has in the block. Profiles call it
-    by its `label`."""
+    """One repetition of a block. `lies` says of tensors with several readers, of the entry, of the result and
+    of what blocks share where they lie for their readers; `readers` how many readers a tensor has in the
+    block. It lends what is `lent` to sections behind, and borrows what is `borrowed`. Profiles call it by its
+    `label`."""
 
     block: Block
     layout: BlockLayout
     steps: tuple[Step, ...]
     lies: Mapping[str, Lie]
     readers: Mapping[str, int]
+    lent: tuple[str, ...]
+    borrowed: tuple[str, ...]
     label: str
 
     @property
@@ -58,7 +63,7 @@ class Section:
     @property
     def data(self) -> frozenset[str]:
         """What it reads that neither it nor a block before it makes: graph inputs, by name."""
-        made = {self.block.entry, *(op.name for op in self.block.operators)}
+        made = {self.block.entry, *self.borrowed, *(op.name for op in self.block.operators)}
         reads = {operand.source for op in self.block.operators for operand in op.inputs}
         return frozenset(reads - made)
 
@@ -121,14 +126,18 @@ def program_of(
 ) -> Program:
     """`graph` laid on `grid`; `settings` of operators by their number, repetitions counted."""
     own = settings or {}
-    repetitions = [(block, count) for block in graph.blocks for count in range(block.repeat)]
+    loans, shapes = loans_of(graph), tensor_shapes(graph)
+    repetitions = [
+        (place, block, count) for place, block in enumerate(graph.blocks) for count in range(block.repeat)
+    ]
     readers = Counter(
         parameter.name for block in graph.blocks for op in block.operators for parameter in op.parameters
     )
     sections: list[Section] = []
     parameters: dict[str, Stored] = {}
     number = 0
-    for (block, count), lies, label in zip(repetitions, layout.blocks, block_labels(graph), strict=True):
+    labels = block_labels(graph)
+    for (place, block, count), lies, label in zip(repetitions, layout.blocks, labels, strict=True):
         steps = []
         for op in block.operators:
             work = Work(op, lies.rules[op.name], grid, own.get(number, {}))
@@ -139,7 +148,18 @@ def program_of(
                 shape, stored = op.shape(parameter.dims), lies.stored[parameter.name]
                 shared = Lie(shape, lies.used[parameter.name]) if readers[parameter.name] > 1 else None
                 parameters.setdefault(name, _stored(name, shape, stored, shared, read, grid))
-        sections.append(_section(block, lies, tuple(steps), label))
+        sections.append(
+            Section(
+                block=block,
+                layout=lies,
+                steps=tuple(steps),
+                lies={name: Lie(shapes[place][name], placed) for name, placed in lies.tensors.items()},
+                readers=Counter(operand.source for op in block.operators for operand in op.inputs),
+                lent=loans.lent[place],
+                borrowed=loans.borrowed[place],
+                label=label,
+            )
+        )
     return Program(tuple(sections), parameters)
 
 
@@ -169,18 +189,6 @@ def _stored(
     is_apart = all(isinstance(dim, int) for dim in dims) and dims.isdisjoint(lie.value.held)
     parts = lie.value.with_held(split, used) if split and is_apart else None
     return Stored(name, lie, split, shared, arrived, parts)
-
-
-def _section(block: Block, layout: BlockLayout, steps: tuple[Step, ...], label: str) -> Section:
-    shapes: dict[str, tuple[int, ...]] = {op.name: op.shape(op.output) for op in block.operators}
-    readers: Counter[str] = Counter()
-    for op in block.operators:
-        for operand in op.inputs:
-            readers[operand.source] += 1
-            if operand.source == block.entry:
-                shapes[operand.source] = op.shape(operand.dims)
-    lies = {name: Lie(shapes[name], placements) for name, placements in layout.tensors.items()}
-    return Section(block, layout, steps, lies, dict(readers), label)
 
 
 def operators_of(graph: OpGraph) -> list[OpNode]:

@@ -20,7 +20,7 @@ from shardwise.cost import (
     open_layouts,
     stage_layouts,
 )
-from shardwise.graph import OpGraph
+from shardwise.graph import OpGraph, joined_by_loans
 from shardwise.sim import Durations, compiled_schedule
 
 Values = npt.NDArray[np.float64]
@@ -54,9 +54,12 @@ class Setting:
 
     @cached_property
     def places_to_cut(self) -> tuple[int, ...]:
-        """The blocks, repetitions counted, that read what the one before them made."""
-        shapes = border_shapes(self.graph)
-        return tuple(place for place in range(1, len(shapes)) if shapes[place] is not None)
+        """The blocks, repetitions counted, that read what the one before them made, and nothing else that
+        was made before, as those behind."""
+        shapes, joined = border_shapes(self.graph), joined_by_loans(self.graph)
+        return tuple(
+            place for place in range(1, len(shapes)) if shapes[place] is not None and place not in joined
+        )
 
     def spans(self, cuts: Cuts) -> list[tuple[int, int]]:
         """The first block of each stage, and the one after its last."""
