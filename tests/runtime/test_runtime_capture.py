@@ -18,6 +18,7 @@ from shardwise.graph import (
     forward_flop,
     graph_text,
     load_graph,
+    loans_of,
     parameter_count,
     parse_graph,
     rules_of,
@@ -139,7 +140,9 @@ def test_repeated_blocks_are_folded(graph_of: Callable[[str], OpGraph]) -> None:
 
     assert folded("llama") == [("layers", 4)]
     assert folded("resnet") == [("stages.0", 2), ("stages.1", 3)]
-    assert folded("transformer") == [("encoder.layers", 3)]
+    assert folded("transformer") == [("encoder.layers", 3), ("decoder.layers", 2)]
+    assert loans_of(graph_of("transformer")).names == ("shared",)  # what the encoder ends with
+    assert not any(loans_of(graph_of(name)).names for name in ("llama", "resnet", "vision"))
     assert folded("uneven") == [("layers", 2), ("block3", 2)] or folded("uneven") == [("layers", 2)] * 2
     assert folded("again") == []
     assert folded("vision") == [("layers", 3)]

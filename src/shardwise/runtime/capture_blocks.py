@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from shardwise.graph import Block, Operand, OpNode, Parameter
@@ -26,30 +26,70 @@ def needed(nodes: Sequence[OpNode], result: str) -> Nodes:
 
 
 def blocks_of(nodes: Sequence[OpNode], inputs: Mapping[str, tuple[int, ...]]) -> tuple[Block, ...]:
-    """The chain of blocks: cut wherever one tensor alone is read behind, runs of alike ones folded."""
-    segments = list(_segments(nodes, inputs))
+    """The chain of blocks: cut wherever one tensor alone is read behind, besides what an encoder hands to all
+    layers of a decoder; runs of alike ones folded."""
+    segments = list(_with_shared(list(_segments(nodes)), inputs))
     prints = [_print(segment, inputs) for segment in segments]
-    blocks: list[Block] = []
+    making = _Making(inputs, {node.name for node in nodes})
     loose: list[OpNode] = []
     place = 0
     while place < len(segments):
-        run = _run_at(place, segments, prints) if place else None
+        segment = segments[place]
+        run = _run_at(place, segments, prints) if place and not segment.opens else None
         if run is None:
-            if loose and len(loose) + len(segments[place]) > MOST_IN_BLOCK:
-                _close(blocks, loose, inputs)
-            loose += segments[place]
+            if segment.opens or (loose and len(loose) + len(segment.nodes) > MOST_IN_BLOCK):
+                making.close(loose)
+            if segment.opens and segment.shared is not None:
+                making.open(segment.shared)
+            loose += segment.nodes
             place += 1
         else:
-            _close(blocks, loose, inputs)
-            body = tuple(node for segment in segments[place : place + run.period] for node in segment)
-            _close(blocks, list(_with_names(body, run.names)), inputs, repeat=run.count)
+            making.close(loose)
+            body = tuple(node for each in segments[place : place + run.period] for node in each.nodes)
+            making.close(list(_with_names(body, run.names)), repeat=run.count)
             place += run.period * run.count
-    _close(blocks, loose, inputs)
-    return tuple(blocks)
+    making.close(loose)
+    return tuple(making.blocks)
 
 
-def _segments(nodes: Sequence[OpNode], inputs: Mapping[str, tuple[int, ...]]) -> Iterator[Nodes]:
-    """The finest runs of operators between which a single tensor passes, the last one made."""
+@dataclass(frozen=True, slots=True)
+class _Segment:
+    """Operators in a row that read one tensor of those before them, and one that is `shared` with segments
+    beside them, the first of which `opens` it: to that one it is what the one before made."""
+
+    nodes: Nodes
+    shared: str | None = None
+    opens: bool = False
+
+
+def _with_shared(segments: Sequence[Nodes], inputs: Mapping[str, tuple[int, ...]]) -> Iterator[_Segment]:
+    """The segments; where one would fall into repetitions but for what it reads of those before it, which all
+    of them read, these. The last repetition may end in segments behind."""
+    plain = [_Segment(nodes) for nodes in segments]
+    prints = [_print(segment, inputs) for segment in plain]
+    before: str | None = None
+    for place, nodes in enumerate(segments):
+        finer = [
+            _Segment(each, before, opens=number == 0)
+            for number, each in enumerate(_segments(nodes) if before is not None else ())
+        ]
+        behind = [*finer, *plain[place + 1 :]]
+        own = [*(_print(segment, inputs) for segment in finer), *prints[place + 1 :]]
+        runs = (_run_at(start, behind, own) for start in range(1, len(finer)))
+        repeats = any(
+            run is not None and any(_reads(each, before) for each in behind[start : start + run.period])
+            for start, run in enumerate(runs, start=1)
+        )
+        yield from finer if repeats else plain[place : place + 1]
+        before = nodes[-1].name
+
+
+def _reads(segment: _Segment, source: str | None) -> bool:
+    return any(operand.source == source for node in segment.nodes for operand in node.inputs)
+
+
+def _segments(nodes: Sequence[OpNode]) -> Iterator[Nodes]:
+    """The finest runs of operators between which a single tensor of their own passes, the last one made."""
     last = {operand.source: at for at, node in enumerate(nodes) for operand in node.inputs}
     start, reach = 0, 0
     for at, node in enumerate(nodes):
@@ -70,7 +110,7 @@ class _Run:
     names: Mapping[str, str]
 
 
-def _run_at(place: int, segments: Sequence[Nodes], prints: Sequence[object]) -> _Run | None:
+def _run_at(place: int, segments: Sequence[_Segment], prints: Sequence[object]) -> _Run | None:
     """The repetition that begins here and covers most segments, of those the shortest."""
     best: _Run | None = None
     for period in range(1, (len(segments) - place) // 2 + 1):
@@ -82,7 +122,7 @@ def _run_at(place: int, segments: Sequence[Nodes], prints: Sequence[object]) -> 
                 [
                     p.name
                     for segment in segments[at : at + period]
-                    for node in segment
+                    for node in segment.nodes
                     for p in node.parameters
                 ]
                 for at in (place, place + count * period)
@@ -112,18 +152,20 @@ def _counted(one: Sequence[str], two: Sequence[str], step: int) -> dict[str, str
     return names
 
 
-def _print(segment: Nodes, inputs: Mapping[str, tuple[int, ...]]) -> object:
+def _print(segment: _Segment, inputs: Mapping[str, tuple[int, ...]]) -> object:
     """What two repetitions of a segment have in common: all but names of operators, data and parameters."""
-    places = {node.name: at for at, node in enumerate(segment)}
+    places = {node.name: at for at, node in enumerate(segment.nodes)}
     parameters: dict[str, int] = {}
     data: dict[str, int] = {}
 
     def source(operand: Operand) -> object:
         if operand.source in inputs:
             return ("data", data.setdefault(operand.source, len(data)), inputs[operand.source])
+        if operand.source == segment.shared:
+            return ("shared", operand.source)
         return places.get(operand.source, "entry")
 
-    return tuple(
+    return segment.opens, tuple(
         (
             node.kind,
             tuple(node.dims.items()),
@@ -132,7 +174,7 @@ def _print(segment: Nodes, inputs: Mapping[str, tuple[int, ...]]) -> object:
             node.output,
             tuple(node.attributes.items()),
         )
-        for node in segment
+        for node in segment.nodes
     )
 
 
@@ -143,29 +185,43 @@ def _with_names(nodes: Nodes, names: Mapping[str, str]) -> Nodes:
     )
 
 
-def _close(
-    blocks: list[Block], nodes: list[OpNode], inputs: Mapping[str, tuple[int, ...]], *, repeat: int = 1
-) -> None:
-    """Adds a block of `nodes`, which reads the one before it as its entry, and empties them."""
-    if not nodes:
-        return
-    entry = "entry"
-    while entry in inputs or any(node.name == entry for node in nodes):
-        entry += "_"
-    own = {node.name for node in nodes}
-    renamed = tuple(
-        replace(
-            node,
-            inputs=tuple(
-                operand if operand.source in own or operand.source in inputs else Operand(entry, operand.dims)
-                for operand in node.inputs
-            ),
-        )
-        for node in nodes
-    )
-    name = _block_name(renamed, repeat, {block.name for block in blocks}, len(blocks))
-    blocks.append(Block(name=name, operators=renamed, entry=entry if blocks else None, repeat=repeat))
-    nodes.clear()
+class _Making:
+    """Blocks in the making, of a graph that has these inputs and operators; `shared` are the names by which
+    blocks read what an operator made that they share: that of the entry of the first of them."""
+
+    def __init__(self, inputs: Mapping[str, tuple[int, ...]], names: Collection[str]) -> None:
+        self.inputs, self.taken = inputs, {*inputs, *names}
+        self.blocks: list[Block] = []
+        self.shared: dict[str, str] = {}
+        self.entry = self.next_entry = self._free("entry")
+
+    def _free(self, name: str) -> str:
+        while name in self.taken:
+            name += "_"
+        return name
+
+    def open(self, source: str) -> None:
+        """What the block before made is shared from here on: the entry of the next block."""
+        self.shared[source] = self.next_entry = self._free("shared")
+        self.taken.add(self.next_entry)
+
+    def close(self, nodes: list[OpNode], *, repeat: int = 1) -> None:
+        """Adds a block of `nodes`, which reads the one before it as its entry, and empties them."""
+        if not nodes:
+            return
+        own = {node.name for node in nodes} | {*self.inputs}
+
+        def read(operand: Operand) -> Operand:
+            if operand.source in own:
+                return operand
+            return Operand(self.shared.get(operand.source, self.entry), operand.dims)
+
+        renamed = tuple(replace(node, inputs=tuple(map(read, node.inputs))) for node in nodes)
+        name = _block_name(renamed, repeat, {block.name for block in self.blocks}, len(self.blocks))
+        entry = self.next_entry if self.blocks else None
+        self.blocks.append(Block(name=name, operators=renamed, entry=entry, repeat=repeat))
+        self.next_entry = self.entry
+        nodes.clear()
 
 
 def _block_name(nodes: Nodes, repeat: int, taken: set[str], count: int) -> str:
