@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from shardwise.search.tracking.chained import Weighed, solutions
 from shardwise.search.tracking.lines import is_open
+from shardwise.search.tracking.mixed import mixed
 from shardwise.search.tracking.solution import occurrences
 from shardwise.search.tracking.state import State
 
@@ -107,6 +108,19 @@ def draw_between(state: State, tried: set[float]) -> None:
         state.narrow()
         if not draw_round(state, tried):
             break
+    mix_between(state)
+
+
+def mix_between(state: State) -> None:
+    """Take what lies between neighbours on the hull of what is found, where a corner is open there and looks
+    at some were too much: elsewhere they find it."""
+    if state.is_exhausted or not state.is_hard:
+        return
+    solutions = state.found.solutions
+    for a, b in _open_edges(state):
+        (case, one), (other_case, other) = solutions[a], solutions[b]
+        if case == other_case == state.case:
+            state.take(mixed(state.given, (one, other)))
 
 
 def draw_round(state: State, tried: set[float]) -> list[float]:
@@ -136,13 +150,17 @@ def _between(state: State) -> list[float]:
     """Memory's weight along the edges of what is found, seen from below, beyond which a corner is open; by
     time."""
     points = state.found.points
-    opened = is_open(state.lines, state.found.corners(state.matched))[1:-1]
-    edges = pairwise(_hull(points))
     # Rounded, so that one that was tried is known again.
     return [
         float(f"{(points[b, 0] - points[a, 0]) / (points[a, 1] - points[b, 1]):.8g}")
-        for a, b in edges if opened[a:b].any()
-    ]  # fmt: skip
+        for a, b in _open_edges(state)
+    ]
+
+
+def _open_edges(state: State) -> list[tuple[int, int]]:
+    """Edges along the hull of what is found, by the rows of their ends, beyond which a corner is open."""
+    opened = is_open(state.lines, state.found.corners(state.matched))[1:-1]
+    return [(a, b) for a, b in pairwise(_hull(state.found.points)) if opened[a:b].any()]
 
 
 def _hull(points: Values) -> list[int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from shardwise.search.tracking.draw import draw_round
+from shardwise.search.tracking.draw import draw_round, mix_between
 from shardwise.search.tracking.labels import TooManyLabels
 from shardwise.search.tracking.look import FINER, Losses, sharpen
 from shardwise.search.tracking.state import State
@@ -38,6 +38,7 @@ def sharpen_between(state: State, losses: Losses) -> None:
         for slope in slopes:
             for line in np.flatnonzero((state.lines.weights == [1.0, slope]).all(axis=1)).tolist():
                 _raised(state, line, finer)
+        mix_between(state)
         if not slopes or not len(state.open_corners()):
             return
         state.narrow()

@@ -44,7 +44,7 @@ class State:
     `narrowed` is the chain without columns that decide nothing and choices that lead nowhere. `peaked` is
     where each mode of each link weighs the largest temporary, at one factor; `orders` how each is
     eliminated. `is_raised` where lines of a mean of both times were far below all solutions, and were raised
-    to these. `asked` and `labels` count the effort.
+    to these; `is_hard` where a look was too much. `asked` and `labels` count the effort.
     """
 
     case: int
@@ -57,6 +57,7 @@ class State:
     lines: Lines = field(default_factory=Lines)
     is_exhausted: bool = False
     is_raised: bool = False
+    is_hard: bool = False
     asked: int = 0
     labels: int = 0
     _costs: dict[tuple[int, Choice], Values] = field(default_factory=dict)

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from shardwise.frontier import Chain
 from shardwise.search.tracking.at_once import at_once
 from shardwise.search.tracking.cases import cases_of
-from shardwise.search.tracking.draw import draw_between, draw_ends, draw_first
+from shardwise.search.tracking.draw import draw_between, draw_ends, draw_first, mix_between
 from shardwise.search.tracking.found import Found
 from shardwise.search.tracking.labels import TooManyLabels
 from shardwise.search.tracking.levels import by_levels
@@ -35,6 +35,9 @@ LABELS_SHARE = 0.85
 
 FIRST_REACH, RAISED_REACH = 0.5, 2.0
 """How far beyond its line a first look goes, in epsilons; and where lines were raised to what there is."""
+
+FIRST_END = 0.005
+"""How far beyond the line of one objective alone the first look for the least of it goes."""
 
 FIRST_PART = 1.0 / 16.0
 """The same where there is no epsilon, of the way to what is open."""
@@ -129,6 +132,8 @@ def tracked(
     for number in range(len(states)):
         own = _as_loose(states[number], losses[number], states)
         states += _settle_by_levels(states[number], own, most_labels, tracking)
+    for state in states:
+        mix_between(state)
     answer = found.thinned(epsilon * ANSWER_SHARE if large else epsilon)
     efforts = tuple(
         _effort(chain, small.get(number), [state for state in states if state.case == number])
@@ -153,20 +158,26 @@ def _settle_ends(state: State, losses: Losses) -> Losses:
     """The least time and the least memory of all solutions, where lines alone do not tell; and the losses
     from then on."""
     for column in (0, 1):
-        is_done = False
+        is_done, reach = False, FIRST_END
         while not is_done:
             alone = np.flatnonzero(state.lines.weights[:, 1 - column] == 0.0)
             corner = state.found.ends(state.matched)[column]
             if state.is_exhausted or not is_open(state.lines, corner[None])[0]:
                 break
             line = int(alone[state.lines.least[alone].argmax()])
+            # At most as far as what is found, so that the least is known as it is.
+            weight, whole = float(state.lines.weights[line, column]), float(corner[column])
+            limit = min(
+                whole * (1.0 + state.matched), float(state.lines.least[line]) / weight * (1.0 + reach)
+            )
             try:
-                # As far as what is found, so that the least is known as it is: the corner before the last is
-                # close.
-                look(state, line, float(corner[column]) * (1.0 + state.matched), losses)
-                is_done = True  # what a look loses may leave the corner open: others tell what is proven
+                look(state, line, limit * weight, losses)
+                reach *= FURTHER
+                is_done = (
+                    limit >= whole
+                )  # what a look loses may leave the corner open: others tell what is proven
             except TooManyLabels:
-                state.labels += TOO_MUCH
+                _too_much(state)
                 is_done = not _loosened(state)
                 losses = losses if is_done else losses.times(LOOSER)
     return losses
@@ -201,6 +212,12 @@ def _is_loose(state: State, tracking: float) -> bool:
     return state.matched > tracking
 
 
+def _too_much(state: State) -> None:
+    """A look was too much."""
+    state.labels += TOO_MUCH
+    state.is_hard = True
+
+
 def _loosened(state: State) -> bool:
     """Whether solutions of a case may match others less closely from now on."""
     if not 0.0 < state.matched <= LOOSEST / LOOSER:
@@ -233,7 +250,8 @@ def _settle(state: State, losses: Losses, most_labels: float) -> None:
         try:
             look(state, line, least + beyond, losses, near.max(axis=0))
         except TooManyLabels:
-            state.labels += TOO_MUCH
+            _too_much(state)
+            mix_between(state)
             if _loosened(state):
                 losses = losses.times(LOOSER)
             else:

@@ -1,0 +1,189 @@
+"""Solutions between two others: each link does what it does in one of them, and all that are so made are
+found."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import product
+
+import numpy as np
+import pytest
+from tests.property.tracking_instances import hubbed_chain, long_chain, measure_of, plain
+from tests.sampling import sample_of
+
+from shardwise.frontier import Chain, Link, Part, hub_sizes, reduce
+from shardwise.search.tracking import mixed as mixing
+from shardwise.search.tracking import track, tracked
+from shardwise.search.tracking.labels import TooManyLabels
+from shardwise.search.tracking.mixed import mixed
+from shardwise.search.tracking.solution import Choice, Solution, occurrences
+
+Point = tuple[float, float]
+
+
+Pair = tuple[Solution, Solution]
+
+
+def pairs_of(chains: Iterable[Chain]) -> list[tuple[Chain, Pair]]:
+    """Those of the chains that have solutions, with the fastest and the smallest."""
+    found = [(chain, tracked([chain]).solutions) for chain in chains]
+    return [(chain, (own[0][1], own[-1][1])) for chain, own in found if own]
+
+
+def frontier_of(points: list[Point]) -> list[Point]:
+    rows = np.array(points).reshape(-1, 2)
+    return [(float(a), float(b)) for a, b in rows[reduce(rows)]]
+
+
+def links_of(chain: Chain) -> list[Link]:
+    return [chain[place] for place in occurrences(chain)]
+
+
+def part_of(link: Link, choice: Choice) -> Part:
+    return link.modes[choice.mode][1]
+
+
+def fits(chain: Chain, solution: Solution) -> bool:
+    """Whether links agree in what lies between them, and in the hubs."""
+    hubs: dict[str, int] = {}
+    border: int | None = None
+    for link, choice in zip(links_of(chain), solution, strict=True):
+        part = part_of(link, choice)
+        if part.entry is not None and border is not None and choice.choices[part.entry] != border:
+            return False
+        border = None if part.exit is None else choice.choices[part.exit]
+        for name, variable in part.hubs:
+            if hubs.setdefault(name, choice.choices[variable]) != choice.choices[variable]:
+                return False
+    return True
+
+
+def between(chain: Chain, pair: Pair) -> list[Point]:
+    """The frontier of all that is made of a pair, by its definition: each link as at some place of it in one
+    of them, with any border and all hubs as in one of them."""
+    links = links_of(chain)
+    places = list(occurrences(chain))
+    among = [
+        list(dict.fromkeys(one[at] for one in pair for at, own in enumerate(places) if own == place))
+        for place in range(len(chain))
+    ]
+    found = []
+    for wanted in (_hubs(chain, one) for one in pair):
+        for picked in product(*(among[place] for place in places)):
+            for borders in product(*(_borders(chain, pair, at) for at in range(1, len(links)))):
+                solution = []
+                for at, choice in enumerate(picked):
+                    part, choices = part_of(links[at], choice), list(choice.choices)
+                    if part.entry is not None:
+                        choices[part.entry] = borders[at - 1]
+                    if part.exit is not None:
+                        choices[part.exit] = borders[at]
+                    for name, variable in part.hubs:
+                        choices[variable] = wanted[name]
+                    solution.append(Choice(choice.mode, tuple(choices)))
+                found.append(measure_of(chain, plain(tuple(solution))))
+    return frontier_of([point for point in found if np.isfinite(point).all()])
+
+
+def _hubs(chain: Chain, solution: Solution) -> dict[str, int]:
+    return {
+        name: choice.choices[variable]
+        for link, choice in zip(links_of(chain), solution, strict=True)
+        for name, variable in part_of(link, choice).hubs
+    }
+
+
+def _borders(chain: Chain, pair: Pair, border: int) -> list[int]:
+    """What lies at a border in one of a pair; of all within a repeated link, and at its ends, one as at the
+    others."""
+    places = list(occurrences(chain))
+    before, after = places[border - 1], places[border]
+    found: dict[int, None] = {}
+    for one in pair:
+        for place, choice in zip(places, one, strict=True):
+            part = part_of(chain[place], choice)
+            is_repeated = chain[place].repeat > 1
+            if place == before and part.exit is not None:
+                found[choice.choices[part.exit]] = None
+            if place == after and part.entry is not None:
+                found[choice.choices[part.entry]] = None
+            if is_repeated and place in (before, after):
+                found |= {choice.choices[end]: None for end in (part.entry, part.exit) if end is not None}
+    return list(found)
+
+
+def short(seed: int) -> Chain:
+    """A chain whose links are there three times at most, which can be gone through."""
+    chain = hubbed_chain(seed)
+    return tuple(Link(link.name, link.modes, min(link.repeat, 2)) for link in chain)
+
+
+@pytest.mark.parametrize("first", sample_of(range(0, 60, 10), (0, 10)))
+def test_what_is_mixed_fits_and_is_all_that_can_be_mixed(first: int) -> None:
+    pairs = pairs_of(short(seed) for seed in range(first, first + 10))
+    assert len(pairs) >= 5
+    for chain, pair in pairs:
+        found = mixed(chain, pair)
+        assert all(fits(chain, solution) for solution in found)
+        points = frontier_of([measure_of(chain, plain(solution)) for solution in found])
+        # Costs are whole numbers up to some hundreds: far apart beside the steps.
+        assert points == between(chain, pair)
+
+
+def test_links_that_are_alike_are_mixed_one_by_one() -> None:
+    """Of seven links that do one of two things, as many as one likes do either."""
+    more = 0
+    pairs = pairs_of(long_chain(seed) for seed in range(10))
+    for chain, pair in pairs:
+        found = mixed(chain, pair)
+        assert all(fits(chain, solution) for solution in found)
+        points = frontier_of([measure_of(chain, plain(solution)) for solution in found])
+        exact = tracked([chain]).points
+        for time_s, memory_bytes in points:  # nothing is below the frontier
+            matching = exact[exact[:, 0] <= time_s * (1.0 + 1e-9)]
+            assert len(matching) and matching[:, 1].min() <= memory_bytes * (1.0 + 1e-9)
+        more += len(points) > 2
+    assert more >= 3
+
+
+def test_borders_that_are_not_looked_at_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    pairs = pairs_of(short(seed) for seed in range(20))
+    monkeypatch.setattr(mixing, "_chosen", lambda rows, _: np.zeros(len(rows), dtype=np.intp))
+    assert not all(fits(chain, solution) for chain, pair in pairs for solution in mixed(chain, pair))
+
+
+def test_hubs_that_each_link_has_as_it_likes_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    pairs = pairs_of(short(seed) for seed in range(20))
+    assert any(hub_sizes(chain) for chain, _ in pairs)
+    variants = mixing._variants
+    monkeypatch.setattr(
+        mixing, "_variants",
+        lambda part, rows, entries, exits, hubs: variants(
+            Part(part.names, part.sizes, part.factors, part.entry, part.exit), rows, entries, exits, hubs
+        ),
+    )  # fmt: skip
+    assert not all(fits(chain, solution) for chain, pair in pairs for solution in mixed(chain, pair))
+
+
+def test_where_looks_are_too_much_what_is_mixed_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is proven then holds, and is more than without."""
+
+    def too_much(*_: object) -> None:
+        raise TooManyLabels
+
+    chains = [chain for chain, _ in pairs_of(long_chain(seed) for seed in range(12))]
+    proven = []
+    for is_mixed in (False, True):
+        with monkeypatch.context() as patch:
+            patch.setattr(track, "look", too_much)
+            patch.setattr(track, "at_once", lambda chain: None)
+            if not is_mixed:
+                patch.setattr("shardwise.search.tracking.draw.mixed", lambda *_: [])
+            own = [tracked([chain], epsilon=0.01) for chain in chains]
+        proven.append([each.epsilon for each in own])
+    for chain, epsilon, found in zip(chains, proven[1], own, strict=True):
+        for time_s, memory_bytes in tracked([chain]).points:
+            ratios = np.maximum(found.points[:, 0] / time_s, found.points[:, 1] / memory_bytes)
+            assert ratios.min() <= (1.0 + epsilon) * (1.0 + 1e-9)
+    assert all(after <= before * (1.0 + 1e-9) for before, after in zip(*proven, strict=True))
+    assert sum(proven[1]) < sum(proven[0])
