@@ -137,11 +137,39 @@ def translator(batch: int = 4, seq_len: int = 6) -> captured.Built:
     )  # fmt: skip
 
 
+class Lending(nn.Module):
+    """Source and target embedded before anything else, as in PyTorch's tutorial of `nn.Transformer`; what the
+    first layer of the decoder adds to all is read by those behind it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.source, self.target = nn.Embedding(40, 32), nn.Embedding(40, 32)
+        encoding = nn.TransformerEncoderLayer(32, 4, 64, dropout=0.0, batch_first=True)
+        decoding = nn.TransformerDecoderLayer(32, 4, 64, dropout=0.0, batch_first=True)
+        self.encoder = nn.TransformerEncoder(encoding, 3, nn.LayerNorm(32), enable_nested_tensor=False)
+        self.decoder = nn.ModuleList(nn.TransformerDecoder(decoding, 3).layers)
+        self.bias, self.head = nn.Linear(32, 32), nn.Linear(32, 40)
+
+    def forward(self, source: Tensor, target: Tensor) -> Tensor:
+        before, x = self.source(source), self.target(target)
+        memory = self.encoder(before)
+        bias: Tensor | None = None
+        for layer in self.decoder:
+            bias = self.bias(x) if bias is None else bias
+            x = layer(x, memory) + bias
+        return functional.cross_entropy(self.head(x).flatten(0, 1), target.flatten())
+
+
+def lending(batch: int = 4, seq_len: int = 6) -> captured.Built:
+    long = torch.long
+    return Lending(), (torch.zeros(batch, seq_len, dtype=long), torch.ones(batch, seq_len, dtype=long))
+
+
 MODULES = {
     each.__name__: each
     for each in (
         vgg, resnet, lstm, gru, transformer, llama, uneven, again, towers, vision, digits, numbers, rows,
-        cells, perceptron, readers, translator,
+        cells, perceptron, readers, translator, lending,
     )
 }  # fmt: skip
 

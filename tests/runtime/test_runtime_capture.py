@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.runtime import captured
+from tests.runtime import captured, graph_modules
 from tests.sampling import sample_of
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -150,6 +150,31 @@ def test_repeated_blocks_are_folded(graph_of: Callable[[str], OpGraph]) -> None:
     assert "layers.{0}.q_proj.weight" in names and len(names) == 9
     names = {p.name for node in graph_of("resnet").blocks[-2].operators for p in node.parameters}
     assert "stages.1.{1}.conv1.weight" in names
+
+
+def test_repetitions_may_read_what_was_made_before_the_first() -> None:
+    """The encoder folds though what the target is embedded to passes it by; the layers of the decoder behind
+    the first, which makes what the others read too."""
+    graph = capture(graph_modules.__file__, "lending")
+    repeated = {block.name: block.repeat for block in graph.blocks if block.repeat > 1}
+    assert repeated == {"encoder.layers": 2, "decoder": 2}
+    loans = loans_of(graph)
+    [decoder] = [place for place, block in enumerate(graph.blocks) if block.name == "decoder"]
+    assert len(loans.borrowed[decoder]) == 2  # what the encoder ends with, and what the first layer added
+
+
+def test_a_tensor_without_elements_adds_nothing(tmp_path: Path) -> None:
+    """As caches of keys and values begin with."""
+    file = tmp_path / "cache.py"
+    file.write_text(
+        "import torch\nfrom torch import nn\n\n\nclass Cached(nn.Module):\n"
+        "    def __init__(self):\n        super().__init__()\n        self.own = nn.Linear(4, 4)\n\n"
+        "    def forward(self, x):\n"
+        "        return torch.cat([torch.tensor([]), self.own(x)], dim=-2).sum()\n\n\n"
+        "def build(batch: int = 4):\n    return Cached(), (torch.zeros(batch, 4),)\n"
+    )
+    graph = capture(str(file), "build")
+    assert [op.kind for block in graph.blocks for op in block.operators] == ["linear", "reduce"]
 
 
 def test_a_llama_of_full_size_is_the_shipped_graph_in_its_totals() -> None:

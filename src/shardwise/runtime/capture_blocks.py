@@ -11,6 +11,9 @@ from shardwise.graph import Block, Operand, OpNode, Parameter
 MOST_IN_BLOCK = 8
 """Operators of a block that is no repetition, where it can be cut."""
 
+MOST_SHARED = 4
+"""Tensors at most that repetitions read beside what the one before them made."""
+
 Nodes = tuple[OpNode, ...]
 
 
@@ -26,11 +29,31 @@ def needed(nodes: Sequence[OpNode], result: str) -> Nodes:
 
 
 def blocks_of(nodes: Sequence[OpNode], inputs: Mapping[str, tuple[int, ...]]) -> tuple[Block, ...]:
-    """The chain of blocks: cut wherever one tensor alone is read behind, besides what an encoder hands to all
-    layers of a decoder; runs of alike ones folded."""
-    segments = list(_with_shared(list(_segments(nodes)), inputs))
+    """The chain of blocks: cut wherever one tensor alone is read behind, besides those that all repetitions
+    read, such as what an encoder hands to a decoder; runs of alike ones folded."""
+    plain = list(_segments(nodes))
+    names = {node.name for node in nodes}
+    blocks = _folded(list(_with_shared(plain, inputs)), inputs, names)
+    return blocks if _are_linked(blocks) else _folded([_Segment(each) for each in plain], inputs, names)
+
+
+def _are_linked(blocks: Sequence[Block]) -> bool:
+    """Whether each block reads the one before it, or lends what that made to those behind it."""
+    reads = [{operand.source for node in block.operators for operand in node.inputs} for block in blocks]
+    return all(
+        block.entry in reads[place]
+        or (block.repeat == 1 and any(block.entry in behind for behind in reads[place + 1 :]))
+        for place, block in enumerate(blocks)
+        if place
+    )
+
+
+def _folded(
+    segments: Sequence[_Segment], inputs: Mapping[str, tuple[int, ...]], names: Collection[str]
+) -> tuple[Block, ...]:
+    """The blocks that segments make, runs of alike ones folded."""
     prints = [_print(segment, inputs) for segment in segments]
-    making = _Making(inputs, {node.name for node in nodes})
+    making = _Making(inputs, names, frozenset().union(*(segment.shared for segment in segments)))
     loose: list[OpNode] = []
     place = 0
     while place < len(segments):
@@ -39,64 +62,110 @@ def blocks_of(nodes: Sequence[OpNode], inputs: Mapping[str, tuple[int, ...]]) ->
         if run is None:
             if segment.opens or (loose and len(loose) + len(segment.nodes) > MOST_IN_BLOCK):
                 making.close(loose)
-            if segment.opens and segment.shared is not None:
-                making.open(segment.shared)
             loose += segment.nodes
             place += 1
         else:
             making.close(loose)
-            body = tuple(node for each in segments[place : place + run.period] for node in each.nodes)
-            making.close(list(_with_names(body, run.names)), repeat=run.count)
-            place += run.period * run.count
+            after = place + run.period * run.count
+            body = [node for each in segments[place : place + run.period] for node in each.nodes]
+            result = segments[after - 1].nodes[-1].name
+            making.close(list(_with_names(body, run.names)), repeat=run.count, result=result)
+            place = after
     making.close(loose)
     return tuple(making.blocks)
 
 
 @dataclass(frozen=True, slots=True)
 class _Segment:
-    """Operators in a row that read one tensor of those before them, and one that is `shared` with segments
-    beside them, the first of which `opens` it: to that one it is what the one before made."""
+    """Operators in a row that read one tensor of those before them, and any that are `shared` with segments
+    beside them. One that `opens` is no repetition: it makes one of these, or begins with one."""
 
     nodes: Nodes
-    shared: str | None = None
+    shared: frozenset[str] = frozenset()
     opens: bool = False
 
 
 def _with_shared(segments: Sequence[Nodes], inputs: Mapping[str, tuple[int, ...]]) -> Iterator[_Segment]:
-    """The segments; where one would fall into repetitions but for what it reads of those before it, which all
-    of them read, these. The last repetition may end in segments behind."""
+    """The segments; where one would fall into repetitions but for tensors that several of them read, these.
+    The last repetition may end in segments behind."""
     plain = [_Segment(nodes) for nodes in segments]
     prints = [_print(segment, inputs) for segment in plain]
     before: str | None = None
     for place, nodes in enumerate(segments):
-        finer = [
-            _Segment(each, before, opens=number == 0)
-            for number, each in enumerate(_segments(nodes) if before is not None else ())
-        ]
-        behind = [*finer, *plain[place + 1 :]]
-        own = [*(_print(segment, inputs) for segment in finer), *prints[place + 1 :]]
-        runs = (_run_at(start, behind, own) for start in range(1, len(finer)))
-        repeats = any(
-            run is not None and any(_reads(each, before) for each in behind[start : start + run.period])
-            for start, run in enumerate(runs, start=1)
-        )
-        yield from finer if repeats else plain[place : place + 1]
+        chosen, most = plain[place : place + 1], 0
+        for shared in _candidates(nodes, before):
+            finer = _finer(nodes, before, shared)
+            own = [*(_print(segment, inputs) for segment in finer), *prints[place + 1 :]]
+            saved = _saved(finer, [*finer, *plain[place + 1 :]], own, shared)
+            if saved > most:
+                chosen, most = finer, saved
+        yield from chosen
         before = nodes[-1].name
 
 
-def _reads(segment: _Segment, source: str | None) -> bool:
-    return any(operand.source == source for node in segment.nodes for operand in node.inputs)
+def _candidates(nodes: Nodes, before: str | None) -> Iterator[frozenset[str]]:
+    """Tensors that may be shared, those first that are read furthest behind where they come from: one, two,
+    and so on of those that are read more than once."""
+    made = {node.name: at for at, node in enumerate(nodes)} | ({before: -1} if before is not None else {})
+    reads: dict[str, list[int]] = {}
+    for at, node in enumerate(nodes):
+        for operand in node.inputs:
+            if operand.source in made:
+                reads.setdefault(operand.source, []).append(at)
+    several = [name for name, places in reads.items() if len(places) > 1]
+    several.sort(key=lambda name: made[name] - reads[name][-1])
+    for count in range(1, min(len(several), MOST_SHARED) + 1):
+        yield frozenset(several[:count])
 
 
-def _segments(nodes: Sequence[OpNode]) -> Iterator[Nodes]:
-    """The finest runs of operators between which a single tensor of their own passes, the last one made."""
+def _finer(nodes: Nodes, before: str | None, shared: frozenset[str]) -> list[_Segment]:
+    """The segments of operators between which a single tensor passes beside those that are shared."""
+    return [
+        _Segment(
+            each,
+            shared,
+            opens=any(node.name in shared for node in each) or (number == 0 and before in shared),
+        )
+        for number, each in enumerate(_segments(nodes, before, shared))
+    ]
+
+
+def _saved(
+    finer: Sequence[_Segment], behind: Sequence[_Segment], prints: Sequence[object], shared: frozenset[str]
+) -> int:
+    """Operators that need not be told, since they are repetitions of others; none where no repetitions read
+    what is shared."""
+    reads = [_reads(segment, shared) for segment in behind]
+    saved, is_read, place = 0, False, 1
+    while place < len(finer) and sum(reads[1 : len(finer)]) > 1:
+        run = None if finer[place].opens else _run_at(place, behind, prints)
+        if run is None:
+            place += 1
+            continue
+        after = place + run.period * run.count
+        saved += sum(len(segment.nodes) for segment in behind[place + run.period : after])
+        is_read |= any(reads[place : place + run.period])
+        place = after
+    return saved if is_read else 0
+
+
+def _reads(segment: _Segment, sources: frozenset[str]) -> bool:
+    return any(operand.source in sources for node in segment.nodes for operand in node.inputs)
+
+
+def _segments(
+    nodes: Sequence[OpNode], before: str | None = None, shared: frozenset[str] = frozenset()
+) -> Iterator[Nodes]:
+    """The finest runs of operators between which a single tensor passes, the last one made, beside those that
+    are `shared`; `before` is what they read of those before them."""
     last = {operand.source: at for at, node in enumerate(nodes) for operand in node.inputs}
-    start, reach = 0, 0
+    start, reach = 0, 0 if before is None or before in shared else last.get(before, 0)
     for at, node in enumerate(nodes):
         if reach <= at:
             yield tuple(nodes[start : at + 1])
             start = at + 1
-        reach = max(reach, last.get(node.name, at))
+        if node.name not in shared:
+            reach = max(reach, last.get(node.name, at))
     if start < len(nodes):
         yield tuple(nodes[start:])
 
@@ -161,7 +230,7 @@ def _print(segment: _Segment, inputs: Mapping[str, tuple[int, ...]]) -> object:
     def source(operand: Operand) -> object:
         if operand.source in inputs:
             return ("data", data.setdefault(operand.source, len(data)), inputs[operand.source])
-        if operand.source == segment.shared:
+        if operand.source in segment.shared:
             return ("shared", operand.source)
         return places.get(operand.source, "entry")
 
@@ -178,7 +247,7 @@ def _print(segment: _Segment, inputs: Mapping[str, tuple[int, ...]]) -> object:
     )
 
 
-def _with_names(nodes: Nodes, names: Mapping[str, str]) -> Nodes:
+def _with_names(nodes: Sequence[OpNode], names: Mapping[str, str]) -> Nodes:
     return tuple(
         replace(node, parameters=tuple(Parameter(names[p.name], p.dims) for p in node.parameters))
         for node in nodes
@@ -186,41 +255,49 @@ def _with_names(nodes: Nodes, names: Mapping[str, str]) -> Nodes:
 
 
 class _Making:
-    """Blocks in the making, of a graph that has these inputs and operators; `shared` are the names by which
-    blocks read what an operator made that they share: that of the entry of the first of them."""
+    """Blocks in the making, of a graph that has these inputs and operators; what operators make that is
+    `shared` is read by name, or by that of the entry where it is what the block before ends with."""
 
-    def __init__(self, inputs: Mapping[str, tuple[int, ...]], names: Collection[str]) -> None:
-        self.inputs, self.taken = inputs, {*inputs, *names}
+    def __init__(
+        self, inputs: Mapping[str, tuple[int, ...]], names: Collection[str], shared: frozenset[str]
+    ) -> None:
+        self.inputs, self.taken, self.shared = inputs, {*inputs, *names}, shared
         self.blocks: list[Block] = []
-        self.shared: dict[str, str] = {}
-        self.entry = self.next_entry = self._free("entry")
+        self.known: dict[str, str] = {}
+        self.entry = self._free("entry")
+        self.before: str | None = None
 
     def _free(self, name: str) -> str:
         while name in self.taken:
             name += "_"
+        self.taken.add(name)
         return name
 
-    def open(self, source: str) -> None:
-        """What the block before made is shared from here on: the entry of the next block."""
-        self.shared[source] = self.next_entry = self._free("shared")
-        self.taken.add(self.next_entry)
-
-    def close(self, nodes: list[OpNode], *, repeat: int = 1) -> None:
-        """Adds a block of `nodes`, which reads the one before it as its entry, and empties them."""
+    def close(self, nodes: list[OpNode], *, repeat: int = 1, result: str | None = None) -> None:
+        """Adds a block of `nodes`, which reads the one before it as its entry, and empties them; of
+        repetitions the last one makes the `result`."""
         if not nodes:
             return
+        entry = self.entry
+        if self.before in self.shared and repeat == 1:
+            # The block behind lends it: nobody borrows what repetitions make, and it may read nothing else.
+            entry = self.known[self.before] = self._free("shared")
         own = {node.name for node in nodes} | {*self.inputs}
 
         def read(operand: Operand) -> Operand:
             if operand.source in own:
                 return operand
-            return Operand(self.shared.get(operand.source, self.entry), operand.dims)
+            source = entry if operand.source == self.before else self.known.get(operand.source, entry)
+            return Operand(source, operand.dims)
 
         renamed = tuple(replace(node, inputs=tuple(map(read, node.inputs))) for node in nodes)
         name = _block_name(renamed, repeat, {block.name for block in self.blocks}, len(self.blocks))
-        entry = self.next_entry if self.blocks else None
-        self.blocks.append(Block(name=name, operators=renamed, entry=entry, repeat=repeat))
-        self.next_entry = self.entry
+        self.blocks.append(
+            Block(name=name, operators=renamed, entry=entry if self.blocks else None, repeat=repeat)
+        )
+        if repeat == 1:
+            self.known |= {node.name: node.name for node in nodes if node.name in self.shared}
+        self.before = result or nodes[-1].name
         nodes.clear()
 
 

@@ -184,7 +184,9 @@ def parts(builder: Builder, call: Call, results: tuple[Dims, ...]) -> Made:
 
 
 def _concat(builder: Builder, call: Call, dims: Dims) -> Made:
-    views = [view for ref in call.arguments[0] if isinstance(view := builder.views[ref.name], View)]
+    every = [view for ref in call.arguments[0] if isinstance(view := builder.views[ref.name], View)]
+    # Caches begin with tensors without elements, of one dim even, which PyTorch leaves out.
+    views = [view for view in every if all(dim.size for dim in view.dims)]
     at = argument(call, 1, "dim", 0) % len(dims)
     return views[0] if len(views) == 1 else concatenated(builder, call, views, at, dims)
 

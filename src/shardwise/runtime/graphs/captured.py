@@ -77,15 +77,24 @@ def _traced(module: nn.Module, inputs: Any) -> tuple[ExportedProgram, Trace]:
 def check_derivatives(module: nn.Module, inputs: Any) -> None:
     """ConfigError where a function of the module's has a backward pass of its own, which graphs do not have:
     they differentiate what its forward pass does."""
-    placed, named = mapped(_on_meta, called_with(inputs))
-    with torch.device("meta"):
-        results = deepcopy(module).to("meta")(*placed, **named)
-    for node in derivatives(results):
+    for node in derivatives(_results(module, inputs)):
         if isinstance(node, BackwardCFunction):
             raise ConfigError(
                 "has a backward pass of its own, which graphs do not have", key=MODULE,
                 found=node.name().removesuffix("Backward"), allowed="functions that PyTorch differentiates",
             )  # fmt: skip
+
+
+def _results(module: nn.Module, inputs: Any) -> Any:
+    """What a copy of the module makes of its inputs: without values, unless it looks at some, as models that
+    leave out a mask which masks nothing do."""
+    placed, named = mapped(_on_meta, called_with(inputs))
+    try:
+        with torch.device("meta"):
+            return deepcopy(module).to("meta")(*placed, **named)
+    except (RuntimeError, NotImplementedError):
+        placed, named = called_with(inputs)
+        return deepcopy(module)(*placed, **named)
 
 
 def _on_meta(value: Any) -> Any:
