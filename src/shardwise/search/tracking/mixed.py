@@ -23,8 +23,12 @@ Values = npt.NDArray[np.float64]
 STEPS = 10_000.0
 """Pieces of solutions that cost no more apart than so small a part of what the solutions take are one."""
 
-LABELS = 2_000
-"""Pieces at most that a solution is put together from."""
+LABELS = 500
+"""Pieces at most that solutions are put together from at a time; where there are more they are one where they
+cost further apart."""
+
+COARSER = 2.0
+"""How many times as far, each time."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -132,22 +136,23 @@ def _costs(part: Part, rows: Indices) -> Values:
 def _put_together(chain: Chain, pieces: Sequence[_Pieces]) -> list[Solution]:
     """The solutions that pieces make, from the first link to the last."""
     order = list(occurrences(chain))
-    scale = np.maximum(sum(pieces[place].costs.min(axis=0, initial=np.inf) for place in order), 1e-30)
-    if not np.isfinite(scale).all():
+    if not all(len(each.costs) for each in pieces):
         return []
-    grid = Grid.even(scale / (STEPS * len(order)))
+    scale = np.add.reduce([pieces[place].costs.mean(axis=0) for place in order])
+    scale[scale <= 0.0] = 1.0
+    steps = scale / (STEPS * len(order))
     points, borders = np.zeros((1, 4)), np.zeros(1, dtype=np.intp)
     history: list[tuple[Indices, Indices]] = []
     for place in order:
         own = pieces[place]
         a, b = np.nonzero(borders[:, None] == own.entries[None])
-        if not 0 < len(a) <= LABELS * LABELS:
-            return []
         sums = points[a] + own.costs[b]
         sums[:, 3] = np.maximum(points[a, 3], own.costs[b, 3])
-        kept = reduced(own.exits[b], sums, sums @ (1.0 / scale), grid)
-        if len(kept) > LABELS:
-            return []
+        kept = reduced(own.exits[b], sums, sums @ (1.0 / scale), Grid.even(steps))
+        while len(kept) > LABELS:
+            steps = steps * COARSER
+            some = reduced(own.exits[b][kept], sums[kept], sums[kept] @ (1.0 / scale), Grid.even(steps))
+            kept = kept[some]
         points, borders = sums[kept], own.exits[b][kept]
         history.append((a[kept], b[kept]))
     rows = reduce(measures(points))
