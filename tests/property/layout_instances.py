@@ -118,6 +118,15 @@ def skips(batch: int, width: int, inner: int, classes: int) -> OpGraph:
     )
 
 
+def skips_behind_the_first(batch: int, width: int, inner: int, classes: int) -> OpGraph:
+    """`skips`, whose last block reads the one before it alone: what is lent lies between the first and it."""
+    graph = skips(batch, width, inner, classes)
+    *others, last = graph.blocks
+    _, down, loss = last.operators
+    down = replace(down, inputs=(Operand("z", down.inputs[0].dims),))
+    return replace(graph, blocks=(*others, replace(last, operators=(down, loss))))
+
+
 def without_first_weights(graph: OpGraph) -> OpGraph:
     """A `chain` whose first block is its relu alone, on data as wide as what it makes."""
     first, *others = graph.blocks

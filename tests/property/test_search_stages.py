@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from tests.property.layout_instances import llama, random_graph
+from tests.property.layout_instances import llama, random_graph, skips_behind_the_first
 from tests.property.stage_instances import cut_graph, every_pipeline, price_of_point, setting_of, solutions
 from tests.property.test_layouts_one import random_solution
 from tests.sampling import sample_of
@@ -209,6 +209,39 @@ def test_a_stage_costs_what_its_names_say(seed: int) -> None:
         laid = stage_layouts(graph, cluster, training, mesh, parts, first=first, end=end)
         sum_s = forwards * price.forward_s + backwards * price.backward_s + ends * price.end_s
         assert measure(laid.chain, tuple(solution))[0] == pytest.approx(sum_s, rel=1e-9)
+
+
+@pytest.mark.parametrize("span", [(0, 1), (0, 4), (1, 4), (1, 5), (4, 5)])
+def test_a_stage_with_blocks_that_read_of_others_costs_what_its_names_say(span: tuple[int, int]) -> None:
+    """The second block lends its entry, which crosses a cut before it, and its result; so stages begin
+    before it or behind those that borrow them, and nowhere else."""
+    first, end = span
+    graph, cluster, training = (
+        skips_behind_the_first(64, 48, 96, 32),
+        load_cluster("8x8xH100-SXM"),
+        Training(dtype="bf16"),
+    )
+    mesh = mesh_of(cluster, (2, 4))
+    assert Setting(graph, cluster, training, mesh, 2, 1).places_to_cut == (1, 4)
+    turns = Turns(microbatches=3, in_flight=2, stages=2, sent_forward_s=1e-4, buffer_bytes=1e7)
+    laid = stage_layouts(graph, cluster, training, mesh, turns, first=first, end=end)
+    for seed in range(6):
+        solution, fixed = [], {}
+        drawn = random_solution(np.random.default_rng(seed), laid.chain)
+        for place, chosen in zip(occurrences(laid.chain), drawn, strict=True):
+            part, choices = laid.chain[place].modes[chosen.mode][1], list(chosen.choices)
+            for factor in part.factors:
+                if len(factor.variables) == 1 and not np.isfinite(factor.costs).all():
+                    [variable] = factor.variables
+                    choices[variable] = int(np.isfinite(factor.costs[:, 0]).argmax())
+                    fixed[f"tensor {part.names[variable]}"] = choices[variable]
+            for name, variable in part.hubs:
+                choices[variable] = fixed.get(name, choices[variable])
+            solution.append(Choice(chosen.mode, tuple(choices)))
+        layout = laid.layout(solution)
+        price = price_stage(graph, cluster, training, mesh, layout, first=first, end=end, turns=turns)
+        found = measure(laid.chain, tuple(solution))
+        assert found == pytest.approx((price.time_s, price.memory_bytes), rel=1e-9)
 
 
 def test_a_stage_holds_what_its_schedule_keeps() -> None:

@@ -6,15 +6,13 @@ import copy
 from typing import Any
 
 import pytest
-from tests.property.layout_instances import op, skips
+from tests.property.layout_instances import skips, skips_behind_the_first
 from tests.unit.graph.texts import SMALL
 
 from shardwise.cost.layouts.stage import border_shapes
 from shardwise.errors import ConfigError
 from shardwise.graph import (
     WHOLE_SUMMED,
-    Block,
-    OpGraph,
     check_graph,
     data_parallel,
     graph_text,
@@ -58,12 +56,7 @@ def test_a_graph_that_lends_is_written_and_read_again() -> None:
 def test_no_cut_lies_between_who_lends_and_who_borrows() -> None:
     """Of first, second, middle[0], middle[1], last the first lends to the last."""
     assert joined_by_loans(SKIPS) == {1, 2, 3, 4}
-    first, *others = SKIPS.blocks
-    last = Block(name="last", operators=(
-        op("down", "linear", {"b": 8, "f": 12, "v": 5}, [("z", "bf")], "bv", [("w_down", "fv")]),
-        *others[-1].operators[-1:],
-    ), entry="z")  # fmt: skip
-    graph = OpGraph(name="less", inputs=SKIPS.inputs, blocks=(first, *others[:-1], last), batch=8)
+    graph = skips_behind_the_first(8, 6, 12, 5)
     check_graph(graph)
     assert joined_by_loans(graph) == {2, 3}  # the second may begin a stage, and so may the last
 
