@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.property.layout_instances import chain, without_first_weights
+from tests.property.layout_instances import chain, skips_behind_the_first, without_first_weights
 from tests.runtime.captured_equality import captured_differences, graph_of, plain
 from tests.runtime.graph_equality import MAX_NORM, Run, batches, differences, run_of, single_process
 from tests.runtime.graph_plans import (
@@ -44,7 +44,8 @@ STEPS = 2
 CHAIN = chain(8, 6, 12, 5)
 UNEVEN = chain(12, 7, 11, 5)
 
-GRAPHS = {"chain": CHAIN, "uneven": UNEVEN}
+CHAINS = {"chain": CHAIN, "uneven": UNEVEN}
+GRAPHS = {**CHAINS, "skips": skips_behind_the_first(8, 6, 12, 5)}
 
 
 def whole(op: OpNode) -> Sequence[str]:
@@ -79,7 +80,7 @@ def test_two_stages_of_a_process_each_train_as_one_process_does(team: Team, micr
     assert max(differ(team, plans, "chain")) < TOLERANCE
 
 
-@pytest.mark.parametrize("graph", GRAPHS)
+@pytest.mark.parametrize("graph", CHAINS)
 @pytest.mark.parametrize(
     ("ranks", "cuts"), [((1,), (1, 2, 3, 4)), ((2,), (2,)), ((2,), (1, 3)), ((3,), (3,)), ((2, 2), (3,))]
 )
@@ -93,6 +94,15 @@ def test_any_layouts_of_stages_train_as_one_process_does(
         for plan in drawn_in_stages(GRAPHS[graph], ranks, cuts, microbatches, range(12 if full else 1))
     ]
     assert max(differ(team, plans, graph)) < TOLERANCE
+
+
+@pytest.mark.parametrize(("ranks", "cuts"), [((2,), (1,)), ((2,), (4,)), ((2,), (1, 4))])
+def test_stages_with_blocks_that_read_of_others_train_as_one_process_does(
+    team: Team, ranks: tuple[int, ...], cuts: tuple[int, ...], full: bool
+) -> None:
+    """What crosses the first cut is lent behind it."""
+    plans = list(drawn_in_stages(GRAPHS["skips"], ranks, cuts, 2, range(8 if full else 2)))
+    assert max(differ(team, plans, "skips")) < TOLERANCE
 
 
 def test_sgd_trains_in_stages_as_one_process_does(team: Team) -> None:
