@@ -5,16 +5,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from itertools import product
+from typing import Any
 
 import numpy as np
 import pytest
 from tests.property.tracking_instances import hubbed_chain, long_chain, measure_of, plain
 from tests.sampling import sample_of
 
-from shardwise.frontier import Chain, Link, Part, hub_sizes, reduce
+from shardwise.frontier import Chain, Factor, Link, Part, hub_sizes, reduce
 from shardwise.search.tracking import mixed as mixing
 from shardwise.search.tracking import track, tracked
 from shardwise.search.tracking.labels import TooManyLabels
+from shardwise.search.tracking.look import look
 from shardwise.search.tracking.mixed import mixed
 from shardwise.search.tracking.solution import Choice, Solution, occurrences
 
@@ -144,6 +146,38 @@ def test_links_that_are_alike_are_mixed_one_by_one() -> None:
             assert len(matching) and matching[:, 1].min() <= memory_bytes * (1.0 + 1e-9)
         more += len(points) > 2
     assert more >= 3
+
+
+def test_where_there_are_too_many_pieces_some_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fewer solutions then, all of which fit; the pair's own measures are matched by a step or so."""
+    pairs = pairs_of(long_chain(seed) for seed in range(10))
+    whole = [mixed(chain, pair) for chain, pair in pairs]
+    monkeypatch.setattr(mixing, "LABELS", 4)
+    some = [mixed(chain, pair) for chain, pair in pairs]
+    for (chain, _), found in zip(pairs, some, strict=True):
+        assert found and all(fits(chain, solution) for solution in found)
+    assert sum(map(len, some)) < sum(map(len, whole))
+
+
+def test_an_end_whose_line_is_nothing_is_found_at_once(
+    by_lines: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One of two temporaries is there whatever is chosen, and a line weighs one of them: it is 0, of which no
+    multiple is as far as what is found."""
+    looks: list[object] = []
+
+    def counted(*given: Any) -> None:
+        looks.append(given)
+        look(*given)
+
+    monkeypatch.setattr(track, "look", counted)
+    costs = np.zeros((2, 2, 5))
+    costs[:, :, 0] = 1.0
+    costs[0, 0, 4] = costs[1, 1, 4] = 10.0
+    part = Part(("a",), (2,), (Factor((0,), costs[0]), Factor((0,), costs[1])))
+    found = tracked([(Link("one", (("kept", part),)),)], epsilon=0.001)
+    assert found.points.tolist() == [[2.0, 10.0]] and found.epsilon == pytest.approx(0.001)
+    assert len(looks) == 1
 
 
 def test_borders_that_are_not_looked_at_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:

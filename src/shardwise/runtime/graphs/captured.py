@@ -92,7 +92,7 @@ def _results(module: nn.Module, inputs: Any) -> Any:
     try:
         with torch.device("meta"):
             return deepcopy(module).to("meta")(*placed, **named)
-    except (RuntimeError, NotImplementedError):
+    except RuntimeError:
         placed, named = called_with(inputs)
         return deepcopy(module)(*placed, **named)
 

@@ -165,17 +165,16 @@ def _settle_ends(state: State, losses: Losses) -> Losses:
             if state.is_exhausted or not is_open(state.lines, corner[None])[0]:
                 break
             line = int(alone[state.lines.least[alone].argmax()])
-            # At most as far as what is found, so that the least is known as it is.
             weight, whole = float(state.lines.weights[line, column]), float(corner[column])
-            limit = min(
-                whole * (1.0 + state.matched), float(state.lines.least[line]) / weight * (1.0 + reach)
-            )
+            # At most as far as what is found, so that the least is known as it is; and at once where the line
+            # is nothing, of which no multiple is any further.
+            limit, own = whole * (1.0 + state.matched), float(state.lines.least[line]) / weight
+            if own > 0.0:
+                limit = min(limit, own * (1.0 + reach))
             try:
                 look(state, line, limit * weight, losses)
                 reach *= FURTHER
-                is_done = (
-                    limit >= whole
-                )  # what a look loses may leave the corner open: others tell what is proven
+                is_done = limit >= whole  # what is lost may leave the corner open: others tell what is proven
             except TooManyLabels:
                 _too_much(state)
                 is_done = not _loosened(state)
