@@ -23,8 +23,8 @@ from shardwise.frontier import Chain, Factor, Link, Part, frontier_of, reduce
 from shardwise.search import tracked
 from shardwise.search.tracking import (
     bins,
-    borders,
     bounds,
+    chained,
     draw,
     eliminate,
     forms,
@@ -229,15 +229,15 @@ def test_hubs_make_one_choice_along_a_chain(full: bool) -> None:
     assert hubs > 2 * len(seeds)
 
 
-def first_choice(own: borders.Borders, values: Any, hubs: Any) -> Any:
-    """What all other hubs come to at their first choice, instead of at the best one."""
-    first = tuple(slice(None) if name in hubs else 0 for name in own.hubs)
-    full = np.broadcast_to(values, (*own.sizes, *values.shape[len(own.hubs) :]))
-    return full[first]
+def at_the_first(sums: Any, axes: list[int]) -> Any:
+    """What hubs come to at their first choice, instead of at the best one."""
+    for axis in axes:
+        sums = sums.take([0], axis=axis)
+    return sums
 
 
 def test_hubs_that_are_thought_to_have_chosen_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(borders.Borders, "on", first_choice)
+    monkeypatch.setattr(chained, "_without", at_the_first)
     assert not agrees(range(60), hubbed_chain)
 
 

@@ -99,8 +99,7 @@ class Bounds:
         lose: this part of what all runs may."""
         spans = [range(at, at + length) for at in starts]
         hubs = self._hubs(range(starts.start, starts.start + 1))
-        outside = np.minimum.reduce([self.weighed.around(span.start, span.stop) for span in spans])
-        outside = self.weighed.borders.on(outside, hubs)
+        outside = self.weighed.borders.on(self.weighed.outside(spans, hubs), hubs)
         peaks = self.peaks.around(spans) if self.peaks is not None else np.zeros(1)
         share = RUNS_SHARE * part * length / self.occurrences
         first = spans[0]

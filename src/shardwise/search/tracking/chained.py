@@ -3,13 +3,16 @@ link."""
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import reduce
+from math import prod
 
 import numpy as np
 import numpy.typing as npt
 
 from shardwise.frontier import Chain
+from shardwise.search.tracking import machine
 from shardwise.search.tracking.borders import Borders
 from shardwise.search.tracking.flat import Peaked
 from shardwise.search.tracking.scalars import Scalars, Sums
@@ -57,9 +60,85 @@ class Weighed:
         """The least total of each weight, (J)."""
         return np.asarray(_flat(self.ahead[-1]).min(axis=0))
 
-    def around(self, before: int, after: int) -> Sums:
-        """The least of all before a border and after another one, (hubs..., entry, exit, weights)."""
-        return np.asarray(self.ahead[before][..., :, None, :] + self.behind[after][..., None, :, :])
+    def outside(self, spans: Sequence[range], hubs: Collection[str]) -> Sums:
+        """The least of all outside any of some spans of occurrences, for each choice of these hubs: (hubs...,
+        entry, exit, weights), of 1 for each of the others."""
+        away = [axis for axis, name in enumerate(self.borders.hubs) if name not in hubs]
+        least: Sums | None = None
+        for span in spans:
+            # Of hubs that are on one side alone the best choice there is the best of all.
+            ahead, behind = (
+                _without(sums, [axis for axis in away if other.shape[axis] == 1])
+                for sums, other in (
+                    (self.ahead[span.start], self.behind[span.stop]),
+                    (self.behind[span.stop], self.ahead[span.start]),
+                )
+            )
+            least = _outside(ahead, behind, away, least)
+        assert least is not None, "no spans"
+        return least
+
+
+def _without(sums: Sums, axes: Sequence[int]) -> Sums:
+    """The least along some axes, of 1 then."""
+    return np.asarray(sums.min(axis=tuple(axes), keepdims=True)) if axes else sums
+
+
+def _outside(ahead: Sums, behind: Sums, away: Sequence[int], least: Sums | None) -> Sums:
+    """The least of both together, (hubs..., entry, exit, weights), of 1 for hubs `away`, and of what is known
+    already."""
+    shape = np.broadcast_shapes(ahead.shape[:-2], behind.shape[:-2])
+    ends = (ahead.shape[-2], behind.shape[-2])
+    if not machine.pays_for_sums(prod((*shape, *ends, ahead.shape[-1]))):
+        sums = _without(ahead[..., :, None, :] + behind[..., None, :, :], away)
+        return sums if least is None else np.minimum(sums, least)
+    from shardwise.search.tracking.compiled_chains import least_outside
+
+    kept = tuple(1 if axis in away else size for axis, size in enumerate(shape))
+    found = np.full((ahead.shape[-1], prod(kept), *ends), np.inf)
+    least_outside(
+        _by_weight(ahead, 1), _by_weight(behind, 1),
+        _rows(ahead.shape[:-2], shape), _rows(behind.shape[:-2], shape), _rows(kept, shape), found,
+    )  # fmt: skip
+    sums = np.moveaxis(found, 0, -1).reshape((*kept, *ends, len(found)))
+    return sums if least is None else np.minimum(sums, least)
+
+
+def _by_weight(sums: Sums, borders: int) -> Sums:
+    """Sums (hubs..., borders..., weights) as (weights, all hubs, borders...), one weight after the other."""
+    first = np.moveaxis(sums, -1, 0)
+    return np.ascontiguousarray(first.reshape((len(first), -1, *sums.shape[-1 - borders : -1])))
+
+
+def _rows(own: tuple[int, ...], shape: tuple[int, ...]) -> npt.NDArray[np.intp]:
+    """The row of each choice of hubs (of `shape`) among those that some sums tell apart (of `own`, or 1)."""
+    return np.broadcast_to(np.arange(prod(own), dtype=np.intp).reshape(own), shape).reshape(-1)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Onward:
+    """The sums of a link, (hubs..., from, after, weights), and the same one weight after the other where
+    machine code goes through them."""
+
+    table: Sums
+    by_weight: Sums | None
+
+    @staticmethod
+    def of(table: Sums) -> _Onward:
+        """Of a link's sums."""
+        return _Onward(table, _by_weight(table, 2) if machine.pays_for_sums(table.size) else None)
+
+    def least(self, before: Sums) -> Sums:
+        """The least of what is before and the link together, (hubs..., after, weights)."""
+        if self.by_weight is None:
+            return np.asarray((before[..., :, None, :] + self.table).min(axis=-3))
+        from shardwise.search.tracking.compiled_chains import least_onward
+
+        own, table = before.shape[:-2], self.table.shape[:-3]
+        shape = np.broadcast_shapes(own, table)
+        found = np.full((len(self.by_weight), prod(shape), self.table.shape[-2]), np.inf)
+        least_onward(_by_weight(before, 1), self.by_weight, _rows(own, shape), _rows(table, shape), found)
+        return np.moveaxis(found, 0, -1).reshape((*shape, *found.shape[2:], len(found)))
 
 
 def _flat(sums: Sums) -> Sums:
@@ -83,15 +162,15 @@ def weighed(chain: Chain, orders: list[list[Order]], weighing: Weighing) -> Weig
     borders = Borders.of(chain)
     start = borders.start(len(weighing.weights))
     found = Weighed(chain, borders, weighing, scalars, [start], [start])
-    tables = [
-        table
-        for link, parts in zip(chain, scalars, strict=True)
-        for table in [link_table(borders, parts)] * link.repeat
-    ]
-    for table in tables:
-        found.ahead.append((found.ahead[-1][..., :, None, :] + table).min(axis=-3))
-    for table in reversed(tables):
-        found.behind.append((table + found.behind[-1][..., None, :, :]).min(axis=-2))
+    tables = [link_table(borders, parts) for parts in scalars]
+    for link, table in zip(chain, tables, strict=True):
+        onward = _Onward.of(table)
+        for _ in range(link.repeat):
+            found.ahead.append(onward.least(found.ahead[-1]))
+    for link, table in zip(reversed(chain), reversed(tables), strict=True):
+        back = _Onward.of(table.swapaxes(-3, -2))
+        for _ in range(link.repeat):
+            found.behind.append(back.least(found.behind[-1]))
     found.behind.reverse()
     return found
 

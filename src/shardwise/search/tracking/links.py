@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardwise.frontier import Chain, Link, reduce
-from shardwise.search.tracking.borders import Borders
+from shardwise.search.tracking.borders import Borders, hubs_of
 from shardwise.search.tracking.bounds import Bounds
 from shardwise.search.tracking.eliminate import Limits, eliminated
 from shardwise.search.tracking.grid import reduced
@@ -78,7 +78,7 @@ def link_labels(
         else:
             weighed = bounds.weighed
             scalars = weighed.scalars[place][mode]
-            beyond = np.minimum.reduce([weighed.around(at, at + 1) for at in bounds.span(place)])
+            beyond = weighed.outside([range(at, at + 1) for at in bounds.span(place)], hubs_of([link]))
             scalars.spread(borders.unbordered(part, beyond))
             found = eliminated(
                 part, orders[place][mode], Limits(scalars, bounds.limit, bounds.in_part(place, part))

@@ -134,9 +134,8 @@ def _alive(found: Weighed, place: int, mode: int, limits: npt.NDArray[np.float64
     """Which choices of each variable of a mode may matter, in any occurrence of its link."""
     start = sum(link.repeat for link in found.chain[:place])
     scalars = found.scalars[place][mode]
-    beyond = np.minimum.reduce(
-        [found.around(at, at + 1) for at in range(start, start + found.chain[place].repeat)]
-    )
+    spans = [range(at, at + 1) for at in range(start, start + found.chain[place].repeat)]
+    beyond = found.outside(spans, hubs_of([found.chain[place]]))
     scalars.spread(found.borders.unbordered(scalars.part, beyond))
     is_alive = may_matter(np.concatenate(scalars.through()), limits)
     return np.split(is_alive, np.cumsum(scalars.part.sizes)[:-1])
