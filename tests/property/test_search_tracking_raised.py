@@ -21,9 +21,12 @@ from tests.sampling import sample_of
 from shardwise.frontier import Chain
 from shardwise.search import tracked
 from shardwise.search.tracking import lines, look, machine, rests, sharpen
-from shardwise.search.tracking.labels import Labels
+from shardwise.search.tracking.draw import draw_round
+from shardwise.search.tracking.labels import Labels, TooManyLabels
+from shardwise.search.tracking.look import Losses
 from shardwise.search.tracking.simplify import priced
 from shardwise.search.tracking.solution import measure
+from shardwise.search.tracking.state import State
 
 pytestmark = pytest.mark.usefixtures("by_lines")
 
@@ -186,3 +189,55 @@ def test_a_broken_rule_is_noticed(
 ) -> None:
     monkeypatch.setattr(module, name, broken)
     assert not agrees(chain_of(seed) for seed in range(80))
+
+
+@pytest.mark.parametrize("is_broken", [False, True])
+def test_a_round_ends_at_a_line_that_is_too_much(monkeypatch: pytest.MonkeyPatch, is_broken: bool) -> None:
+    """Lines are raised by ascending weight of memory; the third of each round is too much here. In the twin
+    that is taken for a line that did not rise."""
+    own_raised = sharpen._raised
+    rounds: list[list[float]] = []
+
+    def counted(state: State, tried: set[float]) -> list[float]:
+        rounds.append([])
+        return draw_round(state, tried)
+
+    def third_is_too_much(state: State, line: int, losses: Losses) -> None:
+        if rounds:
+            rounds[-1].append(float(state.lines.weights[line, 1]))
+            if len(rounds[-1]) == 3:
+                raise TooManyLabels
+
+    monkeypatch.setattr(sharpen, "draw_round", counted)
+    monkeypatch.setattr(sharpen, "sharpen", third_is_too_much)
+    if is_broken:
+        monkeypatch.setattr(sharpen, "_raised", lambda *given: own_raised(*given) or 0.0)
+    lengths = []
+    for seed in range(12):
+        rounds.clear()
+        tracked([long_chain(seed)], epsilon=0.0)
+        lengths += [len(weights) for weights in rounds]
+        assert all(weights == sorted(weights) for weights in rounds)
+    assert max(lengths) >= 3 and (max(lengths) > 3) == is_broken
+
+
+def test_how_far_lines_rise_is_held_against_what_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not against what solutions match by then, where looks had to be looser."""
+    own = sharpen._raised
+    wanted: list[float] = []
+
+    def seen(rises: object, far: float) -> bool:
+        wanted.append(far)
+        return False
+
+    monkeypatch.setattr(sharpen, "_are_worth_it", seen)
+    monkeypatch.setattr(sharpen, "_raised", lambda state, *given: own(loosened(state), *given))
+
+    def loosened(state: State) -> State:
+        state.matched = 16.0 * state.wanted
+        return state
+
+    for seed in range(6):
+        tracked([long_chain(seed)], epsilon=0.01)
+    tracking = 1.01 / 1.001 - 1.0  # a tenth of the epsilon is for points that are left out
+    assert wanted and all(far == pytest.approx(tracking) for far in wanted)

@@ -8,10 +8,9 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
-from shardwise.search.tracking.chained import Weighed, solutions
 from shardwise.search.tracking.lines import is_open
 from shardwise.search.tracking.mixed import mixed
-from shardwise.search.tracking.solution import occurrences
+from shardwise.search.tracking.solution import Solution, occurrences
 from shardwise.search.tracking.state import State
 
 Values = npt.NDArray[np.float64]
@@ -51,7 +50,7 @@ def draw_ends(state: State) -> tuple[float, float]:
     """The lines of time alone and of memory alone, and what they tell of both: no solution takes less."""
     ends = np.array([[1.0, 0.0], [0.0, 1.0]])
     nowhere = np.zeros((2, len(state.given)))
-    own = _ask(state, ends, np.ones(2), nowhere)
+    own, _ = _ask(state, ends, np.ones(2), nowhere)
     if state.is_exhausted:
         return 0.0, 0.0
     _share(state, _drawn(state, [_Asked(0.0, 1.0, nowhere[0])]))
@@ -61,8 +60,8 @@ def draw_ends(state: State) -> tuple[float, float]:
     (fast_s, fast_bytes), (slow_s, slow_bytes) = state.found.points[0], state.found.points[-1]
     tilted = np.array([[1.0, _tilt(fast_s, fast_bytes)], [_tilt(slow_bytes, slow_s), 1.0]])
     _ask(state, tilted, np.ones(2), np.stack([peaks, peaks]))
-    whole, least_bytes = own.least[0], state.lines.least[state.lines.weights[:, 0] == 0.0].max()
-    none = _ask(state, ends[:1], np.zeros(1), nowhere[:1]).least
+    whole, least_bytes = own[0], state.lines.least[state.lines.weights[:, 0] == 0.0].max()
+    none, _ = _ask(state, ends[:1], np.zeros(1), nowhere[:1])
     return float(max(whole, none[0])), float(least_bytes)
 
 
@@ -79,8 +78,7 @@ def _draw_smallest(state: State, peaks: Values) -> None:
         state.asked += 1
         peaked = tuple(tuple(tuple(own.items()) for own in modes) for modes in shares)
         answer = state.summed(state.narrowed, memory, peaks[None], peaked)
-        (solution,) = state.narrowed.originals(solutions(answer))
-        state.take([solution])
+        (solution,) = state.take_drawn(answer)
         part = 1.0 / (step + 2.0)
         peaks = _moved(state, peaks, int(state.peaks_of(solution).argmax()), part)
         for place, choice in dict.fromkeys(zip(occurrences(state.given), solution, strict=True)):
@@ -108,14 +106,10 @@ def draw_between(state: State, tried: set[float]) -> None:
         state.narrow()
         if not draw_round(state, tried):
             break
-    mix_between(state)
 
 
 def mix_between(state: State) -> None:
-    """Take what lies between neighbours on the hull of what is found, where a corner is open there and looks
-    at some were too much: elsewhere they find it."""
-    if state.is_exhausted or not state.is_hard:
-        return
+    """Take what lies between neighbours on the hull of what is found beyond which a corner is open."""
     solutions = state.found.solutions
     for a, b in _open_edges(state):
         (case, one), (other_case, other) = solutions[a], solutions[b]
@@ -134,16 +128,16 @@ def draw_round(state: State, tried: set[float]) -> list[float]:
     return slopes
 
 
-def _ask(state: State, weights: Values, shares: Values, peaks: Values) -> Weighed:
-    """Lines and the solutions on them, of weights (J, 2) of time and memory; `peaks` (J, links)."""
+def _ask(state: State, weights: Values, shares: Values, peaks: Values) -> tuple[Values, list[Solution]]:
+    """The least sum by each of some lines and a solution on it, of weights (J, 2) of time and memory; `peaks`
+    (J, links). No solution where there is none."""
     state.asked += len(weights)
     answer = state.weighed(state.narrowed, weights, shares, peaks)
     if not np.isfinite(answer.least).all():
         state.is_exhausted = True
-        return answer
+        return answer.least, []
     state.lines.add(weights, shares, peaks, answer.least)
-    state.take(state.narrowed.originals(list(dict.fromkeys(solutions(answer)))))
-    return answer
+    return answer.least, state.take_drawn(answer)
 
 
 def _between(state: State) -> list[float]:
@@ -270,12 +264,11 @@ def _drawn(state: State, asked: list[_Asked], time_weight: float = 1.0) -> list[
         some = asked[start : start + WEIGHTS_AT_ONCE]
         weights = np.array([[time_weight, each.slope] for each in some])
         shares = np.array([each.share for each in some])
-        answer = _ask(state, weights, shares, np.stack([each.peaks for each in some]))
+        sums, on_them = _ask(state, weights, shares, np.stack([each.peaks for each in some]))
         if state.is_exhausted:
             break
-        for each, least, solution in zip(some, answer.least, solutions(answer), strict=True):
-            original = state.narrowed.original(solution)
-            costs, peaks = state.costs(original), state.peaks_of(original)
+        for each, least, solution in zip(some, sums, on_them, strict=True):
+            costs, peaks = state.costs(solution), state.peaks_of(solution)
             excess_s, beyond = float(costs[0] - costs[1]), _beyond(state, each, costs, peaks)
             found.append(_Drawn(each, float(least), excess_s, int(peaks.argmax()), beyond))
     return found

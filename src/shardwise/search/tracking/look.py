@@ -15,7 +15,7 @@ from shardwise.search.tracking.found import representatives
 from shardwise.search.tracking.labels import TooManyLabels
 from shardwise.search.tracking.lines import SLACK
 from shardwise.search.tracking.links import LinkLabels, beside_peaks, link_labels
-from shardwise.search.tracking.prune import Narrowed, narrowed
+from shardwise.search.tracking.prune import Narrowed, choices_of, narrowed
 from shardwise.search.tracking.rests import Rests
 from shardwise.search.tracking.simplify import priced, simplified, without
 from shardwise.search.tracking.state import State
@@ -206,7 +206,7 @@ def _bounded(
         near = _within(before, forms.of(state, before), reach)
         if not all(link.modes for link in near.chain):
             return near, None
-        if _choices(near) > TELLING * _choices(before):
+        if choices_of(near.chain) > TELLING * choices_of(before.chain):
             forms = as_drawn
     return near, Bounds(forms.highest(state, near), reach, losses.labels)
 
@@ -227,10 +227,6 @@ def _forms(state: State, near: Narrowed, line: int, limit: float, losses: Losses
         for share in shares:
             found = found.below(alone, share, lines.peaks[best], below)
     return found
-
-
-def _choices(near: Narrowed) -> int:
-    return sum(sum(part.sizes) for link in near.chain for _, part in link.modes)
 
 
 def _within(near: Narrowed, found: Weighed, reach: float) -> Narrowed:

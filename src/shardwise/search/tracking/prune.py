@@ -105,6 +105,11 @@ def narrowed(before: Narrowed, found: Weighed, limits: npt.NDArray[np.float64]) 
     return Narrowed(tuple(links), tuple(modes), tuple(choices))
 
 
+def choices_of(chain: Chain) -> int:
+    """How many choices all variables of a chain have."""
+    return sum(sum(part.sizes) for link in chain for _, part in link.modes)
+
+
 def _part(part: Part, kept: Sequence[Indices]) -> Part:
     """The part with these choices of each variable only."""
     is_whole = [len(rows) == size for rows, size in zip(kept, part.sizes, strict=True)]

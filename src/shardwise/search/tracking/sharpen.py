@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
-from shardwise.search.tracking.draw import draw_round, mix_between
+from shardwise.search.tracking.draw import draw_round
 from shardwise.search.tracking.labels import TooManyLabels
 from shardwise.search.tracking.look import FINER, Losses, sharpen
 from shardwise.search.tracking.state import State
@@ -19,9 +21,10 @@ ROUNDS = 2
 """Rounds of lines between what is found then."""
 
 
-def sharpen_between(state: State, losses: Losses) -> None:
+def sharpen_between(state: State, losses: Losses, fill: Callable[[State], None]) -> None:
     """Raise lines to the least weighted sums that there are, and draw more of them between neighbours that
-    are still open: where lines of a mean of both times are far below all solutions."""
+    are still open: where lines of a mean of both times are far below all solutions. After each round `fill`
+    takes what else is found between."""
     finer = losses.times(FINER)
     corners = state.open_corners() if not state.is_exhausted else np.empty((0, 2))
     if not len(corners) or state.narrowed.decided_share is not None:
@@ -29,31 +32,32 @@ def sharpen_between(state: State, losses: Losses) -> None:
     lines = state.lines.closest(corners, TRIED).tolist()
     mixed = [line for line in lines if 0.0 < state.lines.shares[line] < 1.0]
     rises = [_raised(state, line, finer) for line in mixed]
-    if not _are_worth_it(rises, state.matched):
+    if not _are_worth_it(rises, state.wanted):
         return
     state.is_raised = True
     tried: set[float] = set()
     for _ in range(ROUNDS):
         slopes = draw_round(state, tried)
-        for slope in slopes:
-            for line in np.flatnonzero((state.lines.weights == [1.0, slope]).all(axis=1)).tolist():
-                _raised(state, line, finer)
-        mix_between(state)
+        drawn = [np.flatnonzero((state.lines.weights == [1.0, slope]).all(axis=1)) for slope in slopes]
+        for line in (line for lines in drawn for line in lines.tolist()):
+            if _raised(state, line, finer) is None:
+                break  # those that weigh memory more are no less
+        fill(state)
         if not slopes or not len(state.open_corners()):
             return
         state.narrow()
 
 
-def _are_worth_it(rises: list[float], matched: float) -> bool:
+def _are_worth_it(rises: list[float | None], wanted: float) -> bool:
     """Whether any of the lines that were tried rose far, relative."""
-    return max(rises, default=0.0) > FAR_BELOW * matched
+    return any(rise is not None and rise > FAR_BELOW * wanted for rise in rises)
 
 
-def _raised(state: State, line: int, losses: Losses) -> float:
-    """How much higher a line is, relative, once it is raised to what there is."""
+def _raised(state: State, line: int, losses: Losses) -> float | None:
+    """How much higher a line is, relative, once it is raised to what there is; None where it is too much."""
     before = float(state.lines.drawn[line])
     try:
         sharpen(state, line, losses)
     except TooManyLabels:
-        return 0.0
+        return None
     return float(state.lines.drawn[line]) / before - 1.0

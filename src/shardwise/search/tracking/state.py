@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardwise.frontier import Chain, Part
-from shardwise.search.tracking.chained import Weighed, Weighing, weighed
+from shardwise.search.tracking.chained import Weighed, Weighing, solutions, weighed
 from shardwise.search.tracking.flat import Peaked
 from shardwise.search.tracking.found import Found
 from shardwise.search.tracking.lines import Lines, is_open, weighted
@@ -39,18 +39,22 @@ NARROWING = 5
 @dataclass(slots=True, eq=False)
 class State:
     """A chain, number `case` of a question, or a case of it; lines that bound it, the solutions `found` for
-    all cases, and up to which factor 1 + `matched` one of these stands for another.
+    all cases, and up to which factor 1 + `matched` one of these stands for another, where 1 + `wanted` was
+    asked for.
 
     `narrowed` is the chain without columns that decide nothing and choices that lead nowhere. `peaked` is
     where each mode of each link weighs the largest temporary, at one factor; `orders` how each is
     eliminated. `is_raised` where lines of a mean of both times were far below all solutions, and were raised
-    to these; `is_hard` where a look was too much. `asked` and `labels` count the effort.
+    to these; `is_hard` where a look was too much. `drawn` are all solutions that were on lines; `pooled` is
+    how many choices there were when pieces of solutions were put together last. `asked` and `labels` count
+    the effort.
     """
 
     case: int
     given: Chain
     found: Found
     matched: float
+    wanted: float
     narrowed: Narrowed
     peaked: PeakedModes
     orders: list[list[Order]]
@@ -58,6 +62,8 @@ class State:
     is_exhausted: bool = False
     is_raised: bool = False
     is_hard: bool = False
+    drawn: dict[Solution, None] = field(default_factory=dict)
+    pooled: int = 0
     asked: int = 0
     labels: int = 0
     _costs: dict[tuple[int, Choice], Values] = field(default_factory=dict)
@@ -70,7 +76,12 @@ class State:
         for link, modes, given in zip(narrowed.chain, narrowed.modes, chain, strict=True):
             own = {mode: _peaked(part) for mode, (_, part) in zip(modes, link.modes, strict=True)}
             peaked.append(tuple(own.get(mode, ()) for mode in range(len(given.modes))))
-        return State(case, chain, found, matched, narrowed, tuple(peaked), orders_of(chain))
+        return State(case, chain, found, matched, matched, narrowed, tuple(peaked), orders_of(chain))
+
+    @property
+    def is_loose(self) -> bool:
+        """Whether solutions match others less closely than was asked for."""
+        return self.matched > self.wanted
 
     def open_corners(self) -> Values:
         """Corners below which there may be solutions that no found one matches."""
@@ -93,6 +104,14 @@ class State:
         )
         self.narrowed = narrowed(self.narrowed, answer, weighted(weights, corners))
         self.is_exhausted = not all(link.modes for link in self.narrowed.chain)
+
+    def take_drawn(self, answer: Weighed) -> list[Solution]:
+        """Take in the solutions on lines, of the narrowed chain under their weights; the one of each weight,
+        in numbers of the given chain."""
+        found = self.narrowed.originals(solutions(answer))
+        self.drawn |= dict.fromkeys(found)
+        self.take(list(dict.fromkeys(found)))
+        return found
 
     def take(self, fresh: list[Solution]) -> None:
         """Add solutions of the given chain to what is found."""

@@ -20,6 +20,8 @@ from shardwise.search.tracking.labels import TooManyLabels
 from shardwise.search.tracking.levels import by_levels
 from shardwise.search.tracking.lines import is_open, weighted
 from shardwise.search.tracking.look import Losses, look
+from shardwise.search.tracking.pooled import pooled
+from shardwise.search.tracking.prune import choices_of
 from shardwise.search.tracking.sharpen import sharpen_between
 from shardwise.search.tracking.solution import Solution, measure
 from shardwise.search.tracking.state import State
@@ -53,6 +55,12 @@ TOO_MUCH = 40_000
 
 LOOSER, LOOSEST = 16.0, 0.1
 """How much more may be lost from a look on that would be too much, and how much at most."""
+
+POOL_EPSILON, POOL_LABELS = 0.001, 40_000
+"""How closely what can be made of pieces of solutions is tracked, at most, and how many labels that keeps."""
+
+FEW_CHOICES = 0.5
+"""Pieces are put together where there are so many of a chain's choices among them, at most."""
 
 HALVINGS = 40
 """Steps to the least epsilon that is proven."""
@@ -124,16 +132,17 @@ def tracked(
     for _ in range(2):
         for state, slopes in zip(states, tried, strict=True):
             draw_between(state, slopes)
+            _fill(state)
     parts = Counter(number for number, _ in cases)
     for state, own in zip(states, losses, strict=True):
         # Where one block is most of a chain looks take what it takes, however high the lines are.
         if parts[state.case] == 1:
-            sharpen_between(state, own)
+            sharpen_between(state, own, _fill)
     for number in range(len(states)):
         own = _as_loose(states[number], losses[number], states)
-        states += _settle_by_levels(states[number], own, most_labels, tracking)
+        states += _settle_by_levels(states[number], own, most_labels)
     for state in states:
-        mix_between(state)
+        _fill(state)
     answer = found.thinned(epsilon * ANSWER_SHARE if large else epsilon)
     efforts = tuple(
         _effort(chain, small.get(number), [state for state in states if state.case == number])
@@ -152,6 +161,24 @@ def _small(chains: Sequence[Chain], found: Found) -> dict[int, Walked]:
             small[number] = walked
             found.add([(measure(chain, each), (number, each)) for each in walked.solutions()])
     return small
+
+
+def _fill(state: State) -> None:
+    """Take what can be made of the pieces of solutions in hand, where corners are open and a look was too
+    much: elsewhere looks find it. It is a question of its own, of few choices; where the chain itself has no
+    more, what lies between two neighbours."""
+    if state.is_exhausted or not state.is_hard or not len(state.open_corners()):
+        return
+    own = (solution for case, solution in state.found.solutions if case == state.case)
+    pool = pooled(state.given, [*state.drawn, *own])
+    choices = choices_of(pool.chain)
+    if choices > FEW_CHOICES * choices_of(state.given):
+        mix_between(state)
+    elif choices != state.pooled:
+        state.pooled = choices
+        epsilon, most_bytes = max(state.matched, POOL_EPSILON), state.found.most_bytes
+        found = tracked([pool.chain], epsilon=epsilon, most_labels=POOL_LABELS, most_bytes=most_bytes)
+        state.take([pool.original(solution) for _, solution in found.solutions])
 
 
 def _settle_ends(state: State, losses: Losses) -> Losses:
@@ -177,8 +204,8 @@ def _settle_ends(state: State, losses: Losses) -> Losses:
                 is_done = limit >= whole  # what is lost may leave the corner open: others tell what is proven
             except TooManyLabels:
                 _too_much(state)
-                is_done = not _loosened(state)
-                losses = losses if is_done else losses.times(LOOSER)
+                losses = losses.times(LOOSER) if _loosened(state) else losses
+                break  # even if more were lost it would hardly be less
     return losses
 
 
@@ -189,10 +216,10 @@ def _as_loose(state: State, losses: Losses, others: list[State]) -> Losses:
     return losses if state.matched == before else losses.times(state.matched / before)
 
 
-def _settle_by_levels(state: State, losses: Losses, most_labels: float, tracking: float) -> list[State]:
-    """Settle a case; where solutions match others less closely than `tracking`, so that looks would be too
+def _settle_by_levels(state: State, losses: Losses, most_labels: float) -> list[State]:
+    """Settle a case; where solutions match others less closely than was wanted, so that looks would be too
     much, by where its largest temporary lies: the cases that it falls into then."""
-    parts = by_levels(state) if _is_loose(state, tracking) else None
+    parts = by_levels(state) if state.is_loose else None
     if parts is None:
         _settle(state, losses, most_labels)
         return []
@@ -200,15 +227,11 @@ def _settle_by_levels(state: State, losses: Losses, most_labels: float, tracking
     for part in parts:
         own = _as_loose(part, losses, parts)
         draw_between(part, set())
+        _fill(part)
         _settle(part, own, most_labels - labels)
         labels += part.labels
     state.is_exhausted = True  # all that may matter is in these
     return parts
-
-
-def _is_loose(state: State, tracking: float) -> bool:
-    """Whether solutions of a case match others less closely than was asked for."""
-    return state.matched > tracking
 
 
 def _too_much(state: State) -> None:
@@ -228,7 +251,8 @@ def _loosened(state: State) -> bool:
 def _settle(state: State, losses: Losses, most_labels: float) -> None:
     """Look further and further beyond the lines that have least to see below what is open,
     until nothing is, or no line is left at which a look is not too much, however loose."""
-    start, few = (RAISED_REACH, RAISED_FEW) if state.is_raised else (FIRST_REACH, FEW_LABELS)
+    is_near = state.is_raised and not state.is_loose
+    start, few = (RAISED_REACH, RAISED_FEW) if is_near else (FIRST_REACH, FEW_LABELS)
     reach: dict[int, float] = {}
     usual = 0.0  # how far looks had to go, relative, before the next line was closer
     too_much: set[int] = set()
@@ -250,11 +274,11 @@ def _settle(state: State, losses: Losses, most_labels: float) -> None:
             look(state, line, least + beyond, losses, near.max(axis=0))
         except TooManyLabels:
             _too_much(state)
-            mix_between(state)
             if _loosened(state):
                 losses = losses.times(LOOSER)
             else:
                 too_much.add(line)
+            _fill(state)
             continue
         usual = max(usual, beyond / least) if least > 0.0 else usual
         reach[line] *= FAR if state.labels - labels < few else FURTHER
@@ -305,7 +329,6 @@ def _proven(states: list[State], epsilon: float, tracking: float) -> float:
 
 def _effort(chain: Chain, walked: Walked | None, states: list[State]) -> Effort:
     """What a chain took, at once or in all of its cases."""
-    choices = sum(sum(part.sizes) for link in chain for _, part in link.modes)
     labels = 0 if walked is None else sum(len(link.table) for link in walked.links) + len(walked.end)
     labels += sum(state.labels for state in states)
-    return Effort(sum(state.asked for state in states), choices, labels)
+    return Effort(sum(state.asked for state in states), choices_of(chain), labels)

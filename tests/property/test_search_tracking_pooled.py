@@ -1,0 +1,234 @@
+"""What is put together of pieces of solutions: all that is made of them, at what it costs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import product
+from math import prod
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from tests.property.tracking_instances import (
+    frontier_by_definition,
+    hubbed_chain,
+    long_chain,
+    measure_of,
+    plain,
+)
+from tests.sampling import sample_of
+
+from shardwise.frontier import Chain, Link, Part, hub_sizes, reduce
+from shardwise.search.tracking import pooled as pooling
+from shardwise.search.tracking import track, tracked
+from shardwise.search.tracking.labels import TooManyLabels
+from shardwise.search.tracking.pooled import pooled
+from shardwise.search.tracking.prune import choices_of
+from shardwise.search.tracking.solution import Choice, Solution, occurrences
+
+Point = tuple[float, float]
+
+MANY = 3_000_000
+"""Choices of all links together, of a chain that is gone through."""
+
+
+def frontier_of(points: Iterable[Point]) -> list[Point]:
+    rows = np.array(list(points)).reshape(-1, 2)
+    return [(float(a), float(b)) for a, b in rows[reduce(rows)]]
+
+
+def seen_at_ends(chain: Chain, solutions: list[Solution]) -> list[set[int]]:
+    """What lies at the borders of links in any of some solutions; links that are there twice have one and the
+    same at both of their ends."""
+    seen: list[set[int]] = [set() for _ in range(len(chain) + 1)]
+    for solution in solutions:
+        for place, choice in zip(occurrences(chain), solution, strict=True):
+            part = chain[place].modes[choice.mode][1]
+            for border, end in ((place, part.entry), (place + 1, part.exit)):
+                if end is not None:
+                    seen[border].add(choice.choices[end])
+    for _ in chain:
+        for place, link in enumerate(chain):
+            if link.repeat > 1:
+                seen[place] = seen[place + 1] = seen[place] | seen[place + 1]
+    return seen
+
+
+def inner_of(part: Part, choices: tuple[int, ...]) -> tuple[int, ...]:
+    """What the variables chose that no others see."""
+    return tuple(choice for variable, choice in enumerate(choices) if variable not in part.kept)
+
+
+def made_of(chain: Chain, solutions: list[Solution]) -> Iterator[Solution]:
+    """All solutions of a chain whose links do what they did somewhere, by its definition: each choice of all
+    variables is gone through."""
+    seen = seen_at_ends(chain, solutions)
+    hubs: dict[str, set[int]] = {}
+    pieces: list[set[tuple[int, tuple[int, ...]]]] = [set() for _ in chain]
+    for solution in solutions:
+        for place, choice in zip(occurrences(chain), solution, strict=True):
+            part = chain[place].modes[choice.mode][1]
+            pieces[place].add((choice.mode, inner_of(part, choice.choices)))
+            for name, variable in part.hubs:
+                hubs.setdefault(name, set()).add(choice.choices[variable])
+    for chosen in product(*(sorted(values) for values in hubs.values())):
+        wanted = dict(zip(hubs, chosen, strict=True))
+        partial: list[tuple[int | None, Solution]] = [(None, ())]
+        for place in occurrences(chain):
+            onward = []
+            for mode, (_, part) in enumerate(chain[place].modes):
+                for choices in product(*(range(size) for size in part.sizes)):
+                    if (mode, inner_of(part, choices)) not in pieces[place]:
+                        continue
+                    if any(choices[variable] != wanted[name] for name, variable in part.hubs):
+                        continue
+                    entry = None if part.entry is None else choices[part.entry]
+                    leaving = None if part.exit is None else choices[part.exit]
+                    if entry is not None and entry not in seen[place]:
+                        continue
+                    if leaving is not None and leaving not in seen[place + 1]:
+                        continue
+                    onward += [
+                        (leaving, (*before, Choice(mode, choices)))
+                        for border, before in partial
+                        if entry is None or border == entry
+                    ]
+            partial = onward
+        yield from (solution for _, solution in partial)
+
+
+def short(seed: int) -> Chain:
+    """A chain whose links are there twice at most, which can be gone through."""
+    return tuple(Link(link.name, link.modes, min(link.repeat, 2)) for link in hubbed_chain(seed))
+
+
+def instances(seeds: Iterable[int]) -> list[tuple[Chain, list[Solution]]]:
+    """Chains that have solutions and are not too large, with the fastest, the smallest and one between."""
+    found = []
+    for seed in seeds:
+        chain = short(seed)
+        links = [chain[place] for place in occurrences(chain)]
+        count = prod(sum(prod(part.sizes) for _, part in link.modes) for link in links)
+        own = [solution for _, solution in tracked([chain]).solutions]
+        if own and count * prod(hub_sizes(chain).values()) <= MANY:
+            found.append((chain, [own[0], own[len(own) // 2], own[-1]]))
+    return found
+
+
+def is_all_that_is_made(chain: Chain, solutions: list[Solution]) -> bool:
+    """Whether the pooled chain has the frontier of all that is made of solutions, and its solutions are those
+    of the whole that cost so much."""
+    pool = pooled(chain, solutions)
+    expected = frontier_of(
+        point
+        for point in (measure_of(chain, plain(solution)) for solution in made_of(chain, solutions))
+        if np.isfinite(point).all()
+    )
+    if frontier_by_definition(pool.chain) != expected:
+        return False
+    for point, (_, solution) in zip(expected, tracked([pool.chain]).solutions, strict=True):
+        if measure_of(chain, plain(pool.original(solution))) != point:
+            return False
+    return True
+
+
+@pytest.mark.parametrize("first", sample_of(range(0, 80, 10), (0, 10)))
+def test_all_that_is_made_of_pieces_is_found(first: int) -> None:
+    """Small whole numbers, so that costs are equal whatever is added up first."""
+    own = instances(range(first, first + 10))
+    assert len(own) >= 3
+    assert all(is_all_that_is_made(chain, solutions) for chain, solutions in own)
+
+
+def test_there_are_fewer_choices_and_more_than_the_solutions() -> None:
+    """Of a long chain the pieces of its ends make others too, all of which are its own."""
+    more = 0
+    for seed in range(10):
+        chain = long_chain(seed)
+        exact = tracked([chain])
+        if len(exact.points) < 2:
+            continue
+        pool = pooled(chain, [exact.solutions[0][1], exact.solutions[-1][1]])
+        found = tracked([pool.chain])
+        for point, (_, solution) in zip(found.points, found.solutions, strict=True):
+            own = measure_of(chain, plain(pool.original(solution)))
+            assert own == pytest.approx(tuple(point), rel=1e-12)
+            matching = exact.points[exact.points[:, 0] <= own[0] * (1.0 + 1e-9)]
+            assert len(matching) and matching[:, 1].min() <= own[1] * (1.0 + 1e-9)
+        more += len(found.points) > 2
+    assert more >= 3
+
+
+Values = npt.NDArray[np.float64]
+
+
+def added(one: Values, other: Values) -> Values:
+    """Temporaries too, of which the largest counts."""
+    return one + other
+
+
+def first_alone(one: Values, _: Values) -> Values:
+    return one
+
+
+BORDERS = pooling._borders
+
+
+def apart(chain: Chain, among: Any) -> list[Any]:
+    """As if nothing but the first had been seen at borders."""
+    return [seen[:1] for seen in BORDERS(chain, among)]
+
+
+@pytest.mark.parametrize(("name", "broken"), [("_both", added), ("_both", first_alone), ("_borders", apart)])
+def test_broken_pools_are_noticed(name: str, broken: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = instances(range(20))
+    monkeypatch.setattr(pooling, name, broken)
+    assert not all(is_all_that_is_made(chain, solutions) for chain, solutions in own)
+
+
+def too_much(*_: object) -> None:
+    raise TooManyLabels
+
+
+@pytest.mark.parametrize("few_choices", [0.9, 0.0])
+def test_where_looks_are_too_much_pieces_are_put_together(
+    few_choices: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is proven then holds, and is more than without; where pieces have nearly as many choices as the
+    chain, by what lies between two solutions."""
+    chains = [long_chain(seed) for seed in range(12)]
+    exact = [tracked([chain]).points for chain in chains]
+    monkeypatch.setattr(track, "look", too_much)
+    monkeypatch.setattr(track, "at_once", lambda chain: None)
+    monkeypatch.setattr(track, "FEW_CHOICES", few_choices)
+    found = [tracked([chain], epsilon=0.01) for chain in chains]
+    with monkeypatch.context() as without:
+        without.setattr(track, "_fill", lambda state: None)
+        before = [tracked([chain], epsilon=0.01).epsilon for chain in chains]
+    for points, own in zip(exact, found, strict=True):
+        for time_s, memory_bytes in points:
+            ratios = np.maximum(own.points[:, 0] / time_s, own.points[:, 1] / memory_bytes)
+            assert ratios.min() <= (1.0 + own.epsilon) * (1.0 + 1e-9)
+    after = [own.epsilon for own in found]
+    assert all(own <= whole * (1.0 + 1e-9) for own, whole in zip(after, before, strict=True))
+    assert sum(after) < sum(before)
+
+
+def test_pools_of_pools_come_to_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each has fewer choices than what it was made of."""
+    counts: list[tuple[int, int]] = []
+    assert track.FEW_CHOICES < 1.0
+
+    def counted(chain: Chain, solutions: Iterable[Solution]) -> pooling.Pooled:
+        pool = pooled(chain, solutions)
+        counts.append((choices_of(chain), choices_of(pool.chain)))
+        return pool
+
+    monkeypatch.setattr(track, "look", too_much)
+    monkeypatch.setattr(track, "at_once", lambda chain: None)
+    monkeypatch.setattr(track, "pooled", counted)
+    for seed in range(12):
+        tracked([long_chain(seed)], epsilon=0.01)
+    assert counts and all(after <= before for before, after in counts)
+    assert any(after <= track.FEW_CHOICES * before for before, after in counts)
