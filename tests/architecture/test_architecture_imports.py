@@ -17,7 +17,14 @@ WITH_TORCH = ("runtime", "measure")
 
 WITH_NUMBA = tuple(
     f"shardwise.search.tracking.{name}"
-    for name in ("compiled", "compiled_labels", "compiled_rests", "compiled_stairs", "compiled_sums")
+    for name in (
+        "compiled",
+        "compiled_chains",
+        "compiled_labels",
+        "compiled_rests",
+        "compiled_stairs",
+        "compiled_sums",
+    )
 )
 """Modules whose functions numba compiles; read where they are used, and only then."""
 

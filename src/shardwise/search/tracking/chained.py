@@ -64,19 +64,8 @@ class Weighed:
         """The least of all outside any of some spans of occurrences, for each choice of these hubs: (hubs...,
         entry, exit, weights), of 1 for each of the others."""
         away = [axis for axis, name in enumerate(self.borders.hubs) if name not in hubs]
-        least: Sums | None = None
-        for span in spans:
-            # Of hubs that are on one side alone the best choice there is the best of all.
-            ahead, behind = (
-                _without(sums, [axis for axis in away if other.shape[axis] == 1])
-                for sums, other in (
-                    (self.ahead[span.start], self.behind[span.stop]),
-                    (self.behind[span.stop], self.ahead[span.start]),
-                )
-            )
-            least = _outside(ahead, behind, away, least)
-        assert least is not None, "no spans"
-        return least
+        both = ((self.ahead[span.start], self.behind[span.stop]) for span in spans)
+        return reduce(np.minimum, (_outside(ahead, behind, away) for ahead, behind in both))
 
 
 def _without(sums: Sums, axes: Sequence[int]) -> Sums:
@@ -84,14 +73,15 @@ def _without(sums: Sums, axes: Sequence[int]) -> Sums:
     return np.asarray(sums.min(axis=tuple(axes), keepdims=True)) if axes else sums
 
 
-def _outside(ahead: Sums, behind: Sums, away: Sequence[int], least: Sums | None) -> Sums:
-    """The least of both together, (hubs..., entry, exit, weights), of 1 for hubs `away`, and of what is known
-    already."""
+def _outside(ahead: Sums, behind: Sums, away: Sequence[int]) -> Sums:
+    """The least of both together, (hubs..., entry, exit, weights), of 1 for hubs `away`."""
+    # Of a hub that is on one side alone the best choice there is the best of all.
+    alone = [axis for axis in away if ahead.shape[axis] == 1 or behind.shape[axis] == 1]
+    ahead, behind = _without(ahead, alone), _without(behind, alone)
     shape = np.broadcast_shapes(ahead.shape[:-2], behind.shape[:-2])
     ends = (ahead.shape[-2], behind.shape[-2])
     if not machine.pays_for_sums(prod((*shape, *ends, ahead.shape[-1]))):
-        sums = _without(ahead[..., :, None, :] + behind[..., None, :, :], away)
-        return sums if least is None else np.minimum(sums, least)
+        return _without(ahead[..., :, None, :] + behind[..., None, :, :], away)
     from shardwise.search.tracking.compiled_chains import least_outside
 
     kept = tuple(1 if axis in away else size for axis, size in enumerate(shape))
@@ -100,8 +90,7 @@ def _outside(ahead: Sums, behind: Sums, away: Sequence[int], least: Sums | None)
         _by_weight(ahead, 1), _by_weight(behind, 1),
         _rows(ahead.shape[:-2], shape), _rows(behind.shape[:-2], shape), _rows(kept, shape), found,
     )  # fmt: skip
-    sums = np.moveaxis(found, 0, -1).reshape((*kept, *ends, len(found)))
-    return sums if least is None else np.minimum(sums, least)
+    return np.moveaxis(found, 0, -1).reshape((*kept, *ends, len(found)))
 
 
 def _by_weight(sums: Sums, borders: int) -> Sums:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from shardwise.frontier import COLUMNS, SUMMED, Chain, Factor, Link, Part
+from shardwise.frontier import SUMMED, Chain, Factor, Link, Part
 from shardwise.search.tracking.solution import Choice, Solution, occurrences
 
 Indices = npt.NDArray[np.intp]
@@ -143,6 +143,5 @@ def _pooled_costs(factor: Factor, pieces: _Pieces) -> tuple[tuple[int, ...], Val
 
 def _both(one: Values, other: Values) -> Values:
     """Two costs of the same choices, (..., columns)."""
-    assert one.shape[-1] == len(COLUMNS)
     summed = one[..., :SUMMED] + other[..., :SUMMED]
     return np.concatenate([summed, np.maximum(one[..., SUMMED:], other[..., SUMMED:])], axis=-1)

@@ -164,21 +164,23 @@ def _small(chains: Sequence[Chain], found: Found) -> dict[int, Walked]:
 
 
 def _fill(state: State) -> None:
-    """Take what can be made of the pieces of solutions in hand, where corners are open and a look was too
-    much: elsewhere looks find it. It is a question of its own, of few choices; where the chain itself has no
-    more, what lies between two neighbours."""
-    if state.is_exhausted or not state.is_hard or not len(state.open_corners()):
+    """Take what lies between solutions in hand, where corners are open and a look was too much: elsewhere
+    looks find it. First what is made of two neighbours; where that leaves corners open what is made of the
+    pieces of all, which is a question of its own, of few choices."""
+    if state.is_exhausted or not state.is_hard:
+        return
+    mix_between(state)
+    if not len(state.open_corners()):
         return
     own = (solution for case, solution in state.found.solutions if case == state.case)
     pool = pooled(state.given, [*state.drawn, *own])
     choices = choices_of(pool.chain)
-    if choices > FEW_CHOICES * choices_of(state.given):
-        mix_between(state)
-    elif choices != state.pooled:
-        state.pooled = choices
-        epsilon, most_bytes = max(state.matched, POOL_EPSILON), state.found.most_bytes
-        found = tracked([pool.chain], epsilon=epsilon, most_labels=POOL_LABELS, most_bytes=most_bytes)
-        state.take([pool.original(solution) for _, solution in found.solutions])
+    if choices == state.pooled or choices > FEW_CHOICES * choices_of(state.given):
+        return
+    state.pooled = choices
+    epsilon, most_bytes = max(state.matched, POOL_EPSILON), state.found.most_bytes
+    found = tracked([pool.chain], epsilon=epsilon, most_labels=POOL_LABELS, most_bytes=most_bytes)
+    state.take([pool.original(solution) for _, solution in found.solutions])
 
 
 def _settle_ends(state: State, losses: Losses) -> Losses:
