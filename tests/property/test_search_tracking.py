@@ -266,9 +266,9 @@ def test_a_search_that_would_take_too_long_tells_what_it_proved(
     assert looser > (2 if full else 1) and are_matched
 
 
-def loosened_without_a_word(own: state.State) -> bool:
+def loosened_without_a_word(own: state.State) -> float:
     """Looks that lose more from now on, as if they did not."""
-    return 0.0 < own.matched < 0.1
+    return track.LOOSER if 0.0 < own.matched < 0.1 else 1.0
 
 
 def test_looser_looks_that_are_not_told_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -278,6 +278,17 @@ def test_looser_looks_that_are_not_told_are_noticed(monkeypatch: pytest.MonkeyPa
 
 
 TIMES = look.Losses.times
+
+
+@pytest.mark.parametrize(
+    ("matched", "after"), [(0.0, 0.0), (0.0005, 0.008), (0.0009, 0.0144), (0.0045, 0.015), (0.01, 0.01)]
+)
+def test_no_more_is_lost_than_helps(matched: float, after: float) -> None:
+    """16 times as much, but no more than 1.5 %; nothing more where 16 times as much is beyond a tenth."""
+    chain = long_chain(0)
+    own = state.State.of(0, chain, prune.Narrowed.of(chain), found.Found(), matched)
+    factor = track._loosened(own)
+    assert own.matched == pytest.approx(after) and matched * factor == pytest.approx(after)
 
 
 def test_cases_of_one_question_have_one_frontier(full: bool) -> None:

@@ -95,12 +95,13 @@ def test_no_case_matches_more_closely_than_the_answer_does(
     monkeypatch.setattr(track, "look", seen)
     monkeypatch.setattr(track, "_fill", lambda state: None)  # a question of its own, with other losses
     alike: list[bool] = []
+    looser = 0.015 / (1.002 / 1.0002 - 1.0)  # a tenth of the epsilon is for points that are left out
     for seed in range(60 if full else 15):
         asked.clear()
         found = tracked([chain_of(seed), chain_of(seed + 100)], epsilon=0.002)
         if len(asked) < 2:
             continue
-        alike.append(all(each == pytest.approx(track.LOOSER * asked[0]) for each in asked[1:]))
+        alike.append(all(each == pytest.approx(looser * asked[0]) for each in asked[1:]))
         points = found.points.tolist()
         for one in (seed, seed + 100):
             for time_s, memory in frontier_by_definition(chain_of(one)):

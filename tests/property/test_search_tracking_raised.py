@@ -34,6 +34,7 @@ CHUNKS = tuple(range(0, 300, 25))
 OFTEN = CHUNKS[:1]
 """What a run without `--full` takes of them."""
 
+WORTH_IT = sharpen._are_worth_it
 COMPLETED, PRICED, RISE = rests.Rests.completed, rests.priced_points, lines.Lines.rise
 
 
@@ -219,6 +220,25 @@ def test_a_round_ends_at_a_line_that_is_too_much(monkeypatch: pytest.MonkeyPatch
         lengths += [len(weights) for weights in rounds]
         assert all(weights == sorted(weights) for weights in rounds)
     assert max(lengths) >= 3 and (max(lengths) > 3) == is_broken
+
+
+@pytest.mark.parametrize(
+    ("rises", "wanted", "are_worth_it"),
+    [
+        ([0.008], 0.001, False),  # ten epsilons are 1 %
+        ([0.011, None], 0.001, True),
+        ([0.011], 0.005, True),  # 1 % is less than ten epsilons
+        ([0.034], 0.02, False),  # two epsilons are 4 %
+        ([0.041], 0.02, True),
+        ([1e-9], 0.0, True),
+        ([None], 0.0, False),
+        ([], 0.001, False),
+    ],
+)
+def test_lines_that_rise_far_are_worth_it(
+    rises: list[float | None], wanted: float, are_worth_it: bool
+) -> None:
+    assert WORTH_IT(rises, wanted) == are_worth_it
 
 
 def test_how_far_lines_rise_is_held_against_what_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,10 @@ TRIED = 3
 """Lines that tell whether others are worth it."""
 
 FAR_BELOW = 10.0
-"""How many epsilons one of them must lie below all solutions, at least."""
+"""How many epsilons one of them must lie below all solutions, at least, where that is less than `FAR`."""
+
+FAR, BEYOND_EPSILON = 0.01, 2.0
+"""How far, relative, and how many epsilons: looks that go so far beyond a line see much, however closely."""
 
 ROUNDS = 2
 """Rounds of lines between what is found then."""
@@ -50,7 +53,8 @@ def sharpen_between(state: State, losses: Losses, fill: Callable[[State], None])
 
 def _are_worth_it(rises: list[float | None], wanted: float) -> bool:
     """Whether any of the lines that were tried rose far, relative."""
-    return any(rise is not None and rise > FAR_BELOW * wanted for rise in rises)
+    far = min(FAR_BELOW * wanted, max(FAR, BEYOND_EPSILON * wanted))
+    return any(rise is not None and rise > far for rise in rises)
 
 
 def _raised(state: State, line: int, losses: Losses) -> float | None:

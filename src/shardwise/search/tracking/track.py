@@ -54,7 +54,10 @@ TOO_MUCH = 40_000
 """Labels that a look counts for which would keep too many."""
 
 LOOSER, LOOSEST = 16.0, 0.1
-"""How much more may be lost from a look on that would be too much, and how much at most."""
+"""How much more may be lost from a look on that would be too much; not where that is more than so much."""
+
+LOOSE = 0.015
+"""How much is enough to lose then."""
 
 POOL_EPSILON, POOL_LABELS = 0.001, 40_000
 """How closely what can be made of pieces of solutions is tracked, at most, and how many labels that keeps."""
@@ -206,7 +209,7 @@ def _settle_ends(state: State, losses: Losses) -> Losses:
                 is_done = limit >= whole  # what is lost may leave the corner open: others tell what is proven
             except TooManyLabels:
                 _too_much(state)
-                losses = losses.times(LOOSER) if _loosened(state) else losses
+                losses = losses.times(_loosened(state))
                 break  # even if more were lost it would hardly be less
     return losses
 
@@ -242,12 +245,13 @@ def _too_much(state: State) -> None:
     state.is_hard = True
 
 
-def _loosened(state: State) -> bool:
-    """Whether solutions of a case may match others less closely from now on."""
+def _loosened(state: State) -> float:
+    """How many times as far off solutions of a case may match others from now on; 1 where no further."""
     if not 0.0 < state.matched <= LOOSEST / LOOSER:
-        return False
-    state.matched *= LOOSER
-    return True
+        return 1.0
+    factor = min(LOOSER, LOOSE / state.matched)
+    state.matched *= factor
+    return factor
 
 
 def _settle(state: State, losses: Losses, most_labels: float) -> None:
@@ -276,9 +280,9 @@ def _settle(state: State, losses: Losses, most_labels: float) -> None:
             look(state, line, least + beyond, losses, near.max(axis=0))
         except TooManyLabels:
             _too_much(state)
-            if _loosened(state):
-                losses = losses.times(LOOSER)
-            else:
+            looser = _loosened(state)
+            losses = losses.times(looser)
+            if looser == 1.0:
                 too_much.add(line)
             _fill(state)
             continue
