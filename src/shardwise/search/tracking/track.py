@@ -80,7 +80,7 @@ what it finds there may close them."""
 @dataclass(frozen=True, slots=True)
 class Effort:
     """What it took: weighted sums asked for, choices of all variables, and labels kept of links and walks; a
-    look that was too much counts as `TOO_MUCH`."""
+    look that was too much counts as `TOO_MUCH`. What is put together of pieces is not counted."""
 
     weights: int
     choices: int
