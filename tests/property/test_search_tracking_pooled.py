@@ -10,32 +10,22 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-from tests.property.tracking_instances import (
-    frontier_by_definition,
-    hubbed_chain,
-    long_chain,
-    measure_of,
-    plain,
-)
+from tests.property.test_search_tracking_mixed import frontier_of, links_of, short
+from tests.property.tracking_instances import frontier_by_definition, long_chain, measure_of, plain
 from tests.sampling import sample_of
 
-from shardwise.frontier import Chain, Link, Part, hub_sizes, reduce
+from shardwise.frontier import Chain, Part, hub_sizes
 from shardwise.search.tracking import pooled as pooling
 from shardwise.search.tracking import track, tracked
+from shardwise.search.tracking.cases import cases_of
 from shardwise.search.tracking.labels import TooManyLabels
 from shardwise.search.tracking.pooled import pooled
 from shardwise.search.tracking.prune import choices_of
 from shardwise.search.tracking.solution import Choice, Solution, occurrences
-
-Point = tuple[float, float]
+from shardwise.search.tracking.state import State
 
 MANY = 3_000_000
 """Choices of all links together, of a chain that is gone through."""
-
-
-def frontier_of(points: Iterable[Point]) -> list[Point]:
-    rows = np.array(list(points)).reshape(-1, 2)
-    return [(float(a), float(b)) for a, b in rows[reduce(rows)]]
 
 
 def seen_at_ends(chain: Chain, solutions: list[Solution]) -> list[set[int]]:
@@ -98,18 +88,12 @@ def made_of(chain: Chain, solutions: list[Solution]) -> Iterator[Solution]:
         yield from (solution for _, solution in partial)
 
 
-def short(seed: int) -> Chain:
-    """A chain whose links are there twice at most, which can be gone through."""
-    return tuple(Link(link.name, link.modes, min(link.repeat, 2)) for link in hubbed_chain(seed))
-
-
 def instances(seeds: Iterable[int]) -> list[tuple[Chain, list[Solution]]]:
     """Chains that have solutions and are not too large, with the fastest, the smallest and one between."""
     found = []
     for seed in seeds:
         chain = short(seed)
-        links = [chain[place] for place in occurrences(chain)]
-        count = prod(sum(prod(part.sizes) for _, part in link.modes) for link in links)
+        count = prod(sum(prod(part.sizes) for _, part in link.modes) for link in links_of(chain))
         own = [solution for _, solution in tracked([chain]).solutions]
         if own and count * prod(hub_sizes(chain).values()) <= MANY:
             found.append((chain, [own[0], own[len(own) // 2], own[-1]]))
@@ -120,11 +104,8 @@ def is_all_that_is_made(chain: Chain, solutions: list[Solution]) -> bool:
     """Whether the pooled chain has the frontier of all that is made of solutions, and its solutions are those
     of the whole that cost so much."""
     pool = pooled(chain, solutions)
-    expected = frontier_of(
-        point
-        for point in (measure_of(chain, plain(solution)) for solution in made_of(chain, solutions))
-        if np.isfinite(point).all()
-    )
+    points = [measure_of(chain, plain(solution)) for solution in made_of(chain, solutions)]
+    expected = frontier_of([point for point in points if np.isfinite(point).all()])
     if frontier_by_definition(pool.chain) != expected:
         return False
     for point, (_, solution) in zip(expected, tracked([pool.chain]).solutions, strict=True):
@@ -213,6 +194,31 @@ def test_where_looks_are_too_much_pieces_are_put_together(
     after = [own.epsilon for own in found]
     assert all(own <= whole * (1.0 + 1e-9) for own, whole in zip(after, before, strict=True))
     assert sum(after) < sum(before)
+
+
+@pytest.mark.parametrize("is_loosened", [True, False])
+def test_an_end_that_is_too_much_is_not_looked_at_again(
+    is_loosened: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each end once at most, whether or not labels may lose more from then on."""
+    ends: list[int] = []
+
+    def counted(own: State, line: int, *_: object) -> None:
+        if not own.lines.weights[line].all():
+            ends.append(int(own.lines.weights[line, 0] == 0.0))
+        raise TooManyLabels
+
+    monkeypatch.setattr(track, "look", counted)
+    monkeypatch.setattr(track, "at_once", lambda chain: None)
+    monkeypatch.setattr(track, "_fill", lambda state: None)
+    seen = 0
+    for seed in range(12):
+        ends.clear()
+        tracked([long_chain(seed)], epsilon=0.001 if is_loosened else 0.02)
+        cases = len(cases_of(long_chain(seed)))
+        assert ends.count(0) <= cases and ends.count(1) <= cases
+        seen += len(ends)
+    assert seen > 3
 
 
 def test_pools_of_pools_come_to_an_end(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -44,7 +44,7 @@ def sharpen_between(state: State, losses: Losses, fill: Callable[[State], None])
         drawn = [np.flatnonzero((state.lines.weights == [1.0, slope]).all(axis=1)) for slope in slopes]
         for line in (line for lines in drawn for line in lines.tolist()):
             if _raised(state, line, finer) is None:
-                break  # those that weigh memory more are no less
+                break  # those behind it are hardly less, and each takes long to tell
         fill(state)
         if not slopes or not len(state.open_corners()):
             return
