@@ -186,6 +186,7 @@ def test_where_looks_are_too_much_pieces_are_put_together(
     found = [tracked([chain], epsilon=0.01) for chain in chains]
     with monkeypatch.context() as without:
         without.setattr(track, "_fill", lambda state: None)
+        without.setattr(track, "mix_between", lambda state: None)
         before = [tracked([chain], epsilon=0.01).epsilon for chain in chains]
     for points, own in zip(exact, found, strict=True):
         for time_s, memory_bytes in points:

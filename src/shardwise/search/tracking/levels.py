@@ -1,111 +1,155 @@
-"""Cases by where the largest temporary of the largest link lies: lines weigh it at one operator, and lie far
-below all solutions where it is elsewhere."""
+"""Lines raised by how large the largest peak is: a line weighs one block's peak, or a mean of several, and
+lies far below all solutions where each block would have a larger one, did it decide.
+"""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
-from shardwise.frontier import Factor, Part
-from shardwise.search.tracking.cases import largest_of
-from shardwise.search.tracking.draw import WEIGHTS_AT_ONCE
-from shardwise.search.tracking.lines import SLACK, Lines, weighted
+from shardwise.frontier import Chain, Factor, Part
+from shardwise.search.tracking.chained import solutions
+from shardwise.search.tracking.lines import weighted
 from shardwise.search.tracking.prune import Narrowed, narrowed
-from shardwise.search.tracking.simplify import simplified
+from shardwise.search.tracking.scalars import Scalars
 from shardwise.search.tracking.state import State
+from shardwise.search.tracking.steps import Order
 
 Values = npt.NDArray[np.float64]
 Indices = npt.NDArray[np.intp]
 
+CUTS = 64
+"""Times that cases are cut in two, at most."""
 
-WEIGHED = 0.5
-"""How much of the peak's weight lines have in the link, at least: else its peaks are not what decides."""
+NARROW, NARROWEST = 0.3, 1e-3
+"""A case is not cut further where it is so narrow, in what is matched of the least memory that it may have;
+and, where all has to be matched, of that memory."""
 
-WIDTH = 0.3
-"""How far apart the levels of a case may lie, in what is matched of the least memory."""
+CLOSE = 0.25
+"""A line is high enough so close below what is found, in what is matched."""
+
+TILT = 0.001
+"""Of the peak's weight, what is shared by all links alike where the least of a case is weighed instead, so
+that of equal solutions one of smaller peaks is found."""
 
 
-def by_levels(state: State) -> list[State] | None:
-    """A case as cases of its own, by the largest temporary of its largest link: those below which some corner
-    is open, each within a part of what is matched of the least memory; None where no link is most of it, or
-    its peak is not what lines weigh.
+@dataclass(frozen=True, slots=True, eq=False)
+class _Case:
+    """Solutions with a largest peak from `low` to `high`, all of them made of what is in `start`; none weighs
+    less by any line than `least` (lines)."""
 
-    With no temporary above a level, and each counted as the lowest of the case at least, a line has the peak
-    itself and not a mean of peaks. Each solution is in the case that its peak is in, and costs there what it
-    does.
+    start: Narrowed
+    low: float
+    high: float
+    least: Values
+
+    def cut(self) -> tuple[_Case, _Case]:
+        """Both halves."""
+        middle = (self.low + self.high) / 2.0
+        return replace(self, high=middle), replace(self, low=middle)
+
+
+def raise_by_levels(state: State, lines: Indices) -> None:
+    """Raise lines to the least weighted sums that there are, as closely as solutions are matched; not higher
+    than what is found, which is added to.
+
+    A peak is what one link makes again and its largest temporary. In a case of solutions whose largest lies
+    between two levels, choices with a larger one are left out in every link, and the lowest level counts in
+    full, whatever link has it. Cases are cut in two, the one furthest below what is found first.
     """
-    place, corners = largest_of(state.narrowed.chain), state.open_corners()
-    if state.is_exhausted or place is None or len(state.narrowed.chain[place].modes) != 1:
-        return None
-    lines = state.lines.closest(corners, WEIGHTS_AT_ONCE)
-    if not len(lines) or not np.isfinite(corners).all():  # lines of one objective tell nothing new
-        return None
-    ((_, part),) = state.narrowed.chain[place].modes
-    levels = _levels(part)
-    if len(levels) < 2 or np.array(state.lines.peaks)[lines, place].mean() < WEIGHED:
-        return None
-    width = WIDTH * state.matched * float(state.found.points[:, 1].min())
-    waiting, found = [(state.narrowed, corners, levels)], []
-    while waiting:
-        start, below, own = waiting.pop()
-        start = _with_peaks(start, place, float(own[0]), float(own[-1]))
-        peaks = np.array(state.lines.peaks)[lines]
-        answer = state.weighed(start, state.lines.weights[lines], state.lines.shares[lines], peaks)
-        state.asked += len(lines)
-        limits = weighted(state.lines.weights[lines], below)
-        is_open = (answer.least * (1.0 + SLACK) < limits).all(axis=1)
-        if not is_open.any():
+    for line, least in zip(lines.tolist(), _least(state, lines).tolist(), strict=True):
+        state.lines.rise(line, least)
+
+
+def _least(state: State, lines: Indices) -> Values:
+    """What no solution weighs less than by each of some lines."""
+    wanted = weighted(state.lines.weights[lines], state.found.points).min(axis=0)
+    wanted *= 1.0 - CLOSE * state.matched
+    memory_bytes = float(state.found.points[-1, 1])
+    width = max(NARROW * state.matched, NARROWEST)
+    scale = np.zeros(len(lines))
+    np.divide(1.0, wanted, out=scale, where=wanted > 0.0)
+    waiting = [_Case(state.narrowed, 0.0, _largest(state.narrowed.chain), state.lines.drawn[lines])]
+    for _ in range(CUTS):
+        waiting = [case for case in waiting if (case.least < wanted).any()]
+        if not waiting:
+            break
+        furthest = int(np.argmax([((wanted - case.least) * scale).max() for case in waiting]))
+        case = waiting.pop(furthest)
+        if case.high - case.low <= width * (memory_bytes + case.low):
+            wanted = np.minimum(wanted, case.least)
             continue
-        start = narrowed(start, answer, limits[is_open])
-        if not all(link.modes for link in start.chain):
-            continue
-        if own[-1] - own[0] <= width:
-            found.append(_case_of(state, start, lines, answer.least))
-            continue
-        cut = int(np.diff(own).argmax()) + 1
-        waiting += [(start, below[is_open], own[cut:]), (start, below[is_open], own[:cut])]
-    return found
+        told = (_told(state, lines, half, wanted) for half in case.cut())
+        waiting += [half for half in told if half is not None]
+    return np.asarray(np.minimum.reduce([wanted, *(case.least for case in waiting)]))
 
 
-def _case_of(state: State, start: Narrowed, lines: Indices, least: Values) -> State:
-    """So much of a case as a case of its own, with some of its lines as high as they are there, and what is
-    known of the whole."""
-    own, found = state.lines, Lines(seen=list(state.lines.seen))
-    ends = np.flatnonzero(~own.weights.all(axis=1))
-    for some, drawn in ((lines, np.maximum(least, own.drawn[lines])), (ends, own.drawn[ends])):
-        found.add(own.weights[some], own.shares[some], np.array(own.peaks)[some], drawn)
-    found.least = np.maximum(found.least, own.least[[*lines, *ends]])
-    narrow = replace(start, chain=simplified(start.chain))
-    return replace(state, narrowed=narrow, lines=found, is_exhausted=False, asked=0, labels=0)
+def _largest(chain: Chain) -> float:
+    """What no peak is larger than."""
+    largest = 0.0
+    for link in chain:
+        for _, part in link.modes:
+            every = [factor.costs[np.isfinite(factor.costs).all(axis=-1)] for factor in part.factors]
+            again = sum(float(costs[:, 3].max(initial=0.0)) for costs in every)
+            temporary = max((float(costs[:, 4].max(initial=0.0)) for costs in every), default=0.0)
+            largest = max(largest, again + temporary)
+    return largest
 
 
-def _levels(part: Part) -> Values:
-    """The values that the largest temporary of a part can have."""
-    every = [factor.costs.reshape(-1, factor.costs.shape[-1]) for factor in part.factors]
-    peaks = [costs[np.isfinite(costs).all(axis=1), -1] for costs in every]
-    peaks = [own for own in peaks if len(own)]
-    if not peaks:
-        return np.empty(0)
-    levels = np.unique(np.concatenate(peaks))
-    return np.asarray(levels[levels >= max(float(own.min()) for own in peaks)])
+def _told(state: State, lines: Indices, case: _Case, wanted: Values) -> _Case | None:
+    """A case with what weighted sums tell of it, by those lines by which it may hold less than is wanted;
+    None where it holds nothing that is less by any. Solutions on them are taken in."""
+    some = np.flatnonzero(case.least < wanted)
+    own, aims = lines[some], wanted[some]
+    start = replace(case.start, chain=_below(state, case.start, case.high))
+    weights = np.tile(state.lines.weights[own], (2, 1))
+    repeats = np.array([link.repeat for link in start.chain])
+    even = np.full((len(own), len(repeats)), TILT) / (len(repeats) * repeats)
+    peaks = np.concatenate([np.array(state.lines.peaks)[own], even])
+    answer = state.weighed(start, weights, np.tile(state.lines.shares[own], 2), peaks)
+    state.asked += len(weights)
+    if not np.isfinite(answer.least).all():
+        return None
+    state.take(list(dict.fromkeys(start.originals(solutions(answer)))))
+    # The largest peak is no less than a mean of peaks, nor than the least of the case.
+    beside = np.repeat([0.0, (1.0 - TILT) * case.low], len(own)) * weights[:, 1]
+    least = case.least.copy()
+    least[some] = np.maximum(case.least[some], (answer.least + beside).reshape(2, -1).max(axis=0))
+    is_below = least[some] < aims
+    if not is_below.any():
+        return None
+    rows = np.tile(np.eye(len(own), dtype=bool)[is_below], 2)
+    start = narrowed(start, answer, np.where(rows, np.tile(aims, 2) - beside, np.inf))
+    return replace(case, start=start, least=least) if all(link.modes for link in start.chain) else None
 
 
-def _with_peaks(start: Narrowed, place: int, low: float, high: float) -> Narrowed:
-    """So much of a chain as has largest temporaries from `low` to `high` in a link."""
-    link = start.chain[place]
-    modes = tuple((name, _between(part, low, high)) for name, part in link.modes)
-    own = replace(link, modes=modes)
-    return replace(start, chain=(*start.chain[:place], own, *start.chain[place + 1 :]))
+def _below(state: State, start: Narrowed, level: float) -> Chain:
+    """A chain without what makes a peak above a level, in any of its links."""
+    links = []
+    for link, orders in zip(start.chain, state.orders_in(start), strict=True):
+        own = zip(link.modes, orders, strict=True)
+        modes = tuple((name, _part_below(part, order, level)) for (name, part), order in own)
+        links.append(replace(link, modes=modes))
+    return tuple(links)
 
 
-def _between(part: Part, low: float, high: float) -> Part:
-    """A part without temporaries above `high`, and none below `low`."""
+def _part_below(part: Part, order: Order, level: float) -> Part:
+    """A part without temporaries that come above a level with the least that is made again beside them."""
     factors = []
-    for factor in part.factors:
-        costs = factor.costs.copy()
-        costs[costs[..., -1] > high] = np.inf
-        costs[..., -1] = np.maximum(costs[..., -1], low)
+    for factor, again in zip(part.factors, _made_again(part, order), strict=True):
+        is_above = factor.costs[..., 4] + again > level
+        costs = np.where(is_above[..., None], np.inf, factor.costs) if is_above.any() else factor.costs
         factors.append(Factor(factor.variables, costs))
     return replace(part, factors=tuple(factors))
+
+
+def _made_again(part: Part, order: Order) -> list[Values]:
+    """The least that is made again in a part with each cost of each factor."""
+    again = [factor.costs[..., 3] for factor in part.factors]
+    if not any(((own > 0.0) & np.isfinite(own)).any() for own in again):
+        return [np.zeros(1)] * len(part.factors)
+    scalars = Scalars.of(part, order, np.array([[0.0, 0.0, 0.0, 1.0, 0.0]]))
+    scalars.spread(np.zeros_like(scalars.last))
+    return [(scalars.tables[place] + scalars.outside[place])[..., 0] for place in range(len(part.factors))]

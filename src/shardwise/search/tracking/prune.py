@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from math import prod
 
 import numpy as np
 import numpy.typing as npt
@@ -108,6 +109,12 @@ def narrowed(before: Narrowed, found: Weighed, limits: npt.NDArray[np.float64]) 
 def choices_of(chain: Chain) -> int:
     """How many choices all variables of a chain have."""
     return sum(sum(part.sizes) for link in chain for _, part in link.modes)
+
+
+def cells_of(chain: Chain) -> int:
+    """How many choices together what others see of a link has, at most."""
+    parts = [part for link in chain for _, part in link.modes]
+    return max((prod(part.sizes[variable] for variable in part.kept) for part in parts), default=0)
 
 
 def _part(part: Part, kept: Sequence[Indices]) -> Part:

@@ -11,8 +11,9 @@ from shardwise.frontier import Chain, Part
 from shardwise.search.tracking.chained import Weighed, Weighing, solutions, weighed
 from shardwise.search.tracking.flat import Peaked
 from shardwise.search.tracking.found import Found
+from shardwise.search.tracking.labels import CLOSE_LABELS, LABELS_PER_CELL
 from shardwise.search.tracking.lines import Lines, is_open, weighted
-from shardwise.search.tracking.prune import Narrowed, narrowed
+from shardwise.search.tracking.prune import Narrowed, cells_of, narrowed
 from shardwise.search.tracking.simplify import simplified
 from shardwise.search.tracking.solution import (
     Choice,
@@ -32,6 +33,9 @@ Values = npt.NDArray[np.float64]
 PeakedModes = tuple[tuple[Peaked, ...], ...]
 """Where each mode of each link weighs the peak."""
 
+MANY_CELLS = CLOSE_LABELS // LABELS_PER_CELL
+"""Choices of all that others see of a link, together: with more even few labels each are too many."""
+
 NARROWING = 5
 """Lines that tell which choices may matter."""
 
@@ -46,7 +50,9 @@ class State:
     where each mode of each link weighs the largest temporary, at one factor; `orders` how each is
     eliminated. `is_raised` where lines of a mean of both times were far below all solutions, and were raised
     to these; `is_hard` where a look was too much. `drawn` are all solutions that were on lines; `pooled` is
-    how many choices there were when pieces of solutions were put together last. `asked` and `labels` count
+    how many choices there were when pieces of solutions were put together last. What lines and looks tell
+    holds where at least `holds_from` may be lost: that much was when choices were left out, and looks went
+    through labels, last. `asked` and `labels` count
     the effort.
     """
 
@@ -64,6 +70,7 @@ class State:
     is_hard: bool = False
     drawn: dict[Solution, None] = field(default_factory=dict)
     pooled: int = 0
+    holds_from: float = 0.0
     asked: int = 0
     labels: int = 0
     _costs: dict[tuple[int, Choice], Values] = field(default_factory=dict)
@@ -82,6 +89,12 @@ class State:
     def is_loose(self) -> bool:
         """Whether solutions match others less closely than was asked for."""
         return self.matched > self.wanted
+
+    @property
+    def is_wide(self) -> bool:
+        """Whether looks are taken to be too much before any is: all that others see of some link has more
+        choices together than labels are allowed to be there."""
+        return cells_of(self.given) > MANY_CELLS
 
     def open_corners(self) -> Values:
         """Corners below which there may be solutions that no found one matches."""
@@ -103,6 +116,7 @@ class State:
             self.narrowed, weights, self.lines.shares[lines], np.array(self.lines.peaks)[lines]
         )
         self.narrowed = narrowed(self.narrowed, answer, weighted(weights, corners))
+        self.holds_from = max(self.holds_from, self.matched)
         self.is_exhausted = not all(link.modes for link in self.narrowed.chain)
 
     def take_drawn(self, answer: Weighed) -> list[Solution]:

@@ -3,7 +3,6 @@ left between them."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
@@ -17,9 +16,10 @@ from shardwise.search.tracking.cases import cases_of
 from shardwise.search.tracking.draw import draw_between, draw_ends, draw_first, mix_between
 from shardwise.search.tracking.found import Found
 from shardwise.search.tracking.labels import TooManyLabels
-from shardwise.search.tracking.levels import by_levels
+from shardwise.search.tracking.levels import raise_by_levels
 from shardwise.search.tracking.lines import is_open, weighted
 from shardwise.search.tracking.look import Losses, look
+from shardwise.search.tracking.loosen import loosened
 from shardwise.search.tracking.pooled import pooled
 from shardwise.search.tracking.prune import choices_of
 from shardwise.search.tracking.sharpen import sharpen_between
@@ -52,12 +52,6 @@ MARGIN = 1.15
 
 TOO_MUCH = 40_000
 """Labels that a look counts for which would keep too many."""
-
-LOOSER, LOOSEST = 16.0, 0.1
-"""How much more may be lost from a look on that would be too much; not where that is more than so much."""
-
-LOOSE = 0.015
-"""How much is enough to lose then."""
 
 POOL_EPSILON, POOL_LABELS = 0.001, 40_000
 """How closely what can be made of pieces of solutions is tracked, at most, and how many labels that keeps."""
@@ -130,20 +124,18 @@ def tracked(
     states = [State.of(number, chains[number], start, found, tracking) for number, start in cases]
     # What a case finds is held against the others: all lines of all cases come before any look at one.
     losses = [Losses.of(labels, points, *draw_ends(state)) for state in states]
+    losses = [
+        loosened(state, own) if state.is_wide else own for state, own in zip(states, losses, strict=True)
+    ]
     tried = [draw_first(state) for state in states]
     losses = [_settle_ends(state, own) for state, own in zip(states, losses, strict=True)]
     for _ in range(2):
         for state, slopes in zip(states, tried, strict=True):
             draw_between(state, slopes)
             _fill(state)
-    parts = Counter(number for number, _ in cases)
-    for state, own in zip(states, losses, strict=True):
-        # Where one block is most of a chain looks take what it takes, however high the lines are.
-        if parts[state.case] == 1:
-            sharpen_between(state, own, _fill)
+    losses = [_raise_all(state, own) for state, own in zip(states, losses, strict=True)]
     for number in range(len(states)):
-        own = _as_loose(states[number], losses[number], states)
-        states += _settle_by_levels(states[number], own, most_labels)
+        _settle(states[number], _as_loose(states[number], losses[number], states), most_labels)
     for state in states:
         _fill(state)
     answer = found.thinned(epsilon * ANSWER_SHARE if large else epsilon)
@@ -189,6 +181,7 @@ def _fill(state: State) -> None:
 def _settle_ends(state: State, losses: Losses) -> Losses:
     """The least time and the least memory of all solutions, where lines alone do not tell; and the losses
     from then on."""
+    _raise_smallest(state)
     for column in (0, 1):
         is_done, reach = False, FIRST_END
         while not is_done:
@@ -205,12 +198,33 @@ def _settle_ends(state: State, losses: Losses) -> Losses:
                 limit = min(limit, own * (1.0 + reach))
             try:
                 look(state, line, limit * weight, losses)
+                state.holds_from = max(state.holds_from, state.matched)
                 reach *= FURTHER
                 is_done = limit >= whole  # what is lost may leave the corner open: others tell what is proven
             except TooManyLabels:
-                _too_much(state)
-                losses = losses.times(_loosened(state))
+                state.labels += TOO_MUCH
+                losses = loosened(state, losses)
                 break  # even if more were lost it would hardly be less
+    return losses
+
+
+def _raise_smallest(state: State) -> None:
+    """Raise the line of memory alone, where less than what is found may be there."""
+    if state.is_exhausted or not is_open(state.lines, state.found.ends(state.matched)[1:])[0]:
+        return
+    alone = np.flatnonzero(state.lines.weights[:, 0] == 0.0)
+    raise_by_levels(state, alone[[state.lines.drawn[alone].argmax()]])
+
+
+def _raise_all(state: State, losses: Losses) -> Losses:
+    """Raise lines to what there is, where that is worth it; of a wide chain, where no look will do, once more
+    with all that may be lost."""
+    losses = sharpen_between(state, losses, _fill)
+    while state.is_wide and not state.is_exhausted and len(state.open_corners()):
+        before, losses = state.matched, loosened(state, losses)
+        if state.matched == before:
+            break
+        losses = sharpen_between(state, losses, _fill)
     return losses
 
 
@@ -219,39 +233,6 @@ def _as_loose(state: State, losses: Losses, others: list[State]) -> Losses:
     closer."""
     before, state.matched = state.matched, max(other.matched for other in others)
     return losses if state.matched == before else losses.times(state.matched / before)
-
-
-def _settle_by_levels(state: State, losses: Losses, most_labels: float) -> list[State]:
-    """Settle a case; where solutions match others less closely than was wanted, so that looks would be too
-    much, by where its largest temporary lies: the cases that it falls into then."""
-    parts = by_levels(state) if state.is_loose else None
-    if parts is None:
-        _settle(state, losses, most_labels)
-        return []
-    labels = state.labels
-    for part in parts:
-        own = _as_loose(part, losses, parts)
-        draw_between(part, set())
-        _fill(part)
-        _settle(part, own, most_labels - labels)
-        labels += part.labels
-    state.is_exhausted = True  # all that may matter is in these
-    return parts
-
-
-def _too_much(state: State) -> None:
-    """A look was too much."""
-    state.labels += TOO_MUCH
-    state.is_hard = True
-
-
-def _loosened(state: State) -> float:
-    """How many times as far off solutions of a case may match others from now on; 1 where no further."""
-    if not 0.0 < state.matched <= LOOSEST / LOOSER:
-        return 1.0
-    factor = min(LOOSER, LOOSE / state.matched)
-    state.matched *= factor
-    return factor
 
 
 def _settle(state: State, losses: Losses, most_labels: float) -> None:
@@ -279,13 +260,16 @@ def _settle(state: State, losses: Losses, most_labels: float) -> None:
         try:
             look(state, line, least + beyond, losses, near.max(axis=0))
         except TooManyLabels:
-            _too_much(state)
-            looser = _loosened(state)
-            losses = losses.times(looser)
-            if looser == 1.0:
+            state.labels += TOO_MUCH
+            mix_between(state)  # while what lies between is not matched yet
+            before, losses = state.matched, loosened(state, losses)
+            if state.matched == before:
                 too_much.add(line)
-            _fill(state)
+                _fill(state)
+            else:
+                losses = sharpen_between(state, losses, _fill)
             continue
+        state.holds_from = max(state.holds_from, state.matched)
         usual = max(usual, beyond / least) if least > 0.0 else usual
         reach[line] *= FAR if state.labels - labels < few else FURTHER
 
@@ -314,9 +298,6 @@ def _next(state: State, corners: Values, without: set[int]) -> tuple[int | None,
 def _proven(states: list[State], epsilon: float, tracking: float) -> float:
     """The epsilon up to which nothing is open: the one that was asked for, or, where looks were stopped or
     had to be looser, the least above it."""
-    loosest = max((state.matched for state in states), default=tracking)
-    if all(state.is_exhausted or not len(state.open_corners()) for state in states):
-        return epsilon if loosest == tracking else (1.0 + loosest) * (1.0 + epsilon * ANSWER_SHARE) - 1.0
 
     def is_proven(tracking: float) -> bool:
         return not any(
@@ -324,13 +305,16 @@ def _proven(states: list[State], epsilon: float, tracking: float) -> float:
             for state in states if not state.is_exhausted
         )  # fmt: skip
 
-    low, high = loosest, 2.0 * loosest + 1.0
+    low = max([tracking, *(state.holds_from for state in states)])
+    high = max([low, *(state.matched for state in states)])
     while not is_proven(high):
-        high *= 2.0
-    for _ in range(HALVINGS):
+        low, high = high, 2.0 * high + 1.0
+    if is_proven(low):
+        high = low
+    for _ in range(HALVINGS if high > low else 0):
         middle = (low + high) / 2.0
         low, high = (low, middle) if is_proven(middle) else (middle, high)
-    return (1.0 + high) * (1.0 + epsilon * ANSWER_SHARE) - 1.0
+    return epsilon if high == tracking else (1.0 + high) * (1.0 + epsilon * ANSWER_SHARE) - 1.0
 
 
 def _effort(chain: Chain, walked: Walked | None, states: list[State]) -> Effort:
