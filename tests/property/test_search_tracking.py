@@ -281,16 +281,27 @@ TIMES = look.Losses.times
 
 
 @pytest.mark.parametrize(
-    ("matched", "after"), [(0.0, 0.0), (0.0005, 0.004), (0.0009, 0.0072), (0.0045, 0.015), (0.013, 0.013)]
+    ("matched", "after", "if_wide"),
+    [
+        (0.0, 0.0, 0.0),
+        (0.0005, 0.004, 0.004),
+        (0.0009, 0.0072, 0.0072),
+        (0.0045, 0.015, 0.0075),
+        (0.009, 0.015, 0.009),
+        (0.011, 0.011, 0.011),
+        (0.03, 0.03, 0.03),
+    ],
 )
-def test_no_more_is_lost_than_helps(matched: float, after: float) -> None:
-    """8 times as much, but no more than 1.5 %; nothing more where 8 times as much is beyond a tenth."""
+def test_no_more_is_lost_than_helps(matched: float, after: float, if_wide: float) -> None:
+    """8 times as much, but no more than 1.5 %, or 0.75 where no look was tried; nothing more where that is
+    less than 1.5 times as much."""
     chain = long_chain(0)
-    own = state.State.of(0, chain, prune.Narrowed.of(chain), found.Found(), matched)
-    losses = look.Losses.of(matched, 0.0, 2.0, 3.0)
-    after_it = loosen.loosened(own, losses)
-    assert own.is_hard and own.matched == pytest.approx(after)
-    assert after_it.relative == pytest.approx(after) and after_it.labels[0] == pytest.approx(2.0 * after)
+    for enough, expected in ((loosen.LOOSE, after), (loosen.LOOSE_IF_WIDE, if_wide)):
+        own = state.State.of(0, chain, prune.Narrowed.of(chain), found.Found(), matched)
+        losses = loosen.loosened(own, look.Losses.of(matched, 0.0, 2.0, 3.0), enough)
+        assert own.is_hard and own.matched == pytest.approx(expected)
+        assert losses.relative == pytest.approx(expected)
+        assert losses.labels[0] == pytest.approx(2.0 * expected)
 
 
 def test_cases_of_one_question_have_one_frontier(full: bool) -> None:

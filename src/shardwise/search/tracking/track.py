@@ -19,7 +19,7 @@ from shardwise.search.tracking.labels import TooManyLabels
 from shardwise.search.tracking.levels import raise_by_levels
 from shardwise.search.tracking.lines import is_open, weighted
 from shardwise.search.tracking.look import Losses, look
-from shardwise.search.tracking.loosen import loosened
+from shardwise.search.tracking.loosen import LOOSE_IF_WIDE, loosened
 from shardwise.search.tracking.pooled import pooled
 from shardwise.search.tracking.prune import choices_of
 from shardwise.search.tracking.sharpen import sharpen_between
@@ -103,10 +103,10 @@ def tracked(
 
     Several chains are the cases of one question, such as meshes to choose from; a chain of which one link is
     most falls into cases itself. What one case found is held against the others. Small chains are eliminated
-    at once, without lines and looks, and exact whatever the epsilon. Where a look would go
-    through too many labels, it and those after it lose more, up to `LOOSEST`; once all that are left would
-    even so, or looks have kept `most_labels` for a case, what is proven so far is the answer: the same on any
-    machine. Only what takes at most `most_bytes` is tracked: where nothing fits, the smallest is the answer.
+    at once, without lines and looks, and exact whatever the epsilon. Where a look would go through too many
+    labels, it and those after it lose more (`loosened`); once all that are left would even so, or looks have
+    kept `most_labels` for a case, what is proven so far is the answer: the same on any machine. Only what
+    takes at most `most_bytes` is tracked: where nothing fits, the smallest is the answer.
 
     How the epsilon is shared: `ANSWER_SHARE` of it for leaving out points of the answer that others match,
     the rest for tracking. There each solution is matched in one of two ways, which do not add up: a solution
@@ -125,7 +125,8 @@ def tracked(
     # What a case finds is held against the others: all lines of all cases come before any look at one.
     losses = [Losses.of(labels, points, *draw_ends(state)) for state in states]
     losses = [
-        loosened(state, own) if state.is_wide else own for state, own in zip(states, losses, strict=True)
+        loosened(state, own, LOOSE_IF_WIDE) if state.is_wide else own
+        for state, own in zip(states, losses, strict=True)
     ]
     tried = [draw_first(state) for state in states]
     losses = [_settle_ends(state, own) for state, own in zip(states, losses, strict=True)]
