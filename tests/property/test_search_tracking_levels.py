@@ -26,6 +26,7 @@ from shardwise.search.tracking.draw import draw_ends, draw_first, mix_between
 from shardwise.search.tracking.found import Found
 from shardwise.search.tracking.labels import TooManyLabels
 from shardwise.search.tracking.levels import raise_by_levels
+from shardwise.search.tracking.look import look
 from shardwise.search.tracking.loosen import loosened
 from shardwise.search.tracking.prune import Narrowed, cells_of
 from shardwise.search.tracking.state import State
@@ -248,3 +249,45 @@ def test_a_line_is_low_for_its_mean_of_both_times_or_not(monkeypatch: pytest.Mon
     assert in_time([(4.0, 0.0, 1.0, 0.0), (0.0, 4.0, 1.0, 0.0), (3.0, 3.0, 1.0, 0.0)], 0.5) == [0]
     assert in_time([(3.0, 3.0, 0.0, 5.0), (4.0, 4.0, 0.0, 5.0)], 0.5) == []
     assert in_time([(4.0, 0.0, 1.0, 0.0), (0.0, 4.0, 1.0, 0.0), (3.0, 3.0, 1.0, 0.0)], 1.0) == []
+
+
+@pytest.mark.parametrize(("epsilon", "is_wide"), [(0.001, True), (0.001, False), (0.01, True)])
+def test_a_wide_chain_loses_more_only_where_raised_lines_leave_corners_open(
+    monkeypatch: pytest.MonkeyPatch, epsilon: float, is_wide: bool
+) -> None:
+    """A tenth of the epsilon is for points: of 0.1 % 0.09 is matched, 8 times that where looks are taken to
+    be too much, and 1.5 % once lines are raised. Of 1 % 0.9 is, with nothing more to lose at first. Where the
+    chain is not wide looks follow at once."""
+    tracking = (1.0 + epsilon) / (1.0 + 0.1 * epsilon) - 1.0
+    matched: list[float] = []
+
+    def nothing(state: State, losses: Any, fill: Any) -> Any:
+        matched.append(state.matched)
+        return losses
+
+    monkeypatch.setattr(states, "MANY_CELLS", -1 if is_wide else 1_000_000)
+    monkeypatch.setattr(track, "sharpen_between", nothing)
+    monkeypatch.setattr(track, "_settle", lambda state, losses, most: matched.append(state.matched))
+    monkeypatch.setattr(track, "_fill", lambda state: None)
+    tracked([long_chain(0)], epsilon=epsilon)
+    first = tracking if epsilon > 0.005 or not is_wide else 8.0 * tracking
+    expected = [first, 0.015, 0.015] if is_wide else [tracking, tracking]
+    assert matched == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("is_broken", [False, True])
+def test_the_least_memory_is_raised_before_looks(monkeypatch: pytest.MonkeyPatch, is_broken: bool) -> None:
+    """Few looks at the end of memory are left then. In the twin nothing is raised there."""
+    ends = 0
+
+    def counted(state: State, line: int, *given: Any) -> None:
+        nonlocal ends
+        ends += int(state.lines.weights[line, 0] == 0.0)
+        look(state, line, *given)
+
+    monkeypatch.setattr(track, "look", counted)
+    if is_broken:
+        monkeypatch.setattr(track, "_raise_smallest", lambda state: None)
+    for seed in range(10):
+        tracked([long_chain(seed)], epsilon=0.001)
+    assert (ends > 9) == is_broken  # 3 of 10 chains, and 17
