@@ -100,24 +100,21 @@ def test_lines_that_rise_too_high_are_noticed(
     assert not raised(chain_of(seed) for seed in range(60))[2]
 
 
-def test_a_line_that_weighs_one_peak_rises_to_what_the_larger_is() -> None:
-    """Two links, each of which holds 1 and peaks at 9, or holds 4 and peaks at 5: with one peak weighed the
-    other link takes what holds 1, min(1 + 9, 4 + 5) + 1 = 10, with half of each 2 (1 + 4.5) = 11, and no
-    solution takes less than min(1 + 1 + 9, 4 + 4 + 5) = 11. With a third link that holds 0 and peaks at 6 the
-    second takes 4 + 4 + 6 = 14. Where no peak is above 5 nothing is left of the first and second but 13."""
-    own = np.zeros((2, 5))
-    own[:, 2], own[:, 4] = [1.0, 5.0], [9.0, 4.0]
-    part = Part(("a",), (2,), (Factor((0,), own),))
-    border = Part(("a", "b"), (2, 1), (Factor((0,), own),), exit=1)
-    after = Part(("b", "a"), (1, 2), (Factor((1,), own),), entry=0)
-    assert part.sizes == (2,)
-    chain = (Link("one", (("kept", border),)), Link("two", (("kept", after),)))
+def test_a_line_of_a_mean_of_peaks_rises_to_what_the_largest_is() -> None:
+    """The first link peaks at 10, or holds 3 and peaks at nothing; the second peaks at 8: the least memory is
+    10, as 3 + 8 is more. With w of the peak's weight on the first a line is min(10 w, 3) + 8 (1 - w), 8.6 at
+    most (w = 0.3). Below level 10 what peaks at it is left out, and 11 is what is left."""
+    one, two = np.zeros((2, 5)), np.zeros((1, 5))
+    one[:, 2], one[:, 4], two[:, 4] = [0.0, 3.0], [10.0, 0.0], 8.0
+    first = Part(("a", "b"), (2, 1), (Factor((0,), one),), exit=1)
+    second = Part(("b", "c"), (1, 1), (Factor((1,), two),), entry=0)
+    chain = (Link("one", (("kept", first),)), Link("two", (("kept", second),)))
     state = with_lines(chain)
     line = int(np.flatnonzero(state.lines.weights[:, 0] == 0.0)[0])
-    state.lines.drawn[line] = state.lines.least[line] = 10.0
+    assert state.lines.drawn[line] <= 8.6 + 1e-9
     raise_by_levels(state, np.array([line]))
-    assert state.lines.drawn[line] == pytest.approx(11.0, rel=1e-3)
-    assert state.found.points[-1, 1] == 11.0
+    assert 9.97 < state.lines.drawn[line] <= 10.0
+    assert state.found.points[-1, 1] == 10.0
 
 
 def agrees(chains: Iterable[Chain], epsilon: float = 0.0) -> bool:
@@ -243,6 +240,8 @@ def test_of_what_others_see_all_choices_together_are_counted() -> None:
     other = Part(("a",), (4,), (), entry=0)
     assert cells_of((Link("one", (("kept", one),)), Link("other", (("kept", other),)))) == 60
     assert cells_of((Link("other", (("kept", other),)),)) == 4
+    # lstm-2x2048 on three axes, which looks settle, and transformer-big on two, which they do not.
+    assert 216 * 216 < states.MANY_CELLS < 36**3 * 16
 
 
 def in_time(costs: list[tuple[float, float, float, float]], share: float) -> list[int]:

@@ -11,7 +11,7 @@ from shardwise.frontier import Chain, Part
 from shardwise.search.tracking.chained import Weighed, Weighing, solutions, weighed
 from shardwise.search.tracking.flat import Peaked
 from shardwise.search.tracking.found import Found
-from shardwise.search.tracking.labels import CLOSE_LABELS, LABELS_PER_CELL
+from shardwise.search.tracking.labels import CLOSE_LABELS
 from shardwise.search.tracking.lines import Lines, is_open, weighted
 from shardwise.search.tracking.prune import Narrowed, cells_of, narrowed
 from shardwise.search.tracking.simplify import simplified
@@ -33,8 +33,8 @@ Values = npt.NDArray[np.float64]
 PeakedModes = tuple[tuple[Peaked, ...], ...]
 """Where each mode of each link weighs the peak."""
 
-MANY_CELLS = CLOSE_LABELS // LABELS_PER_CELL
-"""Choices of all that others see of a link, together: with more even few labels each are too many."""
+MANY_CELLS = CLOSE_LABELS
+"""Choices of all that others see of a link, together: with more even one label each is too many."""
 
 NARROWING = 5
 """Lines that tell which choices may matter."""
