@@ -21,6 +21,7 @@ WITH_NUMBA = tuple(
         "compiled",
         "compiled_chains",
         "compiled_labels",
+        "compiled_parts",
         "compiled_rests",
         "compiled_stairs",
         "compiled_sums",

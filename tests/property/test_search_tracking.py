@@ -31,6 +31,7 @@ from shardwise.search.tracking import (
     found,
     grid,
     labels,
+    likes,
     lines,
     links,
     look,
@@ -421,7 +422,7 @@ def without_peak(points: Any) -> Any:
     return MEASURES(points * [1.0, 1.0, 1.0, 0.0])
 
 
-LEAST, WITHIN, AROUND = eliminate._Likes.least, bounds.Bounds._within, peaks.Peaks.around
+LEAST, WITHIN, AROUND = likes.Likes.least, bounds.Bounds._within, peaks.Peaks.around
 
 
 def nearer(own: bounds.Bounds, spans: tuple[range, range], outside: Any, least: Any) -> labels.Within:
@@ -470,7 +471,7 @@ def by_one_form_too_much(within: labels.Within, cells: Any, points: Any) -> Any:
         (labels, "measures", without_peak, 0),
         (grid, "reduce", broken_reduce, 0),
         (prune, "may_matter", cut_too_much, 0),
-        (eliminate._Likes, "least", lambda likes, sums, table: 1.1 * LEAST(likes, sums, table), 0),
+        (likes.Likes, "least", lambda likes, sums, table: 1.1 * LEAST(likes, sums, table), 0),
         (bounds.Bounds, "_within", nearer, 4),
         (peaks.Peaks, "around", lambda least, spans: 1.1 * AROUND(least, spans), 0),
         (state, "simplified", without_exposed, 0),

@@ -24,6 +24,7 @@ from shardwise.search.tracking import (
     bounds,
     compiled,
     compiled_labels,
+    compiled_parts,
     compiled_sums,
     eliminate,
     grid,
@@ -496,20 +497,25 @@ def unsorted(*arguments: Any) -> Any:
 def test_a_broken_loop_is_noticed(
     monkeypatch: pytest.MonkeyPatch, module: Any, name: str, broken: Callable[..., Any]
 ) -> None:
-    joining: Any = compiled_labels.joined_labels  # in Python, which calls what is put in its module
-    monkeypatch.setattr(compiled_labels, "joined_labels", joining.py_func)
+    # In Python, which calls what is put in its module.
+    joining: Any = compiled_labels.joined_sides
+    for caller in (compiled_labels, compiled_parts):
+        monkeypatch.setattr(caller, "joined_sides", joining.py_func)
+    for function in ("eliminated_labels", "_sides", "_side"):
+        monkeypatch.setattr(compiled_parts, function, getattr(compiled_parts, function).py_func)
     assert agrees(range(3))
     monkeypatch.setattr(module, name, broken)
-    if hasattr(compiled_labels, name):  # where a join calls it
-        monkeypatch.setattr(compiled_labels, name, broken)
+    for caller in (compiled_labels, compiled_parts):
+        if hasattr(caller, name):
+            monkeypatch.setattr(caller, name, broken)
     assert not agrees(range(60))
 
 
 def test_without_numba_numpy_does_it(monkeypatch: pytest.MonkeyPatch, full: bool) -> None:
     monkeypatch.setattr(machine, "is_installed", lambda: False)
     for module, function in (
-        (compiled_labels, "labels_of_pairs"), (compiled_labels, "joined_labels"), (compiled, "ends_of_pairs"),
-        (compiled, "number_of_pairs"),
+        (compiled_labels, "labels_of_pairs"), (compiled_labels, "joined_sides"), (compiled, "ends_of_pairs"),
+        (compiled, "number_of_pairs"), (compiled_parts, "eliminated_labels"),
     ):  # fmt: skip
         monkeypatch.setattr(module, function, None)
     assert agrees(range(20 if full else 8))

@@ -226,6 +226,20 @@ def test_a_round_ends_at_the_second_line_that_is_too_much(
 
 
 @pytest.mark.parametrize(
+    ("slopes", "rows"),
+    [
+        ([], []),
+        ([3.0], [0]),
+        # 1.04 and 1.0 are one, as are 1.06 and 1.09; 1.06 is more than 5 % above the first.
+        ([1.06, 1.04, 1.0, 1.09], [0, 2]),
+        ([1.0, 1.0, 2e-12, 2.2e-12, 2.09e-12], [0, 2, 3]),
+    ],
+)
+def test_lines_that_weigh_memory_nearly_alike_are_raised_once(slopes: list[float], rows: list[int]) -> None:
+    assert sharpen.unlike(np.array(slopes)).tolist() == rows
+
+
+@pytest.mark.parametrize(
     ("rises", "wanted", "are_worth_it"),
     [
         ([0.008], 0.001, False),  # ten epsilons are 1 %

@@ -3,7 +3,7 @@ tracked."""
 
 from shardwise.frontier.algebra import Frontier, frontier_of, product, union, union_all
 from shardwise.frontier.knee import knee
-from shardwise.frontier.network import COLUMNS, SUMMED, Chain, Costs, Factor, Link, Part, hub_sizes
+from shardwise.frontier.network import COLUMNS, SUMMED, Chain, Costs, Factor, Link, Part, firsts, hub_sizes
 from shardwise.frontier.reduce import reduce
 
 __all__ = [
@@ -15,6 +15,7 @@ __all__ = [
     "Frontier",
     "Link",
     "Part",
+    "firsts",
     "frontier_of",
     "hub_sizes",
     "knee",

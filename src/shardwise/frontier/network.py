@@ -6,8 +6,8 @@ variable. The cost columns are `COLUMNS`: four that add and one of which the lar
 
 from __future__ import annotations
 
-from collections.abc import Hashable
-from dataclasses import dataclass
+from collections.abc import Hashable, Iterable
+from dataclasses import dataclass, replace
 from functools import cached_property
 from hashlib import blake2b
 
@@ -65,12 +65,24 @@ class Part:
         return tuple(sorted({*ends, *(variable for _, variable in self.hubs)}))
 
     @cached_property
-    def kinds(self) -> tuple[Hashable, ...]:
-        """What each factor is but for its variables: those of one kind have equal costs."""
-        return tuple(
+    def likes(self) -> tuple[int, ...]:
+        """Of each factor the first one that has equal costs."""
+        return firsts(
             (factor.costs.shape, blake2b(factor.costs.tobytes(), digest_size=16).digest())
             for factor in self.factors
         )
+
+    def changed(self, sizes: tuple[int, ...], factors: tuple[Factor, ...], likes: tuple[int, ...]) -> Part:
+        """The part with other choices and costs, of which is known which are equal."""
+        part = replace(self, sizes=sizes, factors=factors)
+        part.__dict__["likes"] = likes  # where a cached property is kept
+        return part
+
+
+def firsts(kinds: Iterable[Hashable]) -> tuple[int, ...]:
+    """The first place of what is at each."""
+    places: dict[Hashable, int] = {}
+    return tuple(places.setdefault(kind, place) for place, kind in enumerate(kinds))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

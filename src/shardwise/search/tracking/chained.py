@@ -60,6 +60,13 @@ class Weighed:
         """The least total of each weight, (J)."""
         return np.asarray(_flat(self.ahead[-1]).min(axis=0))
 
+    def some(self, rows: npt.NDArray[np.intp]) -> Weighed:
+        """Under some of the weights."""
+        weighing = Weighing(self.weighing.weights[rows], self.weighing.peaks[:, rows], self.weighing.peaked)
+        scalars = [[own.some(rows) for own in parts] for parts in self.scalars]
+        ahead, behind = ([sums[..., rows] for sums in every] for every in (self.ahead, self.behind))
+        return Weighed(self.chain, self.borders, weighing, scalars, ahead, behind)
+
     def outside(self, spans: Sequence[range], hubs: Collection[str]) -> Sums:
         """The least of all outside any of some spans of occurrences, for each choice of these hubs: (hubs...,
         entry, exit, weights), of 1 for each of the others."""

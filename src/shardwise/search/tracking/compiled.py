@@ -53,6 +53,10 @@ class Side(NamedTuple):
     stride: int
 
 
+Sided = tuple[Side, Values, Indices]
+"""One of them, in which columns its labels differ, and their order."""
+
+
 class Reach(NamedTuple):
     """Pairs that may matter: whose `weights` (forms, columns) of the costs and `outside` (cells, forms) are
     below `limit` in each form. A peak is at least that of `peaks` (cells)."""
@@ -76,7 +80,7 @@ class Loss(NamedTuple):
 @machine_code
 def side_of(
     points: Values, cells: Indices, weights: Values, sizes: Indices, axes: Indices, left: Indices
-) -> tuple[Side, Values, Indices]:
+) -> Sided:
     """A table as the loops take it, its rows by cell, which ascend, and then by sum under `weights`
     (columns); in which columns they differ; and their order.
 

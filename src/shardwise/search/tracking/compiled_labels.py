@@ -22,8 +22,8 @@ from shardwise.search.tracking.compiled import (
     Reach,
     Rows,
     Side,
+    Sided,
     machine_code,
-    side_of,
     wider_rows,
 )
 from shardwise.search.tracking.compiled_stairs import Kept, Met, onto_stairs
@@ -44,17 +44,6 @@ _MOST_LEVELS = 16
 """Levels of peaks that have a staircase each."""
 
 
-class Table(NamedTuple):
-    """A table as it is: what its labels cost, by ascending cells; what its columns weigh; how many choices
-    each of its variables has, and which axis of the joint cells it is (-1 where it is taken out)."""
-
-    points: Values
-    cells: Indices
-    weights: Values
-    sizes: Indices
-    axes: Indices
-
-
 class Differing(NamedTuple):
     """The columns in which the labels of a join differ: `ours` (columns, rows of one table), `theirs`
     (columns, rows of the other), `weights` (forms, columns), and `excess` (columns), the weights of the
@@ -71,14 +60,13 @@ class Differing(NamedTuple):
 
 
 @machine_code
-def joined_labels(
-    one: Table, other: Table, left: Indices, choices: int, reach: Reach, loss: Loss, most_pairs: int,
-    most_labels: int,
-) -> tuple[int, Rows, Values]:  # fmt: skip
-    """What two tables come to in the cells of `left`: how many labels (TOO_MANY where pairs or labels are too
-    many), of each its rows in both and its cell, which ascends, and what it costs."""
-    a, differs, order_a = side_of(one.points, one.cells, one.weights, one.sizes, one.axes, left)
-    b, also, order_b = side_of(other.points, other.cells, other.weights, other.sizes, other.axes, left)
+def joined_sides(
+    one: Sided, other: Sided, choices: int, reach: Reach, loss: Loss, most_pairs: int, most_labels: int
+) -> tuple[int, Rows, Values]:
+    """What two tables come to: how many labels (TOO_MANY where these or pairs are too many), of each its rows
+    in both and its cell, which ascends, and what it costs."""
+    a, differs, order_a = one
+    b, also, order_b = other
     columns, differing = np.empty(len(differs), np.intp), 0
     for k in range(len(differs)):
         if differs[k] + also[k] > 0.0:

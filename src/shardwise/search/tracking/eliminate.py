@@ -9,6 +9,7 @@ import numpy as np
 
 from shardwise.frontier import COLUMNS, Part
 from shardwise.search.tracking.flat import Views
+from shardwise.search.tracking.flat_labels import eliminated_at_once, is_plain, unfolded
 from shardwise.search.tracking.grid import Grid
 from shardwise.search.tracking.labels import (
     Allowance,
@@ -19,6 +20,7 @@ from shardwise.search.tracking.labels import (
     labels_of,
     pairs_of,
 )
+from shardwise.search.tracking.likes import Likes
 from shardwise.search.tracking.scalars import Scalars, Sums
 from shardwise.search.tracking.steps import Order, Step
 
@@ -43,9 +45,12 @@ def eliminated(
     """The frontiers of a part for each choice of what others see of it; labels beyond the limits are dropped
     as soon as they arise. Without limits an `allowance` may say where to give up. Tables that are alike, such
     as those of layers that all read one tensor, are made once, of the labels that matter in any of them."""
+    if limits is not None and limits.scalars.flat is not None and is_plain(order):
+        scalars, flat = limits.scalars, limits.scalars.flat
+        return _with_ends(part, eliminated_at_once(scalars, flat, limits.limit, limits.grid, MANY))
     factors_in = {place: frozenset([place]) for place in range(len(part.factors))}
     tables = {place: labels_of(factor.variables, factor.costs) for place, factor in enumerate(part.factors)}
-    likes = None if limits is None else _Likes.of(limits.scalars)
+    likes = None if limits is None else Likes.of(limits.scalars)
     losing = None
     if limits is not None and limits.grid is not None:
         losing = _Losing.of(part, limits.scalars, limits.grid)
@@ -57,54 +62,15 @@ def eliminated(
             continue
         inputs = [(tables[table], factors_in[table]) for table in step.inputs]
         tables[step.output] = _done(step, inputs, limits, likes, losing, order.is_flat, allowance)
-    found = tables[order.last]
+    return _with_ends(part, tables[order.last])
+
+
+def _with_ends(part: Part, found: Labels) -> Labels:
+    """Labels on all that others see."""
     for end in part.kept:
         if end not in found.variables:  # nothing there costs anything
             found = joined(found, labels_of((end,), np.zeros((part.sizes[end], len(COLUMNS)))))
     return found
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Likes:
-    """Which tables of a part are alike, by the first of each, and the steps that make them."""
-
-    scalars: Scalars
-    steps: dict[int, Step]
-    alike: dict[int, list[int]]
-
-    @staticmethod
-    def of(scalars: Scalars) -> _Likes:
-        """Of a part's tables as weighted sums."""
-        alike: dict[int, list[int]] = {}
-        for table, first in scalars.made.items():
-            alike.setdefault(first, []).append(table)
-        return _Likes(scalars, {step.output: step for step in scalars.order.steps}, alike)
-
-    def first(self, table: int) -> int:
-        """The first table that is like this one."""
-        return self.scalars.made[table]
-
-    def least(self, sums: dict[int, Sums] | Views, table: int) -> Values:
-        """The least, in all that are like a table, of sums by table, its variables in ascending order."""
-        order = np.argsort(self.scalars.axes[table])
-        rows = [sums[like] for like in self.alike[self.first(table)]]
-        return np.asarray(np.minimum.reduce(rows).transpose((*order, len(order))))
-
-    def renamed(self, labels: Labels, table: int) -> Labels:
-        """The labels of the first table that is like `table`, with the variables of that."""
-        return labels.renamed(self._names(self.first(table), table))
-
-    def _names(self, first: int, table: int) -> dict[int, int]:
-        """The variables of a table, and of all that it is made of, by those of one like it."""
-        axes = self.scalars.axes
-        names = dict(zip(axes[first], axes[table], strict=True))
-        if first in self.steps:
-            ours, theirs = self.steps[first], self.steps[table]
-            if ours.variable is not None and theirs.variable is not None:
-                names[ours.variable] = theirs.variable
-            for own, other in zip(ours.inputs, theirs.inputs, strict=True):
-                names |= self._names(own, other)
-        return names
 
 
 @dataclass(slots=True, eq=False)
@@ -133,7 +99,7 @@ class _Losing:
         """A step that loses nothing itself."""
         self.lost[step.output] = self._lost_before(step)
 
-    def grid_of(self, step: Step, likes: _Likes, factors: int, weights: Values) -> Grid:
+    def grid_of(self, step: Step, likes: Likes, factors: int, weights: Values) -> Grid:
         """Of the labels of a step's table, made of so many factors, whose columns weigh this much."""
         before = self._lost_before(step)
         share = factors / len(self.scalars.part.factors)
@@ -142,7 +108,7 @@ class _Losing:
         potential = likes.least(self.potentials, step.output)[..., 0].reshape(-1)
         potential[~np.isfinite(potential)] = 0.0  # no label matters there
         base = part * share * self.grid.base
-        return Grid(_unfolded(base), _unfolded(part * self.grid.rate), weights[:, 0], potential)
+        return Grid(unfolded(base), unfolded(part * self.grid.rate), weights[:, 0], potential)
 
     def _lost_before(self, step: Step) -> float:
         firsts = (self.scalars.made[table] for table in step.inputs)
@@ -155,17 +121,11 @@ def may_be_lost(share: float) -> float:
     return sqrt(share)
 
 
-def _unfolded(loss: Values) -> Values:
-    """What may be lost in the columns before they are folded: a peak is what is made again and a temporary
-    beside it, half and half."""
-    return np.asarray([*loss[:3], loss[3] / 2.0, loss[3] / 2.0])
-
-
 def _done(
     step: Step,
     inputs: list[tuple[Labels, frozenset[int]]],
     limits: Limits | None,
-    likes: _Likes | None,
+    likes: Likes | None,
     losing: _Losing | None,
     by_machine: bool,
     allowance: Allowance | None,

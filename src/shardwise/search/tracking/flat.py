@@ -88,12 +88,13 @@ class Views:
 @dataclass(slots=True, eq=False)
 class Flat:
     """The tables of a part one after the other: cell c of table t is column offsets[t] + c of `sums`
-    (weights, cells); what is alike has the same columns. `places` and `outside` are that of what is not in a
-    table."""
+    (weights, cells); what is alike has the columns of the `first` of it. `places` and `outside` are that of
+    what is not in a table."""
 
     part: Part
     order: Order
     sizes: Indices
+    first: Indices
     offsets: Indices
     sums: Values
     places: Indices
@@ -120,7 +121,7 @@ class Flat:
         offsets = offsets[firsts]
         least_sums(program, sizes, firsts, offsets, sums)
         places = np.cumsum([0, *cells], dtype=np.intp)
-        return Flat(part, order, sizes, offsets, sums, places, np.empty((len(weights), 0)))
+        return Flat(part, order, sizes, firsts, offsets, sums, places, np.empty((len(weights), 0)))
 
     @property
     def tables(self) -> Views:

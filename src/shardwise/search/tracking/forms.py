@@ -78,8 +78,7 @@ class Forms:
         if len(self.shares) <= MOST:
             return found
         others = 1 + np.argsort(-found.least[1:], kind="stable")[: MOST - 1]
-        rows = np.array([0, *others.tolist()], dtype=np.intp)
-        return Forms(self.weights[rows], self.shares[rows], self.peaks[rows], self.reach).of(state, near)
+        return found.some(np.array([0, *others.tolist()], dtype=np.intp))
 
     def of(self, state: State, near: Narrowed) -> Weighed:
         """A chain under all of them."""

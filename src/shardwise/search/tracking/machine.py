@@ -6,14 +6,13 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
 from math import prod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 if TYPE_CHECKING:  # numba takes half a second to be read
-    from shardwise.search.tracking.compiled import Loss, Reach, Side
-    from shardwise.search.tracking.compiled_labels import Table
+    from shardwise.search.tracking.compiled import Loss, Reach, Side, Sided
     from shardwise.search.tracking.grid import Grid
     from shardwise.search.tracking.labels import Ends, Labels, Within
 
@@ -49,6 +48,17 @@ Joined = tuple[Indices, Indices, Indices, Values]
 """Of labels that stay, by ascending cells: their rows in both tables, their cells and what they cost."""
 
 
+class Table(NamedTuple):
+    """A table as it is: what its labels cost, by ascending cells; what its columns weigh; how many choices
+    each of its variables has, and which axis of the joint cells it is (-1 where it is taken out)."""
+
+    points: Values
+    cells: Indices
+    weights: Values
+    sizes: Indices
+    axes: Indices
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Meeting:
     """Two tables that meet in the cells of `left` (variables, of `sizes`), `without` taken out."""
@@ -69,13 +79,11 @@ class Meeting:
 
     def labels(self, grid: Grid | None, most_pairs: int, most_labels: int) -> Joined | None:
         """The labels that stay; None if too many."""
-        from shardwise.search.tracking.compiled_labels import joined_labels
+        from shardwise.search.tracking.compiled_labels import joined_sides
 
-        one, other = self._tables()
-        count, rows, points = joined_labels(
-            one, other, np.array(self.sizes, dtype=np.intp), self._choices, self._reach,
-            _loss(grid, prod(self.sizes), self.a.points.shape[1]), most_pairs, most_labels,
-        )  # fmt: skip
+        a, b = self._sided()
+        loss = _loss(grid, prod(self.sizes), self.a.points.shape[1])
+        count, rows, points = joined_sides(a, b, self._choices, self._reach, loss, most_pairs, most_labels)
         return None if count < 0 else (rows[0, :count], rows[1, :count], rows[2, :count], points)
 
     def ends(self, ends: Ends, most_pairs: int) -> Joined | None:
@@ -113,7 +121,6 @@ class Meeting:
         return self._table(self.a, weights[0]), self._table(self.b, weights[1])
 
     def _table(self, table: Labels, weights: Values) -> Table:
-        from shardwise.search.tracking.compiled_labels import Table
 
         axes = [self.left.index(v) if v != self.without else -1 for v in table.variables]
         return Table(
@@ -123,11 +130,15 @@ class Meeting:
 
     def _sides(self) -> list[tuple[Side, Indices]]:
         """Both tables as loops take them, and the rows of each in that order."""
+        return [(side, order) for side, _, order in self._sided()]
+
+    def _sided(self) -> tuple[Sided, Sided]:
+        """The same with the columns in which the labels of each differ."""
         from shardwise.search.tracking.compiled import side_of
 
         left = np.array(self.sizes, dtype=np.intp)
-        sides = [side_of(*table, left) for table in self._tables()]
-        return [(side, order) for side, _, order in sides]
+        one, other = self._tables()
+        return side_of(*one, left), side_of(*other, left)
 
 
 def kept(cells: Indices, points: Values, ranks: Values, grid: Grid) -> Indices:

@@ -10,7 +10,7 @@ from math import prod
 import numpy as np
 import numpy.typing as npt
 
-from shardwise.frontier import Chain, Factor, Link, Part, hub_sizes
+from shardwise.frontier import Chain, Factor, Link, Part, firsts, hub_sizes
 from shardwise.search.tracking.borders import hubs_of
 from shardwise.search.tracking.chained import Weighed
 from shardwise.search.tracking.flat import costs_of
@@ -126,7 +126,12 @@ def _part(part: Part, kept: Sequence[Indices]) -> Part:
         else Factor(factor.variables, factor.costs[np.ix_(*(kept[each] for each in factor.variables))])
         for factor in part.factors
     )
-    return replace(part, sizes=tuple(len(rows) for rows in kept), factors=factors)
+    told = [rows.tobytes() for rows in kept]
+    likes = firsts(
+        (like, *(told[variable] for variable in factor.variables))
+        for like, factor in zip(part.likes, part.factors, strict=True)
+    )
+    return part.changed(tuple(len(rows) for rows in kept), factors, likes)
 
 
 def may_matter(bounds: Sums, limits: npt.NDArray[np.float64]) -> Mask:

@@ -4,11 +4,10 @@ least."""
 from __future__ import annotations
 
 from collections.abc import Hashable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from functools import reduce as folded
 from math import prod
-from weakref import WeakKeyDictionary
 
 import numpy as np
 import numpy.typing as npt
@@ -47,7 +46,7 @@ class Scalars:
         A block may hold what is alike many times, such as layers that all read one tensor: a table that is
         made like another one is the same numbers, which are worked out once.
         """
-        scalars = Scalars(part, order, weights, peaked, {}, *_alike(part, order, peaked))
+        scalars = Scalars(part, order, weights, peaked, {}, *_alike(order, peaked, part.likes))
         if order.is_flat and part.factors:
             scalars.flat = Flat.of(part, order, scalars.made, weights, peaked)
             scalars.tables = scalars.flat.tables
@@ -66,6 +65,16 @@ class Scalars:
                 tables[step.output] = scalars._least(step)
             tables[step.output] = tables[scalars.made[step.output]]
         return scalars
+
+    def some(self, rows: npt.NDArray[np.intp]) -> Scalars:
+        """Under some of the weights."""
+        found = Scalars(self.part, self.order, self.weights[rows], self.peaked, {}, self.axes, self.made)
+        if self.flat is not None:
+            found.flat = replace(self.flat, sums=self.flat.sums[rows])
+            found.tables = found.flat.tables
+        else:
+            found.tables = {table: self.tables[table][..., rows] for table in self.axes}
+        return found
 
     @property
     def last(self) -> Sums:
@@ -205,31 +214,24 @@ def _joint_axes(step: Step) -> tuple[int, ...]:
     return step.variables if step.variable is None else (*step.variables, step.variable)
 
 
-_Likes = tuple[dict[int, tuple[int, ...]], dict[int, int]]
-
-_LIKES: WeakKeyDictionary[Part, dict[tuple[Order, Peaked], _Likes]] = WeakKeyDictionary()
-"""What `_alike` told, as long as its part is in use."""
-
-
-def _alike(part: Part, order: Order, peaked: Peaked) -> _Likes:
-    """The variables of each table, in the order of its axes, and the first table that is made like it; the
-    same for all weights of a part."""
-    known = _LIKES.setdefault(part, {})
-    if (order, peaked) not in known:
-        known[order, peaked] = _found_alike(part, order, peaked)
-    return known[order, peaked]
-
-
-def _found_alike(part: Part, order: Order, peaked: Peaked) -> _Likes:
+@lru_cache(maxsize=4096)
+def _alike(
+    order: Order, peaked: Peaked, likes: tuple[int, ...]
+) -> tuple[dict[int, tuple[int, ...]], dict[int, int]]:
+    """The variables of each table, in the order of its axes, and the first table that is made like it, for
+    factors of which some are alike."""
     made: dict[int, int] = {}
     like: dict[Hashable, int] = {}
     shares = dict(peaked)
-    for place, kind in enumerate(part.kinds):
+    for place, kind in enumerate(likes):
         made[place] = like.setdefault((kind, shares.get(place, 0.0)), place)
     for step, onto, axes in _meetings(order):
         inputs = tuple((made[table], own) for table, own in axes)
-        sizes = tuple(part.sizes[variable] for variable in onto)
-        made[step.output] = like.setdefault((step.variable is None, sizes, inputs), step.output)
+        met = {axis for _, own in axes for axis in own}
+        # Others have as many choices as they have: like inputs do not tell.
+        others = tuple(variable for axis, variable in enumerate(onto) if axis not in met)
+        key = (step.variable is None, len(onto), others, inputs)
+        made[step.output] = like.setdefault(key, step.output)
     return _axes(order), made
 
 

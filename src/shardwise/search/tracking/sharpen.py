@@ -19,6 +19,7 @@ from shardwise.search.tracking.loosen import loosened
 from shardwise.search.tracking.state import State
 
 Indices = npt.NDArray[np.intp]
+Values = npt.NDArray[np.float64]
 
 TRIED = 3
 """Lines that tell whether others are worth it."""
@@ -32,6 +33,9 @@ FAR, BEYOND_EPSILON = 0.01, 2.0
 IN_TIME = 0.5
 """Of what a line lies below all that is found, the part by which the solution on it takes longer than the
 line's mean of both times, at least, where that mean is why."""
+
+ALIKE = 0.05
+"""How much more two lines weigh memory, relative, that are raised as one."""
 
 FAILURES = 2
 """Lines that are too much before a round ends: each takes long to tell."""
@@ -60,7 +64,8 @@ def sharpen_between(state: State, losses: Losses, fill: Callable[[State], None])
     slopes_tried: set[float] = set()
     for _ in range(ROUNDS):
         slopes = draw_round(state, slopes_tried)
-        drawn = [np.flatnonzero((state.lines.weights == [1.0, slope]).all(axis=1)) for slope in slopes]
+        told_apart = [slopes[row] for row in unlike(np.array(slopes))]
+        drawn = [np.flatnonzero((state.lines.weights == [1.0, slope]).all(axis=1)) for slope in told_apart]
         lines = np.concatenate([np.empty(0, dtype=np.intp), *drawn])
         in_time = _apart_in_time(state, lines) if state.is_hard else lines
         rises, losses = _raised_each(state, in_time.tolist(), losses)
@@ -72,6 +77,16 @@ def sharpen_between(state: State, losses: Losses, fill: Callable[[State], None])
             return losses
         state.narrow()
     return losses
+
+
+def unlike(slopes: Values) -> Indices:
+    """Which lines to raise, of some that weigh memory so much beside a second: where one is raised, others of
+    nearly its weight tell nothing new."""
+    kept: list[int] = []
+    for place in np.argsort(slopes, kind="stable").tolist():
+        if not kept or slopes[place] > (1.0 + ALIKE) * slopes[kept[-1]]:
+            kept.append(place)
+    return np.array(sorted(kept), dtype=np.intp)
 
 
 def _is_mixed(state: State) -> bool:

@@ -31,13 +31,13 @@ def _every(part: Part) -> Values:
 
 
 def _with_costs(part: Part, every: Values) -> Part:
-    """A part with these costs."""
+    """A part with these costs, alike where the part's own are."""
     factors, start = [], 0
     for factor in part.factors:
         stop = start + factor.costs.size // len(COLUMNS)
         factors.append(Factor(factor.variables, every[start:stop].reshape(factor.costs.shape)))
         start = stop
-    return replace(part, factors=tuple(factors))
+    return part.changed(part.sizes, tuple(factors), part.likes)
 
 
 def _by_factor(part: Part, values: Values, extreme: np.ufunc) -> Values:
