@@ -9,6 +9,7 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from math import isclose
 from typing import Any, get_args
 
@@ -117,12 +118,18 @@ def graph_plan_document(plan: GraphPlan) -> dict[str, object]:
             "breakdown": dict(plan.seconds),
             "memory": dict(plan.nbytes),
             "epsilon": plan.epsilon,
-            "graph": parse_mapping(graph_text(plan.graph)),
+            "graph": _graph_document(graph_text(plan.graph)),
             "cluster": cluster_record(plan.cluster),
         }
     )
     document["hash"] = document_hash(document)
     return document
+
+
+@lru_cache(maxsize=2)
+def _graph_document(text: str) -> dict[str, object]:
+    """A graph as plain values, which the plans of a frontier all have: to be read, not to be changed."""
+    return parse_mapping(text)
 
 
 def read_graph_plan(path: str) -> GraphPlan:

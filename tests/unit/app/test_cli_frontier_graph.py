@@ -22,8 +22,9 @@ from shardwise.cost import Training, price_layout
 from shardwise.errors import InternalError
 from shardwise.frontier import frontier_of
 from shardwise.graph import graph_text, layout_from_record, load_graph, scaled
-from shardwise.inputs import read_mapping, written_yaml
+from shardwise.inputs import parse_mapping, read_mapping, written_yaml
 from shardwise.plan import document_hash, read_graph_plan, write_graph_plan
+from shardwise.plan.graph_plan import graph_plan_document
 from shardwise.search import MeshChoice
 
 if TYPE_CHECKING:
@@ -174,6 +175,17 @@ def save(run: Run, folder: Path) -> list[Path]:
     index = json.loads((folder / "frontier.json").read_text())
     assert len(index["plans"]) == len(index["points"]) > 1
     return [folder / name for name in index["plans"]]
+
+
+def test_plans_of_several_graphs_each_hold_their_own(run: Run, tmp_path: Path) -> None:
+    """One after the other in one process, and changed by nobody who looked into one."""
+    first = read_graph_plan(str(save(run, tmp_path)[0]))
+    other = replace(first, graph=replace(first.graph, name="other"))
+    for plan in (first, other, first, other):
+        document = graph_plan_document(plan)
+        held: Any = document["graph"]
+        assert held == parse_mapping(graph_text(plan.graph)) and held["name"] == plan.graph.name
+        held["blocks"].clear()
 
 
 def test_each_point_is_saved_as_a_plan_that_costs_what_it_says(run: Run, tmp_path: Path) -> None:
