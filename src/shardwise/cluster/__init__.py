@@ -50,6 +50,7 @@ from shardwise.cluster.links import link_graph, route
 from shardwise.cluster.load import load_cluster
 from shardwise.cluster.mesh import Mesh, MeshAxis, mesh_of, meshes_of, tier_mesh
 from shardwise.cluster.named import cluster_names
+from shardwise.cluster.parts import Parts, Selection
 from shardwise.cluster.placement import group_members, group_members_of
 from shardwise.cluster.pools import Pool, cluster_of_pools, pools_of, tier_seen_by
 from shardwise.cluster.record import cluster_from_record, cluster_record
@@ -84,7 +85,9 @@ __all__ = [
     "NodeState",
     "NodeView",
     "Notice",
+    "Parts",
     "Pool",
+    "Selection",
     "Slowdown",
     "Tier",
     "alike_cluster",

@@ -25,6 +25,10 @@ class Pool:
         """Devices of all its nodes."""
         return self.node.devices * self.nodes
 
+    def is_of(self, node: Node) -> bool:
+        """Whether the node is one of the pool's."""
+        return _key(node) == _key(self.node)
+
 
 def pools_of(cluster: Cluster) -> tuple[Pool, ...]:
     """The pools of `cluster` in the order in which their first nodes stand; one where all nodes are alike.

@@ -158,10 +158,22 @@ class Frontier:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Idle:
+    """What an answer leaves idle: a number of devices, the nodes of which all devices are idle, and the ranks
+    of the devices in the whole cluster, as ranges (`8-15,24-31`)."""
+
+    devices: int = 0
+    nodes: int = 0
+    ranks: str = ""
+
+
+NOTHING_IDLE = Idle()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """A part of the cluster that was searched too. `step_time_s` is its best where that could be chosen, None
-    where nothing fits or nothing is better than on the parts before it. `is_complete`: nothing was left
-    out."""
+    """A part of the cluster that was searched too. `step_time_s` is its best, None where nothing fits or
+    nothing is better than on the parts before it. `is_complete`: nothing was left out."""
 
     devices: int
     nodes: int
@@ -193,9 +205,11 @@ class Answer:
     """The best strategy, the runners-up (each differs in a degree, the schedule or recompute), and the
     certificate.
 
-    `cluster` is what the answer uses: the cluster asked about, or the one of its `parts` that serves the
-    objective best (None: the cluster asked about). `mixed` are the figures of a mixed cluster.
-    `is_interrupted`: the user ended the search early.
+    `cluster` is what the answer uses: the cluster asked about, or the part of it that serves the objective
+    best (None: the cluster asked about). `parts` are the parts that were searched; `unexplored_parts` could
+    be better and were left out. `idle` says which devices are not used, `all_devices_step_time_s` what all of
+    them take (None: nothing fits on all, or there was no time to find it). `mixed` are the figures of a mixed
+    cluster. `is_interrupted`: the user ended the search early.
     """
 
     best: Result
@@ -204,6 +218,10 @@ class Answer:
     objective: str = "time"
     cluster: Cluster | None = None
     parts: tuple[Part, ...] = ()
+    pruned_parts: int = 0
+    unexplored_parts: int = 0
+    idle: Idle = NOTHING_IDLE
+    all_devices_step_time_s: float | None = None
     frontier: Frontier | None = None
     mixed: MixedFigures | None = None
     is_interrupted: bool = False
@@ -216,5 +234,7 @@ class Answer:
         if self.mixed is not None and self.mixed.uneven_gap > PROVEN_GAP:
             return False
         if self.objective == "memory" and certificate.unexplored:
+            return False
+        if self.unexplored_parts:
             return False
         return certificate.gap <= PROVEN_GAP and all(part.is_complete for part in self.parts)

@@ -5,7 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from shardwise.plan.record import PROVEN_GAP, Certificate, Layout, MixedFigures, Part, PeakMemory
+from shardwise.plan.record import (
+    NOTHING_IDLE,
+    PROVEN_GAP,
+    Certificate,
+    Idle,
+    Layout,
+    MixedFigures,
+    Part,
+    PeakMemory,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,18 +52,25 @@ class UnevenAnswer:
     """The best uneven plan, its certificate, and what it is compared with.
 
     The candidates of the certificate are triples of pools, micro-batch size and number of pipelines: none of
-    the plans of any takes less than the lower bound (docs/mixed.md). `parts` are the unions of pools that
-    uniform strategies were looked for on. `is_interrupted`: the user ended the search early."""
+    the plans of any takes less than the lower bound (docs/mixed.md). `parts`, `unexplored_parts` and `idle`
+    are as in `Answer`; `all_devices_step_time_s` is that of a uniform strategy where devices are idle.
+    `is_interrupted`: the user ended the search early.
+    """
 
     best: UnevenResult
     certificate: Certificate
     mixed: MixedFigures
     parts: tuple[Part, ...] = ()
+    pruned_parts: int = 0
+    unexplored_parts: int = 0
+    idle: Idle = NOTHING_IDLE
+    all_devices_step_time_s: float | None = None
     is_interrupted: bool = False
 
     @property
     def is_proven(self) -> bool:
         """Whether no plan is better, uneven or uniform: nothing was left out that could take less time."""
         certificate = self.certificate
-        is_whole = not certificate.unexplored and all(part.is_complete for part in self.parts)
+        is_whole = not certificate.unexplored and not self.unexplored_parts
+        is_whole = is_whole and all(part.is_complete for part in self.parts)
         return is_whole and certificate.gap <= PROVEN_GAP

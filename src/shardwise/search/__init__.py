@@ -2,13 +2,14 @@
 
 from shardwise.search.answer import (
     evaluate,
+    idle_in,
     plan,
     plan_of_strategy,
+    ranks_of_nodes,
     stage_activation_bytes,
     step_durations,
     step_time_s,
 )
-from shardwise.search.baselines import MOST_POOLS, is_mixed, plan_mixed
 from shardwise.search.clock import Turns
 from shardwise.search.curves import Curve, CurveSource, Point, Reference
 from shardwise.search.drive import Outcome, Progress, Search
@@ -27,6 +28,7 @@ from shardwise.search.goals import Fastest, Found, Goal, Smallest, Tradeoff
 from shardwise.search.graph_curves import GraphCurve, GraphCurves
 from shardwise.search.graph_timeline import TRAFFIC_PARTS, GraphTimeline, graph_timeline, graph_trace
 from shardwise.search.mesh_choice import MeshChoice
+from shardwise.search.mixed import MOST_POOLS, is_mixed
 from shardwise.search.modes import MODES, chosen, curves_for, points_of, smallest
 from shardwise.search.pinned import Alternative, Axis, Binding
 from shardwise.search.question import SPACES, Question, best_dtype, default_job, shortest_text
@@ -118,6 +120,7 @@ __all__ = [
     "explained",
     "graph_timeline",
     "graph_trace",
+    "idle_in",
     "is_mixed",
     "microbatches_more",
     "narrowed_for",
@@ -126,13 +129,13 @@ __all__ = [
     "pipelines_s",
     "plan",
     "plan_for",
-    "plan_mixed",
     "plan_of_strategy",
     "plan_pools",
     "points_of",
     "priced_again",
     "proportional_split",
     "question_of",
+    "ranks_of_nodes",
     "read_space",
     "relaid",
     "restated",

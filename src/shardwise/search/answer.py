@@ -2,20 +2,36 @@
 
 from __future__ import annotations
 
-from shardwise.cluster import Cluster
+from collections.abc import Iterable, Sequence
+from functools import partial
+from itertools import accumulate
+
+from shardwise.cluster import Cluster, Parts, Selection, pools_of
 from shardwise.cost import Problem, bind, peaks_of
 from shardwise.errors import Infeasible
 from shardwise.model import Model
-from shardwise.plan import Answer, Certificate, Frontier, FrontierPoint, Plan, Result, plan_of
+from shardwise.plan import (
+    Answer,
+    Certificate,
+    Frontier,
+    FrontierPoint,
+    Idle,
+    MixedFigures,
+    Plan,
+    Result,
+    plan_of,
+)
 from shardwise.schedule import Schedule, generate
 from shardwise.search import evaluate as evaluation
 from shardwise.search.clock import Clock
 from shardwise.search.drive import Outcome, Progress, Search
-from shardwise.search.explain import result_of
+from shardwise.search.explain import as_ranges, result_of
 from shardwise.search.goals import Fastest, Goal, Smallest, Tradeoff
-from shardwise.search.parts import Searched, best_part
+from shardwise.search.mixed import why_not_mixed
+from shardwise.search.parts import Searched, best_part, on_all_devices
 from shardwise.search.question import Question
 from shardwise.search.relax import OutOfTime, infeasible, legal_reason
+from shardwise.search.space import Degrees
 from shardwise.sim import Durations
 from shardwise.strategy import HOST_MEMORY, MEMORY, Job, Strategy, StrategyTable
 from shardwise.units import format_seconds
@@ -25,7 +41,8 @@ LEAST_TOLD = 0.02
 
 
 def plan(question: Question, *, progress: Progress | None = None, clock: Clock | None = None) -> Answer:
-    """The best strategy of the question's space, runners-up, and the certificate.
+    """The best strategy of the question's space on the part of the cluster that serves its objective best,
+    runners-up on that part, and the certificate.
 
     Ended early by its budget or the user, it answers with the best so far. Raises Infeasible where nothing
     legal fits, with reason counts and relaxations that do fit (within a budget as many as are found by then),
@@ -35,18 +52,42 @@ def plan(question: Question, *, progress: Progress | None = None, clock: Clock |
     question.problem()
     clock = clock or Clock(question.budget_s)
     with clock.listening():
-        searched = _searched(question, clock, progress)
-        if not searched.outcome.found:
-            raise _nothing(searched.question, searched.outcome, clock)
-        return answered(searched, clock, progress)
+        return answered(question, searched(question, clock, progress), clock, progress)
 
 
-def answered(searched: Searched, clock: Clock, progress: Progress | None) -> Answer:
-    """The answer of a search that found something, with the frontier where one is asked for."""
-    used, outcome = searched.question, searched.outcome
+def searched(question: Question, clock: Clock, progress: Progress | None) -> Searched:
+    """The search of the parts of the cluster that the question may use; not yet for runners-up where a later
+    part is the best."""
+    if question.uses_parts:
+        return best_part(question, clock, partial(_search_for, clock=clock, progress=progress))
+    outcome = search(question, question.problem(), goal_of(question), clock=clock, progress=progress)
+    return on_all_devices(question, outcome)
+
+
+def _search_for(
+    question: Question,
+    goal: Goal,
+    degrees: Sequence[Degrees] | None,
+    *,
+    clock: Clock,
+    progress: Progress | None,
+) -> Outcome:
+    return search(question, question.problem(), goal, degrees=degrees, clock=clock, progress=progress)
+
+
+def answered(question: Question, found: Searched, clock: Clock, progress: Progress | None) -> Answer:
+    """The answer to a question whose search found something, with runners-up, what all devices would take,
+    and the frontier where it is requested, as far as there is time. Raises Infeasible where nothing was
+    found."""
+    used, outcome = found.question, found.outcome
+    if not outcome.found:
+        raise _nothing(question, found, clock)
     problem = used.problem()
+    if not found.is_complete:
+        best = outcome.found[0].table[0]
+        outcome = search(used, problem, Fastest(used.top + 1), near=[best], clock=clock, progress=progress)
     # Priced again: a search that was ended early may remember a little more than a strategy takes.
-    results = [result_of(problem, found.table[0]) for found in outcome.found]
+    results = [result_of(problem, one.table[0]) for one in outcome.found]
     frontier = None
     if used.frontier and not clock.is_interrupted:
         frontier = _frontier(used, problem, clock, progress)
@@ -56,19 +97,67 @@ def answered(searched: Searched, clock: Clock, progress: Progress | None) -> Ans
         certificate=certificate_of(used, outcome, results[0].step_time_s),
         objective=used.objective,
         cluster=used.cluster,
-        parts=searched.parts,
+        parts=found.parts,
+        pruned_parts=found.pruned,
+        unexplored_parts=found.unexplored,
+        idle=idle_in(question.cluster, used_ranks(question.cluster, found.part)),
+        all_devices_step_time_s=all_devices_s(question, found, clock, progress),
         frontier=frontier,
+        mixed=figures_of(question, found),
         is_interrupted=clock.is_interrupted,
     )
 
 
-def _searched(question: Question, clock: Clock, progress: Progress | None) -> Searched:
-    def search_for(asked: Question, goal: Goal) -> Outcome:
-        return search(asked, asked.problem(), goal, clock=clock, progress=progress)
+def all_devices_s(
+    question: Question, found: Searched, clock: Clock, progress: Progress | None
+) -> float | None:
+    """Seconds per step of the fastest strategy on all devices; None where nothing fits on all of them, or
+    there is no time to find it."""
+    whole = found.whole
+    if whole is None and not clock.is_over:
+        whole = search(question, question.problem(), Fastest(1), clock=clock, progress=progress)
+    return whole.found[0].time_s if whole is not None and whole.found else None
 
-    if question.uses_parts:
-        return best_part(question, clock, search_for)
-    return Searched(question, search_for(question, goal_of(question)))
+
+def figures_of(question: Question, found: Searched) -> MixedFigures | None:
+    """What plans by time on a cluster of several pools are compared with; None on other clusters."""
+    pools = pools_of(question.cluster)
+    if len(pools) == 1 or question.objective != "time":
+        return None
+    outcome = found.outcome
+    used = found.part.pools
+    return MixedFigures(
+        uniform_step_time_s=outcome.found[0].time_s if outcome.found else None,
+        fastest_class_step_time_s=found.alone_s,
+        fastest_class=found.alone,
+        idle=tuple(pool.name for place, pool in enumerate(pools) if place not in used),
+        why_uniform=why_not_mixed(question.cluster),
+    )
+
+
+def used_ranks(cluster: Cluster, part: Selection) -> tuple[int, ...]:
+    """The ranks of a part's devices in the whole cluster."""
+    return ranks_of_nodes(cluster, Parts(cluster).places_of(part))[: part.devices]
+
+
+def ranks_of_nodes(cluster: Cluster, places: Iterable[int]) -> tuple[int, ...]:
+    """The ranks of the devices of the nodes at these places."""
+    firsts = list(accumulate((node.devices for node in cluster.nodes), initial=0))
+    return tuple(rank for place in places for rank in range(firsts[place], firsts[place + 1]))
+
+
+def idle_in(cluster: Cluster, used: Iterable[int]) -> Idle:
+    """What is left idle where devices of these ranks are used."""
+    taken = frozenset(used)
+    if len(taken) == cluster.devices:
+        return Idle()
+    firsts = accumulate((node.devices for node in cluster.nodes), initial=0)
+    idle_nodes = sum(
+        taken.isdisjoint(range(first, first + node.devices))
+        for first, node in zip(firsts, cluster.nodes, strict=False)
+    )
+    ranks = [rank for rank in range(cluster.devices) if rank not in taken]
+    return Idle(devices=len(ranks), nodes=idle_nodes, ranks=as_ranges(ranks))
 
 
 def goal_of(question: Question) -> Goal:
@@ -81,10 +170,13 @@ def search(
     problem: Problem,
     goal: Goal,
     *,
+    near: Sequence[Strategy] = (),
+    degrees: Sequence[Degrees] | None = None,
     clock: Clock | None = None,
     progress: Progress | None = None,
 ) -> Outcome:
-    """One search of the question's space for `goal`, on all of its devices."""
+    """One search of the question's space for `goal`, on all of its devices; `near` and `degrees` as in
+    `Search`."""
     return Search(
         problem,
         question.candidates(),
@@ -92,21 +184,33 @@ def search(
         exhaustive=question.exhaustive,
         workers=question.workers,
         clock=clock,
+        near=near,
+        degrees=degrees,
     ).run(progress)
 
 
-def _nothing(question: Question, outcome: Outcome, clock: Clock) -> Infeasible:
+def _nothing(question: Question, found: Searched, clock: Clock) -> Infeasible:
     """The error of a search without an answer; an interrupt stays one."""
+    outcome = found.outcome
     if clock.is_interrupted:
         raise KeyboardInterrupt
+    budget = format_seconds(question.budget_s or 0.0)
+    unfinished = found.unexplored + sum(not part.is_complete for part in found.parts)
+    if unfinished and question.uses_parts:
+        parts = found.unexplored + len(found.parts)
+        return Infeasible(
+            f"nothing that fits was found within the budget of {budget}; {unfinished:,} of {parts:,} "
+            "parts of the cluster are unexplored",
+            reasons={},
+        )
     if outcome.unexplored:
         total = outcome.enumerated + outcome.unexplored
         return Infeasible(
-            f"nothing that fits was found within the budget of {format_seconds(question.budget_s or 0.0)}; "
+            f"nothing that fits was found within the budget of {budget}; "
             f"{outcome.unexplored:,} of {total:,} candidates are unexplored",
             reasons={},
         )
-    # What would help is told as far as the rest of a budget goes.
+    # Relaxations are searched for as far as the rest of a budget goes.
     left = clock.beside(None) if question.budget_s is None else clock
 
     def whole(asked: Question, problem: Problem, goal: Goal) -> Outcome:

@@ -120,7 +120,8 @@ class Search:
 
     `goal` is what is looked for. With `exhaustive`, nothing is cut and every legal candidate that fits is
     evaluated. `clock` ends the search early. `near` are strategies of the space that may be good: where as
-    many as are looked for are legal and fit, it begins next to them, and needs no sketch. `without` names
+    many as are looked for are legal and fit, it begins next to them, and needs no sketch. With `degrees`, the
+    candidates are only those that have them, and a goal with an upper bound is expected. `without` names
     means that are not used, for comparison: "sketch" (and what follows from it), "close-up", "symmetry",
     "room", "memory" (of blocks), and the levels (`fates.LEVELS`) whose bounds are ignored. With any of these
     the answer is the same.
@@ -136,10 +137,11 @@ class Search:
         workers: int = 1,
         clock: Clock | None = None,
         near: Sequence[Strategy] = (),
+        degrees: Sequence[Degrees] | None = None,
         without: frozenset[str] = frozenset(),
     ) -> None:
         self._problem, self._space, self._sketch = problem, space, sketch_of(space)
-        self._near = near
+        self._near, self._degrees = near, degrees
         self._close_up: CloseUp | None = None
         self._exhaustive, self._workers, self._clock = exhaustive, workers, clock or Clock()
         self._without = without
@@ -187,6 +189,8 @@ class Search:
     def _list(self, lanes: Lanes[Task, Answer], whole: _Pass, part: Part) -> Listing:
         """Lists all legal grids."""
         parts, degrees = [], self._space_of(part).degrees()
+        if part.is_whole and self._degrees is not None:
+            degrees = list(self._degrees)
         tasks = [ListTask(part, few, whole.goal.copy()) for few in listing_lanes(degrees)]
         for answer in lanes.answers(tasks):
             parts.append(answer.grids)
@@ -256,9 +260,10 @@ class Search:
 
     def _must_end(self, part: Part, goal: Goal) -> bool:
         """Whether the time is over. The first look, or the search of a small space, goes on until it has
-        found something, but for an interrupt."""
+        found something, but for an interrupt, or where nothing is needed because an upper bound is given."""
         is_first = part.is_sketch or (part.is_whole and self._is_small)
-        is_wanted = is_first and not goal.found and not self._clock.is_interrupted
+        is_needed = not goal.found and goal.limit_s(0.0) == float("inf")
+        is_wanted = is_first and is_needed and not self._clock.is_interrupted
         return self._clock.is_over and not is_wanted
 
     def _count(self, space: Space, grids: Listing, size: int) -> int:

@@ -150,7 +150,7 @@ def layout_of(problem: Problem, strategy: Strategy) -> Layout:
         stages.append(
             Stage(
                 devices=len(members),
-                ranks=_as_ranges(members),
+                ranks=as_ranges(members),
                 device_class=classes[members[0]],
                 tp=s.tp,
                 dp=s.dp,
@@ -175,7 +175,7 @@ def _first_rank(table: StrategyTable, rank: int) -> int:
     return stage_ranks(table, rank)[0]
 
 
-def _as_ranges(ranks: list[int]) -> str:
+def as_ranges(ranks: list[int]) -> str:
     """`0-7,16-23` for ascending ranks."""
     numbers = np.asarray(ranks)
     breaks = np.flatnonzero(np.diff(numbers) != 1)

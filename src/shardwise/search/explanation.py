@@ -140,4 +140,5 @@ def _compared(of: Plan, question: Question, progress: Progress | None) -> Compar
         answer = plan(question, progress=progress)
     except Infeasible as error:
         raise Infeasible(error.message, reasons=error.reasons) from None
-    return Comparison(before=of.best, after=answer.best, question=question, answer=answer)
+    used = question if answer.cluster is None else replace(question, cluster=answer.cluster)
+    return Comparison(before=of.best, after=answer.best, question=used, answer=answer)

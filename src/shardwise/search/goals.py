@@ -79,14 +79,18 @@ class Goal(Protocol):
 
 
 class Fastest:
-    """The fastest strategy, and runners-up of other kinds: the `wanted`-th best is what others must beat."""
+    """The fastest strategy, and runners-up of other kinds, all of which take less than `below_s`.
+
+    `threshold_s` is the time that a strategy must beat: `below_s`, then the `wanted`-th best found. It never
+    rises.
+    """
 
     weighs_memory = False
 
-    def __init__(self, wanted: int) -> None:
-        self.wanted = wanted
+    def __init__(self, wanted: int, *, below_s: float = float("inf")) -> None:
+        self.wanted, self.below_s = wanted, below_s
         self._best: dict[tuple[int, ...], Found] = {}
-        self.threshold_s = float("inf")
+        self.threshold_s = below_s
 
     def may_matter(self, time_s: Any, device_bytes: Any | None = None) -> Mask:
         return np.asarray(time_s < self.threshold_s)
@@ -104,6 +108,8 @@ class Fastest:
         return np.argsort(time_s, kind="stable")
 
     def offer(self, table: StrategyTable, time_s: Floats, device_bytes: Floats) -> None:
+        below = np.flatnonzero(time_s < self.below_s)
+        table, time_s, device_bytes = table.take(below), time_s[below], device_bytes[below]
         _, kind = kinds_of(table)
         order = np.lexsort((np.arange(len(table)), time_s))
         _, first = np.unique(kind[order], return_index=True)

@@ -1,41 +1,69 @@
-"""Which part of the cluster to use: objectives for which devices may stay idle (docs/space.md)."""
+"""Which part of the cluster to use: the one on which the objective is best (docs/space.md)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from math import inf
 
-from shardwise.cluster import part_of, part_sizes
-from shardwise.errors import ConfigError, Infeasible
+from shardwise.cluster import Parts, Selection
+from shardwise.errors import ConfigError
 from shardwise.plan import Part, usd_per_step
 from shardwise.search.clock import Clock
 from shardwise.search.drive import Outcome
 from shardwise.search.goals import Fastest, Goal
+from shardwise.search.part_list import BoundedPart, listed_parts
 from shardwise.search.question import Question
-from shardwise.units import format_seconds
+from shardwise.search.space import Degrees
 
-SearchFor = Callable[[Question, Goal], Outcome]
+SearchFor = Callable[[Question, Goal, Sequence[Degrees] | None], Outcome]
+"""Searches a question's space on all devices of its cluster, or only candidates with these degrees."""
+
+Value = tuple[float, ...]
+"""What is to be least: compared from the first number on."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Searched:
-    """The question on the cluster that is used, its outcome, and the parts of the cluster that were
-    compared."""
+    """The question on the part of the cluster that is used, and its outcome.
+
+    `part` says which nodes are used, `parts` which parts were searched. `pruned` parts were pruned by their
+    quick bound, cost the same as one that was searched, or have no candidates; `unexplored` ones were left
+    out, because time was over or there are too many. `whole` is the outcome on all devices, where they were
+    searched for their best. `alone_s` is the best of the parts of a single pool, named `alone`.
+    `is_complete`: the outcome is of all candidates and has as many runners-up as the question wants.
+    """
 
     question: Question
     outcome: Outcome
+    part: Selection
     parts: tuple[Part, ...] = ()
+    pruned: int = 0
+    unexplored: int = 0
+    whole: Outcome | None = None
+    alone_s: float | None = None
+    alone: str | None = None
+    is_complete: bool = True
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all devices are used."""
+        return self.outcome is self.whole
+
+
+def on_all_devices(question: Question, outcome: Outcome) -> Searched:
+    """The search of the whole cluster alone."""
+    return Searched(question=question, outcome=outcome, part=Parts(question.cluster).whole, whole=outcome)
 
 
 def best_part(question: Question, clock: Clock, search_for: SearchFor) -> Searched:
-    """The part of the cluster on which the objective is best, searched for runners-up too.
+    """The part of the cluster on which the objective is best; where nothing fits on any, the whole cluster.
 
-    `devices`: the smallest part on which something fits. `cost`: the least time x price of the part's nodes;
-    of equals the smallest. `time`: the least time; of equals the largest. Raises ConfigError for costs
-    without prices, Infeasible where time is over before anything was found.
+    `devices`: the fewest devices on which something fits, and the fastest there. `cost`: the least time x
+    price of the part's nodes. `time`: the least time. Each part has to beat the best before it. With the
+    objective `time`, parts of a single pool come first, so that what one class of devices takes is known;
+    of either kind those with the least quick bound. Raises ConfigError for costs without prices.
     """
-    if question.objective == "memory":
-        raise ConfigError("does not go with the objective memory", key="allow_idle", allowed="objective time")
     if question.objective == "cost" and question.cluster.price_usd_per_hour is None:
         raise ConfigError(
             "needs the price of every node", key="objective", found="cost",
@@ -47,79 +75,103 @@ def best_part(question: Question, clock: Clock, search_for: SearchFor) -> Search
 
 
 class _Comparison:
-    """The parts, one after another; each only has to beat the best before it."""
+    """The parts, one after another, and the best so far."""
 
     def __init__(self, question: Question, clock: Clock, search_for: SearchFor) -> None:
         self._question, self._clock, self._search_for = question, clock, search_for
+        self._cluster_parts = Parts(question.cluster)
+        self._listed = listed_parts(question, self._cluster_parts)
         self._parts: list[Part] = []
-        self._best: tuple[Question, Outcome] | None = None
-        self._last: tuple[Question, Outcome] | None = None
+        self._best: Searched | None = None
+        self._best_value: Value = (inf, inf)
+        self._alone: tuple[float, str] | None = None
+        self._whole: Outcome | None = None
+        self._pruned, self._unexplored = 0, 0
+        self._seen: set[tuple[object, ...]] = set()
 
     def run(self) -> None:
-        sizes = part_sizes(self._question.cluster)
-        for devices in reversed(sizes) if self._question.objective == "time" else sizes:
-            asked = replace(self._question, cluster=part_of(self._question.cluster, devices))
-            if self._clock.is_interrupted or (self._clock.is_over and self._parts):
-                self._add(asked, None)
-                continue
-            outcome = self._search_for(asked, self._goal(asked))
-            self._add(asked, outcome)
-            if outcome.found:
-                self._best = asked, outcome
-                if self._question.objective == "devices":
-                    return
+        """Searches the parts in order; those that cannot be better are pruned."""
+        self._pruned, self._unexplored = self._listed.without_candidates, self._listed.unconsidered
+        for one in sorted(self._listed.parts, key=self._order):
+            if self._least_value(one) >= self._best_value:
+                self._pruned += 1
+            elif self._clock.is_interrupted or (self._clock.is_over and self._parts):
+                self._unexplored += 1
+            else:
+                self._search(one)
 
     def searched(self) -> Searched:
-        """The outcome on the best part, with runners-up where there is time for them."""
-        if self._best is None:
-            return self._without_answer()
-        asked, outcome = self._best
-        if self._question.objective != "devices" and not self._clock.is_over:
-            again = self._search_for(asked, Fastest(asked.top + 1))
-            outcome = again if again.found else outcome
-        return Searched(asked, outcome, tuple(self._parts))
-
-    def _without_answer(self) -> Searched:
-        if self._clock.is_interrupted:
-            raise KeyboardInterrupt
-        unfinished = sum(not part.is_complete for part in self._parts)
-        if unfinished or self._last is None:
-            raise Infeasible(
-                f"nothing that fits was found within the budget of "
-                f"{format_seconds(self._question.budget_s or 0.0)}; {unfinished} of {len(self._parts)} "
-                "parts of the cluster are unexplored",
-                reasons={},
-            )
-        # All of them are without an answer: the whole cluster says why.
-        return Searched(*self._last, tuple(self._parts))
-
-    def _goal(self, asked: Question) -> Fastest:
-        """The fastest, if it beats the best before it."""
-        if self._question.objective == "devices":
-            return Fastest(asked.top + 1)
-        goal = Fastest(1)
-        if self._best is not None:
-            question, outcome = self._best
-            goal.threshold_s = outcome.found[0].time_s * _usd(question) / _usd(asked)
-        return goal
-
-    def _add(self, asked: Question, outcome: Outcome | None) -> None:
-        cluster = asked.cluster
-        best_s = outcome.found[0].time_s if outcome is not None and outcome.found else None
-        if outcome is not None and cluster.devices == self._question.cluster.devices:
-            self._last = asked, outcome
-        self._parts.append(
-            Part(
-                devices=cluster.devices,
-                nodes=len(cluster.nodes),
-                step_time_s=best_s,
-                usd_per_step=None if best_s is None else usd_per_step(cluster, best_s),
-                is_complete=outcome is not None and outcome.unexplored == 0,
-            )
+        """The outcome on the best part."""
+        found = self._best
+        if found is None:
+            whole = self._whole or self._search_for(self._question, Fastest(self._question.top + 1), None)
+            found = on_all_devices(self._question, whole)
+        return replace(
+            found,
+            parts=tuple(self._parts),
+            pruned=self._pruned,
+            unexplored=self._unexplored,
+            whole=self._whole,
+            alone_s=None if self._alone is None else self._alone[0],
+            alone=None if self._alone is None else self._alone[1],
         )
 
+    def _order(self, one: BoundedPart) -> Value:
+        is_union = len(one.part.pools) > 1 and self._question.objective == "time"
+        return (float(is_union), *self._least_value(one), one.least_s, -float(one.devices))
 
-def _usd(question: Question) -> float:
-    """What an hour costs, where cost is the objective; else every part is worth the same."""
-    price = question.cluster.price_usd_per_hour
-    return price if question.objective == "cost" and price else 1.0
+    def _least_value(self, one: BoundedPart) -> Value:
+        return self._value(one, one.least_s)
+
+    def _value(self, one: BoundedPart, time_s: float) -> Value:
+        if self._question.objective == "devices":
+            return (float(one.devices), time_s)
+        return (time_s * self._price(one), 0.0)
+
+    def _price(self, one: BoundedPart) -> float:
+        """What a second costs, where cost is the objective; else every part is worth the same."""
+        return (one.usd_per_hour or 1.0) if self._question.objective == "cost" else 1.0
+
+    def _upper_bound_s(self, one: BoundedPart) -> float:
+        """The time that strategies on a part must beat."""
+        if self._question.objective == "devices":
+            devices, time_s = self._best_value
+            return time_s if devices == one.devices else inf
+        return self._best_value[0] / self._price(one)
+
+    def _search(self, one: BoundedPart) -> None:
+        cluster = self._cluster_parts.cluster_of(one.part)
+        key = (one.part.pools, one.devices, cluster.tiers)
+        asked, below_s = replace(self._question, cluster=cluster), self._upper_bound_s(one)
+        is_first = below_s == inf
+        if key in self._seen:
+            self._pruned += 1
+            return
+        self._seen.add(key)
+        if is_first:
+            outcome = self._search_for(asked, Fastest(asked.top + 1), None)
+        else:
+            degrees = self._listed.degrees_below(one, below_s)
+            outcome = self._search_for(asked, Fastest(1, below_s=below_s), degrees)
+        if is_first and cluster is self._question.cluster:
+            self._whole = outcome
+        self._parts.append(_part_of(asked, outcome))
+        if not outcome.found:
+            return
+        best_s = outcome.found[0].time_s
+        self._best_value = self._value(one, best_s)
+        self._best = Searched(question=asked, outcome=outcome, part=one.part, is_complete=is_first)
+        if len(one.part.pools) == 1:
+            self._alone = best_s, self._cluster_parts.pools[one.part.pools[0]].name
+
+
+def _part_of(asked: Question, outcome: Outcome) -> Part:
+    cluster = asked.cluster
+    best_s = outcome.found[0].time_s if outcome.found else None
+    return Part(
+        devices=cluster.devices,
+        nodes=len(cluster.nodes),
+        step_time_s=best_s,
+        usd_per_step=None if best_s is None else usd_per_step(cluster, best_s),
+        is_complete=outcome.unexplored == 0,
+    )

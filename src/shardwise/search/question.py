@@ -18,11 +18,12 @@ SPACES = ("core", "default")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """Find the best strategy of `space` for training `model` on all devices of `cluster` as `job` says.
+    """Find the best strategy of `space` for training `model` on `cluster`, or the part of it that is fastest,
+    as `job` says.
 
     `fixed` restricts fields (or the aliases zero_stage, dp_replicate, dp_shard) to one value, `axes` fields
-    to some values. `objective` is one of OBJECTIVES; with `devices`, `cost` and `allow_idle` a part of the
-    cluster may be used (docs/space.md). `top` runners-up are wanted, and with `frontier` time against memory
+    to some values. `objective` is one of OBJECTIVES; `memory`, `use_all` and `exhaustive` use all devices
+    (docs/space.md). `top` runners-up are wanted, and with `frontier` time against memory
     too. With `exhaustive`, everything legal that fits is evaluated. `workers` processes search; `budget_s`
     ends the search early, with the best so far. Up to `stage_dp` replicas, a power of two, share the rows of
     a microbatch inside a stage of an uneven plan; a stage that lies on two pools splits microbatches of up to
@@ -36,7 +37,7 @@ class Question:
     fixed: Mapping[str, Value] = field(default_factory=dict)
     axes: Mapping[str, tuple[Value, ...]] = field(default_factory=dict)
     objective: str = "time"
-    allow_idle: bool = False
+    use_all: bool = False
     top: int = 3
     frontier: bool = False
     exhaustive: bool = False
@@ -50,6 +51,11 @@ class Question:
         """The cost model's view. ConfigError where the parts do not belong together."""
         check_choice("space", self.space, SPACES)
         check_choice("objective", self.objective, OBJECTIVES)
+        if self.use_all and self.objective in ("devices", "cost"):
+            raise ConfigError(
+                "does not go with an objective for which devices may be idle", key="use_all",
+                found=f"objective {self.objective}", allowed="objective time or memory",
+            )  # fmt: skip
         if self.top < 0:
             raise ConfigError("is negative", key="top", found=str(self.top), allowed="0 or more")
         if self.workers < 1:
@@ -79,7 +85,9 @@ class Question:
     @property
     def uses_parts(self) -> bool:
         """Whether a part of the cluster may be the answer."""
-        return self.objective in ("devices", "cost") or self.allow_idle
+        if self.objective in ("devices", "cost"):
+            return True
+        return self.objective == "time" and not self.use_all and not self.exhaustive
 
     def candidates(self) -> Space:
         """The tree of the candidates."""

@@ -7,7 +7,7 @@ is known without listing them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from itertools import product
@@ -143,10 +143,14 @@ class Space:
                 keep &= np.isin(values, self._codes[name])
         return {name: values[keep] for name, values in columns.items()}
 
+    def allowed(self, name: str, degrees: Iterable[int]) -> list[int]:
+        """Those of `degrees` that the degree `name` may have."""
+        allowed = self._codes.get(name)
+        return [degree for degree in degrees if allowed is None or degree in allowed]
+
     def _degrees(self, name: str, of: int) -> list[int]:
         """The divisors of `of` that a degree may have."""
-        allowed = self._codes.get(name)
-        return [d for d in divisors(of) if allowed is None or d in allowed]
+        return self.allowed(name, divisors(of))
 
     def degrees(self) -> list[Degrees]:
         """Every (tp, cp, dp, pp) that the devices allow."""
@@ -166,7 +170,7 @@ class Space:
         rows = [self._shapes_of(*each) for each in degrees]
         every = np.concatenate([np.zeros((0, len(_SHAPE_FIELDS)), dtype=np.int64), *rows])
         columns = self._allowed({name: every[:, i] for i, name in enumerate(_SHAPE_FIELDS)})
-        return self._plain(self._wanted_shapes(columns))
+        return self.plain(self._wanted_shapes(columns))
 
     def _wanted_shapes(self, columns: Mapping[str, Column]) -> Mapping[str, Column]:
         """Those that a part of the space has."""
@@ -206,7 +210,7 @@ class Space:
         ranks = tp * cp * dp
         return [(etp, ep) for etp in self._degrees("etp", ranks) for ep in self._degrees("ep", ranks // etp)]
 
-    def _plain(self, columns: Mapping[str, Column]) -> StrategyTable:
+    def plain(self, columns: Mapping[str, Column]) -> StrategyTable:
         """A table of grids whose other fields are the plainest: even split, nothing recomputed, sharded or
         offloaded."""
         one = np.ones(len(columns["tp"]), dtype=np.int64)

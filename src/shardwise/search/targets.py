@@ -6,10 +6,12 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 
+from shardwise.cluster import Parts
 from shardwise.errors import ConfigError, Infeasible
 from shardwise.model import scores_are_plain
 from shardwise.plan import Answer, Value, usd_per_step
 from shardwise.search.drive import Progress
+from shardwise.search.part_list import listed_parts
 from shardwise.search.question import Question
 from shardwise.search.space import divisors
 from shardwise.strategy import Strategy, Target
@@ -20,7 +22,7 @@ Planner = Callable[..., Answer]
 def plan_for(
     target: Target, question: Question, planner: Planner, *, progress: Progress | None = None
 ) -> Answer:
-    """What `planner` (`plan`, `plan_mixed`) answers to `question`, among what `target` carries out.
+    """What `planner` (`plan`) answers to `question`, among what `target` carries out.
 
     The space is narrowed to the values that the target has. Where the best of that is beyond one of its
     limits, the parts that the limit leaves are searched one by one: the certificate is that of the part with
@@ -53,10 +55,18 @@ def parts_within(target: Target, question: Question, strategy: Strategy) -> Iter
     limit = target.broken_limit(strategy)
     if limit is None:
         return
-    for axes in limit.parts_left(divisors(question.cluster.devices)):
+    for axes in limit.parts_left(_degrees(question)):
         part = _narrowed(question, axes)
-        if part is not None and any(part.candidates().degrees()):
+        if part is not None and (part.uses_parts or any(part.candidates().degrees())):
             yield part
+
+
+def _degrees(question: Question) -> tuple[int, ...]:
+    """Every degree that a strategy may have, on any part of the cluster that may be used."""
+    if not question.uses_parts:
+        return divisors(question.cluster.devices)
+    counts = listed_parts(question, Parts(question.cluster)).device_counts
+    return tuple(sorted({degree for count in counts for degree in divisors(count)}))
 
 
 def _within_limits(target: Target, question: Question, planner: Callable[[Question], Answer]) -> Answer:

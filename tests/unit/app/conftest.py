@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,10 +17,6 @@ from shardwise.sim import Durations
 from shardwise.strategy import Job, Strategy, complete
 
 GIB = 2.0**30
-
-TAKES_QUESTION = ("shardwise.app.cli.frontier.command", "shardwise.replan")
-"""Modules that commands import late and that take `Question` by its name: imported while another stands in
-its place, they would keep that for all tests behind."""
 
 STEP_TIME_S = 12.5
 
@@ -160,10 +154,7 @@ def _strategy(fields: Mapping[str, Any], model: Model, cluster: Cluster, job: Jo
 @pytest.fixture
 def planner(monkeypatch: pytest.MonkeyPatch) -> Planner:
     """A planner in the place of the search."""
-    for name in TAKES_QUESTION:
-        importlib.import_module(name)
     planner = Planner()
-    monkeypatch.setattr("shardwise.search.Question", SimpleNamespace, raising=False)
     for name in ("plan", "evaluate", "default_job", "step_durations"):
         monkeypatch.setattr(f"shardwise.search.{name}", getattr(planner, name), raising=False)
     return planner

@@ -62,11 +62,11 @@ def test_the_space_left_out_is_the_default_one_at_any_size(run: Run, planner: Pl
 
 
 def test_plan_passes_on_how_to_search(run: Run, planner: Planner) -> None:
-    options = ("--workers", "1", "--budget", "1.5min", "--frontier", "--allow-idle", "--objective", "memory")
+    options = ("--workers", "1", "--budget", "1.5min", "--frontier", "--use-all", "--objective", "memory")
     assert run("plan", *QUESTION, *options).code == 0
     (question,) = planner.questions
     assert (question.workers, question.budget_s) == (1, 90.0)
-    assert (question.frontier, question.allow_idle, question.objective) == (True, True, "memory")
+    assert (question.frontier, question.use_all, question.objective) == (True, True, "memory")
 
 
 def test_plan_prints_the_card_on_stdout_and_nothing_else(run: Run, planner: Planner) -> None:
@@ -336,7 +336,7 @@ def test_help_lists_the_commands_and_no_command_shows_it_too(run: Run) -> None:
 
 QUESTION_OPTIONS = "--inter-node --calibration --dtype --optimizer --memory-margin --expert-imbalance"
 OPTIONS = {
-    "plan": "--cluster --seq-len --global-batch-size --objective --frontier --allow-idle --inter-node "
+    "plan": "--cluster --seq-len --global-batch-size --objective --frontier --use-all --inter-node "
     "--calibration --dtype --optimizer --space --fix --target --memory-margin --expert-imbalance --top "
     "--exhaustive --workers --stage-dp --braid --budget --save --mtbf --checkpoint-interval "
     "--checkpoint-stall --restart --jitter --events --policy --json",

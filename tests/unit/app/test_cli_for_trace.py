@@ -86,7 +86,7 @@ def test_what_does_not_fit_together_is_one_line_and_writes_nothing(
         ("--events", trace, "--exhaustive"),
         ("--events", trace, "--budget", "1s"),
         ("--events", trace, "--top", "9"),
-        ("--events", trace, "--allow-idle"),
+        ("--events", trace, "--use-all"),
         ("--events", trace, "--restart", "1h"),
         ("--events", trace, "--jitter", "0.1"),
         ("--events", trace, "--save", trace),

@@ -18,7 +18,7 @@ from shardwise.app.cli.main import main
 from shardwise.errors import ConfigError
 from shardwise.inputs import read_mapping
 from shardwise.plan import PROVEN_GAP, Layout, MixedFigures, Pipeline, read_uneven_plan, write_uneven_plan
-from shardwise.search import baselines, priced_again
+from shardwise.search import parts, priced_again
 from shardwise.search.uneven.drive import UnevenOutcome
 from shardwise.sim import read_trace
 from shardwise.strategy import target_of
@@ -315,8 +315,8 @@ def test_uniform_strategies_that_were_not_searched_to_the_end_leave_nothing_prov
     run: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert answer(run, *QUESTION)["is_proven"]
-    whole = baselines._part
-    monkeypatch.setattr(baselines, "_part", lambda *of: replace(whole(*of), is_complete=False))
+    whole = parts._part_of
+    monkeypatch.setattr(parts, "_part_of", lambda *of: replace(whole(*of), is_complete=False))
     assert not answer(run, *QUESTION)["is_proven"]
     assert "uniform strategies were not searched to the end" in run(*QUESTION).out
 
@@ -372,10 +372,11 @@ def test_a_saved_uneven_plan_is_replanned(run: Any, saved: str) -> None:
     assert other.code == 2 and "is not of this cluster" in other.err
 
 
-def test_allowing_idle_devices_changes_nothing_where_they_are_allowed_anyhow(run: Any) -> None:
-    """Pool by pool: the answer is not that of the cluster's first devices at the pace of its slowest."""
+def test_allow_idle_is_the_default_said_aloud(run: Any) -> None:
     own, allowed = answer(run, *QUESTION), answer(run, *QUESTION, "--allow-idle")
     assert allowed["best"] == own["best"] and allowed["devices_used"] == own["devices_used"]
+    both = run(*QUESTION, "--allow-idle", "--use-all")
+    assert both.code == 2 and "--use-all: does not go with --allow-idle" in both.err
 
 
 def test_a_saved_uneven_plan_is_replayed(run: Any, saved: str, tmp_path: Path) -> None:
@@ -452,7 +453,7 @@ def test_a_gap_that_uneven_plans_leave_is_not_called_proven(
 def test_a_cluster_of_many_kinds_of_nodes_says_why_it_is_planned_as_one(run: Any) -> None:
     kinds = "1x2xA100-40G+1x2xV100-16G+1x2xT4+1x2xA10G+1x2xL4"
     told = answer(run, "plan", "gpt2", "--cluster", kinds, "--seq-len", "512", "--global-batch-size", "20")
-    assert "the cluster has 5 kinds of nodes, of which two to 4 are planned apart" in told["best"]["why"]
+    assert "uneven plans are searched for on 2 to 4 kinds of nodes; the cluster has 5" in told["best"]["why"]
 
 
 SPACE = (

@@ -32,6 +32,7 @@ def question(space: str, fixed: Mapping[str, int | str | bool], *, experts: bool
         job=Job(seq_len=1536, global_batch_size=BATCH, dtype="bf16"),
         space=space,
         fixed=fixed,
+        use_all=True,
     )
 
 

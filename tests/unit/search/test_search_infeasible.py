@@ -98,7 +98,7 @@ def test_a_budget_bounds_what_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
 
     search = answer.search
     monkeypatch.setattr(answer, "search", whole)
-    error = refusal(question("2xA100-40G", budget_s=1e3))
+    error = refusal(question("2xA100-40G", budget_s=1e3, use_all=True))
     assert error.message == "nothing fits: memory binds; by how much was not found within the budget"
     assert error.reasons[MEMORY] > 0 and len(error.relaxations) <= 1
 
@@ -134,7 +134,9 @@ def test_where_nothing_is_legal_fewer_devices_may_help() -> None:
     model = model_from_config(
         {"layers": 7, "hidden": 17 * 64, "ffn": 4096, "heads": 17, "vocab": 1000, "seq_len": 1024}
     )
-    asked = question("6x1xH100-SXM", model=model, job=replace(JOB, seq_len=1024), fixed={"pp": 1})
+    asked = question(
+        "6x1xH100-SXM", model=model, job=replace(JOB, seq_len=1024), fixed={"pp": 1}, use_all=True
+    )
     error = refusal(asked)
     assert "no candidate is legal" in error.message
     told = [text.partition(":")[0] for text in error.relaxations]

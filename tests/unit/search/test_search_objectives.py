@@ -39,7 +39,7 @@ MODEL = model_from_config(
 )
 CLUSTER = load_cluster("2x3xA100-40G")
 JOB = Job(seq_len=1536, global_batch_size=BATCH, dtype="bf16")
-QUESTION = Question(model=MODEL, cluster=CLUSTER, job=JOB, space="core", top=1)
+QUESTION = Question(model=MODEL, cluster=CLUSTER, job=JOB, space="core", use_all=True, top=1)
 
 Point = tuple[float, float]
 """Seconds and bytes."""
@@ -99,7 +99,7 @@ def test_the_fewest_devices_on_which_something_fits(memory_gib: int) -> None:
     memory = memory_gib * 2**30
     cluster = cluster_with(memory)
     wanted = next((n for n in part_sizes(CLUSTER) if fitting(n, memory)), None)
-    asked = replace(QUESTION, cluster=cluster, objective="devices")
+    asked = replace(QUESTION, cluster=cluster, objective="devices", use_all=False)
     if wanted is None:
         with pytest.raises(Infeasible):
             plan(asked)
@@ -108,6 +108,7 @@ def test_the_fewest_devices_on_which_something_fits(memory_gib: int) -> None:
     assert answer.cluster is not None and answer.cluster.devices == wanted
     assert answer.best.step_time_s == pytest.approx(min(fitting(wanted, memory))[0], rel=1e-12)
     assert [part.devices for part in answer.parts] == [n for n in part_sizes(CLUSTER) if n <= wanted]
+    assert answer.idle.devices == 6 - wanted
 
 
 def test_the_memories_of_that_test_ask_for_different_parts() -> None:
@@ -117,12 +118,12 @@ def test_the_memories_of_that_test_ask_for_different_parts() -> None:
 
 def test_the_least_cost_counts_whole_nodes() -> None:
     """A part of the first node costs the node; both nodes cost twice that."""
-    answer = plan(replace(QUESTION, objective="cost"))
+    answer = plan(replace(QUESTION, objective="cost", use_all=False))
     costs = {n: min(fitting(n))[0] * (1 if n <= 3 else 2) for n in part_sizes(CLUSTER) if fitting(n)}
     wanted = min(costs, key=lambda n: (costs[n], n))
     assert answer.cluster is not None and answer.cluster.devices == wanted
     assert answer.best.step_time_s == pytest.approx(min(fitting(wanted))[0], rel=1e-12)
-    assert len(answer.runners_up) == 1
+    assert len(answer.runners_up) == 1 and answer.idle.devices == 6 - wanted
     chosen = next(part for part in answer.parts if part.devices == wanted)
     price = CLUSTER.nodes[0].price_usd_per_hour
     assert price is not None and chosen.usd_per_step == pytest.approx(price / 3600 * costs[wanted], rel=1e-12)
@@ -132,19 +133,22 @@ def test_idle_devices_are_allowed_where_that_is_faster() -> None:
     """Between nodes 1,000 times slower than customary, three devices of a node beat six."""
     slow = tuple(replace(t, bytes_per_s=t.bytes_per_s / (1e3 if t.is_network else 1)) for t in CLUSTER.tiers)
     asked = replace(QUESTION, cluster=replace(CLUSTER, tiers=slow))
-    whole, idle = plan(asked), plan(replace(asked, allow_idle=True))
+    whole, idle = plan(asked), plan(replace(asked, use_all=False))
     assert idle.cluster is not None and idle.cluster.devices == 3
     assert idle.best.step_time_s == pytest.approx(min(fitting(3))[0], rel=1e-12)
     assert idle.best.step_time_s < whole.best.step_time_s
+    assert idle.all_devices_step_time_s == pytest.approx(whole.best.step_time_s, rel=1e-12)
+    assert (idle.idle.devices, idle.idle.nodes, idle.idle.ranks) == (3, 1, "3-5")
+    assert (whole.idle.devices, whole.all_devices_step_time_s) == (0, whole.best.step_time_s)
 
 
 def test_cost_needs_prices_and_says_where() -> None:
     free = replace(CLUSTER, nodes=tuple(replace(node, price_usd_per_hour=None) for node in CLUSTER.nodes))
     with pytest.raises(ConfigError, match="price of every node") as caught:
-        plan(replace(QUESTION, cluster=free, objective="cost"))
+        plan(replace(QUESTION, cluster=free, objective="cost", use_all=False))
     assert "price:" in (caught.value.allowed or "")
-    with pytest.raises(ConfigError, match="memory"):
-        plan(replace(QUESTION, objective="memory", allow_idle=True))
+    with pytest.raises(ConfigError, match="use_all"):
+        plan(replace(QUESTION, objective="cost"))
 
 
 def count_of(question: Question) -> int:
@@ -194,7 +198,7 @@ def test_an_interrupt_after_a_find_answers_with_the_best_so_far() -> None:
 
 
 @pytest.mark.usefixtures("heeded")
-@pytest.mark.parametrize("asked", [WIDE, replace(WIDE, allow_idle=True)], ids=["all", "parts"])
+@pytest.mark.parametrize("asked", [WIDE, replace(WIDE, use_all=False)], ids=["all", "parts"])
 def test_an_interrupt_in_the_first_look_answers_with_the_best_so_far(
     asked: Question, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -234,7 +238,7 @@ def test_an_interrupt_of_the_frontier_keeps_the_best(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.usefixtures("heeded")
-@pytest.mark.parametrize("asked", [WIDE, replace(WIDE, allow_idle=True)], ids=["all", "parts"])
+@pytest.mark.parametrize("asked", [WIDE, replace(WIDE, use_all=False)], ids=["all", "parts"])
 def test_an_interrupt_before_a_find_stays_one(asked: Question, monkeypatch: pytest.MonkeyPatch) -> None:
     run = Dive.run
 
@@ -264,7 +268,7 @@ def test_an_interrupt_while_relaxations_are_sought_stays_one(monkeypatch: pytest
 
 def test_the_smallest_budget_finds_something() -> None:
     """The first look goes on until it has found a strategy, on the first part at least."""
-    for asked in (replace(WIDE, budget_s=1e-9), replace(WIDE, budget_s=1e-9, allow_idle=True)):
+    for asked in (replace(WIDE, budget_s=1e-9), replace(WIDE, budget_s=1e-9, use_all=False)):
         answer = plan(asked)
         assert not answer.is_proven
         assert answer.best.peak_memory.device <= answer.best.peak_memory.capacity
@@ -290,7 +294,7 @@ def test_a_budget_that_is_too_small_for_what_is_hard_says_so(monkeypatch: pytest
         plan(tight)
     assert caught.value.reasons == {} and caught.value.relaxations == ()
     with pytest.raises(Infeasible, match=r"4 of 4 parts of the cluster are unexplored"):
-        plan(replace(tight, allow_idle=True))
+        plan(replace(tight, use_all=False))
 
 
 def test_a_budget_that_is_large_enough_changes_nothing() -> None:

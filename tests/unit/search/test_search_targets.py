@@ -126,7 +126,7 @@ def test_uneven_plans_are_for_targets_that_run_them() -> None:
     narrow = target(axes={"tp": [1], "dp": [1]}, uneven={"dtypes": ["fp32"]})
     found = plan_pools(unequal(), target=narrow)
     assert isinstance(found, UnevenAnswer) and found.best == free.best
-    least_s = plan_for(narrow, unequal(), search.plan_mixed).best.step_time_s
+    least_s = plan_for(narrow, unequal(), search.plan).best.step_time_s
     assert found.mixed.uniform_step_time_s == least_s
     assert free.mixed.uniform_step_time_s is not None and least_s >= free.mixed.uniform_step_time_s
     answer = plan_pools(unequal(), target=target())
@@ -153,7 +153,7 @@ def test_stages_on_two_pools_are_for_targets_that_run_them() -> None:
 def test_an_uneven_plan_is_found_where_the_target_runs_no_uniform_one() -> None:
     none = target(axes={"tp": [64]}, uneven={"dtypes": ["fp32"]})
     with pytest.raises(Infeasible):
-        plan_for(none, unequal(), search.plan_mixed)
+        plan_for(none, unequal(), search.plan)
     found = plan_pools(unequal(), target=none)
     assert isinstance(found, UnevenAnswer) and found.mixed.uniform_step_time_s is None
     with pytest.raises(Infeasible):

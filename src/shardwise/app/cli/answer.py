@@ -13,7 +13,7 @@ from shardwise.app.cli.request import OWN, JobOptions, Request, Wanted, load_req
 from shardwise.app.cli.spaces import counted_space, counted_uneven, require_candidates, space_choice
 from shardwise.app.cli.targets import not_run, not_trained, require_job, wanted_target
 from shardwise.app.cli.uneven_card import uneven_card
-from shardwise.errors import ConfigError
+from shardwise.errors import ConfigError, Infeasible
 from shardwise.plan import (
     GOODPUT_FROM_DEVICES,
     Answer,
@@ -61,10 +61,7 @@ def planned(
     if target is not None:
         require_job(target, request)
         request = replace(request, job=replace(request.job, profile=request.own_profile))
-    uses_parts = wanted.allow_idle or wanted.objective in ("devices", "cost")
     by_pools = wanted.objective == "time" and search.is_mixed(request.cluster)
-    if not uses_parts and not by_pools:
-        require_candidates(chosen, fixed, request)
     question = search.Question(
         model=request.model,
         cluster=request.cluster,
@@ -73,7 +70,7 @@ def planned(
         fixed=fixed,
         axes=chosen.axes,
         objective=wanted.objective,
-        allow_idle=wanted.allow_idle and not by_pools,  # pool by pool devices may be idle in any case
+        use_all=wanted.use_all,
         top=wanted.top,
         frontier=wanted.frontier,
         exhaustive=wanted.exhaustive,
@@ -82,21 +79,28 @@ def planned(
         stage_dp=wanted.stage_dp,
         braid=wanted.braid,
     )
+    if not question.uses_parts:
+        require_candidates(chosen, fixed, request)
     _check_shared_rows(wanted, target, by_pools=by_pools)
-    with progress() as show:
-        if by_pools:
-            found = search.plan_pools(question, target=target, progress=show)
-            if isinstance(found, UnevenAnswer):
-                return _uneven_output(
-                    found, request, wanted, save=save, is_json=is_json, reliability=reliability
-                )
-            answer = found
-        elif target is not None:
-            answer = search.plan_for(target, question, search.plan, progress=show)
-        else:
-            answer = search.plan(question, progress=show)
+    try:
+        answer = _searched(question, target, by_pools=by_pools)
+    except Infeasible:
+        require_candidates(chosen, fixed, request)
+        raise
+    if isinstance(answer, UnevenAnswer):
+        return _uneven_output(answer, request, wanted, save=save, is_json=is_json, reliability=reliability)
     used = request if answer.cluster is None else replace(request, cluster=answer.cluster)
     return _plan_output(answer, used, request, wanted, save=save, is_json=is_json, reliability=reliability)
+
+
+def _searched(question: search.Question, target: Target | None, *, by_pools: bool) -> Answer | UnevenAnswer:
+    """What the planner answers, among what the target carries out."""
+    with progress() as show:
+        if by_pools:
+            return search.plan_pools(question, target=target, progress=show)
+        if target is not None:
+            return search.plan_for(target, question, search.plan, progress=show)
+        return search.plan(question, progress=show)
 
 
 def _check_shared_rows(wanted: Wanted, target: Target | None, *, by_pools: bool) -> None:
@@ -143,6 +147,7 @@ def _uneven_output(
         return Output(document=document, talk=talk, code=code)
     command = " ".join(("shardwise plan", *question_words(request.options)))
     command += f" --target {wanted.target}" if wanted.target is not None else ""
+    command += " --use-all" if wanted.use_all else ""
     command += f" --stage-dp {wanted.stage_dp}" if wanted.stage_dp > 1 else ""
     command += f" --braid {wanted.braid}" if wanted.braid > 1 else ""
     following = [f"{command} --save plan.yaml"] if save is None else []
@@ -300,7 +305,7 @@ def _after_plan(
         if value and value != plain
         for word in (name, shlex.quote(value))
     ]
-    chosen += ["--allow-idle"] if wanted.allow_idle else []
+    chosen += ["--use-all"] if wanted.use_all else []
     commands = []
     if save is None:
         commands.append(" ".join(("shardwise plan", *question, *chosen, "--save plan.yaml")))

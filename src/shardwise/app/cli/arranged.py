@@ -44,10 +44,15 @@ def uniform_plan(
 ) -> tuple[Plan, Answer]:
     """A uniform arrangement whose pipelines have equal shares: priced on its nodes, and proven for itself."""
     strategy, own = arrangement.strategy, on_nodes(found, cluster)
-    question = search.Question(model=model, cluster=own, job=job, space=space, fixed=asdict(strategy), top=0)
+    fixed = asdict(strategy)
+    question = search.Question(
+        model=model, cluster=own, job=job, space=space, fixed=fixed, use_all=True, top=0
+    )
     answer = search.plan(question)
     plan = plan_of(answer, model=model, cluster=own, job=job, schedule=schedule_of(strategy, job))
-    return replace(plan, for_trace=found), answer
+    nodes = [int(name[1:]) for name in found.nodes]
+    idle = search.idle_in(cluster, search.ranks_of_nodes(cluster, nodes))
+    return replace(plan, for_trace=found), replace(answer, idle=idle, all_devices_step_time_s=None)
 
 
 def uneven_plan(

@@ -175,7 +175,7 @@ def _compared(answer: Answer) -> Iterator[Line]:
     if mixed.idle:
         text = f"{', '.join(mixed.idle)} left idle: no strategy that uses all devices alike is faster"
         yield row("mixed", (text, "warn"))
-    elif mixed.fastest_class_step_time_s is None:
+    elif mixed.fastest_class_step_time_s is None and answer.parts:
         yield row("mixed", ("fits on no class alone", "value"))
     alone_s = mixed.fastest_class_step_time_s
     if alone_s is not None and not mixed.idle:

@@ -94,9 +94,10 @@ def plan(
     frontier: Annotated[
         bool, typer.Option("--frontier", help="Add the exact frontier of step time against memory.")
     ] = False,
-    allow_idle: Annotated[
-        bool, typer.Option("--allow-idle", help="Let fewer devices be used where that is faster.")
+    use_all: Annotated[
+        bool, typer.Option("--use-all", help="Use all devices, also where fewer are faster.")
     ] = False,
+    allow_idle: Annotated[bool, typer.Option("--allow-idle", hidden=True)] = False,
     inter_node: InterNode = None,
     calibration: CalibrationFile = None,
     dtype: Dtype = None,
@@ -145,7 +146,7 @@ def plan(
     wanted = request.Wanted(
         objective=request.choice("--objective", objective, OBJECTIVES),
         frontier=frontier,
-        allow_idle=allow_idle,
+        use_all=request.all_devices(use_all=use_all, allow_idle=allow_idle),
         space=space,
         fix=fix,
         target=target,

@@ -7,7 +7,7 @@ from dataclasses import asdict
 
 from shardwise.app.cli.request import Request
 from shardwise.check import PipelineCount, SpaceCount
-from shardwise.cluster import Cluster, pools_of
+from shardwise.cluster import Cluster
 from shardwise.model import Model, active_parameters, parameters
 from shardwise.plan import (
     Answer,
@@ -26,7 +26,7 @@ from shardwise.plan import (
     result_document,
     usd_per_billion_tokens,
 )
-from shardwise.search import MOST_POOLS, Comparison, Explanation
+from shardwise.search import Comparison, Explanation
 from shardwise.strategy import Job
 
 VERSION = 1
@@ -46,7 +46,7 @@ def plan_answer(
         "best": _priced(answer.best, plan.cluster, plan.job, answer.mixed),
         "runners_up": [_priced(result, plan.cluster, plan.job, answer.mixed) for result in answer.runners_up],
         "devices_used": plan.cluster.devices,
-        "parts": [asdict(part) for part in answer.parts],
+        **_parts(answer),
         "frontier": None if answer.frontier is None else _points(answer.frontier, answer.best),
         "frontier_certificate": (
             None if answer.frontier is None else certificate_document(answer.frontier.certificate)
@@ -57,6 +57,17 @@ def plan_answer(
         "uneven_gap": None if answer.mixed is None else answer.mixed.uneven_gap,
         "is_interrupted": answer.is_interrupted,
         "certificate": certificate_document(answer.certificate),
+    }
+
+
+def _parts(answer: Answer | UnevenAnswer) -> dict[str, object]:
+    """What stays idle, what all devices take, and the parts of the cluster."""
+    return {
+        "idle": asdict(answer.idle),
+        "all_devices_step_time_s": answer.all_devices_step_time_s,
+        "parts": [asdict(part) for part in answer.parts],
+        "pruned_parts": answer.pruned_parts,
+        "unexplored_parts": answer.unexplored_parts,
     }
 
 
@@ -79,7 +90,7 @@ def uneven_answer(
         "best": _uneven_result(answer, request),
         "runners_up": [],
         "devices_used": request.cluster.devices - best.idle_devices,
-        "parts": [asdict(part) for part in answer.parts],
+        **_parts(answer),
         "frontier": None,
         "frontier_certificate": None,
         "goodput": None if goodput is None else asdict(goodput),
@@ -244,12 +255,7 @@ def _priced(
 def _why_one_strategy(cluster: Cluster) -> str:
     if cluster.is_uniform:
         return "the cluster is not mixed"
-    if cluster.links:
-        return "one uniform strategy for all devices: the cluster gives its links one by one"
-    return (
-        f"one uniform strategy for all devices: the cluster has {len(pools_of(cluster))} kinds of nodes, of"
-        f" which two to {MOST_POOLS} are planned apart, by time"
-    )
+    return "one uniform strategy for all devices: uneven plans are searched for by time"
 
 
 def _mixed_cluster_figures(cluster: Cluster, mixed: MixedFigures | None) -> Mapping[str, object]:

@@ -117,7 +117,7 @@ def check_wanted(wanted: Wanted, reliability: Reliability | None) -> None:
         ("--exhaustive", wanted.exhaustive),
         ("--budget", wanted.budget_s is not None),
         ("--braid", wanted.braid > 1),
-        ("--allow-idle", wanted.allow_idle),
+        ("--use-all", wanted.use_all),
         ("--top", wanted.top != DEFAULT_TOP),
         ("--mtbf, --checkpoint-interval, --checkpoint-stall, --restart, --jitter", reliability is not None),
     ):

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from shardwise.app.cli import words
 from shardwise.app.cli.output import LABEL, WIDTH, Line, row
 from shardwise.cluster import Cluster
-from shardwise.plan import PROVEN_GAP, Answer, Certificate, usd_per_step
+from shardwise.plan import PROVEN_GAP, Answer, Certificate, UnevenAnswer, usd_per_step
 from shardwise.units import format_seconds
 
 FRONTIER_LINES = 12
@@ -27,6 +27,7 @@ def proof_lines(answer: Answer, cluster: Cluster, of_devices: int | None) -> Ite
     unexplored = f" · {certificate.unexplored:,} unexplored" if certificate.unexplored else ""
     yield row("", (f"{counts}{certificate.simulated:,} evaluated{unexplored}", ""))
     yield from _reasons(certificate.rejected)
+    yield from _parts(answer)
     gap = "0" if certificate.gap <= PROVEN_GAP else words.percent(certificate.gap, 2)
     yield row(
         "",
@@ -37,21 +38,44 @@ def proof_lines(answer: Answer, cluster: Cluster, of_devices: int | None) -> Ite
 
 
 def _objective(answer: Answer, cluster: Cluster, of_devices: int | None) -> Iterator[Line]:
-    """What the answer is best in, where that is not time on all devices."""
-    if answer.objective == "time" and not answer.parts:
+    """What the answer is best in, where that is not time; and the devices that it leaves idle."""
+    devices = of_devices or cluster.devices
+    if answer.objective != "time":
+        usd = usd_per_step(cluster, answer.best.step_time_s)
+        texts = {
+            "memory": "least memory",
+            "devices": "fewest devices",
+            "cost": f"least cost, ${usd or 0.0:,.4f} per step",
+        }
+        used = f" on {cluster.devices:,} of {devices:,} devices" if answer.parts else ""
+        yield row("objective", (texts[answer.objective] + used, "value"))
+    yield from idle_lines(answer, devices)
+
+
+def _parts(answer: Answer) -> Iterator[Line]:
+    """How many other parts of the cluster were compared."""
+    others = len(answer.parts) - 1 + answer.pruned_parts
+    if answer.parts and others:
+        text = f"{words.counted(others, 'other part')} of the cluster: "
+        yield row("", (f"{text}{len(answer.parts) - 1:,} searched · {answer.pruned_parts:,} pruned", ""))
+
+
+def idle_lines(answer: Answer | UnevenAnswer, devices: int) -> Iterator[Line]:
+    """Which devices stay idle, and what all of them would take; nothing where all are used."""
+    idle, all_s = answer.idle, answer.all_devices_step_time_s
+    if not idle.devices:
         return
-    usd = usd_per_step(cluster, answer.best.step_time_s)
-    texts = {
-        "time": "least step time",
-        "memory": "least memory",
-        "devices": "fewest devices",
-        "cost": f"least cost, ${usd or 0.0:,.4f} per step",
-    }
-    used = f" on {cluster.devices:,} of {of_devices or cluster.devices:,} devices" if answer.parts else ""
-    compared = (
-        f"   {words.counted(len(answer.parts), 'part')} of the cluster searched" if answer.parts else ""
-    )
-    yield row("objective", (texts[answer.objective] + used, "value"), (compared, "dim"))
+    whole = f", {words.counted(idle.nodes, 'whole node')}" if idle.nodes else ""
+    text = f"{idle.devices:,} of {devices:,} devices{whole}"
+    yield row("idle", (text, "warn"), (f"   ranks {words.shortened(idle.ranks, 40)}", "dim"))
+    if all_s is None:
+        is_over = answer.is_interrupted or bool(answer.unexplored_parts)
+        why = "what all devices take was not searched" if is_over else "nothing that fits uses all devices"
+        yield row("", (why, ""))
+    else:
+        more = all_s / answer.best.step_time_s - 1.0
+        text = f"all devices take {words.seconds(all_s)} (+{words.percent(more)}); --use-all plans for them"
+        yield row("", (text, ""))
 
 
 def _verdicts(answer: Answer) -> Iterator[Line]:
@@ -69,13 +93,15 @@ def _verdict(answer: Answer, *, is_proven: bool) -> Line:
         return row(
             "proof", ("optimal", "good"), (f" among {certificate.enumerated:,} candidates {space}", "")
         )
-    unfinished = sum(not part.is_complete for part in answer.parts)
+    reasons = []
+    if answer.objective == "memory" and certificate.unexplored:
+        reasons.append(f"{certificate.unexplored:,} candidates are unexplored")
+    elif certificate.gap > PROVEN_GAP:
+        reasons.append(f"gap {words.percent(certificate.gap, 2)}")
+    unfinished = sum(not part.is_complete for part in answer.parts) + answer.unexplored_parts
     if unfinished:
-        why = f"{words.counted(unfinished, 'part')} of the cluster not searched to the end"
-    elif answer.objective == "memory":
-        why = f"{certificate.unexplored:,} candidates are unexplored"
-    else:
-        why = f"gap {words.percent(certificate.gap, 2)}"
+        reasons.append(f"{words.counted(unfinished, 'part')} of the cluster not searched to the end")
+    why = ", ".join(reasons)
     total = certificate.enumerated + certificate.unexplored
     return row(
         "proof",

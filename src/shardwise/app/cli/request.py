@@ -48,7 +48,7 @@ class Wanted:
 
     objective: str
     frontier: bool
-    allow_idle: bool
+    use_all: bool
     space: str
     fix: str
     target: str | None = None
@@ -258,6 +258,13 @@ def stage_dp(text: str) -> int:
     if found & (found - 1):
         raise ConfigError("is no power of two", key="--stage-dp", found=text, allowed="1, 2, 4, ... 64")
     return found
+
+
+def all_devices(*, use_all: bool, allow_idle: bool) -> bool:
+    """Whether `--use-all` asks for all devices; `--allow-idle` says the default aloud."""
+    if use_all and allow_idle:
+        raise ConfigError("does not go with --allow-idle", key="--use-all", allowed="one of the two")
+    return use_all
 
 
 def braid(text: str) -> int:

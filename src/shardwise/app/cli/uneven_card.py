@@ -9,6 +9,7 @@ from shardwise import search
 from shardwise.app.cli import words
 from shardwise.app.cli.card import figures, next_lines, question_lines
 from shardwise.app.cli.output import LABEL, WIDTH, Line, row
+from shardwise.app.cli.proof import idle_lines
 from shardwise.cluster import Cluster
 from shardwise.model import Model
 from shardwise.plan import PROVEN_GAP, Stage, UnevenAnswer, UnevenResult
@@ -115,7 +116,7 @@ def _compared(answer: UnevenAnswer, cluster: Cluster) -> Iterator[Line]:
         (mixed.uniform_step_time_s, "the best uniform strategy", "no uniform strategy fits"),
         (mixed.fastest_class_step_time_s, f"{mixed.fastest_class} alone", "the model fits on no class alone"),
     )
-    is_whole = all(part.is_complete for part in answer.parts)
+    is_whole = all(part.is_complete for part in answer.parts) and not answer.unexplored_parts
     for index, (time_s, name, never) in enumerate(told):
         label = "gain" if index == 0 else ""
         if time_s is None:
@@ -124,14 +125,9 @@ def _compared(answer: UnevenAnswer, cluster: Cluster) -> Iterator[Line]:
             text = f"{time_s / best_s:.2f} × as fast as {name}"
             yield row(label, (text, "value"), (f"   {words.seconds(time_s)}", "dim"))
     if answer.best.idle_devices:
-        names = f", all of {', '.join(mixed.idle)}" if mixed.idle else ""
-        text = f"{answer.best.idle_devices} of {cluster.devices} devices left idle{names}"
-        gap = answer.certificate.gap
-        least = f" by more than {words.percent(gap, 2)}" if gap > PROVEN_GAP else ""
-        yield row("", (f"{text}: using them is not faster{least}", "warn"))
+        yield from idle_lines(answer, cluster.devices)
     else:
         yield row("", (f"all {cluster.devices} devices work", "dim"))
-
     if not is_whole:
         yield row("", ("uniform strategies were not searched to the end", "warn"))
 

@@ -15,16 +15,11 @@ from shardwise.plan import (
     UnevenAnswer,
     UnevenResult,
 )
-from shardwise.search.baselines import (
-    MOST_POOLS,
-    Baselines,
-    answer_of,
-    baselines_of,
-    figures_of,
-    plan_mixed,
-)
+from shardwise.search.answer import all_devices_s, answered, figures_of, idle_in, plan, searched
 from shardwise.search.clock import Clock
 from shardwise.search.drive import Progress
+from shardwise.search.mixed import MOST_POOLS
+from shardwise.search.parts import Searched
 from shardwise.search.question import Question
 from shardwise.search.targets import plan_for
 from shardwise.search.uneven.drive import UnevenOutcome, search_uneven
@@ -64,8 +59,8 @@ def refusal(question: Question) -> str | None:
 def plan_pools(
     question: Question, *, target: Target | None = None, progress: Progress | None = None
 ) -> Answer | UnevenAnswer:
-    """The best plan of a mixed cluster: uneven where that is faster than every uniform strategy on a union of
-    pools, else the best of these. Among what `target` carries out, where that is given.
+    """The best plan of a mixed cluster: uneven where that is faster than every uniform strategy on any part
+    of it, else the best of these. Among what `target` carries out, where that is given.
 
     Half of a budget is for uniform strategies. Raises Infeasible where neither fits, and what `plan_for`
     raises.
@@ -88,10 +83,10 @@ def _refusal_by(target: Target | None, question: Question) -> str | None:
 
 
 def _uniform(question: Question, target: Target | None, clock: Clock, progress: Progress | None) -> Answer:
-    """The best uniform strategy on any union of the pools."""
+    """The best uniform strategy on any part of the cluster."""
     if target is None:
-        return plan_mixed(question, progress=progress, clock=clock)
-    return plan_for(target, question, partial(plan_mixed, clock=clock), progress=progress)
+        return plan(question, progress=progress, clock=clock)
+    return plan_for(target, question, partial(plan, clock=clock), progress=progress)
 
 
 def _of_pools(
@@ -101,14 +96,30 @@ def _of_pools(
     half = clock.beside(None if question.budget_s is None else question.budget_s / 2.0)
     if target is not None:
         return _of_target(question, target, half, clock, progress)
-    found = baselines_of(question, half, progress)
+    found = searched(question, half, progress)
     if clock.is_interrupted:
-        return answer_of(question, found, clock, progress)
-    figures = figures_of(question, found)
-    uneven, why, gap = _faster(question, figures, clock, progress)
-    if uneven is not None:
-        return replace(uneven, parts=found.parts)
-    return _told(answer_of(question, found, clock, progress), why, gap)
+        return answered(question, found, clock, progress)
+    uneven, why, gap = _faster(question, _figures(question, found), clock, progress)
+    if uneven is None:
+        return _told(answered(question, found, clock, progress), why, gap)
+    is_idle = uneven.best.idle_devices > 0
+    return replace(
+        uneven,
+        parts=found.parts,
+        pruned_parts=found.pruned,
+        unexplored_parts=found.unexplored,
+        all_devices_step_time_s=(
+            all_devices_s(question, found, clock, progress) if is_idle else uneven.best.step_time_s
+        ),
+    )
+
+
+def _figures(question: Question, found: Searched | None) -> MixedFigures:
+    """What uneven plans are compared with; nothing uniform fits where nothing was found."""
+    figures = None if found is None else figures_of(question, found)
+    if figures is not None:
+        return figures
+    return MixedFigures(uniform_step_time_s=None, fastest_class_step_time_s=None, fastest_class=None, idle=())
 
 
 def _of_target(
@@ -118,21 +129,24 @@ def _of_target(
     try:
         answer = _uniform(question, target, half, progress)
     except Infeasible:
-        none = Baselines(
-            best=None,
-            union=pools_of(question.cluster),
-            fastest_alone_s=None,
-            fastest_alone=None,
-            parts=(),
-        )
-        uneven, _, _ = _faster(question, figures_of(question, none), clock, progress)
+        uneven, _, _ = _faster(question, _figures(question, None), clock, progress)
         if uneven is None:
             raise
         return uneven
     if clock.is_interrupted or answer.mixed is None:
         return answer
     uneven, why, gap = _faster(question, answer.mixed, clock, progress)
-    return _told(answer, why, gap) if uneven is None else replace(uneven, parts=answer.parts)
+    if uneven is None:
+        return _told(answer, why, gap)
+    return replace(
+        uneven,
+        parts=answer.parts,
+        pruned_parts=answer.pruned_parts,
+        unexplored_parts=answer.unexplored_parts,
+        all_devices_step_time_s=(
+            answer.all_devices_step_time_s if uneven.best.idle_devices else uneven.best.step_time_s
+        ),
+    )
 
 
 def _faster(
@@ -148,7 +162,12 @@ def _faster(
     )
     if outcome.plan is None:
         return None, *_why_uniform(outcome, beat_s)
-    return replace(_answer(space, outcome, figures), is_interrupted=clock.is_interrupted), "", 0.0
+    answer = _answer(space, outcome, figures)
+    idle = answer.best.idle_devices
+    if question.use_all and idle:
+        left = (beat_s - outcome.lower_bound_s) / beat_s if beat_s < float("inf") else 1.0
+        return None, f"the fastest uneven plan leaves {idle} of the devices idle", left
+    return replace(answer, is_interrupted=clock.is_interrupted), "", 0.0
 
 
 def _space_of(question: Question) -> UnevenSpace:
@@ -191,8 +210,12 @@ def _answer(space: UnevenSpace, outcome: UnevenOutcome, mixed: MixedFigures) -> 
     stages = [stage for pipeline in result.layout.pipelines for stage in pipeline.stages]
     used = {one.device_class for stage in stages for one in (stage.parts or (stage,))}
     idle = tuple(pool.name for pool in space.pools if pool.name not in used)
+    ranks = [rank for stage in stages for rank in stage.rank_numbers]
     return UnevenAnswer(
-        best=result, certificate=_certificate(outcome, result), mixed=replace(mixed, idle=idle)
+        best=result,
+        certificate=_certificate(outcome, result),
+        mixed=replace(mixed, idle=idle),
+        idle=idle_in(space.cluster, ranks),
     )
 
 

@@ -1,0 +1,275 @@
+"""The part of a cluster that is used: the fastest of all, on alike and on mixed clusters."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from itertools import product
+from typing import Any
+
+import pytest
+
+from shardwise.cluster import Cluster, Parts, Selection, load_cluster
+from shardwise.errors import Infeasible
+from shardwise.model import load_model
+from shardwise.plan import UnevenAnswer
+from shardwise.search import (
+    Fastest,
+    Question,
+    default_job,
+    drive,
+    is_mixed,
+    part_list,
+    plan,
+    plan_pools,
+)
+from shardwise.search.answer import search
+from shardwise.search.clock import Clock
+from shardwise.search.part_bounds import Work
+from shardwise.search.part_list import listed_parts
+from shardwise.search.uneven.proving import Search
+
+
+def _question(cluster: Cluster | str, model: str = "gpt2", batch: int = 16, space: str = "core") -> Question:
+    trained, on = load_model(model), load_cluster(cluster) if isinstance(cluster, str) else cluster
+    job = default_job(trained, on, seq_len=512, global_batch_size=batch)
+    return Question(model=trained, cluster=on, job=job, space=space, top=1)
+
+
+def _every_part(cluster: Cluster) -> Iterator[Selection]:
+    """All parts, by the definition of docs/space.md: no pruning and no bound."""
+    parts = Parts(cluster)
+    for nodes in product(*(range(pool.nodes + 1) for pool in parts.pools)):
+        if any(nodes):
+            yield Selection(nodes=nodes)
+    for place in range(len(parts.pools)):
+        yield from parts.within_a_node(place)
+
+
+def _alone(question: Question) -> dict[Selection, float]:
+    """The best step time on each part, searched by itself on all of its devices."""
+    parts, found = Parts(question.cluster), {}
+    for part in _every_part(question.cluster):
+        asked = replace(question, cluster=parts.cluster_of(part), use_all=True, top=0)
+        try:
+            found[part] = plan(asked).best.step_time_s
+        except Infeasible:
+            continue
+    return found
+
+
+def _with_a_slow_node(shorthand: str, speed: float, inter_node: str | None = None) -> Cluster:
+    cluster = load_cluster(shorthand, inter_node=inter_node)
+    *others, last = cluster.nodes
+    return replace(cluster, nodes=(*others, replace(last, speed=speed)))
+
+
+@pytest.mark.parametrize(
+    ("cluster", "model"),
+    [
+        ("3x2xV100-32G", "gpt2"),
+        ("1x7xA100-80G", "gpt2"),
+        ("1x2xA100-80G+1x2xV100-32G", "gpt2"),
+        ("2x1xH100-SXM+2x2xA100-80G+1x2xT4", "gpt2"),
+        ("3x4xV100-32G", "opt-350m"),
+        (_with_a_slow_node("4x1xA100-80G", 0.9, "25Gb/s"), "opt-350m"),
+    ],
+)
+def test_the_answer_is_the_fastest_part_searched_on_its_own(cluster: str | Cluster, model: str) -> None:
+    question = _question(cluster, model)
+    answer, alone = plan(question), _alone(question)
+    assert answer.best.step_time_s == pytest.approx(min(alone.values()), rel=1e-12)
+    assert answer.is_proven
+    whole = Parts(question.cluster).whole
+    assert answer.all_devices_step_time_s == pytest.approx(alone[whole], rel=1e-12)
+    assert answer.cluster is not None
+    assert answer.cluster.devices + answer.idle.devices == question.cluster.devices
+    for part in answer.parts:
+        assert part.step_time_s is None or part.step_time_s >= answer.best.step_time_s
+    if answer.mixed is not None:
+        singles = [time_s for part, time_s in alone.items() if len(part.pools) == 1]
+        assert answer.mixed.fastest_class_step_time_s == pytest.approx(min(singles), rel=1e-12)
+
+
+@pytest.mark.parametrize("space", ["core", "default"])
+@pytest.mark.parametrize("model", ["opt-350m", "qwen3-30b-a3b"])
+def test_the_quick_bound_is_no_larger_than_the_best_of_a_part(space: str, model: str) -> None:
+    """It is finite exactly where degrees are legal: where something may fit at all."""
+    question = _question("2x3xH200+1x2xH100-SXM", model, batch=12, space=space)
+    parts = Parts(question.cluster)
+    bounded = {one.part: one.least_s for one in listed_parts(question, parts).parts}
+    alone = _alone(question)
+    assert alone and alone.keys() <= bounded.keys()
+    for part, time_s in alone.items():
+        assert 0.0 < bounded[part] <= time_s
+
+
+def test_a_bound_that_is_too_high_would_lose_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The twin of the bound: doubled, it prunes the part that is best."""
+    question = _question("3x4xV100-32G", "opt-350m")
+    best_s = plan(question).best.step_time_s
+    least_s = Work.least_s
+    monkeypatch.setattr(Work, "least_s", lambda self, *of: 20.0 * least_s(self, *of))
+    assert plan(replace(question, use_all=True)).best.step_time_s == plan(question).best.step_time_s > best_s
+
+
+def test_a_threshold_never_rises_and_what_is_found_beats_it() -> None:
+    """`found` is empty where the upper bound is the optimum, and has it where the bound is above."""
+    question = _question("1x4xA100-80G")
+    best_s = plan(replace(question, use_all=True)).best.step_time_s
+    for below_s, is_found in ((best_s, False), (best_s * 0.5, False), (best_s * (1 + 1e-9), True)):
+        for budget_s in (None, 1e-9):
+            goal = Fastest(3, below_s=below_s)
+            outcome = search(question, question.problem(), goal, clock=Clock(budget_s))
+            assert goal.threshold_s <= below_s
+            assert all(found.time_s < below_s for found in outcome.found)
+            if budget_s is None:
+                assert bool(outcome.found) == is_found and outcome.unexplored == 0
+
+
+EXAMPLES = (
+    # Arguments of `plan`, and the least step time that a part was known to have before it was answered.
+    ("opt-350m", "3x4xV100-32G", "100Gb/s", 512, 16, 0.12178, 12),
+    ("gpt2-xl", "28x1xV100-16G", "10Gb/s", 1024, 128, 2.12818, 26),
+)
+
+
+@pytest.mark.parametrize(("model", "nodes", "network", "seq", "batch", "least_s", "devices"), EXAMPLES)
+def test_no_slower_part_than_one_found_is_the_answer(
+    model: str, nodes: str, network: str, seq: int, batch: int, least_s: float, devices: int
+) -> None:
+    trained, cluster = load_model(model), load_cluster(nodes, inter_node=network)
+    job = default_job(trained, cluster, seq_len=seq, global_batch_size=batch)
+    answer = plan(Question(model=trained, cluster=cluster, job=job))
+    assert answer.best.step_time_s == pytest.approx(least_s, rel=1e-4) and answer.is_proven
+    assert answer.cluster is not None and answer.cluster.devices == devices
+
+
+def test_a_slower_node_makes_no_cluster_faster() -> None:
+    """opt-350m, 512 x 32, three A100 of one device: the same question with one of them at half speed was
+    answered 8 % sooner, by two of them."""
+    trained = load_model("opt-350m")
+    times_s = []
+    for speed in (1.0, 0.5):
+        cluster = _with_a_slow_node("3x1xA100-80G", speed, "10Gb/s")
+        job = default_job(trained, cluster, seq_len=512, global_batch_size=32)
+        times_s.append(plan(Question(model=trained, cluster=cluster, job=job)).best.step_time_s)
+    assert times_s[0] <= times_s[1]
+
+
+def test_use_all_exhaustive_and_memory_use_all_devices() -> None:
+    question = _question("3x4xV100-32G", "opt-350m")
+    idle = plan(_question("1x2xH100-SXM+1x2xT4"))
+    assert idle.idle.devices == 2 and idle.idle.ranks == "2-3" and idle.idle.nodes == 1
+    for change in ({"use_all": True}, {"exhaustive": True}, {"objective": "memory"}):
+        answer = plan(replace(question, **change))
+        assert answer.idle.devices == 0 and answer.best.strategy.dp * answer.best.strategy.tp > 0
+        assert answer.cluster is question.cluster
+
+
+def test_fixed_degrees_that_need_all_devices_use_them() -> None:
+    question = replace(_question("1x2xH100-SXM+1x2xT4"), fixed={"tp": 2, "dp": 2, "pp": 1})
+    answer = plan(question)
+    assert answer.cluster is question.cluster and answer.idle.devices == 0
+
+
+def test_a_pool_that_is_fastest_prunes_those_with_more_arithmetic() -> None:
+    """96 V100 have 1.2e16 FLOP/s and 32 A100 have 0.998e16, but the A100 are faster."""
+    question = _question("8x4xA100-40G+24x4xV100-16G", "opt-350m", batch=1024)
+    answer = plan(replace(question, job=replace(question.job, seq_len=2048)))
+    assert answer.mixed is not None and answer.mixed.fastest_class == "A100-40G"
+    assert answer.mixed.idle == ("V100-16G",) and answer.is_proven
+
+
+def test_slow_devices_are_left_idle_where_all_would_wait_for_them() -> None:
+    answer = plan(_question("1x2xH100-SXM+1x2xT4"))
+    assert answer.mixed is not None and answer.mixed.idle == ("T4",)
+    assert answer.cluster is not None and answer.cluster.devices == 2
+    whole = plan(replace(_question("1x2xH100-SXM+1x2xT4"), use_all=True))
+    assert answer.best.step_time_s < whole.best.step_time_s
+
+
+def test_what_fits_on_no_pool_alone_uses_several() -> None:
+    answer = plan(_question("1x4xA100-40G+1x4xL40S", model="llama-2-13b"))
+    assert answer.mixed is not None
+    assert answer.mixed.idle == () and answer.mixed.fastest_class is None
+    assert answer.mixed.fastest_class_step_time_s is None
+
+
+def test_what_fits_nowhere_is_infeasible_on_the_whole_cluster() -> None:
+    with pytest.raises(Infeasible) as caught:
+        plan(_question("1x2xT4+1x2xRTX2080Ti", model="llama-2-70b"))
+    assert caught.value.reasons
+
+
+def test_parts_that_are_too_many_leave_the_answer_unproven(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(part_list, "MOST_POOLS", 1)
+    answer = plan(_question("1x1xH100-SXM+1x1xA100-80G+1x1xA100-40G"))
+    # Seven sets of three pools; four are considered: three single ones and all.
+    assert answer.unexplored_parts == 3 and not answer.is_proven
+
+
+@pytest.fixture
+def interrupting(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], None]]:
+    """Given n: the nth offer of finds to a search for the fastest comes with an interrupt."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    offer, offers = Fastest.offer, 0
+
+    def at(last: int) -> None:
+        def offered(self: Fastest, *finds: Any) -> None:
+            nonlocal offers
+            offer(self, *finds)
+            offers += 1
+            if offers == last:
+                signal.raise_signal(signal.SIGINT)
+
+        monkeypatch.setattr(Fastest, "offer", offered)
+
+    yield at
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.parametrize("last", [2, 4])
+def test_an_interrupt_answers_with_the_best_union_so_far(
+    last: int, interrupting: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In searches that look first, as those of large spaces do."""
+    monkeypatch.setattr(drive, "FEW", 0)
+    question = _question("1x2xH100-SXM+1x2xA100-80G+1x2xT4")
+    best_s = plan(question).best.step_time_s
+    interrupting(last)
+    answer = plan(question)
+    assert answer.is_interrupted and not answer.is_proven
+    assert answer.best.step_time_s >= best_s
+    assert answer.unexplored_parts > 0 or not answer.parts[-1].is_complete
+
+
+def test_an_interrupt_while_uneven_plans_are_sought_keeps_the_best(
+    monkeypatch: pytest.MonkeyPatch, interrupting: Callable[[int], None]
+) -> None:
+    """It comes with the first look at a block of uneven plans."""
+    question = _question("1x2xA100-40G+1x2xV100-16G", "opt-350m", batch=64)
+    question = replace(question, space="default", job=replace(question.job, seq_len=2048))
+    whole = plan_pools(question)
+    assert isinstance(whole, UnevenAnswer) and not whole.is_interrupted
+    within = Search.within
+
+    def interrupted(self: Search, time_s: float) -> Any:
+        monkeypatch.undo()
+        signal.raise_signal(signal.SIGINT)
+        return within(self, time_s)
+
+    monkeypatch.setattr(Search, "within", interrupted)
+    answer = plan_pools(question)
+    assert answer.is_interrupted
+    assert answer.best.step_time_s >= whole.best.step_time_s
+    if isinstance(answer, UnevenAnswer):
+        assert answer.certificate.lower_bound_s <= whole.best.step_time_s
+        assert answer.certificate.unexplored > 0
+
+
+def test_clusters_of_one_pool_or_of_given_links_are_not_mixed() -> None:
+    assert not is_mixed(load_cluster("4x8xH100-SXM"))
+    assert not is_mixed(load_cluster("examples/clusters/links.yaml"))
+    assert is_mixed(load_cluster("examples/clusters/mixed.yaml"))
