@@ -11,12 +11,13 @@ from shardwise.replan.replaying import POLICIES, Replay, best_interval_s, replay
 from shardwise.replan.running import running_on, with_devices_of
 from shardwise.replan.situation import Situation, situation_of
 from shardwise.replan.steps import Steps
-from shardwise.replan.trace_searches import Within
 from shardwise.replan.transition import Costs, Transition
 from shardwise.replan.uneven import UnevenArrangement, UnevenSteps, uneven_running_on
 from shardwise.replan.uneven_plans import PlansBySize, PlansNow
+from shardwise.replan.within import ANY, Within, within_of
 
 __all__ = [
+    "ANY",
     "KEEP",
     "MOVE",
     "PATCH",
@@ -53,4 +54,5 @@ __all__ = [
     "situation_of",
     "uneven_running_on",
     "with_devices_of",
+    "within_of",
 ]

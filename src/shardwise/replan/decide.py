@@ -20,6 +20,7 @@ from shardwise.replan.shapes import Shapes, sizes_below
 from shardwise.replan.situation import Situation
 from shardwise.replan.steps import Steps
 from shardwise.replan.transition import NOTHING, Costs, Transition, Transitions
+from shardwise.replan.within import ANY, Within
 from shardwise.strategy import Strategy
 
 KEEP, PATCH, MOVE = "keep", "patch", "move"
@@ -299,7 +300,13 @@ def planner_of(
     *,
     can_run: Callable[[Arrangement], bool] = _any,
     axes: Mapping[str, tuple[Value, ...]] | None = None,
+    within: Within = ANY,
 ) -> Planner:
-    """A planner with nothing known yet: it changes to what `can_run` alone, and looks for shapes with these
-    values along `axes`."""
-    return Planner(Steps(prices), Shapes(prices, axes=axes), Transitions(prices, costs), can_run)
+    """A planner with nothing known yet: it changes to what `can_run` says can be run and `within` allows
+    alone, and searches for shapes with these values along `axes`."""
+    shapes = Shapes(prices, axes=axes, within=within)
+
+    def allowed(one: Arrangement) -> bool:
+        return within.allows(one.strategy) and can_run(one)
+
+    return Planner(Steps(prices), shapes, Transitions(prices, costs), allowed)

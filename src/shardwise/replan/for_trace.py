@@ -23,8 +23,9 @@ from shardwise.replan.mixed import AnyArrangement, MixedPlanner
 from shardwise.replan.node_sets import Lasting, lasting, sets_for_trace
 from shardwise.replan.policies import fixed, run_of
 from shardwise.replan.situation import situation_of
-from shardwise.replan.trace_searches import Candidate, OnSet, TraceSearches, Within
+from shardwise.replan.trace_searches import Candidate, OnSet, TraceSearches
 from shardwise.replan.uneven_searches import uneven_on_sets
+from shardwise.replan.within import Within
 
 Worth = tuple[float, float]
 """What a policy counts, in steps or steps/s, and what decides between equals."""

@@ -20,6 +20,7 @@ from shardwise.replan.situation import Situation
 from shardwise.replan.transition import NOTHING, Costs, Transition
 from shardwise.replan.uneven import UnevenArrangement, UnevenSteps
 from shardwise.replan.uneven_plans import PlansNow, UnevenPlans, is_whole
+from shardwise.replan.within import ANY, Within
 
 AnyArrangement = Arrangement | UnevenArrangement
 
@@ -40,7 +41,8 @@ class MixedPlanner:
     Uneven plans are among the choices where the cluster has several pools, or one is running.
     """
 
-    def __init__(self, uniform: Planner, uneven: UnevenSteps, plans: UnevenPlans) -> None:
+    def __init__(self, uniform: Planner, uneven: UnevenSteps, plans: UnevenPlans | None) -> None:
+        """Where `plans` is None, no uneven plan is searched for."""
         self.uniform, self.uneven, self._plans = uniform, uneven, plans
 
     @property
@@ -73,6 +75,15 @@ class MixedPlanner:
         if self.uneven.pool_of(first) != self.uneven.pool_of(second):
             return None
         return self.uneven.used(replace(one, nodes=tuple(changed.get(name, name) for name in one.nodes)))
+
+    def kept(
+        self, running: AnyArrangement, situation: Situation, *, horizon_s: float
+    ) -> Decision[AnyArrangement] | None:
+        """To go on as it is, nothing else weighed; None where that cannot run."""
+        step_s = self.step_s(running, situation)
+        if step_s is None:
+            return None
+        return _decided([_Choice(KEEP, running, step_s, NOTHING)], step_s, horizon_s)
 
     def replan(
         self,
@@ -177,7 +188,7 @@ class MixedPlanner:
         changed: Callable[[UnevenArrangement], Transition],
     ) -> Iterator[_Choice]:
         """To uneven plans, priced on the nodes that they use."""
-        for found in self._plans.on(situation, rows, beat_s):
+        for found in self._plans.on(situation, rows, beat_s) if self._plans is not None else ():
             priced = self.uneven.priced(found, situation)
             if priced is not None:
                 yield _Choice(MOVE, priced, priced.result.step_time_s, changed(priced))
@@ -204,11 +215,16 @@ class MixedPlanner:
 
 
 def mixed_planner_of(
-    uniform: Planner, plans: Callable[[UnevenSteps], UnevenPlans] = PlansNow
+    uniform: Planner,
+    plans: Callable[[UnevenSteps], UnevenPlans] = PlansNow,
+    *,
+    within: Within = ANY,
 ) -> MixedPlanner:
-    """A planner beside one for uniform arrangements; `plans` says where uneven plans come from."""
+    """A planner for uniform arrangements and uneven plans; `plans` says where uneven plans come from, of
+    which there are none where `within` has none."""
     steps = UnevenSteps(uniform.steps.prices)
-    return MixedPlanner(uniform, steps, plans(steps))
+    has_uneven = within.has_uneven_in(uniform.steps.prices.job.dtype)
+    return MixedPlanner(uniform, steps, plans(steps) if has_uneven else None)
 
 
 def patches(

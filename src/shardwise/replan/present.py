@@ -15,6 +15,7 @@ from shardwise.replan.shapes import Shapes
 from shardwise.replan.situation import Situation, situation_of
 from shardwise.replan.steps import Steps
 from shardwise.replan.transition import Costs, Transition, Transitions
+from shardwise.replan.within import within_of
 from shardwise.strategy import Strategy, Target
 
 
@@ -29,6 +30,7 @@ class Present:
         self._prices = Prices(plan.model, plan.cluster, plan.job)
         self._steps = Steps(self._prices)
         self._view = NodeView(plan.cluster)
+        self._within = within_of(plan)
         self._target = target.for_scores(scores_are_plain(plan.model, plan.job.seq_len))
         self._nodes = tuple(f"n{index}" for index in range(len(plan.cluster.nodes)))
 
@@ -40,7 +42,7 @@ class Present:
         situation = self._situation(rates)
         asked = () if running.offload == "none" else ("offload",)
         axes = self._target.axes_for(self._prices.cluster.classes, asked)
-        shapes = Shapes(self._prices, present=situation.common, axes=axes)
+        shapes = Shapes(self._prices, present=situation.common, axes=axes, within=self._within)
         planner = Planner(self._steps, shapes, self._transitions(costs), self._can_run)
         return planner.replan(self._arranged(running), situation, horizon_s=horizon_s)
 
@@ -65,5 +67,6 @@ class Present:
         return (
             arrangement.slots == self._nodes
             and len(set(arrangement.microbatches)) == 1
+            and self._within.allows(arrangement.strategy)
             and not any(self._target.refusals(arrangement.strategy))
         )

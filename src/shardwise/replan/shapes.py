@@ -9,8 +9,11 @@ from shardwise.cluster import Cluster, NodeState, alike_cluster
 from shardwise.plan import Value
 from shardwise.replan.arrangement import at_width
 from shardwise.replan.prices import Prices
+from shardwise.replan.within import ANY, Within
 from shardwise.search import Fastest, Question, Search, Turns
 from shardwise.strategy import Strategy
+
+Axes = Mapping[str, tuple[Value, ...]]
 
 RUNNERS_UP = 5
 """Of every size the best strategy and so many more, each of which differs in a degree, the schedule or
@@ -36,11 +39,19 @@ def sizes_below(nodes: int) -> tuple[int, ...]:
     return tuple(sorted({*sizes, *([max(others)] if others else [])}))
 
 
+def _narrowed(allowed: Axes, also: Axes) -> dict[str, tuple[Value, ...]]:
+    """The values of `also` that are allowed too."""
+    return {
+        name: tuple(value for value in values if value in allowed.get(name, values))
+        for name, values in also.items()
+    }
+
+
 class Shapes:
     """Shapes of pipelines for one model and job, by pool and size; each size is searched once.
 
-    They are searched for on nodes as the cluster has them, or as they are in the state `present`; of the
-    space, what has only these values along `axes`.
+    They are searched for on nodes as the cluster has them, or as they are in the state `present`, in the
+    space that `within` allows; of that, with only these values along `axes`.
     """
 
     def __init__(
@@ -50,11 +61,13 @@ class Shapes:
         *,
         present: NodeState | None = None,
         axes: Mapping[str, tuple[Value, ...]] | None = None,
+        within: Within = ANY,
     ) -> None:
         self._prices = prices
         self._runners_up = runners_up
         self._present = present
-        self._axes = axes or {}
+        self._space, self._fixed = within.space, within.fixed
+        self._axes = {**within.axes, **_narrowed(within.axes, axes or {})}
         self._found: dict[tuple[int, int], tuple[Strategy, ...]] = {}
 
     def of_sizes(self, pool: int, sizes: Iterable[int]) -> list[Strategy]:
@@ -76,7 +89,14 @@ class Shapes:
     def _best(self, cluster: Cluster, near: Sequence[Strategy]) -> tuple[Strategy, ...]:
         """Shapes that lie on whole nodes, of the best strategies on all devices of a cluster; none where
         nothing fits. Those that are best on other numbers of nodes, `near`, are where the search begins."""
-        question = Question(model=self._prices.model, cluster=cluster, job=self._prices.job, axes=self._axes)
+        question = Question(
+            model=self._prices.model,
+            cluster=cluster,
+            job=self._prices.job,
+            space=self._space,
+            fixed=self._fixed,
+            axes=self._axes,
+        )
         begin = [one for shape in near for one in _smaller(shape, cluster.devices)]
         goal = Fastest(1 + self._runners_up)
         search = Search(question.problem(), question.candidates(), goal, near=begin, clock=Turns(TURNS))

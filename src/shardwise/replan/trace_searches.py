@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
 
 from shardwise.cluster import NodeState, NodeView, alike_cluster
 from shardwise.errors import Infeasible
-from shardwise.plan import Value
 from shardwise.replan.arrangement import Arrangement, Floats
 from shardwise.replan.choices import placings
 from shardwise.replan.mixed import AnyArrangement
 from shardwise.replan.node_sets import Lasting
 from shardwise.replan.situation import Situation
 from shardwise.replan.steps import Steps
+from shardwise.replan.within import Within
 from shardwise.search import Fastest, Question, Search, narrowed_for, parts_within
-from shardwise.strategy import Strategy, Target
+from shardwise.strategy import Strategy
 
 KINDS = 16
 """Of every search the best strategies of so many kinds, which differ in a degree, the schedule or
@@ -28,23 +28,6 @@ STATES = 3
 
 States = tuple[NodeState, ...]
 """The best state that a node of each pool of a set is in."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Within:
-    """The space that strategies are of, as `Question` has it, and the replicas that a stage of an uneven plan
-    has at most; `target` is to carry plans out (None: whatever can)."""
-
-    space: str
-    fixed: Mapping[str, Value]
-    axes: Mapping[str, tuple[Value, ...]]
-    stage_dp: int = 1
-    target: Target | None = None
-
-    def has_uneven_in(self, dtype: str) -> bool:
-        """Whether uneven plans are looked at beside strategies: they have neither fields nor axes."""
-        is_run = self.target is None or dtype in self.target.uneven_dtypes
-        return is_run and self.space == "default" and not self.fixed and not self.axes
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +128,7 @@ class TraceSearches:
                 space=self._within.space,
                 fixed=self._within.fixed,
                 axes=self._within.axes,
+                use_all=True,
             )
             self._found[key] = self._of(question)
         return self._found[key]

@@ -12,7 +12,7 @@ import pytest
 
 from shardwise.app.cli import replanning
 from shardwise.inputs import read_mapping
-from shardwise.plan import DECISION, read_plan, read_uneven_plan
+from shardwise.plan import DECISION, read_plan, read_uneven_plan, write_plan
 from shardwise.strategy import Target, target_of
 
 SCHEMAS = Path(__file__).parents[3] / "docs" / "schemas"
@@ -101,6 +101,8 @@ def test_on_devices_of_our_runtime_it_is_what_that_runs(
     job = ("gpt2", "--cluster", cluster, "--seq-len", "64", "--global-batch-size", "12", "--dtype", "fp32")
     fix = "dp=2,pp=2,micro_batch_size=2"
     assert run("plan", *job, "--fix", fix, "--top", "0", "--save", first).code == 0
+    asked = read_plan(first)
+    write_plan(first, replace(asked, certificate=replace(asked.certificate, fixed={})))
     decided(run, first, cluster, "lost n3", "--save", path)
     own = target_of("shardwise")
     strategy = read_plan(path).best.strategy
@@ -134,3 +136,46 @@ def test_nothing_is_written_where_nothing_runs(run: Any, saved: str, tmp_path: P
         "--save", str(path),
     )  # fmt: skip
     assert ran.code == 3 and not path.exists()
+
+
+@pytest.mark.parametrize("events", ["slow d0 1.0", "slow n0 0.5; slow n0 1.0"])
+def test_events_that_change_nothing_are_answered_by_keep(run: Any, tmp_path: Path, events: str) -> None:
+    """gpt2-xl on 6 nodes of 2 RTX4090: `slow d0 1.0` was answered by a move."""
+    path, cluster = str(tmp_path / "plan.yaml"), ("6x2xRTX4090", "--inter-node", "25Gb/s")
+    job = ("gpt2-xl", "--cluster", *cluster, "--seq-len", "1024", "--global-batch-size", "16")
+    assert run("plan", *job, "--use-all", "--top", "0", "--save", path).code == 0
+    ran = run("replan", path, "--cluster", *cluster, "--events", events, "--json")
+    assert ran.code == 0, ran.err
+    document = json.loads(ran.out)
+    assert document["decision"] == "keep" and document["gain_s_per_step"] == 0.0
+    # The twin: an event that slows a node is weighed.
+    slower = run("replan", path, "--cluster", *cluster, "--events", "slow n0 0.5", "--json")
+    assert json.loads(slower.out)["step_time_s"] != document["step_time_s"]
+
+
+@pytest.mark.parametrize("fix", ["schedule=gpipe", "recompute=full", "tp=2"])
+def test_a_new_plan_has_what_the_old_one_was_asked_with(run: Any, tmp_path: Path, fix: str) -> None:
+    first, path = str(tmp_path / "plan.yaml"), str(tmp_path / "decided.yaml")
+    cluster = "4x2xV100-32G"
+    job = ("opt-350m", "--cluster", cluster, "--seq-len", "512", "--global-batch-size", "16")
+    asked = ("--fix", f"{fix},pp=2", "--space", "core", "--use-all", "--top", "0")
+    assert run("plan", *job, *asked, "--save", first).code == 0
+    decided(run, first, cluster, "lost n3; lost n2", "--save", path)
+    name, _, value = fix.partition("=")
+    strategy = read_plan(path).best.strategy
+    assert str(getattr(strategy, name)) == value and strategy.pp == 2 and strategy.cp == 1
+    # The twin: without its question, the same plan is left for something faster.
+    old = read_plan(first)
+    write_plan(first, replace(old, certificate=replace(old.certificate, fixed={}, space="default")))
+    decided(run, first, cluster, "lost n3; lost n2", "--save", path)
+    free = read_plan(path).best
+    assert free.step_time_s < read_plan(first).best.step_time_s * 3
+    assert str(getattr(free.strategy, name)) != value or free.strategy.pp != 2
+
+
+def test_where_the_question_leaves_nothing_the_error_names_it(run: Any, tmp_path: Path) -> None:
+    path, cluster = str(tmp_path / "plan.yaml"), "2x2xV100-32G"
+    job = ("opt-350m", "--cluster", cluster, "--seq-len", "512", "--global-batch-size", "16")
+    assert run("plan", *job, "--fix", "tp=2,pp=2", "--save", path).code == 0
+    ran = run("replan", path, "--cluster", cluster, "--events", "lost n1")
+    assert ran.code == 3 and "the plan's question allows only tp=2, pp=2" in ran.err

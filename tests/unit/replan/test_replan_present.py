@@ -43,7 +43,7 @@ def test_what_is_decided_on_is_the_best_on_the_links_as_they_are(share: float) -
     found = Present(now, TARGET).decide(now.best.strategy, rates(share), costs=COSTS, horizon_s=LONG_S)
     state = NodeState(pool=0, network=stepped(share))
     there = alike_cluster(now.cluster, pools_of(now.cluster)[0], 2, state)
-    best = plan(Question(model=now.model, cluster=there, job=now.job, axes=TARGET.axes)).best
+    best = plan(Question(model=now.model, cluster=there, job=now.job, axes=TARGET.axes, use_all=True)).best
     assert found.decision == MOVE
     assert found.step_s == pytest.approx(best.step_time_s, rel=1e-9)
     assert found.keep_step_s == pytest.approx(

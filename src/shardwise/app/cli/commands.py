@@ -11,6 +11,7 @@ from shardwise.app.cli.change_commands import add_change_commands
 from shardwise.app.cli.frontier_command import frontier
 from shardwise.app.cli.options import (
     Adaptive,
+    AllowIdle,
     BatchSize,
     BraidRows,
     Budget,
@@ -41,6 +42,7 @@ from shardwise.app.cli.options import (
     StepTraceFile,
     TargetName,
     TokenData,
+    UseAll,
     Weights,
     Workers,
 )
@@ -94,10 +96,8 @@ def plan(
     frontier: Annotated[
         bool, typer.Option("--frontier", help="Add the exact frontier of step time against memory.")
     ] = False,
-    use_all: Annotated[
-        bool, typer.Option("--use-all", help="Use all devices, also where fewer are faster.")
-    ] = False,
-    allow_idle: Annotated[bool, typer.Option("--allow-idle", hidden=True)] = False,
+    use_all: UseAll = False,
+    allow_idle: AllowIdle = False,
     inter_node: InterNode = None,
     calibration: CalibrationFile = None,
     dtype: Dtype = None,

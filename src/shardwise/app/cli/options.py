@@ -149,6 +149,8 @@ Jitter = Annotated[
         show_default=False,
     ),
 ]
+UseAll = Annotated[bool, typer.Option("--use-all", help="Use all devices, also where fewer are faster.")]
+AllowIdle = Annotated[bool, typer.Option("--allow-idle", hidden=True)]
 IsJson = Annotated[bool, typer.Option("--json", help="Answer with one JSON document (docs/formats.md).")]
 
 

@@ -21,7 +21,7 @@ from shardwise.cluster import (
     load_cluster,
     load_events,
 )
-from shardwise.errors import ConfigError
+from shardwise.errors import ConfigError, Infeasible
 from shardwise.model import scores_are_plain
 from shardwise.plan import (
     DECISION,
@@ -45,12 +45,14 @@ from shardwise.replan import (
     Planner,
     Prices,
     UnevenArrangement,
+    Within,
     mixed_planner_of,
     planner_of,
     running_on,
     situation_of,
     uneven_running_on,
     with_devices_of,
+    within_of,
 )
 from shardwise.strategy import Strategy, layer_counts, target_of
 from shardwise.units import format_bytes, format_seconds
@@ -91,15 +93,26 @@ def replanned(
         saved |= before.noticed - conditions.present
         gone |= before.present - conditions.present
     situation = situation_of(view, conditions, trace.sites)
+    within, returned = within_of(plan), gone & conditions.present
     planner = mixed_planner_of(
-        planner_of(Prices(plan.model, loaded, plan.job), costs)
+        planner_of(Prices(plan.model, loaded, plan.job), costs, within=within)
         if save is None
-        else _planner_of_files(plan, loaded, costs)
+        else _planner_of_files(plan, loaded, costs, within),
+        within=within,
     )
     running = running_on(plan, loaded) if isinstance(plan, Plan) else uneven_running_on(plan, loaded)
-    decision = planner.replan(
-        running, situation, horizon_s=horizon_s, saved=saved, returned=gone & conditions.present
-    )
+    nothing = EventTrace(nodes=trace.nodes, events=())
+    nominal = situation_of(view, Conditions.at_start(nothing), trace.sites)
+    decision = None
+    if situation.key == nominal.key and not returned:
+        decision = planner.kept(running, situation, horizon_s=horizon_s)
+    try:
+        decision = decision or planner.replan(
+            running, situation, horizon_s=horizon_s, saved=saved, returned=returned
+        )
+    except Infeasible as error:
+        asked = f"; the plan's question allows only {within.text}" if within.text else ""
+        raise Infeasible(f"{error.message}{asked}", reasons=error.reasons) from None
     talk = (*talk, *unreachable_lines("unreachable", situation.unreachable))
     if save is not None:
         talk = (*talk, f"wrote {save} ({_written(save, decision, planner, trace)})")
@@ -108,19 +121,20 @@ def replanned(
     return Output(lines=list(_card(decision, plan, loaded)), talk=talk)
 
 
-def _planner_of_files(plan: Plan | UnevenFile, cluster: Cluster, costs: Costs) -> Planner:
+def _planner_of_files(plan: Plan | UnevenFile, cluster: Cluster, costs: Costs, within: Within) -> Planner:
     """A planner that changes to what a plan file can say, and on devices that our own runtime knows, to what
     it runs."""
     prices = Prices(plan.model, cluster, plan.job)
     target = target_of(OWN).for_scores(scores_are_plain(plan.model, plan.job.seq_len))
     if not target.knows_devices(cluster.classes):
-        return planner_of(prices, costs, can_run=_is_of_files)
+        return planner_of(prices, costs, can_run=_is_of_files, within=within)
     offloads = isinstance(plan, Plan) and plan.best.strategy.offload != "none"
     return planner_of(
         prices,
         costs,
         can_run=lambda one: _is_of_files(one) and not any(target.refusals(one.strategy)),
         axes=target.axes_for(cluster.classes, ("offload",) if offloads else ()),
+        within=within,
     )
 
 

@@ -18,6 +18,7 @@ from shardwise.inputs import read_text
 from shardwise.model import Model
 from shardwise.plan import Plan, is_uneven_plan, read_plan, read_uneven_plan
 from shardwise.replan import (
+    ANY,
     KEEP,
     POLICIES,
     WAIT,
@@ -29,6 +30,7 @@ from shardwise.replan import (
     Replay,
     Run,
     UnevenArrangement,
+    Within,
     best_interval_s,
     mixed_planner_of,
     planner_of,
@@ -36,6 +38,7 @@ from shardwise.replan import (
     running_on,
     uneven_running_on,
     with_devices_of,
+    within_of,
 )
 from shardwise.strategy import Job
 from shardwise.units import format_count, format_seconds
@@ -65,6 +68,7 @@ class _Subject:
     cluster: Cluster
     job: Job
     start: tuple[AnyArrangement, ...]
+    within: Within = ANY
 
 
 def replayed(options: JobOptions, wanted: ReplayOptions, *, is_json: bool) -> Output:
@@ -83,8 +87,9 @@ def replayed(options: JobOptions, wanted: ReplayOptions, *, is_json: bool) -> Ou
     if interval_s is None:
         interval_s = best_interval_s(trace, end_s) or Costs().checkpoint_interval_s
     costs = Costs(regroup_s=wanted.regroup_s, restart_s=wanted.restart_s, checkpoint_interval_s=interval_s)
-    uniform = planner_of(Prices(subject.model, subject.cluster, subject.job), costs)
-    planner = mixed_planner_of(uniform, PlansBySize)
+    prices = Prices(subject.model, subject.cluster, subject.job)
+    uniform = planner_of(prices, costs, within=subject.within)
+    planner = mixed_planner_of(uniform, PlansBySize, within=subject.within)
     found = replay(
         planner, trace, end_s=end_s, start=subject.start[0] if subject.start else None, policies=policies
     )
@@ -126,7 +131,9 @@ def _subject(options: JobOptions) -> _Subject:
         named = load_cluster(options.cluster, inter_node=options.inter_node)
         cluster = with_devices_of(plan.cluster, named)
         start = running_on(plan, cluster) if isinstance(plan, Plan) else uneven_running_on(plan, cluster)
-        return _Subject(model=plan.model, cluster=cluster, job=plan.job, start=(start,))
+        return _Subject(
+            model=plan.model, cluster=cluster, job=plan.job, start=(start,), within=within_of(plan)
+        )
     if not options.global_batch_size:
         raise ConfigError(
             "is missing: a model needs it, a plan file has it", key="--global-batch-size", allowed="1 or more"
