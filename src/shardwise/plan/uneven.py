@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from shardwise.plan.record import PROVEN_GAP, Certificate, Layout, MixedFigures, Part, PeakMemory
+from shardwise.plan.record import Certificate, Layout, MixedFigures, Part, PeakMemory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,4 +57,4 @@ class UnevenAnswer:
         """Whether no plan is better, uneven or uniform: nothing was left out that could take less time."""
         certificate = self.certificate
         is_whole = not certificate.unexplored and all(part.is_complete for part in self.parts)
-        return is_whole and certificate.gap <= PROVEN_GAP
+        return is_whole and certificate.is_proven

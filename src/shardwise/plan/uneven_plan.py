@@ -48,6 +48,11 @@ class UnevenFile:
     mixed: MixedFigures
     for_trace: ForTrace | None = None
 
+    @property
+    def priced_as(self) -> tuple[str, ...]:
+        """What it was priced as where that is not what was given."""
+        return self.certificate.priced_as
+
 
 _FIRST = re.compile(rb'\s*(\{\s*)?"?schema"?\s*:\s*"?' + re.escape(UNEVEN_PLAN_SCHEMA.encode()) + rb"\b")
 

@@ -192,7 +192,9 @@ def _answer(space: UnevenSpace, outcome: UnevenOutcome, mixed: MixedFigures) -> 
     used = {one.device_class for stage in stages for one in (stage.parts or (stage,))}
     idle = tuple(pool.name for pool in space.pools if pool.name not in used)
     return UnevenAnswer(
-        best=result, certificate=_certificate(outcome, result), mixed=replace(mixed, idle=idle)
+        best=result,
+        certificate=replace(_certificate(outcome, result), priced_as=space.cluster.priced_as),
+        mixed=replace(mixed, idle=idle),
     )
 
 
