@@ -74,16 +74,21 @@ def check_ledger(certificate: Certificate) -> None:
 def _plan(fields: Fields, path: str) -> Plan:
     for name in ("schema", "version", "hash"):
         fields.any(name)
+    certificate = read_certificate(fields.mapping("certificate"))
     plan = Plan(
         objective=fields.choice("objective", OBJECTIVES),
         model=read_model(fields.mapping("model")),
         job=read_job(fields.mapping("job")),
         best=_result(fields.mapping("best")),
         runners_up=tuple(_runner_up(item) for item in fields.mappings("runners_up")),
-        certificate=read_certificate(fields.mapping("certificate")),
+        certificate=certificate,
         schedule=_schedule(fields.mapping("schedule")),
         cluster=read_cluster(fields, path),
-        for_trace=read_for_trace(fields.mapping("for_trace")) if "for_trace" in fields.names else None,
+        for_trace=(
+            read_for_trace(fields.mapping("for_trace"), certificate.priced_as)
+            if "for_trace" in fields.names
+            else None
+        ),
     )
     fields.finish()
     _check_whole(plan, fields)

@@ -132,14 +132,19 @@ def read_uneven_plan(path: str) -> UnevenFile:
     fields = Fields(document, file=path)
     for name in ("schema", "version", "hash"):
         fields.any(name)
+    certificate = read_certificate(fields.mapping("certificate"))
     plan = UnevenFile(
         model=read_model(fields.mapping("model")),
         cluster=read_cluster(fields, path),
         job=read_job(fields.mapping("job")),
         best=_result(fields.mapping("best")),
-        certificate=read_certificate(fields.mapping("certificate")),
+        certificate=certificate,
         mixed=_compared(fields.mapping("compared")),
-        for_trace=read_for_trace(fields.mapping("for_trace")) if fields.has("for_trace") else None,
+        for_trace=(
+            read_for_trace(fields.mapping("for_trace"), certificate.priced_as)
+            if fields.has("for_trace")
+            else None
+        ),
     )
     fields.finish()
     check_for_trace(plan.for_trace, plan.cluster, fields.file)

@@ -189,3 +189,80 @@ def test_a_plan_on_a_part_of_links_says_so(run: Run, cluster: str, tmp_path: Pat
     assert not plan.cluster.links and plan.cluster.devices == 1 and len(plan.priced_as) == 1
     document = answered(run, "plan-answer", *asked)
     assert document["is_proven"] is False and document["priced_as"] == list(plan.priced_as)
+
+
+def test_replan_on_links_says_so(run: Run, saved: str, cluster: str, tmp_path: Path) -> None:
+    path = str(tmp_path / "after.yaml")
+    asked = ("replan", saved, "--cluster", cluster, "--events", "slow n0 0.9")
+    assert answered(run, "replan", *asked)["priced_as"] == [LINE]
+    assert f"priced as {LINE}" in read(run, *asked, "--save", path)
+    assert run("check", path).code == 0
+
+
+# --- events ----------------------------------------------------------------------------------------------
+
+PAIRS = "2x2xT4"
+TAKEN = "d0 is taken for its node n0: all 2 devices of it {}; nothing is proven of the devices themselves"
+
+
+@pytest.fixture
+def paired(run: Run, tmp_path: Path) -> str:
+    path = str(tmp_path / "plan.yaml")
+    assert run("plan", "gpt2", "--cluster", PAIRS, *JOB, "--space", "core", "--save", path).code == 0
+    return path
+
+
+@pytest.mark.parametrize(
+    ("device", "node", "line"),
+    [
+        ("slow d0 0.5", "slow n0 0.5", TAKEN.format("run at 0.5")),
+        ("lost d0", "lost n0", TAKEN.format("count as lost")),
+    ],
+)
+def test_a_device_is_planned_for_as_its_node_and_the_answer_says_so(
+    run: Run, paired: str, tmp_path: Path, device: str, node: str, line: str
+) -> None:
+    asked = ("replan", paired, "--cluster", PAIRS, "--events")
+    found, same = (answered(run, "replan", *asked, events) for events in (device, node))
+    assert found.pop("priced_as") == [line] and same.pop("priced_as") == []
+    assert found == same
+    assert f"priced as {line}" in read(run, *asked, device)
+    path = str(tmp_path / "after.yaml")
+    assert run(*asked, device, "--save", path).code == 0
+    validate(read_mapping(path), "plan")
+    assert read_plan(path).priced_as == (line,)
+    checked = run("check", path)
+    assert checked.code == 0 and "not proven: optimal" in checked.err and line in checked.out
+
+
+@pytest.mark.parametrize("events", ["slow d0 0.5", "link n0>s1g0 1GB/s"])
+def test_a_plan_for_a_trace_has_no_gap_then(run: Run, tmp_path: Path, events: str) -> None:
+    path = str(tmp_path / "plan.yaml")
+    asked = ("plan", "gpt2", "--cluster", PAIRS, *JOB, "--space", "core", "--events")
+    document = answered(run, "plan-answer", *asked, events, "--save", path)
+    (line,) = document["priced_as"]
+    assert document["is_proven"] is False and document["for_trace"]["gap"] is None
+    assert [pick["gap"] for pick in document["for_trace"]["policies"]] == [None] * 3
+    assert f"priced as {line}" in read(run, *asked, events)
+    saved: Any = read_mapping(path)
+    validate(saved, "plan")
+    assert saved["for_trace"]["gap"] is None and run("check", path).code == 0
+    # Of whole nodes there is one.
+    plain = answered(run, "plan-answer", *asked, "slow n0 0.5")
+    assert plain["priced_as"] == [] and plain["for_trace"]["gap"] is not None
+
+
+def test_a_gap_for_a_trace_that_was_priced_otherwise_is_refused(run: Run, tmp_path: Path) -> None:
+    path = str(tmp_path / "plan.yaml")
+    asked = ("plan", "gpt2", "--cluster", PAIRS, *JOB, "--space", "core", "--events", "slow d0 0.5")
+    assert run(*asked, "--save", path).code == 0
+    rewrite(path, lambda document: document["for_trace"].update(gap=0.0))
+    ran = run("check", path)
+    assert ran.code == 2 and "for_trace.gap: does not go with priced_as" in ran.err
+
+
+def test_a_replay_says_so(run: Run) -> None:
+    asked = ("replay", "gpt2", "--cluster", PAIRS, *JOB, "--events", "slow d0 0.5", "--length", "1h")
+    line = TAKEN.format("run at 0.5")
+    assert answered(run, "replay", *asked, "--policy", "static")["priced_as"] == [line]
+    assert f"priced as {line}" in read(run, *asked, "--policy", "static")
