@@ -108,7 +108,7 @@ class EventTrace:
 def first_fault(trace: EventTrace) -> tuple[int, str] | None:
     """The place and the text of the first event that cannot follow those before it; None where all can.
 
-    A node may join behind the loss of a device: the cluster says which node that device is of.
+    A node may join after the loss of a device: the cluster says which node that device is of.
     """
     lacks_devices = False
     there = {f"n{index}" for index in range(trace.nodes)} - trace.absent

@@ -147,7 +147,7 @@ def test_check_leaves_the_proof_open(run: Run, saved: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("key", "value", "told"),
+    ("key", "value", "message"),
     [
         ("priced_as", ["links are priced as they are"], "1 of"),
         ("priced_as", [LINE, LINE], "1 of"),
@@ -156,7 +156,7 @@ def test_check_leaves_the_proof_open(run: Run, saved: str) -> None:
     ],
 )
 def test_a_plan_on_links_that_claims_more_is_refused(
-    run: Run, saved: str, key: str, value: object, told: str
+    run: Run, saved: str, key: str, value: object, message: str
 ) -> None:
     """Without the line a plan would be proven, on tiers that its file does not give."""
 
@@ -167,7 +167,7 @@ def test_a_plan_on_links_that_claims_more_is_refused(
 
     rewrite(saved, change)
     ran = run("check", saved)
-    assert ran.code in (2, 4) and told in ran.err
+    assert ran.code in (2, 4) and message in ran.err
 
 
 def test_a_plan_on_links_without_a_line_is_refused(run: Run, saved: str) -> None:

@@ -179,10 +179,10 @@ class GivenEvents:
 
 def trace_for(events: str, cluster: Cluster) -> GivenEvents:
     """The trace in a file, or in words. ConfigError where it does not belong to the cluster."""
-    told: str | None = None
+    dropped: str | None = None
     file: str | None = None
     if os.path.exists(events):
-        trace, told = load_events(events)
+        trace, dropped = load_events(events)
         file = events
     elif events.endswith((".jsonl", ".json")):
         raise ConfigError("does not exist", file=events, key="--events")
@@ -190,7 +190,7 @@ def trace_for(events: str, cluster: Cluster) -> GivenEvents:
         trace = events_in_words(events, len(cluster.nodes))
     check_events(trace, cluster, file=file)
     found = events_of_nodes(trace, cluster, file=file)
-    talk = () if told is None else (f"shardwise: {told}",)
+    talk = () if dropped is None else (f"shardwise: {dropped}",)
     return GivenEvents(given=trace, trace=found.trace, priced_as=found.priced_as, talk=talk)
 
 
