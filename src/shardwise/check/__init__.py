@@ -2,7 +2,14 @@
 
 from shardwise.check.count import SpaceCount, count_space
 from shardwise.check.count_pipelines import PipelineCount, PoolSize, count_pipelines
-from shardwise.check.finding import Check, number_check, parts_check, value_check
+from shardwise.check.finding import (
+    Check,
+    number_check,
+    of_what_was_priced,
+    parts_check,
+    priced_as_check,
+    value_check,
+)
 from shardwise.check.optimal import PROOF_BUDGET_S
 from shardwise.check.verdict import Verdict, check_file
 
@@ -17,6 +24,8 @@ __all__ = [
     "count_pipelines",
     "count_space",
     "number_check",
+    "of_what_was_priced",
     "parts_check",
+    "priced_as_check",
     "value_check",
 ]

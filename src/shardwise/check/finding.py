@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from math import isfinite
+
+from shardwise.cluster import Cluster
 
 TOLERANCE = 1e-9
 """Relative difference up to which two evaluators may disagree."""
@@ -46,6 +48,28 @@ def number_check(name: str, found: float, expected: float, scale: float = 0.0) -
 def value_check(name: str, found: object, expected: object) -> Check:
     """Two values that must be equal."""
     return Check(name=name, ok=found == expected, found=str(found), expected=str(expected))
+
+
+def priced_as_check(cluster: Cluster, stated: Sequence[str], *, is_for_trace: bool) -> Iterator[Check]:
+    """The lines that say what was priced in the place of what was given, where there are any: those of the
+    cluster first; of a plan for a trace also those of its events, which no plan file has."""
+    own = cluster.priced_as
+    if own or stated:
+        allowed = "; ".join(own) or "nothing of the cluster"
+        yield Check(
+            name="priced as",
+            ok=tuple(stated[: len(own)]) == own and (is_for_trace or len(stated) == len(own)),
+            found="; ".join(stated),
+            expected=f"{allowed}, then what is not judged, of the events" if is_for_trace else allowed,
+        )
+
+
+def of_what_was_priced(check: Check, priced_as: Sequence[str]) -> Check:
+    """A proof is open where something else was priced than what was given."""
+    if not priced_as or not (check.ok or check.is_open):
+        return check
+    found = f"as priced: {check.found}"
+    return replace(check, ok=False, is_open=True, found=found, expected="a proof on what was given")
 
 
 def parts_check(name: str, found: Mapping[str, float], expected: Mapping[str, float], total: float) -> Check:

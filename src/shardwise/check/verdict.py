@@ -10,7 +10,14 @@ from dataclasses import asdict, dataclass
 
 from shardwise.check.certificate import certificate_checks
 from shardwise.check.figures import Figures, figures_of
-from shardwise.check.finding import Check, number_check, parts_check, value_check
+from shardwise.check.finding import (
+    Check,
+    number_check,
+    of_what_was_priced,
+    parts_check,
+    priced_as_check,
+    value_check,
+)
 from shardwise.check.layout import layout_of
 from shardwise.check.memory import ALLOCATED
 from shardwise.check.optimal import PROOF_BUDGET_S, optimal_check
@@ -59,7 +66,7 @@ def check_file(path: str, *, proof_budget_s: float = PROOF_BUDGET_S) -> Verdict:
     figures = figures_of(plan.model, plan.cluster, plan.job)
     checks = [first, *_count_checks(plan, document), *plan_checks(plan, figures)]
     if all(check.ok for check in checks):
-        checks.append(optimal_check(plan, figures, proof_budget_s))
+        checks.append(of_what_was_priced(optimal_check(plan, figures, proof_budget_s), plan.priced_as))
     return Verdict(plan_hash=stated, checks=tuple(checks))
 
 
@@ -74,6 +81,7 @@ def plan_checks(plan: Plan, figures: Figures) -> Iterator[Check]:
         yield from _best_checks(plan, figures)
     yield from runners_up_checks(plan, figures)
     yield from certificate_checks(plan, figures)
+    yield from priced_as_check(plan.cluster, plan.priced_as, is_for_trace=plan.for_trace is not None)
 
 
 def hash_of(document: Mapping[str, object]) -> str:

@@ -33,9 +33,11 @@ from shardwise.cluster.efficiency import (
 from shardwise.cluster.event_convert import convert_events
 from shardwise.cluster.event_file import events_text, load_events, parse_events
 from shardwise.cluster.event_generate import EVENT_KINDS, generate_events
+from shardwise.cluster.event_nodes import NodeEvents, events_of_nodes
 from shardwise.cluster.event_words import events_in_words
 from shardwise.cluster.events import (
     ClusterEvent,
+    DeviceLost,
     EventTrace,
     LinkChange,
     NodeJoined,
@@ -69,6 +71,7 @@ __all__ = [
     "CollectiveCurve",
     "Conditions",
     "Device",
+    "DeviceLost",
     "Efficiency",
     "EventTrace",
     "GroupedMatmulCurve",
@@ -79,6 +82,7 @@ __all__ = [
     "Mesh",
     "MeshAxis",
     "Node",
+    "NodeEvents",
     "NodeGroups",
     "NodeJoined",
     "NodeLost",
@@ -102,6 +106,7 @@ __all__ = [
     "devices",
     "efficiency_numbers",
     "events_in_words",
+    "events_of_nodes",
     "events_text",
     "find_device",
     "first_fault",

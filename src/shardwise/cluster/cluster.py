@@ -8,6 +8,7 @@ from itertools import groupby
 
 from shardwise.cluster.capacity import Capacity
 from shardwise.cluster.device import Device
+from shardwise.units import format_rate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +74,8 @@ class Cluster:
 
     Rank r is the r-th device, counting through `nodes` in order. `assumptions` are the lines that the card
     prints about what was customary rather than given. Without `links`, the tiers stand for a link graph:
-    see `link_graph` and `route`.
+    see `link_graph` and `route`. `is_without_links`: its file gave links, which are left out, since they name
+    devices that this part of it may not have.
     """
 
     name: str
@@ -82,6 +84,7 @@ class Cluster:
     tiers: tuple[Tier, ...]
     links: tuple[Link, ...] = ()
     assumptions: tuple[str, ...] = ()
+    is_without_links: bool = False
     devices: int = field(init=False)
     """How many there are."""
 
@@ -99,6 +102,30 @@ class Cluster:
     def is_uniform(self) -> bool:
         """Whether all nodes are alike: one class, one speed, one number of devices."""
         return len({(node.device_class, node.devices, node.speed) for node, _ in node_runs(self.nodes)}) == 1
+
+    @property
+    def has_links_as_tiers(self) -> bool:
+        """Whether its file gave links, for which the tiers stand."""
+        return self.is_without_links or bool(self.links)
+
+    @property
+    def priced_as(self) -> tuple[str, ...]:
+        """What the cluster is priced as where that is not what its file says, a line each. An answer on it
+        has these lines and proves nothing. One device that is a part of a cluster has none of the links, but
+        what it was compared with has."""
+        if not self.has_links_as_tiers or (self.devices == 1 and not self.is_without_links):
+            return ()
+        rates = [
+            f"{format_rate(tier.bytes_per_s)} "
+            + (f"within {tier.span} devices" if tier.span < self.devices else f"between all {tier.span}")
+            for tier in self.tiers
+            if tier.span > 1
+        ]
+        count = {0: "tiers", 1: "1 tier: "}.get(len(rates), f"{len(rates)} tiers: ")
+        return (
+            f"links are priced as {count}{', '.join(rates)}; the order of nodes in the file matters; "
+            "nothing is proven of the links themselves",
+        )
 
     @property
     def price_usd_per_hour(self) -> float | None:

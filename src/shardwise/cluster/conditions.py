@@ -15,6 +15,7 @@ from typing import TypeVar
 from shardwise.cluster.cluster import Cluster, Link, Node, Tier, node_runs
 from shardwise.cluster.events import (
     ClusterEvent,
+    DeviceLost,
     EventTrace,
     NodeJoined,
     NodeLost,
@@ -26,6 +27,7 @@ from shardwise.cluster.links import link_graph
 from shardwise.cluster.pools import Pool, pools_of
 from shardwise.cluster.resize import clipped, of_nodes, with_nodes
 from shardwise.cluster.tiers import customary_tiers
+from shardwise.errors import InternalError
 
 STEP = 1.02
 
@@ -54,7 +56,10 @@ class Conditions:
         return Conditions(present=frozenset(f"n{index}" for index in range(trace.nodes)) - trace.absent)
 
     def after(self, event: ClusterEvent) -> Conditions:
-        """What holds from the event on. A node that joins is as new."""
+        """What holds from the event on. A node that joins is as new. Devices are lost with their nodes, by
+        `events_of_nodes`."""
+        if isinstance(event, DeviceLost):
+            raise InternalError(f"{event.device} is lost and not its node")
         if isinstance(event, NodeLost):
             return replace(self, present=self.present - {event.node}, noticed=self.noticed - {event.node})
         if isinstance(event, NodeJoined):

@@ -9,6 +9,7 @@ from typing import Any
 
 from shardwise.cluster.events import (
     ClusterEvent,
+    DeviceLost,
     EventTrace,
     LinkChange,
     NodeJoined,
@@ -117,6 +118,8 @@ def _event(fields: Fields) -> ClusterEvent:
         event = Slowdown(time_s=time_s, where=fields.text("where"), speed=speed)
     elif kind == "notice":
         event = Notice(time_s=time_s, node=fields.text("node"), lost_at_s=fields.number("lost_at_s", **_TIME))
+    elif kind == "lost" and fields.has("device"):
+        event = DeviceLost(time_s=time_s, device=fields.text("device"))
     else:
         node = fields.text("node")
         event = (NodeLost if kind == "lost" else NodeJoined)(time_s=time_s, node=node)
@@ -163,5 +166,7 @@ def _line(event: ClusterEvent) -> Mapping[str, object]:
         return {
             "time_s": event.time_s, "kind": "notice", "node": event.node, "lost_at_s": event.lost_at_s,
         }  # fmt: skip
+    if isinstance(event, DeviceLost):
+        return {"time_s": event.time_s, "kind": "lost", "device": event.device}
     kind = "lost" if isinstance(event, NodeLost) else "joined"
     return {"time_s": event.time_s, "kind": kind, "node": event.node}

@@ -6,6 +6,7 @@ import re
 
 from shardwise.cluster.events import (
     ClusterEvent,
+    DeviceLost,
     EventTrace,
     LinkChange,
     NodeJoined,
@@ -18,7 +19,10 @@ from shardwise.errors import ConfigError
 from shardwise.inputs import shown
 from shardwise.units import parse_quantity
 
-ALLOWED = "lost n3, joined n3, notice n3, slow n5 0.5, link n0>s1g0 5GB/s, latency n0>s1g0 2ms; joined by ;"
+ALLOWED = (
+    "lost n3 or d9, joined n3, notice n3, slow n5 or d9 0.5, link n0>s1g0 5GB/s, latency n0>s1g0 2ms; "
+    "joined by ;"
+)
 
 NOTICE_S = 120.0
 """What spot instances are told ahead."""
@@ -30,7 +34,11 @@ def events_in_words(text: str, nodes: int) -> EventTrace:
     events = [_event(part.split()) for part in re.split(r"[;\n]", text) if part.strip()]
     if not events:
         raise ConfigError("names no event", key="--events", found=shown(text), allowed=ALLOWED)
-    first = {event.node: event for event in reversed(events) if not isinstance(event, LinkChange | Slowdown)}
+    first = {
+        event.node: event
+        for event in reversed(events)
+        if not isinstance(event, LinkChange | Slowdown | DeviceLost)
+    }
     absent = frozenset(node for node, event in first.items() if isinstance(event, NodeJoined))
     trace = EventTrace(nodes=nodes, events=tuple(events), absent=absent, source="events in words")
     fault = first_fault(trace)
@@ -45,6 +53,8 @@ def _event(words: list[str]) -> ClusterEvent:
         if kind == "notice":
             return Notice(time_s=0.0, node=rest[0], lost_at_s=NOTICE_S)
         return (NodeLost if kind == "lost" else NodeJoined)(time_s=0.0, node=rest[0])
+    if kind == "lost" and len(rest) == 1 and re.fullmatch(r"d\d{1,9}", rest[0]):
+        return DeviceLost(time_s=0.0, device=rest[0])
     if kind == "slow" and re.fullmatch(r"[nd]\d{1,9} \d{1,3}(\.\d{1,9})?", " ".join(rest)):
         return Slowdown(time_s=0.0, where=rest[0], speed=float(rest[1]))
     if kind == "link" and len(rest) == 2:

@@ -47,6 +47,15 @@ class NodeLost:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceLost:
+    """At `time_s` a device (`d5`) is gone; what else is on its node is there. Plans are made node by node:
+    see `events_of_nodes`."""
+
+    time_s: float
+    device: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NodeJoined:
     """At `time_s` a node that was absent can be used, empty."""
 
@@ -63,7 +72,7 @@ class Notice:
     lost_at_s: float
 
 
-ClusterEvent = LinkChange | Slowdown | NodeLost | NodeJoined | Notice
+ClusterEvent = LinkChange | Slowdown | NodeLost | DeviceLost | NodeJoined | Notice
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,13 +106,21 @@ class EventTrace:
 
 
 def first_fault(trace: EventTrace) -> tuple[int, str] | None:
-    """The place and the text of the first event that cannot follow those before it; None where all can."""
+    """The place and the text of the first event that cannot follow those before it; None where all can.
+
+    A node may join after the loss of a device: the cluster says which node that device is of.
+    """
+    lacks_devices = False
     there = {f"n{index}" for index in range(trace.nodes)} - trace.absent
     now = 0.0
     for place, event in enumerate(trace.events):
         if event.time_s < now:
             return place, f"is earlier than the event before it, at {now:g} s"
         now = event.time_s
+        if isinstance(event, DeviceLost):
+            lacks_devices = True
+            if event.device[:1] != "d" or not _is_number_below(event.device[1:], 10**MAX_DIGITS):
+                return place, f"names {event.device}, which is no device d0, d1, ..."
         node = getattr(event, "node", None)
         if node is not None and not _is_node(node, trace.nodes):
             return place, f"names {node}, which is none of n0 to n{trace.nodes - 1}"
@@ -112,7 +129,7 @@ def first_fault(trace: EventTrace) -> tuple[int, str] | None:
         if isinstance(event, NodeLost):
             there.remove(event.node)
         if isinstance(event, NodeJoined):
-            if event.node in there:
+            if event.node in there and not lacks_devices:
                 return place, f"lets {event.node} join, which is there already"
             there.add(event.node)
         if isinstance(event, Notice) and event.lost_at_s < event.time_s:
@@ -158,6 +175,11 @@ def check_events(trace: EventTrace, cluster: Cluster, *, file: str | None = None
             raise ConfigError(
                 f"is no node or device of the cluster (event {place})", file=file, key="where",
                 found=event.where, allowed=allowed,
+            )  # fmt: skip
+        if isinstance(event, DeviceLost) and not _is_place(event.device, cluster):
+            raise ConfigError(
+                f"is no device of the cluster (event {place})", file=file, key="device",
+                found=event.device, allowed=f"d0 to d{cluster.devices - 1}",
             )  # fmt: skip
 
 

@@ -19,7 +19,7 @@ MAX_NODES = 10_000_000
 def cluster_record(cluster: Cluster) -> dict[str, Any]:
     """`cluster` as mappings, lists, texts and numbers; nodes that follow each other alike are one, with a
     count."""
-    return {
+    record: dict[str, Any] = {
         "name": cluster.name,
         "classes": {name: _plain(device) for name, device in cluster.classes.items()},
         "nodes": [{"count": count, **_plain(node)} for node, count in node_runs(cluster.nodes)],
@@ -27,6 +27,7 @@ def cluster_record(cluster: Cluster) -> dict[str, Any]:
         "links": [_plain(link) for link in cluster.links],
         "assumptions": list(cluster.assumptions),
     }
+    return {**record, "is_without_links": True} if cluster.is_without_links else record
 
 
 def _plain(record: Any) -> dict[str, Any]:
@@ -59,6 +60,7 @@ def cluster_from_record(
         tiers=tuple(_tier(item) for item in part.mappings("tiers", low=1)),
         links=tuple(_link(item) for item in part.mappings("links")),
         assumptions=tuple(_line(part, item) for item in part.sequence("assumptions")),
+        is_without_links=part.boolean("is_without_links", default=False),
     )
     part.finish()
     spans = [tier.span for tier in cluster.tiers]

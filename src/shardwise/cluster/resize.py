@@ -129,6 +129,7 @@ def with_nodes(cluster: Cluster, nodes: tuple[Node, ...], tiers: tuple[Tier, ...
         nodes=nodes,
         tiers=tiers,
         links=(),
+        is_without_links=cluster.has_links_as_tiers,
     )
 
 

@@ -64,13 +64,16 @@ def _stage_document(stage: Stage) -> dict[str, object]:
 
 
 def certificate_document(certificate: Certificate) -> dict[str, object]:
-    """Lists for tuples: `axes` maps a field to the values that it may have."""
-    return {
+    """Lists for tuples: `axes` maps a field to the values that it may have. `priced_as` is there where it
+    says something; then nothing is proven, and there is no gap."""
+    document: dict[str, object] = {
         **asdict(certificate),
         "fixed": dict(certificate.fixed),
         "axes": {name: list(values) for name, values in certificate.axes.items()},
         "rejected": dict(certificate.rejected),
     }
+    lines = document.pop("priced_as")
+    return {**document, "gap": None, "priced_as": lines} if lines else document
 
 
 def schedule_document(schedule: Schedule) -> dict[str, object]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from shardwise.cluster import Cluster
@@ -26,7 +27,8 @@ class ForTrace:
     what any plan on the sets of nodes that were looked at makes.
 
     Of a decision both step times are those behind all events, the length is its horizon, and `gap` is None:
-    nothing is proven of what it weighed."""
+    nothing is proven of what it weighed. Nor is there a gap where the plan's certificate says that something
+    else was priced than what was given."""
 
     policy: str
     source: str
@@ -41,8 +43,8 @@ class ForTrace:
     gap: float | None
 
 
-def read_for_trace(fields: Fields) -> ForTrace:
-    """The record from a plan file. ConfigError for what is none."""
+def read_for_trace(fields: Fields, priced_as: Sequence[str]) -> ForTrace:
+    """The record from the file of a plan that is `priced_as` something else. ConfigError for what is none."""
     nodes = fields.sequence("nodes", low=1, high=1_000_000)
     for name in nodes:
         if not isinstance(name, str) or name[:1] != "n" or not name[1:].isdigit() or len(name) > 9:
@@ -50,9 +52,10 @@ def read_for_trace(fields: Fields) -> ForTrace:
     if len(set(nodes)) < len(nodes):
         raise fields.error("nodes", "names a node twice")
     policy, gap = fields.choice("policy", (*TRACE_POLICIES, DECISION)), _number(fields, "gap", high=1.0)
-    if (gap is None) != (policy == DECISION):
+    if (gap is None) != (policy == DECISION or bool(priced_as)):
         allowed = "null" if gap is not None else "a number from 0 to 1"
-        raise fields.error("gap", f"does not go with the policy {policy}", found=shown(gap), allowed=allowed)
+        why = "priced_as" if priced_as else f"the policy {policy}"
+        raise fields.error("gap", f"does not go with {why}", found=shown(gap), allowed=allowed)
     found = ForTrace(
         policy=policy,
         source=fields.text("source", max_length=10_000),

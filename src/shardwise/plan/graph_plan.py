@@ -72,6 +72,11 @@ class GraphPlan:
     epsilon: float
 
     @property
+    def priced_as(self) -> tuple[str, ...]:
+        """What it was priced as where that is not what was given."""
+        return self.cluster.priced_as
+
+    @property
     def stages(self) -> int:
         """How many stages the graph is cut into; 1 where it is whole."""
         return len(self.layout.spans) if isinstance(self.layout, StagedLayout) else 1

@@ -39,6 +39,11 @@ class Plan:
     certificate: Certificate
     for_trace: ForTrace | None = None
 
+    @property
+    def priced_as(self) -> tuple[str, ...]:
+        """What it was priced as where that is not what was given."""
+        return self.certificate.priced_as
+
 
 def plan_of(
     answer: Answer, *, model: Model, cluster: Cluster, job: Job, schedule: Schedule, objective: str = "time"

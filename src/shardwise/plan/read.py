@@ -74,16 +74,21 @@ def check_ledger(certificate: Certificate) -> None:
 def _plan(fields: Fields, path: str) -> Plan:
     for name in ("schema", "version", "hash"):
         fields.any(name)
+    certificate = read_certificate(fields.mapping("certificate"))
     plan = Plan(
         objective=fields.choice("objective", OBJECTIVES),
         model=read_model(fields.mapping("model")),
         job=read_job(fields.mapping("job")),
         best=_result(fields.mapping("best")),
         runners_up=tuple(_runner_up(item) for item in fields.mappings("runners_up")),
-        certificate=read_certificate(fields.mapping("certificate")),
+        certificate=certificate,
         schedule=_schedule(fields.mapping("schedule")),
         cluster=read_cluster(fields, path),
-        for_trace=read_for_trace(fields.mapping("for_trace")) if "for_trace" in fields.names else None,
+        for_trace=(
+            read_for_trace(fields.mapping("for_trace"), certificate.priced_as)
+            if "for_trace" in fields.names
+            else None
+        ),
     )
     fields.finish()
     _check_whole(plan, fields)
@@ -267,6 +272,10 @@ def _runner_up(fields: Fields) -> RunnerUp:
 
 def read_certificate(fields: Fields) -> Certificate:
     rejected = fields.mapping("rejected")
+    priced_as = _lines(fields, "priced_as") if fields.has("priced_as") else ()
+    best_s, lower_bound_s = fields.number("best_s"), fields.number("lower_bound_s")
+    if priced_as and fields.has("gap"):
+        raise fields.error("gap", "is of nothing proven", found=shown(fields.any("gap")), allowed="null")
     fixed, axes = fields.mapping("fixed", default={}), fields.mapping("axes", default={})
     certificate = Certificate(
         space=fields.text("space"),
@@ -280,14 +289,29 @@ def read_certificate(fields: Fields) -> Certificate:
         rejected={name: rejected.integer(name, high=1e30) for name in rejected.names},
         cut_by_bound=fields.integer("cut_by_bound", high=1e30),
         simulated=fields.integer("simulated", high=1e30),
-        best_s=fields.number("best_s"),
-        lower_bound_s=fields.number("lower_bound_s"),
-        gap=fields.number("gap", low=-1.0),
+        best_s=best_s,
+        lower_bound_s=lower_bound_s,
+        gap=_gap(best_s, lower_bound_s) if priced_as else fields.number("gap", low=-1.0),
         search_s=fields.number("search_s"),
         search_cpu_s=fields.number("search_cpu_s"),
+        priced_as=priced_as,
     )
     fields.finish()
     return certificate
+
+
+def _gap(best_s: float, lower_bound_s: float) -> float:
+    """Of what was priced, where a file has none."""
+    return (best_s - lower_bound_s) / best_s if best_s else 0.0
+
+
+def _lines(fields: Fields, name: str) -> tuple[str, ...]:
+    """Texts of one line each, at least one."""
+    lines = fields.sequence(name, low=1, high=64)
+    for line in lines:
+        if not isinstance(line, str) or not line.isprintable() or not line:
+            raise fields.error(name, "has an entry that is no line of text", found=shown(line))
+    return tuple(map(str, lines))
 
 
 def _field_value(fields: Fields, name: str, value: object) -> Value:

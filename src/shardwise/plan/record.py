@@ -121,7 +121,8 @@ class Certificate:
 
     The space is `space` with fields held to one value (`fixed`) or to some values (`axes`); it has
     `enumerated + unexplored` candidates. `unexplored` are those that a search ended early did not look at:
-    none of them takes less than `lower_bound_s`.
+    none of them takes less than `lower_bound_s`. `priced_as` are lines that say what the cluster or its
+    events were priced as where that is not what was given: bound and gap are of that, and nothing is proven.
     """
 
     space: str
@@ -137,6 +138,12 @@ class Certificate:
     gap: float
     search_s: float
     search_cpu_s: float
+    priced_as: tuple[str, ...] = ()
+
+    @property
+    def is_proven(self) -> bool:
+        """Whether the bound proves that no candidate takes less time on what was given."""
+        return not self.priced_as and self.gap <= PROVEN_GAP
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -237,4 +244,4 @@ class Answer:
             return False
         if self.unexplored_parts:
             return False
-        return certificate.gap <= PROVEN_GAP and all(part.is_complete for part in self.parts)
+        return certificate.is_proven and all(part.is_complete for part in self.parts)

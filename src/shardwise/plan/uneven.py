@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from shardwise.plan.record import (
     NOTHING_IDLE,
-    PROVEN_GAP,
     Certificate,
     Idle,
     Layout,
@@ -73,4 +72,4 @@ class UnevenAnswer:
         certificate = self.certificate
         is_whole = not certificate.unexplored and not self.unexplored_parts
         is_whole = is_whole and all(part.is_complete for part in self.parts)
-        return is_whole and certificate.gap <= PROVEN_GAP
+        return is_whole and certificate.is_proven

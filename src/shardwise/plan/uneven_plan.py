@@ -48,6 +48,11 @@ class UnevenFile:
     mixed: MixedFigures
     for_trace: ForTrace | None = None
 
+    @property
+    def priced_as(self) -> tuple[str, ...]:
+        """What it was priced as where that is not what was given."""
+        return self.certificate.priced_as
+
 
 _FIRST = re.compile(rb'\s*(\{\s*)?"?schema"?\s*:\s*"?' + re.escape(UNEVEN_PLAN_SCHEMA.encode()) + rb"\b")
 
@@ -127,14 +132,19 @@ def read_uneven_plan(path: str) -> UnevenFile:
     fields = Fields(document, file=path)
     for name in ("schema", "version", "hash"):
         fields.any(name)
+    certificate = read_certificate(fields.mapping("certificate"))
     plan = UnevenFile(
         model=read_model(fields.mapping("model")),
         cluster=read_cluster(fields, path),
         job=read_job(fields.mapping("job")),
         best=_result(fields.mapping("best")),
-        certificate=read_certificate(fields.mapping("certificate")),
+        certificate=certificate,
         mixed=_compared(fields.mapping("compared")),
-        for_trace=read_for_trace(fields.mapping("for_trace")) if fields.has("for_trace") else None,
+        for_trace=(
+            read_for_trace(fields.mapping("for_trace"), certificate.priced_as)
+            if fields.has("for_trace")
+            else None
+        ),
     )
     fields.finish()
     check_for_trace(plan.for_trace, plan.cluster, fields.file)

@@ -264,6 +264,7 @@ def certificate_of(question: Question, outcome: Outcome, best_s: float) -> Certi
         gap=(best_s - lower_s) / best_s,
         search_s=outcome.search_s,
         search_cpu_s=outcome.search_cpu_s,
+        priced_as=question.cluster.priced_as,
     )
 
 
@@ -303,7 +304,7 @@ def plan_of_strategy(model: Model, cluster: Cluster, job: Job, strategy: Strateg
     best = evaluate(model, cluster, job, strategy)
     certificate = Certificate(
         space="default", enumerated=1, rejected={}, cut_by_bound=0, simulated=1, best_s=best.step_time_s,
-        lower_bound_s=best.step_time_s, gap=0.0, search_s=0.0, search_cpu_s=0.0,
+        lower_bound_s=best.step_time_s, gap=0.0, search_s=0.0, search_cpu_s=0.0, priced_as=cluster.priced_as,
     )  # fmt: skip
     microbatches = job.global_batch_size // (strategy.dp * strategy.micro_batch_size)
     schedule = generate(strategy.schedule, pp=strategy.pp, microbatches=microbatches, vpp=strategy.vpp)

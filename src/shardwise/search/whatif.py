@@ -192,4 +192,4 @@ def _retiered(cluster: Cluster, ratio: float, *, is_network: bool) -> Cluster:
         )
 
     tiers = tuple(faster(tier) if tier.is_network == is_network else tier for tier in cluster.tiers)
-    return replace(cluster, tiers=tiers, links=())
+    return replace(cluster, tiers=tiers, links=(), is_without_links=cluster.has_links_as_tiers)

@@ -8,6 +8,7 @@ from itertools import accumulate
 from shardwise.cluster import (
     Capacity,
     Cluster,
+    DeviceLost,
     EventTrace,
     LinkChange,
     NodeJoined,
@@ -20,8 +21,8 @@ from shardwise.sim.task_graph import Link, Speed
 
 def links_over_time(cluster: Cluster, trace: EventTrace) -> tuple[Link, ...]:
     """All links of the cluster, each with its capacity from 0 to the end of the trace and beyond: nothing
-    while the node that it belongs to is not there. Latencies and what lies between sites are no capacities of
-    links: they are left out."""
+    while the node or device that it belongs to is not there. Latencies and what lies between sites are no
+    capacities of links: they are left out."""
     changes: dict[str, dict[float, float]] = {}
     for event in trace.events:
         if isinstance(event, LinkChange) and event.link is not None and event.bytes_per_s is not None:
@@ -33,8 +34,9 @@ def links_over_time(cluster: Cluster, trace: EventTrace) -> tuple[Link, ...]:
     found = []
     for link in link_graph(cluster):
         capacity = _changed(link.capacity, changes.get(link.name, {}))
-        for name in dict.fromkeys(of[end] for end in (link.source, link.target) if end in of):
-            capacity = _while_there(capacity, there[name])
+        ends = [end for end in (link.source, link.target) if end in of]
+        for name in dict.fromkeys((*(of[end] for end in ends), *ends)):
+            capacity = _while_there(capacity, there.get(name, {}))
         found.append(Link(link.name, capacity))
     return tuple(found)
 
@@ -46,11 +48,18 @@ def _ranks(cluster: Cluster) -> dict[str, range]:
 
 
 def _presence(cluster: Cluster, trace: EventTrace) -> dict[str, dict[float, bool]]:
-    """Of every node whether it is there, from each instant on at which that changes."""
+    """Of every node, and of every device that is lost, whether it is there, from each instant on at which
+    that changes. Devices come back with their node."""
+    ranks = _ranks(cluster)
     found = {name: {0.0: name not in trace.absent} for name in _ranks(cluster)}
     for event in trace.events:
-        if isinstance(event, NodeLost | NodeJoined):
+        if isinstance(event, DeviceLost):
+            found.setdefault(event.device, {0.0: True})[event.time_s] = False
+        elif isinstance(event, NodeLost | NodeJoined):
             found[event.node][event.time_s] = isinstance(event, NodeJoined)
+            for device in (f"d{rank}" for rank in ranks[event.node]):
+                if isinstance(event, NodeJoined) and device in found:
+                    found[device][event.time_s] = True
     return found
 
 
@@ -87,6 +96,7 @@ def speeds_over_time(cluster: Cluster, trace: EventTrace) -> dict[int, Speed]:
     shares = {f"d{rank}": 1.0 for rank in range(cluster.devices)} | dict.fromkeys(ranks, 1.0)
     there = {name: name not in trace.absent for name in ranks}
     node_of = {rank: name for name, members in ranks.items() for rank in members}
+    gone: set[int] = set()
     profiles: dict[int, dict[float, float]] = {
         rank: {0.0: 0.0} for name in sorted(trace.absent) for rank in ranks[name]
     }
@@ -95,13 +105,19 @@ def speeds_over_time(cluster: Cluster, trace: EventTrace) -> dict[int, Speed]:
         if isinstance(event, Slowdown):
             shares[event.where] = event.speed
             touched = ranks[event.where] if event.where in ranks else (int(event.where[1:]),)
+        elif isinstance(event, DeviceLost):
+            gone.add(int(event.device[1:]))
+            touched = (int(event.device[1:]),)
         elif isinstance(event, NodeLost | NodeJoined):
             there[event.node] = isinstance(event, NodeJoined)
-            shares[event.node] = 1.0  # one that joins is as new, as `Conditions` has it
             touched = ranks[event.node]
+            # One that joins is as new, with all of its devices.
+            shares |= dict.fromkeys((event.node, *(f"d{rank}" for rank in touched)), 1.0)
+            gone -= set(touched)
         for rank in touched:
             name = node_of[rank]
-            factor = shares[f"d{rank}"] * shares[name] if there[name] else 0.0
+            is_there = there[name] and rank not in gone
+            factor = shares[f"d{rank}"] * shares[name] if is_there else 0.0
             profiles.setdefault(rank, {0.0: 1.0})[event.time_s] = factor
     return {
         rank: Speed(tuple(profile), tuple(profile.values())) for rank, profile in sorted(profiles.items())

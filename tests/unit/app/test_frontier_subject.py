@@ -68,6 +68,8 @@ class Curves:
 class Graph:
     """A subject of two operators; no plan file holds its layouts."""
 
+    priced_as: Sequence[str] = ()
+
     def __init__(self) -> None:
         self.curves = Curves()
 

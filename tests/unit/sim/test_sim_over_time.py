@@ -6,6 +6,7 @@ import pytest
 
 from shardwise.cluster import (
     ClusterEvent,
+    DeviceLost,
     EventTrace,
     LinkChange,
     NodeJoined,
@@ -90,6 +91,19 @@ def test_a_node_that_joins_is_as_new() -> None:
         NodeJoined(time_s=4.0, node="n2"),
     )  # fmt: skip
     assert work(3.0, 4, *events) == pytest.approx(6.0, rel=1e-12)
+
+
+def test_a_lost_device_is_away_until_its_node_joins() -> None:
+    """d2 of n1 is at half speed, gone at 1 s, and new at 4 s, when the node has left and come back."""
+    events = (
+        Slowdown(time_s=0.0, where="d2", speed=0.5), DeviceLost(time_s=1.0, device="d2"),
+        NodeLost(time_s=3.0, node="n1"), NodeJoined(time_s=4.0, node="n1"),
+    )  # fmt: skip
+    # 0.5 of 3 s by 1 s, the other 2.5 from 4 s on: 6.5 s. d3 of the same node is away for 1 s: 4.5 s.
+    assert work(3.0, 2, *events) == pytest.approx(6.5, rel=1e-12)
+    assert work(3.5, 3, *events) == pytest.approx(4.5, rel=1e-12)
+    # 1 GB of 4 at 1 GB/s to d2, 3 s away, the other 3: 7 s.
+    assert transfer(4 * GB, narrowed(0.0, 1.0), *events).makespan_s == pytest.approx(7.0, rel=1e-12)
 
 
 def test_the_same_trace_gives_the_same_hash() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 
 from shardwise import search
@@ -40,19 +41,33 @@ def on_nodes(found: ForTrace, cluster: Cluster) -> Cluster:
 
 
 def uniform_plan(
-    arrangement: Arrangement, found: ForTrace, *, model: Model, cluster: Cluster, job: Job, space: str
+    arrangement: Arrangement,
+    found: ForTrace,
+    *,
+    model: Model,
+    cluster: Cluster,
+    job: Job,
+    space: str,
+    priced_as: Sequence[str],
 ) -> tuple[Plan, Answer]:
-    """A uniform arrangement whose pipelines have equal shares: priced on its nodes, and proven for itself."""
+    """A uniform arrangement whose pipelines have equal shares: priced on its nodes, and proven for itself
+    where events were not `priced_as` something else."""
     strategy, own = arrangement.strategy, on_nodes(found, cluster)
     fixed = asdict(strategy)
     question = search.Question(
         model=model, cluster=own, job=job, space=space, fixed=fixed, use_all=True, top=0
     )
     answer = search.plan(question)
+    answer = replace(answer, certificate=_with_events(answer.certificate, priced_as))
     plan = plan_of(answer, model=model, cluster=own, job=job, schedule=schedule_of(strategy, job))
     nodes = [int(name[1:]) for name in found.nodes]
     idle = search.idle_in(cluster, search.ranks_of_nodes(cluster, nodes))
     return replace(plan, for_trace=found), replace(answer, idle=idle, all_devices_step_time_s=None)
+
+
+def _with_events(certificate: Certificate, priced_as: Sequence[str]) -> Certificate:
+    """With what is said of the events that the plan was chosen for."""
+    return replace(certificate, priced_as=(*certificate.priced_as, *priced_as))
 
 
 def uneven_plan(
@@ -60,6 +75,7 @@ def uneven_plan(
     arrangement: UnevenArrangement,
     found: ForTrace,
     uniform: Arrangement | UnevenArrangement | None,
+    priced_as: Sequence[str],
 ) -> tuple[UnevenFile, UnevenAnswer]:
     """An uneven arrangement, beside a uniform one where there is any; the certificate is of this plan
     alone."""
@@ -70,22 +86,24 @@ def uneven_plan(
     if priced is None:
         raise InternalError("a plan that runs does so on nodes as the cluster has them")
     step_s = priced.result.step_time_s
+    own = on_nodes(found, prices.cluster)
+    certificate = Certificate(
+        space="uneven", enumerated=1, rejected={}, cut_by_bound=0, simulated=1, best_s=step_s,
+        lower_bound_s=step_s, gap=0.0, search_s=0.0, search_cpu_s=0.0, priced_as=own.priced_as,
+    )  # fmt: skip
     answer = UnevenAnswer(
         best=priced.result,
-        certificate=Certificate(
-            space="uneven", enumerated=1, rejected={}, cut_by_bound=0, simulated=1, best_s=step_s,
-            lower_bound_s=step_s, gap=0.0, search_s=0.0, search_cpu_s=0.0,
-        ),
+        certificate=_with_events(certificate, priced_as),
         mixed=MixedFigures(
             uniform_step_time_s=None if uniform is None else planner.step_s(uniform, nominal),
             fastest_class_step_time_s=None,
             fastest_class=None,
             idle=(),
         ),
-    )  # fmt: skip
+    )
     plan = UnevenFile(
         model=prices.model,
-        cluster=on_nodes(found, prices.cluster),
+        cluster=own,
         job=prices.job,
         best=answer.best,
         certificate=answer.certificate,

@@ -8,7 +8,7 @@ from itertools import zip_longest
 
 from shardwise.app.cli import words
 from shardwise.app.cli.output import LABEL, WIDTH, Line, row
-from shardwise.app.cli.proof import frontier_table, proof_lines
+from shardwise.app.cli.proof import frontier_table, priced_as_lines, proof_lines
 from shardwise.cluster import Cluster
 from shardwise.model import Model, active_parameters, parameters
 from shardwise.plan import Answer, Goodput, Result, UnevenResult, usd_per_billion_tokens
@@ -49,6 +49,7 @@ def evaluation_card(
     """The card of `evaluate`: the same without runners-up and proof."""
     return [
         *result_card(result, model=model, cluster=cluster, job=job),
+        *priced_as_lines(cluster.priced_as),
         *assumption_lines(cluster, job, result.evaluator),
         *next_lines(next_commands),
     ]

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from shardwise.app.cli import words
 from shardwise.app.cli.output import WIDTH, Line, row
+from shardwise.app.cli.proof import PRICED_OTHERWISE, priced_as_lines
 from shardwise.plan import Plan, Result
 from shardwise.search import Comparison
 
@@ -92,8 +93,7 @@ def _row(label: str, old: float, new: float, text_of: object, style: str, end: s
 
 def _proof(comparison: Comparison) -> Iterator[Line]:
     certificate = comparison.answer.certificate
-    is_proven = comparison.answer.is_proven
-    verdict = (
-        ("optimal", "good") if is_proven else (f"not proven: gap {words.percent(certificate.gap, 2)}", "warn")
-    )
+    why = PRICED_OTHERWISE if certificate.priced_as else f"gap {words.percent(certificate.gap, 2)}"
+    verdict = ("optimal", "good") if comparison.answer.is_proven else (f"not proven: {why}", "warn")
     yield row("proof", verdict, (f" among {certificate.enumerated:,} candidates of this question", ""))
+    yield from priced_as_lines(certificate.priced_as)

@@ -54,7 +54,8 @@ def plan_answer(
         "goodput": None if goodput is None else asdict(goodput),
         "not_run": None if not_run is None else list(not_run),
         "is_proven": answer.is_proven,
-        "uneven_gap": None if answer.mixed is None else answer.mixed.uneven_gap,
+        "priced_as": list(plan.priced_as),
+        "uneven_gap": None if answer.mixed is None or plan.priced_as else answer.mixed.uneven_gap,
         "is_interrupted": answer.is_interrupted,
         "certificate": certificate_document(answer.certificate),
     }
@@ -96,7 +97,8 @@ def uneven_answer(
         "goodput": None if goodput is None else asdict(goodput),
         "not_run": None if not_run is None else list(not_run),
         "is_proven": answer.is_proven,
-        "uneven_gap": answer.certificate.gap,
+        "priced_as": list(plan.priced_as),
+        "uneven_gap": None if plan.priced_as else answer.certificate.gap,
         "is_interrupted": answer.is_interrupted,
         "certificate": certificate_document(answer.certificate),
     }
@@ -164,6 +166,7 @@ def explanation(plan: Plan, found: Explanation) -> dict[str, object]:
     binding = asdict(found.binding)
     return {
         **_explained(plan, "tree"),
+        "priced_as": list(plan.priced_as),
         "candidates": sum(found.totals.values()) + found.unexplored,
         "unexplored": found.unexplored,
         "totals": dict(found.totals),
@@ -180,6 +183,7 @@ def comparison(plan: Plan, found: Comparison, *, kind: str, asked: str) -> dict[
     return {
         **_explained(plan, kind),
         "asked": asked,
+        "priced_as": list(found.answer.certificate.priced_as),
         "cluster": question_document(question.model, question.cluster, question.job)["cluster"],
         "job": asdict(question.job),
         "result": _priced(found.after, question.cluster, question.job),
@@ -224,7 +228,7 @@ def space(name: str, size: SpaceCount, request: Request, uneven: PipelineCount |
 
 
 def question_document(model: Model, cluster: Cluster, job: Job) -> dict[str, object]:
-    """`model`, `cluster` and `job` of every answer."""
+    """`model`, `cluster`, `job` and `priced_as` of every answer."""
     return {
         "model": {
             "name": model.name,
@@ -239,6 +243,7 @@ def question_document(model: Model, cluster: Cluster, job: Job) -> dict[str, obj
             "assumptions": list(cluster.assumptions),
         },
         "job": asdict(job),
+        "priced_as": list(cluster.priced_as),
     }
 
 

@@ -23,6 +23,7 @@ NAMES = {
     "LinkChange": "link",
     "Slowdown": "slow",
     "NodeLost": "lost",
+    "DeviceLost": "lost",
     "NodeJoined": "joined",
     "Notice": "notice",
 }

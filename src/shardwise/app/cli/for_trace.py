@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 
 from shardwise.app.cli import card, documents, words
 from shardwise.app.cli.answer import question_words
 from shardwise.app.cli.arranged import hash_of, on_nodes, source_of, uneven_plan, uniform_plan
 from shardwise.app.cli.output import Line, Output, row
-from shardwise.app.cli.replanning import arrangement_text, trace_for, uneven_layout, unreachable_lines
+from shardwise.app.cli.proof import priced_as_lines
+from shardwise.app.cli.replanning import (
+    GivenEvents,
+    arrangement_text,
+    trace_for,
+    uneven_layout,
+    unreachable_lines,
+)
 from shardwise.app.cli.request import JobOptions, Request, Wanted, choice, load_request, writable
 from shardwise.app.cli.spaces import space_choice
 from shardwise.app.cli.targets import not_run, not_trained, require_job, wanted_target
 from shardwise.app.cli.uneven_card import plan_lines
-from shardwise.cluster import EventTrace
 from shardwise.errors import ConfigError
 from shardwise.plan import (
     TRACE_POLICIES,
@@ -61,7 +67,8 @@ def planned(
     if save is not None:
         writable("--save", save, inputs=(options.model, options.cluster, events))
     request = load_request(options)
-    trace, told = trace_for(events, request.cluster)
+    given = trace_for(events, request.cluster)
+    trace = given.trace
     prices = Prices(request.model, request.cluster, request.job)
     interval_s = best_interval_s(trace, trace.end_s) or Costs().checkpoint_interval_s
     planner = mixed_planner_of(planner_of(prices, Costs(checkpoint_interval_s=interval_s)))
@@ -70,11 +77,13 @@ def planned(
         require_job(target, request)
     within = Within(space=chosen.base, fixed=fixed, axes=chosen.axes, stage_dp=wanted.stage_dp, target=target)
     picks = picks_for_trace(planner, trace, within)
-    found = _record(picks, policy, trace)
+    found = _record(picks, policy, given, is_proven=not (request.cluster.priced_as or given.priced_as))
     arrangement = picks.pick(policy).arrangement
     if isinstance(arrangement, UnevenArrangement):
         uniform = [pick.arrangement for pick in picks.uniform if pick.policy == policy]
-        uneven, answer = uneven_plan(planner, arrangement, found, uniform[0] if uniform else None)
+        uneven, answer = uneven_plan(
+            planner, arrangement, found, uniform[0] if uniform else None, given.priced_as
+        )
         written = None if save is None else write_uneven_plan(save, uneven)
         on = replace(request, cluster=uneven.cluster)
         # What is proven is told of the trace, not of one plan by itself.
@@ -95,18 +104,20 @@ def planned(
             cluster=request.cluster,
             job=request.job,
             space=chosen.base,
+            priced_as=given.priced_as,
         )
         written = None if save is None else write_plan(save, plan)
         on = replace(request, cluster=plan.cluster)
         in_the_way = not_run(plan.best.strategy, on)
         document = documents.plan_answer(plan, proven, not_run=in_the_way)
         lines = card.result_card(proven.best, model=plan.model, cluster=plan.cluster, job=plan.job)
-    talk = [*told, *unreachable_lines("unreachable for some time", picks.unreachable)]
+    talk = [*given.talk, *unreachable_lines("unreachable for some time", picks.unreachable)]
     talk += not_trained(in_the_way, on, save)
     talk += [] if save is None else [f"wrote {save} ({written})"]
     if is_json:
         return Output(document={**document, "for_trace": _document(picks, found)}, talk=talk)
-    return Output(lines=[*lines, *_card(picks, found, request, save)], talk=talk)
+    priced_as = (*on.cluster.priced_as, *given.priced_as)
+    return Output(lines=[*lines, *_card(picks, found, request, save, priced_as)], talk=talk)
 
 
 def check_wanted(wanted: Wanted, reliability: Reliability | None) -> None:
@@ -125,13 +136,14 @@ def check_wanted(wanted: Wanted, reliability: Reliability | None) -> None:
             raise ConfigError("does not go with --events", key=option, allowed="one of the two")
 
 
-def _record(picks: TracePicks, policy: str, trace: EventTrace) -> ForTrace:
-    """What the plan file says of how it was chosen. Raises Infeasible where the policy picks nothing."""
+def _record(picks: TracePicks, policy: str, given: GivenEvents, *, is_proven: bool) -> ForTrace:
+    """What the plan file says of how it was chosen: no gap where something else was priced than what was
+    given. Raises Infeasible where the policy picks nothing."""
     pick = picks.pick(policy)
     return ForTrace(
         policy=policy,
-        source=source_of(trace),
-        trace=hash_of(trace),
+        source=source_of(given.given),
+        trace=hash_of(given.given),
         nodes=pick.arrangement.nodes,
         length_s=picks.length_s,
         steps=pick.steps,
@@ -139,7 +151,7 @@ def _record(picks: TracePicks, policy: str, trace: EventTrace) -> ForTrace:
         worst_step_time_s=pick.worst_step_s,
         situations=picks.situations,
         considered=picks.considered,
-        gap=pick.gap,
+        gap=pick.gap if is_proven else None,
     )
 
 
@@ -155,12 +167,12 @@ def _document(picks: TracePicks, found: ForTrace) -> dict[str, object]:
     return {
         **asdict(found),
         "nodes": list(found.nodes),
-        "policies": [_pick_document(pick) for pick in picks.picks],
-        "uniform": [_pick_document(pick) for pick in picks.uniform] or None,
+        "policies": [_pick_document(pick, found) for pick in picks.picks],
+        "uniform": [_pick_document(pick, found) for pick in picks.uniform] or None,
     }
 
 
-def _pick_document(pick: TracePick) -> dict[str, object]:
+def _pick_document(pick: TracePick, found: ForTrace) -> dict[str, object]:
     return {
         "name": pick.policy,
         **_what_runs(pick.arrangement),
@@ -168,27 +180,30 @@ def _pick_document(pick: TracePick) -> dict[str, object]:
         "now_step_time_s": pick.now_step_s,
         "worst_step_time_s": pick.worst_step_s,
         "steps": pick.steps,
-        "gap": pick.gap,
+        "gap": None if found.gap is None else pick.gap,
     }
 
 
-def _card(picks: TracePicks, found: ForTrace, request: Request, save: str | None) -> Iterator[Line]:
+def _card(
+    picks: TracePicks, found: ForTrace, request: Request, save: str | None, priced_as: Sequence[str]
+) -> Iterator[Line]:
     """The policies side by side, and the uniform picks where others are better."""
     yield ()
     length = f"{format_seconds(picks.length_s)} · {words.counted(picks.situations, 'distinct situation')}"
     yield row("trace", (length, ""))
     yield row("policy", (f"{'now':>11}  {'slowest':>11}  {'steps':>13}  {'nodes':>6}  {'gap':>7}", "label"))
     for pick in picks.picks:
-        yield _pick_line(pick.policy, pick, is_chosen=pick.policy == found.policy)
+        yield _pick_line(pick.policy, pick, found, is_chosen=pick.policy == found.policy)
     for pick in picks.uniform:
         if pick.policy == found.policy:
-            yield _pick_line("uniform", pick, is_chosen=False)
+            yield _pick_line("uniform", pick, found, is_chosen=False)
     idle = len(request.cluster.nodes) - len(found.nodes)
     if idle:
         yield row("", (f"{words.counted(idle, 'node')} of {len(request.cluster.nodes):,} left idle", "warn"))
     kind = "any plan" if picks.uniform else "any uniform strategy"
     yield row("", (f"{picks.considered:,} arrangements; gap: how much more {kind}", "dim"))
     yield row("", ("on the sets of nodes looked at can make at most, of what the policy counts", "dim"))
+    yield from priced_as_lines(priced_as)
     evaluator = "max-plus, in every situation of the trace"
     yield from card.assumption_lines(on_nodes(found, request.cluster), request.job, evaluator)
     question = " ".join(question_words(request.options))
@@ -198,10 +213,11 @@ def _card(picks: TracePicks, found: ForTrace, request: Request, save: str | None
     yield from card.next_lines([*following, again])
 
 
-def _pick_line(name: str, pick: TracePick, *, is_chosen: bool) -> Line:
+def _pick_line(name: str, pick: TracePick, found: ForTrace, *, is_chosen: bool) -> Line:
+    gap = "-" if found.gap is None else f"{pick.gap * 100:.1f} %"
     figures = (
         f"{_time(pick.now_step_s):>11}  {_time(pick.worst_step_s):>11}  {pick.steps:>13,.0f}  "
-        f"{len(pick.arrangement.nodes):>6,}  {pick.gap * 100:>5.1f} %"
+        f"{len(pick.arrangement.nodes):>6,}  {gap:>7}"
     )
     text = f"   {arrangement_text(pick.arrangement)}"
     return row(name, (figures, "value" if is_chosen else ""), (text, "dim"))

@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-from shardwise.check import Check, Verdict, number_check, parts_check, value_check
+from shardwise.check import (
+    Check,
+    Verdict,
+    number_check,
+    of_what_was_priced,
+    parts_check,
+    priced_as_check,
+    value_check,
+)
 from shardwise.cluster import Cluster, Mesh
 from shardwise.cost import LayoutPrice, PipelinePrice, Training, price_layout, price_pipeline
 from shardwise.graph import GraphLayout, OpGraph, StagedLayout
@@ -42,12 +50,16 @@ def check_graph_file(path: str) -> Verdict:
                 found=f"{price.memory_bytes!r} B",
                 expected=f"at most {limit!r} B",
             ),
-            Check(
-                name="optimal",
-                ok=False,
-                found=f"matches all layouts within {plan.epsilon!r}",
-                expected="the same, by another search: there is none for layouts of operators",
-                is_open=True,
+            *priced_as_check(plan.cluster, plan.priced_as, is_for_trace=False),
+            of_what_was_priced(
+                Check(
+                    name="optimal",
+                    ok=False,
+                    found=f"matches all layouts within {plan.epsilon!r}",
+                    expected="the same, by another search: there is none for layouts of operators",
+                    is_open=True,
+                ),
+                plan.priced_as,
             ),
         ),
     )

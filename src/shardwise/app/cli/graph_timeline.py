@@ -6,6 +6,7 @@ from collections import defaultdict
 
 from shardwise.app.cli import words
 from shardwise.app.cli.output import Line, Output
+from shardwise.app.cli.proof import priced_as_lines
 from shardwise.app.cli.tables import table
 from shardwise.app.cli.timeline import CHART_COLUMNS, VERSION, busy_s
 from shardwise.errors import ConfigError
@@ -47,6 +48,7 @@ def _lines(plan: GraphPlan, found: GraphTimeline) -> list[Line]:
     return [
         ((f"graph:{plan.graph.name} on {plan.cluster.name}", "title"),),
         ((" · ".join(facts), "dim"),),
+        *priced_as_lines(plan.priced_as),
         (),
         *(((line, ""),) for line in gantt(found.timeline, width=CHART_COLUMNS).rstrip("\n").split("\n")),
         ((after, "dim"),),
@@ -90,4 +92,5 @@ def _document(plan: GraphPlan, found: GraphTimeline, trace: str | None) -> dict[
             for rank, busy in enumerate(busy_s(timeline, plan.stages))
         ],
         "trace": trace,
+        "priced_as": list(plan.priced_as),
     }

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import textwrap
+from collections.abc import Iterable, Iterator, Mapping
 
 from shardwise.app.cli import words
 from shardwise.app.cli.output import LABEL, WIDTH, Line, row
@@ -10,12 +11,15 @@ from shardwise.cluster import Cluster
 from shardwise.plan import PROVEN_GAP, Answer, Certificate, UnevenAnswer, usd_per_step
 from shardwise.units import format_seconds
 
+PRICED_OTHERWISE = "priced as something else"
+"""Why nothing is proven where there are lines of `priced_as`."""
+
 FRONTIER_LINES = 12
 """Points of a frontier that are shown, at most."""
 
 
 def proof_lines(answer: Answer, cluster: Cluster, of_devices: int | None) -> Iterator[Line]:
-    """Candidates, why the others fell, bound, gap, time."""
+    """Candidates, why the others fell, bound, gap, time; what they are of where that is not the cluster."""
     certificate = answer.certificate
     rejected = sum(certificate.rejected.values())
     yield ()
@@ -29,12 +33,21 @@ def proof_lines(answer: Answer, cluster: Cluster, of_devices: int | None) -> Ite
     yield from _reasons(certificate.rejected)
     yield from _parts(answer)
     gap = "0" if certificate.gap <= PROVEN_GAP else words.percent(certificate.gap, 2)
+    bound = "as priced" if certificate.priced_as else f"gap {gap}"
     yield row(
         "",
-        (f"lower bound {words.seconds(certificate.lower_bound_s)}, gap {gap}, found in ", ""),
+        (f"lower bound {words.seconds(certificate.lower_bound_s)}, {bound}, found in ", ""),
         (format_seconds(certificate.search_s), ""),
         (f" ({format_seconds(certificate.search_cpu_s)} of CPU)", "dim"),
     )
+    yield from priced_as_lines(certificate.priced_as)
+
+
+def priced_as_lines(texts: Iterable[str]) -> Iterator[Line]:
+    """What was priced in the place of what was given."""
+    for text in texts:
+        for index, line in enumerate(textwrap.wrap(text, WIDTH - LABEL - 1)):
+            yield row("" if index else "priced as", (line, "warn"))
 
 
 def _objective(answer: Answer, cluster: Cluster, of_devices: int | None) -> Iterator[Line]:
@@ -81,7 +94,7 @@ def idle_lines(answer: Answer | UnevenAnswer, devices: int) -> Iterator[Line]:
 def _verdicts(answer: Answer) -> Iterator[Line]:
     """What is proven of the space, and where uneven plans were looked for too, what is not of them."""
     left = 0.0 if answer.mixed is None else answer.mixed.uneven_gap
-    yield _verdict(answer, is_proven=answer.is_proven or left > PROVEN_GAP >= answer.certificate.gap)
+    yield _verdict(answer, is_proven=answer.is_proven or (left > PROVEN_GAP and answer.certificate.is_proven))
     if left > PROVEN_GAP:
         yield row("", (f"not proven among uneven plans: gap {words.percent(left, 2)}", "warn"))
 
@@ -93,6 +106,8 @@ def _verdict(answer: Answer, *, is_proven: bool) -> Line:
         return row(
             "proof", ("optimal", "good"), (f" among {certificate.enumerated:,} candidates {space}", "")
         )
+    if certificate.priced_as:
+        return row("proof", (f"not proven: {PRICED_OTHERWISE}", "warn"))
     reasons = []
     if answer.objective == "memory" and certificate.unexplored:
         reasons.append(f"{certificate.unexplored:,} candidates are unexplored")
@@ -135,7 +150,7 @@ def frontier_table(answer: Answer, layers: int) -> Iterator[Line]:
     shown = (
         f"{len(places)} of {len(points):,} points" if len(places) < len(points) else f"{len(points):,} points"
     )
-    state = "exact" if not certificate.unexplored else "unfinished"
+    state = "unfinished" if certificate.unexplored else "as priced" if certificate.priced_as else "exact"
     yield ()
     yield (
         (f" {'time against memory':<27}{'step time':>12}{'slower':>9}{'memory':>11}  ", "label"),

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 
 from shardwise.app.cli import words
 from shardwise.app.cli.arranged import hash_of, source_of, uneven_plan, uniform_plan
 from shardwise.app.cli.output import Line, Output, row
+from shardwise.app.cli.proof import priced_as_lines
 from shardwise.app.cli.request import OWN, writable
 from shardwise.app.cli.uneven_card import plan_lines
 from shardwise.cluster import (
@@ -18,6 +19,7 @@ from shardwise.cluster import (
     NodeView,
     check_events,
     events_in_words,
+    events_of_nodes,
     load_cluster,
     load_events,
 )
@@ -83,7 +85,8 @@ def replanned(
         writable("--save", save, inputs=(path, cluster, events))
     plan = read_uneven_plan(path) if is_uneven_plan(path) else read_plan(path)
     loaded = with_devices_of(plan.cluster, load_cluster(cluster, inter_node=inter_node))
-    trace, talk = trace_for(events, loaded)
+    given = trace_for(events, loaded)
+    trace, talk, priced_as = given.trace, given.talk, (*loaded.priced_as, *given.priced_as)
     view = NodeView(loaded)
     conditions = Conditions.at_start(trace)
     saved, gone = frozenset[str](), trace.absent
@@ -115,10 +118,10 @@ def replanned(
         raise Infeasible(f"{error.message}{asked}", reasons=error.reasons) from None
     talk = (*talk, *unreachable_lines("unreachable", situation.unreachable))
     if save is not None:
-        talk = (*talk, f"wrote {save} ({_written(save, decision, planner, trace)})")
+        talk = (*talk, f"wrote {save} ({_written(save, decision, planner, given)})")
     if is_json:
-        return Output(document=document_of(decision, loaded), talk=talk)
-    return Output(lines=list(_card(decision, plan, loaded)), talk=talk)
+        return Output(document={**document_of(decision, loaded), "priced_as": list(priced_as)}, talk=talk)
+    return Output(lines=[*_card(decision, plan, loaded), *priced_as_lines(priced_as)], talk=talk)
 
 
 def _planner_of_files(plan: Plan | UnevenFile, cluster: Cluster, costs: Costs, within: Within) -> Planner:
@@ -143,13 +146,13 @@ def _is_of_files(arrangement: Arrangement) -> bool:
     return not arrangement.is_rerouted and len(set(arrangement.microbatches)) == 1
 
 
-def _written(path: str, decision: Decision[AnyArrangement], planner: MixedPlanner, trace: EventTrace) -> str:
+def _written(path: str, decision: Decision[AnyArrangement], planner: MixedPlanner, given: GivenEvents) -> str:
     """Writes what was decided on, and tells the hash of the file."""
     arrangement, prices = decision.arrangement, planner.prices
     found = ForTrace(
         policy=DECISION,
-        source=source_of(trace),
-        trace=hash_of(trace),
+        source=source_of(given.given),
+        trace=hash_of(given.given),
         nodes=arrangement.nodes,
         length_s=decision.horizon_s,
         steps=decision.steps,
@@ -160,9 +163,12 @@ def _written(path: str, decision: Decision[AnyArrangement], planner: MixedPlanne
         gap=None,
     )
     if isinstance(arrangement, UnevenArrangement):
-        return write_uneven_plan(path, uneven_plan(planner, arrangement, found, None)[0])
+        return write_uneven_plan(path, uneven_plan(planner, arrangement, found, None, given.priced_as)[0])
     job, cluster = prices.job, prices.cluster
-    plan, _ = uniform_plan(arrangement, found, model=prices.model, cluster=cluster, job=job, space="default")
+    plan, _ = uniform_plan(
+        arrangement, found, model=prices.model, cluster=cluster, job=job, space="default",
+        priced_as=given.priced_as,
+    )  # fmt: skip
     return write_plan(path, plan)
 
 
@@ -174,20 +180,32 @@ def unreachable_lines(said: str, names: Iterable[str]) -> Iterator[str]:
         yield f"shardwise: {said}: {', '.join(ordered[:NAMED])}{more}"
 
 
-def trace_for(events: str, cluster: Cluster) -> tuple[EventTrace, tuple[str, ...]]:
-    """The trace in a file, or in words; and what is to be said about it. ConfigError where it does not belong
-    to the cluster."""
-    told: str | None = None
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GivenEvents:
+    """The events of a trace: as they were `given`, and of nodes alone (`trace`), with what of them is priced
+    as something else; and the `talk` about reading them."""
+
+    given: EventTrace
+    trace: EventTrace
+    priced_as: tuple[str, ...]
+    talk: tuple[str, ...]
+
+
+def trace_for(events: str, cluster: Cluster) -> GivenEvents:
+    """The trace in a file, or in words. ConfigError where it does not belong to the cluster."""
+    dropped: str | None = None
     file: str | None = None
     if os.path.exists(events):
-        trace, told = load_events(events)
+        trace, dropped = load_events(events)
         file = events
     elif events.endswith((".jsonl", ".json")):
         raise ConfigError("does not exist", file=events, key="--events")
     else:
         trace = events_in_words(events, len(cluster.nodes))
     check_events(trace, cluster, file=file)
-    return trace, () if told is None else (f"shardwise: {told}",)
+    found = events_of_nodes(trace, cluster, file=file)
+    talk = () if dropped is None else (f"shardwise: {dropped}",)
+    return GivenEvents(given=trace, trace=found.trace, priced_as=found.priced_as, talk=talk)
 
 
 def arrangement_document(arrangement: Arrangement, cluster: Cluster, step_s: float) -> dict[str, object]:

@@ -9,6 +9,7 @@ from itertools import accumulate
 
 from shardwise.app.cli import words
 from shardwise.app.cli.output import Line, Output, row
+from shardwise.app.cli.proof import priced_as_lines
 from shardwise.app.cli.replanning import arrangement_text, trace_for, uneven_layout, unreachable_lines
 from shardwise.app.cli.request import JobOptions, choice, load_request, writable
 from shardwise.app.plot import Growth, OverTime, check_plot_file, write_over_time
@@ -79,7 +80,8 @@ def replayed(options: JobOptions, wanted: ReplayOptions, *, is_json: bool) -> Ou
         check_plot_file(wanted.plot, key="--plot")
         writable("--plot", wanted.plot, inputs=(options.model, options.cluster, wanted.events))
     subject = _subject(options)
-    trace, talk = trace_for(wanted.events, subject.cluster)
+    given = trace_for(wanted.events, subject.cluster)
+    trace, talk, priced_as = given.trace, given.talk, (*subject.cluster.priced_as, *given.priced_as)
     end_s = wanted.length_s if wanted.length_s is not None else trace.end_s
     if end_s <= 0.0:
         raise ConfigError("has no length", key="--length", found=f"{end_s:g} s", allowed="--length 24h")
@@ -99,8 +101,8 @@ def replayed(options: JobOptions, wanted: ReplayOptions, *, is_json: bool) -> Ou
         write_over_time(wanted.plot, _plot(found, subject, trace))
         talk = (*talk, f"wrote {wanted.plot}")
     if is_json:
-        return Output(document=_document(found, costs), talk=talk)
-    return Output(lines=list(_card(found, costs)), talk=talk)
+        return Output(document={**_document(found, costs), "priced_as": list(priced_as)}, talk=talk)
+    return Output(lines=[*_card(found, costs), *priced_as_lines(priced_as)], talk=talk)
 
 
 def _policies(text: str) -> tuple[str, ...]:

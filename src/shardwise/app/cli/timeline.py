@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from shardwise import search
 from shardwise.app.cli import words
 from shardwise.app.cli.output import Line, Output
+from shardwise.app.cli.proof import priced_as_lines
 from shardwise.app.cli.request import writable
 from shardwise.errors import ConfigError
 from shardwise.plan import Plan, document_hash, is_graph_plan, is_uneven_plan, plan_document, read_plan
@@ -82,6 +83,7 @@ def _lines(plan: Plan, timeline: Timeline) -> list[Line]:
     return [
         ((title, "title"),),
         ((" · ".join(text for text in details if text), "dim"),),
+        *priced_as_lines(plan.priced_as),
         (),
         *(((line, ""),) for line in chart),
         ((after, "dim"),),
@@ -104,6 +106,7 @@ def _document(plan: Plan, timeline: Timeline, trace: str | None) -> dict[str, ob
             for rank, busy in enumerate(busy_s(timeline, plan.schedule.pp))
         ],
         "trace": trace,
+        "priced_as": list(plan.priced_as),
     }
 
 

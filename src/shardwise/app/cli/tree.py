@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 
 from shardwise.app.cli import words
 from shardwise.app.cli.output import LABEL, WIDTH, Line, row
+from shardwise.app.cli.proof import priced_as_lines
 from shardwise.plan import Plan
 from shardwise.search import Alternative, Axis, Binding, Explanation, LedgerBlock
 from shardwise.strategy import HOST_MEMORY, MEMORY, Strategy
@@ -39,6 +40,7 @@ def explanation_lines(plan: Plan, explanation: Explanation) -> list[Line]:
         ((f" {_facts(plan)}", "dim"),),
         (("─" * WIDTH, "dim"),),
         *_totals(explanation),
+        *priced_as_lines(plan.priced_as),
         (),
         *_blocks(explanation, plan.best.strategy),
         (),

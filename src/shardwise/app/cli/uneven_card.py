@@ -9,7 +9,7 @@ from shardwise import search
 from shardwise.app.cli import words
 from shardwise.app.cli.card import figures, next_lines, question_lines
 from shardwise.app.cli.output import LABEL, WIDTH, Line, row
-from shardwise.app.cli.proof import idle_lines
+from shardwise.app.cli.proof import PRICED_OTHERWISE, idle_lines, priced_as_lines
 from shardwise.cluster import Cluster
 from shardwise.model import Model
 from shardwise.plan import PROVEN_GAP, Stage, UnevenAnswer, UnevenResult
@@ -135,7 +135,9 @@ def _compared(answer: UnevenAnswer, cluster: Cluster) -> Iterator[Line]:
 def _proof(answer: UnevenAnswer) -> Iterator[Line]:
     certificate = answer.certificate
     gap = certificate.gap
-    if gap <= PROVEN_GAP:
+    if certificate.priced_as:
+        yield row("proof", (f"not proven: {PRICED_OTHERWISE}", "warn"))
+    elif gap <= PROVEN_GAP:
         yield row("proof", ("optimal", "good"), (" among all uneven plans (docs/mixed.md)", ""))
     else:
         text = f"within {words.percent(gap, 2)} of the best uneven plan"
@@ -151,6 +153,7 @@ def _proof(answer: UnevenAnswer) -> Iterator[Line]:
         (format_seconds(certificate.search_s), ""),
         (f" ({format_seconds(certificate.search_cpu_s)} of CPU)", "dim"),
     )
+    yield from priced_as_lines(certificate.priced_as)
 
 
 def _assumptions(cluster: Cluster, job: Job, result: UnevenResult) -> Iterator[Line]:

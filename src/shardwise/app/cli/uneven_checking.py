@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from shardwise.check import Check, Verdict, number_check, parts_check, value_check
+from shardwise.check import (
+    Check,
+    Verdict,
+    number_check,
+    of_what_was_priced,
+    parts_check,
+    priced_as_check,
+    value_check,
+)
 from shardwise.plan import UnevenFile, document_hash, read_uneven_plan, uneven_plan_document
 from shardwise.search import RecordPrices, priced_again, restated
 
@@ -45,20 +53,28 @@ def check_uneven_file(path: str) -> Verdict:
                 expected=f"at most {found.usable_bytes!r} B",
             ),
             number_check("certificate", certificate.best_s, best.step_time_s),
-            number_check("gap", certificate.gap, 1.0 - certificate.lower_bound_s / best.step_time_s, 1.0),
+            *_gap_check(plan),
             *_figure_checks(plan),
         ]
     bound = f"no plan takes less than {certificate.lower_bound_s!r} s"
-    checks.append(
-        Check(
-            name="optimal",
-            ok=False,
-            found=bound if plan.for_trace is None else "chosen for a trace: nothing is claimed of it alone",
-            expected="the same, by another search: there is none for uneven plans",
-            is_open=True,
-        )
+    optimal = Check(
+        name="optimal",
+        ok=False,
+        found=bound if plan.for_trace is None else "chosen for a trace: nothing is claimed of it alone",
+        expected="the same, by another search: there is none for uneven plans",
+        is_open=True,
     )
+    checks += priced_as_check(plan.cluster, plan.priced_as, is_for_trace=plan.for_trace is not None)
+    checks.append(of_what_was_priced(optimal, plan.priced_as))
     return Verdict(plan_hash=stated, checks=tuple(checks))
+
+
+def _gap_check(plan: UnevenFile) -> Iterator[Check]:
+    """Nothing where something else was priced than what was given: then the file has no gap."""
+    certificate = plan.certificate
+    if not certificate.priced_as:
+        gap = 1.0 - certificate.lower_bound_s / plan.best.step_time_s
+        yield number_check("gap", certificate.gap, gap, 1.0)
 
 
 def _figure_checks(plan: UnevenFile) -> Iterator[Check]:

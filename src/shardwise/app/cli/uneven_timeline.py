@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from shardwise import search
 from shardwise.app.cli import words
 from shardwise.app.cli.output import Line, Output
+from shardwise.app.cli.proof import priced_as_lines
 from shardwise.app.cli.timeline import CHART_COLUMNS, VERSION, busy_s
 from shardwise.app.cli.uneven_card import PIPELINES, stage_texts
 from shardwise.errors import ConfigError
@@ -89,6 +90,7 @@ def _lines(plan: UnevenFile, pipelines: Sequence[_Pipeline]) -> Iterator[Line]:
     )  # fmt: skip
     yield ((f"{plan.model.name} on {plan.cluster.name}", "title"),)
     yield ((" · ".join(facts), "dim"),)
+    yield from priced_as_lines(plan.priced_as)
     alike: dict[tuple[int, tuple[str, ...]], list[_Pipeline]] = {}
     for pipeline in sorted(pipelines, key=lambda one: -one.microbatches):
         alike.setdefault((pipeline.microbatches, pipeline.stages), []).append(pipeline)
@@ -125,4 +127,5 @@ def _document(plan: UnevenFile, pipelines: Sequence[_Pipeline], trace: str | Non
             for rank, busy in zip(one.ranks, busy_s(one.timeline, len(one.ranks)), strict=True)
         ],
         "trace": trace,
+        "priced_as": list(plan.priced_as),
     }

@@ -213,7 +213,7 @@ def _answer(space: UnevenSpace, outcome: UnevenOutcome, mixed: MixedFigures) -> 
     ranks = [rank for stage in stages for rank in stage.rank_numbers]
     return UnevenAnswer(
         best=result,
-        certificate=_certificate(outcome, result),
+        certificate=replace(_certificate(outcome, result), priced_as=space.cluster.priced_as),
         mixed=replace(mixed, idle=idle),
         idle=idle_in(space.cluster, ranks),
     )

@@ -20,6 +20,7 @@ from shardwise.app.cli.frontier.strategies import StrategySubject
 from shardwise.app.cli.frontier.subject import Subject
 from shardwise.app.cli.frontier.tables import curve_table, figures, pick_lines, profile_table, reference_lines
 from shardwise.app.cli.output import Line, Output, progress, row
+from shardwise.app.cli.proof import PRICED_OTHERWISE
 from shardwise.app.cli.request import JobOptions, choice, count, fraction, load_request, workers, writable
 from shardwise.app.cli.spaces import require_candidates, space_choice
 from shardwise.app.cli.words import counted, percent
@@ -302,7 +303,8 @@ def _lines(subject: Subject[LayoutT], found: Found[LayoutT]) -> Iterator[Line]:
     yield row(
         "frontier", (f"{len(found.points):,} points", "value"), (f" of {_listed(found)} on {where}", "")
     )
-    yield row("", (_proven(max(curve.epsilon for curve in counts), found.epsilon), "dim"))
+    proven = _proven(max(curve.epsilon for curve in counts), found.epsilon)
+    yield row("", (PRICED_OTHERWISE if subject.priced_as else proven, "dim"))
     if found.pick is not None:
         yield from pick_lines(subject, found.pick, _why(found))
     if len(found.curves) > 1 or found.mode == "profile":

@@ -14,6 +14,7 @@ from shardwise.app.cli import words
 from shardwise.app.cli.frontier.whole import along_axes, whole_layout
 from shardwise.app.cli.graph_checking import price_of
 from shardwise.app.cli.output import LABEL, WIDTH, Line, row
+from shardwise.app.cli.proof import PRICED_OTHERWISE, priced_as_lines
 from shardwise.app.cli.request import (
     DTYPES,
     OPTIMIZERS,
@@ -138,6 +139,10 @@ class GraphSubject:
     def curves(self) -> GraphCurves:
         return self._curves
 
+    @property
+    def priced_as(self) -> Sequence[str]:
+        return self._request.cluster.priced_as
+
     def heading(self) -> Iterator[Line]:
         graph, cluster = self._request.graph, self._request.cluster
         yield (("", ""),)
@@ -183,6 +188,7 @@ class GraphSubject:
                 "memory_margin": self._request.memory_margin,
                 "profile": training.profile.name,
             },
+            "priced_as": list(cluster.priced_as),
         }
 
     def title(self, point: GraphPoint) -> str:
@@ -228,7 +234,7 @@ class GraphSubject:
         return {
             "space": "layouts",
             "meshes": {str(curve.devices): [list(mesh.ranks) for mesh in curve.meshes] for curve in own},
-            "epsilon": max(curve.epsilon for curve in own),
+            "epsilon": None if self.priced_as else max(curve.epsilon for curve in own),
             "choices": sum(effort.choices for effort in efforts),
             "weighted_sums": sum(effort.weights for effort in efforts),
             "labels": sum(effort.labels for effort in efforts),
@@ -270,7 +276,9 @@ class GraphSubject:
         worst = max(curve.epsilon for curve in own)
         yield ()
         told = "exact" if worst == 0.0 else f"within {words.percent(worst, 2)}"
-        yield row("proof", (told, "good"), (" of all layouts, of each operator as many as below", ""))
+        verdict = (f"not proven: {PRICED_OTHERWISE};", "warn") if self.priced_as else (told, "good")
+        yield row("proof", verdict, (" of all layouts, of each operator as many as below", ""))
+        yield from priced_as_lines(self.priced_as)
         yield from self._layouts(own[-1])
         yield from self._meshes(own)
         spent_s, cpu_s = sum(curve.search_s for curve in own), sum(curve.search_cpu_s for curve in own)

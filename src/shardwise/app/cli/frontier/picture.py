@@ -10,6 +10,7 @@ from shardwise.app.cli import words
 from shardwise.app.cli.frontier.document import Found
 from shardwise.app.cli.frontier.subject import Subject
 from shardwise.app.cli.frontier.tables import figures
+from shardwise.app.cli.proof import PRICED_OTHERWISE
 from shardwise.app.plot import Dot, Line, Mark, Plot
 from shardwise.search import Point, smallest
 
@@ -42,6 +43,7 @@ def plot_of(subject: Subject[LayoutT], found: Found[LayoutT]) -> Plot:
             )
         )
     title, facts = subject.caption()
+    facts = (*facts, PRICED_OTHERWISE) if subject.priced_as else facts
     count = sum(len(line.dots) for line in lines)
     return Plot(
         title=title,

@@ -9,6 +9,7 @@ from dataclasses import asdict
 from shardwise.app.cli import card, documents, words
 from shardwise.app.cli.answer import schedule_of
 from shardwise.app.cli.output import LABEL, WIDTH, Line, row
+from shardwise.app.cli.proof import PRICED_OTHERWISE, priced_as_lines
 from shardwise.app.cli.request import Request
 from shardwise.errors import InternalError
 from shardwise.plan import Plan, plan_of
@@ -27,6 +28,10 @@ class StrategySubject:
     @property
     def curves(self) -> StrategyCurves:
         return self._curves
+
+    @property
+    def priced_as(self) -> Sequence[str]:
+        return self._request.cluster.priced_as
 
     def heading(self) -> Iterator[Line]:
         return card.question_lines(self._request.model, self._request.cluster, self._request.job)
@@ -85,9 +90,10 @@ class StrategySubject:
         yield ()
         yield row(
             "proof",
-            ("exact", "good"),
+            (f"not proven: {PRICED_OTHERWISE};", "warn") if self.priced_as else ("exact", "good"),
             (f" among {total:,} candidates of the space '{self._question.space}'", ""),
         )
+        yield from priced_as_lines(self.priced_as)
         counts = (f"{rejected:,} rejected", f"{cut:,} cut by points no worse", f"{simulated:,} evaluated")
         for line in words.wrapped(counts, " · ", WIDTH - LABEL):
             yield row("", (line, ""))

@@ -20,6 +20,11 @@ class Subject(Protocol[LayoutT]):
         """Where the curves come from."""
         ...
 
+    @property
+    def priced_as(self) -> Sequence[str]:
+        """What the cluster is priced as where that is not what was given."""
+        ...
+
     def heading(self) -> Iterator[Line]:
         """What was asked, as the head of a card."""
         ...
