@@ -51,7 +51,10 @@ def cluster(tmp_path: Path) -> str:
 @pytest.fixture
 def saved(run: Run, cluster: str, tmp_path: Path) -> str:
     path = str(tmp_path / "plan.yaml")
-    assert run("plan", "gpt2", "--cluster", cluster, *JOB, "--space", "core", "--save", path).code == 0
+    assert (
+        run("plan", "gpt2", "--cluster", cluster, *JOB, "--space", "core", "--use-all", "--save", path).code
+        == 0
+    )
     return path
 
 
@@ -88,7 +91,7 @@ def read(run: Run, *argv: str) -> str:
 @pytest.mark.parametrize(
     ("schema", "argv"),
     [
-        ("plan-answer", ("plan", "gpt2", "--space", "core", "--frontier")),
+        ("plan-answer", ("plan", "gpt2", "--space", "core", "--frontier", "--use-all")),
         ("evaluation", ("evaluate", "gpt2", "--strategy", "zero_stage=1")),
         ("frontier", ("frontier", "gpt2", "--space", "core")),
     ],
@@ -102,7 +105,7 @@ def test_answers_on_links_say_what_they_were_priced_as(
 
 
 def test_a_plan_on_links_is_not_proven(run: Run, cluster: str) -> None:
-    asked = ("plan", "gpt2", "--space", "core", "--cluster", cluster, *JOB)
+    asked = ("plan", "gpt2", "--space", "core", "--use-all", "--cluster", cluster, *JOB)
     document = answered(run, "plan-answer", *asked)
     assert document["is_proven"] is False and document["uneven_gap"] is None
     assert document["certificate"]["gap"] is None and document["certificate"]["priced_as"] == [LINE]
