@@ -309,6 +309,29 @@ def test_a_graph_file_that_does_not_hold_together_names_its_operator(
     assert ran.code == 2 and error["kind"] == "config" and words[0] in f"{error['key']} {error['message']}"
 
 
+def test_a_concat_without_output_is_refused_by_name(run: Run, tmp_path: Path) -> None:
+    block = {
+        "name": "all",
+        "operators": [
+            {
+                "name": "joined",
+                "kind": "concat",
+                "inputs": [{"from": "x", "dims": ["b", "e"]}, {"from": "y", "dims": ["b", "f"]}],
+                "output": [],
+            }
+        ],
+    }
+    path = tmp_path / "mine.yaml"
+    inputs = {"x": ["batch", 2], "y": ["batch", 3]}
+    path.write_text(
+        written_yaml(
+            {"batch": 8, "sizes": {"b": "batch", "e": 2, "f": 3}, "inputs": inputs, "blocks": [block]}
+        )
+    )
+    ran = run("frontier", str(path), *QUESTION[2:])
+    refused(ran, "mine.yaml", "blocks[0].operators[0].output", "'joined' needs a dim along which", "found []")
+
+
 def test_too_little_memory_tells_the_smallest_point(run: Run) -> None:
     ran = run(*QUESTION, "--memory-limit", "1MiB")
     assert ran.code == 3 and "the smallest takes" in ran.err
