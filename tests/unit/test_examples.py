@@ -14,7 +14,13 @@ ROOT = Path(__file__).parents[2]
 FIXED = "import tests.conftest"
 OTHER_MODULES = "import shardwise.app.cli.main"
 RANDOM = "from hypothesis import settings; settings.load_profile('random')"
-WITH_CONSTANTS = "tests.conftest.providers._get_local_constants = tests.conftest.found_constants"
+CONSTANTS = """
+p = tests.conftest.providers
+own = p.Constants(integers=p.SortedSet(range(1000)), strings=p.SortedSet(["one", "two"]))
+p._get_local_constants = lambda: own
+"""
+"""As if modules with these constants were loaded."""
+
 DRAWS = "from tests.unit.test_examples import drawn; print(drawn())"
 
 
@@ -49,4 +55,4 @@ def test_a_random_search_draws_others() -> None:
 
 
 def test_a_broken_twin_that_draws_constants_of_loaded_modules_is_noticed() -> None:
-    assert drawn_by(FIXED, WITH_CONSTANTS, OTHER_MODULES) != drawn_by(FIXED, WITH_CONSTANTS)
+    assert drawn_by(FIXED, CONSTANTS) != drawn_by(FIXED)
