@@ -255,8 +255,7 @@ class GraphSubject:
         """Which meshes were searched, and how others are."""
         choice = self._curves.meshes.text
         what = {"tiers": "the mesh of the tiers", "all": "all meshes"}.get(choice, "these meshes alone")
-        told = [", ".join(mesh.name for mesh in curve.meshes) for curve in curves]
-        told = list(dict.fromkeys(told))
+        told = list(dict.fromkeys(", ".join(mesh.name for mesh in curve.meshes) for curve in curves))
         told = [f"on {what}{self.mesh_text}: {told[0]}", *told[1:]]
         for line in words.wrapped(told, "; ", WIDTH - LABEL):
             yield row("", (line, ""))

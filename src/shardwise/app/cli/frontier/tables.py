@@ -135,8 +135,8 @@ def profile_table(subject: Subject[LayoutT], found: Found[LayoutT]) -> Iterator[
     several = _has_pools(found)
     for curve in found.curves:
         if not curve.points:
-            told = f"  {' + '.join(_pools(curve.part))}" if several else ""
-            yield ((f" {curve.devices:>7,}  nothing fits{told}", "dim"),)
+            pools = f"  {' + '.join(_pools(curve.part))}" if several else ""
+            yield ((f" {curve.devices:>7,}  nothing fits{pools}", "dim"),)
         rows = _profile_rows(curve, found.limit_bytes)
         for index, (name, point) in enumerate(rows):
             number = f"{curve.devices:,}" if index == 0 else ""
