@@ -8,6 +8,7 @@ import pytest
 
 from shardwise.cluster import Cluster, load_cluster, pools_of
 from shardwise.errors import ConfigError
+from shardwise.plan import Idle
 from shardwise.search import Curve, PartChoice, Point, points_of
 
 MIXED = "2x4xA100-80G+1x2xV100-32G"
@@ -27,6 +28,24 @@ def test_a_mixed_cluster_has_every_union_of_its_pools_the_whole_last() -> None:
     ]
     assert unions[-1] is cluster
     assert len(PartChoice(load_cluster("1x1xA100-80G+1x1xV100-32G+1x1xT4")).unions) == 7
+
+
+def test_of_more_than_four_pools_each_alone_and_all_of_them() -> None:
+    """Five pools: 5 + 1 curves, not the 31 of all unions."""
+    cluster = load_cluster("1x1xA100-80G+1x1xV100-32G+1x1xT4+1x1xL4+1x1xA10G")
+    assert [part.devices for part in PartChoice(cluster).unions] == [1, 1, 1, 1, 1, 5]
+
+
+def test_idle_devices_are_those_that_a_part_has_not() -> None:
+    """Of ranks 0 to 3 and 4 to 7 (A100), 8 and 9 (V100)."""
+    choice = PartChoice(load_cluster(MIXED))
+    fast, slow, whole = choice.unions
+    assert choice.idle_of(fast) == Idle(devices=2, nodes=1, ranks="8-9")
+    assert choice.idle_of(slow) == Idle(devices=8, nodes=2, ranks="0-7")
+    assert choice.idle_of(whole) == Idle()
+    one_of_first, one_of_second = choice.of(1)
+    assert choice.idle_of(one_of_first) == Idle(devices=9, nodes=2, ranks="1-9")
+    assert choice.idle_of(one_of_second) == Idle(devices=9, nodes=2, ranks="0-7,9")
 
 
 @pytest.mark.parametrize("text", ["2x4xA100-80G", MIXED])
