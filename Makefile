@@ -4,11 +4,12 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check --no-input
 WORKERS ?= auto
+ROUNDS ?= 10
 
 # Tests start hundreds of processes: where the shell forbids bytecode, each would compile the package again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: plan test bench accuracy demo clean
+.PHONY: plan test test-random bench accuracy demo clean
 .DELETE_ON_ERROR:
 
 plan: .venv/installed
@@ -19,6 +20,11 @@ test: .venv/installed-for-tests
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/pytest -n $(WORKERS) --maxprocesses 8 --dist loadgroup
+
+# The tests that draw examples, each round with others; a round that fails prints its example and ends it.
+test-random: .venv/installed-for-tests
+	@for round in $$(seq $(ROUNDS)); do echo "round $$round of $(ROUNDS)"; \
+	  $(BIN)/pytest -n $(WORKERS) --maxprocesses 8 --dist loadgroup -m hypothesis --hypothesis-profile random || exit 1; done
 
 bench: .venv/installed-for-tests
 	@$(BIN)/python -m benchmarks

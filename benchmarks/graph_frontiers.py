@@ -41,7 +41,7 @@ def figures(name: str, epsilon: float = 0.001) -> dict[str, float]:
     cluster = load_cluster(cluster_text)
     training = Training(dtype=best_dtype(cluster))
     source = GraphCurves(scaled(load_graph(f"graph:{graph}"), batch, seq_len), cluster, training, 0.05)
-    curve = source.curve(cluster.devices, epsilon=epsilon)
+    curve = source.curve(cluster, epsilon=epsilon)
     return {
         "points": float(len(curve.points)),
         "proven": curve.epsilon,

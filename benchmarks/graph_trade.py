@@ -51,7 +51,7 @@ def curve_of(name: str, bandwidth: float, epsilon: float) -> Curve:
     cluster = load_cluster(cluster_text, inter_node=f"{rate:.12g}Gb/s")
     training = Training(dtype=best_dtype(cluster))
     source = GraphCurves(scaled(load_graph(f"graph:{name}"), batch, seq_len), cluster, training, 0.05)
-    curve = source.curve(cluster.devices, epsilon=epsilon)
+    curve = source.curve(cluster, epsilon=epsilon)
     knee = curve.knee
     return {
         "points": [(point.time_s, point.memory_bytes) for point in curve.points],
@@ -61,7 +61,7 @@ def curve_of(name: str, bandwidth: float, epsilon: float) -> Curve:
         "gigabits": rate,
         "references": {
             reference.name: (reference.point.time_s, reference.point.memory_bytes, reference.fits)
-            for reference in source.references(cluster.devices)
+            for reference in source.references(cluster)
         },
     }
 

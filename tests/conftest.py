@@ -5,11 +5,21 @@ from __future__ import annotations
 import os
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
+from hypothesis.internal.conjecture import providers
+from hypothesis.internal.constants_ast import Constants
 
 # No test depends on the clock: one that is held up by others on its core has not failed.
-settings.register_profile("no clock", deadline=None)
-settings.load_profile("no clock")
+settings.register_profile("random", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+# The same examples on every machine and in every order of tests.
+settings.register_profile("fixed", settings.get_profile("random"), derandomize=True)
+settings.load_profile("fixed")
+
+# Hypothesis also draws constants that it finds in the modules loaded so far. Which those are depends on the
+# tests that ran before in this process, and so on how many processes share the tests.
+NO_CONSTANTS = Constants()
+found_constants = providers._get_local_constants
+providers._get_local_constants = lambda: NO_CONSTANTS if settings().derandomize else found_constants()
 
 # Before anything loads them: threads of several workers on few cores spin while they wait for one another.
 for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
+import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
@@ -116,6 +117,17 @@ def test_a_changed_cluster_file_is_a_cluster_or_a_config_error(path: Path, data:
         assert cluster.file == "c.yaml"
     else:
         assert cluster.devices > 0 and cluster.tiers[-1].span == cluster.devices
+
+
+@pytest.mark.parametrize("name", ["\n", "", "x" * 300])
+def test_a_class_by_a_name_that_is_no_text_is_refused_in_one_line(name: str) -> None:
+    """It was named among what is allowed where a node has no device."""
+    tree = read_mapping(str(next(path for path in EXAMPLES if path.name == "mixed.yaml")))
+    classes = tree["classes"]
+    assert isinstance(classes, dict)
+    tree = {**tree, "classes": {name: classes["A100-capped"]}}
+    refusal = outcome(lambda: cluster_of_fields(Fields(tree, file="c.yaml")))
+    assert isinstance(refusal, ConfigError) and refusal.key == "classes"
 
 
 @given(st.sampled_from(EXAMPLES), st.data())

@@ -56,7 +56,7 @@ def by_definition(graph: OpGraph, cluster_text: str) -> np.ndarray:
 
 def found_on(graph: OpGraph, cluster_text: str, choice: str) -> np.ndarray:
     cluster = load_cluster(cluster_text)
-    curve = GraphCurves(graph, cluster, TRAINING, 0.05, MeshChoice(choice)).curve(cluster.devices)
+    curve = GraphCurves(graph, cluster, TRAINING, 0.05, MeshChoice(choice)).curve(cluster)
     assert curve.epsilon == 0.0
     return np.array([(point.time_s, point.memory_bytes) for point in curve.points])
 

@@ -94,7 +94,7 @@ def drawn(graph: OpGraph, ranks: Sequence[int], seeds: Sequence[int]) -> Iterato
 def on_frontier(graph: OpGraph, devices: int, count: int) -> list[GraphPlan]:
     """Plans of so many points of the frontier on processes of this machine, its ends among them."""
     cluster = load_cluster(f"1x{devices}xcpu")
-    curve = GraphCurves(graph, cluster, Training(dtype="fp32"), 0.05).curve(devices, epsilon=0.01)
+    curve = GraphCurves(graph, cluster, Training(dtype="fp32"), 0.05).curve(cluster, epsilon=0.01)
     places = sorted({round(at * (len(curve.points) - 1) / max(count - 1, 1)) for at in range(count)})
     return [plan_with(graph, curve.meshes[0].ranks, curve.points[place].layout) for place in places]
 
@@ -132,7 +132,7 @@ def on_staged_frontier(
     """Plans of so many points of the frontier in stages, its ends among them."""
     cluster = load_cluster(f"1x{devices}xcpu")
     curves = StagedCurves(graph, cluster, Training(dtype="fp32"), 0.05, stages, (microbatches,))
-    curve = curves.curve(devices, epsilon=0.2)
+    curve = curves.curve(cluster, epsilon=0.2)
     places = sorted({round(at * (len(curve.points) - 1) / max(count - 1, 1)) for at in range(count)})
     found = []
     for place in places:

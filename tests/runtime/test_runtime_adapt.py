@@ -220,24 +220,56 @@ def test_train_adaptive(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert "--adaptive: has no links to watch" in error and error.count("\n") == 1
 
 
+def scripted_run(steps: list[tuple[Strategy, float, float]]) -> Callable[..., object]:
+    """A run whose steps have these strategies, times and predictions."""
+
+    def train_here(plan: Plan, *_: object, report: Callable[[StepRecord], None], **__: object) -> object:
+        for step, (strategy, step_s, predicted_s) in enumerate(steps, start=1):
+            record = StepRecord(
+                step=step, loss=1.0, gradient_norm=1.0, step_time_s=step_s, predicted_s=predicted_s,
+                strategy=strategy, tokens=step,
+            )  # fmt: skip
+            report(record)
+        return [[Span(0, COMPUTE, "0F0", 0.0, 1.0)]]
+
+    return train_here
+
+
+def test_the_summary_names_the_last_strategy_and_that_it_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Step times and the prediction are those of the last strategy."""
+    plan, path = make_plan("dp=2,zero_stage=1"), str(tmp_path / "p.yaml")
+    write_plan(path, plan)
+    first, second = plan.best.strategy, make_plan("pp=2").best.strategy
+    without_zero = make_plan("dp=2").best.strategy
+
+    def summary(*steps: tuple[Strategy, float, float]) -> dict[str, str]:
+        monkeypatch.setattr(shardwise.runtime, "train_here", scripted_run(list(steps)))
+        assert main(["train", path, "--steps", str(len(steps))]) == 0
+        lines = capsys.readouterr().out.splitlines()
+        return {line[:12].strip(): line[12:].strip() for line in lines}
+
+    # Of the two steps under pp 2 the median is (0.5 + 0.4) / 2; of all but the first quarter it would be 1.
+    once = summary(*[(first, 1.0, 1.0)] * 4, (second, 0.5, 0.3), (second, 0.4, 0.3))
+    assert once["strategy"] == "pp 2" and once["changed"] == "after step 4; it began with dp 2"
+    assert once["step time"] == "450 ms measured (median), 300 ms predicted"
+    back = summary((first, 1.0, 1.0), (second, 0.5, 0.3), (first, 0.9, 0.8))
+    assert back["strategy"] == "dp 2" and back["step time"] == "900 ms measured (median), 800 ms predicted"
+    assert back["changed"] == "2 times, last after step 2; it began with dp 2"
+    alike = summary((first, 1.0, 1.0), (without_zero, 1.0, 1.0))
+    assert alike["changed"] == "after step 1; it began with dp 2 (optim_shard 2)"
+    assert "changed" not in summary((first, 1.0, 1.0), (first, 1.0, 1.0))
+
+
 def test_the_trace_behind_a_move_names_the_plan_that_ran(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A run of which the last step was made under another strategy than the plan's."""
     plan, trace = make_plan("dp=2,zero_stage=1"), str(tmp_path / "m.json")
     moved = search.plan_of_strategy(plan.model, plan.cluster, plan.job, make_plan("pp=2").best.strategy)
-    ran = [plan, moved]
-
-    def train_here(plan: Plan, *_: object, report: Callable[[StepRecord], None], **__: object) -> object:
-        for step, each in enumerate(ran, start=1):
-            record = StepRecord(
-                step=step, loss=1.0, gradient_norm=1.0, step_time_s=1.0, predicted_s=1.0,
-                strategy=each.best.strategy, tokens=step,
-            )  # fmt: skip
-            report(record)
-        return [[Span(0, COMPUTE, "0F0", 0.0, 1.0)]]
-
-    monkeypatch.setattr(shardwise.runtime, "train_here", train_here)
+    ran = [(plan.best.strategy, 1.0, 1.0), (moved.best.strategy, 1.0, 1.0)]
+    monkeypatch.setattr(shardwise.runtime, "train_here", scripted_run(ran))
     write_plan(str(tmp_path / "p.yaml"), plan)
     words = ["train", str(tmp_path / "p.yaml"), "--steps", "2", "--trace", trace]
     assert main(words) == 0

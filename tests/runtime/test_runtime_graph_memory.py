@@ -99,7 +99,7 @@ def shallow(graph: OpGraph) -> OpGraph:
 def ends(graph: OpGraph) -> list[GraphPlan]:
     """The fastest and the smallest of the frontier on processes of one machine with memory for all."""
     cluster = with_memory(RANKS)
-    curve = GraphCurves(graph, cluster, Training(dtype="fp32"), 0.05).curve(RANKS, epsilon=0.05)
+    curve = GraphCurves(graph, cluster, Training(dtype="fp32"), 0.05).curve(cluster, epsilon=0.05)
     ranks = curve.meshes[0].ranks
     return [
         replace(plan_with(graph, ranks, point.layout), cluster=cluster)

@@ -155,6 +155,19 @@ def test_wrong_kinds_are_refused_by_every_reader() -> None:
         assert error.file == "f" and error.key and error.allowed
 
 
+@pytest.mark.parametrize("name", ["", "\n", "a\x1b[31m", "x" * 201])
+def test_names_that_the_user_chose_are_short_texts(name: str) -> None:
+    fields = Fields({name: {}}, file="f", key="classes")
+    for read in (lambda: list(fields.items()), fields.chosen_names):
+        error = wrong(read)
+        assert (error.file, error.key) == (
+            "f",
+            "classes",
+        ) and error.message == "has a name that is not a short text"
+        assert str(error).isprintable() and len(str(error)) < 300
+    assert Fields({"a b": {}}).chosen_names() == ("a b",)
+
+
 def test_unknown_keys_are_refused_with_a_suggestion() -> None:
     fields = Fields(parse_mapping("layers: 2\nhiden: 3"), file="m.yaml")
     fields.integer("layers")

@@ -112,7 +112,7 @@ def _inputs(fields: Fields, scope: _Scope) -> dict[str, tuple[tuple[int, Growth]
     part = fields.mapping("inputs")
     inputs = {
         name: tuple(scope.size(part, name, item) for item in part.sequence(name, high=16))
-        for name in part.names
+        for name in part.chosen_names()
     }
     part.finish()
     return inputs

@@ -117,6 +117,9 @@ def _wrong_value(op: OpNode, attribute: Attribute, value: object) -> str:
         allowed = "a finite number"
     elif attribute.type == "text":
         fits, allowed = value in attribute.choices, ", ".join(attribute.choices)
+    elif attribute.type == "dim":
+        fits = isinstance(value, str) and value in op.dims
+        allowed = f"the name of one dim, of {dims_text(tuple(op.dims))}"
     else:
         fits = isinstance(value, str) and bool(value.split()) and set(value.split()) <= set(op.dims)
         allowed = f"names of dims with spaces between, of {dims_text(tuple(op.dims))}"

@@ -10,6 +10,9 @@ from shardwise.inputs.limits import MAX_NODES
 from shardwise.inputs.words import join_key, nearest, printable, shown
 from shardwise.units import examples_of, parse_quantity
 
+MAX_NAME: Final = 200
+"""Characters of a name that the user chose, at most."""
+
 
 class _Required:
     """The type of REQUIRED."""
@@ -101,12 +104,11 @@ class Fields:
             )
         return float(value)
 
-    def text(self, name: str, *, default: str | _Required = REQUIRED, max_length: int = 200) -> str:
+    def text(self, name: str, *, default: str | _Required = REQUIRED, max_length: int = MAX_NAME) -> str:
         """Printable text on one line, not empty."""
-        allowed = f"text of 1 to {max_length} printable characters"
+        allowed = _text_allowed(max_length)
         value = self.any(name, default=default, allowed=allowed)
-        is_text = isinstance(value, str) and 0 < len(value) <= max_length and value.isprintable()
-        if not is_text and value is not default:
+        if not (isinstance(value, str) and _is_text(value, max_length)) and value is not default:
             raise self.error(name, "is not a short text", found=shown(value), allowed=allowed)
         return str(value)
 
@@ -170,8 +172,22 @@ class Fields:
 
     def items(self) -> Iterator[tuple[str, Fields]]:
         """Every key with its mapping, for mappings whose keys are names the user chose."""
-        for name in self._mapping:
+        for name in self.chosen_names():
             yield name, self.mapping(name)
+
+    def chosen_names(self) -> tuple[str, ...]:
+        """All keys, for mappings whose keys are names the user chose: each is a short text, as messages have
+        them in one line."""
+        for name in self._mapping:
+            if not _is_text(name, MAX_NAME):
+                raise ConfigError(
+                    "has a name that is not a short text",
+                    file=self.file,
+                    key=self.key or None,
+                    found=shown(name),
+                    allowed=_text_allowed(MAX_NAME),
+                )
+        return tuple(self._mapping)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -191,6 +207,14 @@ class Fields:
                 message = "is not a known key" + _did_you_mean(name, known)
                 key = join_key(self.key, name)  # of an empty name too
                 raise ConfigError(message, file=self.file, key=key, allowed=_listed(known))
+
+
+def _is_text(text: str, max_length: int) -> bool:
+    return 0 < len(text) <= max_length and text.isprintable()
+
+
+def _text_allowed(max_length: int) -> str:
+    return f"text of 1 to {max_length} printable characters"
 
 
 def _is_number(value: object) -> TypeGuard[int | float]:

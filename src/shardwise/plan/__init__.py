@@ -23,6 +23,7 @@ from shardwise.plan.plan import SCHEMA, VERSION, Plan, RunnerUp, plan_of
 from shardwise.plan.price import usd_per_billion_tokens, usd_per_step
 from shardwise.plan.read import check_ledger, read_plan, write_plan
 from shardwise.plan.record import (
+    NOTHING_IDLE,
     OBJECTIVES,
     PROVEN_GAP,
     Answer,
@@ -55,6 +56,7 @@ __all__ = [
     "DECISION",
     "GOODPUT_FROM_DEVICES",
     "GRAPH_PLAN_SCHEMA",
+    "NOTHING_IDLE",
     "OBJECTIVES",
     "PROVEN_GAP",
     "SCHEMA",

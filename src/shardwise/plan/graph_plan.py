@@ -28,6 +28,7 @@ from shardwise.graph import (
 )
 from shardwise.inputs import Fields, parse_mapping, read_bytes, read_mapping, shown, written
 from shardwise.plan.document import document_hash, plain_mapping
+from shardwise.plan.record import NOTHING_IDLE, Idle
 from shardwise.plan.store import Files, write_file
 from shardwise.plan.verify import GRAPH_PLAN_SCHEMA, MAX_PLAN_BYTES, MAX_PLAN_NODES, verify
 from shardwise.strategy import Optimizer, Profile, profile_from_record
@@ -56,7 +57,8 @@ class GraphPlan:
     `seconds` and `nbytes` (on the rank with most) say what the step time and the device bytes are for, and
     sum to them: all that is kept and the largest temporaries, as frontiers are tracked. `at_once_bytes` of
     them are there at one moment at most. Every layout is matched in step time and device bytes within a
-    factor 1 + `epsilon` by some point of the frontier that this plan is a point of.
+    factor 1 + `epsilon` by some point of the frontier that this plan is a point of. `idle` is what the search
+    left of its cluster: `cluster` has the used devices alone.
     """
 
     graph: OpGraph
@@ -70,6 +72,7 @@ class GraphPlan:
     seconds: Mapping[str, float]
     nbytes: Mapping[str, float]
     epsilon: float
+    idle: Idle = NOTHING_IDLE
 
     @property
     def priced_as(self) -> tuple[str, ...]:
@@ -123,6 +126,7 @@ def graph_plan_document(plan: GraphPlan) -> dict[str, object]:
             "breakdown": dict(plan.seconds),
             "memory": dict(plan.nbytes),
             "epsilon": plan.epsilon,
+            **({"idle": asdict(plan.idle)} if plan.idle.devices else {}),
             "graph": _graph_document(graph_text(plan.graph)),
             "cluster": cluster_record(plan.cluster),
         }
@@ -165,6 +169,7 @@ def read_graph_plan(path: str) -> GraphPlan:
         seconds=_parts(fields, "breakdown", "step_time_s"),
         nbytes=_parts(fields, "memory", "device_bytes"),
         epsilon=fields.number("epsilon", high=1e6),
+        idle=_idle(fields),
     )
     fields.finish()
     return plan
@@ -227,6 +232,20 @@ def _job(fields: Fields) -> GraphJob:
     )
     fields.finish()
     return job
+
+
+def _idle(fields: Fields) -> Idle:
+    """None where the file has none."""
+    if not fields.has("idle"):
+        return NOTHING_IDLE
+    part = fields.mapping("idle")
+    idle = Idle(
+        devices=part.integer("devices", low=1, high=1e9),
+        nodes=part.integer("nodes", high=1e9),
+        ranks=part.text("ranks", max_length=100_000),
+    )
+    part.finish()
+    return idle
 
 
 def _parts(fields: Fields, name: str, whole: str) -> dict[str, float]:

@@ -11,6 +11,7 @@ from shardwise.search.answer import (
     step_time_s,
 )
 from shardwise.search.clock import Turns
+from shardwise.search.curve_parts import MOST_UNITED, PartChoice
 from shardwise.search.curves import Curve, CurveSource, Point, Reference
 from shardwise.search.drive import Outcome, Progress, Search
 from shardwise.search.evaluate import (
@@ -29,7 +30,7 @@ from shardwise.search.graph_curves import GraphCurve, GraphCurves
 from shardwise.search.graph_timeline import TRAFFIC_PARTS, GraphTimeline, graph_timeline, graph_trace
 from shardwise.search.mesh_choice import MeshChoice
 from shardwise.search.mixed import MOST_POOLS, is_mixed
-from shardwise.search.modes import MODES, chosen, curves_for, points_of, smallest
+from shardwise.search.modes import MODES, chosen, curves_for, points_of, smallest, uses_any_part
 from shardwise.search.pinned import Alternative, Axis, Binding
 from shardwise.search.question import SPACES, Question, best_dtype, default_job, shortest_text
 from shardwise.search.space import Space
@@ -65,6 +66,7 @@ __all__ = [
     "CHANGES",
     "MODES",
     "MOST_POOLS",
+    "MOST_UNITED",
     "SPACES",
     "TRAFFIC_PARTS",
     "UNEVEN_GAP",
@@ -86,6 +88,7 @@ __all__ = [
     "Limits",
     "MeshChoice",
     "Outcome",
+    "PartChoice",
     "PipelineFigures",
     "Point",
     "PricedAgain",
@@ -151,6 +154,7 @@ __all__ = [
     "step_time_s",
     "step_times_s",
     "tracked",
+    "uses_any_part",
     "what_if",
     "why_not",
     "worst_durations",

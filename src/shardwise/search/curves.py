@@ -1,4 +1,4 @@
-"""Time against memory on several device counts: the points, the curves that they form, and what yields them.
+"""Time against memory on parts of a cluster: the points, the curves that they form, and what yields them.
 
 Nothing in here knows what a layout is: a strategy of a transformer, or a layout for each operator of a graph.
 """
@@ -11,8 +11,10 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 
-from shardwise.errors import ConfigError, Infeasible
+from shardwise.cluster import Cluster
+from shardwise.errors import Infeasible
 from shardwise.frontier import knee
+from shardwise.plan import Idle
 from shardwise.search.drive import Progress
 
 LayoutT_co = TypeVar("LayoutT_co", covariant=True)
@@ -20,14 +22,19 @@ LayoutT_co = TypeVar("LayoutT_co", covariant=True)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point(Generic[LayoutT_co]):
-    """One way to train on so many devices: seconds per step, bytes on the device that holds most, dollars per
-    step (None where a price is not known), and the layout that has these."""
+    """One way to train on a part of a cluster: seconds per step, bytes on the device that holds most, dollars
+    per step (None where a price is not known), and the layout that has these."""
 
     time_s: float
     memory_bytes: float
     cost_usd: float | None
-    devices: int
+    part: Cluster
     layout: LayoutT_co
+
+    @property
+    def devices(self) -> int:
+        """The devices that it uses."""
+        return self.part.devices
 
     @property
     def device_s(self) -> float:
@@ -37,15 +44,20 @@ class Point(Generic[LayoutT_co]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Curve(Generic[LayoutT_co]):
-    """The whole frontier of time against memory on `devices` devices: non-dominated points, fastest first;
-    none where nothing fits. `epsilon` is what it may be off, relative: 0 is exact. `search_s` and
-    `search_cpu_s` are what finding it took."""
+    """The whole frontier of time against memory on all devices of a part of a cluster: non-dominated points,
+    fastest first; none where nothing fits. `epsilon` is what it may be off, relative: 0 is exact. `search_s`
+    and `search_cpu_s` are what finding it took."""
 
-    devices: int
+    part: Cluster
     points: tuple[Point[LayoutT_co], ...]
     epsilon: float
     search_s: float
     search_cpu_s: float
+
+    @property
+    def devices(self) -> int:
+        """The devices of its part."""
+        return self.part.devices
 
     @property
     def knee(self) -> Point[LayoutT_co] | None:
@@ -68,31 +80,40 @@ class CurveSource(Protocol[LayoutT_co]):
     """What yields curves: the strategies of a transformer, or the layouts of a graph's operators."""
 
     @property
-    def whole(self) -> int:
-        """The devices of the whole cluster."""
+    def cluster(self) -> Cluster:
+        """The whole cluster."""
         ...
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """Device counts that can be asked about, ascending: parts of the cluster, and the whole of it where
-        what was asked is possible there."""
+        """The device counts of the parts that can be requested, ascending, and that of the whole cluster
+        where the request is possible there."""
         ...
 
-    def require(self, sizes: Sequence[int]) -> None:
-        """ConfigError, with what is allowed, where one of `sizes` cannot be asked about, or where something
-        that was given is of use on none of them."""
+    def parts(self, devices: int | None) -> tuple[Cluster, ...]:
+        """The parts with so many devices, one of `sizes`; where None, every part where any may be used, the
+        largest last. Those on which the request is possible."""
+        ...
+
+    def idle_of(self, part: Cluster) -> Idle:
+        """What is left of the cluster where one of `parts` is used."""
+        ...
+
+    def require(self, sizes: Sequence[int] | None) -> None:
+        """ConfigError, with what is allowed, where there is no part of one of `sizes` (where None, no part at
+        all), or where something that was given is of use on none of them."""
         ...
 
     def curve(
-        self, devices: int, *, epsilon: float = 0.0, progress: Progress | None = None
+        self, part: Cluster, *, epsilon: float = 0.0, progress: Progress | None = None
     ) -> Curve[LayoutT_co]:
-        """The frontier on so many devices, one of `sizes`; no point that could be had is by more than a
-        factor 1 + `epsilon` better in all objectives than every point of it. An interrupt is passed on."""
+        """The frontier on all devices of a part; no point that could be had is by more than a factor 1 +
+        `epsilon` better in all objectives than every point of it. An interrupt is passed on."""
         ...
 
-    def references(self, devices: int) -> tuple[Reference[LayoutT_co], ...]:
-        """What is customary on so many devices: data parallelism, and Megatron's layout of a transformer;
-        each where it can be. None on one device."""
+    def references(self, part: Cluster) -> tuple[Reference[LayoutT_co], ...]:
+        """The usual layouts on a part: data parallelism, and Megatron's layout of a transformer; each where
+        it can be. None on one device."""
         ...
 
     def nothing_fits(self, curve: Curve[Any]) -> Infeasible:
@@ -103,24 +124,3 @@ class CurveSource(Protocol[LayoutT_co]):
         """Where one of its curves has no point: what takes least memory of all, though it does not fit; None
         where there is nothing."""
         ...
-
-
-def require_parts(sizes: Sequence[int], parts: Sequence[int]) -> None:
-    """ConfigError where one of `sizes` is not one of the `parts` of a cluster."""
-    for size in sizes:
-        if size not in parts:
-            raise ConfigError(
-                "is no part of the cluster", key="--devices", found=str(size), allowed=runs_text(parts)
-            )
-
-
-def runs_text(sizes: Sequence[int]) -> str:
-    """Ascending sizes as runs: `1 to 8, 16, 24`; at most eight of them."""
-    runs: list[list[int]] = []
-    for size in sizes:
-        if runs and size == runs[-1][-1] + 1:
-            runs[-1].append(size)
-        else:
-            runs.append([size])
-    texts = [str(run[0]) if len(run) == 1 else f"{run[0]} to {run[-1]}" for run in runs]
-    return ", ".join(texts if len(texts) <= 8 else [*texts[:7], "...", texts[-1]])

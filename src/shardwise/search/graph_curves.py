@@ -9,12 +9,13 @@ from dataclasses import dataclass
 from time import perf_counter, process_time
 from typing import Any
 
-from shardwise.cluster import Cluster, Mesh, part_of, part_sizes, tier_mesh
+from shardwise.cluster import Cluster, Mesh, tier_mesh
 from shardwise.cost import LaidOut, Training, layout_chain, price_layout
 from shardwise.errors import Infeasible, InternalError
 from shardwise.graph import GraphLayout, OpGraph, data_parallel, megatron
-from shardwise.plan import usd_per_step
-from shardwise.search.curves import Curve, Point, Reference, require_parts
+from shardwise.plan import Idle, usd_per_step
+from shardwise.search.curve_parts import PartChoice
+from shardwise.search.curves import Curve, Point, Reference
 from shardwise.search.drive import Progress
 from shardwise.search.mesh_choice import MeshChoice
 from shardwise.search.tracking import tracked
@@ -51,48 +52,60 @@ class GraphCurves:
         training: Training,
         memory_margin: float,
         meshes: MeshChoice = TIERS,
+        *,
+        uses_all: bool = False,
     ) -> None:
         self.graph, self.cluster, self.training = graph, cluster, training
         self.meshes = meshes
+        self.choice = PartChoice(cluster, uses_all)
         self._margin = memory_margin
 
     @property
-    def whole(self) -> int:
-        return self.cluster.devices
+    def sizes(self) -> tuple[int, ...]:
+        return tuple(size for size in self.choice.sizes if self.parts(size))
 
     @property
-    def sizes(self) -> tuple[int, ...]:
-        return tuple(size for size in part_sizes(self.cluster) if self.meshes_on(size))
+    def largest(self) -> Cluster:
+        """The part with most devices on which the request is possible."""
+        sizes = reversed(self.choice.sizes)
+        return next(part for size in sizes for part in reversed(self.parts(size)))
 
-    def require(self, sizes: Sequence[int]) -> None:
-        require_parts(sizes, part_sizes(self.cluster))
-        self.meshes.require([(part_of(self.cluster, size), size) for size in sizes])
+    def idle_of(self, part: Cluster) -> Idle:
+        return self.choice.idle_of(part)
 
-    def meshes_on(self, devices: int) -> tuple[Mesh, ...]:
-        """The meshes of so many devices that are searched; none where they have none of those given."""
-        return self.meshes.of(part_of(self.cluster, devices), devices)
+    def parts(self, devices: int | None) -> tuple[Cluster, ...]:
+        every = self.choice.unions if devices is None else self.choice.of(devices)
+        return tuple(part for part in every if self.meshes_on(part))
 
-    def limit_bytes(self, devices: int) -> float:
-        """What may be used on each of so many devices."""
-        cluster = part_of(self.cluster, devices)
-        used = {node.device_class for node in cluster.nodes}
-        return min(cluster.classes[name].memory_bytes for name in used) * (1.0 - self._margin)
+    def require(self, sizes: Sequence[int] | None) -> None:
+        if sizes is None:
+            wanted = self.parts(None) or (self.cluster,)
+        else:
+            wanted = tuple(part for size in sizes for part in self.parts(size) or self.choice.of(size)[:1])
+        self.meshes.require([(part, part.devices) for part in wanted])
 
-    def laid_out(self, devices: int) -> list[LaidOut]:
-        """All layouts on each mesh of so many devices."""
-        cluster = part_of(self.cluster, devices)
-        return [layout_chain(self.graph, cluster, self.training, mesh) for mesh in self.meshes_on(devices)]
+    def meshes_on(self, part: Cluster) -> tuple[Mesh, ...]:
+        """The meshes of all devices of a part that are searched; none where it has none of those given."""
+        return self.meshes.of(part, part.devices)
 
-    def layouts_per_operator(self, devices: int) -> Mapping[str, int]:
-        """How many layouts each operator has on all meshes of so many devices."""
-        return layouts_on_all(self.laid_out(devices))
+    def limit_bytes(self, part: Cluster) -> float:
+        """What may be used on each device of a part."""
+        used = {node.device_class for node in part.nodes}
+        return min(part.classes[name].memory_bytes for name in used) * (1.0 - self._margin)
 
-    def curve(self, devices: int, *, epsilon: float = 0.0, progress: Progress | None = None) -> GraphCurve:
-        """The frontier on so many devices, proven to `epsilon` or to what its own `epsilon` says."""
+    def laid_out(self, part: Cluster) -> list[LaidOut]:
+        """All layouts on each mesh of a part."""
+        return [layout_chain(self.graph, part, self.training, mesh) for mesh in self.meshes_on(part)]
+
+    def layouts_per_operator(self, part: Cluster) -> Mapping[str, int]:
+        """How many layouts each operator has on all meshes of a part."""
+        return layouts_on_all(self.laid_out(part))
+
+    def curve(self, part: Cluster, *, epsilon: float = 0.0, progress: Progress | None = None) -> GraphCurve:
+        """The frontier on a part, proven to `epsilon` or to what its own `epsilon` says."""
         start_s, start_cpu_s = perf_counter(), process_time()
-        cluster = part_of(self.cluster, devices)
-        laid = self.laid_out(devices)
-        limit_bytes = self.limit_bytes(devices)
+        laid = self.laid_out(part)
+        limit_bytes = self.limit_bytes(part)
         chains = [each.chain for each in laid]
         found = tracked(chains, epsilon=epsilon, most_labels=MOST_LABELS, most_bytes=limit_bytes)
         rows = list(range(len(found.points)))
@@ -100,14 +113,14 @@ class GraphCurves:
             Point(
                 time_s=float(found.points[row, 0]),
                 memory_bytes=float(found.points[row, 1]),
-                cost_usd=usd_per_step(cluster, float(found.points[row, 0])),
-                devices=devices,
+                cost_usd=usd_per_step(part, float(found.points[row, 0])),
+                part=part,
                 layout=layout,
             )
             for row, layout in zip(rows, _layouts(laid, found, rows), strict=True)
         ]
         return GraphCurve(
-            devices=devices,
+            part=part,
             points=tuple(point for point in every if point.memory_bytes <= limit_bytes),
             epsilon=found.epsilon,
             search_s=perf_counter() - start_s,
@@ -118,29 +131,26 @@ class GraphCurves:
             smallest=min(every, key=lambda point: point.memory_bytes, default=None),
         )
 
-    def references(self, devices: int) -> tuple[Reference[GraphLayout], ...]:
+    def references(self, part: Cluster) -> tuple[Reference[GraphLayout], ...]:
         """Data parallelism and Megatron's layout on the mesh of the part's tiers, priced by
         `cost.one_layout`."""
-        if devices == 1:
+        if part.devices == 1:
             return ()
-        cluster = part_of(self.cluster, devices)
-        mesh = tier_mesh(cluster, devices)
+        mesh = tier_mesh(part, part.devices)
         found = []
         for name, customary in (("data parallel", data_parallel), ("Megatron", megatron)):
             layout = customary(self.graph, mesh.ranks)
             if layout is None:
                 continue
-            price = price_layout(self.graph, cluster, self.training, mesh, layout)
+            price = price_layout(self.graph, part, self.training, mesh, layout)
             point = Point(
                 time_s=price.time_s,
                 memory_bytes=price.memory_bytes,
-                cost_usd=usd_per_step(cluster, price.time_s),
-                devices=devices,
+                cost_usd=usd_per_step(part, price.time_s),
+                part=part,
                 layout=layout,
             )
-            found.append(
-                Reference(name=name, point=point, fits=point.memory_bytes <= self.limit_bytes(devices))
-            )
+            found.append(Reference(name=name, point=point, fits=point.memory_bytes <= self.limit_bytes(part)))
         return tuple(found)
 
     def nothing_fits(self, curve: Curve[Any]) -> Infeasible:
@@ -148,7 +158,7 @@ class GraphCurves:
             raise InternalError("the curve of a graph is of layouts")
         if curve.smallest is None:
             return Infeasible(f"no layout of {self.graph.name} is on {curve.devices} devices", reasons={})
-        limit = format_bytes(self.limit_bytes(curve.devices))
+        limit = format_bytes(self.limit_bytes(curve.part))
         return Infeasible(
             f"no layout of {self.graph.name} fits on {curve.devices} devices: the smallest takes "
             f"{format_bytes(curve.smallest.memory_bytes)} of {limit}; "

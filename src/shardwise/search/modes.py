@@ -27,24 +27,34 @@ def curves_for(
     epsilon: float = 0.0,
     progress: Progress | None = None,
 ) -> list[Curve[LayoutT]]:
-    """The curves on the device counts `sizes`; where None, on those that the mode asks about.
+    """The curves on the parts with the device counts `sizes`; where None, on those that the mode is about.
 
-    That is all devices for `time`; for `devices` all parts of the cluster, from the smallest to the first on
-    which a point takes at most `limit_bytes`; for `profile` one device, twice as many, and so on, and all.
-    Of parts those that can be asked about. ConfigError where one of `sizes` cannot, or none that the mode
-    asks about: no devices are left idle unasked.
+    That is every part where any may be used for `time`; for `devices` all parts of the cluster, from the
+    smallest to the first on which a point takes at most `limit_bytes`; for `profile` one device, twice as
+    many, and so on, and all. Of parts those on which the request is possible. ConfigError where one of
+    `sizes` has none, or none that the mode is about.
     """
+    if uses_any_part(mode, sizes):
+        source.require(None)
+        return [source.curve(part, epsilon=epsilon, progress=progress) for part in source.parts(None)]
     ends_early = mode == "devices" and sizes is None
-    if sizes is None and mode != "time":
-        sizes = source.sizes if mode == "devices" else doubled(source.sizes, source.whole)
-    sizes = sizes or (source.whole,)
+    if sizes is None:
+        sizes = source.sizes if mode == "devices" else doubled(source.sizes, source.cluster.devices)
+    sizes = sizes or (source.cluster.devices,)
     source.require(sizes)
-    curves = []
+    curves: list[Curve[LayoutT]] = []
     for devices in sizes:
-        curves.append(source.curve(devices, epsilon=epsilon, progress=progress))
-        if ends_early and chosen(curves[-1].points, mode=mode, limit_bytes=limit_bytes) is not None:
+        found = [source.curve(part, epsilon=epsilon, progress=progress) for part in source.parts(devices)]
+        curves += found
+        points = [point for curve in found for point in curve.points]
+        if ends_early and chosen(points, mode=mode, limit_bytes=limit_bytes) is not None:
             break
     return curves
+
+
+def uses_any_part(mode: str, sizes: Sequence[int] | None) -> bool:
+    """Whether points on all parts are compared, whatever their device counts."""
+    return mode == "time" and sizes is None
 
 
 def doubled(sizes: Sequence[int], whole: int) -> tuple[int, ...]:
@@ -52,18 +62,24 @@ def doubled(sizes: Sequence[int], whole: int) -> tuple[int, ...]:
     return tuple(size for size in sizes if size & (size - 1) == 0 or size == whole)
 
 
-def points_of(curves: Sequence[Curve[LayoutT]], *, weighs_cost: bool) -> tuple[Point[LayoutT], ...]:
-    """The whole frontier: all points of all curves, in their order.
+def points_of(
+    curves: Sequence[Curve[LayoutT]], *, weighs_cost: bool, any_part: bool = False
+) -> tuple[Point[LayoutT], ...]:
+    """The whole frontier: of each device count the points that no other there beats in time or memory
+    without losing in the other, in the order of curves; where `any_part`, of all counts together.
 
-    On one device count cost is proportional to time, and changes nothing. Where `weighs_cost`, points on
-    different counts are compared too: one stays if no other is at most as large in time, memory and cost and
-    smaller in one of them. All costs are known then.
+    On one part cost is proportional to time, and changes nothing. Where `weighs_cost`, points on different
+    parts are compared too: one stays if no other is at most as large in time, memory and cost and smaller in
+    one of them. All costs are known then.
     """
-    points = tuple(point for curve in curves for point in curve.points)
-    if not weighs_cost:
-        return points
-    kept = reduce(np.array([(point.time_s, point.memory_bytes, point.cost_usd) for point in points]))
-    return tuple(points[place] for place in sorted(kept.tolist()))
+    points = [point for curve in curves for point in curve.points]
+    if not points:
+        return ()
+    costs = [point.cost_usd if weighs_cost else 0.0 for point in points]
+    counts = [0 if weighs_cost or any_part else point.devices for point in points]
+    figures = [(point.time_s, point.memory_bytes, cost) for point, cost in zip(points, costs, strict=True)]
+    kept = reduce(np.array(figures), cells=np.array(counts, dtype=np.intp))
+    return tuple(points[place] for place in (kept if any_part else sorted(kept.tolist())))
 
 
 def chosen(points: Sequence[Point[LayoutT]], *, mode: str, limit_bytes: float) -> Point[LayoutT] | None:

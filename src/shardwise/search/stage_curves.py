@@ -6,12 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from time import perf_counter, process_time
 
-from shardwise.cluster import Cluster, Mesh, part_of, part_sizes
+from shardwise.cluster import Cluster, Mesh
 from shardwise.cost import Training, Turns
 from shardwise.errors import ConfigError
 from shardwise.graph import OpGraph, StagedLayout, scaled
 from shardwise.plan import usd_per_step
-from shardwise.search.curves import Point, require_parts, runs_text
+from shardwise.search.curve_parts import runs_text
+from shardwise.search.curves import Point
 from shardwise.search.drive import Progress
 from shardwise.search.graph_curves import TIERS, GraphCurve, GraphCurves, layouts_on_all
 from shardwise.search.mesh_choice import MeshChoice
@@ -53,29 +54,36 @@ class StagedCurves(GraphCurves):
         stages: int,
         microbatches: Sequence[int] | None,
         meshes: MeshChoice = TIERS,
+        *,
+        uses_all: bool = False,
     ) -> None:
-        super().__init__(graph, cluster, training, memory_margin, meshes)
+        super().__init__(graph, cluster, training, memory_margin, meshes, uses_all=uses_all)
         self.stages = stages
         self.microbatches = tuple(microbatches or (_usual(graph.batch, stages),))
 
-    def require(self, sizes: Sequence[int]) -> None:
-        require_parts(sizes, part_sizes(self.cluster))
-        for size in sizes:
-            if not is_shared_out(part_of(self.cluster, size), self.stages):
-                raise self._not_shared_out(size)
-        self.meshes.require([(part_of(self.cluster, size), size // self.stages) for size in sizes])
+    def require(self, sizes: Sequence[int] | None) -> None:
+        wanted: list[Cluster] = []
+        for every in (self.choice.unions,) if sizes is None else map(self.choice.of, sizes):
+            shared = [part for part in every if is_shared_out(part, self.stages)]
+            if not shared:
+                raise self._not_shared_out(every)
+            wanted += [part for part in shared if self.meshes_on(part)] or shared[:1]
+        self.meshes.require([(part, part.devices // self.stages) for part in wanted])
 
-    def meshes_on(self, devices: int) -> tuple[Mesh, ...]:
-        """The meshes of each stage; none where so many devices are not shared out."""
-        cluster = part_of(self.cluster, devices)
-        if not is_shared_out(cluster, self.stages):
+    def meshes_on(self, part: Cluster) -> tuple[Mesh, ...]:
+        """The meshes of each stage; none where the devices of the part are not shared out."""
+        if not is_shared_out(part, self.stages):
             return ()
-        return self.meshes.of(cluster, devices // self.stages)
+        return self.meshes.of(part, part.devices // self.stages)
 
-    def _not_shared_out(self, devices: int) -> ConfigError:
-        """What could be asked instead: other stages of so many devices, or other devices for the stages."""
-        cluster, most = part_of(self.cluster, devices), sum(block.repeat for block in self.graph.blocks)
-        stages = [each for each in range(2, min(devices, most) + 1) if is_shared_out(cluster, each)]
+    def _not_shared_out(self, parts: Sequence[Cluster]) -> ConfigError:
+        """What could be requested instead: other stages of these parts, or other devices for the stages."""
+        devices, most = parts[-1].devices, sum(block.repeat for block in self.graph.blocks)
+        stages = [
+            each
+            for each in range(2, min(devices, most) + 1)
+            if any(is_shared_out(part, each) for part in parts)
+        ]
         told = [runs_text(stages)] if stages else []
         if self.sizes:
             told.append(f"{self.stages} with --devices {runs_text(self.sizes)}")
@@ -85,37 +93,35 @@ class StagedCurves(GraphCurves):
             key="--stages", found=str(self.stages), allowed="; ".join(told) or "1",
         )  # fmt: skip
 
-    def settings(self, devices: int) -> list[Setting]:
-        """Pipelines on so many devices, on each mesh one of each number of micro-batches. ConfigError where
-        the batch has no such micro-batches."""
-        cluster = part_of(self.cluster, devices)
+    def settings(self, part: Cluster) -> list[Setting]:
+        """Pipelines on a part, on each mesh one of each number of micro-batches. ConfigError where the batch
+        has no such micro-batches."""
         return [
-            setting_of(self.graph, cluster, self.training, self.stages, microbatches, mesh)
-            for mesh in self.meshes_on(devices)
+            setting_of(self.graph, part, self.training, self.stages, microbatches, mesh)
+            for mesh in self.meshes_on(part)
             for microbatches in self.microbatches
         ]
 
-    def layouts_per_operator(self, devices: int) -> Mapping[str, int]:
-        return _layouts_per_operator(self.settings(devices))
+    def layouts_per_operator(self, part: Cluster) -> Mapping[str, int]:
+        return _layouts_per_operator(self.settings(part))
 
-    def curve(self, devices: int, *, epsilon: float = 0.0, progress: Progress | None = None) -> StagedCurve:
+    def curve(self, part: Cluster, *, epsilon: float = 0.0, progress: Progress | None = None) -> StagedCurve:
         start_s, start_cpu_s = perf_counter(), process_time()
-        settings = self.settings(devices)
+        settings = self.settings(part)
         found, every = staged(settings, epsilon=epsilon, most_labels=MOST_STAGE_LABELS)
-        limit_bytes = self.limit_bytes(devices)
-        cluster = part_of(self.cluster, devices)
+        limit_bytes = self.limit_bytes(part)
         points = [
             Point(
                 time_s=point.time_s,
                 memory_bytes=point.memory_bytes,
-                cost_usd=usd_per_step(cluster, point.time_s),
-                devices=devices,
+                cost_usd=usd_per_step(part, point.time_s),
+                part=part,
                 layout=_layout_of(point),
             )
             for point in found.points
         ]
         return StagedCurve(
-            devices=devices,
+            part=part,
             points=tuple(point for point in points if point.memory_bytes <= limit_bytes),
             epsilon=found.epsilon,
             search_s=perf_counter() - start_s,

@@ -7,12 +7,13 @@ from dataclasses import dataclass, replace
 from math import floor, inf
 from typing import Any
 
-from shardwise.cluster import part_of, part_sizes
+from shardwise.cluster import Cluster
 from shardwise.cost import Problem
 from shardwise.errors import Infeasible
-from shardwise.plan import Answer, Value, usd_per_step
+from shardwise.plan import Answer, Idle, Value, usd_per_step
 from shardwise.search.answer import certificate_of, frontier_points, search
-from shardwise.search.curves import Curve, Point, Reference, require_parts
+from shardwise.search.curve_parts import PartChoice
+from shardwise.search.curves import Curve, Point, Reference
 from shardwise.search.drive import Outcome, Progress
 from shardwise.search.explain import EVALUATOR, result_of
 from shardwise.search.goals import Fastest, Smallest, Tradeoff
@@ -46,27 +47,37 @@ class StrategyCurves:
     evaluator = EVALUATOR
 
     def __init__(self, question: Question) -> None:
+        self.choice = PartChoice(question.cluster, question.use_all)
         self._question = replace(question, objective="time", top=0, frontier=False, budget_s=None)
 
     @property
-    def whole(self) -> int:
-        return self._question.cluster.devices
+    def cluster(self) -> Cluster:
+        return self._question.cluster
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        return part_sizes(self._question.cluster)
+        return self.choice.sizes
 
-    def require(self, sizes: Sequence[int]) -> None:
-        require_parts(sizes, self.sizes)
+    def idle_of(self, part: Cluster) -> Idle:
+        return self.choice.idle_of(part)
 
-    def curve(self, devices: int, *, epsilon: float = 0.0, progress: Progress | None = None) -> StrategyCurve:
-        """The whole frontier on so many devices, exactly, whatever `epsilon` would allow."""
-        asked = self._asked(devices)
+    def parts(self, devices: int | None) -> tuple[Cluster, ...]:
+        return self.choice.unions if devices is None else self.choice.of(devices)
+
+    def require(self, sizes: Sequence[int] | None) -> None:
+        for size in sizes or ():
+            self.choice.of(size)
+
+    def curve(
+        self, part: Cluster, *, epsilon: float = 0.0, progress: Progress | None = None
+    ) -> StrategyCurve:
+        """The whole frontier on a part, exactly, whatever `epsilon` would allow."""
+        asked = self._asked(part)
         problem = asked.problem()
         outcome = search(asked, problem, Tradeoff(), progress=progress)
         return StrategyCurve(
-            devices=devices,
-            points=_points(asked, problem, outcome, devices),
+            part=part,
+            points=_points(asked, problem, outcome),
             epsilon=0.0,
             search_s=outcome.search_s,
             search_cpu_s=outcome.search_cpu_s,
@@ -74,55 +85,55 @@ class StrategyCurves:
             outcome=outcome,
         )
 
-    def references(self, devices: int) -> tuple[Reference[Strategy], ...]:
+    def references(self, part: Cluster) -> tuple[Reference[Strategy], ...]:
         """The fastest strategy of each custom that fits; where none does, the smallest."""
-        if devices == 1:
+        if part.devices == 1:
             return ()
-        asked = replace(self._asked(devices), space="core", axes={}, exhaustive=False)
+        asked = replace(self._asked(part), space="core", axes={}, exhaustive=False)
         return tuple(
             reference
             for name, fixed in CUSTOMARY.items()
-            for reference in _customary(name, replace(asked, fixed=fixed), devices)
+            for reference in _customary(name, replace(asked, fixed=fixed))
         )
 
     def nothing_fits(self, curve: Curve[Any]) -> Infeasible:
-        asked = self._asked(curve.devices)
+        asked = self._asked(curve.part)
         problem = asked.problem()
         outcome = search(asked, problem, Fastest(1))
         return infeasible(asked, problem, outcome, search)
 
     def closest(self, curve: Curve[Any]) -> Point[Strategy] | None:
-        asked = self._asked(curve.devices)
-        return next(iter(_smallest(asked, asked.problem(), curve.devices)), None)
+        asked = self._asked(curve.part)
+        return next(iter(_smallest(asked, asked.problem())), None)
 
-    def _asked(self, devices: int) -> Question:
-        return replace(self._question, cluster=part_of(self._question.cluster, devices))
+    def _asked(self, part: Cluster) -> Question:
+        return replace(self._question, cluster=part)
 
 
-def _customary(name: str, asked: Question, devices: int) -> Iterator[Reference[Strategy]]:
+def _customary(name: str, asked: Question) -> Iterator[Reference[Strategy]]:
     """The reference of a custom; none where no strategy of it is legal."""
     problem = asked.problem()
     outcome = search(asked, problem, Fastest(1))
     fits = bool(outcome.found)
-    points = _points(asked, problem, outcome, devices) if fits else _smallest(asked, problem, devices)
+    points = _points(asked, problem, outcome) if fits else _smallest(asked, problem)
     yield from (Reference(name=name, point=point, fits=fits) for point in points)
 
 
-def _smallest(asked: Question, problem: Problem, devices: int) -> tuple[Point[Strategy], ...]:
+def _smallest(asked: Question, problem: Problem) -> tuple[Point[Strategy], ...]:
     """The legal strategy of least memory, whether it fits or not; none where none is legal."""
     boundless = replace(problem, capacity_bytes=inf)
     outcome = search(replace(asked, exhaustive=False), boundless, Smallest())
-    return _points(asked, boundless, outcome, devices)
+    return _points(asked, boundless, outcome)
 
 
-def _points(asked: Question, problem: Problem, outcome: Outcome, devices: int) -> tuple[Point[Strategy], ...]:
+def _points(asked: Question, problem: Problem, outcome: Outcome) -> tuple[Point[Strategy], ...]:
     """What a search found."""
     return tuple(
         Point(
             time_s=found.step_time_s,
             memory_bytes=found.device_bytes,
             cost_usd=usd_per_step(asked.cluster, found.step_time_s),
-            devices=devices,
+            part=asked.cluster,
             layout=found.strategy,
         )
         for found in (frontier_points(problem, outcome) if outcome.found else ())

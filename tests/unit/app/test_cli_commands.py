@@ -343,7 +343,7 @@ OPTIONS = {
     "evaluate": f"--cluster --seq-len --global-batch-size --strategy {QUESTION_OPTIONS} --json",
     "frontier": "--cluster --global-batch-size --seq-len --mode --memory-limit --devices --stages "
     "--microbatches --meshes --objectives --epsilon --inter-node --calibration --dtype --optimizer --space "
-    "--fix --memory-margin --expert-imbalance --workers --save --plot --json",
+    "--fix --memory-margin --expert-imbalance --workers --save --plot --use-all --json",
     "space": "--cluster --global-batch-size --seq-len --inter-node --space --fix --stage-dp --braid --json",
     "simulate": "--trace --json",
     "check": "--proof-budget --json",

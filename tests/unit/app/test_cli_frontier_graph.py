@@ -220,7 +220,7 @@ def test_a_point_that_its_layout_does_not_cost_is_no_plan(
         memory_margin=0.05, meshes=MeshChoice("tiers"),
     )  # fmt: skip
     subject = GraphSubject(request)
-    curve = subject.curves.curve(cluster.devices, epsilon=0.05)
+    curve = subject.curves.curve(cluster, epsilon=0.05)
     plan = subject.plan(curve, 0)
     own = {"time_s": plan.step_time_s, "memory_bytes": plan.device_bytes}
     assert own == pytest.approx({name: getattr(curve.points[0], name) for name in own}, rel=1e-9)
@@ -307,6 +307,29 @@ def test_a_graph_file_that_does_not_hold_together_names_its_operator(
     ran = run(*argv, "--json")
     error = json.loads(ran.out)["error"]
     assert ran.code == 2 and error["kind"] == "config" and words[0] in f"{error['key']} {error['message']}"
+
+
+def test_a_concat_without_output_is_refused_by_name(run: Run, tmp_path: Path) -> None:
+    block = {
+        "name": "all",
+        "operators": [
+            {
+                "name": "joined",
+                "kind": "concat",
+                "inputs": [{"from": "x", "dims": ["b", "e"]}, {"from": "y", "dims": ["b", "f"]}],
+                "output": [],
+            }
+        ],
+    }
+    path = tmp_path / "mine.yaml"
+    inputs = {"x": ["batch", 2], "y": ["batch", 3]}
+    path.write_text(
+        written_yaml(
+            {"batch": 8, "sizes": {"b": "batch", "e": 2, "f": 3}, "inputs": inputs, "blocks": [block]}
+        )
+    )
+    ran = run("frontier", str(path), *QUESTION[2:])
+    refused(ran, "mine.yaml", "blocks[0].operators[0].output", "'joined' needs a dim along which", "found []")
 
 
 def test_too_little_memory_tells_the_smallest_point(run: Run) -> None:
@@ -459,7 +482,7 @@ def test_stages_leave_no_devices_idle_unasked(run: Run) -> None:
     for more in ((), ("--devices", "6")):
         refused(run(*nodes, *more), "--stages", "all of 6", "allowed: 3; 2 with --devices 2, 4")
     refused(run(*nodes, "--devices", "5"), "--devices", "no part of the cluster", "1 to 2, 4, 6")
-    kinds = (*lstm, "--cluster", "1x2xV100-32G+1x2xA100-40G", "--stages", "2")
+    kinds = (*lstm, "--cluster", "1x2xV100-32G+1x2xA100-40G", "--stages", "2", "--use-all")
     refused(run(*kinds), "--stages", "all of 4", "allowed: 2 with --devices 2")
 
 

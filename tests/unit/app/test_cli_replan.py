@@ -69,6 +69,36 @@ def test_a_node_that_comes_back_fetches_what_it_needs(run: Any, saved: str, word
     assert found["transition"]["seconds"] > 10.0
 
 
+def test_a_horizon_that_is_raised_is_said(run: Any, saved: str) -> None:
+    """Ten restarts of 60 s are 600 s, of 6 s 60 s; a plan that goes on is decided for what is requested."""
+    lost = ("replan", saved, "--cluster", CLUSTER, "--events", "lost n1", "--horizon", "2min")
+    found = json.loads(run(*lost, "--json").out)
+    jsonschema.Draft202012Validator(json.loads(SCHEMA.read_text())).validate(found)
+    assert (found["horizon_s"], found["used_horizon_s"]) == (120.0, 600.0)
+    reason = "2 min requested; 10 min used, since the plan cannot go on and a restart alone takes 1 min"
+    assert found["horizon_reason"] == reason
+    left_s = 600.0 - found["transition"]["seconds"]
+    assert found["steps"] == pytest.approx(max(left_s, 0.0) / found["step_time_s"])
+    card = run(*lost).out
+    assert f" horizon       {reason}\n" in card and "in 10 min" in card
+    for argv in ((*lost, "--restart", "6s"), (*lost[:5], "slow n1 0.5", *lost[6:])):
+        honoured = json.loads(run(*argv, "--json").out)
+        assert (honoured["horizon_s"], honoured["used_horizon_s"]) == (120.0, 120.0)
+        assert honoured["horizon_reason"] is None
+        card = run(*argv).out
+        assert "requested" not in card
+
+
+def test_an_uneven_plan_says_it_too(run: Any, tmp_path: Path) -> None:
+    path, cluster = str(tmp_path / "plan.yaml"), "1x2xA100-40G+1x2xV100-16G"
+    job = ("opt-350m", "--cluster", cluster, "--seq-len", "2048", "--global-batch-size", "64")
+    assert run("plan", *job, "--save", path).code == 0
+    lost = ("replan", path, "--cluster", cluster, "--events", "lost n1", "--horizon", "2min", "--json")
+    found = json.loads(run(*lost).out)
+    assert (found["horizon_s"], found["used_horizon_s"]) == (120.0, 600.0)
+    assert "2 min requested; 10 min used" in found["horizon_reason"]
+
+
 def test_rerouting_is_a_named_choice(run: Any, tmp_path: Path) -> None:
     path = str(tmp_path / "plan.yaml")
     fix = "tp=1,pp=2,schedule=1f1b,zero_stage=0,micro_batch_size=1"

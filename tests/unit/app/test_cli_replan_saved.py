@@ -50,7 +50,7 @@ def test_the_file_says_what_was_decided(run: Any, saved: str, tmp_path: Path) ->
     assert plan.for_trace is not None and plan.for_trace.policy == DECISION
     assert list(plan.for_trace.nodes) == found["plan"]["nodes"] and "n1" not in found["plan"]["nodes"]
     assert plan.for_trace.now_step_time_s == found["step_time_s"] == pytest.approx(plan.best.step_time_s)
-    assert (plan.for_trace.length_s, plan.for_trace.steps) == (found["horizon_s"], found["steps"])
+    assert (plan.for_trace.length_s, plan.for_trace.steps) == (found["used_horizon_s"], found["steps"])
     strategy = found["plan"]["strategy"]
     assert all(getattr(plan.best.strategy, name) == value for name, value in strategy.items())
     assert plan.cluster.devices == len(found["plan"]["nodes"]) and plan.job == read_plan(saved).job

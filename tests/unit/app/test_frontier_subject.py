@@ -12,9 +12,12 @@ import pytest
 
 from shardwise.app.cli.frontier.command import Asked, FrontierOptions, answered
 from shardwise.app.cli.output import Line, plain_text
+from shardwise.cluster import Cluster, load_cluster, part_of
 from shardwise.errors import ConfigError, Infeasible
-from shardwise.plan import Plan
+from shardwise.plan import Idle, Plan
 from shardwise.search import Curve, Point, Progress, Reference
+
+CLUSTER = load_cluster("1x4xV100-32G")
 
 Layout = tuple[str, ...]
 """A placement for each of two operators."""
@@ -32,37 +35,43 @@ POINTS = {
 class Curves:
     """Curves by hand; remembers what was asked."""
 
-    whole, sizes = 4, (1, 2, 3, 4)
+    cluster, sizes = CLUSTER, (1, 2, 3, 4)
 
     def __init__(self) -> None:
         self.asked: list[tuple[int, float]] = []
         self.proven: float | None = None
 
-    def require(self, sizes: Sequence[int]) -> None:
-        assert set(sizes) <= set(self.sizes)
+    def parts(self, devices: int | None) -> tuple[Cluster, ...]:
+        return (CLUSTER if devices is None else part_of(CLUSTER, devices),)
 
-    def curve(self, devices: int, *, epsilon: float = 0.0, progress: Progress | None = None) -> Curve[Layout]:
-        self.asked.append((devices, epsilon))
+    def idle_of(self, part: Cluster) -> Idle:
+        return Idle(devices=4 - part.devices)
+
+    def require(self, sizes: Sequence[int] | None) -> None:
+        assert set(sizes or ()) <= set(self.sizes)
+
+    def curve(
+        self, part: Cluster, *, epsilon: float = 0.0, progress: Progress | None = None
+    ) -> Curve[Layout]:
+        self.asked.append((part.devices, epsilon))
         points = tuple(
-            Point(time_s=time_s, memory_bytes=gib * GIB, cost_usd=None, devices=devices, layout=("S(0)", "R"))
-            for time_s, gib in POINTS.get(devices, [])
+            Point(time_s=time_s, memory_bytes=gib * GIB, cost_usd=None, part=part, layout=("S(0)", "R"))
+            for time_s, gib in POINTS.get(part.devices, [])
         )
         own = epsilon if self.proven is None else self.proven
-        return Curve(devices=devices, points=points, epsilon=own, search_s=0.5, search_cpu_s=0.25)
+        return Curve(part=part, points=points, epsilon=own, search_s=0.5, search_cpu_s=0.25)
 
-    def references(self, devices: int) -> tuple[Reference[Layout], ...]:
-        if devices == 1:
+    def references(self, part: Cluster) -> tuple[Reference[Layout], ...]:
+        if part.devices == 1:
             return ()
-        point = Point(time_s=2.5, memory_bytes=20 * GIB, cost_usd=None, devices=devices, layout=("R", "R"))
-        return (Reference(name="data parallel", point=point, fits=devices == 4),)
+        point = Point(time_s=2.5, memory_bytes=20 * GIB, cost_usd=None, part=part, layout=("R", "R"))
+        return (Reference(name="data parallel", point=point, fits=part.devices == 4),)
 
     def nothing_fits(self, curve: Curve[Layout]) -> Infeasible:
         return Infeasible(f"nothing fits on {curve.devices}", reasons={"memory": 7})
 
     def closest(self, curve: Curve[Layout]) -> Point[Layout] | None:
-        return Point(
-            time_s=9.0, memory_bytes=99 * GIB, cost_usd=None, devices=curve.devices, layout=("R", "R")
-        )
+        return Point(time_s=9.0, memory_bytes=99 * GIB, cost_usd=None, part=curve.part, layout=("R", "R"))
 
 
 class Graph:
@@ -120,7 +129,7 @@ def options(**given: str) -> FrontierOptions:
     return FrontierOptions(
         mode="", memory_limit=None, devices=None, stages=None, microbatches=None, meshes="tiers",
         objectives="", epsilon="", space="", fix="", workers="",
-        save=given.get("save"), plot=given.get("plot"), is_json="is_json" in given,
+        save=given.get("save"), plot=given.get("plot"), uses_all=False, is_json="is_json" in given,
     )  # fmt: skip
 
 
@@ -229,8 +238,12 @@ def test_what_is_customary_stands_beside_the_pick(
         assert document["references"] == [] and not told and "data parallel" not in page
         return
     figures = {"time_s": 2.5, "memory_bytes": 20 * GIB, "cost_usd": None, "devices": devices}
+    name = CLUSTER.name if devices == 4 else f"{devices} devices of {CLUSTER.name}"
+    where = {"part": name, "idle": {"devices": 4 - devices, "nodes": 0, "ranks": ""}}
     layout = {"operators": ["R", "R"]}
-    assert document["references"] == [{"name": "data parallel", "fits": fits, **figures, "layout": layout}]
+    assert document["references"] == [
+        {"name": "data parallel", "fits": fits, **figures, **where, "layout": layout}
+    ]
     assert len(told) == 1 and ("does not fit" in told[0]) is not fits
     assert ("<td>data parallel (does not fit)</td>" in page) is not fits
     ends = [POINTS[devices][0], POINTS[devices][-1]]

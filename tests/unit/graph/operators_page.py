@@ -102,6 +102,7 @@ def _attribute_row(attribute: Attribute) -> str:
         "number": "any number",
         "flag": "true or false",
         "text": ", ".join(f"`{choice}`" for choice in attribute.choices),
+        "dim": "name of a dim",
         "dims": "names of dims",
     }
     needed = "; needed" if attribute.required else ""

@@ -121,6 +121,11 @@ def _without_entry() -> list[Any]:
 
 
 WRONG: dict[str, tuple[dict[str, Any], str, str]] = {
+    "an input by a name of two lines": (
+        bent("inputs", {**SMALL["inputs"], "a\nb": ["batch"]}),
+        "inputs",
+        "has a name that is not a short text; found 'a\\nb'",
+    ),
     "one name for the tensors of all repetitions": (
         bent("blocks.1.operators.0.parameters.0.name", "up"),
         "blocks[1].operators[0].parameters[0].name",

@@ -11,15 +11,18 @@ from math import inf
 import pytest
 from tests.property.search_space_twin import SpaceTwin, first_reason
 
-from shardwise.cluster import load_cluster, part_of, part_sizes
+from shardwise.cluster import Cluster, load_cluster, part_of, part_sizes
 from shardwise.cost import peaks_of
 from shardwise.errors import Infeasible
 from shardwise.model import model_from_config
+from shardwise.plan import Idle
 from shardwise.search import (
     Curve,
     Point,
+    Progress,
     Question,
     Reference,
+    StrategyCurve,
     StrategyCurves,
     answer_at,
     chosen,
@@ -97,7 +100,7 @@ def test_the_parts_are_those_of_the_cluster() -> None:
 
 @pytest.mark.parametrize("devices", SIZES)
 def test_a_curve_is_the_frontier_of_all_candidates(devices: int) -> None:
-    curve = StrategyCurves(QUESTION).curve(devices)
+    curve = StrategyCurves(QUESTION).curve(part_of(CLUSTER, devices))
     expected = undominated(enumerated(devices))
     assert own(curve.points) == [pytest.approx(point, rel=1e-12) for point in expected]
     assert len(curve.points) > 3
@@ -150,15 +153,28 @@ def picked(mode: str, limit_bytes: float, sizes: tuple[int, ...] | None) -> Own 
 class _Remembered:
     """Curves that are searched once."""
 
-    whole, sizes = CLUSTER.devices, SIZES
+    cluster, sizes = CLUSTER, SIZES
 
     def __init__(self) -> None:
-        self.curve = cache(StrategyCurves(QUESTION).curve)
+        self._curves: dict[int, StrategyCurve] = {}
 
-    def require(self, sizes: Sequence[int]) -> None:
-        assert set(sizes) <= set(SIZES)
+    def parts(self, devices: int | None) -> tuple[Cluster, ...]:
+        return (CLUSTER if devices is None else part_of(CLUSTER, devices),)
 
-    def references(self, devices: int) -> tuple[Reference[Strategy], ...]:
+    def idle_of(self, part: Cluster) -> Idle:
+        raise AssertionError
+
+    def require(self, sizes: Sequence[int] | None) -> None:
+        assert set(sizes or ()) <= set(SIZES)
+
+    def curve(
+        self, part: Cluster, *, epsilon: float = 0.0, progress: Progress | None = None
+    ) -> StrategyCurve:
+        if part.devices not in self._curves:
+            self._curves[part.devices] = StrategyCurves(QUESTION).curve(part)
+        return self._curves[part.devices]
+
+    def references(self, part: Cluster) -> tuple[Reference[Strategy], ...]:
         raise AssertionError
 
     def nothing_fits(self, curve: Curve[Strategy]) -> Infeasible:
@@ -253,7 +269,7 @@ def test_a_margin_has_few_digits() -> None:
 
 
 def test_each_point_is_the_answer_to_a_question_of_its_own() -> None:
-    curve = StrategyCurves(QUESTION).curve(3)
+    curve = StrategyCurves(QUESTION).curve(part_of(CLUSTER, 3))
     for place, point in enumerate(curve.points):
         question, answer = answer_at(curve, place)
         usable = question.problem().usable_bytes
@@ -267,7 +283,7 @@ def test_each_point_is_the_answer_to_a_question_of_its_own() -> None:
 def test_nothing_that_fits_says_why() -> None:
     classes = {name: replace(device, memory_bytes=2**30) for name, device in CLUSTER.classes.items()}
     tiny = StrategyCurves(replace(QUESTION, cluster=replace(CLUSTER, classes=classes)))
-    curve = tiny.curve(2)
+    curve = tiny.curve(part_of(tiny.cluster, 2))
     assert curve.points == () and curve.knee is None
     assert curve.outcome.enumerated == sum(curve.outcome.ledger.rejected.values())
     assert "memory binds" in tiny.nothing_fits(curve).message

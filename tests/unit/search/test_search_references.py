@@ -2,32 +2,38 @@
 
 from __future__ import annotations
 
-from shardwise.cluster import load_cluster
+from shardwise.cluster import Cluster, load_cluster, part_of
 from shardwise.cost import Training
 from shardwise.graph import load_graph, scaled
 from shardwise.search import GraphCurves
 
+CLUSTER = load_cluster("2x4xV100-32G")
+
+
+def part(devices: int) -> Cluster:
+    return part_of(CLUSTER, devices)
+
 
 def curves(name: str, batch: int, *, margin: float = 0.05) -> GraphCurves:
     graph = scaled(load_graph(f"graph:{name}"), batch)
-    return GraphCurves(graph, load_cluster("2x4xV100-32G"), Training(dtype="fp16"), margin)
+    return GraphCurves(graph, CLUSTER, Training(dtype="fp16"), margin)
 
 
 def test_a_transformer_has_both_and_others_data_parallelism() -> None:
-    both = curves("transformer-big", 256).references(8)
+    both = curves("transformer-big", 256).references(part(8))
     assert [reference.name for reference in both] == ["data parallel", "Megatron"]
     assert all(reference.fits and reference.point.devices == 8 for reference in both)
-    assert [reference.name for reference in curves("vgg16", 256).references(8)] == ["data parallel"]
+    assert [reference.name for reference in curves("vgg16", 256).references(part(8))] == ["data parallel"]
 
 
 def test_on_one_device_there_is_none_nor_where_the_batch_has_too_few_parts() -> None:
-    assert curves("vgg16", 256).references(1) == ()
-    assert curves("vgg16", 4).references(8) == ()
+    assert curves("vgg16", 256).references(part(1)) == ()
+    assert curves("vgg16", 4).references(part(8)) == ()
 
 
 def test_what_leaves_too_little_memory_free_does_not_fit() -> None:
-    (found,) = curves("vgg16", 256).references(4)
+    (found,) = curves("vgg16", 256).references(part(4))
     for nbytes, fits in ((found.point.memory_bytes * 1.001, True), (found.point.memory_bytes * 0.999, False)):
-        capacity = curves("vgg16", 256, margin=0.0).limit_bytes(4)
-        (again,) = curves("vgg16", 256, margin=1.0 - nbytes / capacity).references(4)
+        capacity = curves("vgg16", 256, margin=0.0).limit_bytes(part(4))
+        (again,) = curves("vgg16", 256, margin=1.0 - nbytes / capacity).references(part(4))
         assert again.fits is fits and again.point == found.point

@@ -26,6 +26,7 @@ from shardwise.app.cli.options import (
     SaveFolder,
     Space,
     StageCount,
+    UseAll,
     Workers,
 )  # fmt: skip
 from shardwise.app.cli.output import Output
@@ -55,6 +56,7 @@ def frontier(
     workers: Workers = "1",
     save: SaveFolder = None,
     plot: PlotFile = None,
+    use_all: UseAll = False,
     is_json: IsJson = False,
 ) -> Output:
     """Show all of time against memory for MODEL: every point that none beats in one without losing in the
@@ -88,6 +90,7 @@ def frontier(
         workers=workers,
         save=save,
         plot=plot,
+        uses_all=use_all,
         is_json=is_json,
     )
     return frontiers.frontier(options, wanted)

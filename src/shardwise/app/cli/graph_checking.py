@@ -14,7 +14,7 @@ from shardwise.check import (
 from shardwise.cluster import Cluster, Mesh
 from shardwise.cost import LayoutPrice, PipelinePrice, Training, price_layout, price_pipeline
 from shardwise.graph import GraphLayout, OpGraph, StagedLayout
-from shardwise.plan import document_hash, graph_plan_document, read_graph_plan
+from shardwise.plan import GraphPlan, document_hash, graph_plan_document, read_graph_plan
 
 
 def check_graph_file(path: str) -> Verdict:
@@ -50,6 +50,7 @@ def check_graph_file(path: str) -> Verdict:
                 found=f"{price.memory_bytes!r} B",
                 expected=f"at most {limit!r} B",
             ),
+            *_idle_check(plan),
             *priced_as_check(plan.cluster, plan.priced_as, is_for_trace=False),
             of_what_was_priced(
                 Check(
@@ -63,6 +64,15 @@ def check_graph_file(path: str) -> Verdict:
             ),
         ),
     )
+
+
+def _idle_check(plan: GraphPlan) -> tuple[Check, ...]:
+    """That the devices which a plan left idle are not judged, where it says that it did."""
+    if not plan.idle.devices:
+        return ()
+    found = f"{plan.idle.devices} devices, {plan.idle.nodes} nodes"
+    expected = "not judged: the file has the used devices alone"
+    return (Check(name="idle", ok=False, found=found, expected=expected, is_open=True),)
 
 
 def price_of(

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from shardwise.app.cli import words
 from shardwise.app.cli.output import LABEL, WIDTH, Line, row
 from shardwise.cluster import Cluster
-from shardwise.plan import PROVEN_GAP, Answer, Certificate, UnevenAnswer, usd_per_step
+from shardwise.plan import PROVEN_GAP, Answer, Certificate, Idle, UnevenAnswer, usd_per_step
 from shardwise.units import format_seconds
 
 PRICED_OTHERWISE = "priced as something else"
@@ -78,17 +78,26 @@ def idle_lines(answer: Answer | UnevenAnswer, devices: int) -> Iterator[Line]:
     idle, all_s = answer.idle, answer.all_devices_step_time_s
     if not idle.devices:
         return
-    whole = f", {words.counted(idle.nodes, 'whole node')}" if idle.nodes else ""
-    text = f"{idle.devices:,} of {devices:,} devices{whole}"
-    yield row("idle", (text, "warn"), (f"   ranks {words.shortened(idle.ranks, 40)}", "dim"))
+    yield idle_line(idle, devices)
     if all_s is None:
         is_over = answer.is_interrupted or bool(answer.unexplored_parts)
         why = "what all devices take was not searched" if is_over else "nothing that fits uses all devices"
         yield row("", (why, ""))
     else:
-        more = all_s / answer.best.step_time_s - 1.0
-        text = f"all devices take {words.seconds(all_s)} (+{words.percent(more)}); --use-all plans for them"
-        yield row("", (text, ""))
+        yield all_devices_line(all_s, answer.best.step_time_s)
+
+
+def idle_line(idle: Idle, devices: int) -> Line:
+    """Which of so many devices stay idle."""
+    whole = f", {words.counted(idle.nodes, 'whole node')}" if idle.nodes else ""
+    text = f"{idle.devices:,} of {devices:,} devices{whole}"
+    return row("idle", (text, "warn"), (f"   ranks {words.shortened(idle.ranks, 40)}", "dim"))
+
+
+def all_devices_line(all_s: float, best_s: float) -> Line:
+    """What all devices take, compared with the best of their parts."""
+    more = words.percent(all_s / best_s - 1.0)
+    return row("", (f"all devices take {words.seconds(all_s)} (+{more}); --use-all plans for them", ""))
 
 
 def _verdicts(answer: Answer) -> Iterator[Line]:

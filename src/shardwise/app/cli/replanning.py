@@ -119,9 +119,25 @@ def replanned(
     talk = (*talk, *unreachable_lines("unreachable", situation.unreachable))
     if save is not None:
         talk = (*talk, f"wrote {save} ({_written(save, decision, planner, given)})")
+    reason = _horizon_reason(decision, horizon_s, costs)
     if is_json:
-        return Output(document={**document_of(decision, loaded), "priced_as": list(priced_as)}, talk=talk)
-    return Output(lines=[*_card(decision, plan, loaded), *priced_as_lines(priced_as)], talk=talk)
+        horizon = {"horizon_s": horizon_s, "used_horizon_s": decision.horizon_s, "horizon_reason": reason}
+        document = {**document_of(decision, loaded), **horizon, "priced_as": list(priced_as)}
+        return Output(document=document, talk=talk)
+    lines = _card(decision, plan, loaded)
+    if reason is not None:
+        lines.append(row("horizon", (reason, "warn")))
+    return Output(lines=[*lines, *priced_as_lines(priced_as)], talk=talk)
+
+
+def _horizon_reason(decision: Decision[AnyArrangement], requested_s: float, costs: Costs) -> str | None:
+    """Why the decision is for a longer horizon than the requested one; None where it is for that."""
+    if decision.horizon_s == requested_s:
+        return None
+    return (
+        f"{format_seconds(requested_s)} requested; {format_seconds(decision.horizon_s)} used, since the plan "
+        f"cannot go on and a restart alone takes {format_seconds(costs.restart_s)}"
+    )
 
 
 def _planner_of_files(plan: Plan | UnevenFile, cluster: Cluster, costs: Costs, within: Within) -> Planner:
@@ -253,7 +269,7 @@ def arrangement_text(arrangement: AnyArrangement) -> str:
 
 
 def document_of(decision: Decision[AnyArrangement], cluster: Cluster) -> dict[str, object]:
-    """`replan --json` of the contract."""
+    """`replan --json` but for the horizon."""
     arrangement, rerouted = decision.arrangement, decision.rerouted
     if isinstance(arrangement, UnevenArrangement):
         plan = uneven_document(arrangement, cluster, decision.step_s)
@@ -274,7 +290,6 @@ def document_of(decision: Decision[AnyArrangement], cluster: Cluster) -> dict[st
             "lost_work_s": decision.transition.lost_s,
         },
         "pays_after_s": decision.pays_after_s,
-        "horizon_s": decision.horizon_s,
         "steps": decision.steps,
         "keep_steps": decision.keep_steps,
         "considered": decision.considered,

@@ -6,22 +6,19 @@ from dataclasses import dataclass
 
 from shardwise.app.cli import words
 from shardwise.graph import step_flop
-from shardwise.plan import AnyPlan, GraphPlan, Plan, UnevenFile
+from shardwise.plan import AnyPlan, GraphPlan, Plan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trained:
     """`per_step` of `unit` (tokens, or samples of a graph) are in a step, told with so many `decimals`; the
-    devices' peaks would do its model flop in `peak_s`. `kind` is the plan in a few words, under what they
-    are; nothing of a graph."""
+    devices' peaks would do its model flop in `peak_s`."""
 
     name: str
     unit: str
     per_step: int
     decimals: int
     peak_s: float
-    predicted_s: float
-    kind: tuple[str, str] | None
 
     def rate(self, step_s: float) -> str:
         """How much a second at this step time, in words."""
@@ -33,16 +30,19 @@ def trained_of(plan: AnyPlan) -> Trained:
     if isinstance(plan, GraphPlan):
         return Trained(
             name=f"graph:{plan.graph.name}", unit="samples", per_step=plan.graph.batch, decimals=1,
-            peak_s=step_flop(plan.graph) / _peak_flop_per_s(plan), predicted_s=plan.step_time_s, kind=None,
+            peak_s=step_flop(plan.graph) / _peak_flop_per_s(plan),
         )  # fmt: skip
     best, job = plan.best, plan.job
     return Trained(
         name=plan.model.name, unit="tokens", per_step=job.global_batch_size * job.seq_len, decimals=0,
-        peak_s=best.mfu * best.step_time_s, predicted_s=best.step_time_s, kind=_kind(plan),
+        peak_s=best.mfu * best.step_time_s,
     )  # fmt: skip
 
 
-def _kind(plan: Plan | UnevenFile) -> tuple[str, str]:
+def kind_of(plan: AnyPlan) -> tuple[str, str] | None:
+    """What a plan is called, and the plan in a few words; nothing of a graph."""
+    if isinstance(plan, GraphPlan):
+        return None
     if isinstance(plan, Plan):
         return "strategy", words.degrees_text(plan.best.strategy)
     pipelines = words.counted(len(plan.best.layout.pipelines), "pipeline")

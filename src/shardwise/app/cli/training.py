@@ -13,10 +13,11 @@ from shardwise.app.cli import words
 from shardwise.app.cli.adapting import advisor_for
 from shardwise.app.cli.failure import failure_of
 from shardwise.app.cli.launched import TORCHRUN_VARIABLE
-from shardwise.app.cli.output import INTERRUPTED, Output, row
+from shardwise.app.cli.output import INTERRUPTED, Line, Output, row
 from shardwise.app.cli.request import writable
 from shardwise.app.cli.resuming import going_on, interrupted, lost
 from shardwise.app.cli.signals import ended_like_interrupts
+from shardwise.app.cli.trained import kind_of
 from shardwise.app.cli.training_run import Asked, Run, kept_bytes, showing
 from shardwise.errors import ConfigError
 from shardwise.inputs import printable
@@ -194,18 +195,34 @@ def _make_folder(option: str, path: str) -> None:
         raise ConfigError("cannot be written to", file=printable(path), key=option)
 
 
+def _changed(run: Run, changes: Sequence[int]) -> list[Line]:
+    """That the run has changed its strategy after the steps `changes`, and what it began with."""
+    first, last = run.records[0].strategy, run.records[-1].strategy
+    if not changes or first is None or last is None:
+        return []
+    began = words.degrees_text(first)
+    if first != last and began == words.degrees_text(last):
+        began += f" ({words.changed_fields(first, last, but='')})"
+    times = "" if len(changes) == 1 else f"{words.counted(len(changes), 'time')}, last "
+    return [row("changed", (f"{times}after step {changes[-1]:,}; it began with {began}", ""))]
+
+
 def _summary(run: Run) -> Output:
+    """What the run was under its last strategy, and whether that is the one of the plan."""
     trained, records = run.trained, run.records
     first, last = records[0], records[-1]
-    typical_s = median(record.step_time_s for record in records[len(records) // 4 :])
+    changes = run.changes()
+    under_last = [record for record in records if not changes or record.step > changes[-1]]
+    typical_s = median(record.step_time_s for record in under_last[len(under_last) // 4 :])
     amount = f"   {words.counted(last.step, 'step')} of {trained.per_step:,} {trained.unit}"
-    described = [] if trained.kind is None else [row(trained.kind[0], (trained.kind[1], ""))]
+    kind = kind_of(run.last_plan())
+    described = [] if kind is None else [row(kind[0], (kind[1], "")), *_changed(run, changes)]
     return Output(
         lines=[
             row("trained", (f"{trained.name} on {run.plan.cluster.name}", "value"), (amount, "")),
             *described,
             row("loss", (f"{first.loss:.4f} to {last.loss:.4f}", "value")),
             row("step time", (words.seconds(typical_s), "time"),
-                (f" measured (median), {words.seconds(trained.predicted_s)} predicted", "")),
+                (f" measured (median), {words.seconds(last.predicted_s)} predicted", "")),
         ]
     )  # fmt: skip

@@ -89,6 +89,11 @@ class Run:
             f" · {format_bytes(change.moved_bytes)} between nodes, {words.seconds(change.moved_s)}"
         )
 
+    def changes(self) -> list[int]:
+        """The steps after which the run went on under another strategy."""
+        steps = zip(self.records, self.records[1:], strict=False)
+        return [before.step for before, after in steps if before.strategy != after.strategy]
+
     def last_plan(self) -> AnyPlan:
         """The plan that the last step ran under: where the run has moved, that of its strategy."""
         plan, strategy = self.plan, self.records[-1].strategy

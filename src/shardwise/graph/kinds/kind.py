@@ -15,11 +15,11 @@ from shardwise.inputs import shown
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attribute:
-    """A setting that a kind reads. A `dims` is the names of dims with spaces between them, a `number` any
-    finite one."""
+    """A setting that a kind reads. A `dim` is the name of one dim, `dims` are names of dims with spaces
+    between them, a `number` is any finite one."""
 
     name: str
-    type: Literal["integer", "number", "flag", "text", "dims"]
+    type: Literal["integer", "number", "flag", "text", "dim", "dims"]
     meaning: str
     choices: tuple[str, ...] = ()
     low: int = 0

@@ -116,7 +116,8 @@ BATCH_NORM = _norm(
 
 
 def _channel(op: OpNode) -> str:
-    return dims_of(op, "channel", _channel_dims(op))[0]
+    """The dim of channels; empty where none is named and neither the scale nor the output has one."""
+    return "".join(dims_of(op, "channel", _channel_dims(op))[:1])
 
 
 def _group_stat_dims(op: OpNode) -> tuple[str, ...]:
@@ -128,13 +129,21 @@ def _group_stat_dims(op: OpNode) -> tuple[str, ...]:
 def _check_group(op: OpNode) -> None:
     check_same(op)
     check_broadcast(op)
-    groups = integer_of(op, "groups", 1)
-    if _channel(op) not in op.output or op.dims[_channel(op)] % groups:
+    channel, groups = _channel(op), integer_of(op, "groups", 1)
+    if channel not in op.output:
+        raise refuse(
+            op,
+            "needs a channel dim",
+            key="output",
+            found=dims_text(op.output),
+            allowed="the dim that `channel` names; else the scale's first dim, else the second",
+        )
+    if op.dims[channel] % groups:
         raise refuse(
             op,
             "needs a channel dim of whole groups",
             key="attributes.groups",
-            found=f"{groups} groups of dim {_channel(op)}",
+            found=f"{groups} groups of dim {channel}",
             allowed="a divisor of the channels",
         )
 
@@ -170,7 +179,7 @@ GROUP_NORM = Kind(
     parameters=(0, 2),
     attributes=(
         Attribute(name="groups", type="integer", meaning="groups of channels", low=1, required=True),
-        Attribute(name="channel", type="dims", meaning="the channels; else the scale's dim, else the second"),
+        Attribute(name="channel", type="dim", meaning="the channels; else the scale's dim, else the second"),
         _OVER,
     ),
     check=_check_group,

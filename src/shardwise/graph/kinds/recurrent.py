@@ -113,7 +113,7 @@ def _recurrent(name: str, summary: str, gates: int) -> Kind:
         "[g, h]; output [b, t, h]",
         inputs=(1, 1),
         parameters=(2, 4),
-        attributes=(Attribute(name="time", type="dims", meaning="the dim of steps", required=True),),
+        attributes=(Attribute(name="time", type="dim", meaning="the dim of steps", required=True),),
         check=check,
         splits=_rules,
         work=_work,

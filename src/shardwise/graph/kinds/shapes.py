@@ -120,7 +120,10 @@ TRANSPOSE = Kind(
 
 
 def _joined(op: OpNode) -> str:
-    """The dim of the output along which inputs follow each other: that which an input has not, or `over`."""
+    """The dim of the output along which inputs follow each other: that which an input has not, or `over`.
+
+    The output has at least one dim.
+    """
     own = [dim for dim in op.output if any(dim not in operand for operand in operands_of(op))]
     return dims_of(op, "over", own or op.output[:1])[0]
 
@@ -131,6 +134,14 @@ def _parts_of_joined(op: OpNode) -> Dims:
 
 
 def _check_concat(op: OpNode) -> None:
+    if not op.output:
+        raise refuse(
+            op,
+            "needs a dim along which its inputs follow each other",
+            key="output",
+            found="[], one number",
+            allowed="the dims of the inputs, with the joined one by a name of its own",
+        )
     joined = _joined(op)
     at = op.output.index(joined) if joined in op.output else -1
     rest = without(op.output, (joined,))
@@ -167,7 +178,7 @@ CONCAT = Kind(
     "a name of its own",
     inputs=(1, 64),
     parameters=(0, 8),
-    attributes=(Attribute(name="over", type="dims", meaning="the joined dim, where names do not tell"),),
+    attributes=(Attribute(name="over", type="dim", meaning="the joined dim, where names do not tell"),),
     check=_check_concat,
     splits=_concat_rules,
     work=_concat_work,

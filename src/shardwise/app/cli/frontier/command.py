@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from math import ceil, inf, isfinite
 from typing import TypeVar
 
@@ -18,17 +18,47 @@ from shardwise.app.cli.frontier.saved import check_folder, save
 from shardwise.app.cli.frontier.staged import graph_subject
 from shardwise.app.cli.frontier.strategies import StrategySubject
 from shardwise.app.cli.frontier.subject import Subject
-from shardwise.app.cli.frontier.tables import curve_table, figures, pick_lines, profile_table, reference_lines
+from shardwise.app.cli.frontier.tables import (
+    curve_table,
+    figures,
+    frontier_idle_lines,
+    pick_lines,
+    profile_table,
+    reference_lines,
+)
 from shardwise.app.cli.output import Line, Output, progress, row
 from shardwise.app.cli.proof import PRICED_OTHERWISE
-from shardwise.app.cli.request import JobOptions, choice, count, fraction, load_request, workers, writable
+from shardwise.app.cli.request import (
+    JobOptions,
+    Request,
+    choice,
+    count,
+    fraction,
+    load_request,
+    workers,
+    writable,
+)
 from shardwise.app.cli.spaces import require_candidates, space_choice
 from shardwise.app.cli.words import counted, percent
 from shardwise.app.plot import check_plot_file, write_plot
-from shardwise.cluster import Cluster
+from shardwise.cluster import Cluster, pools_of
 from shardwise.errors import ConfigError, Infeasible
 from shardwise.inputs import shown
-from shardwise.search import MODES, Curve, Point, Question, chosen, curves_for, points_of, smallest
+from shardwise.plan import Value
+from shardwise.search import (
+    MODES,
+    MOST_UNITED,
+    Curve,
+    PartChoice,
+    Point,
+    Question,
+    SpaceChoice,
+    chosen,
+    curves_for,
+    points_of,
+    smallest,
+    uses_any_part,
+)
 from shardwise.strategy import parse_fields
 from shardwise.units import format_bytes, parse_quantity
 
@@ -54,6 +84,7 @@ class FrontierOptions:
     workers: str
     save: str | None
     plot: str | None
+    uses_all: bool
     is_json: bool
 
 
@@ -93,14 +124,29 @@ def frontier(options: JobOptions, wanted: FrontierOptions) -> Output:
         fixed=fixed,
         axes=space.axes,
         workers=processes,
+        use_all=wanted.uses_all,
         fixed_by={} if wanted.stages is None else {"pp": _pp_options(wanted)},
     )
-    if asked.sizes is None and asked.mode == "time":
-        require_candidates(space, fixed, request)
+    if uses_any_part(asked.mode, asked.sizes):
+        _require_candidates(space, fixed, request, uses_all=wanted.uses_all)
     if "cost" in asked.objectives:
         require_prices(request.cluster)
     subject = StrategySubject(request, question)
     return answered(subject, asked, wanted, inputs=inputs, next_commands=_next_commands(options, wanted))
+
+
+def _require_candidates(
+    space: SpaceChoice, fixed: Mapping[str, Value], request: Request, *, uses_all: bool
+) -> None:
+    """ConfigError where the values of a space file leave no candidate on any part of the cluster."""
+    refusal: ConfigError | None = None
+    for part in PartChoice(request.cluster, uses_all).unions:
+        try:
+            return require_candidates(space, fixed, replace(request, cluster=part))
+        except ConfigError as error:
+            refusal = error
+    if refusal is not None:
+        raise refusal
 
 
 def _graph_frontier(options: JobOptions, asked: Asked, wanted: FrontierOptions) -> Output:
@@ -120,7 +166,7 @@ def _graph_frontier(options: JobOptions, asked: Asked, wanted: FrontierOptions) 
     request = load_graph_request(options, wanted.meshes)
     if "cost" in asked.objectives:
         require_prices(request.cluster)
-    subject = graph_subject(request, wanted.stages, wanted.microbatches)
+    subject = graph_subject(request, wanted.stages, wanted.microbatches, uses_all=wanted.uses_all)
     return answered(subject, asked, wanted, inputs=(options.model, options.cluster))
 
 
@@ -164,6 +210,7 @@ def _next_commands(options: JobOptions, wanted: FrontierOptions) -> tuple[str, .
     for name, value, plain in given:
         if value is not None and value != plain:
             words += [name, shlex.quote(value)]
+    words += ["--use-all"] if wanted.uses_all else []
     more = ((wanted.plot, "--plot frontier.html"), (wanted.save, "--save frontier"))
     return tuple(" ".join((*words, option)) for value, option in more if value is None)
 
@@ -245,11 +292,11 @@ def answered(
             epsilon=asked.epsilon,
             progress=show,
         )
-    weighs_cost = "cost" in asked.objectives
+    weighs_cost, any_part = "cost" in asked.objectives, uses_any_part(asked.mode, asked.sizes)
     every = points_of(curves, weighs_cost=False)
     if not every:
         raise _nothing_fits(subject, curves[-1])
-    points = points_of(curves, weighs_cost=weighs_cost)
+    points = points_of(curves, weighs_cost=weighs_cost, any_part=any_part)
     # Of all points: on the fewest devices each may cost more than one on others, and still be the pick.
     pick = chosen(every, mode=asked.mode, limit_bytes=asked.limit_bytes)
     nearest = smallest(points)
@@ -263,7 +310,7 @@ def answered(
         curves=curves,
         points=points,
         pick=pick,
-        references=subject.curves.references((points[-1] if pick is None else pick).devices),
+        references=subject.curves.references((points[-1] if pick is None else pick).part),
     )
     talk = [] if wanted.save is None else save(wanted.save, subject, found, inputs=inputs)
     if wanted.plot is not None:
@@ -299,21 +346,41 @@ def _above_limit(subject: Subject[LayoutT], nearest: Point[LayoutT], limit_bytes
 def _lines(subject: Subject[LayoutT], found: Found[LayoutT]) -> Iterator[Line]:
     yield from subject.heading()
     counts = [curve for curve in found.curves if curve.points]
-    where = counted(counts[0].devices, "device") if len(counts) == 1 else f"{len(counts)} device counts"
+    where = _where(counts)
     yield row(
         "frontier", (f"{len(found.points):,} points", "value"), (f" of {_listed(found)} on {where}", "")
     )
     proven = _proven(max(curve.epsilon for curve in counts), found.epsilon)
     yield row("", (PRICED_OTHERWISE if subject.priced_as else proven, "dim"))
+    yield from _unsearched(subject, found)
     if found.pick is not None:
         yield from pick_lines(subject, found.pick, _why(found))
+        yield from frontier_idle_lines(subject, found)
     if len(found.curves) > 1 or found.mode == "profile":
         yield from profile_table(subject, found)
     if found.pick is not None:
-        curve = next(curve for curve in found.curves if curve.devices == found.pick.devices)
-        yield from curve_table(subject, curve, found.pick)
+        yield from curve_table(subject, found, found.curve_of(found.pick))
     yield from reference_lines(subject, found.references)
     yield from subject.proof(found.curves)
+
+
+def _unsearched(subject: Subject[LayoutT], found: Found[LayoutT]) -> Iterator[Line]:
+    """Which parts of a cluster of several pools were not searched, where all may be faster."""
+    pools = len(pools_of(subject.curves.cluster))
+    if pools > 1 and [curve.part for curve in found.curves] == [subject.curves.cluster]:
+        yield row("", ("on all devices: no smaller part of the cluster was searched", "dim"))
+    elif pools > MOST_UNITED:
+        yield row("", (f"each of the {pools} pools alone and all devices, no other unions of them", "dim"))
+
+
+def _where(curves: Sequence[Curve[LayoutT]]) -> str:
+    """What the points are on."""
+    sizes = {curve.devices for curve in curves}
+    if len(curves) == 1:
+        return counted(curves[0].devices, "device")
+    return (
+        f"{len(curves)} parts of the cluster" if len(sizes) < len(curves) else f"{len(sizes)} device counts"
+    )
 
 
 def _proven(proven: float, allowed: float) -> str:

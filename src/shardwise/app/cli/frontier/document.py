@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from math import isfinite
 from typing import Generic, TypeVar
 
@@ -30,8 +30,12 @@ class Found(Generic[LayoutT]):
     references: Sequence[Reference[LayoutT]]
 
     def kept(self, curve: Curve[LayoutT]) -> int:
-        """How many points of a curve are on the whole frontier: all, where device counts are not compared."""
-        return sum(point.devices == curve.devices for point in self.points)
+        """How many points of a curve are on the whole frontier: all, where parts are not compared."""
+        return sum(point.part == curve.part for point in self.points)
+
+    def curve_of(self, point: Point[LayoutT]) -> Curve[LayoutT]:
+        """The curve that a point is from."""
+        return next(curve for curve in self.curves if curve.part == point.part)
 
 
 def point_document(subject: Subject[LayoutT], point: Point[LayoutT]) -> dict[str, object]:
@@ -41,6 +45,8 @@ def point_document(subject: Subject[LayoutT], point: Point[LayoutT]) -> dict[str
         "memory_bytes": point.memory_bytes,
         "cost_usd": point.cost_usd,
         "devices": point.devices,
+        "part": point.part.name,
+        "idle": asdict(subject.curves.idle_of(point.part)),
         "layout": subject.layout(point),
     }
 
@@ -74,6 +80,7 @@ def _profile(curve: Curve[LayoutT], found: Found[LayoutT]) -> Mapping[str, objec
     fastest = chosen(curve.points, mode="time", limit_bytes=found.limit_bytes)
     return {
         "devices": curve.devices,
+        "part": curve.part.name,
         "points": len(curve.points),
         "kept": found.kept(curve),
         "epsilon": curve.epsilon,

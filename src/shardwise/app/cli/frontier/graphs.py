@@ -25,7 +25,7 @@ from shardwise.app.cli.request import (
     measured_cluster,
     measured_software,
 )
-from shardwise.cluster import Cluster, mesh_of, part_of
+from shardwise.cluster import Cluster, mesh_of
 from shardwise.cost import Training
 from shardwise.errors import ConfigError, InternalError
 from shardwise.graph import (
@@ -129,10 +129,17 @@ def _scaled(graph: OpGraph, batch: int, seq_len: int | None) -> OpGraph:
 class GraphSubject:
     """A graph on a cluster; implements `Subject`."""
 
-    def __init__(self, request: GraphRequest, curves: GraphCurves | None = None) -> None:
+    def __init__(
+        self, request: GraphRequest, curves: GraphCurves | None = None, *, uses_all: bool = False
+    ) -> None:
         self._request = request
         self._curves = curves or GraphCurves(
-            request.graph, request.cluster, request.training, request.memory_margin, request.meshes
+            request.graph,
+            request.cluster,
+            request.training,
+            request.memory_margin,
+            request.meshes,
+            uses_all=uses_all,
         )
 
     @property
@@ -225,7 +232,7 @@ class GraphSubject:
         return {"mesh": list(point.layout.ranks), **layout_record(point.layout)}
 
     def sizes(self) -> Mapping[str, object]:
-        counts = self._curves.layouts_per_operator(self._curves.sizes[-1])
+        counts = self._curves.layouts_per_operator(self._curves.largest)
         return {"operators": self._request.graph.operators, "layouts_per_operator": counts}
 
     def certificate(self, curves: Sequence[Curve[GraphLayout]]) -> Mapping[str, object]:
@@ -233,7 +240,7 @@ class GraphSubject:
         efforts = [effort for curve in own for effort in curve.efforts]
         return {
             "space": "layouts",
-            "meshes": {str(curve.devices): [list(mesh.ranks) for mesh in curve.meshes] for curve in own},
+            "meshes": _mesh_record(own),
             "epsilon": None if self.priced_as else max(curve.epsilon for curve in own),
             "choices": sum(effort.choices for effort in efforts),
             "weighted_sums": sum(effort.weights for effort in efforts),
@@ -248,7 +255,7 @@ class GraphSubject:
         """Which meshes were searched, and how others are."""
         choice = self._curves.meshes.text
         what = {"tiers": "the mesh of the tiers", "all": "all meshes"}.get(choice, "these meshes alone")
-        told = [", ".join(mesh.name for mesh in curve.meshes) for curve in curves]
+        told = list(dict.fromkeys(", ".join(mesh.name for mesh in curve.meshes) for curve in curves))
         told = [f"on {what}{self.mesh_text}: {told[0]}", *told[1:]]
         for line in words.wrapped(told, "; ", WIDTH - LABEL):
             yield row("", (line, ""))
@@ -288,7 +295,7 @@ class GraphSubject:
 
     def plan(self, curve: Curve[GraphLayout], place: int) -> GraphPlan:
         own, point, request = _own(curve), curve.points[place], self._request
-        cluster = part_of(request.cluster, curve.devices)
+        cluster = curve.part
         mesh = mesh_of(cluster, point.layout.ranks)
         price = price_of(request.graph, cluster, request.training, mesh, point.layout)
         for unit, found, priced in (
@@ -314,7 +321,17 @@ class GraphSubject:
             seconds=price.seconds,
             nbytes=price.nbytes,
             epsilon=own.epsilon,
+            idle=self._curves.idle_of(cluster),
         )
+
+
+def _mesh_record(curves: Sequence[GraphCurve]) -> dict[str, list[list[int]]]:
+    """The meshes of each device count, each once."""
+    found: dict[str, list[list[int]]] = {}
+    for curve in curves:
+        known = found.setdefault(str(curve.devices), [])
+        known += [list(mesh.ranks) for mesh in curve.meshes if list(mesh.ranks) not in known]
+    return found
 
 
 def mesh_name(point: GraphPoint) -> str:

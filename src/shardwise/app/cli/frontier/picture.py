@@ -6,10 +6,9 @@ from collections.abc import Iterator
 from math import isfinite
 from typing import TypeVar
 
-from shardwise.app.cli import words
 from shardwise.app.cli.frontier.document import Found
 from shardwise.app.cli.frontier.subject import Subject
-from shardwise.app.cli.frontier.tables import figures
+from shardwise.app.cli.frontier.tables import figures, part_text
 from shardwise.app.cli.proof import PRICED_OTHERWISE
 from shardwise.app.plot import Dot, Line, Mark, Plot
 from shardwise.search import Point, smallest
@@ -18,7 +17,7 @@ LayoutT = TypeVar("LayoutT")
 
 
 def plot_of(subject: Subject[LayoutT], found: Found[LayoutT]) -> Plot:
-    """A line for each device count with points; the limit; and as marks the pick, and on its devices (or the
+    """A line for each part with points; the limit; and as marks the pick, and on its devices (or the
     last with points) both ends and what is customary."""
 
     def dot(point: Point[LayoutT]) -> Dot:
@@ -37,7 +36,7 @@ def plot_of(subject: Subject[LayoutT], found: Found[LayoutT]) -> Plot:
         bend = curve.knee
         lines.append(
             Line(
-                name=words.counted(curve.devices, "device"),
+                name=part_text(found, curve.part),
                 dots=tuple(map(dot, curve.points)),
                 knee=None if bend is None else curve.points.index(bend),
             )
@@ -58,11 +57,10 @@ def _marked(found: Found[LayoutT]) -> Iterator[tuple[str, Point[LayoutT]]]:
     """Points with names."""
     if found.pick is not None:
         yield "chosen", found.pick
-    curve = next(
-        curve
-        for curve in reversed(found.curves)
-        if curve.points and (found.pick is None or curve.devices == found.pick.devices)
-    )
+    if found.pick is not None:
+        curve = found.curve_of(found.pick)
+    else:
+        curve = next(curve for curve in reversed(found.curves) if curve.points)
     yield "time optimum", curve.points[0]
     if len(curve.points) > 1:
         yield "memory optimum", smallest(curve.points)

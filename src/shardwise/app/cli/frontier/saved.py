@@ -46,7 +46,7 @@ def save(
     names: list[str | None] = []
     digits = len(str(len(found.points)))
     for number, point in enumerate(found.points, start=1):
-        curve = next(curve for curve in found.curves if curve.devices == point.devices)
+        curve = found.curve_of(point)
         name = f"devices-{point.devices}-point-{number:0{digits}}.yaml"
         try:
             plan = subject.plan(curve, curve.points.index(point))

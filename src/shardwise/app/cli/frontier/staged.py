@@ -24,18 +24,20 @@ def microbatches_of(text: str | None) -> tuple[int, ...] | None:
     return tuple(sorted(counts))
 
 
-def graph_subject(request: GraphRequest, stages: str | None, microbatches: str | None) -> GraphSubject:
+def graph_subject(
+    request: GraphRequest, stages: str | None, microbatches: str | None, *, uses_all: bool
+) -> GraphSubject:
     """A graph as a whole, or in as many stages as an option says."""
     pieces = 1 if stages is None else count("--stages", stages)
     counts = microbatches_of(microbatches)
     if pieces > 1:
-        return StagedSubject(request, pieces, counts)
+        return StagedSubject(request, pieces, counts, uses_all=uses_all)
     if microbatches is not None:
         raise ConfigError(
             "are of a graph in stages", key="--microbatches", found=shown(microbatches),
             allowed="--stages 2 or more",
         )  # fmt: skip
-    return GraphSubject(request)
+    return GraphSubject(request, uses_all=uses_all)
 
 
 class StagedSubject(GraphSubject):
@@ -43,7 +45,14 @@ class StagedSubject(GraphSubject):
 
     mesh_text = " of each stage"
 
-    def __init__(self, request: GraphRequest, stages: int, microbatches: Sequence[int] | None) -> None:
+    def __init__(
+        self,
+        request: GraphRequest,
+        stages: int,
+        microbatches: Sequence[int] | None,
+        *,
+        uses_all: bool = False,
+    ) -> None:
         self._staged = StagedCurves(
             request.graph,
             request.cluster,
@@ -52,6 +61,7 @@ class StagedSubject(GraphSubject):
             stages,
             microbatches,
             request.meshes,
+            uses_all=uses_all,
         )
         super().__init__(request, self._staged)
 

@@ -9,7 +9,8 @@ from shardwise.app.cli import words
 from shardwise.app.cli.frontier.document import Found
 from shardwise.app.cli.frontier.subject import Subject
 from shardwise.app.cli.output import LABEL, WIDTH, Line, row
-from shardwise.app.cli.proof import chosen_places
+from shardwise.app.cli.proof import all_devices_line, chosen_places, idle_line
+from shardwise.cluster import Cluster, pools_of
 from shardwise.search import Curve, Point, Reference, chosen, smallest
 
 POINTS = 16
@@ -34,6 +35,33 @@ def figures(point: Point[LayoutT]) -> tuple[str, ...]:
     )
 
 
+def part_text(found: Found[LayoutT], part: Cluster) -> str:
+    """The devices of a part, and their pools where the parts that were searched have others too."""
+    counted = words.counted(part.devices, "device")
+    return f"{counted}, {' + '.join(_pools(part))}" if _has_pools(found) else counted
+
+
+def _has_pools(found: Found[LayoutT]) -> bool:
+    """Whether the parts that were searched have several pools."""
+    return len({pool for curve in found.curves for pool in _pools(curve.part)}) > 1
+
+
+def _pools(part: Cluster) -> list[str]:
+    return [pool.name for pool in pools_of(part)]
+
+
+def frontier_idle_lines(subject: Subject[LayoutT], found: Found[LayoutT]) -> Iterator[Line]:
+    """What the pick leaves idle of a cluster of several pools, and the least time of all devices."""
+    pick, cluster = found.pick, subject.curves.cluster
+    if pick is None or pick.devices == cluster.devices or len(_pools(cluster)) == 1:
+        return
+    every = [point for curve in found.curves if curve.part == cluster for point in curve.points]
+    best = chosen(every, mode="time", limit_bytes=found.limit_bytes)
+    yield idle_line(subject.curves.idle_of(pick.part), cluster.devices)
+    if best is not None and found.mode == "time":
+        yield all_devices_line(best.time_s, pick.time_s)
+
+
 def pick_lines(subject: Subject[LayoutT], pick: Point[LayoutT], why: str) -> Iterator[Line]:
     """The mode's pick, and why it is the pick."""
     yield row("chosen", (subject.title(pick), "value"), (f"   {why}", "dim"))
@@ -43,16 +71,14 @@ def pick_lines(subject: Subject[LayoutT], pick: Point[LayoutT], why: str) -> Ite
         yield row("", (line, "value"))
 
 
-def curve_table(
-    subject: Subject[LayoutT], curve: Curve[LayoutT], pick: Point[LayoutT] | None
-) -> Iterator[Line]:
-    """Time against memory on one device count: some points, evenly chosen, with both ends, pick and knee."""
-    points, bend = curve.points, curve.knee
+def curve_table(subject: Subject[LayoutT], found: Found[LayoutT], curve: Curve[LayoutT]) -> Iterator[Line]:
+    """Time against memory on one part: some points, evenly chosen, with both ends, pick and knee."""
+    points, bend, pick = curve.points, curve.knee, found.pick
     wanted = {points.index(point) for point in (pick, bend) if point is not None and point in points}
     places = sorted({*chosen_places(len(points), POINTS), *wanted})
     most_bytes = max(point.memory_bytes for point in points)
     shown = f"{len(places)} of {len(points):,}" if len(places) < len(points) else f"{len(points):,}"
-    head = f" on {words.counted(curve.devices, 'device')}"
+    head = f" on {part_text(found, curve.part)}"
     yield ()
     yield (
         (f" {head:<27}{'step time':>12}{'slower':>11}{'memory':>11}{'per step':>11}  ", "label"),
@@ -96,7 +122,7 @@ def reference_lines(subject: Subject[LayoutT], references: Sequence[Reference[La
 
 
 def profile_table(subject: Subject[LayoutT], found: Found[LayoutT]) -> Iterator[Line]:
-    """For each device count its fastest point within the limit, its knee and its smallest point: time,
+    """For each part its fastest point within the limit, its knee and its smallest point: time,
     memory, device-seconds and cost; and how many of its points cost leaves, where it is weighed."""
     yield ()
     yield (
@@ -106,9 +132,11 @@ def profile_table(subject: Subject[LayoutT], found: Found[LayoutT]) -> Iterator[
             "label",
         ),
     )
+    several = _has_pools(found)
     for curve in found.curves:
         if not curve.points:
-            yield ((f" {curve.devices:>7,}  nothing fits", "dim"),)
+            pools = f"  {' + '.join(_pools(curve.part))}" if several else ""
+            yield ((f" {curve.devices:>7,}  nothing fits{pools}", "dim"),)
         rows = _profile_rows(curve, found.limit_bytes)
         for index, (name, point) in enumerate(rows):
             number = f"{curve.devices:,}" if index == 0 else ""
@@ -117,8 +145,9 @@ def profile_table(subject: Subject[LayoutT], found: Found[LayoutT]) -> Iterator[
                 f"{words.memory(point.memory_bytes):>11}{words.digits(point.device_s, 4):>12}"
                 f"{dollars(point.cost_usd):>11}  "
             )
-            notes = ["above the limit"] if point.memory_bytes > found.limit_bytes else []
-            if index == 0 and "cost" in found.objectives:
+            notes = [" + ".join(_pools(curve.part))] if several and index == 0 else []
+            notes += ["above the limit"] if point.memory_bytes > found.limit_bytes else []
+            if index == 0 and ("cost" in found.objectives or several):
                 notes.append(f"{found.kept(curve)} of {len(curve.points)} points")
             text = " · ".join((*notes, subject.title(point), *subject.details(point)))
             yield ((fixed, ""), (words.shortened(text, WIDTH - len(fixed)), "dim"))

@@ -1,0 +1,58 @@
+"""Property tests draw the same examples on every machine, unless a random search is requested."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+ROOT = Path(__file__).parents[2]
+FIXED = "import tests.conftest"
+OTHER_MODULES = "import shardwise.app.cli.main"
+RANDOM = "from hypothesis import settings; settings.load_profile('random')"
+CONSTANTS = """
+p = tests.conftest.providers
+own = p.Constants(integers=p.SortedSet(range(1000)), strings=p.SortedSet(["one", "two"]))
+p._get_local_constants = lambda: own
+"""
+"""As if modules with these constants were loaded."""
+
+DRAWS = "from tests.unit.test_examples import drawn; print(drawn())"
+
+
+def drawn() -> list[tuple[int, float, str]]:
+    """What a property test draws in this process."""
+    examples = []
+
+    @given(st.integers(), st.floats(), st.text())
+    def draw(integer: int, number: float, text: str) -> None:
+        examples.append((integer, number, text))
+
+    draw()
+    return examples
+
+
+def drawn_by(*statements: str, hash_seed: int = 0) -> str:
+    """What it draws in a process of its own, after these statements."""
+    paths = os.pathsep.join([str(ROOT), str(ROOT / "src")])
+    environment = {**os.environ, "PYTHONHASHSEED": str(hash_seed), "PYTHONPATH": paths}
+    command = [sys.executable, "-c", "\n".join((*statements, DRAWS))]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+
+
+def test_examples_are_the_same_in_every_process() -> None:
+    once = drawn_by(FIXED)
+    assert once.count("(") >= 100
+    assert drawn_by(FIXED, OTHER_MODULES, hash_seed=1) == once
+
+
+def test_a_random_search_draws_others() -> None:
+    assert drawn_by(FIXED, RANDOM) != drawn_by(FIXED, RANDOM)
+
+
+def test_a_broken_twin_that_draws_constants_of_loaded_modules_is_noticed() -> None:
+    assert drawn_by(FIXED, CONSTANTS) != drawn_by(FIXED)
