@@ -133,8 +133,8 @@ def test_a_graph_on_links_is_not_exact(run: Run, cluster: str, tmp_path: Path) -
 def test_a_saved_plan_says_so_wherever_it_is_read(run: Run, saved: str) -> None:
     validate(read_mapping(saved), "plan")
     assert read_plan(saved).priced_as == (LINE,)
-    for argv in (("explain", saved), ("simulate", saved)):
-        assert f"priced as {LINE}" in read(run, *argv)
+    for command in ("explain", "simulate"):
+        assert f"priced as {LINE}" in read(run, command, saved)
     # The best with tp 2 uses a part, whose links are one tier.
     assert "priced as links are priced as " in read(run, "explain", saved, "--why-not", "tp=2")
     for argv in (("explain", saved), ("explain", saved, "--what-if", "devices=2")):
