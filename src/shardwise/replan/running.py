@@ -71,4 +71,6 @@ def _difference(node: Node, cluster: Cluster) -> str:
                 if field.name != "name" and getattr(node, field.name) != getattr(other, field.name)
             ]
             return "".join(f", {name} {getattr(node, name)} and not {getattr(other, name)}" for name in names)
+    if any(one.device_class == node.device_class and one.devices > node.devices for one in cluster.nodes):
+        return ", only some devices of one; plan with --use-all for whole nodes"
     return ""

@@ -148,6 +148,7 @@ def test_events_that_change_nothing_are_answered_by_keep(run: Any, tmp_path: Pat
     assert ran.code == 0, ran.err
     document = json.loads(ran.out)
     assert document["decision"] == "keep" and document["gain_s_per_step"] == 0.0
+    assert document["idle"] == {"devices": 0, "nodes": 0, "ranks": ""}
     # The twin: an event that slows a node is weighed.
     slower = run("replan", path, "--cluster", *cluster, "--events", "slow n0 0.5", "--json")
     assert json.loads(slower.out)["step_time_s"] != document["step_time_s"]
@@ -171,6 +172,22 @@ def test_a_new_plan_has_what_the_old_one_was_asked_with(run: Any, tmp_path: Path
     free = read_plan(path).best
     assert free.step_time_s < read_plan(first).best.step_time_s * 3
     assert str(getattr(free.strategy, name)) != value or free.strategy.pp != 2
+
+
+def test_nodes_that_are_not_used_are_idle_and_those_that_are_gone_are_not(run: Any, tmp_path: Path) -> None:
+    """2 of 3 nodes run what needs an even number of them; the third is idle, or gone."""
+    path, cluster = str(tmp_path / "plan.yaml"), "3x2xV100-32G"
+    job = ("opt-350m", "--cluster", cluster, "--seq-len", "512", "--global-batch-size", "16")
+    assert run("plan", *job, "--fix", "tp=2,pp=2", "--save", path).code == 0
+    for events, idle in (("slow n1 0.5", 2), ("lost n2", 0)):
+        document = decided(run, path, cluster, events)
+        assert document["idle"]["devices"] == idle, events
+        assert document["idle"]["nodes"] == idle // 2
+    # A node used in part is named, with what helps.
+    small = ("gpt2", "--cluster", "1x8xV100-32G", "--seq-len", "64", "--global-batch-size", "7")
+    assert run("plan", *small, "--fix", "dp=7", "--save", path).code == 0
+    ran = run("replan", path, "--cluster", "1x8xV100-32G", "--events", "slow n0 0.5")
+    assert ran.code == 2 and "plan with --use-all for whole nodes" in ran.err
 
 
 def test_where_the_question_leaves_nothing_the_error_names_it(run: Any, tmp_path: Path) -> None:

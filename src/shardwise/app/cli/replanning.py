@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 
+from shardwise import search
 from shardwise.app.cli import words
 from shardwise.app.cli.arranged import hash_of, source_of, uneven_plan, uniform_plan
 from shardwise.app.cli.output import Line, Output, row
@@ -28,6 +29,7 @@ from shardwise.model import scores_are_plain
 from shardwise.plan import (
     DECISION,
     ForTrace,
+    Idle,
     Plan,
     UnevenFile,
     UnevenResult,
@@ -46,6 +48,7 @@ from shardwise.replan import (
     MixedPlanner,
     Planner,
     Prices,
+    Situation,
     UnevenArrangement,
     Within,
     mixed_planner_of,
@@ -122,12 +125,20 @@ def replanned(
     reason = _horizon_reason(decision, horizon_s, costs)
     if is_json:
         horizon = {"horizon_s": horizon_s, "used_horizon_s": decision.horizon_s, "horizon_reason": reason}
-        document = {**document_of(decision, loaded), **horizon, "priced_as": list(priced_as)}
+        idle = {"idle": asdict(_idle(decision.arrangement, situation, loaded))}
+        document = {**document_of(decision, loaded), **idle, **horizon, "priced_as": list(priced_as)}
         return Output(document=document, talk=talk)
     lines = _card(decision, plan, loaded)
     if reason is not None:
         lines.append(row("horizon", (reason, "warn")))
     return Output(lines=[*lines, *priced_as_lines(priced_as)], talk=talk)
+
+
+def _idle(arrangement: AnyArrangement, situation: Situation, cluster: Cluster) -> Idle:
+    """The devices of nodes that can be used, and are not."""
+    used = set(search.ranks_of_nodes(cluster, [int(name[1:]) for name in arrangement.nodes]))
+    cannot = [place for place in range(len(cluster.nodes)) if f"n{place}" not in situation.states]
+    return search.idle_in(cluster, used.union(search.ranks_of_nodes(cluster, cannot)))
 
 
 def _horizon_reason(decision: Decision[AnyArrangement], requested_s: float, costs: Costs) -> str | None:
