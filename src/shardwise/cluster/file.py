@@ -191,6 +191,11 @@ def _tier(part: Fields, span: int, runs: list[NodeRun], is_network: bool) -> Tie
         figures = network_figures([node for node, _ in runs], oversubscription=oversubscription, rails=rails)
         rate, alone = figures.bytes_per_s, figures.flow_bytes_per_s
     else:
+        if rails is not None:
+            raise part.error(
+                "rails", "divide the cards' bandwidth, and the tier gives its own", found=str(rails),
+                allowed="rails or bandwidth, not both",
+            )  # fmt: skip
         alone = part.quantity("bandwidth", unit="B/s", **_RATE)
         rate = alone / oversubscription
     tier = Tier(

@@ -146,6 +146,11 @@ def test_oversubscription_and_rails() -> None:
         "tiers: [{name: a, span: node, bandwidth: 450GB/s, latency: 2us}, {name: b, latency: 4us, rails: 1}]"
     )
     assert tiers_of(one_rail)[-1] == ("b", 16, 50, 400)
+    with pytest.raises(ConfigError, match=r"rails: divide the cards' bandwidth"):
+        of_yaml(
+            "nodes: [{device: H100, count: 2}]\n"
+            "tiers: [{name: a, span: node, bandwidth: 450GB/s, latency: 2us, rails: 1}, {name: b, latency: 4us}]"
+        )
 
 
 def test_classes_take_figures_of_their_own_with_their_source() -> None:
