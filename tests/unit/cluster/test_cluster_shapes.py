@@ -149,7 +149,8 @@ def test_oversubscription_and_rails() -> None:
     with pytest.raises(ConfigError, match=r"rails: divide the cards' bandwidth"):
         of_yaml(
             "nodes: [{device: H100, count: 2}]\n"
-            "tiers: [{name: a, span: node, bandwidth: 450GB/s, latency: 2us, rails: 1}, {name: b, latency: 4us}]"
+            "tiers: [{name: a, span: node, bandwidth: 450GB/s, latency: 2us, rails: 1}, "
+            "{name: b, latency: 4us}]"
         )
 
 
