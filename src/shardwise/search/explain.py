@@ -12,6 +12,7 @@ from shardwise.plan import Layout, PeakMemory, Pipeline, Result, Stage
 from shardwise.schedule import KINDS, Kind, generate
 from shardwise.search.evaluate import microbatches_of, step_times_s
 from shardwise.strategy import SCHEDULES, Strategy, StrategyTable, axis_strides, layer_counts, stages_of_rank
+from shardwise.ties import first_largest
 
 EVALUATOR = "max-plus"
 
@@ -28,7 +29,8 @@ def result_of(problem: Problem, strategy: Strategy, step_time_s: float | None = 
     time_s = float(step_times_s(problem, table)[0]) if step_time_s is None else step_time_s
     price = price_everywhere(problem, table)
     memory = rank_bytes(problem, table, price)
-    place = int(np.argmax(memory.device[:, 0]))
+    in_order = np.argsort(price.node.places.rank[:, 0], kind="stable")
+    place = int(in_order[first_largest(memory.device[in_order, 0])])
     tokens = problem.job.global_batch_size * problem.job.seq_len
     devices = problem.cluster.devices
     per_device = tokens / time_s / devices
@@ -71,7 +73,7 @@ def _breakdown(problem: Problem, table: StrategyTable, price: Price, time_s: flo
     is_split = bool(price.node.is_split[0])
     backward_s = times.backward_input_s + times.backward_weight_s if is_split else times.backward_s
     per_place_s = (times.forward_s + backward_s)[:, 0]
-    busiest = int(np.argmax(np.bincount(ranks, weights=per_place_s)))
+    busiest = int(first_largest(np.bincount(ranks, weights=per_place_s)))
     mine = np.flatnonzero(ranks == busiest)
     work = Parts()
     for p in mine:

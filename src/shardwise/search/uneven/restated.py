@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from shardwise.cluster import Cluster, pools_of
@@ -12,6 +12,7 @@ from shardwise.plan import PeakMemory, Stage, StagePart, UnevenResult
 from shardwise.search.uneven.again import PricedAgain, priced_by
 from shardwise.search.uneven.stage_record import RecordPrices, StageFigures
 from shardwise.strategy import Job
+from shardwise.ties import first_largest
 
 
 def restated(prices: RecordPrices, result: UnevenResult, global_batch_size: int) -> UnevenResult | None:
@@ -66,7 +67,7 @@ def _stages(result: UnevenResult) -> Iterator[Stage]:
 
 def _peak(again: PricedAgain, result: UnevenResult) -> tuple[int, PeakMemory]:
     """The first rank of the stage, or the part of one, whose devices are fullest, and what they hold."""
-    found: list[tuple[float, int, PeakMemory]] = []
+    found: list[tuple[int, PeakMemory]] = []
     figures = (one for pipeline in again.stages for one in pipeline)
     for stage, one in zip(_stages(result), figures, strict=True):
         peak = PeakMemory(
@@ -76,14 +77,19 @@ def _peak(again: PricedAgain, result: UnevenResult) -> tuple[int, PeakMemory]:
             capacity=one.capacity_bytes,
         )
         on: Stage | StagePart = stage.parts[one.fullest_part] if stage.parts else stage
-        found.append((-peak.device / peak.capacity, int(on.ranks.partition("-")[0]), peak))
-    _, rank, peak = min(found, key=lambda one: one[:2])
-    return rank, peak
+        found.append((int(on.ranks.partition("-")[0]), peak))
+    return tightest_of(found)
+
+
+def tightest_of(peaks: Sequence[tuple[int, PeakMemory]]) -> tuple[int, PeakMemory]:
+    """Of first ranks with what they hold the one that is fullest; of equals the lowest rank."""
+    in_order = sorted(peaks, key=lambda one: one[0])
+    return in_order[int(first_largest([peak.device / peak.capacity for _, peak in in_order]))]
 
 
 def _breakdown(again: PricedAgain, result: UnevenResult) -> dict[str, float]:
     """Of the slowest pipeline: its busiest stage at work, waiting, and the end of the step."""
-    place = max(range(len(again.pipeline_s)), key=lambda one: again.pipeline_s[one])
+    place = int(first_largest(again.pipeline_s))
     stages: tuple[StageFigures, ...] = again.stages[place]
     busy_s = result.microbatches[place] * max(one.forward_s + one.backward_s for one in stages)
     end_s = max(one.end_s for one in stages)
