@@ -2,7 +2,7 @@
 
 from shardwise.check.count import SpaceCount, count_space
 from shardwise.check.count_pipelines import PipelineCount, PoolSize, count_pipelines
-from shardwise.check.finding import Check, number_check, parts_check, value_check
+from shardwise.check.finding import Check, fit_check, number_check, parts_check, value_check
 from shardwise.check.optimal import PROOF_BUDGET_S
 from shardwise.check.verdict import Verdict, check_file
 
@@ -16,6 +16,7 @@ __all__ = [
     "check_file",
     "count_pipelines",
     "count_space",
+    "fit_check",
     "number_check",
     "parts_check",
     "value_check",

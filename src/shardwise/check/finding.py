@@ -43,6 +43,16 @@ def number_check(name: str, found: float, expected: float, scale: float = 0.0) -
     return Check(name=name, ok=same(found, expected, scale), found=repr(found), expected=repr(expected))
 
 
+def fits(nbytes: float, limit: float) -> bool:
+    """Whether bytes are within a limit, as far as two evaluators agree on it."""
+    return nbytes <= limit * (1.0 + TOLERANCE)
+
+
+def fit_check(name: str, nbytes: float, limit: float) -> Check:
+    """Bytes that must be within a limit."""
+    return Check(name=name, ok=fits(nbytes, limit), found=f"{nbytes!r} B", expected=f"at most {limit!r} B")
+
+
 def value_check(name: str, found: object, expected: object) -> Check:
     """Two values that must be equal."""
     return Check(name=name, ok=found == expected, found=str(found), expected=str(expected))

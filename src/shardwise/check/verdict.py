@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 
 from shardwise.check.certificate import certificate_checks
 from shardwise.check.figures import Figures, figures_of
-from shardwise.check.finding import Check, number_check, parts_check, value_check
+from shardwise.check.finding import Check, fit_check, number_check, parts_check, value_check
 from shardwise.check.layout import layout_of
 from shardwise.check.memory import ALLOCATED
 from shardwise.check.optimal import PROOF_BUDGET_S, optimal_check
@@ -220,9 +220,5 @@ def _peak_checks(plan: Plan, figures: Figures, own: Judged) -> Iterator[Check]:
     ):
         yield number_check(f"{name} bytes", found, expected)
     yield value_check("tightest rank", plan.best.tightest_rank, own.tightest_rank)
-    yield _fit_check("fits", own.device_bytes, figures.usable_bytes)
-    yield _fit_check("fits on the host", own.host_bytes, figures.host_capacity_bytes)
-
-
-def _fit_check(name: str, nbytes: float, limit: float) -> Check:
-    return Check(name=name, ok=nbytes <= limit, found=f"{nbytes!r} B", expected=f"at most {limit!r} B")
+    yield fit_check("fits", own.device_bytes, figures.usable_bytes)
+    yield fit_check("fits on the host", own.host_bytes, figures.host_capacity_bytes)

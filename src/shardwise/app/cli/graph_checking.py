@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shardwise.check import Check, Verdict, number_check, parts_check, value_check
+from shardwise.check import Check, Verdict, fit_check, number_check, parts_check, value_check
 from shardwise.cluster import Cluster, Mesh
 from shardwise.cost import LayoutPrice, PipelinePrice, Training, price_layout, price_pipeline
 from shardwise.graph import GraphLayout, OpGraph, StagedLayout
@@ -36,12 +36,7 @@ def check_graph_file(path: str) -> Verdict:
             number_check("device bytes", plan.device_bytes, price.memory_bytes),
             number_check("bytes at once", plan.at_once_bytes, price.at_once_bytes),
             parts_check("memory", plan.nbytes, price.nbytes, price.memory_bytes),
-            Check(
-                name="fits",
-                ok=price.memory_bytes <= limit,
-                found=f"{price.memory_bytes!r} B",
-                expected=f"at most {limit!r} B",
-            ),
+            fit_check("fits", price.memory_bytes, limit),
             Check(
                 name="optimal",
                 ok=False,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from shardwise.check import Check, Verdict, number_check, parts_check, value_check
+from shardwise.check import Check, Verdict, fit_check, number_check, parts_check, value_check
 from shardwise.plan import UnevenFile, document_hash, read_uneven_plan, uneven_plan_document
 from shardwise.search import RecordPrices, priced_again, restated
 
@@ -38,12 +38,7 @@ def check_uneven_file(path: str) -> Verdict:
             number_check("step time", best.step_time_s, max(found.pipeline_s)),
             number_check("breakdown", sum(best.breakdown.values()), best.step_time_s),
             number_check("device bytes", best.peak_memory.device, found.device_bytes),
-            Check(
-                name="fits",
-                ok=found.device_bytes <= found.usable_bytes,
-                found=f"{found.device_bytes!r} B",
-                expected=f"at most {found.usable_bytes!r} B",
-            ),
+            fit_check("fits", found.device_bytes, found.usable_bytes),
             number_check("certificate", certificate.best_s, best.step_time_s),
             number_check("gap", certificate.gap, 1.0 - certificate.lower_bound_s / best.step_time_s, 1.0),
             *_figure_checks(plan),
