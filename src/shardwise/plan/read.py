@@ -333,6 +333,12 @@ def _check_whole(plan: Plan, fields: Fields) -> None:
         raise ConfigError(
             "is not the strategy's", file=fields.file, key="schedule.name", found=named, allowed=planned
         )
+    best, batch = plan.best.strategy, plan.job.global_batch_size
+    if plan.schedule.microbatches * best.dp * best.micro_batch_size != batch:
+        raise ConfigError(
+            "are not those of the job and the strategy", file=fields.file, key="schedule.microbatches",
+            found=str(plan.schedule.microbatches), allowed=f"{batch} / dp / micro_batch_size",
+        )  # fmt: skip
     best_s = plan.certificate.best_s
     if not isclose(best_s, plan.best.step_time_s, rel_tol=1e-9):
         raise ConfigError(
