@@ -2,13 +2,30 @@
 
 from shardwise.check.count import SpaceCount, count_space
 from shardwise.check.count_pipelines import PipelineCount, PoolSize, count_pipelines
-from shardwise.check.finding import Check, fit_check, number_check, parts_check, value_check
+from shardwise.check.finding import (
+    EFFORT,
+    OF_A_TRACE,
+    ONLY_A_SUM,
+    THE_QUESTION,
+    Check,
+    NotJudged,
+    fit_check,
+    not_judged,
+    number_check,
+    parts_check,
+    value_check,
+)
 from shardwise.check.optimal import PROOF_BUDGET_S
 from shardwise.check.verdict import Verdict, check_file
 
 __all__ = [
+    "EFFORT",
+    "OF_A_TRACE",
+    "ONLY_A_SUM",
     "PROOF_BUDGET_S",
+    "THE_QUESTION",
     "Check",
+    "NotJudged",
     "PipelineCount",
     "PoolSize",
     "SpaceCount",
@@ -17,6 +34,7 @@ __all__ = [
     "count_pipelines",
     "count_space",
     "fit_check",
+    "not_judged",
     "number_check",
     "parts_check",
     "value_check",

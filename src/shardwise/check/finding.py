@@ -14,6 +14,25 @@ ROUNDING = 1e-12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NotJudged:
+    """A key of a plan file, with all below it, that no check is about, and why."""
+
+    key: str
+    why: str
+
+
+THE_QUESTION = "the question, taken as it stands"
+EFFORT = "how long the search took"
+ONLY_A_SUM = "of these counts only the sum is judged"
+OF_A_TRACE = "what the plan does over the trace of events is not replayed"
+
+
+def not_judged(why: str, *keys: str) -> tuple[NotJudged, ...]:
+    """Keys that are not judged for one reason."""
+    return tuple(NotJudged(key=key, why=why) for key in keys)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
     """`found` is what the plan says, `expected` what the checker found; both ready to print.
 

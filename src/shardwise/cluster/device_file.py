@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import MISSING, replace
 from dataclasses import fields as dataclass_fields
 from typing import Any
@@ -106,12 +107,16 @@ def _links(part: Fields) -> tuple[tuple[int, int], ...]:
         if not re.fullmatch(r"[1-9][0-9]{0,5}", name) or int(name) < 2:
             raise links.error(name, "is not a number of devices", allowed="2 or more devices")
         found.append((int(name), links.integer(name, low=1, high=1e6)))
-    found.sort()
-    counts = [count for _, count in found]
-    if not found or found[0][0] > 2 or counts != sorted(counts):
+    return checked_links(part, "links", sorted(found))
+
+
+def checked_links(part: Fields, name: str, links: Sequence[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
+    """Links of one device inside groups of so many, ascending. ConfigError where they are none of groups."""
+    counts = [count for _, count in links]
+    if not links or links[0][0] > 2 or counts != sorted(counts):
         allowed = "those of 2 devices, and no fewer in larger groups"
-        raise part.error("links", "are not links of groups", found=shown(dict(found)), allowed=allowed)
-    return tuple(found)
+        raise part.error(name, "are not links of groups", found=shown(dict(links)), allowed=allowed)
+    return tuple(links)
 
 
 def _scale_out(fields: Fields, base: Device | None) -> dict[str, Any]:

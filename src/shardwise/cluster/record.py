@@ -10,7 +10,7 @@ from shardwise.cluster.backend import Backend
 from shardwise.cluster.capacity import Capacity
 from shardwise.cluster.cluster import Cluster, Link, Node, Tier, node_runs
 from shardwise.cluster.device import Device
-from shardwise.cluster.device_file import efficiency_from_record
+from shardwise.cluster.device_file import checked_links, efficiency_from_record
 from shardwise.cluster.ranges import (
     DEVICE,
     LINK,
@@ -95,7 +95,10 @@ def _device(part: Fields) -> Device:
     )  # fmt: skip
     values = _figures(part, Device, DEVICE, skip=skipped)
     links = _pairs(part, "scale_up_links") if part.has("scale_up_links") else ()
-    values["scale_up_links"] = tuple((int(size), int(count)) for size, count in links)
+    if any(count % 1 for _, count in links):
+        raise part.error("scale_up_links", "has a part of a link", found=shown(links), allowed="whole links")
+    counts = [(size, int(count)) for size, count in links]
+    values["scale_up_links"] = checked_links(part, "scale_up_links", counts) if counts else ()
     peaks = part.mapping("peak_flop_per_s")
     values["peak_flop_per_s"] = {name: peaks.number(name, **PEAK) for name in peaks.names}
     values["sources"] = _texts(part.mapping("sources"))

@@ -16,6 +16,7 @@ from shardwise.plan.for_trace import check_for_trace, read_for_trace
 from shardwise.plan.plan import SCHEMA, VERSION, Plan, RunnerUp
 from shardwise.plan.record import (
     OBJECTIVES,
+    SHORTEST_STEP_S,
     Certificate,
     Layout,
     PeakMemory,
@@ -176,7 +177,7 @@ def _result(fields: Fields) -> Result:
     result = Result(
         strategy=_strategy(fields.mapping("strategy")),
         layout=read_layout(fields.mapping("layout")),
-        step_time_s=fields.number("step_time_s"),
+        step_time_s=fields.number("step_time_s", low=SHORTEST_STEP_S),
         band_s=(float(str(band[0])), float(str(band[1]))),
         tokens_per_s_per_device=fields.number("tokens_per_s_per_device"),
         mfu=fields.number("mfu"),
@@ -268,6 +269,10 @@ def _runner_up(fields: Fields) -> RunnerUp:
 def read_certificate(fields: Fields) -> Certificate:
     rejected = fields.mapping("rejected")
     fixed, axes = fields.mapping("fixed", default={}), fields.mapping("axes", default={})
+    for name in axes.names:
+        values = axes.sequence(name, low=1)
+        if any(value in values[:place] for place, value in enumerate(values)):
+            raise axes.error(name, "has a value twice", found=shown(values), allowed="each value once")
     certificate = Certificate(
         space=fields.text("space"),
         fixed={name: _field_value(fixed, name, fixed.any(name)) for name in fixed.names},

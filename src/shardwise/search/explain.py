@@ -6,21 +6,30 @@ from typing import Any
 
 import numpy as np
 
+from shardwise.cluster import Efficiency
 from shardwise.cost import PARTS, Parts, Price, Problem, price_everywhere, rank_bytes, stage_times, step_end
 from shardwise.model import model_flop_per_token
 from shardwise.plan import Layout, PeakMemory, Pipeline, Result, Stage
 from shardwise.schedule import KINDS, Kind, generate
 from shardwise.search.evaluate import microbatches_of, step_times_s
-from shardwise.strategy import SCHEDULES, Strategy, StrategyTable, axis_strides, layer_counts, stages_of_rank
+from shardwise.strategy import (
+    SCHEDULES,
+    Profile,
+    Strategy,
+    StrategyTable,
+    axis_strides,
+    layer_counts,
+    stages_of_rank,
+)
 from shardwise.ties import first_largest
 
 EVALUATOR = "max-plus"
 
 
-def band_of(problem: Problem) -> tuple[float, float]:
+def band_of(profile: Profile, efficiency: Efficiency) -> tuple[float, float]:
     """Factors of the step time between which the central 80 % of measured runs lie, of a source never seen:
     narrow where runs of such devices were fitted, wide where there are none."""
-    return problem.profile.warm_band if problem.efficiency.is_calibrated else problem.profile.cold_band
+    return profile.warm_band if efficiency.is_calibrated else profile.cold_band
 
 
 def result_of(problem: Problem, strategy: Strategy, step_time_s: float | None = None) -> Result:
@@ -34,7 +43,7 @@ def result_of(problem: Problem, strategy: Strategy, step_time_s: float | None = 
     tokens = problem.job.global_batch_size * problem.job.seq_len
     devices = problem.cluster.devices
     per_device = tokens / time_s / devices
-    low, high = band_of(problem)
+    low, high = band_of(problem.profile, problem.efficiency)
     return Result(
         strategy=strategy,
         layout=layout_of(problem, strategy),

@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
-from shardwise.check import Check, Verdict, fit_check, number_check, parts_check, value_check
+from shardwise.check import (
+    THE_QUESTION,
+    Check,
+    Verdict,
+    fit_check,
+    not_judged,
+    number_check,
+    parts_check,
+    value_check,
+)
 from shardwise.cluster import Cluster, Mesh
 from shardwise.cost import LayoutPrice, PipelinePrice, Training, price_layout, price_pipeline
 from shardwise.graph import GraphLayout, OpGraph, StagedLayout
@@ -44,6 +53,10 @@ def check_graph_file(path: str) -> Verdict:
                 expected="the same, by another search: there is none for layouts of operators",
                 is_open=True,
             ),
+        ),
+        not_judged=(
+            *not_judged(THE_QUESTION, "graph", "job", "cluster"),
+            *not_judged("no other search bounds layouts of operators", "epsilon"),
         ),
     )
 

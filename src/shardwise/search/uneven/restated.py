@@ -9,15 +9,16 @@ from shardwise.cluster import Cluster, pools_of
 from shardwise.cost import find_recipe
 from shardwise.model import model_flop_per_token
 from shardwise.plan import PeakMemory, Stage, StagePart, UnevenResult
+from shardwise.search.explain import band_of
 from shardwise.search.uneven.again import PricedAgain, priced_by
 from shardwise.search.uneven.stage_record import RecordPrices, StageFigures
-from shardwise.strategy import Job
+from shardwise.strategy import Job, Profile
 from shardwise.ties import first_largest
 
 
 def restated(prices: RecordPrices, result: UnevenResult, global_batch_size: int) -> UnevenResult | None:
     """The plan as `priced_again` prices it, for a batch of so many sequences; None where it is none, or does
-    not fit. Bands are as wide as they were."""
+    not fit."""
     model, cluster, job = prices.model, prices.cluster, prices.job
     again = priced_by(prices, result, global_batch_size)
     if again.faults or again.device_bytes > again.usable_bytes:
@@ -29,13 +30,13 @@ def restated(prices: RecordPrices, result: UnevenResult, global_batch_size: int)
         model_flop_per_token(model, job.seq_len, causal_half=is_causal) * tokens_per_s / peak_flop_per_s
         for is_causal in (True, False)
     )
-    low_s, high_s = (bound_s / result.step_time_s * step_s for bound_s in result.band_s)
+    low, high = widest_band(cluster, job.profile, result.pools)
     tightest, peak = _peak(again, result)
     return replace(
         result,
         pipeline_s=again.pipeline_s,
         step_time_s=step_s,
-        band_s=(low_s, high_s),
+        band_s=(low * step_s, high * step_s),
         tokens_per_s_per_device=tokens_per_s / cluster.devices,
         mfu=mfu,
         mfu_full_attention=mfu_full_attention,
@@ -43,6 +44,13 @@ def restated(prices: RecordPrices, result: UnevenResult, global_batch_size: int)
         breakdown=_breakdown(again, result),
         tightest_rank=tightest,
     )
+
+
+def widest_band(cluster: Cluster, profile: Profile, pools: Sequence[str]) -> tuple[float, float]:
+    """Factors of the step time within which measured ones lie, on any of the pools of these names."""
+    devices = [cluster.classes[pool.node.device_class] for pool in pools_of(cluster) if pool.name in pools]
+    bands = [band_of(profile, device.efficiency) for device in devices]
+    return min(low for low, _ in bands), max(high for _, high in bands)
 
 
 def _peak_flop_per_s(cluster: Cluster, job: Job, result: UnevenResult) -> float:

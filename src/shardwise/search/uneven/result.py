@@ -11,12 +11,11 @@ import numpy as np
 from shardwise.cost import Problem
 from shardwise.model import model_flop_per_token
 from shardwise.plan import Layout, PeakMemory, Pipeline, Stage, StagePart, UnevenResult
-from shardwise.search.explain import band_of
 from shardwise.search.uneven.estimate import figures_of
 from shardwise.search.uneven.hops import groups
 from shardwise.search.uneven.laid_out import UnevenPipeline, UnevenPlan
 from shardwise.search.uneven.options import Options, Pricing
-from shardwise.search.uneven.restated import tightest_of
+from shardwise.search.uneven.restated import tightest_of, widest_band
 from shardwise.search.uneven.space import Braid, Kind, UnevenSpace, devices_of
 from shardwise.strategy import RECOMPUTES
 from shardwise.ties import first_largest
@@ -41,7 +40,8 @@ def result_of_uneven(space: UnevenSpace, plan: UnevenPlan) -> UnevenResult:
     tokens_per_s = job.global_batch_size * job.seq_len / plan.time_s
     problems = {pool: pricing.alone(pool) for pool in plan.block.pools}
     tightest, peak = _peak(options, plan, problems, ranks)
-    low, high = _band(list(problems.values()))
+    pools = tuple(space.pools[pool].name for pool in plan.block.pools)
+    low, high = widest_band(cluster, job.profile, pools)
     return UnevenResult(
         layout=Layout(
             pipelines=tuple(
@@ -70,7 +70,7 @@ def result_of_uneven(space: UnevenSpace, plan: UnevenPlan) -> UnevenResult:
         breakdown=_breakdown(options, plan),
         tightest_rank=tightest,
         idle_devices=cluster.devices - used,
-        pools=tuple(space.pools[pool].name for pool in plan.block.pools),
+        pools=pools,
         is_alike=plan.block.is_alike,
         evaluator=EVALUATOR,
     )
@@ -251,9 +251,3 @@ def _utilisation(
         device = problems[options.pools[pool]].device
         peaks += size * device.peak_flop_per_s[problem.recipe.matmul]
     return flop * tokens_per_s / peaks
-
-
-def _band(problems: list[Problem]) -> tuple[float, float]:
-    """The widest band of any pool that is used."""
-    bands = np.array([band_of(problem) for problem in problems])
-    return float(bands[:, 0].min()), float(bands[:, 1].max())
