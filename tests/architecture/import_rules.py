@@ -31,7 +31,7 @@ LEVELS: Mapping[str, int] = {
     "equations": 0,
 }
 
-BASE = ("errors", "units", "interrupts", "inputs", "operators", "numbers")
+BASE = ("errors", "units", "interrupts", "inputs", "operators", "numbers", "ties")
 """Modules and packages beside the rooms that every room may import; each may import those before it."""
 
 TOP = ("", "__main__")

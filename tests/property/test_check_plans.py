@@ -14,15 +14,15 @@ from shardwise.schedule import generate
 
 INSTANCES, ALL_INSTANCES = 10, 1_000
 
-TOLERATED = {"simulated"}
-"""The search may count what it evaluated first as cut by the bound: its ledger adds up, and says less than it
-did. To be emptied with that."""
+FITS_BY_ROUNDING = 401
+"""A question with a strategy that takes all of its host: one evaluator has it a digit above that, the other a
+digit below."""
 
 
 def test_plans_of_random_questions_hold(tmp_path: Path, full: bool) -> None:
     path = str(tmp_path / "plan.yaml")
     checked = 0
-    for seed in range(ALL_INSTANCES if full else INSTANCES):
+    for seed in (*range(ALL_INSTANCES if full else INSTANCES), FITS_BY_ROUNDING):
         question = instance(seed).question
         try:
             answer = search.plan(question)
@@ -36,7 +36,7 @@ def test_plans_of_random_questions_hold(tmp_path: Path, full: bool) -> None:
             answer, model=question.model, cluster=question.cluster, job=question.job, schedule=table
         )
         write_plan(path, plan)
-        wrong = [check for check in check_file(path).checks if not check.ok and check.name not in TOLERATED]
+        wrong = [check for check in check_file(path).checks if not check.ok]
         assert wrong == [], seed
         checked += 1
     assert checked >= INSTANCES * 2 // 3

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from shardwise.accuracy.case import Case
-from shardwise.search import band_of as band_of_problem
+from shardwise.search import band_of as band_of_software
 
 Band = tuple[float, float]
 """Factors of the predicted step time, low and high."""
@@ -11,4 +11,4 @@ Band = tuple[float, float]
 
 def band_of(case: Case) -> Band:
     """The central 80 % prediction interval of the case's step time, multiplicative."""
-    return band_of_problem(case.problem)
+    return band_of_software(case.problem.profile, case.problem.efficiency)

@@ -20,6 +20,7 @@ from shardwise.graph import OpGraph, StagedLayout, block_labels, operator_label
 from shardwise.plan import GraphPlan
 from shardwise.search import TRAFFIC_PARTS, graph_timeline, graph_trace
 from shardwise.sim import Trace
+from shardwise.ties import first_largest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +77,7 @@ def compare_graph(plan: GraphPlan, measured: Trace) -> GraphComparison:
         passes = [measured_passes(steps.by_rank[rank]) for rank in ranks]
         operators += _operators(plan, stage, predicted_passes(plan.graph, price, plan.microbatches), passes)
     operators.sort(key=lambda each: -each.apart_s)
-    worked = max(range(plan.stages), key=lambda stage: found.stages[stage].time_s)
+    worked = int(first_largest([price.time_s for price in found.stages]))
     return GraphComparison(
         predicted_s=plan.step_time_s,
         measured_s=steps.finish_s - steps.start_s,

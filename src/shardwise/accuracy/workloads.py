@@ -6,8 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+import numpy as np
+
 from shardwise.accuracy.judge import Judged
 from shardwise.accuracy.metrics import kendall_tau, regret
+from shardwise.ties import ties_of_least
 
 LEAST_PLANS: Final = 5
 """Rows that a workload needs for its ranking to say something."""
@@ -55,8 +58,7 @@ def _workload(group: Sequence[Judged]) -> Workload:
     row = group[0].row
     measured = [one.measured_s or 0.0 for one in group]
     predicted = [one.predicted_s or 0.0 for one in group]
-    least = min(predicted)
-    ties = [index for index, value in enumerate(predicted) if value <= least * (1.0 + 1e-9)]
+    ties = np.flatnonzero(ties_of_least(predicted)).tolist()
     return Workload(
         source=row.source or row.group,
         model=row.model_name,

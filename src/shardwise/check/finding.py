@@ -16,6 +16,25 @@ ROUNDING = 1e-12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NotJudged:
+    """A key of a plan file, with all below it, that no check is about, and why."""
+
+    key: str
+    why: str
+
+
+THE_QUESTION = "the question, taken as it stands"
+EFFORT = "how long the search took"
+ONLY_A_SUM = "of these counts only the sum is judged"
+OF_A_TRACE = "what the plan does over the trace of events is not replayed"
+
+
+def not_judged(why: str, *keys: str) -> tuple[NotJudged, ...]:
+    """Keys that are not judged for one reason."""
+    return tuple(NotJudged(key=key, why=why) for key in keys)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
     """`found` is what the plan says, `expected` what the checker found; both ready to print.
 
@@ -43,6 +62,16 @@ def same(found: float, expected: float, scale: float = 0.0) -> bool:
 def number_check(name: str, found: float, expected: float, scale: float = 0.0) -> Check:
     """Two numbers that must agree."""
     return Check(name=name, ok=same(found, expected, scale), found=repr(found), expected=repr(expected))
+
+
+def fits(nbytes: float, limit: float) -> bool:
+    """Whether bytes are within a limit, as far as two evaluators agree on it."""
+    return nbytes <= limit * (1.0 + TOLERANCE)
+
+
+def fit_check(name: str, nbytes: float, limit: float) -> Check:
+    """Bytes that must be within a limit."""
+    return Check(name=name, ok=fits(nbytes, limit), found=f"{nbytes!r} B", expected=f"at most {limit!r} B")
 
 
 def value_check(name: str, found: object, expected: object) -> Check:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 
 import numpy as np
 
@@ -13,6 +14,7 @@ from shardwise.check.layer import Amounts
 from shardwise.check.rows import Column, Family
 from shardwise.check.schedules import in_flight, waiting
 from shardwise.check.sharding import Sharding, Shardings
+from shardwise.ties import first_largest
 
 ALLOCATED = (
     "parameters", "gradients", "optimizer", "gathered", "activations", "temporaries", "buffers",
@@ -25,12 +27,27 @@ PARTS = (*ALLOCATED, "fragmentation", "communicators", "context")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Memory:
-    """Bytes of the stage that needs most of its device, its pipeline rank, and the most bytes of a host."""
+    """Bytes of every stage, by parts and on its device as a whole, the pipeline rank of each, and the most
+    bytes of a host."""
 
-    parts: Mapping[str, Column]
-    device_bytes: Column
+    ranks: tuple[int, ...]
+    parts: tuple[Mapping[str, Column], ...]
+    of_stages: tuple[Column, ...]
     host_bytes: Column
-    rank: Column
+
+    @property
+    def device_bytes(self) -> Column:
+        """Of each row the bytes of the stage that needs most of its device."""
+        return reduce(np.maximum, self.of_stages)
+
+    def tightest(self, row: int) -> tuple[int, dict[str, float]]:
+        """The pipeline rank of the stage that needs most of its device in a row, of equals the lowest, and
+        what its bytes are for."""
+        in_order = sorted(range(len(self.ranks)), key=self.ranks.__getitem__)
+        stage = in_order[int(first_largest([self.of_stages[one][row] for one in in_order]))]
+        shape = self.of_stages[stage].shape
+        parts = self.parts[stage]
+        return self.ranks[stage], {name: float(np.broadcast_to(parts[name], shape)[row]) for name in PARTS}
 
 
 def memory_of(
@@ -44,7 +61,10 @@ def memory_of(
     expert: Sequence[Column],
 ) -> Memory:
     """The memory of every row; `dense` and `expert` are the elements on each pipeline rank."""
-    best: Memory | None = None
+    ranks: list[int] = []
+    of_stages: list[Column] = []
+    parts_of_stages: list[Mapping[str, Column]] = []
+    host: Column = np.zeros(len(family.rows))
     *kinds, _, head = blocks
     shared = _shared(figures, family, shardings, kinds)
     for number, stage in enumerate(stages):
@@ -74,17 +94,13 @@ def memory_of(
             parts |= {name: np.where(is_moving, moving[name], parts[name]) for name in MOVING}
         allocated = sum(parts[name] for name in ALLOCATED)
         parts["fragmentation"] = figures.efficiency.fragmentation_ratio * allocated
-        device = sum(parts[name] for name in PARTS)
-        found = Memory(
-            parts={name: parts[name] + 0.0 * device for name in PARTS},
-            device_bytes=device,
-            host_bytes=host_states + host_held,
-            rank=np.full(len(family.rows), rank),
-        )
-        best = found if best is None else _tighter(best, found)
-    if best is None:
-        raise ValueError("a pipeline has at least one stage")
-    return best
+        ranks.append(rank)
+        parts_of_stages.append(parts)
+        of_stages.append(sum(parts[name] for name in PARTS) + np.zeros(len(family.rows)))
+        host = np.maximum(host, host_states + host_held)
+    return Memory(
+        ranks=tuple(ranks), parts=tuple(parts_of_stages), of_stages=tuple(of_stages), host_bytes=host
+    )
 
 
 def at_once_parts(
@@ -180,17 +196,6 @@ def reduced_bytes(
     weights = _largest([*kinds, *([] if head is None else [head])], "dense")
     recipe = figures.recipe
     return weights * (recipe.gradient_bytes + np.where(at_once, 0, recipe.weight_bytes))
-
-
-def _tighter(a: Memory, b: Memory) -> Memory:
-    """Of each row the one with more device bytes, the first of equal ones."""
-    more = b.device_bytes > a.device_bytes
-    return Memory(
-        parts={name: np.where(more, b.parts[name], a.parts[name]) for name in PARTS},
-        device_bytes=np.where(more, b.device_bytes, a.device_bytes),
-        host_bytes=np.maximum(a.host_bytes, b.host_bytes),
-        rank=np.where(more, b.rank, a.rank),
-    )
 
 
 def _largest(blocks: Sequence[Amounts], name: str) -> Column:

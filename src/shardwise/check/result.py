@@ -17,6 +17,7 @@ from shardwise.check.timing import makespan_s
 from shardwise.model import Experts
 from shardwise.operators import Attention, Lookup, Operator
 from shardwise.strategy import Strategy
+from shardwise.ties import first_largest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,13 +42,14 @@ def judged(figures: Figures, strategy: Strategy, table: Table | None = None) -> 
     end_s = float(priced.end.total_s[0]) + figures.profile.host_step_s
     step_time_s = makespan_s(table, times, hops_s, max) + end_s
     memory = priced.memory
+    rank, parts = memory.tightest(0)
     return Judged(
         step_time_s=step_time_s,
         breakdown=_breakdown(figures, priced, table, step_time_s),
-        memory={name: float(nbytes[0]) for name, nbytes in memory.parts.items()},
+        memory=parts,
         device_bytes=float(memory.device_bytes[0]),
         host_bytes=float(memory.host_bytes[0]),
-        tightest_rank=int(memory.rank[0]) * int(strides(family.rows)["pp"][0]),
+        tightest_rank=rank * int(strides(family.rows)["pp"][0]),
     )
 
 
@@ -83,7 +85,7 @@ def _busy_parts(
     def of_microbatch_s(rank: int) -> float:
         return sum(float(times[stage].action_s(kind)) for stage in family.stages_of(rank) for kind in kinds)
 
-    busiest = max(range(family.pp), key=of_microbatch_s)
+    busiest = int(first_largest([of_microbatch_s(rank) for rank in range(family.pp)]))
     own, m = family.stages_of(busiest), family.microbatches
     busy_s = m * of_microbatch_s(busiest)
     if family.schedule == "dualpipe_v":

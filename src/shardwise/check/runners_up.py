@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 from shardwise.check.figures import Figures
-from shardwise.check.finding import TOLERANCE, Check, same
+from shardwise.check.finding import TOLERANCE, Check, fits, same
 from shardwise.check.price import evaluate
 from shardwise.check.rows import rows_of
 from shardwise.check.rules import first_broken, is_candidate
@@ -43,7 +43,7 @@ def _runner_up_check(name: str, runner_up: RunnerUp, plan: Plan, figures: Figure
         return verdict(False, f"a legal strategy; this one breaks {broken}")
     evaluation = evaluate(figures, rows)
     seconds, device, host = (float(column[0]) for column in evaluation)
-    if device > figures.usable_bytes or host > figures.host_capacity_bytes:
+    if not (fits(device, figures.usable_bytes) and fits(host, figures.host_capacity_bytes)):
         return verdict(False, f"one that fits; this one needs {device!r} B, on its host {host!r} B")
     ok = same(runner_up.step_time_s, seconds) and same(runner_up.device_bytes, device)
     return verdict(ok, _text(seconds, device))

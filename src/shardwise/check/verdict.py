@@ -11,7 +11,14 @@ from dataclasses import asdict, dataclass
 from shardwise.check.certificate import certificate_checks
 from shardwise.check.figures import Figures, figures_of
 from shardwise.check.finding import (
+    EFFORT,
+    OF_A_TRACE,
+    ONLY_A_SUM,
+    THE_QUESTION,
     Check,
+    NotJudged,
+    fit_check,
+    not_judged,
     number_check,
     of_what_was_priced,
     parts_check,
@@ -24,7 +31,7 @@ from shardwise.check.optimal import PROOF_BUDGET_S, optimal_check
 from shardwise.check.parameters import active_parameters, parameters
 from shardwise.check.result import Judged, judged, mfu, tokens_per_s_per_device
 from shardwise.check.rows import Family, families, rows_of
-from shardwise.check.rules import first_broken, is_candidate
+from shardwise.check.rules import HOST_MEMORY, MEMORY, first_broken, is_candidate
 from shardwise.check.runners_up import runners_up_checks
 from shardwise.check.schedules import Act, Table, table_of
 from shardwise.check.timing import StuckError
@@ -35,17 +42,19 @@ MAX_PLAN_BYTES = 8 << 20
 MAX_PLAN_NODES = 1_000_000
 EVALUATOR = "max-plus"
 
-EFFORT = ("rejected", "cut_by_bound", "simulated", "search_s", "search_cpu_s")
+UNHASHED = ("rejected", "cut_by_bound", "simulated", "search_s", "search_cpu_s")
 PROVENANCE = ("assumptions", "provenance", "sources")
 """What the hash leaves out: in the certificate, and anywhere in the cluster and the job."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """All checks, in order; the plan holds where none fails. `plan_hash` is what the file states."""
+    """All checks, in order; the plan holds where none fails. `plan_hash` is what the file states;
+    `not_judged` are the keys of the file that no check is about."""
 
     plan_hash: str
     checks: tuple[Check, ...]
+    not_judged: tuple[NotJudged, ...]
 
     @property
     def ok(self) -> bool:
@@ -67,7 +76,18 @@ def check_file(path: str, *, proof_budget_s: float = PROOF_BUDGET_S) -> Verdict:
     checks = [first, *_count_checks(plan, document), *plan_checks(plan, figures)]
     if all(check.ok for check in checks):
         checks.append(of_what_was_priced(optimal_check(plan, figures, proof_budget_s), plan.priced_as))
-    return Verdict(plan_hash=stated, checks=tuple(checks))
+    return Verdict(plan_hash=stated, checks=tuple(checks), not_judged=tuple(_not_judged(plan)))
+
+
+def _not_judged(plan: Plan) -> Iterator[NotJudged]:
+    yield from not_judged(THE_QUESTION, "model.name", "model.config", "job", "cluster")
+    if plan.objective in ("devices", "cost"):
+        yield from not_judged("other parts of the cluster are not in the file", "objective")
+    counts = [f"certificate.rejected.{code}" for code in (MEMORY, HOST_MEMORY)]
+    yield from not_judged(ONLY_A_SUM, *counts, "certificate.cut_by_bound", "certificate.simulated")
+    yield from not_judged(EFFORT, "certificate.search_s", "certificate.search_cpu_s")
+    if plan.for_trace is not None:
+        yield from not_judged(OF_A_TRACE, "for_trace")
 
 
 def plan_checks(plan: Plan, figures: Figures) -> Iterator[Check]:
@@ -89,7 +109,7 @@ def hash_of(document: Mapping[str, object]) -> str:
     body = {key: value for key, value in document.items() if key != "hash"}
     certificate = body.get("certificate")
     if isinstance(certificate, Mapping):
-        body["certificate"] = {key: value for key, value in certificate.items() if key not in EFFORT}
+        body["certificate"] = {key: value for key, value in certificate.items() if key not in UNHASHED}
     for key in ("cluster", "job"):
         body[key] = _without(body.get(key), PROVENANCE)
     text = json.dumps(body, sort_keys=True, separators=(",", ":"), allow_nan=False)
@@ -228,9 +248,5 @@ def _peak_checks(plan: Plan, figures: Figures, own: Judged) -> Iterator[Check]:
     ):
         yield number_check(f"{name} bytes", found, expected)
     yield value_check("tightest rank", plan.best.tightest_rank, own.tightest_rank)
-    yield _fit_check("fits", own.device_bytes, figures.usable_bytes)
-    yield _fit_check("fits on the host", own.host_bytes, figures.host_capacity_bytes)
-
-
-def _fit_check(name: str, nbytes: float, limit: float) -> Check:
-    return Check(name=name, ok=nbytes <= limit, found=f"{nbytes!r} B", expected=f"at most {limit!r} B")
+    yield fit_check("fits", own.device_bytes, figures.usable_bytes)
+    yield fit_check("fits on the host", own.host_bytes, figures.host_capacity_bytes)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import MISSING, replace
 from dataclasses import fields as dataclass_fields
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 from shardwise.cluster.backend import NATIVE
 from shardwise.cluster.device import Device
 from shardwise.cluster.efficiency import CURVES, AttentionCurve, Efficiency
+from shardwise.cluster.ranges import COUNT, DEVICE_PRICE, HOST_MEMORY, LATENCY, MEMORY, PEAK, RATE
 from shardwise.inputs import Fields, shown
 
 DTYPES = ("fp32", "tf32", "fp16", "bf16", "fp8", "fp4")
@@ -20,10 +22,6 @@ ATTENTION_KERNELS = ("flash-1", "flash-2", "flash-3")
 
 _GIVEN = "given"
 _NAMES = ("vendor", "scale_up_name", "scale_out_name")
-
-# Physical ranges: flop/s 1e6 to 1e18, bytes/s 1e3 to 1e15, latencies to 10 s.
-_RATE = {"low": 1e3, "high": 1e15}
-_LATENCY = {"low": 0.0, "high": 10.0}
 
 
 def device_of(
@@ -62,11 +60,7 @@ def _own_figures(fields: Fields, base: Device | None) -> dict[str, Any]:
     """What the device is by itself: vendor, peaks, memory, customary node and price."""
     if fields.has("peak") or base is None:
         peaks = fields.mapping("peak")
-        peak = {
-            dtype: peaks.quantity(dtype, unit="FLOP/s", low=1e6, high=1e18)
-            for dtype in DTYPES
-            if peaks.has(dtype)
-        }
+        peak = {dtype: peaks.quantity(dtype, unit="FLOP/s", **PEAK) for dtype in DTYPES if peaks.has(dtype)}
         peaks.finish()
         if not peak:
             raise fields.error("peak", "has no dtype", allowed=", ".join(DTYPES))
@@ -74,9 +68,9 @@ def _own_figures(fields: Fields, base: Device | None) -> dict[str, Any]:
         peak = dict(base.peak_flop_per_s)
     price = base.price_usd_per_hour if base else None
     if fields.has("price"):
-        price = fields.quantity("price", unit="USD/h", low=0.0, high=1e6)
-    memory = _quantity(fields, "memory", "B", _known(base, "memory_bytes"), low=1e6, high=1e15)
-    bandwidth = _quantity(fields, "memory_bandwidth", "B/s", _known(base, "memory_bytes_per_s"), **_RATE)
+        price = fields.quantity("price", unit="USD/h", **DEVICE_PRICE)
+    memory = _quantity(fields, "memory", "B", _known(base, "memory_bytes"), **MEMORY)
+    bandwidth = _quantity(fields, "memory_bandwidth", "B/s", _known(base, "memory_bytes_per_s"), **RATE)
     return {
         "vendor": _text(fields, "vendor", _known(base, "vendor")),
         "peak_flop_per_s": peak,
@@ -93,9 +87,9 @@ def _scale_up(fields: Fields, base: Device | None) -> dict[str, Any]:
         "scale_up_name": _text(part, "name", _known(base, "scale_up_name")),
         "scale_up_domain": _integer(part, "domain", _known(base, "scale_up_domain")),
         "scale_up_bytes_per_s": _quantity(
-            part, "bandwidth", "B/s", _known(base, "scale_up_bytes_per_s"), **_RATE
+            part, "bandwidth", "B/s", _known(base, "scale_up_bytes_per_s"), **RATE
         ),
-        "scale_up_latency_s": _quantity(part, "latency", "s", _known(base, "scale_up_latency_s"), **_LATENCY),
+        "scale_up_latency_s": _quantity(part, "latency", "s", _known(base, "scale_up_latency_s"), **LATENCY),
         "scale_up_in_switch_reduction": part.boolean(
             "in_switch_reduction", default=base.scale_up_in_switch_reduction if base else False
         ),
@@ -113,12 +107,16 @@ def _links(part: Fields) -> tuple[tuple[int, int], ...]:
         if not re.fullmatch(r"[1-9][0-9]{0,5}", name) or int(name) < 2:
             raise links.error(name, "is not a number of devices", allowed="2 or more devices")
         found.append((int(name), links.integer(name, low=1, high=1e6)))
-    found.sort()
-    counts = [count for _, count in found]
-    if not found or found[0][0] > 2 or counts != sorted(counts):
+    return checked_links(part, "links", sorted(found))
+
+
+def checked_links(part: Fields, name: str, links: Sequence[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
+    """Links of one device inside groups of so many, ascending. ConfigError where they are none of groups."""
+    counts = [count for _, count in links]
+    if not links or links[0][0] > 2 or counts != sorted(counts):
         allowed = "those of 2 devices, and no fewer in larger groups"
-        raise part.error("links", "are not links of groups", found=shown(dict(found)), allowed=allowed)
-    return tuple(found)
+        raise part.error(name, "are not links of groups", found=shown(dict(links)), allowed=allowed)
+    return tuple(links)
 
 
 def _scale_out(fields: Fields, base: Device | None) -> dict[str, Any]:
@@ -127,10 +125,10 @@ def _scale_out(fields: Fields, base: Device | None) -> dict[str, Any]:
         "scale_out_name": _text(part, "name", _known(base, "scale_out_name")),
         "nics_per_node": _integer(part, "cards_per_node", _known(base, "nics_per_node")),
         "scale_out_bytes_per_s": _quantity(
-            part, "bandwidth", "B/s", _known(base, "scale_out_bytes_per_s"), **_RATE
+            part, "bandwidth", "B/s", _known(base, "scale_out_bytes_per_s"), **RATE
         ),
         "scale_out_latency_s": _quantity(
-            part, "latency", "s", _known(base, "scale_out_latency_s"), **_LATENCY
+            part, "latency", "s", _known(base, "scale_out_latency_s"), **LATENCY
         ),
     }
     part.finish()
@@ -141,11 +139,9 @@ def _host(fields: Fields, base: Device | None) -> dict[str, Any]:
     part = fields.mapping("host", default={}) if base else fields.mapping("host")
     figures = {
         "host_link_bytes_per_s": _quantity(
-            part, "link", "B/s", _known(base, "host_link_bytes_per_s"), **_RATE
+            part, "link", "B/s", _known(base, "host_link_bytes_per_s"), **RATE
         ),
-        "host_memory_bytes": _quantity(
-            part, "memory", "B", _known(base, "host_memory_bytes"), low=0.0, high=1e16
-        ),
+        "host_memory_bytes": _quantity(part, "memory", "B", _known(base, "host_memory_bytes"), **HOST_MEMORY),
     }
     part.finish()
     return figures
@@ -162,7 +158,11 @@ def _quantity(fields: Fields, name: str, unit: str, known: float | None, *, low:
 
 
 def _integer(fields: Fields, name: str, known: int | None) -> int:
-    return known if known is not None and not fields.has(name) else fields.integer(name, low=1, high=1e6)
+    return (
+        known
+        if known is not None and not fields.has(name)
+        else fields.integer(name, low=COUNT["low"], high=COUNT["high"])
+    )
 
 
 def _text(fields: Fields, name: str, known: str | None) -> str:

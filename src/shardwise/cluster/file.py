@@ -12,15 +12,14 @@ from shardwise.cluster.cluster import Cluster, Link, Node, Tier
 from shardwise.cluster.device import Device
 from shardwise.cluster.device_file import device_of
 from shardwise.cluster.graph_tiers import tiers_of_links
-from shardwise.cluster.shorthand import MAX_DEVICES, customary_lines, customary_node
+from shardwise.cluster.ranges import HOST_MEMORY, LATENCY, MAX_DEVICES, NODE_PRICE, RATE, SPEED
+from shardwise.cluster.shorthand import customary_lines, customary_node
 from shardwise.cluster.tiers import NodeRun, common_span, customary_tiers, network_figures
 from shardwise.errors import ConfigError
 from shardwise.inputs import Fields, nearest, read_mapping, shown
 
 MAX_GRAPH_DEVICES = 4096
 """Devices of a cluster whose links are given one by one."""
-
-_RATE = {"low": 1e3, "high": 1e15}
 
 
 def cluster_of_file(path: str, *, measured: Mapping[str, Device] | None = None) -> Cluster:
@@ -122,22 +121,22 @@ def _node(part: Fields, device: Device) -> Node:
     if part.has("nics"):
         cards = part.mapping("nics")
         nics = cards.integer("count", low=1, high=1024, default=nics)
-        rate = cards.quantity("bandwidth", unit="B/s", **_RATE, default=rate)
+        rate = cards.quantity("bandwidth", unit="B/s", **RATE, default=rate)
         cards.finish()
     memory, link = custom.host_memory_bytes, custom.host_link_bytes_per_s
     if part.has("host"):
         host = part.mapping("host")
-        memory = host.quantity("memory", unit="B", low=0.0, high=1e16, default=memory)
-        link = host.quantity("link", unit="B/s", **_RATE, default=link)
+        memory = host.quantity("memory", unit="B", **HOST_MEMORY, default=memory)
+        link = host.quantity("link", unit="B/s", **RATE, default=link)
         host.finish()
     price = custom.price_usd_per_hour
     if part.has("price"):
-        price = part.quantity("price", unit="USD/h", low=0.0, high=1e9)
+        price = part.quantity("price", unit="USD/h", **NODE_PRICE)
     return replace(
         custom,
         name=part.text("name", default=custom.name),
         device_class=device.name,
-        speed=part.number("speed", low=1e-3, high=1e3, default=1.0),
+        speed=part.number("speed", **SPEED, default=1.0),
         nics=nics,
         nic_bytes_per_s=rate,
         host_memory_bytes=memory,
@@ -196,14 +195,14 @@ def _tier(part: Fields, span: int, runs: list[NodeRun], is_network: bool) -> Tie
                 "rails", "divide the cards' bandwidth, and the tier gives its own", found=str(rails),
                 allowed="rails or bandwidth, not both",
             )  # fmt: skip
-        alone = part.quantity("bandwidth", unit="B/s", **_RATE)
+        alone = part.quantity("bandwidth", unit="B/s", **RATE)
         rate = alone / oversubscription
     tier = Tier(
         name=name,
         span=span,
         bytes_per_s=rate,
         flow_bytes_per_s=alone,
-        latency_s=part.quantity("latency", unit="s", low=0.0, high=10.0),
+        latency_s=part.quantity("latency", unit="s", **LATENCY),
         in_switch_reduction=part.boolean("in_switch_reduction", default=False),
         is_network=is_network,
     )
@@ -246,8 +245,8 @@ def _with_links(fields: Fields, name: str, classes: Mapping[str, Device], nodes:
 def _links(part: Fields, vertices: set[str]) -> tuple[Link, ...]:
     """One entry of `links`: both directions, unless it says `one_way: true`."""
     source, target = (_vertex(part, key, vertices) for key in ("from", "to"))
-    capacity = Capacity.constant(part.quantity("bandwidth", unit="B/s", **_RATE))
-    latency = part.quantity("latency", unit="s", low=0.0, high=10.0)
+    capacity = Capacity.constant(part.quantity("bandwidth", unit="B/s", **RATE))
+    latency = part.quantity("latency", unit="s", **LATENCY)
     one_way = part.boolean("one_way", default=False)
     part.finish()
     ends = ((source, target),) if one_way else ((source, target), (target, source))

@@ -10,10 +10,18 @@ from shardwise.cluster.backend import Backend
 from shardwise.cluster.capacity import Capacity
 from shardwise.cluster.cluster import Cluster, Link, Node, Tier, node_runs
 from shardwise.cluster.device import Device
-from shardwise.cluster.device_file import efficiency_from_record
+from shardwise.cluster.device_file import checked_links, efficiency_from_record
+from shardwise.cluster.ranges import (
+    DEVICE,
+    LINK,
+    MAX_DEVICES,
+    NODE,
+    PEAK,
+    RATE_LEFT,
+    TIER,
+    Range,
+)
 from shardwise.inputs import Fields, join_key, shown
-
-MAX_NODES = 10_000_000
 
 
 def cluster_record(cluster: Cluster) -> dict[str, Any]:
@@ -50,9 +58,15 @@ def cluster_from_record(
     part = Fields(record, file=file, key=key)
     classes = {name: _device(item) for name, item in part.mapping("classes").items()}
     nodes: list[Node] = []
+    devices = 0
     for item in part.mappings("nodes", low=1):
-        count = item.integer("count", low=1, high=MAX_NODES - len(nodes))
-        nodes += [_node(item, classes)] * count
+        count, node = item.integer("count", low=1, high=MAX_DEVICES), _node(item, classes)
+        devices += count * node.devices
+        if devices > MAX_DEVICES:
+            raise item.error(
+                "count", "is too many devices", found=f"{devices:,}", allowed=f"at most {MAX_DEVICES:,}"
+            )
+        nodes += [node] * count
     cluster = Cluster(
         name=part.text("name"),
         classes=classes,
@@ -81,13 +95,16 @@ def _device(part: Fields) -> Device:
     skipped = (
         "peak_flop_per_s", "efficiency", "sources", "price_usd_per_hour", "scale_up_links", "backend",
     )  # fmt: skip
-    values = _figures(part, Device, skip=skipped)
+    values = _figures(part, Device, DEVICE, skip=skipped)
     links = _pairs(part, "scale_up_links") if part.has("scale_up_links") else ()
-    values["scale_up_links"] = tuple((int(size), int(count)) for size, count in links)
+    if any(count % 1 for _, count in links):
+        raise part.error("scale_up_links", "has a part of a link", found=shown(links), allowed="whole links")
+    counts = [(size, int(count)) for size, count in links]
+    values["scale_up_links"] = checked_links(part, "scale_up_links", counts) if counts else ()
     peaks = part.mapping("peak_flop_per_s")
-    values["peak_flop_per_s"] = {name: peaks.number(name, low=1.0) for name in peaks.names}
+    values["peak_flop_per_s"] = {name: peaks.number(name, **PEAK) for name in peaks.names}
     values["sources"] = _texts(part.mapping("sources"))
-    values["price_usd_per_hour"] = _optional(part, "price_usd_per_hour")
+    values["price_usd_per_hour"] = _optional(part, "price_usd_per_hour", DEVICE)
     if part.has("backend"):  # an older record has none
         values["backend"] = _backend(part.mapping("backend"))
     efficiency = part.mapping("efficiency")
@@ -103,36 +120,43 @@ def _backend(part: Fields) -> Backend:
 
 
 def _node(part: Fields, classes: Mapping[str, Device]) -> Node:
-    values = _figures(part, Node, skip=("device_class", "price_usd_per_hour", "scale_up_bytes_per_s"))
+    optional = ("price_usd_per_hour", "scale_up_bytes_per_s")
+    values = _figures(part, Node, NODE, skip=("device_class", *optional))
     values["device_class"] = part.choice("device_class", classes)
-    values["price_usd_per_hour"] = _optional(part, "price_usd_per_hour")
-    values["scale_up_bytes_per_s"] = _optional(part, "scale_up_bytes_per_s")
+    values |= {name: _optional(part, name, NODE) for name in optional}
     part.finish()
     return Node(**values)
 
 
 def _tier(part: Fields) -> Tier:
-    values = _figures(part, Tier, skip=("part_shares",))
+    values = _figures(part, Tier, TIER, skip=("part_shares",))
     values["part_shares"] = _pairs(part, "part_shares") if part.has("part_shares") else ()
     part.finish()
     return Tier(**values)
 
 
 def _link(part: Fields) -> Link:
-    values = _figures(part, Link, skip=("capacity",))
+    values = _figures(part, Link, LINK, skip=("capacity",))
     capacity = part.mapping("capacity")
-    values["capacity"] = Capacity(_numbers(capacity, "times_s"), _numbers(capacity, "bytes_per_s"))
+    times_s = _numbers(capacity, "times_s", {"low": 0.0, "high": 1e16})
+    values["capacity"] = Capacity(times_s, _numbers(capacity, "bytes_per_s", RATE_LEFT))
+    if times_s[0] != 0.0 or sorted(set(times_s)) != list(times_s):
+        raise capacity.error("times_s", "do not ascend", found=shown(times_s), allowed="instants from 0 on")
+    if len(values["capacity"].bytes_per_s) != len(times_s):
+        raise capacity.error("bytes_per_s", "is not one for each instant", allowed=f"{len(times_s)} rates")
     capacity.finish()
     part.finish()
     return Link(**values)
 
 
-def _figures(part: Fields, record: type[Any], skip: tuple[str, ...] = ()) -> dict[str, Any]:
-    """The plain fields of a record, each read by its declared type."""
+def _figures(
+    part: Fields, record: type[Any], ranges: Mapping[str, Range], skip: tuple[str, ...] = ()
+) -> dict[str, Any]:
+    """The plain fields of a record, each read by its declared type and in its range."""
     readers: dict[str, Callable[[str], object]] = {
         "str": lambda name: part.text(name, max_length=10_000),
-        "int": lambda name: part.integer(name, low=1, high=1e16),
-        "float": lambda name: part.number(name, low=0.0, high=1e20),
+        "int": lambda name: part.integer(name, low=ranges[name]["low"], high=ranges[name]["high"]),
+        "float": lambda name: part.number(name, **ranges[name]),
         "bool": part.boolean,
     }
     return {
@@ -140,8 +164,8 @@ def _figures(part: Fields, record: type[Any], skip: tuple[str, ...] = ()) -> dic
     }
 
 
-def _optional(part: Fields, name: str) -> float | None:
-    return part.number(name, low=0.0, high=1e16) if part.has(name) else None
+def _optional(part: Fields, name: str, ranges: Mapping[str, Range]) -> float | None:
+    return part.number(name, **ranges[name]) if part.has(name) else None
 
 
 def _pairs(part: Fields, name: str) -> tuple[tuple[int, float], ...]:
@@ -160,7 +184,7 @@ def _texts(part: Fields) -> dict[str, str]:
     return {name: part.text(name, max_length=10_000) for name in part.names}
 
 
-def _numbers(part: Fields, name: str) -> tuple[float, ...]:
+def _numbers(part: Fields, name: str, bounds: Range) -> tuple[float, ...]:
     listed = {str(index): item for index, item in enumerate(part.sequence(name, low=1))}
     items = Fields(listed, file=part.file, key=join_key(part.key, name))
-    return tuple(items.number(index, low=0.0, high=1e16) for index in items.names)
+    return tuple(items.number(index, **bounds) for index in items.names)

@@ -9,12 +9,12 @@ from dataclasses import replace
 from shardwise.cluster.catalogue import find_device
 from shardwise.cluster.cluster import Cluster, Node
 from shardwise.cluster.device import Device
+from shardwise.cluster.ranges import MAX_DEVICES
 from shardwise.cluster.tiers import NodeRun, customary_tiers
 from shardwise.errors import ConfigError
 from shardwise.inputs import shown
 from shardwise.units import format_rate, parse_quantity
 
-MAX_DEVICES = 10_000_000
 _FORM = "NODESxPER_NODExDEVICE or COUNTxDEVICE, joined by +, such as 8x8xH100-SXM or 4x8xA100-80G+16xT4"
 _PART = re.compile(r"([0-9]{1,12})[xX](?:([0-9]{1,12})[xX])?([^+]{1,100})")
 _CARDS = re.compile(r"(?:([0-9]{1,4})[xX])?([0-9].*)")

@@ -28,7 +28,7 @@ from shardwise.graph import (
 )
 from shardwise.inputs import Fields, parse_mapping, read_bytes, read_mapping, shown, written
 from shardwise.plan.document import document_hash, plain_mapping
-from shardwise.plan.record import NOTHING_IDLE, Idle
+from shardwise.plan.record import NOTHING_IDLE, SHORTEST_STEP_S, Idle
 from shardwise.plan.store import Files, write_file
 from shardwise.plan.verify import GRAPH_PLAN_SCHEMA, MAX_PLAN_BYTES, MAX_PLAN_NODES, verify
 from shardwise.strategy import Optimizer, Profile, profile_from_record
@@ -162,7 +162,7 @@ def read_graph_plan(path: str) -> GraphPlan:
         job=_job(fields.mapping("job")),
         mesh=mesh,
         layout=_layout(record, graph, mesh, path),
-        step_time_s=fields.number("step_time_s"),
+        step_time_s=fields.number("step_time_s", low=SHORTEST_STEP_S),
         device_bytes=device_bytes,
         # Files from before it was told say what is there at most.
         at_once_bytes=fields.number("at_once_bytes", default=device_bytes),

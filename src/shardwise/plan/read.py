@@ -16,6 +16,7 @@ from shardwise.plan.for_trace import check_for_trace, read_for_trace
 from shardwise.plan.plan import SCHEMA, VERSION, Plan, RunnerUp
 from shardwise.plan.record import (
     OBJECTIVES,
+    SHORTEST_STEP_S,
     Certificate,
     Layout,
     PeakMemory,
@@ -181,7 +182,7 @@ def _result(fields: Fields) -> Result:
     result = Result(
         strategy=_strategy(fields.mapping("strategy")),
         layout=read_layout(fields.mapping("layout")),
-        step_time_s=fields.number("step_time_s"),
+        step_time_s=fields.number("step_time_s", low=SHORTEST_STEP_S),
         band_s=(float(str(band[0])), float(str(band[1]))),
         tokens_per_s_per_device=fields.number("tokens_per_s_per_device"),
         mfu=fields.number("mfu"),
@@ -296,6 +297,9 @@ def read_certificate(fields: Fields) -> Certificate:
         search_cpu_s=fields.number("search_cpu_s"),
         priced_as=priced_as,
     )
+    for name, values in certificate.axes.items():
+        if len(set(values)) < len(values):
+            raise axes.error(name, "has a value twice", found=shown(values), allowed="each value once")
     fields.finish()
     return certificate
 
@@ -357,6 +361,12 @@ def _check_whole(plan: Plan, fields: Fields) -> None:
         raise ConfigError(
             "is not the strategy's", file=fields.file, key="schedule.name", found=named, allowed=planned
         )
+    best, batch = plan.best.strategy, plan.job.global_batch_size
+    if plan.schedule.microbatches * best.dp * best.micro_batch_size != batch:
+        raise ConfigError(
+            "are not those of the job and the strategy", file=fields.file, key="schedule.microbatches",
+            found=str(plan.schedule.microbatches), allowed=f"{batch} / dp / micro_batch_size",
+        )  # fmt: skip
     best_s = plan.certificate.best_s
     if not isclose(best_s, plan.best.step_time_s, rel_tol=1e-9):
         raise ConfigError(

@@ -15,6 +15,9 @@ OBJECTIVES = ("time", "memory", "devices", "cost")
 PROVEN_GAP = 1e-12
 """A gap up to which a step time is proven to be the least."""
 
+SHORTEST_STEP_S = 1e-30
+"""No step takes less: a plan file that says so is none."""
+
 Value = int | str | bool
 """A value of a strategy's field."""
 

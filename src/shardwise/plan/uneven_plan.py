@@ -25,7 +25,7 @@ from shardwise.plan.read import (
     read_parts,
     read_peak_memory,
 )
-from shardwise.plan.record import Certificate, MixedFigures
+from shardwise.plan.record import SHORTEST_STEP_S, Certificate, MixedFigures
 from shardwise.plan.store import Files, write_file
 from shardwise.plan.uneven import UnevenResult
 from shardwise.plan.verify import MAX_PLAN_BYTES, MAX_PLAN_NODES, UNEVEN_PLAN_SCHEMA, verify
@@ -183,7 +183,7 @@ def _result(fields: Fields) -> UnevenResult:
         recompute=_recompute(fields, stages),
         pools=tuple(str(name) for name in fields.sequence("pools", low=1, high=64)),
         is_alike=fields.boolean("is_alike"),
-        step_time_s=fields.number("step_time_s"),
+        step_time_s=fields.number("step_time_s", low=SHORTEST_STEP_S),
         band_s=(low, high),
         tokens_per_s_per_device=fields.number("tokens_per_s_per_device"),
         mfu=fields.number("mfu"),

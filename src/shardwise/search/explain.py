@@ -6,20 +6,30 @@ from typing import Any
 
 import numpy as np
 
+from shardwise.cluster import Efficiency
 from shardwise.cost import PARTS, Parts, Price, Problem, price_everywhere, rank_bytes, stage_times, step_end
 from shardwise.model import model_flop_per_token
 from shardwise.plan import Layout, PeakMemory, Pipeline, Result, Stage
 from shardwise.schedule import KINDS, Kind, generate
 from shardwise.search.evaluate import microbatches_of, step_times_s
-from shardwise.strategy import SCHEDULES, Strategy, StrategyTable, axis_strides, layer_counts, stages_of_rank
+from shardwise.strategy import (
+    SCHEDULES,
+    Profile,
+    Strategy,
+    StrategyTable,
+    axis_strides,
+    layer_counts,
+    stages_of_rank,
+)
+from shardwise.ties import first_largest
 
 EVALUATOR = "max-plus"
 
 
-def band_of(problem: Problem) -> tuple[float, float]:
+def band_of(profile: Profile, efficiency: Efficiency) -> tuple[float, float]:
     """Factors of the step time between which the central 80 % of measured runs lie, of a source never seen:
     narrow where runs of such devices were fitted, wide where there are none."""
-    return problem.profile.warm_band if problem.efficiency.is_calibrated else problem.profile.cold_band
+    return profile.warm_band if efficiency.is_calibrated else profile.cold_band
 
 
 def result_of(problem: Problem, strategy: Strategy, step_time_s: float | None = None) -> Result:
@@ -28,11 +38,12 @@ def result_of(problem: Problem, strategy: Strategy, step_time_s: float | None = 
     time_s = float(step_times_s(problem, table)[0]) if step_time_s is None else step_time_s
     price = price_everywhere(problem, table)
     memory = rank_bytes(problem, table, price)
-    place = int(np.argmax(memory.device[:, 0]))
+    in_order = np.argsort(price.node.places.rank[:, 0], kind="stable")
+    place = int(in_order[first_largest(memory.device[in_order, 0])])
     tokens = problem.job.global_batch_size * problem.job.seq_len
     devices = problem.cluster.devices
     per_device = tokens / time_s / devices
-    low, high = band_of(problem)
+    low, high = band_of(problem.profile, problem.efficiency)
     return Result(
         strategy=strategy,
         layout=layout_of(problem, strategy),
@@ -71,7 +82,7 @@ def _breakdown(problem: Problem, table: StrategyTable, price: Price, time_s: flo
     is_split = bool(price.node.is_split[0])
     backward_s = times.backward_input_s + times.backward_weight_s if is_split else times.backward_s
     per_place_s = (times.forward_s + backward_s)[:, 0]
-    busiest = int(np.argmax(np.bincount(ranks, weights=per_place_s)))
+    busiest = int(first_largest(np.bincount(ranks, weights=per_place_s)))
     mine = np.flatnonzero(ranks == busiest)
     work = Parts()
     for p in mine:

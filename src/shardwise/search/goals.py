@@ -1,6 +1,8 @@
 """What a search looks for: which rows may still matter, and what was found.
 
-A row is a strategy or a block, with a time and device bytes that nothing in it undercuts.
+A row is a strategy or a block, with a time and device bytes that nothing in it undercuts. Of strategies whose
+figures differ by no more than EQUAL the first in canonical text order is the one that is found, however and
+in whatever order they are met: a bound cuts only what is more than NEAR above what was found.
 """
 
 from __future__ import annotations
@@ -13,13 +15,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardwise.cost import Index, distinct_rows
+from shardwise.plan import PROVEN_GAP
 from shardwise.strategy import StrategyTable
+from shardwise.ties import least_first, ties_of_least
 
 Mask = NDArray[np.bool_]
 Floats = NDArray[np.float64]
 
 KIND_FIELDS = ("tp", "cp", "pp", "dp", "ep", "etp", "schedule", "recompute")
 """Runners-up differ from the best, and from each other, in at least one of these."""
+
+EQUAL = PROVEN_GAP / 4
+"""Relative difference up to which two strategies are equal in time or bytes: above what rounding leaves, and
+so far below PROVEN_GAP that the one chosen among equals is still proven to be the best."""
+
+NEAR = 1.0 + PROVEN_GAP
+"""The factor by which the bound of a strategy may exceed the figures of an equal one that was found."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +76,7 @@ class Goal(Protocol):
         ...
 
     def offer(self, table: StrategyTable, time_s: Floats, device_bytes: Floats) -> None:
-        """Takes evaluated rows into account; of equals the first offered stays."""
+        """Takes evaluated rows into account; of equals the first in text order stays."""
         ...
 
     @property
@@ -79,51 +90,54 @@ class Goal(Protocol):
 
 
 class Fastest:
-    """The fastest strategy, and runners-up of other kinds, all of which take less than `below_s`.
+    """The fastest strategy, and runners-up of other kinds: others must not exceed the `wanted`-th best.
 
-    `threshold_s` is the time that a strategy must beat: `below_s`, then the `wanted`-th best found. It never
-    rises.
+    All take less than the upper bound `threshold_s`, which is given and never changes.
     """
 
     weighs_memory = False
 
     def __init__(self, wanted: int, *, below_s: float = float("inf")) -> None:
-        self.wanted, self.below_s = wanted, below_s
+        self.wanted = wanted
         self._best: dict[tuple[int, ...], Found] = {}
+        self._last_s = float("inf")
         self.threshold_s = below_s
 
     def may_matter(self, time_s: Any, device_bytes: Any | None = None) -> Mask:
-        return np.asarray(time_s < self.threshold_s)
+        return np.asarray((time_s < self.threshold_s) & (time_s <= self._last_s * NEAR))
 
     def limit_s(self, device_bytes: Any) -> Any:
-        return self.threshold_s
+        return min(self.threshold_s, self._last_s * NEAR)
 
     def may_matter_of_kind(self, table: StrategyTable, time_s: Any, device_bytes: Any) -> Mask:
         rows, kind = kinds_of(table)
         none = Found(np.inf, 0.0, table)
         own = np.array([self._best.get(_key(table, int(row)), none).time_s for row in rows])
-        return np.asarray(time_s < np.minimum(own, self.threshold_s)[kind])
+        return np.asarray(self.may_matter(time_s) & (time_s <= (own * NEAR)[kind]))
 
     def order(self, time_s: Floats, device_bytes: Floats) -> Index:
         return np.argsort(time_s, kind="stable")
 
     def offer(self, table: StrategyTable, time_s: Floats, device_bytes: Floats) -> None:
-        below = np.flatnonzero(time_s < self.below_s)
-        table, time_s, device_bytes = table.take(below), time_s[below], device_bytes[below]
         _, kind = kinds_of(table)
-        order = np.lexsort((np.arange(len(table)), time_s))
+        least_s = np.full(len(table), np.inf)
+        np.minimum.at(least_s, kind, time_s)
+        near = np.flatnonzero(self.may_matter(time_s) & (time_s <= (least_s * (1.0 + EQUAL))[kind]))
+        order = near[table.take(near).text_order()]
         _, first = np.unique(kind[order], return_index=True)
-        for row in order[np.sort(first)]:
+        for row in order[first]:
             key = _key(table, int(row))
-            if key not in self._best or time_s[row] < self._best[key].time_s:
-                self._best[key] = Found(float(time_s[row]), float(device_bytes[row]), _row(table, int(row)))
+            found = Found(float(time_s[row]), float(device_bytes[row]), _row(table, int(row)))
+            if key not in self._best or _is_before(found, self._best[key]):
+                self._best[key] = found
         times = sorted(found.time_s for found in self._best.values())
         if len(times) >= self.wanted:
-            self.threshold_s = times[self.wanted - 1]
+            self._last_s = times[self.wanted - 1]
 
     @property
     def found(self) -> list[Found]:
-        return sorted(self._best.values(), key=lambda found: found.time_s)[: self.wanted]
+        best = [found for found in self._best.values() if found.time_s <= self._last_s * NEAR]
+        return _best_first(best)[: self.wanted]
 
     def copy(self) -> Fastest:
         return deepcopy(self)
@@ -142,8 +156,8 @@ class Smallest:
             return np.ones(np.shape(time_s), dtype=bool)
         best = self._best
         return np.asarray(
-            (device_bytes < best.device_bytes)
-            | ((device_bytes == best.device_bytes) & (time_s < best.time_s))
+            (device_bytes < best.device_bytes * (1.0 - EQUAL))
+            | ((device_bytes <= best.device_bytes * NEAR) & (time_s <= best.time_s * NEAR))
         )
 
     def may_matter_of_kind(self, table: StrategyTable, time_s: Any, device_bytes: Any) -> Mask:
@@ -156,9 +170,15 @@ class Smallest:
         return np.lexsort((time_s, device_bytes))
 
     def offer(self, table: StrategyTable, time_s: Floats, device_bytes: Floats) -> None:
-        for row in np.lexsort((np.arange(len(table)), time_s, device_bytes))[:1]:
-            if self.may_matter(time_s[row], device_bytes[row]):
-                self._best = Found(float(time_s[row]), float(device_bytes[row]), _row(table, int(row)))
+        if not len(table):
+            return
+        near = np.arange(len(table))
+        for figures in (device_bytes, time_s):
+            near = near[ties_of_least(figures[near], EQUAL)]
+        row = int(near[table.take(near).text_order()[0]])
+        found = Found(float(time_s[row]), float(device_bytes[row]), _row(table, row))
+        if not len(self._best.table) or _is_before(found, self._best, weighs_memory=True):
+            self._best = found
 
     @property
     def found(self) -> list[Found]:
@@ -170,7 +190,7 @@ class Smallest:
 
 class Tradeoff:
     """The frontier of time against memory: every strategy that none beats in one without losing in the
-    other. Of equals the first offered stays."""
+    other. Of equals in both the first in text order stays."""
 
     weighs_memory = True
 
@@ -187,7 +207,9 @@ class Tradeoff:
             return np.ones(np.broadcast_shapes(np.shape(time_s), np.shape(device_bytes)), dtype=bool)
         # The last that takes no more is the fastest of them.
         place = np.searchsorted(self._bytes, device_bytes, side="right") - 1
-        return np.asarray((place < 0) | (time_s < self._times[np.maximum(place, 0)]))
+        fastest_s, most = self._times[np.maximum(place, 0)], self._bytes[np.maximum(place, 0)] * NEAR
+        is_equal = (time_s <= fastest_s * NEAR) & (device_bytes <= most)
+        return np.asarray((place < 0) | (time_s < fastest_s) | is_equal)
 
     def may_matter_of_kind(self, table: StrategyTable, time_s: Any, device_bytes: Any) -> Mask:
         return self.may_matter(time_s, device_bytes)
@@ -195,7 +217,7 @@ class Tradeoff:
     def limit_s(self, device_bytes: Any) -> Any:
         place = np.searchsorted(self._bytes, device_bytes, side="right") - 1
         times = np.concatenate([[np.inf], self._times])
-        return times[place + 1]
+        return times[place + 1] * NEAR
 
     def order(self, time_s: Floats, device_bytes: Floats) -> Index:
         """By how much slower they are than the fastest of those that take no more: those that none of them
@@ -212,7 +234,8 @@ class Tradeoff:
         nbytes = np.concatenate([self._bytes, device_bytes[new]])
         order = np.lexsort((times, nbytes))
         fastest = np.minimum.accumulate(times[order])
-        kept = order[np.flatnonzero(times[order] < np.concatenate([[np.inf], fastest[:-1]]))]
+        near = order[times[order] <= NEAR * np.concatenate([[np.inf], fastest[:-1]])]
+        kept = near[_non_dominated(table.take(near), times[near], nbytes[near])]
         self._table, self._times, self._bytes = table.take(kept), times[kept], nbytes[kept]
 
     @property
@@ -232,6 +255,38 @@ def finds_of(goal: Goal) -> Finds:
         np.array([one.device_bytes for one in found]),
         StrategyTable.joined([NO_FINDS.table, *(one.table for one in found)]),
     )
+
+
+def _is_before(one: Found, other: Found, *, weighs_memory: bool = False) -> bool:
+    """Whether it is better: smaller, where memory is weighed; faster; or equal and first in text order."""
+    figures = [(one.time_s, other.time_s)]
+    if weighs_memory:
+        figures.insert(0, (one.device_bytes, other.device_bytes))
+    for own, theirs in figures:
+        if abs(own - theirs) > EQUAL * theirs:
+            return own < theirs
+    return bool(StrategyTable.joined([other.table, one.table]).text_order()[0] == 1)
+
+
+def _non_dominated(table: StrategyTable, time_s: Floats, device_bytes: Floats) -> list[int]:
+    """Of rows by ascending bytes those that none beats; of equals in both the first in text order."""
+    place_in_text = np.argsort(table.text_order()).tolist()
+    kept: list[int] = []
+    for row in range(len(table)):
+        last = kept[-1] if kept else row
+        is_as_small = device_bytes[row] <= device_bytes[last] * (1.0 + EQUAL)
+        if not kept or time_s[row] < time_s[last] * (1.0 - EQUAL):
+            kept[len(kept) - (bool(kept) and is_as_small) :] = [row]
+        elif is_as_small and time_s[row] <= time_s[last] * (1.0 + EQUAL):
+            kept[-1] = min(last, row, key=place_in_text.__getitem__)
+    return kept
+
+
+def _best_first(found: list[Found]) -> list[Found]:
+    """From the fastest to the slowest; equal ones in text order."""
+    order = StrategyTable.joined([NO_FINDS.table, *(one.table for one in found)]).text_order()
+    in_order = [found[place] for place in order.tolist()]
+    return [in_order[place] for place in least_first([one.time_s for one in in_order], EQUAL)]
 
 
 def kinds_of(table: StrategyTable) -> tuple[Index, Index]:

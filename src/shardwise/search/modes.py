@@ -10,6 +10,7 @@ import numpy as np
 from shardwise.frontier import reduce
 from shardwise.search.curves import Curve, CurveSource, Point
 from shardwise.search.drive import Progress
+from shardwise.ties import ties_of_least
 
 MODES = ("time", "devices", "profile")
 """The fastest point; the fewest devices on which a point fits, and the fastest there; all, for the user to
@@ -90,10 +91,19 @@ def chosen(points: Sequence[Point[LayoutT]], *, mode: str, limit_bytes: float) -
     if not fitting or mode == "profile":
         return None
     if mode == "devices":
-        return min(fitting, key=lambda point: (point.devices, point.time_s, point.memory_bytes))
-    return min(fitting, key=lambda point: (point.time_s, point.memory_bytes, point.devices))
+        return _least(fitting, "devices", "time_s", "memory_bytes")
+    return _least(fitting, "time_s", "memory_bytes", "devices")
 
 
 def smallest(points: Sequence[Point[LayoutT]]) -> Point[LayoutT]:
     """The point of least memory, of equals the fastest."""
-    return min(points, key=lambda point: (point.memory_bytes, point.time_s, point.devices))
+    return _least(points, "memory_bytes", "time_s", "devices")
+
+
+def _least(points: Sequence[Point[LayoutT]], *figures: str) -> Point[LayoutT]:
+    """The first point that is least in the first of these figures, of equals in the second, and so on."""
+    left = list(points)
+    for name in figures:
+        equal = np.flatnonzero(ties_of_least([getattr(point, name) for point in left]))
+        left = [left[place] for place in equal.tolist()]
+    return left[0]

@@ -8,7 +8,7 @@ from math import inf
 
 from shardwise.cluster import Parts, Selection
 from shardwise.errors import ConfigError
-from shardwise.plan import Part, usd_per_step
+from shardwise.plan import PROVEN_GAP, Part, usd_per_step
 from shardwise.search.clock import Clock
 from shardwise.search.drive import Outcome
 from shardwise.search.goals import Fastest, Goal
@@ -134,10 +134,12 @@ class _Comparison:
 
     def _upper_bound_s(self, one: BoundedPart) -> float:
         """The time that strategies on a part must beat."""
+        value, time_s = self._best_value
         if self._question.objective == "devices":
-            devices, time_s = self._best_value
-            return time_s if devices == one.devices else inf
-        return self._best_value[0] / self._price(one)
+            least_s = time_s if value == one.devices else inf
+        else:
+            least_s = value / self._price(one)
+        return least_s * (1.0 - PROVEN_GAP)  # rounding alone makes no part better
 
     def _search(self, one: BoundedPart) -> None:
         cluster = self._cluster_parts.cluster_of(one.part)

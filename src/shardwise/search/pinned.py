@@ -12,6 +12,7 @@ from shardwise.search.changes import changes_of
 from shardwise.search.evaluate import step_times_s
 from shardwise.search.question import Question
 from shardwise.strategy import FIELDS, HOST_MEMORY, MEMORY, RULES, Strategy, StrategyTable, first_broken
+from shardwise.ties import first_largest, first_least
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,8 +78,8 @@ def binding_of(problem: Problem, best: Result, axes: tuple[Axis, ...]) -> Bindin
         and alternative.slower is not None
         and alternative.slower < 0.0
     ]
-    least = min(lacking, key=lambda item: item[0], default=None)
-    part = max(best.breakdown, key=lambda name: best.breakdown[name])
+    least = lacking[int(first_least([item[0] for item in lacking]))] if lacking else None
+    part = list(best.breakdown)[int(first_largest(list(best.breakdown.values())))]
     return Binding(
         resource="time" if least is None else str(least[2].reason),
         free_bytes=problem.usable_bytes - best.peak_memory.device,

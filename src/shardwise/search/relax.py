@@ -16,6 +16,7 @@ from shardwise.search.explain import result_of
 from shardwise.search.goals import Fastest, Goal, Smallest
 from shardwise.search.question import Question, shortest_text
 from shardwise.strategy import HOST_MEMORY, MEMORY, RULES, Strategy, StrategyTable, first_broken
+from shardwise.ties import first_largest
 
 GIB = 2**30
 
@@ -66,7 +67,7 @@ def _binding(question: Question, problem: Problem, outcome: Outcome, search: Sea
     if closest is None:
         return _host_binding(question, problem, search)
     result = result_of(problem, closest)
-    largest = max(result.memory, key=lambda part: result.memory[part])
+    largest = list(result.memory)[int(first_largest(list(result.memory.values())))]
     return (
         f"nothing fits: {MEMORY} binds; {_missing(problem, result)}; most of it {largest} "
         f"({result.memory[largest] / GIB:.2f} GiB) "

@@ -101,6 +101,11 @@ class StrategyTable:
         """The rows at these indices, or under this mask."""
         return StrategyTable(**{name: getattr(self, name)[rows] for name in FIELDS})
 
+    def text_order(self) -> NDArray[np.intp]:
+        """The rows in canonical text order: by the fields in the order of FIELDS, the smaller number or the
+        name that its list has earlier first."""
+        return np.lexsort([getattr(self, name) for name in reversed(FIELDS)])
+
     def replaced(self, **columns: Any) -> StrategyTable:
         """The same rows with some columns changed (a scalar fills its column)."""
         every = {name: getattr(self, name) for name in FIELDS}

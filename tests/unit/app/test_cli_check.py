@@ -37,9 +37,12 @@ def rewritten(path: Path, **best: Any) -> Path:
 def test_a_plan_holds_line_by_line(run: Run, saved: Path) -> None:
     ran = run("check", str(saved))
     assert (ran.code, ran.err) == (0, "")
-    lines = ran.out.splitlines()
-    assert len(lines) > 30
-    assert all(line.startswith("ok ") and "; expected " in line for line in lines)
+    *held, given, counts, effort = ran.out.splitlines()
+    assert len(held) > 30
+    assert all(line.startswith("ok ") and "; expected " in line for line in held)
+    assert all(line.startswith("note   not judged ") for line in (given, counts, effort))
+    assert given.endswith(" model.name, model.config, job, cluster: the question, taken as it stands")
+    assert effort.endswith(" certificate.search_s, certificate.search_cpu_s: how long the search took")
 
 
 def test_json_holds_the_same(run: Run, saved: Path) -> None:
@@ -52,6 +55,7 @@ def test_json_holds_the_same(run: Run, saved: Path) -> None:
     assert document["plan_hash"] == plan_document(read_plan(str(saved)))["hash"]
     names = [check["name"] for check in document["checks"]]
     assert len(set(names)) == len(names)
+    assert {"key": "certificate.search_s", "why": "how long the search took"} in document["not_judged"]
 
 
 def test_a_plan_that_claims_too_much_exits_4(run: Run, saved: Path) -> None:
@@ -74,9 +78,22 @@ def test_what_is_no_plan_exits_2(run: Run, saved: Path, tmp_path: Path) -> None:
         assert words in ran.err
 
 
+def test_a_value_out_of_its_range_is_bad_input_in_one_line(run: Run, saved: Path) -> None:
+    document = plan_document(read_plan(str(saved)))
+    document["cluster"]["tiers"][0]["bytes_per_s"] = 0  # type: ignore[index]
+    document["hash"] = document_hash(document)
+    saved.write_text(json.dumps(document))
+    ran = run("check", str(saved))
+    assert (ran.code, ran.out, ran.err.count("\n")) == (2, "", 1)
+    assert (
+        "cluster.tiers[0].bytes_per_s: is not a number in range; found 0; allowed: a number from 1e-30"
+        in ran.err
+    )
+
+
 def test_a_proof_without_time_is_open_and_no_failure(run: Run, saved: Path) -> None:
     ran = run("check", str(saved), "--proof-budget", "1ms")
     assert ran.code == 0
-    (line,) = [line for line in ran.out.splitlines() if not line.startswith("ok ")]
+    (line,) = [line for line in ran.out.splitlines() if not line.startswith(("ok ", "note "))]
     assert line.startswith("open ") and line.endswith("not proven within 0.001 s")
     assert ran.err == "shardwise: not proven: optimal\n"

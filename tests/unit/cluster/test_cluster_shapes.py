@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import replace
 from math import gcd
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -31,6 +33,7 @@ from shardwise.errors import ConfigError
 from shardwise.inputs import Fields, parse_mapping
 
 EXAMPLES = sorted((Path(__file__).parents[3] / "examples" / "clusters").glob("*.yaml"))
+(LINKS,) = [str(path) for path in EXAMPLES if path.name == "links.yaml"]
 SHORTHANDS = [
     "8x8xH100", "12xH100", "1xcpu", "2x8xH100-NVL", "8x1xGH200", "20x4xGB200", "4x8xA100-80G+2x4xT4",
     "4x8xA100-80G+4x8xV100-16G", "3xH100", "2x3xA40",
@@ -417,3 +420,64 @@ def test_records_of_links() -> None:
         tier = {**record["tiers"][0], "part_shares": bad}
         with pytest.raises(ConfigError, match=says):
             cluster_from_record({**record, "tiers": [tier, record["tiers"][1]]})
+
+
+RATES = ("_bytes_per_s", "_flop_per_s", "bytes_per_s")
+"""How the names of what is divided by end."""
+
+
+def numbers_below(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """The paths of all numbers of a record, and of its peaks."""
+    if isinstance(value, dict):
+        for name, item in value.items():
+            yield from numbers_below(item, (*path, name))
+    elif isinstance(value, list):
+        for index, item in enumerate(value):
+            yield from numbers_below(item, (*path, index))
+    elif isinstance(value, int | float) and not isinstance(value, bool):
+        yield path
+
+
+@pytest.mark.parametrize("text", ["2x4xMI300X", LINKS, "1x2xA100-80G+1x2xT4"])
+def test_every_figure_of_a_record_has_a_range(text: str) -> None:
+    """Nothing is negative or without end, and no rate is nothing."""
+    record = json.loads(json.dumps(cluster_record(load_cluster(text))))
+    paths = list(numbers_below(record))
+    assert len(paths) > 60
+    for path in paths:
+        is_rate = any(str(name).endswith(RATES) or name == "peak_flop_per_s" for name in path[-2:])
+        for bad in (-1, 1e300, *((0,) if is_rate else ())):
+            changed = json.loads(json.dumps(record))
+            parent = changed
+            for step in path[:-1]:
+                parent = parent[step]
+            parent[path[-1]] = bad
+            with pytest.raises(ConfigError) as caught:
+                cluster_from_record(changed, file="p.json")
+            assert str(caught.value).startswith("p.json: cluster."), path
+
+
+def test_links_change_at_ascending_instants() -> None:
+    record = json.loads(json.dumps(cluster_record(load_cluster(LINKS))))
+    link = record["links"][0]
+    for capacity, says in (
+        ({"times_s": [1.0], "bytes_per_s": [1e9]}, "times_s: do not ascend"),
+        ({"times_s": [0.0, 2.0, 2.0], "bytes_per_s": [1e9] * 3}, "times_s: do not ascend"),
+        ({"times_s": [0.0, 2.0], "bytes_per_s": [1e9]}, "bytes_per_s: is not one for each instant"),
+        ({"times_s": [0.0], "bytes_per_s": [0.0]}, "bytes_per_s.0: is not a number in range"),
+    ):
+        changed = {**record, "links": [{**link, "capacity": capacity}, *record["links"][1:]]}
+        with pytest.raises(ConfigError, match=says):
+            cluster_from_record(changed)
+    constant = {"times_s": [0.0, 2.0], "bytes_per_s": [1e9, 2e9]}
+    kept = cluster_from_record({**record, "links": [{**link, "capacity": constant}, *record["links"][1:]]})
+    assert kept.links[0].capacity.at(3.0) == 2e9
+
+
+def test_a_record_of_too_many_devices_is_refused_before_they_are_listed() -> None:
+    record = cluster_record(load_cluster("8xH100"))
+    nodes = [{**record["nodes"][0], "count": 10_000_000}]
+    with pytest.raises(
+        ConfigError, match="is too many devices; found 80,000,000; allowed: at most 10,000,000"
+    ):
+        cluster_from_record({**record, "nodes": nodes})

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import asdict
+from itertools import groupby
 
 from shardwise.app.cli.graph_checking import check_graph_file
 from shardwise.app.cli.output import Line, Output
@@ -20,15 +22,16 @@ _SHOWN = 180
 
 def checked(path: str, *, is_json: bool, proof_budget_s: float = PROOF_BUDGET_S) -> Output:
     """The verdict on the plan file at `path`. ConfigError for a file that is no plan or was altered."""
-    verdict = _verdict(path, proof_budget_s)
+    verdict = verdict_on(path, proof_budget_s)
     code = 0 if verdict.ok else DISAGREES
     if is_json:
         return Output(document=_document(verdict), talk=_talk(verdict), code=code)
     width = max(len(check.name) for check in verdict.checks)
-    return Output(lines=[_line(check, width) for check in verdict.checks], talk=_talk(verdict), code=code)
+    lines = [_line(check, width) for check in verdict.checks]
+    return Output(lines=[*lines, *_not_judged_lines(verdict, width)], talk=_talk(verdict), code=code)
 
 
-def _verdict(path: str, proof_budget_s: float) -> Verdict:
+def verdict_on(path: str, proof_budget_s: float) -> Verdict:
     """By what the file says that it is."""
     if is_graph_plan(path):
         return check_graph_file(path)
@@ -41,6 +44,13 @@ def _line(check: Check, width: int) -> Line:
     word, style = ("ok   ", "good") if check.ok else ("open ", "warn") if check.is_open else ("wrong", "bad")
     name = (f"  {check.name:<{width}}  ", "label")
     return (word, style), name, (f"{_short(check.found)}; expected {_short(check.expected)}", "")
+
+
+def _not_judged_lines(verdict: Verdict, width: int) -> Iterator[Line]:
+    """A line for each reason: the keys of the file that are not judged for it."""
+    for why, keys in groupby(verdict.not_judged, key=lambda one: one.why):
+        listed = ", ".join(one.key for one in keys)
+        yield ("note ", "label"), (f"  {'not judged':<{width}}  ", "label"), (f"{listed}: {why}", "")
 
 
 def _short(text: str) -> str:
@@ -62,4 +72,5 @@ def _document(verdict: Verdict) -> dict[str, object]:
         "plan_hash": verdict.plan_hash,
         "ok": verdict.ok,
         "checks": [asdict(check) for check in verdict.checks],
+        "not_judged": [asdict(one) for one in verdict.not_judged],
     }

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from shardwise.check import (
+    THE_QUESTION,
     Check,
     Verdict,
+    fit_check,
+    not_judged,
     number_check,
     of_what_was_priced,
     parts_check,
@@ -14,7 +17,7 @@ from shardwise.check import (
 from shardwise.cluster import Cluster, Mesh
 from shardwise.cost import LayoutPrice, PipelinePrice, Training, price_layout, price_pipeline
 from shardwise.graph import GraphLayout, OpGraph, StagedLayout
-from shardwise.plan import GraphPlan, document_hash, graph_plan_document, read_graph_plan
+from shardwise.plan import document_hash, graph_plan_document, read_graph_plan
 
 
 def check_graph_file(path: str) -> Verdict:
@@ -44,13 +47,7 @@ def check_graph_file(path: str) -> Verdict:
             number_check("device bytes", plan.device_bytes, price.memory_bytes),
             number_check("bytes at once", plan.at_once_bytes, price.at_once_bytes),
             parts_check("memory", plan.nbytes, price.nbytes, price.memory_bytes),
-            Check(
-                name="fits",
-                ok=price.memory_bytes <= limit,
-                found=f"{price.memory_bytes!r} B",
-                expected=f"at most {limit!r} B",
-            ),
-            *_idle_check(plan),
+            fit_check("fits", price.memory_bytes, limit),
             *priced_as_check(plan.cluster, plan.priced_as, is_for_trace=False),
             of_what_was_priced(
                 Check(
@@ -63,16 +60,12 @@ def check_graph_file(path: str) -> Verdict:
                 plan.priced_as,
             ),
         ),
+        not_judged=(
+            *not_judged(THE_QUESTION, "graph", "job", "cluster"),
+            *not_judged("no other search bounds layouts of operators", "epsilon"),
+            *not_judged("the file has the used devices alone", *(["idle"] if plan.idle.devices else [])),
+        ),
     )
-
-
-def _idle_check(plan: GraphPlan) -> tuple[Check, ...]:
-    """That the devices which a plan left idle are not judged, where it says that it did."""
-    if not plan.idle.devices:
-        return ()
-    found = f"{plan.idle.devices} devices, {plan.idle.nodes} nodes"
-    expected = "not judged: the file has the used devices alone"
-    return (Check(name="idle", ok=False, found=found, expected=expected, is_open=True),)
 
 
 def price_of(

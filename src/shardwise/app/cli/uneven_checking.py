@@ -3,18 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import combinations
+from math import isqrt
 
 from shardwise.check import (
+    EFFORT,
+    OF_A_TRACE,
+    ONLY_A_SUM,
+    THE_QUESTION,
     Check,
+    NotJudged,
     Verdict,
+    fit_check,
+    not_judged,
     number_check,
     of_what_was_priced,
     parts_check,
     priced_as_check,
     value_check,
 )
+from shardwise.cluster import Cluster, pools_of
 from shardwise.plan import UnevenFile, document_hash, read_uneven_plan, uneven_plan_document
 from shardwise.search import RecordPrices, priced_again, restated
+
+EVALUATOR = "max-plus, pipeline by pipeline"
 
 
 def check_uneven_file(path: str) -> Verdict:
@@ -46,16 +58,10 @@ def check_uneven_file(path: str) -> Verdict:
             number_check("step time", best.step_time_s, max(found.pipeline_s)),
             number_check("breakdown", sum(best.breakdown.values()), best.step_time_s),
             number_check("device bytes", best.peak_memory.device, found.device_bytes),
-            Check(
-                name="fits",
-                ok=found.device_bytes <= found.usable_bytes,
-                found=f"{found.device_bytes!r} B",
-                expected=f"at most {found.usable_bytes!r} B",
-            ),
-            number_check("certificate", certificate.best_s, best.step_time_s),
-            *_gap_check(plan),
+            fit_check("fits", found.device_bytes, found.usable_bytes),
             *_figure_checks(plan),
         ]
+    checks += [*_compared_checks(plan), *_certificate_checks(plan)]
     bound = f"no plan takes less than {certificate.lower_bound_s!r} s"
     optimal = Check(
         name="optimal",
@@ -66,15 +72,21 @@ def check_uneven_file(path: str) -> Verdict:
     )
     checks += priced_as_check(plan.cluster, plan.priced_as, is_for_trace=plan.for_trace is not None)
     checks.append(of_what_was_priced(optimal, plan.priced_as))
-    return Verdict(plan_hash=stated, checks=tuple(checks))
+    return Verdict(plan_hash=stated, checks=tuple(checks), not_judged=tuple(_not_judged(plan)))
 
 
-def _gap_check(plan: UnevenFile) -> Iterator[Check]:
-    """Nothing where something else was priced than what was given: then the file has no gap."""
-    certificate = plan.certificate
-    if not certificate.priced_as:
-        gap = 1.0 - certificate.lower_bound_s / plan.best.step_time_s
-        yield number_check("gap", certificate.gap, gap, 1.0)
+def _not_judged(plan: UnevenFile) -> Iterator[NotJudged]:
+    yield from not_judged(THE_QUESTION, "model.name", "model.config", "job", "cluster")
+    uniform = "uniform strategies are not searched again"
+    yield from not_judged(uniform, "compared")
+    yield from not_judged("no other search bounds uneven plans", "certificate.lower_bound_s")
+    yield from not_judged(
+        ONLY_A_SUM, "certificate.enumerated", "certificate.unexplored", "certificate.cut_by_bound",
+        "certificate.simulated",
+    )  # fmt: skip
+    yield from not_judged(EFFORT, "certificate.search_s", "certificate.search_cpu_s")
+    if plan.for_trace is not None:
+        yield from not_judged(OF_A_TRACE, "for_trace")
 
 
 def _figure_checks(plan: UnevenFile) -> Iterator[Check]:
@@ -83,14 +95,80 @@ def _figure_checks(plan: UnevenFile) -> Iterator[Check]:
     again = restated(RecordPrices(plan.model, plan.cluster, plan.job), best, batch)
     if again is None:
         return
+    for place, edge in enumerate(("low", "high")):
+        yield number_check(f"band {edge}", best.band_s[place], again.band_s[place])
     for name in ("mfu", "mfu_full_attention", "tokens_per_s_per_device"):
         yield number_check(name, getattr(best, name), getattr(again, name))
     for name in ("allocated", "reserved", "capacity"):
         yield number_check(f"{name} bytes", getattr(best.peak_memory, name), getattr(again.peak_memory, name))
     yield value_check("tightest rank", best.tightest_rank, again.tightest_rank)
+    yield value_check("evaluator", best.evaluator, EVALUATOR)
     yield parts_check("breakdown parts", best.breakdown, again.breakdown, again.step_time_s)
     for place, (pipeline, own) in enumerate(zip(best.layout.pipelines, best.microbatches, strict=True)):
         part = own / sum(best.microbatches)
         wrong = [stage.share for stage in pipeline.stages if abs(stage.share - part) > 1e-9]
         if wrong:
             yield number_check(f"share of pipeline {place}", wrong[0], part)
+
+
+def _compared_checks(plan: UnevenFile) -> Iterator[Check]:
+    """What must hold of the figures of uniform strategies: none is faster than the plan, but where that was
+    chosen for a trace, and one pool alone is no faster than the fastest union."""
+    mixed, best_s = plan.mixed, plan.best.step_time_s
+    uniform_s, alone_s, alone = (
+        mixed.uniform_step_time_s,
+        mixed.fastest_class_step_time_s,
+        mixed.fastest_class,
+    )
+    names = [pool.name for pool in pools_of(plan.cluster)]
+    least_s = 0.0 if plan.for_trace is not None else best_s
+    ok = (uniform_s is None or uniform_s >= least_s) and (alone_s is None) == (alone is None)
+    if alone_s is not None:
+        ok &= alone in names and uniform_s is not None and alone_s >= uniform_s
+    yield Check(
+        name="compared",
+        ok=ok,
+        found=f"uniform {uniform_s!r} s, {alone} alone {alone_s!r} s",
+        expected=f"at least {least_s!r} s, on one of {', '.join(names)} no less than on any union",
+    )
+
+
+def _certificate_checks(plan: UnevenFile) -> Iterator[Check]:
+    """Everything that the certificate says, but for the bound itself."""
+    certificate, step_s = plan.certificate, plan.best.step_time_s
+    lower_s = certificate.lower_bound_s
+    yield value_check("space", certificate.space, "uneven")
+    narrowed = {**certificate.fixed, **certificate.axes, **certificate.rejected}
+    yield value_check("fixed, axes, rejected", narrowed, {})
+    expected = 1 if plan.for_trace is not None else _triples(plan.cluster, plan.job.global_batch_size)
+    yield value_check("candidates", certificate.enumerated + certificate.unexplored, expected)
+    yield Check(
+        name="simulated",
+        ok=certificate.simulated + certificate.unexplored >= 1,
+        found=str(certificate.simulated),
+        expected="at least 1, the plan itself",
+    )
+    yield number_check("certificate", certificate.best_s, step_s)
+    yield Check(
+        name="lower bound",
+        ok=0.0 < lower_s <= step_s * (1.0 + 1e-9),
+        found=repr(lower_s),
+        expected=f"more than 0, and at most {step_s!r}",
+    )
+    if not certificate.priced_as:  # else the file has no gap
+        yield number_check("gap", certificate.gap, 1.0 - lower_s / step_s, 1.0)
+
+
+def _triples(cluster: Cluster, batch: int) -> int:
+    """The candidates of an uneven search: of each set of pools and micro-batch size every number of
+    pipelines, and on several pools every number of alike ones, from two on (docs/mixed.md)."""
+    devices = [pool.devices for pool in pools_of(cluster)]
+    small = [size for size in range(1, isqrt(batch) + 1) if batch % size == 0]
+    divisors = {*small, *(batch // size for size in small)}
+    total = 0
+    for count in range(1, len(devices) + 1):
+        for some in combinations(devices, count):
+            for size in divisors:
+                most = min(sum(some), batch // size)
+                total += most + (most - 1 if count > 1 else 0)
+    return total

@@ -14,6 +14,7 @@ from shardwise.cost.training import Training
 from shardwise.cost.turns import Turns
 from shardwise.errors import InternalError
 from shardwise.graph import OpGraph, StagedLayout, scaled, tensor_shapes
+from shardwise.ties import first_largest
 
 BUFFERS = 4.0
 """For what comes and what goes, in either direction."""
@@ -77,8 +78,8 @@ def price_pipeline(
         )
     hops_s = [message.seconds - message.blocked_s for message in messages]
     step_s = walked_s(stages, hops_s, layout.microbatches)
-    busy = max(stages, key=lambda price: price.time_s)
-    full = max(stages, key=lambda price: price.memory_bytes)
+    busy = stages[int(first_largest([price.time_s for price in stages]))]
+    full = stages[int(first_largest([price.memory_bytes for price in stages]))]
     seconds = {**busy.seconds, "waiting": step_s - busy.time_s}
     return PipelinePrice(
         time_s=step_s,

@@ -17,6 +17,7 @@ from shardwise.search.uneven.lying import Nodes, Together
 from shardwise.search.uneven.stage_record import RecordPrices, StageFigures
 from shardwise.sim import Durations
 from shardwise.strategy import Job
+from shardwise.ties import first_largest
 
 _Pipeline = tuple[Pipeline, tuple[str, ...], int, Together]
 
@@ -51,8 +52,8 @@ def priced_again(model: Model, cluster: Cluster, job: Job, result: UnevenResult)
 
 def priced_by(prices: RecordPrices, result: UnevenResult, global_batch_size: int) -> PricedAgain:
     """The same by prices that may be known, for a batch of so many sequences."""
-    stages = [stage for pipeline in result.layout.pipelines for stage in pipeline.stages]
-    replicas = max((stage.dp for stage in stages if not stage.parts), default=1)
+    whole = [stage for pipeline in result.layout.pipelines for stage in pipeline.stages if not stage.parts]
+    replicas = max((stage.dp for stage in whole), default=1)
     faults = tuple(faults_of(prices.space(replicas), result, global_batch_size))
     if faults:
         return PricedAgain(faults=faults)
@@ -64,10 +65,8 @@ def priced_by(prices: RecordPrices, result: UnevenResult, global_batch_size: int
             figures = prices.figures(result, pipeline, ways, together)
             hops = prices.hops(result, pipeline, together)
             known[one] = _walked_s(figures, hops, share), figures, _times(figures, hops)
-    tightest = max(
-        (one for _, figures, _ in known.values() for one in figures),
-        key=lambda one: one.device_bytes / one.usable_bytes,
-    )
+    stages = [one for _, figures, _ in known.values() for one in figures]
+    tightest = stages[int(first_largest([one.device_bytes / one.usable_bytes for one in stages]))]
     return PricedAgain(
         faults=(),
         pipeline_s=tuple(known[one][0] for one in every),

@@ -7,7 +7,7 @@ they hand over leaves their nodes.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardwise.cost import Kinds, StagePrice, hop_s
+from shardwise.ties import first_largest
 
 Floats = NDArray[np.float64]
 
@@ -44,6 +45,11 @@ class Part:
         return Part(own, kinds.problem.usable_bytes, hops_s[list(chosen)])
 
 
+def _is_fuller(one: Any, other: Any) -> Any:
+    """Whether the other part is fuller; of equals the first one counts."""
+    return first_largest(np.stack(np.broadcast_arrays(one, other))) == 1
+
+
 def price_of_braids(one: Part, other: Part) -> tuple[StagePrice, Any, Any]:
     """Of every pair of tp, those of `other` first: what the slower part takes; whether both fit; and which
     part (0, 1) has the fuller devices, whose bytes are told."""
@@ -52,7 +58,7 @@ def price_of_braids(one: Part, other: Part) -> tuple[StagePrice, Any, Any]:
         for field in fields(StagePrice)
         if field.name not in OF_MEMORY
     }
-    fullest = _paired(np.less, *(part.price.device_bytes / part.usable_bytes for part in (one, other)))
+    fullest = _paired(_is_fuller, *(part.price.device_bytes / part.usable_bytes for part in (one, other)))
     for name in OF_MEMORY:
         mine, theirs = getattr(one.price, name)[..., None], getattr(other.price, name)[..., None, :]
         both = np.broadcast_arrays(mine, theirs)
@@ -68,7 +74,7 @@ def hops_of_braids(one: Part, other: Part) -> Floats:
     return found
 
 
-def _paired(joined: np.ufunc, one: Any, other: Any) -> Any:
+def _paired(joined: Callable[[Any, Any], Any], one: Any, other: Any) -> Any:
     """`joined` of every pair of the last axes, the pairs on one last axis."""
     both = joined(np.asarray(one)[..., :, None], np.asarray(other)[..., None, :])
     return both.reshape(*both.shape[:-2], -1)

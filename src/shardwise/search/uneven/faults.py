@@ -21,6 +21,8 @@ def faults_of(space: UnevenSpace, result: UnevenResult, global_batch_size: int) 
     names = {pool.name for pool in space.pools}
     if unknown := sorted(set(result.pools) - names):
         yield f"no pool {unknown[0]}"
+    if len(set(result.pools)) < len(result.pools):
+        yield "a pool is named twice"
     taken: set[int] = set()
     for place, pipeline in enumerate(result.layout.pipelines):
         layers = sum(sum(stage.layers) for stage in pipeline.stages)

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from shardwise.cluster import Cluster, pools_of
 from shardwise.cost import find_recipe
 from shardwise.model import model_flop_per_token
 from shardwise.plan import PeakMemory, Stage, StagePart, UnevenResult
+from shardwise.search.explain import band_of
 from shardwise.search.uneven.again import PricedAgain, priced_by
 from shardwise.search.uneven.stage_record import RecordPrices, StageFigures
-from shardwise.strategy import Job
+from shardwise.strategy import Job, Profile
+from shardwise.ties import first_largest
 
 
 def restated(prices: RecordPrices, result: UnevenResult, global_batch_size: int) -> UnevenResult | None:
     """The plan as `priced_again` prices it, for a batch of so many sequences; None where it is none, or does
-    not fit. Bands are as wide as they were."""
+    not fit."""
     model, cluster, job = prices.model, prices.cluster, prices.job
     again = priced_by(prices, result, global_batch_size)
     if again.faults or again.device_bytes > again.usable_bytes:
@@ -28,13 +30,13 @@ def restated(prices: RecordPrices, result: UnevenResult, global_batch_size: int)
         model_flop_per_token(model, job.seq_len, causal_half=is_causal) * tokens_per_s / peak_flop_per_s
         for is_causal in (True, False)
     )
-    low_s, high_s = (bound_s / result.step_time_s * step_s for bound_s in result.band_s)
+    low, high = widest_band(cluster, job.profile, result.pools)
     tightest, peak = _peak(again, result)
     return replace(
         result,
         pipeline_s=again.pipeline_s,
         step_time_s=step_s,
-        band_s=(low_s, high_s),
+        band_s=(low * step_s, high * step_s),
         tokens_per_s_per_device=tokens_per_s / cluster.devices,
         mfu=mfu,
         mfu_full_attention=mfu_full_attention,
@@ -42,6 +44,13 @@ def restated(prices: RecordPrices, result: UnevenResult, global_batch_size: int)
         breakdown=_breakdown(again, result),
         tightest_rank=tightest,
     )
+
+
+def widest_band(cluster: Cluster, profile: Profile, pools: Sequence[str]) -> tuple[float, float]:
+    """Factors of the step time within which measured ones lie, on any of the pools of these names."""
+    devices = [cluster.classes[pool.node.device_class] for pool in pools_of(cluster) if pool.name in pools]
+    bands = [band_of(profile, device.efficiency) for device in devices]
+    return min(low for low, _ in bands), max(high for _, high in bands)
 
 
 def _peak_flop_per_s(cluster: Cluster, job: Job, result: UnevenResult) -> float:
@@ -66,7 +75,7 @@ def _stages(result: UnevenResult) -> Iterator[Stage]:
 
 def _peak(again: PricedAgain, result: UnevenResult) -> tuple[int, PeakMemory]:
     """The first rank of the stage, or the part of one, whose devices are fullest, and what they hold."""
-    found: list[tuple[float, int, PeakMemory]] = []
+    found: list[tuple[int, PeakMemory]] = []
     figures = (one for pipeline in again.stages for one in pipeline)
     for stage, one in zip(_stages(result), figures, strict=True):
         peak = PeakMemory(
@@ -76,14 +85,19 @@ def _peak(again: PricedAgain, result: UnevenResult) -> tuple[int, PeakMemory]:
             capacity=one.capacity_bytes,
         )
         on: Stage | StagePart = stage.parts[one.fullest_part] if stage.parts else stage
-        found.append((-peak.device / peak.capacity, int(on.ranks.partition("-")[0]), peak))
-    _, rank, peak = min(found, key=lambda one: one[:2])
-    return rank, peak
+        found.append((int(on.ranks.partition("-")[0]), peak))
+    return tightest_of(found)
+
+
+def tightest_of(peaks: Sequence[tuple[int, PeakMemory]]) -> tuple[int, PeakMemory]:
+    """Of first ranks with what they hold the one that is fullest; of equals the lowest rank."""
+    in_order = sorted(peaks, key=lambda one: one[0])
+    return in_order[int(first_largest([peak.device / peak.capacity for _, peak in in_order]))]
 
 
 def _breakdown(again: PricedAgain, result: UnevenResult) -> dict[str, float]:
     """Of the slowest pipeline: its busiest stage at work, waiting, and the end of the step."""
-    place = max(range(len(again.pipeline_s)), key=lambda one: again.pipeline_s[one])
+    place = int(first_largest(again.pipeline_s))
     stages: tuple[StageFigures, ...] = again.stages[place]
     busy_s = result.microbatches[place] * max(one.forward_s + one.backward_s for one in stages)
     end_s = max(one.end_s for one in stages)

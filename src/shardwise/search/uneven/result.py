@@ -11,13 +11,14 @@ import numpy as np
 from shardwise.cost import Problem
 from shardwise.model import model_flop_per_token
 from shardwise.plan import Layout, PeakMemory, Pipeline, Stage, StagePart, UnevenResult
-from shardwise.search.explain import band_of
 from shardwise.search.uneven.estimate import figures_of
 from shardwise.search.uneven.hops import groups
 from shardwise.search.uneven.laid_out import UnevenPipeline, UnevenPlan
 from shardwise.search.uneven.options import Options, Pricing
+from shardwise.search.uneven.restated import tightest_of, widest_band
 from shardwise.search.uneven.space import Braid, Kind, UnevenSpace, devices_of
 from shardwise.strategy import RECOMPUTES
+from shardwise.ties import first_largest
 
 EVALUATOR = "max-plus, pipeline by pipeline"
 
@@ -38,8 +39,9 @@ def result_of_uneven(space: UnevenSpace, plan: UnevenPlan) -> UnevenResult:
     used = sum(size for _, size in taken.values())
     tokens_per_s = job.global_batch_size * job.seq_len / plan.time_s
     problems = {pool: pricing.alone(pool) for pool in plan.block.pools}
-    tightest, peak = _peak(options, plan, problems)
-    low, high = _band(list(problems.values()))
+    tightest, peak = _peak(options, plan, problems, ranks)
+    pools = tuple(space.pools[pool].name for pool in plan.block.pools)
+    low, high = widest_band(cluster, job.profile, pools)
     return UnevenResult(
         layout=Layout(
             pipelines=tuple(
@@ -66,9 +68,9 @@ def result_of_uneven(space: UnevenSpace, plan: UnevenPlan) -> UnevenResult:
         mfu_full_attention=_utilisation(options, taken, problems, tokens_per_s, is_causal=False),
         peak_memory=peak,
         breakdown=_breakdown(options, plan),
-        tightest_rank=ranks[tightest].start,
+        tightest_rank=tightest,
         idle_devices=cluster.devices - used,
-        pools=tuple(space.pools[pool].name for pool in plan.block.pools),
+        pools=pools,
         is_alike=plan.block.is_alike,
         evaluator=EVALUATOR,
     )
@@ -196,9 +198,11 @@ def _recompute(options: Options, plan: UnevenPlan, place: int, index: int) -> st
     return RECOMPUTES[int(options.stages[site].recompute[at])]
 
 
-def _peak(options: Options, plan: UnevenPlan, problems: Mapping[int, Problem]) -> tuple[Place, PeakMemory]:
-    """The part of a stage whose devices are fullest, and what they hold."""
-    found: list[tuple[float, Place, PeakMemory]] = []
+def _peak(
+    options: Options, plan: UnevenPlan, problems: Mapping[int, Problem], ranks: Mapping[Place, range]
+) -> tuple[int, PeakMemory]:
+    """The first rank of the stage, or the part of one, whose devices are fullest, and what they hold."""
+    found: list[tuple[int, PeakMemory]] = []
     for place, pipeline in enumerate(plan.pipelines):
         for index in range(len(pipeline.stages)):
             site, at = _entry(plan, place, index)
@@ -211,14 +215,13 @@ def _peak(options: Options, plan: UnevenPlan, problems: Mapping[int, Problem]) -
                 device=float(options.stages[site].device_bytes[at]),
                 capacity=problem.capacity_bytes,
             )
-            found.append((-peak.device / peak.capacity, (place, index, part), peak))
-    _, tightest, peak = min(found, key=lambda one: one[:2])
-    return tightest, peak
+            found.append((ranks[place, index, part].start, peak))
+    return tightest_of(found)
 
 
 def _breakdown(options: Options, plan: UnevenPlan) -> dict[str, float]:
     """Of the slowest pipeline: its busiest stage at work, waiting, and the end of the step."""
-    place = max(range(len(plan.pipelines)), key=lambda one: plan.pipelines[one].time_s)
+    place = int(first_largest([pipeline.time_s for pipeline in plan.pipelines]))
     pipeline = plan.pipelines[place]
     entries = [_entry(plan, place, index) for index in range(len(pipeline.stages))]
     works = [float(options.stages[site].work_s[at]) for site, at in entries]
@@ -248,9 +251,3 @@ def _utilisation(
         device = problems[options.pools[pool]].device
         peaks += size * device.peak_flop_per_s[problem.recipe.matmul]
     return flop * tokens_per_s / peaks
-
-
-def _band(problems: list[Problem]) -> tuple[float, float]:
-    """The widest band of any pool that is used."""
-    bands = np.array([band_of(problem) for problem in problems])
-    return float(bands[:, 0].min()), float(bands[:, 1].max())

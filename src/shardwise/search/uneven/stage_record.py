@@ -15,6 +15,7 @@ from shardwise.plan import Pipeline, Stage, UnevenResult
 from shardwise.search.uneven.lying import End, Nodes, Together, ends_of
 from shardwise.search.uneven.space import Limits, UnevenSpace
 from shardwise.strategy import RECOMPUTES, Job
+from shardwise.ties import first_largest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,7 +108,7 @@ class RecordPrices:
         for pool, kind, rows in _kinds(self._names, stage, result.micro_batch_size):
             kinds = self._kinds_of(pool, union, result.is_alike, kind, rows)
             found.append(_figures_of(stage_price(kinds, shape, seat), RECOMPUTES.index(way), kinds.problem))
-        part = max(range(len(found)), key=lambda one: found[one].device_bytes / found[one].usable_bytes)
+        part = int(first_largest([one.device_bytes / one.usable_bytes for one in found]))
         return replace(
             found[part],
             forward_s=max(one.forward_s for one in found),

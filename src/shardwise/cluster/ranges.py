@@ -1,0 +1,68 @@
+"""The range of every figure of a cluster, by record and field: the same for files of clusters, of devices and
+of plans."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+Range = Mapping[str, float]
+"""`low` and `high`, both included, as readers of fields take them."""
+
+MAX_DEVICES = 10_000_000
+
+RATE: Range = {"low": 1e3, "high": 1e15}
+LATENCY: Range = {"low": 0.0, "high": 10.0}
+PEAK: Range = {"low": 1e6, "high": 1e18}
+MEMORY: Range = {"low": 1e6, "high": 1e15}
+HOST_MEMORY: Range = {"low": 0.0, "high": 1e16}
+COUNT: Range = {"low": 1, "high": 1e6}
+SPEED: Range = {"low": 1e-3, "high": 1e3}
+DEVICE_PRICE: Range = {"low": 0.0, "high": 1e6}
+NODE_PRICE: Range = {"low": 0.0, "high": 1e9}
+
+RATE_LEFT: Range = {"low": 1e-30, "high": 1e20}
+"""What sharing, oversubscription and events make of a RATE, as plan files have it. It is never nothing:
+messages are divided by it."""
+
+SPEED_LEFT: Range = {"low": 1e-30, "high": 1e6}
+LATENCY_LEFT: Range = {"low": 0.0, "high": 1e4}
+"""The same of a SPEED and of a LATENCY."""
+
+WHOLE_NODE: Range = {"low": 0.0, "high": 1e16}
+CARDS: Range = {"low": 1, "high": 1e13}
+"""Of a node as large as the cluster: its price and its network cards."""
+
+DEVICE: Mapping[str, Range] = {
+    "memory_bytes": MEMORY,
+    "memory_bytes_per_s": RATE,
+    "devices_per_node": COUNT,
+    "nics_per_node": COUNT,
+    "scale_up_domain": COUNT,
+    "scale_up_bytes_per_s": RATE,
+    "scale_up_latency_s": LATENCY,
+    "scale_out_bytes_per_s": RATE,
+    "scale_out_latency_s": LATENCY,
+    "host_link_bytes_per_s": RATE,
+    "host_memory_bytes": HOST_MEMORY,
+    "price_usd_per_hour": DEVICE_PRICE,
+}
+
+NODE: Mapping[str, Range] = {
+    "devices": {"low": 1, "high": MAX_DEVICES},
+    "speed": SPEED_LEFT,
+    "nics": CARDS,
+    "nic_bytes_per_s": RATE_LEFT,
+    "host_memory_bytes": HOST_MEMORY,
+    "host_link_bytes_per_s": RATE,
+    "price_usd_per_hour": WHOLE_NODE,
+    "scale_up_bytes_per_s": RATE,
+}
+
+TIER: Mapping[str, Range] = {
+    "span": {"low": 1, "high": MAX_DEVICES},
+    "bytes_per_s": RATE_LEFT,
+    "flow_bytes_per_s": RATE_LEFT,
+    "latency_s": LATENCY_LEFT,
+}
+
+LINK: Mapping[str, Range] = {"latency_s": LATENCY_LEFT}

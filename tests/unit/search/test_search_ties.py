@@ -1,0 +1,190 @@
+"""Of strategies that take equally long the first in canonical text order is found, however it is looked
+for."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise, permutations
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shardwise import search
+from shardwise.check.memory import PARTS, Memory
+from shardwise.cluster import load_cluster
+from shardwise.model import load_model, model_from_config
+from shardwise.plan import UnevenAnswer, plan_document, plan_of
+from shardwise.schedule import generate
+from shardwise.search import goals
+from shardwise.search.goals import EQUAL, Fastest, Goal, Smallest, Tradeoff
+from shardwise.strategy import Strategy, StrategyTable, complete
+
+ROUTED: dict[str, Any] = {
+    "layers": 4, "hidden": 2048, "ffn": 8192, "heads": 32, "kv_heads": 2, "vocab": 32000, "seq_len": 2048,
+    "tied": False, "bias": False, "gated": True, "experts": 16, "top_k": 1, "expert_ffn": 1024,
+}  # fmt: skip
+
+FIXED = {"offload": "none", "cp": 1, "pp": 1, "param_shard": 1, "grad_shard": 1}
+
+QUESTIONS: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "experts over tp or ep": ("tiny", "2x4xL40S", FIXED),
+    "best of equals": ("tiny", "1x8xB200", FIXED),
+    "rounding tells them apart": ("mixtral-8x7b", "2x8xH100-PCIe", {**FIXED, "cp": 2}),
+}
+"""Model, cluster, fields held: in all of them several of the best take the same time. In the last one two
+kinds take 0.36322612446622243 and 0.3632261244662225 s, which is the same but for rounding."""
+
+
+def question_of(name: str) -> search.Question:
+    config, cluster_text, fixed = QUESTIONS[name]
+    model = model_from_config(ROUTED, name="tiny") if config == "tiny" else load_model(config)
+    cluster = load_cluster(cluster_text)
+    job = search.default_job(model, cluster, seq_len=128, global_batch_size=4)
+    return search.Question(model=model, cluster=cluster, job=job, space="default", fixed=fixed, top=5)
+
+
+def document_of(question: search.Question) -> dict[str, Any]:
+    """The plan file of the answer."""
+    answer = search.plan(question)
+    best, batch = answer.best.strategy, question.job.global_batch_size
+    table = generate(
+        best.schedule, pp=best.pp, microbatches=batch // (best.dp * best.micro_batch_size), vpp=best.vpp
+    )
+    plan = plan_of(answer, model=question.model, cluster=question.cluster, job=question.job, schedule=table)
+    return plan_document(plan)
+
+
+@pytest.mark.parametrize("name", QUESTIONS)
+def test_exhaustion_and_search_give_the_same_plan(name: str) -> None:
+    question = question_of(name)
+    found, every = document_of(question), document_of(replace(question, exhaustive=True))
+    assert found["certificate"]["simulated"] < every["certificate"]["simulated"]
+    assert found["hash"] == every["hash"]
+    times = [found["best"]["step_time_s"], *(one["step_time_s"] for one in found["runners_up"])]
+    assert any(abs(a - b) <= EQUAL * a for a, b in pairwise(times)), "no longer a question with ties"
+
+
+def test_any_number_of_workers_gives_the_same_plan() -> None:
+    question = question_of("best of equals")
+    assert document_of(question)["hash"] == document_of(replace(question, workers=2))["hash"]
+
+
+def test_a_frontier_is_the_same_by_exhaustion() -> None:
+    question = replace(question_of("rounding tells them apart"), frontier=True)
+    found, every = search.plan(question).frontier, search.plan(replace(question, exhaustive=True)).frontier
+    assert found is not None and every is not None
+    assert found.points == every.points
+
+
+def test_the_twin_that_keeps_what_came_first_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(StrategyTable, "text_order", lambda table: np.arange(len(table)))
+    question = question_of("rounding tells them apart")
+    assert document_of(question)["hash"] != document_of(replace(question, exhaustive=True))["hash"]
+
+
+def strategies() -> list[Strategy]:
+    """Four kinds on eight devices, in text order."""
+    texts = ({"tp": 1, "micro_batch_size": 1}, {"tp": 1, "micro_batch_size": 2}, {"tp": 2}, {"tp": 4})
+    return [complete(text, devices=8, layers=8, experts=None, global_batch_size=16) for text in texts]
+
+
+def found_by(goal: Goal, order: tuple[int, ...], times: list[float], nbytes: list[float]) -> list[int]:
+    """Which strategies are found where they are offered one by one in this order."""
+    every = strategies()
+    for place in order:
+        row = StrategyTable.of([every[place]])
+        goal.offer(row, np.array([times[place]]), np.array([nbytes[place]]))
+    return [every.index(one.table[0]) for one in goal.found]
+
+
+LESS = 1.0 - 0.9 * EQUAL
+"""A difference that is none."""
+
+
+@pytest.mark.parametrize(
+    ("goal", "times", "nbytes", "found"),
+    [
+        # The first two are of one kind, of which the first stands; then by time, equals by text.
+        (Fastest(3), [1.0, LESS, LESS, 0.9], [5.0, 5.0, 5.0, 5.0], [3, 0, 2]),
+        (Fastest(1), [1.0, LESS, LESS, 1.0], [5.0, 5.0, 5.0, 5.0], [0]),
+        # Least bytes, of equals the fastest, of equals the first.
+        (Smallest(), [1.0, LESS, 1.0, 0.5], [5.0, 5.0 * LESS, 5.0, 6.0], [0]),
+        (Smallest(), [1.0, 0.9, 1.0, 0.5], [5.0 * LESS, 5.0, 5.0, 6.0], [1]),
+        # The first two are one point, though each beats the other by rounding; the third takes as long as
+        # they do and more bytes, the fourth is faster with most bytes.
+        (Tradeoff(), [1.0, LESS, LESS, 0.5], [5.0 * LESS, 5.0, 6.0, 7.0], [3, 0]),
+    ],
+)
+def test_whatever_comes_first_the_same_is_found(
+    goal: Goal, times: list[float], nbytes: list[float], found: list[int]
+) -> None:
+    for order in permutations(range(4)):
+        assert found_by(goal.copy(), order, times, nbytes) == found, order
+
+
+def test_a_bound_cuts_what_is_slower_and_not_what_is_equal() -> None:
+    goal, smallest, tradeoff = Fastest(1), Smallest(), Tradeoff()
+    for each in (goal, smallest, tradeoff):
+        each.offer(StrategyTable.of(strategies()[:1]), np.array([1.0]), np.array([5.0]))
+    seconds, nbytes = np.array([0.9, 1.0, 1.0 + 1e-11, 1.0]), np.array([5.0, 5.0, 5.0, 5.0 + 1e-10])
+    assert goal.may_matter(seconds, nbytes).tolist() == [True, True, False, True]
+    assert smallest.may_matter(seconds, nbytes).tolist() == [True, True, False, False]
+    assert tradeoff.may_matter(seconds, nbytes).tolist() == [True, True, False, False]
+
+
+def test_the_twin_whose_bounds_cut_equals_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(goals, "NEAR", 1.0 - 1e-15)
+    goal = Fastest(1)
+    goal.offer(StrategyTable.of(strategies()[:1]), np.array([1.0]), np.array([5.0]))
+    assert not goal.may_matter(np.array([1.0])).any()
+
+
+def test_text_order_is_by_fields() -> None:
+    """Numbers by their value, not by their digits; names as their lists have them."""
+    every = [
+        complete(text, devices=64, layers=8, experts=None, global_batch_size=64)
+        for text in ({"tp": 16}, {"tp": 2, "recompute": "selective"}, {"tp": 2}, {"tp": 8, "pp": 2})
+    ]
+    assert StrategyTable.of(every).text_order().tolist() == [2, 1, 3, 0]
+
+
+EQUAL_RANKS: tuple[tuple[str, dict[str, Any], int, int], ...] = (
+    (
+        "1x3xA100-40G+2x2xA100-40G",
+        {"layers": 11, "hidden": 256, "ffn": 1024, "heads": 4, "gated": True},
+        48,
+        2,
+    ),
+    ("3x1xT4+1x2xT4", {"layers": 14, "hidden": 512, "ffn": 2048, "heads": 8}, 32, 1),
+)
+"""Clusters with two pools of one class, models, batches, most stages on two pools: devices of both pools are
+the fullest, with bytes that differ by rounding."""
+
+
+@pytest.mark.parametrize(("cluster_text", "config", "batch", "braid"), EQUAL_RANKS)
+def test_of_equally_full_ranks_the_lowest_is_named_by_planner_and_checker(
+    cluster_text: str, config: dict[str, Any], batch: int, braid: int
+) -> None:
+    model = model_from_config({**config, "vocab": 50257, "seq_len": 2048, "tied": True}, name="tiny")
+    cluster = load_cluster(cluster_text)
+    job = search.default_job(model, cluster, seq_len=512, global_batch_size=batch)
+    question = search.Question(model=model, cluster=cluster, job=job, space="default", braid=braid)
+    answer = search.plan_pools(question)
+    assert isinstance(answer, UnevenAnswer)
+    again = search.restated(search.RecordPrices(model, cluster, job), answer.best, batch)
+    assert again is not None
+    assert answer.best.tightest_rank == again.tightest_rank == 0
+
+
+def test_a_stage_is_tightest_by_the_lowest_of_equal_ranks() -> None:
+    """A V of two ranks: its four stages lie on ranks 0, 1, 1, 0. In the first row the second stage and the
+    last have most, which is equal: rank 0 before rank 1, of it the stage that is equal. In the second row the
+    third stage has most by more than rounding."""
+    most = [np.array([1.0, 1.0]), np.array([4.0, 1.0]), np.array([2.0, 3.0]), np.array([4.0 - 1e-9, 1.0])]
+    parts = [{name: nbytes if name == "parameters" else 0.0 * nbytes for name in PARTS} for nbytes in most]
+    memory = Memory(ranks=(0, 1, 1, 0), parts=tuple(parts), of_stages=tuple(most), host_bytes=most[0])
+    assert memory.device_bytes.tolist() == [4.0, 3.0]
+    for row, (rank, nbytes) in enumerate([(0, 4.0 - 1e-9), (1, 3.0)]):
+        found, named = memory.tightest(row)
+        assert (found, named["parameters"]) == (rank, nbytes)

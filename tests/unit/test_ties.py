@@ -1,0 +1,71 @@
+"""Of values that are equal up to rounding the first counts as the extreme."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from shardwise.ties import TIE, first_largest, first_least, least_first, ties_of_largest, ties_of_least
+
+BELOW, ABOVE = 1.0 - 0.9 * TIE, 1.0 - 1.1 * TIE
+"""Just inside of the tolerance below 1, and just outside."""
+
+
+@pytest.mark.parametrize(
+    ("values", "largest", "least"),
+    [
+        ([1.0, 3.0, 2.0], 1, 0),
+        ([BELOW, 1.0], 0, 0),  # equal: the first
+        ([ABOVE, 1.0], 1, 0),  # apart
+        ([1.0, BELOW], 0, 0),
+        ([1.0, ABOVE], 0, 1),
+        ([-1.0, -BELOW], 0, 0),  # relative to the magnitude
+        ([-1.0, -ABOVE], 1, 0),
+        ([0.0, 0.0], 0, 0),
+        ([0.0, 1e-300], 1, 0),  # nothing but zero is equal to zero
+        ([float("inf"), 1.0], 0, 1),
+        ([7.0], 0, 0),
+    ],
+)
+def test_the_first_of_equals_is_the_extreme(values: list[float], largest: int, least: int) -> None:
+    assert first_largest(values) == largest
+    assert first_least(values) == least
+
+
+def test_equality_is_with_the_extreme_and_no_chain() -> None:
+    """Each is within the tolerance of the next one; the first is not within it of the largest."""
+    chain = [1.0 - 1.6 * TIE, 1.0 - 0.8 * TIE, 1.0]
+    assert ties_of_largest(chain).tolist() == [False, True, True]
+    assert first_largest(chain) == 1
+    assert ties_of_least(chain).tolist() == [True, True, False]
+    # 1 - 1.6 TIE is the least and 1 - 0.8 TIE the first of its equals; then it is alone again.
+    assert least_first(chain[::-1]) == [1, 2, 0]
+
+
+def test_a_tolerance_may_be_given() -> None:
+    assert first_largest([0.9, 1.0], 0.2) == 0
+    assert first_largest([0.9, 1.0], 0.05) == 1
+    assert first_largest([BELOW, 1.0], 0.0) == 1
+
+
+def test_columns_are_judged_one_by_one() -> None:
+    rows = np.array([[1.0, 2.0, BELOW], [2.0, 1.0, 1.0]])
+    assert first_largest(rows).tolist() == [1, 0, 0]
+    assert first_least(rows).tolist() == [0, 1, 0]
+
+
+def test_all_are_put_in_order() -> None:
+    assert least_first([3.0, 1.0, 2.0]) == [1, 2, 0]
+    assert least_first([1.0, BELOW, 0.5]) == [
+        2,
+        0,
+        1,
+    ]  # 1.0 is equal to the least of the rest and stands first
+    assert least_first([]) == []
+
+
+def test_the_twin_without_tolerance_is_noticed() -> None:
+    """What numpy and Python say, which is what rounding says."""
+    values = [BELOW, 1.0]
+    assert int(np.argmax(values)) == max(range(2), key=values.__getitem__) == 1
+    assert first_largest(values) == 0
