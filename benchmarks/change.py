@@ -59,7 +59,7 @@ def loss_figures() -> dict[str, float]:
     cluster = load_cluster("1024x8xH100-SXM")
     model = load_model("llama-2-7b")
     job = search.default_job(model, cluster, seq_len=4096, global_batch_size=8192)
-    answer = search.plan(search.Question(model=model, cluster=cluster, job=job, top=0))
+    answer = search.plan(search.Question(model=model, cluster=cluster, job=job, use_all=True, top=0))
     trace = EventTrace(nodes=1024, events=())
     view, start = NodeView(cluster), Conditions.at_start(trace)
     planner = planner_of(Prices(model, cluster, job), Costs())

@@ -78,7 +78,9 @@ def plan_for(name: str) -> Plan:
         global_batch_size=batch,
         optimizer=optimizer,
     )
-    asked = search.Question(model=model, cluster=cluster, job=job, space=space, fixed=fixed, top=3)
+    asked = search.Question(
+        model=model, cluster=cluster, job=job, space=space, fixed=fixed, use_all=True, top=3
+    )
     answer = search.plan(asked)
     return _plan_of(answer, model=model, cluster=cluster, job=job)
 

@@ -32,9 +32,8 @@ def test_plans_of_random_questions_hold(tmp_path: Path, full: bool) -> None:
         table = generate(
             best.schedule, pp=best.pp, microbatches=batch // (best.dp * best.micro_batch_size), vpp=best.vpp
         )
-        plan = plan_of(
-            answer, model=question.model, cluster=question.cluster, job=question.job, schedule=table
-        )
+        used = answer.cluster or question.cluster
+        plan = plan_of(answer, model=question.model, cluster=used, job=question.job, schedule=table)
         write_plan(path, plan)
         wrong = [check for check in check_file(path).checks if not check.ok]
         assert wrong == [], seed
