@@ -64,7 +64,15 @@ def test_the_twin_that_names_another_rank_is_refused(tmp_path: Path, monkeypatch
     monkeypatch.setattr(result, "tightest_of", lambda peaks: max(peaks, key=lambda one: one[0]))
     config = {"layers": 14, "hidden": 512, "ffn": 2048, "heads": 8, "vocab": 50257, "seq_len": 2048}
     (tmp_path / "model.json").write_text(json.dumps({**config, "tied": True}))
-    command = ["plan", str(tmp_path / "model.json"), "--cluster", "3x1xT4+1x2xT4", "--seq-len", "512"]
+    command = [
+        "plan",
+        str(tmp_path / "model.json"),
+        "--cluster",
+        "3x1xT4+1x2xT4",
+        "--seq-len",
+        "512",
+        "--use-all",
+    ]
     saved = str(tmp_path / "plan.yaml")
     with redirect_stdout(StringIO()), redirect_stderr(StringIO()):
         assert main([*command, "--global-batch-size", "32", "--save", saved]) == ANSWERED
