@@ -1,0 +1,234 @@
+"""(f) Commands about one question agree with each other."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import isclose
+from typing import Any
+
+from tests.relations.commands import Answer, Commands
+from tests.relations.questions import Question
+from tests.relations.relation import (
+    NEARLY,
+    figures,
+    has_network,
+    is_alike_plan,
+    is_plan,
+    relation,
+    require,
+    require_same,
+    whole,
+)
+
+MOST_EVALUATED = 20_000
+"""Candidates of a space that is evaluated one by one."""
+
+
+def _text(strategy: dict[str, Any]) -> str:
+    said = {
+        name: str(value).lower() if isinstance(value, bool) else value for name, value in strategy.items()
+    }
+    return ",".join(f"{name}={value}" for name, value in said.items())
+
+
+def _uses_all(question: Question, answer: Answer) -> bool:
+    return answer.fits and bool(answer.document["devices_used"] == question.cluster.devices)
+
+
+def _result(answer: Answer) -> Any:
+    """The price of a result, without what only a plan of a mixed cluster has."""
+    left_out = ("uniform_step_time_s", "fastest_class_step_time_s", "why", "layout")
+    return {key: value for key, value in answer.best.items() if key not in left_out}
+
+
+@relation(is_plan)
+def evaluate_says_the_same(question: Question, shardwise: Commands) -> None:
+    """`evaluate` of the best strategy, where it uses all devices."""
+    answer = shardwise.answer(question.words())
+    if _uses_all(question, answer) and answer.best["strategy"] is not None:
+        words = question.words(command="evaluate", space=None, fix=None, top=None)
+        evaluated = shardwise.answer((*words, "--strategy", _text(answer.best["strategy"])))
+        require_same(answer, evaluated, what="evaluate", figures=_result)
+
+
+@relation(is_alike_plan)
+def frontier_begins_with_the_best(question: Question, shardwise: Commands) -> None:
+    """The fastest point of `frontier` is the answer of `plan`, where it uses all devices."""
+    answer = shardwise.answer(question.words())
+    frontier = shardwise.answer(question.words(command="frontier", top=None))
+    require(answer.fits == frontier.fits, "frontier: only one of them fits", answer, frontier)
+    if answer.fits:
+        point = frontier.best
+        found = f"frontier: {point['time_s']!r} s, plan: {answer.step_time_s!r} s"
+        is_same = isclose(point["time_s"], answer.step_time_s, rel_tol=NEARLY)
+        is_slower = point["time_s"] >= answer.step_time_s * (1.0 - NEARLY)
+        require(is_same if _uses_all(question, answer) else is_slower, found, answer, frontier)
+
+
+@relation(is_alike_plan)
+def frontier_ends_with_the_smallest(question: Question, shardwise: Commands) -> None:
+    """The smallest point of `frontier` is the answer for the objective memory."""
+    smallest = shardwise.answer(question.words(objective="memory"))
+    frontier = shardwise.answer(question.words(command="frontier", top=None))
+    require(smallest.fits == frontier.fits, "frontier: only one of them fits", smallest, frontier)
+    if smallest.fits:
+        point = frontier.document["points"][-1]
+        nbytes = smallest.best["peak_memory_bytes"]["device"]
+        found = f"frontier: {point['memory_bytes']!r} bytes, plan: {nbytes!r}"
+        require(isclose(point["memory_bytes"], nbytes, rel_tol=NEARLY), found, smallest, frontier)
+
+
+@relation(is_alike_plan)
+def frontier_of_plan(question: Question, shardwise: Commands) -> None:
+    """`plan --frontier` has the points of `frontier`, where the plan uses all devices."""
+    answer = shardwise.answer(question.words(frontier=""))
+    if _uses_all(question, answer):
+        frontier = shardwise.answer(question.words(command="frontier", top=None))
+        listed = [
+            (point["step_time_s"], point["peak_memory_bytes"]["device"])
+            for point in answer.document["frontier"]
+        ]
+        require_same(
+            replace(answer, document={"points": listed}),
+            replace(frontier, document={"points": figures(frontier)}),
+            what="plan --frontier",
+            figures=lambda one: one.document["points"],
+        )
+
+
+@relation(lambda question: is_plan(question))
+def check_accepts(question: Question, shardwise: Commands) -> None:
+    """`check` accepts what `plan` saved."""
+    answer = shardwise.answer(question.words())
+    if answer.fits:
+        checked = shardwise.answer(("check", question.saved()))
+        wrong = [one for one in checked.document["checks"] if not (one["ok"] or one["is_open"])]
+        require(checked.code == 0 and checked.document["ok"], f"check: {wrong}", checked)
+
+
+@relation(is_plan)
+def explain_agrees(question: Question, shardwise: Commands) -> None:
+    """`explain` finds the plan's best again, and accounts for every candidate."""
+    answer = shardwise.answer(question.words())
+    if answer.fits and answer.best["strategy"] is not None:
+        explained = shardwise.answer(("explain", question.saved()))
+        require(explained.document["agrees"], "explain finds another best", explained)
+        certificate = answer.document["certificate"]
+        counts = explained.document["candidates"], certificate["enumerated"] + certificate["unexplored"]
+        require(counts[0] == counts[1], f"explain: candidates {counts}", explained)
+
+
+@relation(is_alike_plan)
+def why_not_is_a_plan_with_that_fixed(question: Question, shardwise: Commands) -> None:
+    """`explain --why-not` finds what `plan --fix` finds."""
+    answer = shardwise.answer(question.words(fix=None))
+    fix = question.rng("why not").choice(
+        ("tp=1", "pp=1", "zero_stage=1", "recompute=full", "micro_batch_size=1")
+    )
+    if _uses_all(question, answer):
+        saved = question.asking({"fix": None}).saved()
+        fixed = shardwise.answer(question.words(fix=fix))
+        other = shardwise.answer(("explain", saved, "--why-not", fix))
+        require(fixed.fits == other.fits, "why not: only one of them fits", fixed, other)
+        if fixed.fits and _uses_all(question, fixed):
+            times = fixed.step_time_s, other.document["result"]["step_time_s"]
+            found = f"why not: {times[1]!r} s, fixed: {times[0]!r} s"
+            require(isclose(*times, rel_tol=NEARLY), found, fixed, other)
+
+
+@relation(lambda question: is_alike_plan(question) and has_network(question) and not question.cluster.tiers)
+def what_if_is_a_plan_there(question: Question, shardwise: Commands) -> None:
+    """`explain --what-if` of twice the bandwidth between nodes finds what `plan` finds there."""
+    answer = shardwise.answer(question.words())
+    if _uses_all(question, answer):
+        cluster = question.cluster.with_cards_said()
+        faster = cluster.changed(
+            lambda run: replace(run, card_bytes_per_s=2.0 * (run.card_bytes_per_s or 0.0))
+        )
+        there = shardwise.answer(question.on(faster).words())
+        other = shardwise.answer(("explain", question.saved(), "--what-if", "inter_node_bandwidth=2x"))
+        times = there.step_time_s, other.document["result"]["step_time_s"]
+        found = f"what if: {times[1]!r} s, planned there: {times[0]!r} s"
+        require(isclose(*times, rel_tol=NEARLY), found, there, other)
+
+
+@relation(is_plan)
+def simulate_says_the_same(question: Question, shardwise: Commands) -> None:
+    """`simulate` has the plan's step time, and its pipeline takes no more than that."""
+    answer = shardwise.answer(question.words())
+    if answer.fits:
+        timeline = shardwise.answer(("simulate", question.saved()))
+        times = timeline.document["step_time_s"], timeline.document["timeline_s"]
+        is_same = isclose(times[0], answer.step_time_s, rel_tol=NEARLY)
+        found = f"simulate: {times!r} s, planned {answer.step_time_s!r} s"
+        require(is_same and times[1] <= times[0] * (1.0 + NEARLY), found, answer, timeline)
+
+
+@relation(lambda question: is_plan(question) and (question.space == "core" or not question.cluster.is_mixed))
+def exhaustive_finds_the_same(question: Question, shardwise: Commands) -> None:
+    """`--exhaustive` evaluates everything and finds the same plan, by its hash too."""
+    answer = shardwise.answer(question.words())
+    if answer.fits and answer.document["certificate"]["enumerated"] <= MOST_EVALUATED:
+        every = shardwise.answer(question.words(exhaustive=""))
+        require_same(answer, every, what="exhaustive", figures=figures)
+        hashes = answer.document["plan_hash"], every.document["plan_hash"]
+        require(hashes[0] == hashes[1], f"exhaustive: hashes {hashes}", answer, every)
+
+
+@relation(lambda question: is_plan(question) and question.seed % 8 < 2)
+def two_workers_find_the_same(question: Question, shardwise: Commands) -> None:
+    """`--workers 2` gives the same answer, the counts of its certificate too."""
+    answer, other = shardwise.answer(question.words()), shardwise.answer(question.words(workers="2"))
+    require_same(answer, other, what="two workers", figures=whole)
+    if answer.fits:
+        hashes = answer.document["plan_hash"], other.document["plan_hash"]
+        require(hashes[0] == hashes[1], f"two workers: hashes {hashes}", answer, other)
+
+
+@relation(is_plan)
+def a_budget_that_is_enough(question: Question, shardwise: Commands) -> None:
+    """A budget that is not used up changes nothing."""
+    answer, other = shardwise.answer(question.words()), shardwise.answer(question.words(budget="1h"))
+    require_same(answer, other, what="a budget that is enough", figures=whole)
+
+
+@relation(is_plan)
+def a_budget_that_is_too_short(question: Question, shardwise: Commands) -> None:
+    """A search that ends early is no faster than the whole one, and its bound is no more than the best."""
+    answer, early = shardwise.answer(question.words()), shardwise.answer(question.words(budget="20ms"))
+    if early.fits:
+        found = f"ended early: {early.step_time_s!r} s, at least {early.lower_bound_s!r}"
+        text = f"{found}; whole: {answer.step_time_s!r} s, at least {answer.lower_bound_s!r}"
+        holds = early.step_time_s >= answer.lower_bound_s * (1.0 - NEARLY)
+        bound_s = early.document["certificate"]["lower_bound_s"]
+        is_bound = early.document["best"]["strategy"] is None or bound_s <= early.step_time_s * (1.0 + NEARLY)
+        is_true = (
+            answer.step_time_s >= early.lower_bound_s * (1.0 - NEARLY) or not early.document["is_proven"]
+        )
+        require(holds and is_bound and is_true, text, early, answer)
+
+
+@relation(is_plan)
+def more_runners_up(question: Question, shardwise: Commands) -> None:
+    """Runners-up are the first of those of a longer list, and the best is the same."""
+    few, many = shardwise.answer(question.words(top="1")), shardwise.answer(question.words(top="4"))
+    require(few.fits == many.fits, "runners-up: only one fits", few, many)
+    if few.fits:
+        times = [
+            [one["step_time_s"] for one in (answer.best, *answer.document["runners_up"])]
+            for answer in (few, many)
+        ]
+        is_same = all(isclose(a, b, rel_tol=NEARLY) for a, b in zip(*times, strict=False))
+        require(is_same and times[1] == sorted(times[1]), f"runners-up: {times}", few, many)
+
+
+@relation(is_alike_plan)
+def the_space_is_counted(question: Question, shardwise: Commands) -> None:
+    """The certificate has as many candidates as `space` counts."""
+    answer = shardwise.answer(question.words())
+    if _uses_all(question, answer):
+        words = question.words(command="space", top=None, memory_margin=None, optimizer=None)
+        space = shardwise.answer(words)
+        certificate = answer.document["certificate"]
+        counts = space.document["count"], certificate["enumerated"] + certificate["unexplored"]
+        require(int(counts[0]) == counts[1], f"the space: candidates {counts}", answer, space)

@@ -1,0 +1,138 @@
+"""Planners that are broken in one respect: a relation that does not notice them says nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+from tests.relations.commands import Answer, Commands, Words
+from tests.relations.questions import Question
+from tests.relations.relation import Relation
+
+Change = Callable[[Answer], Answer]
+
+
+class Recorded(Commands):
+    """The commands that a relation gives, and their answers."""
+
+    def __init__(self, commands: Commands) -> None:
+        self._commands = commands
+        self.answers: dict[str, Answer] = {}
+
+    def answer(self, words: Words) -> Answer:
+        answer = self._commands.answer(words)
+        return self.answers.setdefault(answer.text, answer)
+
+
+class Broken(Recorded):
+    """The same, with one answer `changed`."""
+
+    def __init__(self, commands: Commands, text: str, changed: Answer) -> None:
+        super().__init__(commands)
+        self._text, self._changed = text, changed
+
+    def answer(self, words: Words) -> Answer:
+        answer = super().answer(words)
+        return self._changed if answer.text == self._text else answer
+
+
+def notices(relation: Relation, question: Question, commands: Commands) -> bool:
+    """Whether the relation holds of the commands as they are, and is broken by one answer that is worse."""
+    recorded = Recorded(commands)
+    relation.check(question, recorded)
+    return any(
+        _fails(relation, question, Broken(commands, text, changed))
+        for text, changed in _worse_answers(list(recorded.answers.values()))
+    )
+
+
+def _fails(relation: Relation, question: Question, commands: Commands) -> bool:
+    try:
+        relation.check(question, commands)
+    except AssertionError:
+        return True
+    return False
+
+
+def _worse_answers(answers: list[Answer]) -> Iterator[tuple[str, Answer]]:
+    """Each answer in turn, a thousandth slower than the slowest of all; and with other faults of its kind."""
+    slowest_s = max((_seconds(answer) for answer in answers if answer.fits), default=0.0)
+    for answer in answers:
+        if answer.fits:
+            slower_s = 1.001 * slowest_s / (1.0 - answer.gap)
+            yield answer.text, replace(answer, document=_with_time(answer.document, slower_s))
+            for change in FAULTS:
+                yield answer.text, change(answer)
+
+
+def _seconds(answer: Answer) -> float:
+    document = answer.document
+    if "points" in document or "best" in document or "result" in document:
+        return answer.step_time_s
+    return float(document.get("step_time_s") or 0.0)
+
+
+def _with_time(document: Mapping[str, Any], step_s: float) -> dict[str, Any]:
+    """The document of an answer whose plan takes so long."""
+    changed = dict(document)
+    for key in ("best", "result"):
+        if isinstance(changed.get(key), Mapping):
+            changed[key] = {**changed[key], "step_time_s": step_s}
+    if changed.get("points"):
+        changed["points"] = [{**changed["points"][0], "time_s": step_s}, *changed["points"][1:]]
+    if "step_time_s" in changed:
+        changed["step_time_s"] = step_s
+    return changed
+
+
+def _disagrees(answer: Answer) -> Answer:
+    """`explain` finds another best."""
+    return replace(answer, document={**answer.document, "agrees": False})
+
+
+def _refuses(answer: Answer) -> Answer:
+    """`check` does not accept the plan."""
+    return replace(answer, document={**answer.document, "ok": False}, code=4)
+
+
+def _larger(answer: Answer) -> Answer:
+    """The smallest point takes a thousandth more memory."""
+    points = [dict(point) for point in answer.document.get("points", ())]
+    for point in points[-1:]:
+        point["memory_bytes"] *= 1.001
+    return replace(answer, document={**answer.document, **({"points": points} if points else {})})
+
+
+def _miscounted(answer: Answer) -> Answer:
+    """`space` counts one candidate more."""
+    count = answer.document.get("count")
+    return replace(answer, document={**answer.document, **({} if count is None else {"count": count + 1})})
+
+
+def _dearer(answer: Answer) -> Answer:
+    """The best costs twice as much."""
+    best = answer.document.get("best")
+    if not isinstance(best, Mapping) or not best.get("usd_per_billion_tokens"):
+        return answer
+    dear = {**best, "usd_per_billion_tokens": 2.0 * best["usd_per_billion_tokens"]}
+    return replace(answer, document={**answer.document, "best": dear})
+
+
+def _wasteful(answer: Answer) -> Answer:
+    """A part that is smaller than the one chosen does fit."""
+    parts = answer.document.get("parts")
+    if not parts:
+        return answer
+    smaller = {**parts[0], "devices": 0, "step_time_s": 1.0}
+    return replace(answer, document={**answer.document, "parts": [smaller, *parts]})
+
+
+def _hasty(answer: Answer) -> Answer:
+    """A decision makes fewer steps than keeping."""
+    steps = answer.document.get("keep_steps")
+    return replace(answer, document={**answer.document, **({"steps": 0.5 * steps} if steps else {})})
+
+
+FAULTS: tuple[Change, ...] = (_disagrees, _refuses, _larger, _miscounted, _dearer, _wasteful, _hasty)
+"""Other faults; an answer of another kind stays as it is."""

@@ -1,0 +1,152 @@
+"""Commands run in this process, each once, with a text that a person can paste into a shell."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from shardwise.app.cli.commands import command
+from shardwise.app.cli.output import Output
+from shardwise.errors import Infeasible
+
+
+@dataclass(frozen=True)
+class File:
+    """An input file of a command: its name without a suffix, and what it holds."""
+
+    stem: str
+    document: Mapping[str, Any]
+
+    @property
+    def text(self) -> str:
+        return json.dumps(self.document)
+
+
+@dataclass(frozen=True)
+class Saved:
+    """The plan file that a command writes with `--save`."""
+
+    words: Words
+
+
+Word = str | File | Saved
+Words = tuple[Word, ...]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a command answered with `--json`; `text` is the command. Without a document nothing fits."""
+
+    text: str
+    document: Mapping[str, Any]
+    code: int = 0
+
+    @property
+    def fits(self) -> bool:
+        return bool(self.document)
+
+    @property
+    def best(self) -> Mapping[str, Any]:
+        """The result of `plan` or `evaluate`, or the fastest point of `frontier`."""
+        if "points" in self.document:
+            found = self.document["points"][0]
+        else:
+            found = self.document.get("best") or self.document["result"]
+        return dict(found)
+
+    @property
+    def step_time_s(self) -> float:
+        """Of the best plan; infinite where nothing fits."""
+        if not self.fits:
+            return float("inf")
+        best = self.best
+        return float(best["time_s"] if "time_s" in best else best["step_time_s"])
+
+    @property
+    def lower_bound_s(self) -> float:
+        """What no plan takes less than, by the gap that the answer states."""
+        return self.step_time_s * (1.0 - self.gap) if self.fits else float("inf")
+
+    @property
+    def gap(self) -> float:
+        """The share by which the answer says that another plan may be faster."""
+        if "points" in self.document:
+            return float(self.document["epsilon"])
+        certificate = self.document.get("certificate", {})
+        return max(float(certificate.get("gap", 0.0)), float(self.document.get("uneven_gap") or 0.0))
+
+
+class Commands:
+    """The commands of shardwise, run one after another; what was asked before is not run again. Files lie in
+    `folder`."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._answers: dict[str, Answer] = {}
+        self.runs = 0
+
+    def answer(self, words: Words) -> Answer:
+        """What the command answers; Infeasible is an answer without a document, other errors are raised."""
+        text = text_of(words)
+        if text not in self._answers:
+            self._answers[text] = self._run(words, text)
+        return self._answers[text]
+
+    def forget(self) -> None:
+        """Give up all answers, for a question that has nothing in common with those before."""
+        self._answers.clear()
+
+    def _run(self, words: Words, text: str) -> Answer:
+        self.runs += 1
+        try:
+            output = _parser().main(args=self._arguments(words), standalone_mode=False)
+        except Infeasible:
+            return Answer(text=text, document={}, code=3)
+        assert isinstance(output, Output) and output.document is not None
+        document: Mapping[str, Any] = json.loads(json.dumps(output.document))
+        return Answer(text=text, document=document, code=output.code)
+
+    def _arguments(self, words: Words) -> list[str]:
+        return [*(self._argument(word) for word in words), "--json"]
+
+    def _argument(self, word: Word) -> str:
+        if isinstance(word, str):
+            return word
+        text = word.text if isinstance(word, File) else text_of(word.words)
+        digest = hashlib.sha256(text.encode()).hexdigest()[:16]
+        if isinstance(word, File):
+            path = Path(self._folder, f"{word.stem}-{digest}.json")
+            if not path.exists():
+                path.write_text(text)
+            return str(path)
+        path = Path(self._folder, f"plan-{digest}.json")
+        if not path.exists():
+            self.answer((*word.words, "--save", str(path)))
+        return str(path)
+
+
+@cache
+def _parser() -> Any:
+    return command()
+
+
+def text_of(words: Words) -> str:
+    """The command for a shell, behind those that write its files."""
+    before: list[str] = []
+    said: list[str] = ["shardwise"]
+    for word in words:
+        if isinstance(word, File):
+            before.append(f"echo {shlex.quote(word.text)} > {word.stem}.json")
+            said.append(f"{word.stem}.json")
+        elif isinstance(word, Saved):
+            before.append(f"{text_of(word.words)} --save plan.json")
+            said.append("plan.json")
+        else:
+            said.append(shlex.quote(word))
+    return "; ".join((*before, " ".join(said)))

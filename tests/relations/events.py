@@ -1,0 +1,143 @@
+"""(e) Events that change nothing, or are taken back, change nothing."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from tests.relations.clusters import bytes_per_s
+from tests.relations.commands import Answer, Commands, Words
+from tests.relations.questions import Question
+from tests.relations.relation import NEARLY, has_network, is_alike_plan, is_plan, relation, require
+
+from shardwise.cluster import link_graph, load_cluster
+
+YEAR = 365.0 * 86400.0
+
+
+def _replan(question: Question, events: str, horizon: str = "6h") -> Words:
+    own = question.cluster.words()
+    return ("replan", question.saved(), *own, "--events", events, "--horizon", horizon)
+
+
+def _is_answered(question: Question, shardwise: Commands) -> Answer | None:
+    """The plan that is changed, None where nothing fits."""
+    answer = shardwise.answer(question.words())
+    return answer if answer.fits else None
+
+
+def _require_kept(plan: Answer, after: Answer, what: str) -> None:
+    """Nothing changed: the plan goes on as it was."""
+    decision, step_s = after.document["decision"], after.document["step_time_s"]
+    found = f"{what}: {decision} at {step_s!r} s, planned {plan.step_time_s!r} s"
+    is_same = abs(step_s - plan.step_time_s) <= NEARLY * plan.step_time_s
+    require(decision == "keep" and is_same, found, after)
+
+
+@relation(is_plan)
+def an_event_that_changes_nothing(question: Question, shardwise: Commands) -> None:
+    """A node, and a device, at the speed that it has."""
+    plan = _is_answered(question, shardwise)
+    if plan is not None:
+        for events in ("slow n0 1.0", "slow d0 1.0"):
+            _require_kept(plan, shardwise.answer(_replan(question, events)), events)
+
+
+@relation(is_plan)
+def an_event_taken_back(question: Question, shardwise: Commands) -> None:
+    """A node that was slow for a while."""
+    plan = _is_answered(question, shardwise)
+    if plan is not None:
+        last = question.cluster.node_count - 1
+        events = f"slow n{last} 0.5; slow n{last} 1.0"
+        _require_kept(plan, shardwise.answer(_replan(question, events)), events)
+
+
+@relation(
+    lambda question: is_alike_plan(question) and has_network(question) and question.cluster.has_shorthand
+)
+def a_link_as_it_is(question: Question, shardwise: Commands) -> None:
+    """A link at the bandwidth that it has, and one that was slow for a while."""
+    plan = _is_answered(question, shardwise)
+    if plan is None:
+        return
+    cluster = load_cluster(question.cluster.shorthand, inter_node=question.cluster.inter_node)
+    link = next(link for link in link_graph(cluster) if link.source.startswith("n"))
+    now = f"link {link.name} {bytes_per_s(link.capacity.at(0.0))}"
+    for events in (now, f"link {link.name} 1MB/s; {now}"):
+        _require_kept(plan, shardwise.answer(_replan(question, events)), events)
+
+
+@relation(lambda question: is_alike_plan(question) and question.cluster.node_count > 2)
+def any_like_node_is_lost(question: Question, shardwise: Commands) -> None:
+    """Which of the like nodes of a cluster is lost does not matter to the step after a year.
+
+    What a change moves depends on the node. Over the horizon it weighs no more than its seconds over the
+    horizon, which is the bound.
+    """
+    if _is_answered(question, shardwise) is None:
+        return
+    first, second = (
+        shardwise.answer(_replan(question, f"lost n{node}", "365d"))
+        for node in (0, question.cluster.node_count - 1)
+    )
+    require(first.fits == second.fits, "one loss can be answered, the other cannot", first, second)
+    if first.fits:
+        bound = sum(one.document["transition"]["seconds"] for one in (first, second)) / YEAR + NEARLY
+        times = first.document["step_time_s"], second.document["step_time_s"]
+        found = f"any like node is lost: {times[0]!r} and {times[1]!r} s"
+        require(abs(times[0] - times[1]) <= bound * times[0], found, first, second)
+
+
+@relation(lambda question: is_plan(question) and has_network(question))
+def a_node_lost_and_back(question: Question, shardwise: Commands) -> None:
+    """A node that went and came back holds nothing, but the step is no longer than before.
+
+    It has to be filled again, so that the decision is a patch (docs/change.md); over a year that weighs no
+    more than its seconds.
+    """
+    plan = _is_answered(question, shardwise)
+    if plan is not None:
+        after = shardwise.answer(_replan(question, "lost n0; joined n0", "365d"))
+        bound = after.document["transition"]["seconds"] / YEAR + NEARLY
+        found = f"a node lost and back: {after.document['step_time_s']!r} s, planned {plan.step_time_s!r} s"
+        require(after.document["step_time_s"] <= plan.step_time_s * (1.0 + bound), found, after)
+
+
+@relation(lambda question: is_plan(question) and has_network(question))
+def a_change_pays(question: Question, shardwise: Commands) -> None:
+    """What is decided on makes no fewer steps over the horizon than keeping."""
+    if _is_answered(question, shardwise) is None:
+        return
+    last = question.cluster.node_count - 1
+    after = shardwise.answer(_replan(question, f"slow n{last} 0.5"))
+    document = after.document
+    found = f"a change pays: {document['steps']!r} steps, kept {document['keep_steps']!r}"
+    require(document["steps"] >= document["keep_steps"] * (1.0 - NEARLY), found, after)
+
+
+@relation(lambda question: is_plan(question) and has_network(question))
+def a_longer_horizon(question: Question, shardwise: Commands) -> None:
+    """A longer horizon leaves the step no longer: changes that cost more pay by then."""
+    if _is_answered(question, shardwise) is None:
+        return
+    events = f"slow n{question.cluster.node_count - 1} 0.5"
+    soon, late = (shardwise.answer(_replan(question, events, horizon)) for horizon in ("5min", "365d"))
+    times = soon.document["step_time_s"], late.document["step_time_s"]
+    found = f"a longer horizon: {times[1]!r} s after a year, {times[0]!r} s after five minutes"
+    require(times[1] <= times[0] * (1.0 + NEARLY), found, soon, late)
+
+
+@relation(lambda question: is_alike_plan(question) and has_network(question) and not question.cluster.tiers)
+def a_loss_is_planned_as_what_is_left(question: Question, shardwise: Commands) -> None:
+    """After a loss, over a year, a step takes no more than the best plan on the nodes that are left."""
+    if _is_answered(question, shardwise) is None:
+        return
+    run = question.cluster.nodes[0]
+    rest = question.on(replace(question.cluster, nodes=(replace(run, count=run.count - 1),)))
+    planned = shardwise.answer(rest.words())
+    after = shardwise.answer(_replan(question, "lost n0", "365d"))
+    if planned.fits:
+        step_s = after.document["step_time_s"] if after.fits else float("inf")
+        bound = after.document["transition"]["seconds"] / YEAR + NEARLY if after.fits else 0.0
+        found = f"after a loss {step_s!r} s, planned on what is left {planned.step_time_s!r} s"
+        require(step_s <= planned.step_time_s * (1.0 + bound), found, after, planned)

@@ -1,0 +1,82 @@
+"""(d) Where devices may stay idle, nothing is slower than without, or than any part that the answer lists."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from tests.relations.commands import Answer, Commands
+from tests.relations.questions import Question
+from tests.relations.relation import NEARLY, is_plan, relation, require, require_not_slower
+
+
+@relation(is_plan)
+def idle_devices_are_not_slower(question: Question, shardwise: Commands) -> None:
+    """`--allow-idle` is not slower than without."""
+    better, worse = shardwise.answer(question.words(allow_idle="")), shardwise.answer(question.words())
+    require_not_slower(better, worse, what="--allow-idle is slower")
+
+
+@relation(is_plan)
+def not_slower_than_a_part_listed(question: Question, shardwise: Commands) -> None:
+    """The best takes no more than any of `parts`, with `--allow-idle` and without."""
+    for answer in (shardwise.answer(question.words(allow_idle="")), shardwise.answer(question.words())):
+        if answer.fits:
+            _beats_parts(answer, "step_time_s", answer.step_time_s)
+
+
+@relation(is_plan)
+def parts_beat_those_before(question: Question, shardwise: Commands) -> None:
+    """A part has a time where it beats the parts before it, else null (docs/formats.md)."""
+    answer = shardwise.answer(question.words(allow_idle=""))
+    best_s = float("inf")
+    for part in answer.document.get("parts", ()):
+        if part["step_time_s"] is not None:
+            found = f"a part of {part['devices']} devices: {part['step_time_s']!r} s behind {best_s!r} s"
+            require(part["step_time_s"] <= best_s * (1.0 + NEARLY), found, answer)
+            best_s = part["step_time_s"]
+
+
+def _priced(question: Question) -> Question:
+    """The question with a price of every node."""
+    cluster = question.cluster.with_cards_said()
+    prices = {run: 1.0 + place for place, run in enumerate(dict.fromkeys(cluster.nodes))}
+    return question.on(
+        cluster.changed(lambda run: replace(run, price_usd_per_hour=prices[run] * run.devices))
+    )
+
+
+@relation(is_plan)
+def no_part_is_cheaper(question: Question, shardwise: Commands) -> None:
+    """With the objective cost no part listed is cheaper than the best, nor is the whole cluster."""
+    priced = _priced(question)
+    answer = shardwise.answer(priced.words(objective="cost"))
+    if answer.fits:
+        usd = _usd_per_step(priced, answer)
+        _beats_parts(answer, "usd_per_step", usd)
+        every = shardwise.answer(priced.words())
+        if every.fits and every.document["devices_used"] == priced.cluster.devices:
+            other = _usd_per_step(priced, every)
+            found = f"cost: {usd!r} USD a step over {other!r}"
+            require(usd <= other * (1.0 + NEARLY) or every.best["strategy"] is None, found, answer, every)
+
+
+def _usd_per_step(question: Question, answer: Answer) -> float:
+    tokens = question.seq_len * question.batch
+    return float(answer.best["usd_per_billion_tokens"]) * tokens / 1e9
+
+
+@relation(is_plan)
+def no_smaller_part_fits(question: Question, shardwise: Commands) -> None:
+    """With the objective devices nothing fits on the parts before the one chosen."""
+    answer = shardwise.answer(question.words(objective="devices"))
+    if answer.fits:
+        used = answer.document["devices_used"]
+        found = [one for one in answer.document["parts"] if one["step_time_s"] and one["devices"] < used]
+        require(not found, f"{used} devices, though parts fit: {found}", answer)
+
+
+def _beats_parts(answer: Answer, key: str, best: float) -> None:
+    for part in answer.document["parts"]:
+        if part[key] is not None:
+            found = f"{key}: {best!r} over {part[key]!r} of the part of {part['devices']} devices"
+            require(best <= part[key] * (1.0 + NEARLY), found, answer)

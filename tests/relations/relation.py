@@ -1,0 +1,161 @@
+"""Relations: what the answers to two questions, or of two commands about one, have to do with each other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from math import isclose
+from typing import Any
+
+from tests.relations.commands import Answer, Commands
+from tests.relations.questions import Question
+
+NEARLY = 1e-9
+"""Values that are equal, as a share of them."""
+
+Check = Callable[[Question, Commands], None]
+Applies = Callable[[Question], bool]
+
+
+@dataclass(frozen=True)
+class Relation:
+    """A relation by its name: which questions it is about, and what raises AssertionError where it fails."""
+
+    name: str
+    group: str
+    applies: Applies
+    check: Check
+
+
+RELATIONS: dict[str, Relation] = {}
+"""All relations, in the order of their modules."""
+
+
+def relation(applies: Applies) -> Callable[[Check], Check]:
+    """Makes a function a relation about the questions to which it `applies`."""
+
+    def add(check: Check) -> Check:
+        group = check.__module__.rpartition(".")[2]
+        RELATIONS[check.__name__] = Relation(check.__name__, group, applies, check)
+        return check
+
+    return add
+
+
+def is_plan(question: Question) -> bool:
+    return not question.is_graph
+
+
+def is_mixed(question: Question) -> bool:
+    return question.cluster.is_mixed
+
+
+def is_mixed_plan(question: Question) -> bool:
+    return is_plan(question) and is_mixed(question)
+
+
+def is_alike_plan(question: Question) -> bool:
+    return is_plan(question) and not is_mixed(question)
+
+
+def has_network(question: Question) -> bool:
+    return question.cluster.node_count > 1
+
+
+def require(holds: bool, what: str, *answers: Answer) -> None:
+    """AssertionError, with the commands, where it does not hold."""
+    if not holds:
+        raise AssertionError(" || ".join((what, *(answer.text for answer in answers))))
+
+
+def require_same(one: Answer, other: Answer, *, what: str, figures: Callable[[Answer], Any]) -> None:
+    """Both answers have the same figures."""
+    found = difference(figures(one), figures(other))
+    require(found is None, f"{what}: {found}", one, other)
+
+
+def require_not_slower(better: Answer, worse: Answer, *, what: str, bound: float = 0.0) -> None:
+    """The best of `better` takes no more than that of `worse`, beyond what its gap and `bound` leave."""
+    limit_s = worse.step_time_s * (1.0 + NEARLY) * (1.0 + bound)
+    found = (
+        f"{what}: {better.step_time_s!r} s (at least {better.lower_bound_s!r}) over {worse.step_time_s!r} s"
+    )
+    require(better.lower_bound_s <= limit_s, found, better, worse)
+
+
+def difference(one: Any, other: Any, place: str = "") -> str | None:
+    """Where two documents differ by more than rounding; None where they are the same."""
+    if isinstance(one, Mapping) and isinstance(other, Mapping):
+        for key in dict.fromkeys((*one, *other)):
+            if key not in one or key not in other:
+                return f"{place}.{key} is in one alone"
+            found = difference(one[key], other[key], f"{place}.{key}")
+            if found is not None:
+                return found
+        return None
+    if isinstance(one, list | tuple) and isinstance(other, list | tuple):
+        if len(one) != len(other):
+            return f"{place} has {len(one)} and {len(other)} entries"
+        pairs = enumerate(zip(one, other, strict=True))
+        return next(
+            (found for at, (a, b) in pairs if (found := difference(a, b, f"{place}[{at}]")) is not None), None
+        )
+    if isinstance(one, float) or isinstance(other, float):
+        is_same = (
+            one is not None and other is not None and isclose(one, other, rel_tol=NEARLY, abs_tol=1e-300)
+        )
+    else:
+        is_same = one == other
+    return None if is_same else f"{place or 'it'} is {one!r} and {other!r}"
+
+
+EFFORT = frozenset(
+    {
+        "search_s",
+        "search_cpu_s",
+        "rejected",
+        "cut_by_bound",
+        "simulated",
+        "evaluated",
+        "partitions",
+        "layouts",
+    }
+)
+"""Keys of a certificate that say how an answer was found."""
+
+TEXTS = frozenset({"assumptions", "provenance", "sources", "name", "plan_hash", "why", "next", "plans"})
+"""Keys that name things or say where figures are from."""
+
+
+def whole(answer: Answer) -> Any:
+    """All of an answer but names, the cluster's record, and how the search found it."""
+    left_out = EFFORT | TEXTS | {"cluster", "device_class", "fastest_class"}
+    return _without(answer.document, left_out)
+
+
+def figures(answer: Answer) -> Any:
+    """Times and bytes of the best, the runners-up or the points, and what is proven of them."""
+    document = answer.document
+    if not document:
+        return None
+    if "points" in document:
+        return [(point["time_s"], point["memory_bytes"]) for point in document["points"]]
+    return {
+        "best": _priced(document["best"]),
+        "runners_up": [_priced(one) for one in document["runners_up"]],
+        "is_proven": document["is_proven"],
+        "gap": round(answer.gap, 9),
+        "devices_used": document["devices_used"],
+    }
+
+
+def _priced(result: Mapping[str, Any]) -> tuple[float, float]:
+    return result["step_time_s"], result["peak_memory_bytes"]["device"]
+
+
+def _without(value: Any, left_out: frozenset[str]) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _without(each, left_out) for key, each in value.items() if key not in left_out}
+    if isinstance(value, list):
+        return [_without(each, left_out) for each in value]
+    return value
