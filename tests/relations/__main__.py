@@ -17,6 +17,9 @@ from tests.relations.questions import question
 SHOWN = 3
 """Failures of a relation that are printed, those with the shortest commands."""
 
+WIDTH = 200
+"""Characters of a failure that are shown while the others run."""
+
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.relations")
@@ -41,12 +44,14 @@ def _run(asked: argparse.Namespace, shardwise: Commands) -> int:
                     each.check(one, shardwise)
                     held[each.name] += 1
                 except Exception as error:  # noqa: BLE001 - counted and printed, and the next one is asked
-                    failures.setdefault(each.name, []).append(f"seed {seed}: {_said(error, one)}")
+                    text = f"seed {seed}: {_said(error, one)}"
+                    failures.setdefault(each.name, []).append(text)
+                    print(f"{each.name}: {text[:WIDTH]}", file=sys.stderr, flush=True)
         shardwise.forget()
         seed += 1
         if seed % 20 == 0:
             count = sum(map(len, failures.values()))
-            print(f"{shardwise.runs} plans, seed {seed}, {count} failures", file=sys.stderr)
+            print(f"{shardwise.runs} plans, seed {seed}, {count} failures", file=sys.stderr, flush=True)
     for each in chosen:
         failed = failures.get(each.name, [])
         print(f"{each.group} {each.name}: held {held[each.name]}, failed {len(failed)}")

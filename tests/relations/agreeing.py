@@ -6,7 +6,7 @@ from dataclasses import replace
 from math import isclose
 from typing import Any
 
-from tests.relations.commands import Answer, Commands
+from tests.relations.commands import Answer, Commands, SavedPoint
 from tests.relations.questions import Question
 from tests.relations.relation import (
     NEARLY,
@@ -104,6 +104,17 @@ def check_accepts(question: Question, shardwise: Commands) -> None:
         checked = shardwise.answer(("check", question.saved()))
         wrong = [one for one in checked.document["checks"] if not (one["ok"] or one["is_open"])]
         require(checked.code == 0 and checked.document["ok"], f"check: {wrong}", checked)
+
+
+@relation(lambda question: not question.cluster.is_mixed or question.is_graph)
+def check_accepts_points(question: Question, shardwise: Commands) -> None:
+    """`check` accepts the plans of the fastest and of the smallest point that `frontier` saved."""
+    words = question.words(command="frontier", top=None)
+    if shardwise.answer(words).fits:
+        for is_smallest in (False, True):
+            checked = shardwise.answer(("check", SavedPoint(words, is_smallest)))
+            wrong = [one for one in checked.document["checks"] if not (one["ok"] or one["is_open"])]
+            require(checked.code == 0 and checked.document["ok"], f"check: {wrong}", checked)
 
 
 @relation(is_plan)

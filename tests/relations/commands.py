@@ -35,7 +35,15 @@ class Saved:
     words: Words
 
 
-Word = str | File | Saved
+@dataclass(frozen=True)
+class SavedPoint:
+    """The plan file of the fastest point, or of the `smallest`, that `frontier` writes with `--save`."""
+
+    words: Words
+    is_smallest: bool = False
+
+
+Word = str | File | Saved | SavedPoint
 Words = tuple[Word, ...]
 
 
@@ -118,17 +126,26 @@ class Commands:
     def _argument(self, word: Word) -> str:
         if isinstance(word, str):
             return word
-        text = word.text if isinstance(word, File) else text_of(word.words)
-        digest = hashlib.sha256(text.encode()).hexdigest()[:16]
         if isinstance(word, File):
-            path = Path(self._folder, f"{word.stem}-{digest}.json")
+            path = self._path(f"{word.stem}-", word.text, ".json")
             if not path.exists():
-                path.write_text(text)
+                path.write_text(word.text)
             return str(path)
-        path = Path(self._folder, f"plan-{digest}.json")
-        if not path.exists():
-            self.answer((*word.words, "--save", str(path)))
-        return str(path)
+        if isinstance(word, Saved):
+            path = self._path("plan-", text_of(word.words), ".json")
+            if not path.exists():
+                self.answer((*word.words, "--save", str(path)))
+            return str(path)
+        folder = self._path("plans-", text_of(word.words), "")
+        if not folder.exists():
+            self.answer((*word.words, "--save", str(folder)))
+        names = json.loads((folder / "frontier.json").read_text())["plans"]
+        return str(folder / names[-1 if word.is_smallest else 0])
+
+    def _path(self, before: str, text: str, suffix: str) -> Path:
+        """Where a file made of the text lies."""
+        digest = hashlib.sha256(text.encode()).hexdigest()[:16]
+        return self._folder / f"{before}{digest}{suffix}"
 
 
 @cache
@@ -137,7 +154,7 @@ def _parser() -> Any:
 
 
 def text_of(words: Words) -> str:
-    """The command for a shell, behind those that write its files."""
+    """The command for a shell, after those that write its files."""
     before: list[str] = []
     said: list[str] = ["shardwise"]
     for word in words:
@@ -147,6 +164,9 @@ def text_of(words: Words) -> str:
         elif isinstance(word, Saved):
             before.append(f"{text_of(word.words)} --save plan.json")
             said.append("plan.json")
+        elif isinstance(word, SavedPoint):
+            before.append(f"{text_of(word.words)} --save plans")
+            said.append(f"$(ls plans/*.yaml | {'tail' if word.is_smallest else 'head'} -n 1)")
         else:
             said.append(shlex.quote(word))
     return "; ".join((*before, " ".join(said)))

@@ -31,7 +31,7 @@ def parts_beat_those_before(question: Question, shardwise: Commands) -> None:
     best_s = float("inf")
     for part in answer.document.get("parts", ()):
         if part["step_time_s"] is not None:
-            found = f"a part of {part['devices']} devices: {part['step_time_s']!r} s behind {best_s!r} s"
+            found = f"a part of {part['devices']} devices: {part['step_time_s']!r} s after {best_s!r} s"
             require(part["step_time_s"] <= best_s * (1.0 + NEARLY), found, answer)
             best_s = part["step_time_s"]
 

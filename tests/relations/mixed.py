@@ -1,12 +1,29 @@
-"""(c) A mixed cluster is never slower than any of its parts, beyond the gap that its answer states."""
+"""(c) A mixed cluster is never slower than any of its parts, beyond the gap that its answer states, and what
+the norm of idle devices costs an uneven plan (`idle_norm_s`)."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 
+from tests.relations.clusters import ClusterData
 from tests.relations.commands import Commands
 from tests.relations.questions import Question
-from tests.relations.relation import is_mixed, relation, require_not_slower
+from tests.relations.relation import (
+    NEARLY,
+    idle_norm_s,
+    is_mixed,
+    is_mixed_plan,
+    relation,
+    require,
+    require_not_slower,
+)
+
+
+def _compare(question: Question, shardwise: Commands, part: ClusterData, what: str) -> None:
+    """The whole cluster is not slower than the part."""
+    answer, alone = shardwise.answer(question.words()), shardwise.answer(question.on(part).words())
+    require_not_slower(answer, alone, what=what, bound_s=idle_norm_s(question, answer))
 
 
 @relation(is_mixed)
@@ -14,22 +31,14 @@ def not_slower_than_a_class_alone(question: Question, shardwise: Commands) -> No
     """Than all nodes of one device class."""
     for name in dict.fromkeys(run.device for run in question.cluster.nodes):
         alone = tuple(run for run in question.cluster.nodes if run.device == name)
-        part = question.on(replace(question.cluster, nodes=alone))
-        require_not_slower(
-            shardwise.answer(question.words()),
-            shardwise.answer(part.words()),
-            what=f"slower than {name} alone",
-        )
+        _compare(question, shardwise, replace(question.cluster, nodes=alone), f"slower than {name} alone")
 
 
 @relation(is_mixed)
 def not_slower_than_a_pool(question: Question, shardwise: Commands) -> None:
     """Than the nodes of one entry."""
     for run in question.cluster.nodes:
-        part = question.on(replace(question.cluster, nodes=(run,)))
-        require_not_slower(
-            shardwise.answer(question.words()), shardwise.answer(part.words()), what="slower than a pool"
-        )
+        _compare(question, shardwise, replace(question.cluster, nodes=(run,)), "slower than a pool")
 
 
 @relation(lambda question: question.cluster.node_count > 1 and not question.cluster.tiers)
@@ -39,7 +48,15 @@ def not_slower_than_a_part(question: Question, shardwise: Commands) -> None:
     for _ in range(2):
         counts = tuple(rng.randint(0, run.count) for run in question.cluster.nodes)
         if any(counts):
-            part = question.on(question.cluster.of_counts(counts))
-            require_not_slower(
-                shardwise.answer(question.words()), shardwise.answer(part.words()), what="slower than a part"
-            )
+            _compare(question, shardwise, question.cluster.of_counts(counts), "slower than a part")
+
+
+@relation(is_mixed_plan)
+def figures_in_order(question: Question, shardwise: Commands) -> None:
+    """The best takes no more than the best uniform strategy, and that no more than any class alone."""
+    answer = shardwise.answer(question.words())
+    if answer.fits:
+        names = ("step_time_s", "uniform_step_time_s", "fastest_class_step_time_s")
+        times = [answer.best[name] for name in names if answer.best[name] is not None]
+        is_sorted = all(a <= b * (1.0 + NEARLY) for a, b in pairwise(times))
+        require(is_sorted, f"figures in order: {dict(zip(names, times, strict=False))}", answer)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from math import isclose
+from math import isclose, log2
 from typing import Any
 
 from tests.relations.commands import Answer, Commands
 from tests.relations.questions import Question
+
+from shardwise.cluster import find_device
 
 NEARLY = 1e-9
 """Values that are equal, as a share of them."""
@@ -74,13 +76,42 @@ def require_same(one: Answer, other: Answer, *, what: str, figures: Callable[[An
     require(found is None, f"{what}: {found}", one, other)
 
 
-def require_not_slower(better: Answer, worse: Answer, *, what: str, bound: float = 0.0) -> None:
-    """The best of `better` takes no more than that of `worse`, beyond what its gap and `bound` leave."""
-    limit_s = worse.step_time_s * (1.0 + NEARLY) * (1.0 + bound)
+def require_alike(one: Answer, other: Answer, *, what: str) -> None:
+    """Both answers have the same figures; of two frontiers each point has one in the other that takes no more
+    of either by more than the share that both are proven to."""
+    if one.fits and other.fits and "points" in one.document:
+        allowed = 1.0 + one.gap + other.gap + NEARLY
+        for some, others in ((figures(one), figures(other)), (figures(other), figures(one))):
+            for time_s, nbytes in some:
+                is_there = any(a <= time_s * allowed and b <= nbytes * allowed for a, b in others)
+                found = f"{what}: {time_s!r} s with {nbytes!r} bytes is in one alone"
+                require(is_there, found, one, other)
+    else:
+        require_same(one, other, what=what, figures=figures)
+
+
+def require_not_slower(better: Answer, worse: Answer, *, what: str, bound_s: float = 0.0) -> None:
+    """The best of `better` takes no more than that of `worse`, beyond what its gap and `bound_s` leave."""
+    limit_s = worse.step_time_s * (1.0 + NEARLY) + bound_s
     found = (
         f"{what}: {better.step_time_s!r} s (at least {better.lower_bound_s!r}) over {worse.step_time_s!r} s"
     )
     require(better.lower_bound_s <= limit_s, found, better, worse)
+
+
+def idle_norm_s(question: Question, answer: Answer) -> float:
+    """What the price of an uneven plan may have too much where devices are idle; 0 for other plans.
+
+    The norm of the gradients takes 2 log2(n) latencies of the outermost tier for n devices. For an uneven plan
+    n is all devices of the pools that it lies on, used or not (`cost.lone_stage`), at most those of the
+    cluster; where less is used, or nodes are added that it leaves idle, its price has that much too much.
+    """
+    is_uneven = answer.fits and not question.is_graph and answer.best["strategy"] is None
+    if not is_uneven:
+        return 0.0
+    latencies = [tier.latency_s for tier in question.cluster.tiers]
+    latencies += [find_device(run.device).scale_out_latency_s for run in question.cluster.nodes]
+    return 2.0 * log2(2.0 * question.cluster.devices) * max(latencies)
 
 
 def difference(one: Any, other: Any, place: str = "") -> str | None:

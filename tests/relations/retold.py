@@ -16,6 +16,7 @@ from tests.relations.relation import (
     is_plan,
     relation,
     require,
+    require_alike,
     require_same,
     whole,
 )
@@ -32,7 +33,7 @@ def entries_in_another_order(question: Question, shardwise: Commands) -> None:
     """The entries of `nodes` from the last to the first."""
     turned = replace(question.cluster, nodes=question.cluster.nodes[::-1])
     one, other = shardwise.answer(question.words()), shardwise.answer(question.on(turned).words())
-    require_same(one, other, what="entries in another order", figures=figures)
+    require_alike(one, other, what="entries in another order")
 
 
 @relation(lambda question: is_mixed(question) and _has_alike_nodes(question))
@@ -43,7 +44,7 @@ def nodes_in_another_order(question: Question, shardwise: Commands) -> None:
     rng.shuffle(singles)
     turned = replace(question.cluster, nodes=tuple(singles))
     one, other = shardwise.answer(question.words()), shardwise.answer(question.on(turned).words())
-    require_same(one, other, what="nodes in another order", figures=figures)
+    require_alike(one, other, what="nodes in another order")
 
 
 @relation(_has_alike_nodes)
@@ -201,6 +202,22 @@ def defaults_said(question: Question, shardwise: Commands) -> None:
         require(hashes[0] == hashes[1], f"defaults said: hashes {hashes}", one, other)
 
 
+@relation(is_plan)
+def defaults_of_a_model_said(question: Question, shardwise: Commands) -> None:
+    """The keys of a model in plain dimensions, at their defaults (docs/formats.md)."""
+    assert isinstance(question.model, File)
+    own = question.model.document
+    defaults = {
+        "kv_heads": own["heads"], "head_dim": own["hidden"] // own["heads"], "gated": False, "bias": True,
+        "norm": "layernorm", "positions": "learned", "tied": True, "dropout": 0.1,
+    }  # fmt: skip
+    if "experts" in own:
+        defaults |= {"dense_layers": 0, "shared_ffn": 0}
+    said = replace(question, model=File("model", {**defaults, **own}))
+    one, other = shardwise.answer(question.words()), shardwise.answer(said.words())
+    require_same(one, other, what="defaults of a model said", figures=whole)
+
+
 @relation(lambda question: not question.is_graph)
 def figures_of_nodes_said(question: Question, shardwise: Commands) -> None:
     """Cards, speed and host memory of each node, said as they are by custom."""
@@ -214,7 +231,7 @@ def figures_of_nodes_said(question: Question, shardwise: Commands) -> None:
 
 @relation(lambda question: is_alike_plan(question) and not question.cluster.tiers and has_network(question))
 def tiers_said(question: Question, shardwise: Commands) -> None:
-    """The customary tiers of alike nodes, written out."""
+    """The usual tiers of alike nodes, written out."""
     text = question.cluster.words()[1]
     known = load_cluster(text, inter_node=question.cluster.inter_node) if isinstance(text, str) else None
     if known is None or any(tier.in_switch_reduction or tier.part_shares for tier in known.tiers):
@@ -232,4 +249,4 @@ def tiers_said(question: Question, shardwise: Commands) -> None:
     one = shardwise.answer(question.words())
     written = replace(question.cluster.with_cards_said(), tiers=tiers)
     other = shardwise.answer(question.words(cluster=("--cluster", written.file())))
-    require_same(one, other, what="tiers said", figures=figures)
+    require_alike(one, other, what="tiers said")
