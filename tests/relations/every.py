@@ -27,6 +27,8 @@ AWAITED: Mapping[str, str] = {
     "an_event_that_changes_nothing": "replan leaves devices idle that plan uses",
     "an_event_taken_back": "the same",
     "a_link_as_it_is": "the same",
+    "all_devices_are_not_faster": "the same: there is no --use-all yet",
+    "idle_devices_are_counted": "the same: an answer does not say what is idle",
     "idle_devices_are_not_slower": "a threshold that is given rises in the search of parts",
     "not_slower_than_a_part_listed": "the same",
     "parts_beat_those_before": "the same",

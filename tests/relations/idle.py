@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import isclose
 
 from tests.relations.commands import Answer, Commands
 from tests.relations.questions import Question
-from tests.relations.relation import NEARLY, is_plan, relation, require, require_not_slower
+from tests.relations.relation import NEARLY, idle_norm_s, is_plan, relation, require, require_not_slower
 
 
 @relation(is_plan)
@@ -14,6 +15,30 @@ def idle_devices_are_not_slower(question: Question, shardwise: Commands) -> None
     """`--allow-idle` is not slower than without."""
     better, worse = shardwise.answer(question.words(allow_idle="")), shardwise.answer(question.words())
     require_not_slower(better, worse, what="--allow-idle is slower")
+
+
+@relation(is_plan)
+def all_devices_are_not_faster(question: Question, shardwise: Commands) -> None:
+    """`--use-all` is not faster than the answer, which says what it would take."""
+    answer, every = shardwise.answer(question.words()), shardwise.answer(question.words(use_all=""))
+    require_not_slower(answer, every, what="--use-all is faster", bound_s=idle_norm_s(question, answer))
+    if answer.fits:
+        said_s = answer.document["all_devices_step_time_s"]
+        found = f"all devices: {said_s!r} s said, {every.step_time_s!r} s with --use-all"
+        is_same = (
+            every.fits and isclose(said_s, every.step_time_s, rel_tol=NEARLY + every.gap) if said_s else True
+        )
+        require(is_same, found, answer, every)
+
+
+@relation(is_plan)
+def idle_devices_are_counted(question: Question, shardwise: Commands) -> None:
+    """The devices that are used and those that are idle are all devices of the cluster."""
+    answer = shardwise.answer(question.words())
+    if answer.fits:
+        used, idle = answer.document["devices_used"], answer.document["idle"]["devices"]
+        found = f"idle: {used} used and {idle} idle of {question.cluster.devices}"
+        require(used + idle == question.cluster.devices, found, answer)
 
 
 @relation(is_plan)

@@ -17,6 +17,10 @@ DEVICES = (
 
 MOST_DEVICES = 16
 
+LARGE, MOST_OF_LARGE = 40, 32
+"""One question in so many is about a larger mixed cluster, whose answer may have a gap; its devices, at
+most."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Question:
@@ -76,11 +80,13 @@ def question(seed: int) -> Question:
     """The question of a seed.
 
     Half of the clusters have two or three pools, one in three is asked about in the default space, one in ten
-    models has experts, one question in ten is about an operator graph.
+    models has experts, one question in ten is about an operator graph, one in forty about a larger cluster.
     """
     rng = random.Random(f"question {seed}")
     if seed % 10 == 9:
         return _graph_question(seed, rng)
+    if seed % LARGE == 3:
+        return _large_question(seed, rng)
     cluster = mixed_cluster(rng) if seed % 2 else alike_cluster(rng)
     if rng.random() < 0.25:
         cluster = _with_little_memory(rng, cluster)
@@ -103,6 +109,24 @@ def question(seed: int) -> Question:
         seq_len=rng.choice((128, 256, 512, 1024)),
         batch=rng.choice((4, 6, 8, 8, 12, 16, 16, 24, 32)),
         options=options,
+    )
+
+
+def _large_question(seed: int, rng: random.Random) -> Question:
+    """A question about two pools of up to 32 devices, in the default space."""
+    nodes: tuple[Nodes, ...] = ()
+    while not MOST_DEVICES < sum(run.count * run.devices for run in nodes) <= MOST_OF_LARGE:
+        nodes = tuple(
+            Nodes(device=name, count=rng.randint(1, 4), devices=rng.choice((4, 8)))
+            for name in rng.sample(DEVICES, 2)
+        )
+    return Question(
+        seed=seed,
+        model=File("model", model_document(rng, has_experts=False)),
+        cluster=ClusterData(nodes=nodes, inter_node=f"{rng.choice((25, 100))}Gb/s"),
+        seq_len=rng.choice((512, 1024)),
+        batch=rng.choice((32, 48)),
+        options={"--top": "0"},
     )
 
 

@@ -77,8 +77,11 @@ def require_same(one: Answer, other: Answer, *, what: str, figures: Callable[[An
 
 
 def require_alike(one: Answer, other: Answer, *, what: str) -> None:
-    """Both answers have the same figures; of two frontiers each point has one in the other that takes no more
-    of either by more than the share that both are proven to."""
+    """Both answers have the same figures.
+
+    Of two frontiers each point has one in the other that takes no more of either by more than the share that
+    both are proven to. Answers with a gap may differ: neither is below what the other proves.
+    """
     if one.fits and other.fits and "points" in one.document:
         allowed = 1.0 + one.gap + other.gap + NEARLY
         for some, others in ((figures(one), figures(other)), (figures(other), figures(one))):
@@ -86,6 +89,9 @@ def require_alike(one: Answer, other: Answer, *, what: str) -> None:
                 is_there = any(a <= time_s * allowed and b <= nbytes * allowed for a, b in others)
                 found = f"{what}: {time_s!r} s with {nbytes!r} bytes is in one alone"
                 require(is_there, found, one, other)
+    elif max(one.gap, other.gap) > NEARLY and one.fits == other.fits:
+        require_not_slower(one, other, what=what)
+        require_not_slower(other, one, what=what)
     else:
         require_same(one, other, what=what, figures=figures)
 
@@ -102,7 +108,7 @@ def require_not_slower(better: Answer, worse: Answer, *, what: str, bound_s: flo
 def idle_norm_s(question: Question, answer: Answer) -> float:
     """What the price of an uneven plan may have too much where devices are idle; 0 for other plans.
 
-    The norm of the gradients takes 2 log2(n) latencies of the outermost tier for n devices. For an uneven plan
+    The norm of the gradients takes 2 log2(n) latencies of the outermost tier for n devices. Of an uneven plan
     n is all devices of the pools that it lies on, used or not (`cost.lone_stage`), at most those of the
     cluster; where less is used, or nodes are added that it leaves idle, its price has that much too much.
     """
@@ -154,7 +160,7 @@ EFFORT = frozenset(
 )
 """Keys of a certificate that say how an answer was found."""
 
-TEXTS = frozenset({"assumptions", "provenance", "sources", "name", "plan_hash", "why", "next", "plans"})
+TEXTS = frozenset({"assumptions", "provenance", "sources", "name", "plan_hash", "why", "next", "plans", "part"})
 """Keys that name things or say where figures are from."""
 
 

@@ -44,7 +44,8 @@ def test_questions_are_of_every_kind() -> None:
         "experts": sum("experts" in model for model in models),
     }
     assert min(kinds.values()) >= 5, kinds
-    assert max(one.cluster.devices for one in asked) == 16
+    assert sum(one.cluster.devices == 16 for one in asked) > 0
+    assert sum(one.cluster.devices > 16 for one in asked) == 3
 
 
 @pytest.mark.parametrize("name", RELATIONS)
