@@ -31,10 +31,6 @@ def _text(strategy: dict[str, Any]) -> str:
     return ",".join(f"{name}={value}" for name, value in said.items())
 
 
-def _uses_all(question: Question, answer: Answer) -> bool:
-    return answer.fits and bool(answer.document["devices_used"] == question.cluster.devices)
-
-
 def _result(answer: Answer) -> Any:
     """The price of a result, without what only a plan of a mixed cluster has."""
     left_out = ("uniform_step_time_s", "fastest_class_step_time_s", "why", "layout")
@@ -43,9 +39,13 @@ def _result(answer: Answer) -> Any:
 
 @relation(is_plan)
 def evaluate_says_the_same(question: Question, shardwise: Commands) -> None:
-    """`evaluate` of the best strategy, where it uses all devices."""
-    answer = shardwise.answer(question.words())
-    if _uses_all(question, answer) and answer.best["strategy"] is not None:
+    """`evaluate` of the best strategy on all devices."""
+    answer = shardwise.answer(question.words(use_all=""))
+    if (
+        answer.fits
+        and answer.document["devices_used"] == question.cluster.devices
+        and answer.best["strategy"] is not None
+    ):
         words = question.words(command="evaluate", space=None, fix=None, top=None)
         evaluated = shardwise.answer((*words, "--strategy", _text(answer.best["strategy"])))
         require_same(answer, evaluated, what="evaluate", figures=_result)
@@ -53,16 +53,14 @@ def evaluate_says_the_same(question: Question, shardwise: Commands) -> None:
 
 @relation(is_alike_plan)
 def frontier_begins_with_the_best(question: Question, shardwise: Commands) -> None:
-    """The fastest point of `frontier` is the answer of `plan`, where it uses all devices."""
-    answer = shardwise.answer(question.words())
+    """The fastest point of `frontier` is the answer of `plan` on all devices."""
+    answer = shardwise.answer(question.words(use_all=""))
     frontier = shardwise.answer(question.words(command="frontier", top=None))
     require(answer.fits == frontier.fits, "frontier: only one of them fits", answer, frontier)
     if answer.fits:
-        point = frontier.best
-        found = f"frontier: {point['time_s']!r} s, plan: {answer.step_time_s!r} s"
-        is_same = isclose(point["time_s"], answer.step_time_s, rel_tol=NEARLY)
-        is_slower = point["time_s"] >= answer.step_time_s * (1.0 - NEARLY)
-        require(is_same if _uses_all(question, answer) else is_slower, found, answer, frontier)
+        times = frontier.step_time_s, answer.step_time_s
+        found = f"frontier: {times[0]!r} s, plan: {times[1]!r} s"
+        require(isclose(*times, rel_tol=NEARLY), found, answer, frontier)
 
 
 @relation(is_alike_plan)
@@ -80,9 +78,9 @@ def frontier_ends_with_the_smallest(question: Question, shardwise: Commands) -> 
 
 @relation(is_alike_plan)
 def frontier_of_plan(question: Question, shardwise: Commands) -> None:
-    """`plan --frontier` has the points of `frontier`, where the plan uses all devices."""
-    answer = shardwise.answer(question.words(frontier=""))
-    if _uses_all(question, answer):
+    """`plan --frontier` has the points of `frontier`, on all devices."""
+    answer = shardwise.answer(question.words(frontier="", use_all=""))
+    if answer.fits:
         frontier = shardwise.answer(question.words(command="frontier", top=None))
         listed = [
             (point["step_time_s"], point["peak_memory_bytes"]["device"])
@@ -131,17 +129,17 @@ def explain_agrees(question: Question, shardwise: Commands) -> None:
 
 @relation(is_alike_plan)
 def why_not_is_a_plan_with_that_fixed(question: Question, shardwise: Commands) -> None:
-    """`explain --why-not` finds what `plan --fix` finds."""
-    answer = shardwise.answer(question.words(fix=None))
+    """`explain --why-not` about a plan on all devices finds what `plan --fix` finds, on any part of them."""
+    answer = shardwise.answer(question.words(fix=None, use_all=""))
     fix = question.rng("why not").choice(
         ("tp=1", "pp=1", "zero_stage=1", "recompute=full", "micro_batch_size=1")
     )
-    if _uses_all(question, answer):
-        saved = question.asking({"fix": None}).saved()
+    if answer.fits:
+        saved = question.asking({"fix": None, "use_all": ""}).saved()
         fixed = shardwise.answer(question.words(fix=fix))
         other = shardwise.answer(("explain", saved, "--why-not", fix))
         require(fixed.fits == other.fits, "why not: only one of them fits", fixed, other)
-        if fixed.fits and _uses_all(question, fixed):
+        if fixed.fits:
             times = fixed.step_time_s, other.document["result"]["step_time_s"]
             found = f"why not: {times[1]!r} s, fixed: {times[0]!r} s"
             require(isclose(*times, rel_tol=NEARLY), found, fixed, other)
@@ -150,14 +148,16 @@ def why_not_is_a_plan_with_that_fixed(question: Question, shardwise: Commands) -
 @relation(lambda question: is_alike_plan(question) and has_network(question) and not question.cluster.tiers)
 def what_if_is_a_plan_there(question: Question, shardwise: Commands) -> None:
     """`explain --what-if` of twice the bandwidth between nodes finds what `plan` finds there."""
-    answer = shardwise.answer(question.words())
-    if _uses_all(question, answer):
+    answer = shardwise.answer(question.words(use_all=""))
+    if answer.fits:
         cluster = question.cluster.with_cards_said()
         faster = cluster.changed(
             lambda run: replace(run, card_bytes_per_s=2.0 * (run.card_bytes_per_s or 0.0))
         )
         there = shardwise.answer(question.on(faster).words())
-        other = shardwise.answer(("explain", question.saved(), "--what-if", "inter_node_bandwidth=2x"))
+        other = shardwise.answer(
+            ("explain", question.asking({"use_all": ""}).saved(), "--what-if", "inter_node_bandwidth=2x")
+        )
         times = there.step_time_s, other.document["result"]["step_time_s"]
         found = f"what if: {times[1]!r} s, planned there: {times[0]!r} s"
         require(isclose(*times, rel_tol=NEARLY), found, there, other)
@@ -175,12 +175,13 @@ def simulate_says_the_same(question: Question, shardwise: Commands) -> None:
         require(is_same and times[1] <= times[0] * (1.0 + NEARLY), found, answer, timeline)
 
 
-@relation(lambda question: is_plan(question) and (question.space == "core" or not question.cluster.is_mixed))
+@relation(is_plan)
 def exhaustive_finds_the_same(question: Question, shardwise: Commands) -> None:
-    """`--exhaustive` evaluates everything and finds the same plan, by its hash too."""
-    answer = shardwise.answer(question.words())
+    """`--exhaustive` evaluates everything on all devices and finds what `--use-all` does, by its hash too."""
+    fix = question.options.get("--fix", "cp=1")  # with a field fixed no uneven plan is looked for
+    answer = shardwise.answer(question.words(use_all="", fix=fix))
     if answer.fits and answer.document["certificate"]["enumerated"] <= MOST_EVALUATED:
-        every = shardwise.answer(question.words(exhaustive=""))
+        every = shardwise.answer(question.words(exhaustive="", fix=fix))
         require_same(answer, every, what="exhaustive", figures=figures)
         hashes = answer.document["plan_hash"], every.document["plan_hash"]
         require(hashes[0] == hashes[1], f"exhaustive: hashes {hashes}", answer, every)
@@ -236,8 +237,8 @@ def more_runners_up(question: Question, shardwise: Commands) -> None:
 @relation(is_alike_plan)
 def the_space_is_counted(question: Question, shardwise: Commands) -> None:
     """The certificate has as many candidates as `space` counts."""
-    answer = shardwise.answer(question.words())
-    if _uses_all(question, answer):
+    answer = shardwise.answer(question.words(use_all=""))
+    if answer.fits:
         words = question.words(command="space", top=None, memory_margin=None, optimizer=None)
         space = shardwise.answer(words)
         certificate = answer.document["certificate"]

@@ -60,7 +60,7 @@ def _worse_answers(answers: list[Answer]) -> Iterator[tuple[str, Answer]]:
     slowest_s = max((_seconds(answer) for answer in answers if answer.fits), default=0.0)
     for answer in answers:
         if answer.fits:
-            slower_s = 1.001 * slowest_s / (1.0 - answer.gap)
+            slower_s = 1.001 * slowest_s / max(1.0 - answer.gap, 0.001)
             yield answer.text, replace(answer, document=_with_time(answer.document, slower_s))
             for change in FAULTS:
                 yield answer.text, change(answer)
@@ -120,19 +120,36 @@ def _dearer(answer: Answer) -> Answer:
 
 
 def _wasteful(answer: Answer) -> Answer:
-    """A part that is smaller than the one chosen does fit."""
+    """A part that is smaller than the one chosen does fit, and one after it is slower."""
     parts = answer.document.get("parts")
     if not parts:
         return answer
     smaller = {**parts[0], "devices": 0, "step_time_s": 1.0}
-    return replace(answer, document={**answer.document, "parts": [smaller, *parts]})
+    slower = {**parts[0], "step_time_s": 2.0 * answer.step_time_s}
+    return replace(answer, document={**answer.document, "parts": [smaller, *parts, slower]})
+
+
+def _idle(answer: Answer) -> Answer:
+    """One device more is idle than there is."""
+    idle = answer.document.get("idle")
+    if not idle:
+        return answer
+    return replace(answer, document={**answer.document, "idle": {**idle, "devices": idle["devices"] + 1}})
+
+
+def _proven(answer: Answer) -> Answer:
+    """What is not proven is called proven."""
+    return replace(answer, document={**answer.document, "is_proven": True})
 
 
 def _hasty(answer: Answer) -> Answer:
-    """A decision makes fewer steps than keeping."""
+    """A decision moves, and makes fewer steps than keeping."""
     steps = answer.document.get("keep_steps")
-    return replace(answer, document={**answer.document, **({"steps": 0.5 * steps} if steps else {})})
+    worse = {"decision": "move", "steps": 0.5 * steps} if steps else {}
+    return replace(answer, document={**answer.document, **worse})
 
 
-FAULTS: tuple[Change, ...] = (_disagrees, _refuses, _larger, _miscounted, _dearer, _wasteful, _hasty)
+FAULTS: tuple[Change, ...] = (
+    _disagrees, _refuses, _larger, _miscounted, _dearer, _wasteful, _idle, _proven, _hasty
+)  # fmt: skip
 """Other faults; an answer of another kind stays as it is."""

@@ -83,11 +83,12 @@ class Answer:
 
     @property
     def gap(self) -> float:
-        """The share by which the answer says that another plan may be faster."""
+        """The share by which the answer says that another plan may be faster; all of it where nothing is
+        proven."""
         if "points" in self.document:
             return float(self.document["epsilon"])
-        certificate = self.document.get("certificate", {})
-        return max(float(certificate.get("gap", 0.0)), float(self.document.get("uneven_gap") or 0.0))
+        gap = self.document.get("certificate", {}).get("gap", 0.0)
+        return 1.0 if gap is None else max(float(gap), float(self.document.get("uneven_gap") or 0.0))
 
 
 class Commands:

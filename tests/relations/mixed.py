@@ -11,9 +11,11 @@ from tests.relations.commands import Commands
 from tests.relations.questions import Question
 from tests.relations.relation import (
     NEARLY,
+    has_network,
     idle_norm_s,
     is_mixed,
     is_mixed_plan,
+    is_plan,
     relation,
     require,
     require_not_slower,
@@ -41,9 +43,13 @@ def not_slower_than_a_pool(question: Question, shardwise: Commands) -> None:
         _compare(question, shardwise, replace(question.cluster, nodes=(run,)), "slower than a pool")
 
 
-@relation(lambda question: question.cluster.node_count > 1 and not question.cluster.tiers)
+@relation(lambda question: is_plan(question) and has_network(question) and not question.cluster.tiers)
 def not_slower_than_a_part(question: Question, shardwise: Commands) -> None:
-    """Than some of the nodes of each entry. Of given tiers a part has not all, so that they are left out."""
+    """Than some of the nodes of each entry.
+
+    Of given tiers a part has not all, so that they are left out. The frontier of a graph is on all devices,
+    or on whole pools, unless `--devices` says otherwise (docs/formats.md).
+    """
     rng = question.rng("a part")
     for _ in range(2):
         counts = tuple(rng.randint(0, run.count) for run in question.cluster.nodes)

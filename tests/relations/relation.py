@@ -160,7 +160,9 @@ EFFORT = frozenset(
 )
 """Keys of a certificate that say how an answer was found."""
 
-TEXTS = frozenset({"assumptions", "provenance", "sources", "name", "plan_hash", "why", "next", "plans", "part"})
+TEXTS = frozenset(
+    {"assumptions", "provenance", "sources", "name", "plan_hash", "why", "next", "plans", "part"}
+)
 """Keys that name things or say where figures are from."""
 
 

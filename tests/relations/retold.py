@@ -152,7 +152,7 @@ def _links(pairs: list[tuple[str, str]], rate: float, latency_s: float) -> list[
     return [{"from": source, "to": target, **same} for source, target in pairs]
 
 
-@relation(lambda question: is_alike_plan(question) and question.cluster.node_count > 2)
+@relation(lambda question: is_alike_plan(question) and question.cluster.node_count > 3)
 def links_in_another_order(question: Question, shardwise: Commands) -> None:
     """Nodes of two racks one rack after the other, or in turn.
 
