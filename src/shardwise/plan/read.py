@@ -269,10 +269,6 @@ def _runner_up(fields: Fields) -> RunnerUp:
 def read_certificate(fields: Fields) -> Certificate:
     rejected = fields.mapping("rejected")
     fixed, axes = fields.mapping("fixed", default={}), fields.mapping("axes", default={})
-    for name in axes.names:
-        values = axes.sequence(name, low=1)
-        if any(value in values[:place] for place, value in enumerate(values)):
-            raise axes.error(name, "has a value twice", found=shown(values), allowed="each value once")
     certificate = Certificate(
         space=fields.text("space"),
         fixed={name: _field_value(fixed, name, fixed.any(name)) for name in fixed.names},
@@ -292,6 +288,9 @@ def read_certificate(fields: Fields) -> Certificate:
         search_cpu_s=fields.number("search_cpu_s"),
     )
     fields.finish()
+    for name, values in certificate.axes.items():
+        if len(set(values)) < len(values):
+            raise axes.error(name, "has a value twice", found=shown(list(values)), allowed="each value once")
     return certificate
 
 
