@@ -13,7 +13,7 @@ from functools import lru_cache
 from math import isclose
 from typing import Any, get_args
 
-from shardwise.cluster import Cluster, Mesh, cluster_from_record, cluster_record, mesh_of
+from shardwise.cluster import Cluster, Mesh, cluster_record, mesh_of
 from shardwise.errors import ConfigError
 from shardwise.graph import (
     GraphLayout,
@@ -28,6 +28,7 @@ from shardwise.graph import (
 )
 from shardwise.inputs import Fields, parse_mapping, read_bytes, read_mapping, shown, written
 from shardwise.plan.document import document_hash, plain_mapping
+from shardwise.plan.read import read_cluster
 from shardwise.plan.record import NOTHING_IDLE, SHORTEST_STEP_S, Idle
 from shardwise.plan.store import Files, write_file
 from shardwise.plan.verify import GRAPH_PLAN_SCHEMA, MAX_PLAN_BYTES, MAX_PLAN_NODES, verify
@@ -151,7 +152,7 @@ def read_graph_plan(path: str) -> GraphPlan:
     for name in ("schema", "version", "hash"):
         fields.any(name)
     graph = _graph(fields, path)
-    cluster = _cluster(fields, path)
+    cluster = read_cluster(fields, path)
     record = _mapping(fields, "layout")
     stages = record.get("stages")
     mesh = _mesh(fields, cluster, len(stages) if isinstance(stages, list) and stages else 1)
@@ -197,13 +198,6 @@ def _graph(fields: Fields, path: str) -> OpGraph:
         return parse_graph(_mapping(fields, "graph"))
     except ConfigError as error:
         raise error.within(file=path, key="graph") from None
-
-
-def _cluster(fields: Fields, path: str) -> Cluster:
-    try:
-        return cluster_from_record(_mapping(fields, "cluster"))
-    except ConfigError as error:
-        raise error.within(file=path, key="cluster") from None
 
 
 def _mesh(fields: Fields, cluster: Cluster, stages: int) -> Mesh:

@@ -297,10 +297,10 @@ def read_certificate(fields: Fields) -> Certificate:
         search_cpu_s=fields.number("search_cpu_s"),
         priced_as=priced_as,
     )
+    fields.finish()
     for name, values in certificate.axes.items():
         if len(set(values)) < len(values):
-            raise axes.error(name, "has a value twice", found=shown(values), allowed="each value once")
-    fields.finish()
+            raise axes.error(name, "has a value twice", found=shown(list(values)), allowed="each value once")
     return certificate
 
 
