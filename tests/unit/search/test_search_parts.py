@@ -71,7 +71,7 @@ def _with_a_slow_node(shorthand: str, speed: float, inter_node: str | None = Non
         ("3x2xV100-32G", "gpt2"),
         ("1x7xA100-80G", "gpt2"),
         ("1x2xA100-80G+1x2xV100-32G", "gpt2"),
-        ("2x1xH100-SXM+2x2xA100-80G+1x2xT4", "gpt2"),
+        ("1x1xH100-SXM+2x2xA100-80G+1x1xT4", "gpt2"),
         ("3x4xV100-32G", "opt-350m"),
         (_with_a_slow_node("4x1xA100-80G", 0.9, "25Gb/s"), "opt-350m"),
     ],
@@ -92,11 +92,10 @@ def test_the_answer_is_the_fastest_part_searched_on_its_own(cluster: str | Clust
         assert answer.mixed.fastest_class_step_time_s == pytest.approx(min(singles), rel=1e-12)
 
 
-@pytest.mark.parametrize("space", ["core", "default"])
-@pytest.mark.parametrize("model", ["opt-350m", "qwen3-30b-a3b"])
+@pytest.mark.parametrize(("model", "space"), [("opt-350m", "default"), ("qwen3-30b-a3b", "core")])
 def test_the_quick_bound_is_no_larger_than_the_best_of_a_part(space: str, model: str) -> None:
     """It is finite exactly where degrees are legal: where something may fit at all."""
-    question = _question("2x3xH200+1x2xH100-SXM", model, batch=12, space=space)
+    question = _question("2x3xH200+1x1xH100-SXM", model, batch=12, space=space)
     parts = Parts(question.cluster)
     bounded = {one.part: one.least_s for one in listed_parts(question, parts).parts}
     alone = _alone(question)
