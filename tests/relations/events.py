@@ -36,8 +36,8 @@ def _replan(question: Question, events: str, horizon: str = "6h") -> Words:
 def _is_answered(question: Question, shardwise: Commands) -> Answer | None:
     """The plan that is changed; None where nothing fits, and where `replan` refuses the plan.
 
-    It refuses a strategy on nodes of several sizes by design: its ranks cannot be followed node by node. That
-    it refuses a plan on a part of a node is `a_plan_can_be_replanned`.
+    It refuses a strategy on nodes of several sizes, and a plan on part of a node, by design: their ranks
+    cannot be followed node by node.
     """
     answer = shardwise.answer(question.words())
     if not answer.fits:
@@ -73,9 +73,8 @@ def _require_kept(after: Answer, what: str) -> None:
 
 @relation(is_changed)
 def a_plan_can_be_replanned(question: Question, shardwise: Commands) -> None:
-    """`replan` reads the plan of any answer, but a strategy on nodes of several sizes."""
-    answer = shardwise.answer(question.words())
-    if answer.fits and len(set(_sizes(question))) == 1:
+    """`replan` reads the plan of any answer on whole nodes of one size."""
+    if _is_answered(question, shardwise) is not None:
         try:
             shardwise.answer(_replan(question, "slow n0 1.0"))
         except ConfigError as error:
