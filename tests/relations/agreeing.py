@@ -232,8 +232,8 @@ def more_runners_up(question: Question, shardwise: Commands) -> None:
             for answer in (few, many)
         ]
         is_same = all(isclose(a, b, rel_tol=NEARLY) for a, b in zip(*times, strict=False))
-        is_ordered = all(b >= a * (1.0 - NEARLY) for a, b in pairwise(times[1]))
-        require(is_same and is_ordered, f"runners-up: {times}", few, many)
+        is_sorted = all(a <= b * (1.0 + NEARLY) for a, b in pairwise(times[1]))
+        require(is_same and is_sorted, f"runners-up: {times}", few, many)
 
 
 @relation(is_alike_plan)
