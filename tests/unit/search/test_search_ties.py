@@ -156,7 +156,7 @@ EQUAL_RANKS: tuple[tuple[str, dict[str, Any], int, int], ...] = (
         48,
         2,
     ),
-    ("3x1xT4+1x2xT4", {"layers": 14, "hidden": 512, "ffn": 2048, "heads": 8}, 32, 1),
+    ("4x1xV100-32G+1x2xV100-32G", {"layers": 14, "hidden": 512, "ffn": 2048, "heads": 8}, 32, 1),
 )
 """Clusters with two pools of one class, models, batches, most stages on two pools: devices of both pools are
 the fullest, with bytes that differ by rounding."""
@@ -167,8 +167,8 @@ def test_of_equally_full_ranks_the_lowest_is_named_by_planner_and_checker(
     cluster_text: str, config: dict[str, Any], batch: int, braid: int
 ) -> None:
     model = model_from_config({**config, "vocab": 50257, "seq_len": 2048, "tied": True}, name="tiny")
-    cluster = load_cluster(cluster_text)
-    job = search.default_job(model, cluster, seq_len=512, global_batch_size=batch)
+    cluster = load_cluster(cluster_text, inter_node="400Gb/s")
+    job = search.default_job(model, cluster, seq_len=1024, global_batch_size=batch)
     question = search.Question(model=model, cluster=cluster, job=job, space="default", braid=braid)
     answer = search.plan_pools(question)
     assert isinstance(answer, UnevenAnswer)
