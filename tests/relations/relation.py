@@ -106,11 +106,11 @@ def require_not_slower(better: Answer, worse: Answer, *, what: str, bound_s: flo
 
 
 def idle_norm_s(question: Question, answer: Answer) -> float:
-    """What the price of an uneven plan may have too much where devices are idle; 0 for other plans.
+    """By how much the price of an uneven plan may be too high where devices are idle; 0 for other plans.
 
     The norm of the gradients takes 2 log2(n) latencies of the outermost tier for n devices. Of an uneven plan
     n is all devices of the pools that it lies on, used or not (`cost.lone_stage`), at most those of the
-    cluster; where less is used, or nodes are added that it leaves idle, its price has that much too much.
+    cluster. Where some of them are idle, the price is too high by no more than that.
     """
     is_uneven = answer.fits and not question.is_graph and answer.best["strategy"] is None
     if not is_uneven:

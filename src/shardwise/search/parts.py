@@ -45,11 +45,6 @@ class Searched:
     alone: str | None = None
     is_complete: bool = True
 
-    @property
-    def is_whole(self) -> bool:
-        """Whether all devices are used."""
-        return self.outcome is self.whole
-
 
 def on_all_devices(question: Question, outcome: Outcome) -> Searched:
     """The search of the whole cluster alone."""
