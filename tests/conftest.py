@@ -10,7 +10,10 @@ from hypothesis.internal.conjecture import providers
 from hypothesis.internal.constants_ast import Constants
 
 # No test depends on the clock: one that is held up by others on its core has not failed.
-settings.register_profile("random", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+# `derandomize` is named, since Hypothesis turns it on by itself where it sees that CI runs it.
+settings.register_profile(
+    "random", derandomize=False, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
 # The same examples on every machine and in every order of tests.
 settings.register_profile("fixed", settings.get_profile("random"), derandomize=True)
 settings.load_profile("fixed")

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -36,10 +37,10 @@ def drawn() -> list[tuple[int, float, str]]:
     return examples
 
 
-def drawn_by(*statements: str, hash_seed: int = 0) -> str:
-    """What it draws in a process of its own, after these statements."""
+def drawn_by(*statements: str, hash_seed: int = 0, **environment: str) -> str:
+    """What it draws in a process of its own, after these statements, with these environment variables."""
     paths = os.pathsep.join([str(ROOT), str(ROOT / "src")])
-    environment = {**os.environ, "PYTHONHASHSEED": str(hash_seed), "PYTHONPATH": paths}
+    environment = {**os.environ, **environment, "PYTHONHASHSEED": str(hash_seed), "PYTHONPATH": paths}
     command = [sys.executable, "-c", "\n".join((*statements, DRAWS))]
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
 
@@ -50,8 +51,9 @@ def test_examples_are_the_same_in_every_process() -> None:
     assert drawn_by(FIXED, OTHER_MODULES, hash_seed=1) == once
 
 
-def test_a_random_search_draws_others() -> None:
-    assert drawn_by(FIXED, RANDOM) != drawn_by(FIXED, RANDOM)
+@pytest.mark.parametrize("variables", [{}, {"CI": "true"}], ids=["by hand", "in CI"])
+def test_a_random_search_draws_others(variables: dict[str, str]) -> None:
+    assert drawn_by(FIXED, RANDOM, **variables) != drawn_by(FIXED, RANDOM, **variables)
 
 
 def test_a_broken_twin_that_draws_constants_of_loaded_modules_is_noticed() -> None:
