@@ -13,7 +13,7 @@ BANNED_IMPORTS = frozenset(
 )
 """Loaders that run what they load, and shells."""
 
-STARTING_ROOMS = frozenset({"emulate"})
+STARTING_ROOMS = frozenset({"emulate", "targets"})
 """Rooms that start processes, and so may import subprocess."""
 
 BANNED_CALLS = frozenset({"eval", "exec", "compile", "__import__", "breakpoint", "globals", "input"})

@@ -20,6 +20,7 @@ LEVELS: Mapping[str, int] = {
     "check": 4,
     "sim": 3,
     "launch": 3,
+    "targets": 3,
     "cost": 2,
     "plan": 2,
     "strategy": 1,
@@ -49,6 +50,7 @@ THIRD_PARTY: Mapping[str, frozenset[str]] = {
     "search": frozenset({"numpy", "numba"}),
     "runtime": frozenset({"numpy", "torch", "safetensors"}),
     "measure": frozenset({"numpy", "torch"}),
+    "targets": frozenset({"torch", "megatron"}),
 }
 """Packages per room or base module; every other room has numpy only."""
 
