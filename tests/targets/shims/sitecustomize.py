@@ -1,0 +1,42 @@
+"""Stand-ins for GPU software, so that Megatron-LM can be imported on a machine without a GPU.
+
+Python imports this module at its start where the folder is on PYTHONPATH. That is so in the child processes
+of these tests alone.
+"""
+
+from __future__ import annotations
+
+import sys
+import typing
+from importlib.machinery import ModuleSpec
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import MagicMock
+
+import torch
+import typing_extensions
+
+# Megatron-LM is made for Python 3.12, which has `typing.override`.
+if not hasattr(typing, "override"):
+    setattr(typing, "override", typing_extensions.override)  # noqa: B010 - mypy knows no such name before 3.12
+
+# Triton compiles kernels for GPUs, and is not in a CPU build of PyTorch; Megatron-LM imports it unguarded.
+for name in ("triton", "triton.language"):
+    module = MagicMock()
+    module.__spec__ = ModuleSpec(name, None)
+    module.__version__ = "3.5.0"
+    sys.modules[name] = module
+
+
+# Megatron-LM decorates functions at import, and the compiler would look for Triton.
+def compile_nothing(function: Any = None, **_options: Any) -> Any:
+    return function if function is not None else compile_nothing
+
+
+torch.compile = compile_nothing
+
+# The checks of some flags ask the first GPU for its generation: here that of an H100.
+PROPERTIES = SimpleNamespace(
+    major=9, minor=0, name="NVIDIA H100 80GB HBM3", total_memory=80 << 30, multi_processor_count=132
+)
+torch.cuda.get_device_properties = lambda *_: PROPERTIES
