@@ -5,11 +5,12 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check --no-input
 WORKERS ?= auto
 ROUNDS ?= 10
+MEGATRON := 0.19.2
 
 # Tests start hundreds of processes: where the shell forbids bytecode, each would compile the package again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: plan test test-random bench accuracy demo clean
+.PHONY: plan test test-random test-targets bench accuracy demo clean
 .DELETE_ON_ERROR:
 
 plan: .venv/installed
@@ -26,6 +27,10 @@ test-random: .venv/installed-for-tests
 	@for round in $$(seq $(ROUNDS)); do echo "round $$round of $(ROUNDS)"; \
 	  $(BIN)/pytest -n $(WORKERS) --maxprocesses 8 --dist loadgroup -m hypothesis --hypothesis-profile random || exit 1; done
 
+# Exports read back by the software that they are for, which is installed into .cache and needs no GPU.
+test-targets: .venv/installed-for-targets .cache/megatron/installed-$(MEGATRON)
+	$(BIN)/pytest -n $(WORKERS) --maxprocesses 8 --dist loadgroup tests/targets
+
 bench: .venv/installed-for-tests
 	@$(BIN)/python -m benchmarks
 
@@ -38,7 +43,7 @@ demo: .venv/installed-for-tests
 	@$(BIN)/python -m benchmarks.demo
 
 clean:
-	rm -rf .venv build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv .cache build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 .venv/bin/python:
@@ -56,4 +61,16 @@ clean:
 	@echo "installing what the tests need into .venv" >&2
 	@$(PIP) install -c constraints.txt torch==2.13.0
 	@$(PIP) install -c constraints.txt -e '.[dev,fast,oracle,plot]'
+	@touch $@
+
+.venv/installed-for-targets: pyproject.toml constraints.txt | .venv/installed-for-tests
+	@$(PIP) install -c constraints.txt -e '.[targets]'
+	@touch $@
+
+# Megatron-LM names Python 3.12 and packages for GPUs that its parser does without: it lies in a folder of its own.
+.cache/megatron/installed-$(MEGATRON): | .venv/bin/python
+	@echo "installing Megatron-LM $(MEGATRON) into .cache" >&2
+	@rm -rf .cache/megatron
+	@$(PIP) install --no-deps --only-binary=:all: --python-version 3.12 --ignore-requires-python \
+	  --platform manylinux_2_28_x86_64 --target .cache/megatron megatron-core==$(MEGATRON)
 	@touch $@
