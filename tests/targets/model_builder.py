@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from typing import Any
 
 LOCAL = ("--transformer-impl", "local", "--attention-backend", "unfused", "--no-persist-layer-norm")
-"""Modules of Megatron-LM itself in place of those of Transformer Engine, which needs a GPU: they have the same
-parameters."""
+"""Modules of Megatron-LM itself in place of those of Transformer Engine, which needs a GPU: they have the
+same parameters."""
 
 REFUSALS = (AssertionError, LookupError, NotImplementedError, RuntimeError, SystemExit, TypeError, ValueError)
 """Exceptions by which Megatron-LM refuses flags or sizes."""
@@ -28,7 +28,6 @@ WITHOUT = ("--moe-grouped-gemm",)
 def main() -> None:
     replies = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
-    _stand_in_for_a_device()
     for line in sys.stdin:
         request = json.loads(line)
         try:
@@ -37,14 +36,6 @@ def main() -> None:
             answer = {"error": f"{type(error).__name__}: {' '.join(str(error).split())}"}
         replies.write(json.dumps(answer) + "\n")
         replies.flush()
-
-
-def _stand_in_for_a_device() -> None:
-    """Modules ask for the current device and make streams when they are built."""
-    import torch
-
-    torch.cuda.current_device = lambda: torch.device("meta")
-    torch.cuda.Stream = lambda *_args, **_options: None
 
 
 def _parameters(flags: Sequence[str], world_size: int) -> list[int]:

@@ -1,0 +1,157 @@
+"""Random plans that Megatron-LM 0.19 can run: models of the families that it trains, clusters of one to eight
+nodes, and strategies within the limits of the target, written down here a second time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from random import Random
+from typing import Any
+
+from shardwise import search
+from shardwise.cluster import load_cluster
+from shardwise.cost import bind, price_everywhere
+from shardwise.errors import ConfigError, Infeasible
+from shardwise.model import Model, model_from_config
+from shardwise.plan import Plan
+from shardwise.strategy import Job, Strategy, StrategyTable, complete, even_ends
+
+EXPERT_FAMILIES = ("mixtral", "qwen3_moe")
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gpt2", "megatron", *EXPERT_FAMILIES)
+
+NODES = (1, 2, 4, 8)
+DEVICES_PER_NODE = 8
+
+
+def random_plans(number: int, *, seed: int) -> list[Plan]:
+    """So many plans, families in turn."""
+    drawn = _plans(Random(seed))
+    return [next(drawn) for _ in range(number)]
+
+
+def _plans(random: Random) -> Iterator[Plan]:
+    while True:
+        for family in FAMILIES:
+            model = random_model(random, family)
+            plan = None
+            while plan is None:
+                plan = _plan(random, model)
+            yield plan
+
+
+def random_model(random: Random, family: str) -> Model:
+    """A small model of a family: every size of its config is drawn."""
+    kv_heads = random.choice((2, 4, 8))
+    heads = kv_heads * random.choice((1, 2, 4))
+    head_dim = random.choice((16, 32, 64))
+    layers, vocab = random.randint(4, 20), 64 * random.randint(8, 64)
+    hidden, ffn = heads * head_dim, 64 * random.randint(4, 16)
+    is_tied = random.random() < 0.3
+    if family == "gpt2":
+        sizes: dict[str, Any] = {
+            "n_embd": hidden, "n_layer": layers, "n_head": heads, "n_inner": ffn, "n_positions": 2048,
+            "vocab_size": vocab,
+        }  # fmt: skip
+    elif family == "megatron":
+        return model_from_config(
+            {"layers": layers, "hidden": hidden, "ffn": ffn, "heads": heads, "vocab": vocab, "seq_len": 2048},
+            name=family,
+        )
+    else:
+        sizes = {
+            "hidden_size": hidden, "intermediate_size": ffn, "num_hidden_layers": layers,
+            "num_attention_heads": heads, "num_key_value_heads": kv_heads, "vocab_size": vocab,
+            "max_position_embeddings": 4096, "rope_theta": 10000.0, "tie_word_embeddings": is_tied,
+        }  # fmt: skip
+    if family == "mistral":
+        sizes |= {"sliding_window": None}
+    if family == "qwen3":
+        sizes |= {"head_dim": 2 * head_dim}
+    if family in EXPERT_FAMILIES:
+        sizes |= {"num_experts_per_tok": random.choice((1, 2, 4))}
+    if family == "mixtral":
+        sizes |= {"num_local_experts": random.choice((4, 8, 16))}
+    if family == "qwen3_moe":
+        sizes |= {
+            "num_experts": random.choice((8, 16)), "moe_intermediate_size": 64 * random.randint(1, 4),
+            "head_dim": head_dim, "norm_topk_prob": True, "mlp_only_layers": [], "decoder_sparse_step": 1,
+        }  # fmt: skip
+    return model_from_config({"model_type": family, **sizes}, name=family)
+
+
+def _plan(random: Random, model: Model) -> Plan | None:
+    """A plan for the model; None where what was drawn is not legal, or beyond the target."""
+    nodes = random.choice(NODES)
+    cluster = load_cluster(f"{nodes}x{DEVICES_PER_NODE}xH100-SXM")
+    job = Job(
+        seq_len=random.choice((1024, 2048)),
+        global_batch_size=random.choice((64, 128, 256)),
+        dtype=random.choice(("bf16", "bf16", "fp16")),
+        optimizer="adamw",
+    )
+    fields = _fields(random, model, nodes * DEVICES_PER_NODE)
+    experts = model.experts
+    try:
+        strategy = complete(
+            fields,
+            devices=nodes * DEVICES_PER_NODE,
+            layers=model.layers,
+            experts=None if experts is None else experts.experts,
+            global_batch_size=job.global_batch_size,
+        )
+        if not is_within_target(strategy, has_experts=experts is not None):
+            return None
+        return search.plan_of_strategy(model, cluster, job, strategy)
+    except (ConfigError, Infeasible):
+        return None
+
+
+def _fields(random: Random, model: Model, devices: int) -> Mapping[str, Any]:
+    """Fields that belong together more often than not."""
+    tp, cp, pp = random.choice((1, 2, 4, 8)), random.choice((1, 1, 2, 4)), random.choice((1, 2, 4, 8))
+    ranks = max(devices // (tp * pp), 1)
+    dp = max(ranks // cp, 1)
+    vpp = random.choice((1, 1, 2, 3)) if pp > 1 else 1
+    fields: dict[str, Any] = {
+        "tp": tp, "cp": cp, "pp": pp, "dp": dp, "vpp": vpp,
+        "cp_kind": random.choice(("ring", "all_to_all")) if cp > 1 else "ring",
+        "sequence_parallel": tp > 1 and (model.experts is not None or random.random() < 0.7),
+        "micro_batch_size": random.choice((1, 1, 2)),
+        "optim_shard": random.choice([degree for degree in (1, 2, 4, ranks, ranks) if ranks % degree == 0]),
+        "offload": random.choice(("none", "none", "none", "optimizer")),
+        "axis_order": random.choice(("tp-cp-dp-pp", "tp-cp-pp-dp")),
+    }  # fmt: skip
+    if model.experts is not None:
+        fields["ep"] = random.choice((1, 2, 4, 8))
+        fields["etp"] = random.choice((1, 2, tp))
+    stages = pp * vpp
+    first, last = (int(end) for end in even_ends(model.layers, stages))
+    if stages > 2 and random.random() < 0.5:  # ends that differ from the even split
+        first, last = (max(end + random.choice((-1, 0, 1)), 0) for end in (first, last))
+        fields |= {"first_stage_layers": first, "last_stage_layers": last}
+    if random.random() < 0.4:
+        fields |= {"recompute": "full", "recompute_layers": random.randint(1, max(model.layers // stages, 1))}
+    return fields
+
+
+def is_within_target(strategy: Strategy, *, has_experts: bool) -> bool:
+    """Whether Megatron-LM 0.19 has words for it: the limits of the target in plain code."""
+    ranks = strategy.dp * strategy.cp
+    if strategy.axis_order == "tp-cp-pp-dp" and strategy.pp > 1:
+        if has_experts and strategy.etp * strategy.ep != strategy.tp * strategy.cp:
+            return False
+        if not has_experts and strategy.cp > 1:
+            return False
+    if has_experts and strategy.optim_shard not in (1, ranks):
+        return False
+    if has_experts and strategy.tp > 1 and not strategy.sequence_parallel:
+        return False
+    return strategy.offload == "none" or strategy.optim_shard > 1 or ranks == 1
+
+
+def parameters_by_stage(plan: Plan) -> list[int]:
+    """Elements of the parameters on the first rank of each pipeline stage, as the cost model counts them."""
+    strategy = plan.best.strategy
+    problem = bind(plan.model, plan.cluster, plan.job)
+    price = price_everywhere(problem, StrategyTable.of([strategy]))
+    nbytes = price.shards.parameter_bytes[: strategy.pp, price.of_shards[0]]
+    return [round(float(of_rank) / problem.recipe.weight_bytes) for of_rank in nbytes]
