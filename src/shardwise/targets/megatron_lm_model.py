@@ -86,7 +86,7 @@ def check_model(model: Model) -> None:
 def megatron_model(model: Model, *, seq_len: int) -> MegatronModel:
     """The model in Megatron-LM's words, for sequences of `seq_len`. ConfigError where it has none for it."""
     if model.family not in FAMILIES:
-        raise refusal("model.config.model_type", model.family, ", ".join(FAMILIES), "models of this family")
+        raise refusal("model.config.model_type", model.family, ", ".join(FAMILIES))
     for part in model.special_parts:
         raise refusal("model.config", part, "models without it")
     decoder = decoder_of(model)
@@ -133,9 +133,9 @@ def megatron_model(model: Model, *, seq_len: int) -> MegatronModel:
     )
 
 
-def refusal(key: str, found: object, allowed: str, what: str = "this") -> ConfigError:
-    """The error of a plan that has no name in Megatron-LM's flags, by the key of the plan file."""
-    return ConfigError(f"Megatron-LM 0.19 cannot train {what}", key=key, found=shown(found), allowed=allowed)
+def refusal(key: str, found: object, allowed: str) -> ConfigError:
+    """The error of a value, by its key in the plan file, that flags of Megatron-LM cannot say."""
+    return ConfigError("flags of Megatron-LM 0.19 cannot say it", key=key, found=shown(found), allowed=allowed)
 
 
 def _one(found: set[Found], what: str) -> Found | None:
@@ -244,7 +244,7 @@ def _experts(family: str, config: Mapping[str, Any], decoder: Decoder, routed: R
     if family == "megatron":
         is_normalized = routed.top_k > 1
     if is_normalized and routed.top_k == 1:
-        raise refusal("model.config", "weights of one expert a token with the sum 1", "two experts a token")
+        raise refusal("model.config.num_experts_per_tok", 1, "2 or more, as their weights have the sum 1")
     if routed.groups > 1 or routed.router_bias:
         raise refusal("model.config", "groups of experts, or a bias of the router", "neither")
     return MegatronExperts(
