@@ -39,6 +39,7 @@ class MegatronExperts:
     pattern: tuple[int, ...]
     moe_shared_expert_intermediate_size: int | None
     moe_router_pre_softmax: bool
+    moe_token_dispatcher_type: str = "alltoall"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,7 +136,9 @@ def megatron_model(model: Model, *, seq_len: int) -> MegatronModel:
 
 def refusal(key: str, found: object, allowed: str) -> ConfigError:
     """The error of a value, by its key in the plan file, that flags of Megatron-LM cannot say."""
-    return ConfigError("flags of Megatron-LM 0.19 cannot say it", key=key, found=shown(found), allowed=allowed)
+    return ConfigError(
+        "flags of Megatron-LM 0.19 cannot say it", key=key, found=shown(found), allowed=allowed
+    )
 
 
 def _one(found: set[Found], what: str) -> Found | None:
@@ -324,7 +327,7 @@ def _expert_flags(experts: MegatronExperts) -> Iterator[tuple[str, ...]]:
         yield ("--moe-router-pre-softmax",)
     yield "--moe-router-load-balancing-type", "aux_loss"
     yield "--moe-router-dtype", "fp32"
-    yield "--moe-token-dispatcher-type", "alltoall"
+    yield "--moe-token-dispatcher-type", experts.moe_token_dispatcher_type
     yield ("--moe-grouped-gemm",)
 
 
