@@ -58,6 +58,34 @@ def launch(
     )
 
 
+def export(
+    plan: PlanFile,
+    to: Annotated[
+        str,
+        typer.Option(
+            metavar="TARGET",
+            help="megatron-lm-0.19; a name without a version is the newest.",
+            show_default=False,
+        ),
+    ],
+    out: Annotated[
+        str,
+        typer.Option(metavar="DIR", help="Folder for the files; made if missing.", show_default=False),
+    ],
+    is_validated: Annotated[
+        bool,
+        typer.Option(
+            "--validate",
+            help="Let the target's own parser read the flags, and compare every value with the plan.",
+        ),
+    ] = False,
+) -> Output:
+    """Write a plan as flags of other training software."""
+    from shardwise.app.cli import exporting
+
+    return exporting.exported_plan(plan, to=to, out=out, is_validated=is_validated)
+
+
 def compare(
     plan: PlanFile,
     measured: Annotated[
@@ -157,4 +185,5 @@ def add_run_commands(app: typer.Typer) -> None:
     app.command(context_settings={"allow_extra_args": True})(launch)
     app.command(context_settings={"allow_extra_args": True})(emulate)
     app.command()(calibrate)
+    app.command()(export)
     app.command()(compare)

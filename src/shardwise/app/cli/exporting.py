@@ -1,0 +1,114 @@
+"""What `export` does: write a plan in the words of other training software, and read it back."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+from shardwise.app.cli.output import Output, row
+from shardwise.app.cli.request import choice, writable
+from shardwise.errors import ConfigError
+from shardwise.inputs import printable
+from shardwise.plan import GraphPlan, Plan, UnevenFile, read_any_plan, write_file
+from shardwise.targets import (
+    EXPORTS,
+    WRITTEN_BY,
+    Exported,
+    ReadBack,
+    export_of,
+    exported,
+    read_back,
+    read_by_megatron_lm,
+    reader_request,
+)
+
+DIFFERS = 4
+"""Exit code where the target understood something else."""
+
+_HEAD_BYTES = 4096
+
+
+def exported_plan(path: str, *, to: str, out: str, is_validated: bool) -> Output:
+    """Write the plan file at `path` for the target `to` into the folder `out`, which is made if missing.
+
+    With `is_validated` the target reads the flags first; where it understands something else, nothing is
+    written. ConfigError for what the target cannot say.
+    """
+    target = export_of(to) or choice("--to", to, EXPORTS)
+    plan = read_any_plan(path)
+    if isinstance(plan, UnevenFile | GraphPlan):
+        kind = "an uneven plan" if isinstance(plan, UnevenFile) else "the plan of an operator graph"
+        raise ConfigError(
+            f"{target} runs uniform plans alone", file=printable(path), found=kind,
+            allowed="a plan of one strategy for all devices",
+        )  # fmt: skip
+    try:
+        export = exported(plan, target)
+    except ConfigError as error:
+        raise error.within(file=printable(path)) from None
+    _check_folder(out, export.files, path)
+    found = _read_back(plan, export) if is_validated else None
+    if found is not None and found.differences:
+        return _differing(export, found)
+    _write(out, export.files)
+    return _written(out, export, found)
+
+
+def _check_folder(out: str, files: Mapping[str, str], path: str) -> None:
+    """ConfigError where files cannot be written into the folder, or something else would be lost."""
+    if os.path.lexists(out) and not os.path.isdir(out):
+        raise ConfigError("is not a folder", key="--out", found=printable(out), allowed="a folder")
+    for name in files if os.path.isdir(out) else ():
+        file = os.path.join(out, name)
+        writable("--out", file, inputs=(path,))
+        if os.path.exists(file) and not _is_own(file):
+            raise ConfigError(
+                "was not written by shardwise export, and would be lost", key="--out", found=printable(file),
+                allowed="another folder",
+            )  # fmt: skip
+
+
+def _is_own(file: str) -> bool:
+    try:
+        with open(file, "rb") as opened:
+            return WRITTEN_BY.encode() in opened.read(_HEAD_BYTES)
+    except OSError as error:
+        raise ConfigError(
+            f"cannot be read: {(error.strerror or str(error)).lower()}", key="--out", found=printable(file)
+        ) from None
+
+
+def _read_back(plan: Plan, export: Exported) -> ReadBack:
+    (reading,) = read_by_megatron_lm([reader_request(plan, export.flags)])
+    return read_back(plan, reading)
+
+
+def _write(out: str, files: Mapping[str, str]) -> None:
+    try:
+        os.makedirs(out, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(
+            f"cannot be made: {(error.strerror or str(error)).lower()}", key="--out", found=printable(out)
+        ) from None
+    for name, text in files.items():
+        write_file(os.path.join(out, name), text.encode())
+
+
+def _differing(export: Exported, found: ReadBack) -> Output:
+    lines = [
+        f"shardwise: error: {export.target} reads {each.field} as {each.read}; the plan has {each.plan}"
+        for each in found.differences
+    ]
+    return Output(talk=[*lines, "shardwise: nothing was written"], code=DIFFERS)
+
+
+def _written(out: str, export: Exported, found: ReadBack | None) -> Output:
+    lines = [row("target", (export.target, "value"))]
+    lines += [row("wrote", (printable(os.path.join(out, name)), "code")) for name in export.files]
+    lines.append(row("flags", (str(len(export.flags)), "value")))
+    if found is None:
+        lines.append(row("read back", ("no: --validate lets Megatron-LM's own parser read the flags", "dim")))
+    else:
+        text = f"{found.values} values read back equal by Megatron-LM's own parser"
+        lines.append(row("read back", (text, "good")))
+    return Output(lines=lines)

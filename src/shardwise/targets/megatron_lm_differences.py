@@ -1,0 +1,250 @@
+"""What Megatron-LM understood, compared with the plan, value by value.
+
+The values are rebuilt from Megatron-LM's own arguments and configuration, never from the flags that were
+written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from shardwise.plan import Plan
+from shardwise.strategy import Strategy
+from shardwise.targets.child import Reading
+from shardwise.targets.megatron_lm import (
+    CP_COMM_TYPES,
+    MAPPED_ORDER,
+    OPTIMIZERS,
+    OWN_ORDER,
+    effective_order,
+    has_fused_attention,
+    overlaps,
+    stage_layers,
+)
+from shardwise.targets.megatron_lm_model import (
+    MegatronExperts,
+    MegatronModel,
+    megatron_model,
+)
+
+_DTYPES = {"torch.float32": "fp32", "torch.bfloat16": "bf16", "torch.float16": "fp16"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadBackDifference:
+    """A value of the plan that Megatron-LM understood as another."""
+
+    field: str
+    plan: str
+    read: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadBack:
+    """How many values were compared, and those that differ."""
+
+    values: int
+    differences: tuple[ReadBackDifference, ...]
+
+
+def read_back(plan: Plan, reading: Reading) -> ReadBack:
+    """Compare all that the flags of `plan` say with what Megatron-LM understood."""
+    if reading.error is not None:
+        refused = ReadBackDifference(field="flags", plan="accepted", read=reading.error)
+        return ReadBack(values=1, differences=(refused,))
+    said, understood = _of_plan(plan), _of_reading(plan, reading)
+    return ReadBack(
+        values=len(said),
+        differences=tuple(
+            ReadBackDifference(field=name, plan=str(value), read=str(understood[name]))
+            for name, value in said.items()
+            if value != understood[name]
+        ),
+    )
+
+
+def differences(plan: Plan, reading: Reading) -> tuple[ReadBackDifference, ...]:
+    """The values of `plan` that Megatron-LM understood as others."""
+    return read_back(plan, reading).differences
+
+
+def _of_plan(plan: Plan) -> dict[str, object]:
+    job, strategy = plan.job, plan.best.strategy
+    model = megatron_model(plan.model, seq_len=job.seq_len)
+    reduces, gathers = overlaps(strategy, job)
+    return {
+        **_values("model", model),
+        "job.seq_len": job.seq_len,
+        "job.global_batch_size": job.global_batch_size,
+        "job.dtype": job.dtype,
+        "job.optimizer": job.optimizer,
+        "job.profile.reduce_in_fp32": job.dtype == "fp32" or job.profile.reduce_in_fp32,
+        "fused attention": has_fused_attention(plan),
+        "gradients reduced during computation": reduces,
+        "parameters gathered during computation": gathers,
+        "devices": plan.cluster.devices,
+        **{f"strategy.{name}": value for name, value in asdict(strategy).items()},
+        "layers of stages": stage_layers(strategy, plan.model.layers),
+    }
+
+
+def _of_reading(plan: Plan, reading: Reading) -> dict[str, object]:
+    read = reading.arguments
+    # Ranks hold chunks; stages follow the layers, chunk by chunk over the ranks.
+    stages = tuple(rank[chunk] for chunk in range(len(reading.layers[0])) for rank in reading.layers)
+    strategy = _strategy(plan.best.strategy, reading)
+    optimizers = {name: ours for ours, name in OPTIMIZERS.items()}
+    dtype = _DTYPES.get(read["params_dtype"], read["params_dtype"])
+    eight = read["fp8"] or read["fp4"]
+    return {
+        **_values("model", _model(reading, plan.job.seq_len)),
+        "job.seq_len": read["seq_length"],
+        "job.global_batch_size": read["global_batch_size"],
+        "job.dtype": f"{dtype} with {eight}" if eight else dtype,
+        "job.optimizer": optimizers.get(read["optimizer"], read["optimizer"]),
+        "job.profile.reduce_in_fp32": dtype == "fp32" or bool(read["accumulate_allreduce_grads_in_fp32"]),
+        "fused attention": read["attention_backend"] in ("auto", "flash", "fused"),
+        "gradients reduced during computation": read["overlap_grad_reduce"],
+        "parameters gathered during computation": read["overlap_param_gather"],
+        "devices": read["world_size"],
+        **{f"strategy.{name}": value for name, value in strategy.items()},
+        "layers of stages": stages,
+    }
+
+
+def _values(prefix: str, model: MegatronModel) -> dict[str, object]:
+    """The fields of a model, those of its experts too."""
+    own = {f"{prefix}.{field.name}": getattr(model, field.name) for field in fields(MegatronModel)}
+    experts = own.pop(f"{prefix}.experts")
+    for field in fields(MegatronExperts):
+        own[f"{prefix}.{field.name}"] = None if experts is None else getattr(experts, field.name)
+    return own
+
+
+def _strategy(asked: Strategy, reading: Reading) -> dict[str, object]:
+    """The fields of a Strategy. Orders of ranks that place all ranks alike are one, that of the plan."""
+    read = reading.arguments
+    vpp = read["virtual_pipeline_model_parallel_size"] or 1
+    copies = read["data_parallel_size"] * read["context_parallel_size"]
+    shards = _shards(read, copies)
+    granularity = read["recompute_granularity"]
+    has_experts = read["num_experts"] is not None
+    order = MAPPED_ORDER if read["use_tp_pp_dp_mapping"] else OWN_ORDER
+    is_alike = effective_order(asked, order) == effective_order(asked, asked.axis_order)
+    kinds = {name: kind for kind, name in CP_COMM_TYPES.items()}
+    comm_type = reading.config["cp_comm_type"]
+    return {
+        "tp": read["tensor_model_parallel_size"],
+        "pp": read["pipeline_model_parallel_size"],
+        "vpp": vpp,
+        "cp": read["context_parallel_size"],
+        "cp_kind": kinds.get(str(comm_type), comm_type),
+        "ep": read["expert_model_parallel_size"],
+        "etp": read["expert_tensor_parallel_size"] if has_experts else 1,
+        "dp": read["data_parallel_size"],
+        **shards,
+        "micro_batch_size": read["micro_batch_size"],
+        "schedule": "interleaved_1f1b" if vpp > 1 else "1f1b",
+        "sequence_parallel": read["sequence_parallel"],
+        "recompute": granularity or "none",
+        "recompute_layers": _recomputed(read),
+        "offload": _offload(read),
+        "axis_order": asked.axis_order if is_alike else order,
+        "first_stage_layers": reading.layers[0][0],
+        "last_stage_layers": reading.layers[-1][-1],
+    }
+
+
+def _shards(read: Mapping[str, Any], copies: int) -> dict[str, object]:
+    """Over how many ranks parameters, gradients and optimizer states are sharded."""
+    if read["use_torch_fsdp2"] or read["use_megatron_fsdp"]:
+        return dict.fromkeys(("param_shard", "grad_shard", "optim_shard"), copies)
+    instances = read["num_distributed_optimizer_instances"]
+    states = copies / instances if read["use_distributed_optimizer"] else 1
+    return {"param_shard": 1, "grad_shard": 1, "optim_shard": states}
+
+
+def _recomputed(read: Mapping[str, Any]) -> object:
+    """Layers of a chunk that are recomputed in full."""
+    if read["recompute_granularity"] != "full":
+        return 0
+    layers = read["recompute_num_layers"]
+    return layers if read["recompute_method"] == "block" else f"{read['recompute_method']} {layers}"
+
+
+def _offload(read: Mapping[str, Any]) -> str:
+    states = read["optimizer_cpu_offload"] and read["optimizer_offload_fraction"] == 1
+    activations = read["cpu_offloading_num_layers"] or read["fine_grained_activation_offloading"]
+    if states and activations:
+        return "both"
+    return "optimizer" if states else "activations" if activations else "none"
+
+
+def _model(reading: Reading, seq_len: int) -> MegatronModel:
+    read, config = reading.arguments, reading.config
+    is_rotary = read["position_embedding_type"] == "rope"
+    layers = read["num_layers"]
+    window, pattern = _window(config, layers, seq_len)
+    return MegatronModel(
+        num_layers=layers,
+        hidden_size=config["hidden_size"],
+        ffn_hidden_size=config["ffn_hidden_size"],
+        num_attention_heads=config["num_attention_heads"],
+        num_query_groups=config["num_query_groups"],
+        kv_channels=config["kv_channels"],
+        padded_vocab_size=reading.padded_vocab_size or 0,
+        untie_embeddings_and_output_weights=read["untie_embeddings_and_output_weights"],
+        max_position_embeddings=read["max_position_embeddings"],
+        position_embedding_type=read["position_embedding_type"],
+        rotary_base=read["rotary_base"] if is_rotary else None,
+        rotary_percent=read["rotary_percent"] if is_rotary else None,
+        rope_scaling_factor=read["rope_scaling_factor"] if is_rotary and read["use_rope_scaling"] else None,
+        normalization=config["normalization"],
+        norm_epsilon=config["layernorm_epsilon"],
+        qk_layernorm=config["qk_layernorm"],
+        swiglu=config["gated_linear_unit"] and config["activation_func"] == "silu",
+        exact_gelu=not config["gated_linear_unit"] and not config["bias_activation_fusion"],
+        add_bias_linear=config["add_bias_linear"],
+        add_qkv_bias=config["add_qkv_bias"],
+        attention_dropout=config["attention_dropout"],
+        hidden_dropout=config["hidden_dropout"],
+        init_method_std=config["init_method_std"],
+        window=window,
+        window_pattern=pattern,
+        experts=_experts(config, layers),
+    )
+
+
+def _window(
+    config: Mapping[str, Any], layers: int, seq_len: int
+) -> tuple[int | None, tuple[int, ...] | None]:
+    """Keys of a query, where they are below the sequence length, and the layers where that is so."""
+    if config["window_size"] is None:
+        return None, None
+    before, after = config["window_size"]
+    if after != 0 or not 0 <= before < seq_len - 1:
+        return None, None
+    freq = config["window_attn_skip_freq"]
+    if freq is None:
+        return before + 1, (1,) * layers
+    if isinstance(freq, int):
+        return before + 1, tuple(int(layer % freq != 0) for layer in range(1, layers + 1))
+    return before + 1, tuple(freq)
+
+
+def _experts(config: Mapping[str, Any], layers: int) -> MegatronExperts | None:
+    if config["num_moe_experts"] is None:
+        return None
+    freq = config["moe_layer_freq"]
+    return MegatronExperts(
+        num_experts=config["num_moe_experts"],
+        moe_router_topk=config["moe_router_topk"],
+        moe_ffn_hidden_size=config["moe_ffn_hidden_size"],
+        pattern=(
+            tuple(int(layer % freq == 0) for layer in range(layers)) if isinstance(freq, int) else tuple(freq)
+        ),
+        moe_shared_expert_intermediate_size=config["moe_shared_expert_intermediate_size"],
+        moe_router_pre_softmax=config["moe_router_pre_softmax"],
+    )
