@@ -14,9 +14,12 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-LOCAL = ("--transformer-impl", "local", "--attention-backend", "unfused", "--no-persist-layer-norm")
-"""Modules of Megatron-LM itself in place of those of Transformer Engine, which needs a GPU: they have the
-same parameters."""
+LOCAL = (
+    "--transformer-impl", "local", "--attention-backend", "unfused", "--no-persist-layer-norm",
+    "--no-rope-fusion", "--no-gradient-accumulation-fusion",
+)  # fmt: skip
+"""Modules of Megatron-LM itself in place of those of Transformer Engine and Apex, which need a GPU: they have
+the same parameters."""
 
 REFUSALS = (AssertionError, LookupError, NotImplementedError, RuntimeError, SystemExit, TypeError, ValueError)
 """Exceptions by which Megatron-LM refuses flags or sizes."""
@@ -28,6 +31,7 @@ WITHOUT = ("--moe-grouped-gemm",)
 def main() -> None:
     replies = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
+    _stand_in_for_a_device()
     for line in sys.stdin:
         request = json.loads(line)
         try:
@@ -36,6 +40,18 @@ def main() -> None:
             answer = {"error": f"{type(error).__name__}: {' '.join(str(error).split())}"}
         replies.write(json.dumps(answer) + "\n")
         replies.flush()
+
+
+def _stand_in_for_a_device() -> None:
+    """What modules ask of a GPU while they are built."""
+    import torch
+
+    # Tied embeddings are moved to the current device; routers of experts make a stream.
+    torch.cuda.current_device = lambda: torch.device("meta")
+    torch.Tensor.cuda = lambda tensor, *_: tensor
+    torch.cuda.Stream = lambda *_: None
+    # Learned positions draw their values by torch.nn; on the meta device that imports the compiler.
+    torch.nn.init.normal_ = lambda weight, *_: weight
 
 
 def _parameters(flags: Sequence[str], world_size: int) -> list[int]:

@@ -67,7 +67,7 @@ def random_model(random: Random, family: str) -> Model:
     if family == "qwen3":
         sizes |= {"head_dim": 2 * head_dim}
     if family in EXPERT_FAMILIES:
-        sizes |= {"num_experts_per_tok": random.choice((1, 2, 4))}
+        sizes |= {"num_experts_per_tok": random.choice((2, 4))}
     if family == "mixtral":
         sizes |= {"num_local_experts": random.choice((4, 8, 16))}
     if family == "qwen3_moe":
