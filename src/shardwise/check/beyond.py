@@ -10,7 +10,7 @@ from typing import Any
 from shardwise.check.finding import Check
 from shardwise.model import Model
 from shardwise.plan import Plan
-from shardwise.strategy import FIELDS, Limit, Strategy, target_of
+from shardwise.strategy import FIELDS, Job, Limit, Strategy, target_of
 
 BEYOND = "target"
 """The reason of candidates that are legal and beyond the target."""
@@ -52,24 +52,21 @@ NOTHING = Beyond()
 """Without a target nothing is."""
 
 
-def beyond_of(target: str | None, model: Model) -> Beyond:
-    """What the search rejects for the target of this name; nothing without one."""
-    if target is None:
-        return NOTHING
-    own = _limits(target, model)
-    sizes = _sizes(model)
+def beyond_of(limits: Sequence[Limit], model: Model, job: Job) -> Beyond:
+    """What the search rejects for a target with these limits."""
+    own, sizes = _about(limits, model, job), _sizes(model, job)
     fields = [_fields(limit) - set(sizes) for limit in own]
     grid = tuple(limit for limit, names in zip(own, fields, strict=True) if names <= GRID_FIELDS)
-    return Beyond(
-        grid=grid,
-        orders=tuple(
-            limit
-            for limit, names in zip(own, fields, strict=True)
-            if limit not in grid and names <= ORDER_FIELDS
-        ),
-        shards=tuple(limit for limit in own if _is_of_shards(limit)),
-        sizes=sizes,
+    orders = tuple(
+        limit for limit, names in zip(own, fields, strict=True) if limit not in grid and names <= ORDER_FIELDS
     )
+    shards = tuple(limit for limit in own if _is_of_shards(limit))
+    return Beyond(grid=grid, orders=orders, shards=shards, sizes=sizes)
+
+
+def limits_of(plan: Plan) -> tuple[Limit, ...]:
+    """The limits of the target of a plan; none without one."""
+    return () if plan.target is None else target_of(plan.target).limits
 
 
 def target_check(plan: Plan) -> Check:
@@ -77,10 +74,11 @@ def target_check(plan: Plan) -> Check:
     than the target's."""
     name = str(plan.target)
     target = target_of(name)
+    values = {**_sizes(plan.model, plan.job), **_values(plan.best.strategy)}
     beyond = [
-        f"{limit.field} {getattr(plan.best.strategy, limit.field)}: {limit.allowed}"
-        for limit in _limits(name, plan.model)
-        if _is_beyond(limit, {**_sizes(plan.model), **_values(plan.best.strategy)})
+        f"{limit.field} {values[limit.field]}: {limit.allowed}"
+        for limit in _about(target.limits, plan.model, plan.job)
+        if _is_beyond(limit, values)
     ]
     fixed, axes = plan.certificate.fixed, plan.certificate.axes
     for field_, allowed in target.axes.items():
@@ -93,16 +91,22 @@ def target_check(plan: Plan) -> Check:
     )  # fmt: skip
 
 
-def _limits(target: str, model: Model) -> list[Limit]:
+def _about(limits: Sequence[Limit], model: Model, job: Job) -> list[Limit]:
+    """Those that are about such models and optimizers."""
     kind = "dense" if all(layer.experts is None for layer in model.kinds) else "experts"
-    return [limit for limit in target_of(target).limits if limit.models in ("all", kind)]
+    return [
+        limit
+        for limit in limits
+        if limit.models in ("all", kind) and (not limit.optimizers or job.optimizer in limit.optimizers)
+    ]
 
 
-def _sizes(model: Model) -> dict[str, int]:
+def _sizes(model: Model, job: Job) -> dict[str, int]:
     experts = [layer.experts.experts for layer in model.kinds if layer.experts is not None]
     return {
         "layers": len(model.pattern), "heads": model.heads, "kv_heads": model.kv_heads, "vocab": model.vocab,
-        "hidden": model.hidden, "experts": experts[0] if experts else 1,
+        "hidden": model.hidden, "experts": experts[0] if experts else 1, "seq_len": job.seq_len,
+        "global_batch_size": job.global_batch_size,
     }  # fmt: skip
 
 
@@ -133,9 +137,9 @@ def _is_beyond(limit: Limit, values: Mapping[str, Any]) -> bool:
             if values[names[0]] not in condition.values:
                 return False
             continue
-        left = prod(values[name] for name in names)
+        left = condition.left.times * prod(values[name] for name in names)
         rights = {
-            key: prod(values[name] for name in product.fields)
+            key: product.times * prod(values[name] for name in product.fields)
             for key in ("below", "other_than", "not_dividing", "not_multiple_of")
             if (product := getattr(condition, key)) is not None
         }

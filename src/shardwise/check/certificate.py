@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from shardwise.check.beyond import BEYOND, Beyond, beyond_of
+from shardwise.check.beyond import BEYOND, Beyond, beyond_of, limits_of
 from shardwise.check.count import SPACES
 from shardwise.check.figures import Figures
 from shardwise.check.finding import Check, number_check, same, value_check
@@ -18,7 +18,7 @@ def certificate_checks(plan: Plan, figures: Figures) -> Iterator[Check]:
     """Everything that the certificate says, but for the proof of the bound itself."""
     certificate = plan.certificate
     yield _space_check(certificate, figures)
-    yield from _reason_checks(certificate, figures, beyond_of(plan.target, plan.model))
+    yield from _reason_checks(certificate, figures, beyond_of(limits_of(plan), plan.model, plan.job))
     yield _ledger_check(certificate)
     listed = 1 + len(plan.runners_up)
     yield Check(

@@ -90,7 +90,8 @@ def grids_of(figures: Figures, space: SpaceRows, pp: int) -> Iterator[tuple[Rows
     rows = _axes_of(space, pp)
     is_beyond = np.zeros(len(rows), dtype=bool)
     if space.beyond.orders:
-        is_beyond |= [space.beyond.is_order_beyond(values) for values in _values(rows, *ORDER_FIELDS)]
+        found = [space.beyond.is_order_beyond(values) for values in _values(rows, *ORDER_FIELDS)]
+        is_beyond = np.array(found, dtype=bool)
     groups = groups_of(rows, figures.cluster)
     keys = [is_beyond, *(getattr(rows, name) for name in ("tp", "cp", "dp", "etp", "ep"))]
     for name in Groups.__dataclass_fields__:
@@ -103,7 +104,8 @@ def grids_of(figures: Figures, space: SpaceRows, pp: int) -> Iterator[tuple[Rows
         listed, index = _with_choices(space, rows.take(first[some]))
         beyond_here = is_beyond[first[some]][index]
         if space.beyond.grid:
-            beyond_here |= [space.beyond.is_grid_beyond(values) for values in _values(listed, *GRID_FIELDS)]
+            found = [space.beyond.is_grid_beyond(values) for values in _values(listed, *GRID_FIELDS)]
+            beyond_here = beyond_here | np.array(found, dtype=bool)
         yield listed, alike[some][index], beyond_here
 
 

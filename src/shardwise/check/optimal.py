@@ -9,7 +9,7 @@ from time import monotonic
 
 import numpy as np
 
-from shardwise.check.beyond import Beyond, beyond_of
+from shardwise.check.beyond import Beyond, beyond_of, limits_of
 from shardwise.check.count import SpaceRows
 from shardwise.check.cover import Cover, OutOfTimeError
 from shardwise.check.figures import Figures
@@ -45,7 +45,7 @@ class Claim:
 def optimal_check(plan: Plan, figures: Figures, budget_s: float) -> Check:
     """The claims of the plan's objective, proven in `budget_s` seconds, or open."""
     proof = plan.certificate
-    space = space_of(figures, proof, beyond_of(plan.target, plan.model))
+    space = space_of(figures, proof, beyond_of(limits_of(plan), plan.model, plan.job))
     all_of = count(figures, proof.space, proof.fixed, proof.axes)
     until_s = monotonic() + budget_s
     # Of what fits by rounding alone nothing is claimed: the planner may find that it does not.

@@ -12,7 +12,7 @@ TARGET = target_of("shardwise")
 
 def check_runnable(plan: Plan) -> None:
     """ConfigError, by the first thing in the way, where this runtime cannot run `plan`."""
-    target = TARGET.for_model(plan.model, plan.job.seq_len)
+    target = TARGET.for_job(plan.model, plan.job)
     for refusal in target.refusals(plan.best.strategy):
         allowed = f"{refusal.allowed}, as in what `plan --target {TARGET.name}` finds"
         raise _refusal(f"best.strategy.{refusal.key}", refusal.found, allowed)

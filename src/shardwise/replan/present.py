@@ -30,7 +30,7 @@ class Present:
         self._steps = Steps(self._prices)
         self._view = NodeView(plan.cluster)
         self._within = within_of(plan)
-        self._target = target.for_model(plan.model, plan.job.seq_len)
+        self._target = target.for_job(plan.model, plan.job)
         self._nodes = tuple(f"n{index}" for index in range(len(plan.cluster.nodes)))
 
     def decide(

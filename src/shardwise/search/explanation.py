@@ -84,7 +84,7 @@ def question_of(plan: Plan, *, workers: int = 1, budget_s: float | None = None) 
         top=len(plan.runners_up),
         workers=workers,
         budget_s=budget_s,
-        limits=() if plan.target is None else searched_limits(plan.target, plan.model, plan.job.seq_len),
+        limits=() if plan.target is None else searched_limits(plan.target, plan.model, plan.job),
     )
 
 

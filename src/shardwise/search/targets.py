@@ -14,7 +14,7 @@ from shardwise.search.drive import Progress
 from shardwise.search.part_list import listed_parts
 from shardwise.search.question import Question
 from shardwise.search.space import divisors
-from shardwise.strategy import Limit, Strategy, Target, target_of
+from shardwise.strategy import Job, Limit, Strategy, Target, target_of
 
 Planner = Callable[..., Answer]
 
@@ -30,14 +30,14 @@ def plan_for(
     of the same part, those beyond a limit left out. Raises ConfigError where a fixed field has a value that
     the target lacks, Infeasible where nothing is left.
     """
-    target = target.for_model(question.model, question.job.seq_len)
+    target = target.for_job(question.model, question.job)
     return _within_limits(target, narrowed_for(target, question), partial(planner, progress=progress))
 
 
 def narrowed_for(target: Target, question: Question) -> Question:
     """The question about those candidates whose fields have values that `target` has, by themselves. Raises
     ConfigError where a fixed field has another value, Infeasible where nothing is left."""
-    target = target.for_model(question.model, question.job.seq_len)
+    target = target.for_job(question.model, question.job)
     for name, value in question.fixed.items():
         if name in target.axes and value not in target.axes[name]:
             raise ConfigError(
@@ -51,9 +51,9 @@ def narrowed_for(target: Target, question: Question) -> Question:
     return replace(asked, limits=_with_levels(target))
 
 
-def searched_limits(name: str, model: Model, seq_len: int) -> tuple[Limit, ...]:
-    """The limits of the target of this name, for a model, that the search itself judges."""
-    return _with_levels(target_of(name).for_model(model, seq_len))
+def searched_limits(name: str, model: Model, job: Job) -> tuple[Limit, ...]:
+    """The limits of the target of this name, for a model and a job, that the search itself judges."""
+    return _with_levels(target_of(name).for_job(model, job))
 
 
 def _with_levels(target: Target) -> tuple[Limit, ...]:

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from shardwise.model import Model, scores_are_plain
+from shardwise.strategy.job import Job
 from shardwise.strategy.profile import Profile
 from shardwise.strategy.strategy import Strategy
 from shardwise.strategy.table import NAMES, StrategyTable, code_of
@@ -134,12 +135,14 @@ DATA = ("dp", "cp")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limit:
     """Strategies that all of the conditions hold for are beyond the target, by the value of `field`; it does
-    what is `allowed`. It is of models of one kind where `models` is not all."""
+    what is `allowed`. It is of dense models or of models with experts where `models` is not all, and of some
+    `optimizers` where any are named."""
 
     field: str
     where: tuple[Condition, ...]
     allowed: str
     models: str = "all"
+    optimizers: tuple[str, ...] = ()
 
     @property
     def fields(self) -> frozenset[str]:
@@ -231,13 +234,16 @@ class Target:
     unasked_axes: Axes = field(default_factory=dict, hash=False)
     lacks: tuple[str, ...] = ()
 
-    def for_model(self, model: Model, seq_len: int) -> Target:
-        """What it can do with a model: with `windowed_axes` where its attention does not have plain scores,
-        and with the limits that are about such models."""
+    def for_job(self, model: Model, job: Job) -> Target:
+        """What it can do with a model and a job: with `windowed_axes` where attention does not have plain
+        scores, and with the limits that are about such models and optimizers."""
         kinds = ("all", "dense" if model.experts is None else "experts")
-        sizes = {name: int(size) for name, size in model_sizes(model).items()}
-        limits = tuple(limit.bound(sizes) for limit in self.limits if limit.models in kinds)
-        axes = self.axes if scores_are_plain(model, seq_len) else {**self.axes, **self.windowed_axes}
+        limits = tuple(
+            limit.bound(sizes_of(model, job))
+            for limit in self.limits
+            if limit.models in kinds and job.optimizer in (limit.optimizers or (job.optimizer,))
+        )
+        axes = self.axes if scores_are_plain(model, job.seq_len) else {**self.axes, **self.windowed_axes}
         return replace(self, axes=axes, limits=limits)
 
     def axes_for(self, classes: Iterable[str], asked: Container[str] = ()) -> Axes:
@@ -318,6 +324,7 @@ def target_from_record(record: Mapping[str, Any]) -> Target:
                 field=limit["field"],
                 allowed=limit["allowed"],
                 models=limit.get("models", "all"),
+                optimizers=tuple(limit.get("optimizers", ())),
                 where=tuple(_condition(name, said) for name, said in limit["where"].items()),
             )
             for limit in record["limits"]
@@ -342,14 +349,26 @@ def _condition(name: str, said: Any) -> Condition:
 
 
 def _product(text: str) -> Product:
-    return Product(fields=tuple(text.split("*")))
+    factors = text.split("*")
+    return Product(
+        fields=tuple(factor for factor in factors if not factor.isdigit()),
+        times=prod(int(factor) for factor in factors if factor.isdigit()),
+    )
 
 
-def model_sizes(model: Model) -> Mapping[str, int]:
-    """The sizes of a model that conditions may name."""
+def sizes_of(model: Model, job: Job) -> Mapping[str, int]:
+    """The sizes of a model and a job that conditions may name."""
     experts = 1 if model.experts is None else model.experts.experts
-    return {"layers": model.layers, "heads": model.heads, "kv_heads": model.kv_heads, "vocab": model.vocab,
-            "hidden": model.hidden, "experts": experts}  # fmt: skip
+    return {
+        "layers": model.layers,
+        "heads": model.heads,
+        "kv_heads": model.kv_heads,
+        "vocab": model.vocab,
+        "hidden": model.hidden,
+        "experts": experts,
+        "seq_len": job.seq_len,
+        "global_batch_size": job.global_batch_size,
+    }
 
 
 def _folder() -> Path:

@@ -14,6 +14,7 @@ from shardwise.strategy import (
     FIELDS,
     MEGATRON_2024,
     NAMES,
+    Job,
     Strategy,
     complete,
     is_value,
@@ -21,10 +22,11 @@ from shardwise.strategy import (
     target_names,
     target_of,
 )
-from shardwise.strategy.target import Axes, Limit, model_sizes, target_from_record
+from shardwise.strategy.target import Axes, Limit, sizes_of, target_from_record
 
 DEGREES = (1, 2, 4, 8)
-SIZES = frozenset(model_sizes(load_model("gpt2")))
+JOB = Job(seq_len=1024, global_batch_size=8, dtype="bf16")
+SIZES = frozenset(sizes_of(load_model("gpt2"), JOB))
 
 
 def strategy(**changes: Any) -> Strategy:
@@ -107,7 +109,7 @@ LIMITS = [
     for name, limits in (
         ("some", target_from_record(RECORD).limits),
         *(
-            (name, target_of(name).for_model(load_model(model), 1024).limits)
+            (name, target_of(name).for_job(load_model(model), JOB).limits)
             for name in target_names()
             for model in ("gpt2", "mixtral-8x7b")
         ),

@@ -35,7 +35,7 @@ def not_run(plan: Strategy | UnevenResult, request: Request) -> tuple[str, ...] 
     if not target.runs_on(request.cluster.vendors):
         return None
     job = request.job
-    target = target.for_model(request.model, job.seq_len)
+    target = target.for_job(request.model, job)
     if isinstance(plan, Strategy):
         found, dtypes = [str(refusal) for refusal in target.refusals(plan)], target.dtypes
     else:
