@@ -65,7 +65,7 @@ CHECKER_READERS = frozenset({"read_plan"})
 CHECKER_WORDS = frozenset(
     {
         "AXES", "CP_KINDS", "FIELDS", "OFFLOADS", "RECOMPUTES", "SCHEDULES", "Strategy", "Job", "Optimizer",
-        "Profile",
+        "Profile", "Limit", "target_of",
     }
 )  # fmt: skip
 """The records of a strategy, a job and its software, and their words: all of `strategy` that the checker may

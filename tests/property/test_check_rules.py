@@ -17,7 +17,7 @@ from shardwise.check.rules import first_broken, is_candidate
 from shardwise.cluster import load_cluster
 from shardwise.cost import bind
 from shardwise.model import model_from_config
-from shardwise.strategy import REASONS, RULES, Job, Strategy, StrategyTable
+from shardwise.strategy import RULES, Job, Strategy, StrategyTable
 from shardwise.strategy import first_broken as planned_first_broken
 
 DENSE = {"layers": 5, "hidden": 384, "ffn": 1032, "heads": 6, "kv_heads": 3, "vocab": 999, "seq_len": 96}
@@ -63,7 +63,7 @@ def twin_of(figures: Figures, *, core: bool) -> SpaceTwin:
 def planned_reasons(figures: Figures, strategies: list[Strategy]) -> list[str]:
     limits = bind(figures.model, figures.cluster, figures.job).limits
     codes = planned_first_broken(StrategyTable.of(strategies), limits, RULES)
-    return ["" if code < 0 else REASONS[code] for code in codes.tolist()]
+    return ["" if code < 0 else RULES[code].code for code in codes.tolist()]
 
 
 @pytest.mark.parametrize("question", QUESTIONS, ids=str)

@@ -62,11 +62,12 @@ def test_values_that_are_planned_only_where_they_are_asked_for_run() -> None:
 
 
 def beyond(condition: Condition) -> dict[str, Any]:
+    (field,) = condition.left.fields
     if condition.values:
-        return {condition.field: condition.values[-1]}
+        return {field: condition.values[-1]}
     if condition.below is not None:
-        return {condition.field: condition.above + 1, condition.below: 4}
-    return {condition.field: 4}  # all of the four replicas
+        return {field: 2, condition.below.fields[0]: 4}
+    return {field: 4}  # all of the four replicas
 
 
 @pytest.mark.parametrize("limit", TARGET.limits, ids=lambda limit: limit.allowed)

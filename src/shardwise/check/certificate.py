@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from shardwise.check.beyond import BEYOND, Beyond, beyond_of, limits_of
 from shardwise.check.count import SPACES
 from shardwise.check.figures import Figures
 from shardwise.check.finding import Check, number_check, same, value_check
@@ -17,7 +18,7 @@ def certificate_checks(plan: Plan, figures: Figures) -> Iterator[Check]:
     """Everything that the certificate says, but for the proof of the bound itself."""
     certificate = plan.certificate
     yield _space_check(certificate, figures)
-    yield from _reason_checks(certificate, figures)
+    yield from _reason_checks(certificate, figures, beyond_of(limits_of(plan), plan.model, plan.job))
     yield _ledger_check(certificate)
     listed = 1 + len(plan.runners_up)
     yield Check(
@@ -49,15 +50,15 @@ def _space_check(certificate: Certificate, figures: Figures) -> Check:
     return Check(name=name, ok=all_of == number, found=found, expected=f"{number} candidates")
 
 
-def _reason_checks(certificate: Certificate, figures: Figures) -> Iterator[Check]:
-    known = (*RULES, MEMORY, HOST_MEMORY)
+def _reason_checks(certificate: Certificate, figures: Figures, beyond: Beyond) -> Iterator[Check]:
+    known = (*RULES, BEYOND, MEMORY, HOST_MEMORY)
     unknown = [code for code in certificate.rejected if code not in known]
     if unknown:
         yield Check(name="reasons", ok=False, found=", ".join(unknown), expected=", ".join(known))
     if certificate.space not in SPACES:
         return
-    own = rejected_counts(figures, certificate.space, certificate.fixed, certificate.axes)
-    for code in RULES:
+    own = rejected_counts(figures, certificate.space, certificate.fixed, certificate.axes, beyond)
+    for code in (*RULES, BEYOND):
         claimed, expected = certificate.rejected.get(code, 0), own.get(code, 0)
         if claimed or expected:
             yield value_check(f"rejected by {code}", claimed, expected)

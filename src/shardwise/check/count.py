@@ -10,6 +10,7 @@ from math import isqrt, prod
 
 import numpy as np
 
+from shardwise.check.beyond import NOTHING, Beyond
 from shardwise.errors import ConfigError
 from shardwise.strategy import AXES, CP_KINDS, FIELDS, OFFLOADS, RECOMPUTES, SCHEDULES
 
@@ -124,7 +125,8 @@ class SpaceRows:
     """The rows of the table in docs/space.md, each as a method from the degrees it depends on to its choices.
 
     Given (tp, cp, pp, dp) the rows are independent of each other, except 7, 8 and 9, which `pipelines` takes
-    together; so the number of candidates with these degrees is the product of the rows' numbers.
+    together; so the number of candidates with these degrees is the product of the rows' numbers. Candidates
+    `beyond` the target are counted too.
     """
 
     layers: int
@@ -134,6 +136,7 @@ class SpaceRows:
     is_core: bool
     fixed: Mapping[str, object]
     axes: Mapping[str, Collection[object]] = field(default_factory=dict)
+    beyond: Beyond = NOTHING
 
     def total(self) -> tuple[int, dict[str, set[Value]]]:
         """Sum over the degrees of the product of the rows, and the values that occur in some candidate."""
@@ -361,6 +364,28 @@ class SpaceRows:
             for recompute, number in (("none", 1), ("selective", 1), ("full", largest))
             if self.keeps(recompute=recompute)
         )
+
+
+def chains_of(space: SpaceRows, ranks: int) -> dict[tuple[int, int], list[int]]:
+    """Row 10 of the space: for each (param_shard, grad_shard) the optim_shard that go with it, without those
+    beyond the target."""
+    chains = space.aliased_shards(ranks)
+    if space.is_core:
+        stages = {(1, 1, 1), (1, 1, ranks), (1, ranks, ranks), (ranks, ranks, ranks)}
+        chains = stages if chains is None else stages & chains
+    if chains is None:
+        chains = {
+            (param, grad, optim)
+            for optim in divisors(ranks)
+            for grad in divisors(optim)
+            for param in divisors(grad)
+        }
+    found: dict[tuple[int, int], list[int]] = {}
+    for param, grad, optim in sorted(chains):
+        is_beyond = space.beyond.is_chain_beyond(ranks, (param, grad, optim))
+        if not is_beyond and space.keeps(param_shard=param, grad_shard=grad, optim_shard=optim):
+            found.setdefault((param, grad), []).append(optim)
+    return found
 
 
 @lru_cache(maxsize=4096)

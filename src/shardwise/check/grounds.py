@@ -12,8 +12,9 @@ from types import SimpleNamespace
 
 import numpy as np
 
+from shardwise.check.beyond import GRID_FIELDS, ORDER_FIELDS
 from shardwise.check.collectives import Fabric, fabric_of
-from shardwise.check.count import SpaceRows, divisors
+from shardwise.check.count import SpaceRows, chains_of, divisors
 from shardwise.check.figures import Figures
 from shardwise.check.groups import Groups, Sizes, groups_of
 from shardwise.check.layer import AMOUNTS, block_amounts, block_shapes
@@ -83,11 +84,16 @@ def groups_at(groups: Groups, index: Column) -> Groups:
     return Groups(**{name: at(getattr(groups, name)) for name in Groups.__dataclass_fields__})
 
 
-def grids_of(figures: Figures, space: SpaceRows, pp: int) -> Iterator[tuple[Rows, Column]]:
-    """One row for all grids of this pp that cost the same, and how many they are; some at a time."""
+def grids_of(figures: Figures, space: SpaceRows, pp: int) -> Iterator[tuple[Rows, Column, Column]]:
+    """One row for all grids of this pp that cost the same, how many they are, and whether they are beyond the
+    target; some at a time."""
     rows = _axes_of(space, pp)
+    is_beyond = np.zeros(len(rows), dtype=bool)
+    if space.beyond.orders:
+        found = [space.beyond.is_order_beyond(values) for values in _values(rows, *ORDER_FIELDS)]
+        is_beyond = np.array(found, dtype=bool)
     groups = groups_of(rows, figures.cluster)
-    keys = [getattr(rows, name) for name in ("tp", "cp", "dp", "etp", "ep")]
+    keys = [is_beyond, *(getattr(rows, name) for name in ("tp", "cp", "dp", "etp", "ep"))]
     for name in Groups.__dataclass_fields__:
         value = getattr(groups, name)
         keys += list(value) if isinstance(value, tuple) else [value]
@@ -95,7 +101,18 @@ def grids_of(figures: Figures, space: SpaceRows, pp: int) -> Iterator[tuple[Rows
     alike = np.bincount(of, minlength=len(first))
     for start in range(0, len(first), DEGREES_AT_A_TIME):
         some = slice(start, start + DEGREES_AT_A_TIME)
-        yield _with_choices(space, rows.take(first[some]), alike[some])
+        listed, index = _with_choices(space, rows.take(first[some]))
+        beyond_here = is_beyond[first[some]][index]
+        if space.beyond.grid:
+            found = [space.beyond.is_grid_beyond(values) for values in _values(listed, *GRID_FIELDS)]
+            beyond_here = beyond_here | np.array(found, dtype=bool)
+        yield listed, alike[some][index], beyond_here
+
+
+def _values(rows: Rows, *names: str) -> Iterator[Mapping[str, object]]:
+    """These fields of every row."""
+    columns = [getattr(rows, name).tolist() for name in names]
+    return (dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True))
 
 
 def _axes_of(space: SpaceRows, pp: int) -> Rows:
@@ -128,8 +145,8 @@ def _expert_pairs(space: SpaceRows, tp: int, cp: int, dp: int) -> Iterator[tuple
     return (pair for pair in pairs if space.keeps(etp=pair[0], ep=pair[1]))
 
 
-def _with_choices(space: SpaceRows, rows: Rows, alike: Column) -> tuple[Rows, Column]:
-    """Rows 2, 5 and 6 of the space beside each of the rows."""
+def _with_choices(space: SpaceRows, rows: Rows) -> tuple[Rows, Column]:
+    """Each row with rows 2, 5 and 6 of the space, and which row each is of."""
     _, of = distinct([rows.dp, rows.tp > 1, rows.cp > 1])
     places, columns = [], []
     for number in range(int(of.max(initial=-1)) + 1):
@@ -153,7 +170,7 @@ def _with_choices(space: SpaceRows, rows: Rows, alike: Column) -> tuple[Rows, Co
     fields["cp_kind"] = np.array(kinds_, dtype="U12")
     fields["sequence_parallel"] = np.array(flags_, dtype=bool)
     fields["micro_batch_size"] = np.array(sizes_, dtype=np.int64)
-    return Rows(**fields), alike[index]
+    return Rows(**fields), index
 
 
 def breaks_grid_rule(figures: Figures, rows: Rows) -> Column:
@@ -234,23 +251,3 @@ def pairs_of_ground(figures: Figures, space: SpaceRows, ground: Ground, needed: 
         traffic={name: np.array(seconds) for name, seconds in traffic.items()},
         optims=optims,
     )
-
-
-def chains_of(space: SpaceRows, ranks: int) -> dict[tuple[int, int], list[int]]:
-    """Row 10 of the space: for each (param_shard, grad_shard) the optim_shard that go with it."""
-    chains = space.aliased_shards(ranks)
-    if space.is_core:
-        stages = {(1, 1, 1), (1, 1, ranks), (1, ranks, ranks), (ranks, ranks, ranks)}
-        chains = stages if chains is None else stages & chains
-    if chains is None:
-        chains = {
-            (param, grad, optim)
-            for optim in divisors(ranks)
-            for grad in divisors(optim)
-            for param in divisors(grad)
-        }
-    found: dict[tuple[int, int], list[int]] = {}
-    for param, grad, optim in sorted(chains):
-        if space.keeps(param_shard=param, grad_shard=grad, optim_shard=optim):
-            found.setdefault((param, grad), []).append(optim)
-    return found

@@ -9,6 +9,7 @@ from time import monotonic
 
 import numpy as np
 
+from shardwise.check.beyond import Beyond, beyond_of, limits_of
 from shardwise.check.count import SpaceRows
 from shardwise.check.cover import Cover, OutOfTimeError
 from shardwise.check.figures import Figures
@@ -44,7 +45,7 @@ class Claim:
 def optimal_check(plan: Plan, figures: Figures, budget_s: float) -> Check:
     """The claims of the plan's objective, proven in `budget_s` seconds, or open."""
     proof = plan.certificate
-    space = space_of(figures, proof)
+    space = space_of(figures, proof, beyond_of(limits_of(plan), plan.model, plan.job))
     all_of = count(figures, proof.space, proof.fixed, proof.axes)
     until_s = monotonic() + budget_s
     # Of what fits by rounding alone nothing is claimed: the planner may find that it does not.
@@ -84,8 +85,8 @@ def _open_check(found: str, expected: str) -> Check:
     return Check(name="optimal", ok=False, is_open=True, found=found, expected=expected)
 
 
-def space_of(figures: Figures, proof: Certificate) -> SpaceRows:
-    """The space that the certificate is about."""
+def space_of(figures: Figures, proof: Certificate, beyond: Beyond) -> SpaceRows:
+    """The space that the certificate is about, and what of it is beyond the target."""
     return SpaceRows(
         layers=figures.limits.layers,
         is_moe=figures.model.experts is not None,
@@ -94,6 +95,7 @@ def space_of(figures: Figures, proof: Certificate) -> SpaceRows:
         is_core=proof.space == "core",
         fixed=proof.fixed,
         axes=proof.axes,
+        beyond=beyond,
     )
 
 

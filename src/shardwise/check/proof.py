@@ -20,7 +20,7 @@ import numpy as np
 from shardwise.check.bytes_floor import bytes_floor
 from shardwise.check.cells import Cells, Pipeline, joined_cells
 from shardwise.check.collectives import fabric_of
-from shardwise.check.count import SpaceRows
+from shardwise.check.count import SpaceRows, chains_of
 from shardwise.check.cover import Cover, OutOfTimeError
 from shardwise.check.cutting import (
     count_of_splits,
@@ -99,18 +99,21 @@ class Prover:
             stages: splits_of(self.space, stages)
             for stages in sorted({pp * vpp for _, vpp in self._schedules(pp)})
         }
-        for rows, alike in grids_of(self.figures, self.space, pp):
-            self._run_grids(rows, alike, splits)
+        for rows, alike, is_beyond in grids_of(self.figures, self.space, pp):
+            self._run_grids(rows, alike, is_beyond, splits)
 
-    def _run_grids(self, rows: Rows, alike: Column, splits: Mapping[int, Splits]) -> None:
-        """All candidates of some grids of one pp, so many `alike` each."""
+    def _run_grids(self, rows: Rows, alike: Column, is_beyond: Column, splits: Mapping[int, Splits]) -> None:
+        """All candidates of some grids of one pp, so many `alike` each; what is beyond the target counts as
+        illegal."""
         if not len(rows):
             return
         pp = int(rows.pp[0])
-        broken = breaks_grid_rule(self.figures, rows)
-        below = alike * self._chains_below(rows) * self.space.offloads().count
+        broken = breaks_grid_rule(self.figures, rows) | is_beyond
+        every = alike * self._chains_below(rows, lambda ranks: self.space.shards(ranks).count)
+        below = alike * self._chains_below(rows, self._chains_within)
+        every, below = (each * self.space.offloads().count for each in (every, below))
         in_all = sum(count_of_splits(splits[pp * vpp]) for _, vpp in self._schedules(pp))
-        self.cover.illegal += int(below[broken].sum()) * in_all
+        self.cover.illegal += int(every[broken].sum() + (every - below)[~broken].sum()) * in_all
         legal = np.flatnonzero(~broken)
         if not len(legal):
             return
@@ -154,11 +157,17 @@ class Prover:
             if self.space.keeps(schedule=schedule, vpp=vpp)
         ]
 
-    def _chains_below(self, rows: Rows) -> Column:
-        """How many shardings each row has."""
+    def _chains_below(self, rows: Rows, count: Callable[[int], int]) -> Column:
+        """How many shardings each row has, by the `count` over its ranks."""
         ranks, of = np.unique(rows.dp * rows.cp, return_inverse=True)
-        counts = [self.space.shards(int(number)).count for number in ranks]
+        counts = [count(int(number)) for number in ranks]
         return np.array(counts, dtype=np.int64)[of]
+
+    def _chains_within(self, ranks: int) -> int:
+        """Shardings over so many ranks that the target can say."""
+        if not self.space.beyond.shards:
+            return self.space.shards(ranks).count
+        return sum(map(len, chains_of(self.space, ranks).values()))
 
     def _opened(self, pipeline: Pipeline, below: Column) -> Cells:
         """The cells of one schedule, one for each grid, that may hold something faster; `below` counts the

@@ -2,7 +2,7 @@
 
 The rules come in four sets that share no field but pp and dp (docs/cost-model.md, section 3): how attention
 is split, how experts are split, how batch and layers are split, and the schedule. What passes one set meets
-the next; all fields that no rule reads only multiply.
+the next; all fields that no rule reads only multiply. The limits of a target come before the schedule.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from collections.abc import Collection, Iterable, Mapping
 from types import SimpleNamespace
 from typing import Any
 
-from shardwise.check.count import SpaceRows, divisors
+from shardwise.check.beyond import BEYOND, NOTHING, Beyond
+from shardwise.check.count import SpaceRows, chains_of, divisors
 from shardwise.check.figures import Figures, Limits
 from shardwise.check.rules import (
     ATTENTION_RULES,
     BATCH_RULES,
     EXPERT_RULES,
     SCHEDULE_RULES,
-    Rule,
     first_broken_of,
 )
 from shardwise.strategy import CP_KINDS, Job
@@ -30,10 +30,12 @@ def rejected_counts(
     space: str,
     fixed: Mapping[str, object],
     axes: Mapping[str, Collection[object]] | None = None,
+    beyond: Beyond = NOTHING,
 ) -> dict[str, int]:
     """The number of candidates per code of the first rule that they break; codes of none are left out.
 
-    `space` is `core` or `default`; `fixed` and `axes` as in `count_space`.
+    `space` is `core` or `default`; `fixed` and `axes` as in `count_space`. What is `beyond` the target comes
+    after the rules on grids and before those on schedules.
     """
     rows = SpaceRows(
         layers=figures.limits.layers,
@@ -43,45 +45,52 @@ def rejected_counts(
         is_core=space == "core",
         fixed=fixed,
         axes={} if axes is None else axes,
+        beyond=beyond,
     )
     found: Counter[str] = Counter()
     layer_choices: dict[int, int] = {}
     for tp, cp, pp, dp in rows.degrees():
         grid = SimpleNamespace(tp=tp, cp=cp, pp=pp, dp=dp)
-        rest = (
-            rows.axis_orders(tp > 1, cp > 1, dp > 1, pp > 1).count
-            * rows.shards(dp * cp).count
-            * rows.offloads().count
-        )
-        if rest:
-            for code, number in _of_degrees(rows, grid, figures.limits, figures.job, layer_choices).items():
-                found[code] += number * rest
+        grids = _grids(rows, grid, figures.limits, figures.job)
+        chains = rows.shards(dp * cp).count
+        within = sum(map(len, chains_of(rows, dp * cp).values())) if beyond.shards else chains
+        schedules = _schedules(rows, grid, figures.limits, figures.job, layer_choices)
+        for code, number in grids.items():
+            if code:
+                found[code] += number * chains * schedules.total() * rows.offloads().count
+        legal = grids[""] * rows.offloads().count
+        found[BEYOND] += legal * (chains - within) * schedules.total()
+        for code, number in schedules.items():
+            found[code] += legal * within * number
     return {code: number for code, number in found.items() if code and number}
 
 
-def _of_degrees(
-    rows: SpaceRows, grid: Any, limits: Limits, job: Job, layer_choices: dict[int, int]
-) -> Counter[str]:
-    """Candidates with these degrees by first broken rule, over all fields that some rule or layer reads."""
-    attention = _tally(_attention_grids(rows, grid), ATTENTION_RULES, limits, job)
-    experts = _tally(_expert_grids(rows, grid), EXPERT_RULES, limits, job)
-    schedules = _schedules(rows, grid, limits, job, layer_choices)
+def _grids(rows: SpaceRows, grid: Any, limits: Limits, job: Job) -> Counter[str]:
+    """Grids with these degrees, each with its axis orders, by the first rule on grids that they break, or by
+    what is beyond the target."""
+    beyond = rows.beyond
+    orders = sorted(map(str, _orders(rows, grid)))
+    batch = first_broken_of(grid, BATCH_RULES, limits, job)
     found: Counter[str] = Counter()
-    before = 1
-    for tally, after in (
-        (attention, experts.total() * schedules.total()),
-        (experts, schedules.total()),
-        (schedules, 1),
-    ):
-        for code, number in tally.items():
-            if code:
-                found[code] += before * number * after
-        before *= tally[""]
+    experts = [(one, first_broken_of(one, EXPERT_RULES, limits, job)) for one in _expert_grids(rows, grid)]
+    for first in _attention_grids(rows, grid):
+        broken = first_broken_of(first, ATTENTION_RULES, limits, job)
+        for second, also_broken in experts:
+            code = broken or also_broken or batch
+            if code or not (beyond.grid or beyond.orders):
+                found[code] += len(orders)
+                continue
+            values = {**vars(grid), **vars(first), **vars(second)}
+            is_beyond = beyond.is_grid_beyond(values)
+            for order in orders:
+                is_out = is_beyond or beyond.is_order_beyond({**values, "axis_order": order})
+                found[BEYOND if is_out else ""] += 1
     return found
 
 
-def _tally(grids: Iterable[Any], rules: Mapping[str, Rule], limits: Limits, job: Job) -> Counter[str]:
-    return Counter(first_broken_of(grid, rules, limits, job) for grid in grids)
+def _orders(rows: SpaceRows, grid: Any) -> Collection[object]:
+    """Row 4 of the space."""
+    return rows.axis_orders(grid.tp > 1, grid.cp > 1, grid.dp > 1, grid.pp > 1).values["axis_order"]
 
 
 def _attention_grids(rows: SpaceRows, grid: Any) -> Iterable[Any]:
@@ -118,7 +127,6 @@ def _schedules(
         )
         if rows.keeps(micro_batch_size=size)
     ]
-    first = first_broken_of(grid, BATCH_RULES, limits, job)
     for schedule, vpp in rows.schedules(grid.pp):
         if not rows.keeps(schedule=schedule, vpp=vpp):
             continue
@@ -127,6 +135,6 @@ def _schedules(
             layer_choices[stages] = rows.stage_layers(stages).count
         for size in sizes:
             full = SimpleNamespace(dp=grid.dp, pp=grid.pp, vpp=vpp, schedule=schedule, micro_batch_size=size)
-            code = first or first_broken_of(full, SCHEDULE_RULES, limits, job)
+            code = first_broken_of(full, SCHEDULE_RULES, limits, job)
             found[code] += layer_choices[stages]
     return found

@@ -8,6 +8,7 @@ import os
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 
+from shardwise.check.beyond import target_check
 from shardwise.check.certificate import certificate_checks
 from shardwise.check.figures import Figures, figures_of
 from shardwise.check.finding import (
@@ -100,6 +101,8 @@ def plan_checks(plan: Plan, figures: Figures) -> Iterator[Check]:
         yield from _schedule_checks(plan, family)
         yield from _best_checks(plan, figures)
     yield from runners_up_checks(plan, figures)
+    if plan.target is not None:
+        yield target_check(plan)
     yield from certificate_checks(plan, figures)
     yield from priced_as_check(plan.cluster, plan.priced_as, is_for_trace=plan.for_trace is not None)
 

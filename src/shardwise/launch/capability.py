@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from shardwise.errors import ConfigError
 from shardwise.graph import StagedLayout, loss_weight
-from shardwise.model import scores_are_plain
 from shardwise.plan import GraphPlan, Plan, UnevenFile
 from shardwise.strategy import target_of
 
@@ -13,7 +12,7 @@ TARGET = target_of("shardwise")
 
 def check_runnable(plan: Plan) -> None:
     """ConfigError, by the first thing in the way, where this runtime cannot run `plan`."""
-    target = TARGET.for_scores(scores_are_plain(plan.model, plan.job.seq_len))
+    target = TARGET.for_job(plan.model, plan.job)
     for refusal in target.refusals(plan.best.strategy):
         allowed = f"{refusal.allowed}, as in what `plan --target {TARGET.name}` finds"
         raise _refusal(f"best.strategy.{refusal.key}", refusal.found, allowed)

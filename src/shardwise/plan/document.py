@@ -93,6 +93,7 @@ def plan_document(plan: Plan) -> dict[str, object]:
         "version": VERSION,
         "hash": "",
         "objective": plan.objective,
+        **({} if plan.target is None else {"target": plan.target}),
         "model": {
             "name": plan.model.name,
             "parameters": parameters(plan.model),

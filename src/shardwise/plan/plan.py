@@ -27,7 +27,8 @@ class RunnerUp:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """A self-contained answer: the question, the strategy with its layout and schedule, its price, and the
-    proof; `for_trace` where it was chosen for a trace of events."""
+    proof; `for_trace` where it was chosen for a trace of events. `target` is the software that it was
+    planned for, None for any."""
 
     model: Model
     cluster: Cluster
@@ -38,6 +39,7 @@ class Plan:
     runners_up: tuple[RunnerUp, ...]
     certificate: Certificate
     for_trace: ForTrace | None = None
+    target: str | None = None
 
     @property
     def priced_as(self) -> tuple[str, ...]:
@@ -46,11 +48,19 @@ class Plan:
 
 
 def plan_of(
-    answer: Answer, *, model: Model, cluster: Cluster, job: Job, schedule: Schedule, objective: str = "time"
+    answer: Answer,
+    *,
+    model: Model,
+    cluster: Cluster,
+    job: Job,
+    schedule: Schedule,
+    objective: str = "time",
+    target: str | None = None,
 ) -> Plan:
     """The plan that stands for `answer` to the question about `model` on `cluster`.
 
-    `schedule` is the table of actions that the best strategy's step time was evaluated on.
+    `schedule` is the table of actions that the best strategy's step time was evaluated on; `target` is the
+    software that the question was restricted to.
     """
     return Plan(
         model=model,
@@ -68,4 +78,5 @@ def plan_of(
             for result in answer.runners_up
         ),
         certificate=answer.certificate,
+        target=target,
     )

@@ -41,6 +41,7 @@ from shardwise.strategy import (
     Strategy,
     is_value,
     profile_from_record,
+    target_names,
 )
 
 
@@ -90,10 +91,16 @@ def _plan(fields: Fields, path: str) -> Plan:
             if "for_trace" in fields.names
             else None
         ),
+        target=read_target(fields),
     )
     fields.finish()
     _check_whole(plan, fields)
     return plan
+
+
+def read_target(fields: Fields) -> str | None:
+    """The target that a plan was made for; None where the file names none."""
+    return fields.choice("target", target_names()) if fields.has("target") else None
 
 
 def read_model(fields: Fields) -> Model:

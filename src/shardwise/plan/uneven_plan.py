@@ -24,6 +24,7 @@ from shardwise.plan.read import (
     read_model,
     read_parts,
     read_peak_memory,
+    read_target,
 )
 from shardwise.plan.record import SHORTEST_STEP_S, Certificate, MixedFigures
 from shardwise.plan.store import Files, write_file
@@ -38,7 +39,8 @@ SCHEDULES_OF_UNEVEN = ("1f1b",)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnevenFile:
     """An uneven plan of `model` on `cluster`, its certificate, and what it is compared with; and `for_trace`,
-    where it was chosen for a trace of events."""
+    where it was chosen for a trace of events. `target` is the software that it was planned for, None for
+    any."""
 
     model: Model
     cluster: Cluster
@@ -47,6 +49,7 @@ class UnevenFile:
     certificate: Certificate
     mixed: MixedFigures
     for_trace: ForTrace | None = None
+    target: str | None = None
 
     @property
     def priced_as(self) -> tuple[str, ...]:
@@ -77,6 +80,7 @@ def uneven_plan_document(plan: UnevenFile) -> dict[str, object]:
             "schema": UNEVEN_PLAN_SCHEMA,
             "version": VERSION,
             "hash": "",
+            **({} if plan.target is None else {"target": plan.target}),
             "model": {
                 "name": plan.model.name,
                 "parameters": parameters(plan.model),
@@ -145,6 +149,7 @@ def read_uneven_plan(path: str) -> UnevenFile:
             if fields.has("for_trace")
             else None
         ),
+        target=read_target(fields),
     )
     fields.finish()
     check_for_trace(plan.for_trace, plan.cluster, fields.file)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from shardwise.cluster import Conditions, NodeView
-from shardwise.model import scores_are_plain
 from shardwise.plan import Plan
 from shardwise.replan.arrangement import Arrangement
 from shardwise.replan.decide import Decision, Planner
@@ -31,7 +30,7 @@ class Present:
         self._steps = Steps(self._prices)
         self._view = NodeView(plan.cluster)
         self._within = within_of(plan)
-        self._target = target.for_scores(scores_are_plain(plan.model, plan.job.seq_len))
+        self._target = target.for_job(plan.model, plan.job)
         self._nodes = tuple(f"n{index}" for index in range(len(plan.cluster.nodes)))
 
     def decide(

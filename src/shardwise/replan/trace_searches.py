@@ -139,6 +139,7 @@ class TraceSearches:
         target = self._within.target
         if target is None:
             return _best(question)
+        target = target.for_job(question.model, question.job)
         try:
             narrowed = narrowed_for(target, question)
         except Infeasible:

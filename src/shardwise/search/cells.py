@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from shardwise.cost import ACTIVATIONS, Split, Traffic, distinct_rows
 from shardwise.search.rows import Rows
-from shardwise.search.space import FULL, Space, Variants
+from shardwise.search.space import FULL, Space
+from shardwise.search.variants import Variants
 
 CELLS_AT_A_TIME = 1 << 16
 """Pairs of a row and an option that are bounded together: their columns stay in the processor's cache."""

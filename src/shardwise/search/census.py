@@ -1,5 +1,5 @@
 """How many candidates lie below the grids of each choice of (tp, cp, dp, pp), and how many of them are
-illegal."""
+illegal or beyond the target."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 
 from shardwise.cost import distinct_rows
 from shardwise.search.fates import DEGREES, FATE, Degrees, Ledger
-from shardwise.search.space import Space, Variants
-from shardwise.strategy import GRID_RULES, SCHEDULE_RULES, Limits, StrategyTable, first_broken
+from shardwise.search.space import Space
+from shardwise.search.variants import Variants
+from shardwise.strategy import GRID_RULES, SCHEDULE_RULES, TARGET_LIMIT, Limits, StrategyTable, first_broken
 
 
 class Census:
@@ -25,11 +26,29 @@ class Census:
         self._few = table.take(first)
         self._below, self._orders = space.count_below_grids(self._few), space.count_orders(self._few)
         self._reason = first_broken(table, limits, GRID_RULES)
+        self._orders_within = self._count_orders_within(table)
+
+    def _count_orders_within(self, table: StrategyTable) -> NDArray[np.int64]:
+        """Axis orders of each shape that are within the limits; of shapes that break a rule all."""
+        each = self._orders[self.of_shape]
+        if self._space.limits:
+            legal = np.flatnonzero(self._reason < 0)
+            row, _ = self._space.with_orders(table.take(legal))
+            each[legal] = np.bincount(row, minlength=len(legal))
+        return each
+
+    @cached_property
+    def _below_within(self) -> NDArray[np.int64]:
+        """Candidates below a grid of each degrees whose shards are within the limits."""
+        ranks = self._few.dp * self._few.cp
+        each = self._below // np.maximum(self._space.count_all_shards(ranks), 1)
+        return np.asarray(each * self._space.count_shards(ranks))
 
     @cached_property
     def legal(self) -> NDArray[np.intp]:
-        """The shapes that break no rule and have candidates."""
-        return np.flatnonzero((self._reason < 0) & (self._below * self._orders > 0)[self.of_shape])
+        """The shapes that break no rule, are within the limits and have candidates."""
+        has_some = (self._below_within > 0)[self.of_shape] & (self._orders_within > 0)
+        return np.flatnonzero((self._reason < 0) & has_some)
 
     @cached_property
     def _illegal(self) -> dict[str, NDArray[np.int64]]:
@@ -50,24 +69,28 @@ class Census:
     def candidates(self) -> NDArray[np.int64]:
         """Candidates with a legal schedule below each grid of each legal shape."""
         of_legal = self.of_shape[self.legal]
-        return (self._below - sum(self._illegal.values()))[of_legal]
+        return (self._below_within - sum(self._illegal.values()))[of_legal]
 
     @property
     def orders(self) -> NDArray[np.int64]:
         """Grids that each legal shape stands for."""
-        return self._orders[self.of_shape[self.legal]]
+        return self._orders_within[self.legal]
 
     def reject(self, ledger: Ledger) -> None:
-        """Counts what breaks a rule."""
+        """Counts what breaks a rule or is beyond a limit of the target."""
         rules = len(GRID_RULES) + 1
+        is_legal = self._reason < 0
+        within = np.bincount(self.of_shape[is_legal], self._orders_within[is_legal], len(self._below))
         broken = self.of_shape * rules + self._reason + 1
         shapes = np.bincount(broken, minlength=len(self._below) * rules).reshape(-1, rules)
         for row, degrees in enumerate(self._degrees):
             orders, below, mine = int(self._orders[row]), int(self._below[row]), ledger.of(degrees)
             for rule, count in zip(GRID_RULES, shapes[row, 1:].tolist(), strict=True):
                 mine[FATE[rule.code]] += count * orders * below
+            grids, below_within = int(within[row]), int(self._below_within[row])
+            mine[FATE[TARGET_LIMIT]] += int(shapes[row, 0]) * orders * below - grids * below_within
             for code, counts in self._illegal.items():
-                mine[FATE[code]] += int(shapes[row, 0]) * orders * int(counts[row])
+                mine[FATE[code]] += grids * int(counts[row])
 
     @property
     def _degrees(self) -> Iterator[Degrees]:

@@ -13,7 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardwise.cost import distinct_rows
-from shardwise.search.space import FAMILIES, Degrees, Space, Variants, divisors
+from shardwise.search.space import Degrees, Space, divisors
+from shardwise.search.variants import FAMILIES, Variants
 from shardwise.strategy import Column, StrategyTable
 
 NEAR_LAYERS = 4

@@ -204,6 +204,8 @@ class Search:
         table = StrategyTable.of(self._near)
         if len(table):
             table = table.take(first_broken(table, self._problem.limits, RULES) < 0)
+        for limit in self._space.limits:
+            table = table.take(~limit.beyond(table))
         if len(table):
             peaks = peaks_of(self._problem, table)
             fits = peaks.device_bytes <= self._problem.usable_bytes

@@ -13,6 +13,7 @@ from shardwise.search.clock import Clock
 from shardwise.search.drive import Progress
 from shardwise.search.pinned import Axis, Binding, axes_of, binding_of
 from shardwise.search.question import Question
+from shardwise.search.targets import searched_limits
 from shardwise.search.tree import LedgerBlock, blocks_of, totals_of
 from shardwise.search.whatif import changed_question
 from shardwise.strategy import FIELDS
@@ -83,6 +84,7 @@ def question_of(plan: Plan, *, workers: int = 1, budget_s: float | None = None) 
         top=len(plan.runners_up),
         workers=workers,
         budget_s=budget_s,
+        limits=() if plan.target is None else searched_limits(plan.target, plan.model, plan.job),
     )
 
 

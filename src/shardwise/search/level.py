@@ -16,7 +16,8 @@ from shardwise.search.goals import Goal
 from shardwise.search.narrow import Narrowing
 from shardwise.search.rows import Rows
 from shardwise.search.sift import Sift
-from shardwise.search.space import FULL, Space, Variants
+from shardwise.search.space import FULL, Space
+from shardwise.search.variants import Variants
 from shardwise.strategy import StrategyTable
 
 

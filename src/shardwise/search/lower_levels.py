@@ -25,7 +25,8 @@ from shardwise.search.evaluate import microbatches_of
 from shardwise.search.level import Level
 from shardwise.search.ranges import Ranges, ranges_from
 from shardwise.search.rows import Rows
-from shardwise.search.space import FAMILIES, FULL, Variants, expanded
+from shardwise.search.space import FULL, expanded
+from shardwise.search.variants import FAMILIES, Variants
 from shardwise.strategy import MEMORY, Column
 
 

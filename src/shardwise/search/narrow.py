@@ -32,7 +32,8 @@ from shardwise.search.evaluate import microbatches_of
 from shardwise.search.goals import Goal
 from shardwise.search.rows import Rows
 from shardwise.search.sift import Sift
-from shardwise.search.space import FAMILIES, FULL, Space, Variants
+from shardwise.search.space import FULL, Space
+from shardwise.search.variants import FAMILIES, Variants
 from shardwise.strategy import HOST_MEMORY
 
 

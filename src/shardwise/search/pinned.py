@@ -11,7 +11,16 @@ from shardwise.plan import Result, Value
 from shardwise.search.changes import changes_of
 from shardwise.search.evaluate import step_times_s
 from shardwise.search.question import Question
-from shardwise.strategy import FIELDS, HOST_MEMORY, MEMORY, RULES, Strategy, StrategyTable, first_broken
+from shardwise.strategy import (
+    FIELDS,
+    HOST_MEMORY,
+    MEMORY,
+    RULES,
+    TARGET_LIMIT,
+    Strategy,
+    StrategyTable,
+    first_broken,
+)
 from shardwise.ties import first_largest, first_least
 
 
@@ -19,9 +28,9 @@ from shardwise.ties import first_largest, first_least
 class Alternative:
     """The best strategy with another `value` of a field, other fields changed no more than they must be.
 
-    `reason` is why it cannot be had (a rule's code, `memory`, `host_memory`), None where it can; then it
-    lacks `lacking_bytes` on the device or the host. `slower` is its step time over the best's, minus 1; None
-    where a rule forbids it.
+    `reason` is why it cannot be had (a rule's code, `target`, `memory`, `host_memory`), None where it can;
+    then it lacks `lacking_bytes` on the device or the host. `slower` is its step time over the best's,
+    minus 1; None where a rule forbids it.
     """
 
     value: Value
@@ -94,7 +103,7 @@ def binding_of(problem: Problem, best: Result, axes: tuple[Axis, ...]) -> Bindin
 def _axis(question: Question, problem: Problem, best: Result, field: str) -> Axis:
     found: dict[Value, Alternative] = {}
     changed = list(changes_of(question, best.strategy, field))
-    for alternative in _priced(problem, best, field, changed) if changed else []:
+    for alternative in _priced(question, problem, best, field, changed) if changed else []:
         known = found.get(alternative.value)
         if known is None or _rank(alternative) < _rank(known):
             found[alternative.value] = alternative
@@ -112,17 +121,23 @@ def _rank(alternative: Alternative) -> tuple[int, float]:
     return (2, 0.0) if alternative.slower is None else (1, alternative.lacking_bytes)
 
 
-def _priced(problem: Problem, best: Result, field: str, changed: list[Strategy]) -> list[Alternative]:
+def _priced(
+    question: Question, problem: Problem, best: Result, field: str, changed: list[Strategy]
+) -> list[Alternative]:
     table = StrategyTable.of(changed)
     broken = first_broken(table, problem.limits, RULES)
+    beyond = np.zeros(len(table), dtype=bool)
+    for limit in question.limits:
+        beyond |= limit.beyond(table)
     priced = [
         Alternative(
-            value=getattr(changed[row], field), strategy=changed[row], reason=RULES[broken[row]].code,
+            value=getattr(changed[row], field), strategy=changed[row],
+            reason=RULES[broken[row]].code if broken[row] >= 0 else TARGET_LIMIT,
             lacking_bytes=0.0, slower=None, device_bytes=None,
         )
-        for row in np.flatnonzero(broken >= 0).tolist()
+        for row in np.flatnonzero((broken >= 0) | beyond).tolist()
     ]  # fmt: skip
-    legal = np.flatnonzero(broken < 0)
+    legal = np.flatnonzero((broken < 0) & ~beyond)
     if not len(legal):
         return priced
     bounds, times_s = peaks_of(problem, table.take(legal)), step_times_s(problem, table.take(legal))

@@ -11,7 +11,7 @@ from shardwise.errors import ConfigError
 from shardwise.model import Model
 from shardwise.plan import OBJECTIVES, Value
 from shardwise.search.space import Space
-from shardwise.strategy import ALIASES, FIELDS, Job, Optimizer, Strategy, brief_text, is_value
+from shardwise.strategy import ALIASES, FIELDS, Job, Limit, Optimizer, Strategy, brief_text, is_value
 
 SPACES = ("core", "default")
 
@@ -27,7 +27,8 @@ class Question:
     too. With `exhaustive`, everything legal that fits is evaluated. `workers` processes search; `budget_s`
     ends the search early, with the best so far. Up to `stage_dp` replicas, a power of two, share the rows of
     a microbatch inside a stage of an uneven plan; a stage that lies on two pools splits microbatches of up to
-    `braid` rows. `fixed_by` names the options that fix a field where it is not `--fix`.
+    `braid` rows. `fixed_by` names the options that fix a field where it is not `--fix`. Candidates beyond one
+    of `limits`, those of a target for the model, are rejected.
     """
 
     model: Model
@@ -46,6 +47,7 @@ class Question:
     stage_dp: int = 1
     braid: int = 1
     fixed_by: Mapping[str, str] = field(default_factory=dict)
+    limits: tuple[Limit, ...] = ()
 
     def problem(self) -> Problem:
         """The cost model's view. ConfigError where the parts do not belong together."""
@@ -99,6 +101,7 @@ class Question:
             global_batch_size=self.job.global_batch_size,
             fixed=self.fixed,
             axes=self.axes,
+            limits=self.limits,
         )
 
 

@@ -15,7 +15,7 @@ from shardwise.search.emptiness import why_empty
 from shardwise.search.explain import result_of
 from shardwise.search.goals import Fastest, Goal, Smallest
 from shardwise.search.question import Question, shortest_text
-from shardwise.strategy import HOST_MEMORY, MEMORY, RULES, Strategy, StrategyTable, first_broken
+from shardwise.strategy import HOST_MEMORY, MEMORY, RULES, TARGET_LIMIT, Strategy, StrategyTable, first_broken
 from shardwise.ties import first_largest
 
 GIB = 2**30
@@ -60,8 +60,10 @@ def _binding(question: Question, problem: Problem, outcome: Outcome, search: Sea
         return why_empty(question)
     if MEMORY not in rejected and HOST_MEMORY not in rejected:
         most = max(rejected, key=lambda code: rejected[code])
-        (rule,) = (rule for rule in RULES if rule.code == most)
         share = f"{rejected[most]:,} of {outcome.enumerated:,}"
+        if most == TARGET_LIMIT:
+            return f"nothing of this space is run by the target, which cannot say {share}; --target any can"
+        (rule,) = (rule for rule in RULES if rule.code == most)
         return f"no candidate is legal: {share} break {most} ({rule.text}; {rule.bounded_by(problem.limits)})"
     closest = _smallest(question, replace(problem, capacity_bytes=float("inf")), search)
     if closest is None:

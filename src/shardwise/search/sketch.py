@@ -12,7 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardwise.cost import distinct_rows
-from shardwise.search.space import FULL, Space, Variants
+from shardwise.search.space import FULL, Space
+from shardwise.search.variants import Variants
 from shardwise.strategy import SCHEDULES, Column
 
 FEW_SCHEDULES = tuple(SCHEDULES.index(name) for name in ("1f1b", "interleaved_1f1b", "zb_v"))

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from itertools import product
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,8 @@ from numpy.typing import NDArray
 
 from shardwise.cost import Split, distinct_rows, known_split
 from shardwise.errors import ConfigError
-from shardwise.schedule import illegal_codes, in_flight
+from shardwise.schedule import illegal_codes
+from shardwise.search.variants import FAMILIES, Variants
 from shardwise.strategy import (
     CP_KINDS,
     FIELDS,
@@ -26,6 +28,7 @@ from shardwise.strategy import (
     RECOMPUTES,
     SCHEDULES,
     Column,
+    Limit,
     StrategyTable,
     canonical_orders,
     code_of,
@@ -50,62 +53,13 @@ def divisors(n: int) -> tuple[int, ...]:
     return tuple(dict.fromkeys((*small, *(n // d for d in reversed(small)))))
 
 
-FAMILIES = np.array(
-    [
-        ("1f1b", "gpipe", "interleaved_1f1b", "zb_h", "v").index(name)
-        for name in (
-            {"zb_h1": "zb_h", "zb_h2": "zb_h", "zb_v": "v", "dualpipe_v": "v"}.get(name, name)
-            for name in SCHEDULES
-        )
-    ]
-)
-"""Per schedule its family: schedules of the same shape."""
-
-MANY_PER_RANK = 4
-"""Microbatches per rank that are more than any schedule with a limit has in flight."""
-
-
-@dataclass(frozen=True, slots=True)
-class Variants:
-    """Schedules with their virtual stages that a pipeline of `pp` ranks may have, as columns."""
-
-    schedule: Column
-    vpp: Column
-
-    def __len__(self) -> int:
-        return len(self.vpp)
-
-    def take(self, rows: Any) -> Variants:
-        """The variants at these rows."""
-        return Variants(self.schedule[rows], self.vpp[rows])
-
-    @property
-    def families(self) -> dict[int, Variants]:
-        """Schedules whose bounds have the same terms, together: by the index of their family."""
-        each = FAMILIES[self.schedule]
-        return {family: self.take(each == family) for family in np.unique(each).tolist()}
-
-    def stand_in(self, pp: int) -> Variants:
-        """One for a whole family in bounds of its time: no member has more microbatches in flight (what is
-        done before a first backward is not left then), none has fewer virtual stages."""
-        held = in_flight(self.schedule, pp, MANY_PER_RANK * pp, self.vpp, 0)
-        most = int(np.argmax(held))
-        return Variants(self.schedule[most : most + 1], self.vpp.min(keepdims=True))
-
-    def fewest_in_flight(self, pp: int, microbatches: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Microbatches that each rank holds at least under any of the schedules, of its layers on average;
-        shape (pp, rows)."""
-        rank, schedule, m = np.arange(pp)[:, None, None], self.schedule[:, None], microbatches[None]
-        held = in_flight(schedule, pp, m, self.vpp[:, None], rank) / self.vpp[:, None]
-        return np.asarray(held.min(axis=1))
-
-
 @dataclass(frozen=True)
 class Space:
     """A named space (docs/space.md) for so many devices.
 
     `fixed` holds fields to one value and may use the aliases of sharding degrees; `axes` keeps of a field's
-    values only some.
+    values only some. What is beyond one of `limits` (of a target, for the model) is listed as a shape and
+    counted as a candidate, but it is no grid and has no shards: the search rejects it.
     """
 
     name: str
@@ -115,6 +69,7 @@ class Space:
     global_batch_size: int
     fixed: Mapping[str, Any]
     axes: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    limits: tuple[Limit, ...] = ()
 
     @property
     def declared(self) -> dict[str, Any]:
@@ -199,8 +154,22 @@ class Space:
         return {"axis_order": self._orders[key]}
 
     def with_orders(self, table: StrategyTable) -> tuple[NDArray[np.intp], StrategyTable]:
-        """Every row with each of its axis orders, and whose row each is."""
-        return expanded(table, [table.tp, table.cp, table.dp, table.pp], self.orders)
+        """Every row with each of its axis orders that is within the limits, and whose row each is."""
+        row, table = expanded(table, [table.tp, table.cp, table.dp, table.pp], self.orders)
+        if not self._limits_of("grid", "order") or not len(table):
+            return row, table
+        within = np.flatnonzero(~self._beyond(table, "grid", "order"))
+        return row[within], table.take(within)
+
+    def _limits_of(self, *levels: str) -> list[Limit]:
+        return [limit for limit in self.limits if limit.level in levels]
+
+    def _beyond(self, table: Any, *levels: str) -> NDArray[np.bool_]:
+        """The rows beyond some limit of these levels."""
+        found = np.zeros(len(table.dp), dtype=bool)
+        for limit in self._limits_of(*levels):
+            found |= limit.beyond(table)
+        return found
 
     def _expert_grids(self, tp: int, cp: int, dp: int) -> list[tuple[int, int]]:
         if not self.experts:
@@ -341,9 +310,12 @@ class Space:
         return {}
 
     def shards(self, ranks: int) -> dict[str, Column]:
-        """Sharding degrees over `ranks` = dp * cp, unsharded first."""
+        """Sharding degrees over `ranks` = dp * cp that are within the limits, unsharded first."""
         if ranks not in self._shards:
-            self._shards[ranks] = self._shard_options(ranks)
+            options = self._shard_options(ranks)
+            one = np.ones(_length(options), dtype=np.int64)
+            within = ~self._beyond(SimpleNamespace(**options, dp=ranks * one, cp=one), "shards")
+            self._shards[ranks] = {name: column[within] for name, column in options.items()}
         return self._shards[ranks]
 
     def _shard_options(self, ranks: int) -> dict[str, Column]:
@@ -405,20 +377,28 @@ class Space:
         return np.array(each, dtype=np.int64)[of_row]
 
     def count_shards(self, ranks: Any) -> NDArray[np.int64]:
-        """Sharding options over each of `ranks` (a column)."""
+        """Sharding options within the limits over each of `ranks` (a column)."""
         return _each(ranks, lambda n: _length(self.shards(n)))
+
+    def count_all_shards(self, ranks: Any) -> NDArray[np.int64]:
+        """Sharding options over each of `ranks` (a column), whatever the limits."""
+        return (
+            _each(ranks, lambda n: _length(self._shard_options(n)))
+            if self.limits
+            else self.count_shards(ranks)
+        )
 
     def count_micro_batches(self, dp: Any) -> NDArray[np.int64]:
         """Micro-batch sizes beside each dp (a column)."""
         return _each(dp, lambda n: _length(self.micro_batch_sizes(n)))
 
     def count_below_grids(self, table: StrategyTable) -> NDArray[np.int64]:
-        """Candidates below each grid, legal or not."""
+        """Candidates below each grid, legal or not, within the limits or not."""
         pipelines = _each(
             table.pp,
             lambda pp: sum(self.count_variants(self.variants(pp), pp, int(kind)) for kind in self.recomputes),
         )
-        states = self.count_shards(table.dp * table.cp) * len(self.offloads)
+        states = self.count_all_shards(table.dp * table.cp) * len(self.offloads)
         return pipelines * states * self.count_micro_batches(table.dp)
 
     @cached_property

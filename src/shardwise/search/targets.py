@@ -8,13 +8,13 @@ from functools import partial
 
 from shardwise.cluster import Parts
 from shardwise.errors import ConfigError, Infeasible
-from shardwise.model import scores_are_plain
+from shardwise.model import Model
 from shardwise.plan import Answer, Value, usd_per_step
 from shardwise.search.drive import Progress
 from shardwise.search.part_list import listed_parts
 from shardwise.search.question import Question
 from shardwise.search.space import divisors
-from shardwise.strategy import Strategy, Target
+from shardwise.strategy import Job, Limit, Strategy, Target, target_of
 
 Planner = Callable[..., Answer]
 
@@ -24,18 +24,20 @@ def plan_for(
 ) -> Answer:
     """What `planner` (`plan`) answers to `question`, among what `target` carries out.
 
-    The space is narrowed to the values that the target has. Where the best of that is beyond one of its
-    limits, the parts that the limit leaves are searched one by one: the certificate is that of the part with
-    the best answer. Runners-up are of the same part, those beyond a limit left out. Raises ConfigError where
-    a fixed field has a value that the target lacks, Infeasible where nothing is left.
+    The space is narrowed to the values that the target has, and the search rejects what is beyond limits
+    that one of its levels can judge. Where the best of that is beyond another limit, the parts that the limit
+    leaves are searched one by one: the certificate is that of the part with the best answer. Runners-up are
+    of the same part, those beyond a limit left out. Raises ConfigError where a fixed field has a value that
+    the target lacks, Infeasible where nothing is left.
     """
+    target = target.for_job(question.model, question.job)
     return _within_limits(target, narrowed_for(target, question), partial(planner, progress=progress))
 
 
 def narrowed_for(target: Target, question: Question) -> Question:
     """The question about those candidates whose fields have values that `target` has, by themselves. Raises
     ConfigError where a fixed field has another value, Infeasible where nothing is left."""
-    target = target.for_scores(scores_are_plain(question.model, question.job.seq_len))
+    target = target.for_job(question.model, question.job)
     for name, value in question.fixed.items():
         if name in target.axes and value not in target.axes[name]:
             raise ConfigError(
@@ -46,7 +48,16 @@ def narrowed_for(target: Target, question: Question) -> Question:
     asked = _narrowed(question, target.axes_for(question.cluster.classes, named))
     if asked is None:
         raise _nothing(target)
-    return asked
+    return replace(asked, limits=_with_levels(target))
+
+
+def searched_limits(name: str, model: Model, job: Job) -> tuple[Limit, ...]:
+    """The limits of the target of this name, for a model and a job, that the search itself judges."""
+    return _with_levels(target_of(name).for_job(model, job))
+
+
+def _with_levels(target: Target) -> tuple[Limit, ...]:
+    return tuple(limit for limit in target.limits if limit.level is not None)
 
 
 def parts_within(target: Target, question: Question, strategy: Strategy) -> Iterator[Question]:

@@ -20,7 +20,8 @@ from shardwise.search.cells import (
 from shardwise.search.evaluate import microbatches_of
 from shardwise.search.level import Level
 from shardwise.search.rows import Rows
-from shardwise.search.space import FAMILIES, expanded
+from shardwise.search.space import expanded
+from shardwise.search.variants import FAMILIES
 from shardwise.strategy import Column
 
 FEW_ROWS = 2048

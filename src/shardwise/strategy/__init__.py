@@ -25,6 +25,7 @@ from shardwise.strategy.rules import (
     REASONS,
     RULES,
     SCHEDULE_RULES,
+    TARGET_LIMIT,
     Limits,
     Rule,
     first_broken,
@@ -56,7 +57,7 @@ from shardwise.strategy.table import (
     code_of,
     value_of,
 )
-from shardwise.strategy.target import ANY, Limit, Refusal, Target, target_names, target_of
+from shardwise.strategy.target import ANY, Limit, Refusal, Target, newest_target, target_names, target_of
 from shardwise.strategy.text import (
     ALIASES,
     brief_text,
@@ -90,6 +91,7 @@ __all__ = [
     "RULES",
     "SCHEDULES",
     "SCHEDULE_RULES",
+    "TARGET_LIMIT",
     "Calibration",
     "Column",
     "Job",
@@ -113,6 +115,7 @@ __all__ = [
     "is_value",
     "largest_stage",
     "layer_counts",
+    "newest_target",
     "numbers_of_profile",
     "parse_fields",
     "profile_from_record",

@@ -166,10 +166,17 @@ SCHEDULE_RULES: tuple[Rule, ...] = (
 
 RULES: tuple[Rule, ...] = GRID_RULES + SCHEDULE_RULES
 
+TARGET_LIMIT = "target"
 MEMORY = "memory"
 HOST_MEMORY = "host_memory"
-REASONS: tuple[str, ...] = (*(rule.code for rule in RULES), MEMORY, HOST_MEMORY)
-"""All reason codes, in the order in which they are given."""
+REASONS: tuple[str, ...] = (
+    *(rule.code for rule in GRID_RULES),
+    TARGET_LIMIT,
+    *(rule.code for rule in SCHEDULE_RULES),
+    MEMORY,
+    HOST_MEMORY,
+)
+"""All reason codes, in the order in which they are given. `target`: the target cannot say it."""
 
 
 def first_broken(table: Any, limits: Limits, rules: tuple[Rule, ...]) -> NDArray[np.int64]:

@@ -7,12 +7,18 @@ import json
 from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
+from itertools import chain
+from math import prod
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from shardwise.model import Model, scores_are_plain
+from shardwise.strategy.job import Job
 from shardwise.strategy.profile import Profile
 from shardwise.strategy.strategy import Strategy
-from shardwise.strategy.table import NAMES
+from shardwise.strategy.table import NAMES, StrategyTable, code_of
 
 Value = int | str | bool
 Axes = Mapping[str, tuple[Value, ...]]
@@ -23,58 +29,165 @@ ANY = "any"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Product:
+    """`times` x the product of some fields."""
+
+    fields: tuple[str, ...]
+    times: int = 1
+
+    def of(self, table: Any) -> Any:
+        """The product in every row of a table."""
+        return prod((getattr(table, name) for name in self.fields), start=np.int64(self.times))
+
+    def bound(self, sizes: Mapping[str, int]) -> Product:
+        """The same with the sizes of a model instead of their names."""
+        times = prod((sizes[name] for name in self.fields if name in sizes), start=self.times)
+        return Product(fields=tuple(name for name in self.fields if name not in sizes), times=times)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Condition:
-    """A field has one of `values`; or, where there are none, is more than `above`, and less than the field
-    `below` where that is named."""
+    """What holds of a product of fields, `left`: all that is set.
 
-    field: str
+    It has one of `values` (of one field); it is `above` a number, or less than the product `below`; it is
+    `other_than` a product, does not divide one (`not_dividing`), or is no multiple of one
+    (`not_multiple_of`).
+    """
+
+    left: Product
     values: tuple[Value, ...] = ()
-    above: int = 0
-    below: str | None = None
+    above: int | None = None
+    below: Product | None = None
+    other_than: Product | None = None
+    not_dividing: Product | None = None
+    not_multiple_of: Product | None = None
 
-    def holds(self, strategy: Strategy) -> bool:
-        found = getattr(strategy, self.field)
+    @property
+    def fields(self) -> frozenset[str]:
+        """The fields that decide it."""
+        rights = (self.below, self.other_than, self.not_dividing, self.not_multiple_of)
+        return frozenset(chain(self.left.fields, *(right.fields for right in rights if right is not None)))
+
+    def bound(self, sizes: Mapping[str, int]) -> Condition:
+        """The same with the sizes of a model instead of their names."""
+        products = {
+            name: value.bound(sizes)
+            for name in ("left", "below", "other_than", "not_dividing", "not_multiple_of")
+            if (value := getattr(self, name)) is not None
+        }
+        return replace(self, **products)
+
+    def holds(self, table: Any) -> Any:
+        """Rows of a table that it holds for."""
+        found = self.left.of(table)
+        held = np.ones(np.shape(found), dtype=bool)
         if self.values:
-            return found in self.values
-        return found > self.above and (self.below is None or found < getattr(strategy, self.below))
+            (name,) = self.left.fields
+            held = held & np.isin(found, [code_of(name, value) for value in self.values])
+        if self.above is not None:
+            held = held & (found > self.above)
+        if self.below is not None:
+            held = held & (found < self.below.of(table))
+        if self.other_than is not None:
+            held = held & (found != self.other_than.of(table))
+        if self.not_dividing is not None:
+            held = held & (self.not_dividing.of(table) % found != 0)
+        if self.not_multiple_of is not None:
+            held = held & (found % self.not_multiple_of.of(table) != 0)
+        return held
 
     def inside(self, degrees: tuple[int, ...]) -> Axes:
-        """Where the condition may hold, among these `degrees`."""
+        """Where it may hold, among these `degrees`."""
+        (name,) = self.left.fields
         if self.values:
-            return {self.field: self.values}
-        return {self.field: tuple(degree for degree in degrees if degree > self.above)}
+            return {name: self.values}
+        return {name: tuple(degree for degree in degrees if self.above is None or degree > self.above)}
 
     def outside(self, degrees: tuple[int, ...]) -> Iterator[Axes]:
         """Disjoint parts of the space that together are all that the condition does not hold for. (No chain
         of sharding degrees falls, so what is not less than `below` equals it.)"""
-        if self.values:
-            yield {self.field: tuple(name for name in NAMES[self.field] if name not in self.values)}
+        if len(self.left.fields) > 1:  # a product that is not above 1
+            yield dict.fromkeys(self.left.fields, (1,))
             return
-        yield {self.field: tuple(degree for degree in degrees if degree <= self.above)}
+        (name,) = self.left.fields
+        if self.values:
+            yield {name: tuple(value for value in NAMES.get(name, degrees) if value not in self.values)}
+            return
+        if self.above is not None:
+            yield {name: tuple(degree for degree in degrees if degree <= self.above)}
         if self.below is not None:
-            for degree in self.inside(degrees)[self.field]:
-                yield {self.field: (degree,), self.below: (degree,)}
+            (other,) = self.below.fields
+            for degree in self.inside(degrees)[name]:
+                yield {name: (degree,), other: (degree,)}
+
+
+DEGREES = frozenset(("tp", "cp", "dp", "pp", "etp", "ep"))
+
+GRID = DEGREES | {"cp_kind", "sequence_parallel"}
+"""The fields of a grid, but for the order of its axes."""
+
+SHARDS = frozenset(("param_shard", "grad_shard", "optim_shard"))
+
+DATA = ("dp", "cp")
+"""The fields of the product that sharding degrees divide."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limit:
     """Strategies that all of the conditions hold for are beyond the target, by the value of `field`; it does
-    what is `allowed`."""
+    what is `allowed`. It is of dense models or of models with experts where `models` is not all, and of some
+    `optimizers` where any are named."""
 
     field: str
     where: tuple[Condition, ...]
     allowed: str
+    models: str = "all"
+    optimizers: tuple[str, ...] = ()
+
+    @property
+    def fields(self) -> frozenset[str]:
+        """The fields that decide whether a strategy is beyond it."""
+        return frozenset().union(*(condition.fields for condition in self.where))
+
+    @property
+    def level(self) -> str | None:
+        """The level of the search that rejects what is beyond it: `grid`, `order` (of the axes) or `shards`;
+        None where no single level knows all of its fields: then `parts_left` are searched."""
+        if self.fields <= GRID:
+            return "grid"
+        if self.fields <= DEGREES | {"axis_order"}:
+            return "order"
+        products = [condition.left for condition in self.where]
+        products += [condition.below for condition in self.where if condition.below is not None]
+        is_known = all(set(each.fields) <= SHARDS or sorted(each.fields) == sorted(DATA) for each in products)
+        is_compared = all(
+            condition.other_than is condition.not_dividing is condition.not_multiple_of is None
+            for condition in self.where
+        )
+        return "shards" if is_known and is_compared else None
+
+    def beyond(self, table: Any) -> Any:
+        """Rows of a table that are beyond it."""
+        return np.logical_and.reduce([condition.holds(table) for condition in self.where])
 
     def is_beyond(self, strategy: Strategy) -> bool:
-        return all(condition.holds(strategy) for condition in self.where)
+        return bool(self.beyond(StrategyTable.of([strategy]))[0])
+
+    def bound(self, sizes: Mapping[str, int]) -> Limit:
+        """The same with the sizes of a model instead of their names."""
+        return replace(self, where=tuple(condition.bound(sizes) for condition in self.where))
 
     def parts_left(self, degrees: tuple[int, ...]) -> Iterator[Axes]:
-        """Disjoint parts of the space that together are all that is not beyond the limit."""
+        """Disjoint parts of the space that together are all that is not beyond the limit. A condition on a
+        product of fields, which no part holds to, can only be the last."""
         held: Axes = {}
-        for condition in self.where:
+        *first, last = self.where
+        for condition in first:
             for part in condition.outside(degrees):
                 yield {**held, **part}
             held = {**held, **condition.inside(degrees)}
+        for part in last.outside(degrees):
+            yield {**held, **part}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,9 +234,17 @@ class Target:
     unasked_axes: Axes = field(default_factory=dict, hash=False)
     lacks: tuple[str, ...] = ()
 
-    def for_scores(self, are_plain: bool) -> Target:
-        """What it can do with a model whose attention has plain scores, or with one of `windowed_axes`."""
-        return self if are_plain else replace(self, axes={**self.axes, **self.windowed_axes})
+    def for_job(self, model: Model, job: Job) -> Target:
+        """What it can do with a model and a job: with `windowed_axes` where attention does not have plain
+        scores, and with the limits that are about such models and optimizers."""
+        kinds = ("all", "dense" if model.experts is None else "experts")
+        limits = tuple(
+            limit.bound(sizes_of(model, job))
+            for limit in self.limits
+            if limit.models in kinds and job.optimizer in (limit.optimizers or (job.optimizer,))
+        )
+        axes = self.axes if scores_are_plain(model, job.seq_len) else {**self.axes, **self.windowed_axes}
+        return replace(self, axes=axes, limits=limits)
 
     def axes_for(self, classes: Iterable[str], asked: Container[str] = ()) -> Axes:
         """Values of fields among which a plan for a cluster of these classes of devices is looked for, where
@@ -172,6 +293,17 @@ def target_names() -> tuple[str, ...]:
     return tuple(sorted(path.stem for path in _folder().glob("*.json")))
 
 
+def newest_target(name: str) -> str:
+    """The target of this name, the newest version where it names none; the name itself where there is
+    none."""
+    versions = [known for known in target_names() if known.rpartition("-")[0] == name]
+    return max(versions, key=_version, default=name)
+
+
+def _version(name: str) -> tuple[int, ...]:
+    return tuple(int(number) for number in name.rpartition("-")[2].split(".") if number.isdigit())
+
+
 @cache
 def target_of(name: str) -> Target:
     """The target of this name, one of `target_names`."""
@@ -191,6 +323,8 @@ def target_from_record(record: Mapping[str, Any]) -> Target:
             Limit(
                 field=limit["field"],
                 allowed=limit["allowed"],
+                models=limit.get("models", "all"),
+                optimizers=tuple(limit.get("optimizers", ())),
                 where=tuple(_condition(name, said) for name, said in limit["where"].items()),
             )
             for limit in record["limits"]
@@ -207,9 +341,34 @@ def target_from_record(record: Mapping[str, Any]) -> Target:
 
 
 def _condition(name: str, said: Any) -> Condition:
+    left = _product(name)
     if isinstance(said, list):
-        return Condition(field=name, values=tuple(said))
-    return Condition(field=name, above=said["above"], below=said.get("below"))
+        return Condition(left=left, values=tuple(said))
+    products: dict[str, Any] = {key: _product(text) for key, text in said.items() if key != "above"}
+    return Condition(left=left, above=said.get("above"), **products)
+
+
+def _product(text: str) -> Product:
+    factors = text.split("*")
+    return Product(
+        fields=tuple(factor for factor in factors if not factor.isdigit()),
+        times=prod(int(factor) for factor in factors if factor.isdigit()),
+    )
+
+
+def sizes_of(model: Model, job: Job) -> Mapping[str, int]:
+    """The sizes of a model and a job that conditions may name."""
+    experts = 1 if model.experts is None else model.experts.experts
+    return {
+        "layers": model.layers,
+        "heads": model.heads,
+        "kv_heads": model.kv_heads,
+        "vocab": model.vocab,
+        "hidden": model.hidden,
+        "experts": experts,
+        "seq_len": job.seq_len,
+        "global_batch_size": job.global_batch_size,
+    }
 
 
 def _folder() -> Path:

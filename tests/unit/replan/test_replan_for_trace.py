@@ -24,7 +24,7 @@ from shardwise.errors import Infeasible
 from shardwise.replan import AnyArrangement, Arrangement, TracePicks, Within, picks_for_trace, trace_searches
 from shardwise.replan.for_trace import length_of
 from shardwise.strategy import Strategy, Target, complete, target_of
-from shardwise.strategy.target import Condition, Limit
+from shardwise.strategy.target import Condition, Limit, Product
 
 SMALL = ("opt-350m", "3x2xT4", 24)
 FEW: Mapping[str, int | str | bool] = {
@@ -179,7 +179,10 @@ def test_what_a_target_does_not_carry_out_is_not_picked(monkeypatch: pytest.Monk
     assert free.dp == 4 and free.micro_batch_size == 6
     single = replace(own, axes={"micro_batch_size": (1,)}, limits=())
     assert {one.micro_batch_size for one in strategies(single)} == {1}
-    limit = Limit(field="dp", where=(Condition(field="dp", above=2),), allowed="at most 2")
+    over_two = Condition(left=Product(fields=("dp",)), above=2)
+    always = Condition(left=Product(fields=("recompute",)), values=("none", "selective", "full"))
+    limit = Limit(field="dp", where=(over_two, always), allowed="at most 2")
+    assert limit.level is None  # the search itself does not judge it
     limited = replace(own, axes={}, unasked_axes={}, limits=(limit,))
     assert {one.dp for one in strategies(limited)} == {2}
     monkeypatch.setattr(Target, "broken_limit", lambda target, strategy: None)

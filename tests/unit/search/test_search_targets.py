@@ -105,7 +105,7 @@ def test_offload_is_planned_for_our_runtime_on_cpu_devices_where_it_is_asked_for
 
 def test_where_nothing_is_left_the_answer_says_so() -> None:
     everything = [{"field": "tp", "where": {"tp": {"above": 0}}, "allowed": "nothing"}]
-    with pytest.raises(Infeasible, match="nothing of this space is run by some train"):
+    with pytest.raises(Infeasible, match="nothing of this space is run by the target, which cannot say"):
         plan_for(target(limits=everything), question(), search.plan)
     with pytest.raises(Infeasible, match="nothing of this space is run by some train"):
         plan_for(target(axes={"tp": [2]}), question(axes={"tp": (1, 4)}), search.plan)

@@ -111,8 +111,8 @@ def test_the_order_of_reasons_is_fixed() -> None:
     """Users compare ledgers of different runs: the order is part of the format."""
     assert REASONS == (
         "heads_tp", "kv_heads_tp", "ffn_tp", "seq_cp", "heads_cp", "seq_tp", "experts_ep", "expert_ffn_etp",
-        "batch_dp", "layers_pp", "layers_vpp", "interleaved_microbatches", "v_microbatches", "memory",
-        "host_memory",
+        "batch_dp", "layers_pp", "target", "layers_vpp", "interleaved_microbatches", "v_microbatches",
+        "memory", "host_memory",
     )  # fmt: skip
     assert RULES == GRID_RULES + SCHEDULE_RULES
     assert all(rule.text for rule in RULES)

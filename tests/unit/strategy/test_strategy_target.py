@@ -9,10 +9,12 @@ from typing import Any
 
 import pytest
 
+from shardwise.model import load_model
 from shardwise.strategy import (
     FIELDS,
     MEGATRON_2024,
     NAMES,
+    Job,
     Strategy,
     complete,
     is_value,
@@ -20,9 +22,11 @@ from shardwise.strategy import (
     target_names,
     target_of,
 )
-from shardwise.strategy.target import Axes, Limit, target_from_record
+from shardwise.strategy.target import Axes, Limit, sizes_of, target_from_record
 
 DEGREES = (1, 2, 4, 8)
+JOB = Job(seq_len=1024, global_batch_size=8, dtype="bf16")
+SIZES = frozenset(sizes_of(load_model("gpt2"), JOB))
 
 
 def strategy(**changes: Any) -> Strategy:
@@ -104,9 +108,14 @@ LIMITS = [
     pytest.param(limit, id=f"{name}: {limit.field}, {limit.allowed}")
     for name, limits in (
         ("some", target_from_record(RECORD).limits),
-        *((name, target_of(name).limits) for name in target_names()),
+        *(
+            (name, target_of(name).for_job(load_model(model), JOB).limits)
+            for name in target_names()
+            for model in ("gpt2", "mixtral-8x7b")
+        ),
     )
     for limit in limits
+    if limit.level is None or name == "some"
 ]
 
 
@@ -115,12 +124,12 @@ def test_the_parts_that_a_limit_leaves_are_all_that_is_within_it_each_once(limit
     """Every strategy with any schedule, recomputation, offload and chain of shards lies in one part, or is
     beyond."""
     parts, seen = list(limit.parts_left(DEGREES)), set()
-    kinds = product(NAMES["schedule"], NAMES["recompute"], NAMES["offload"])
-    for (schedule, recompute, offload), optim in product(kinds, DEGREES):
+    kinds = product(NAMES["schedule"], NAMES["recompute"], NAMES["offload"], (1, 8))
+    for (schedule, recompute, offload, dp), optim in product(kinds, DEGREES):
         for grad in (g for g in DEGREES if g <= optim):
             for param in (p for p in DEGREES if p <= grad):
                 found = strategy(
-                    schedule=schedule, recompute=recompute, offload=offload, param_shard=param,
+                    schedule=schedule, recompute=recompute, offload=offload, dp=dp, param_shard=param,
                     grad_shard=grad, optim_shard=optim,
                 )  # fmt: skip
                 held = [part for part in parts if lies_in(found, part)]
@@ -137,8 +146,9 @@ def test_a_file_names_fields_and_values_that_there_are(name: str) -> None:
     for field, values in (item for each in axes for item in each.items()):
         assert field in FIELDS and values and all(is_value(field, value) for value in values)
     for limit in target.limits:
-        assert limit.field in {condition.field for condition in limit.where}
+        assert limit.field in limit.fields and limit.models in ("all", "dense", "experts")
         for condition in limit.where:
-            assert condition.field in FIELDS
-            assert all(is_value(condition.field, value) for value in condition.values)
-            assert condition.below is None or condition.below in FIELDS
+            assert condition.fields <= {*FIELDS, *SIZES}
+            for value in condition.values:
+                (field,) = condition.left.fields
+                assert is_value(field, value)

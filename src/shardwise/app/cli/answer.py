@@ -60,7 +60,7 @@ def planned(
     target = wanted_target(wanted.target, request)
     if target is not None:
         require_job(target, request)
-        request = replace(request, job=replace(request.job, profile=request.own_profile))
+        request = request.for_target(target)
     by_pools = wanted.objective == "time" and search.is_mixed(request.cluster)
     question = search.Question(
         model=request.model,
@@ -87,10 +87,15 @@ def planned(
     except Infeasible:
         require_candidates(chosen, fixed, request)
         raise
+    name = None if target is None else target.name
     if isinstance(answer, UnevenAnswer):
-        return _uneven_output(answer, request, wanted, save=save, is_json=is_json, reliability=reliability)
+        return _uneven_output(
+            answer, request, wanted, target=name, save=save, is_json=is_json, reliability=reliability
+        )
     used = request if answer.cluster is None else replace(request, cluster=answer.cluster)
-    return _plan_output(answer, used, request, wanted, save=save, is_json=is_json, reliability=reliability)
+    return _plan_output(
+        answer, used, request, wanted, target=name, save=save, is_json=is_json, reliability=reliability
+    )
 
 
 def _searched(question: search.Question, target: Target | None, *, by_pools: bool) -> Answer | UnevenAnswer:
@@ -123,6 +128,7 @@ def _uneven_output(
     request: Request,
     wanted: Wanted,
     *,
+    target: str | None,
     save: str | None,
     is_json: bool,
     reliability: Reliability | None,
@@ -137,11 +143,12 @@ def _uneven_output(
         best=answer.best,
         certificate=answer.certificate,
         mixed=answer.mixed,
+        target=target,
     )
     if save is not None:
         talk.append(f"wrote {save} ({write_uneven_plan(save, plan)})")
     in_the_way = not_run(answer.best, request)
-    talk += not_trained(in_the_way, request, save)
+    talk += not_trained(in_the_way, request, save) if target in (None, OWN) else []
     if is_json:
         document = documents.uneven_answer(plan, answer, request, goodput, not_run=in_the_way)
         return Output(document=document, talk=talk, code=code)
@@ -178,6 +185,7 @@ def _plan_output(
     request: Request,
     wanted: Wanted,
     *,
+    target: str | None,
     save: str | None,
     is_json: bool,
     reliability: Reliability | None,
@@ -186,7 +194,7 @@ def _plan_output(
     goodput = _told_goodput(answer.best, used, reliability)
     talk, code = _ended(answer.is_interrupted)
     in_the_way = not_run(answer.best.strategy, used)
-    talk += not_trained(in_the_way, used, save)
+    talk += not_trained(in_the_way, used, save) if target in (None, OWN) else []
     if wanted.objective != "time" and search.is_mixed(request.cluster):
         talk.append(
             f"shardwise: uneven plans are looked for by time alone; for {wanted.objective} only uniform"
@@ -200,6 +208,7 @@ def _plan_output(
             job=used.job,
             schedule=schedule_of(answer.best.strategy, used.job),
             objective=wanted.objective,
+            target=target,
         )
         if save is not None:
             talk.append(f"wrote {save} ({write_plan(save, plan)})")
@@ -212,6 +221,7 @@ def _plan_output(
         cluster=used.cluster,
         job=used.job,
         of_devices=request.cluster.devices,
+        target=target,
         goodput=goodput,
         next_commands=_after_plan(used, answer, wanted, save=save, is_whole=used.cluster is request.cluster),
     )

@@ -26,13 +26,14 @@ def answer_card(
     cluster: Cluster,
     job: Job,
     of_devices: int | None = None,
+    target: str | None = None,
     goodput: Goodput | None = None,
     next_commands: Sequence[str] = (),
 ) -> list[Line]:
-    """The card of `plan` on the `cluster` it uses, a part of `of_devices` devices; `goodput` is the best
-    result's, where it is told."""
+    """The card of `plan` on the `cluster` it uses, a part of `of_devices` devices; `target` is the software
+    that was named, `goodput` the best result's, where it is told."""
     return [
-        *result_card(answer.best, model=model, cluster=cluster, job=job),
+        *result_card(answer.best, model=model, cluster=cluster, job=job, target=target),
         *_compared(answer),
         *_goodput(goodput, cluster),
         *_runners_up(answer, model.layers),
@@ -55,10 +56,13 @@ def evaluation_card(
     ]
 
 
-def result_card(result: Result, *, model: Model, cluster: Cluster, job: Job) -> list[Line]:
-    """What one strategy is and what it costs."""
+def result_card(
+    result: Result, *, model: Model, cluster: Cluster, job: Job, target: str | None = None
+) -> list[Line]:
+    """What one strategy is and what it costs; `target` is the software that was named."""
     return [
         *question_lines(model, cluster, job),
+        *([] if target is None else [row("target", (target, "value"))]),
         *_layout(result, job, model.layers),
         (),
         *figures(result, cluster, job),

@@ -27,7 +27,7 @@ from shardwise.plan import (
     usd_per_billion_tokens,
 )
 from shardwise.search import Comparison, Explanation
-from shardwise.strategy import Job
+from shardwise.strategy import ANY, Job
 
 VERSION = 1
 
@@ -43,6 +43,7 @@ def plan_answer(
         "plan_hash": document_hash(plan_document(plan)),
         **question_document(plan.model, plan.cluster, plan.job),
         "objective": plan.objective,
+        "target": plan.target or ANY,
         "best": _priced(answer.best, plan.cluster, plan.job, answer.mixed),
         "runners_up": [_priced(result, plan.cluster, plan.job, answer.mixed) for result in answer.runners_up],
         "devices_used": plan.cluster.devices,
@@ -88,6 +89,7 @@ def uneven_answer(
         "plan_hash": plan_hash(plan),
         **question_document(request.model, request.cluster, request.job),
         "objective": "time",
+        "target": plan.target or ANY,
         "best": _uneven_result(answer, request),
         "runners_up": [],
         "devices_used": request.cluster.devices - best.idle_devices,

@@ -79,11 +79,13 @@ def planned(
     picks = picks_for_trace(planner, trace, within)
     found = _record(picks, policy, given, is_proven=not (request.cluster.priced_as or given.priced_as))
     arrangement = picks.pick(policy).arrangement
+    name = None if target is None else target.name
     if isinstance(arrangement, UnevenArrangement):
         uniform = [pick.arrangement for pick in picks.uniform if pick.policy == policy]
         uneven, answer = uneven_plan(
             planner, arrangement, found, uniform[0] if uniform else None, given.priced_as
         )
+        uneven = replace(uneven, target=name)
         written = None if save is None else write_uneven_plan(save, uneven)
         on = replace(request, cluster=uneven.cluster)
         # What is proven is told of the trace, not of one plan by itself.
@@ -106,6 +108,7 @@ def planned(
             space=chosen.base,
             priced_as=given.priced_as,
         )
+        plan = replace(plan, target=name)
         written = None if save is None else write_plan(save, plan)
         on = replace(request, cluster=plan.cluster)
         in_the_way = not_run(plan.best.strategy, on)

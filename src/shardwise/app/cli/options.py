@@ -99,8 +99,8 @@ TargetName = Annotated[
     typer.Option(
         "--target",
         metavar="NAME",
-        help="Plan what this can carry out: shardwise (`shardwise train`), or any. "
-        "Default: shardwise on devices that it runs on.",
+        help="Plan what this software can run: megatron-lm-0.19, shardwise (`shardwise train`), or any. "
+        "Default: shardwise on devices that it knows by name, else any.",
         show_default=False,
     ),
 ]

@@ -25,7 +25,6 @@ from shardwise.cluster import (
     load_events,
 )
 from shardwise.errors import ConfigError, Infeasible
-from shardwise.model import scores_are_plain
 from shardwise.plan import (
     DECISION,
     ForTrace,
@@ -155,7 +154,7 @@ def _planner_of_files(plan: Plan | UnevenFile, cluster: Cluster, costs: Costs, w
     """A planner that changes to what a plan file can say, and on devices that our own runtime knows, to what
     it runs."""
     prices = Prices(plan.model, cluster, plan.job)
-    target = target_of(OWN).for_scores(scores_are_plain(plan.model, plan.job.seq_len))
+    target = target_of(OWN).for_job(plan.model, plan.job)
     if not target.knows_devices(cluster.classes):
         return planner_of(prices, costs, can_run=_is_of_files, within=within)
     offloads = isinstance(plan, Plan) and plan.best.strategy.offload != "none"

@@ -14,7 +14,7 @@ from shardwise.errors import ConfigError
 from shardwise.inputs import nearest, printable, shown
 from shardwise.model import Model, load_model
 from shardwise.plan import Reliability, check_writable
-from shardwise.strategy import OWN_PROFILE, Calibration, Job, Profile, read_calibration, target_of
+from shardwise.strategy import OWN_PROFILE, Calibration, Job, Profile, Target, read_calibration, target_of
 from shardwise.units import parse_quantity
 
 MAX_COUNT = 10_000_000
@@ -70,6 +70,12 @@ class Request:
     job: Job
     options: JobOptions
     own_profile: Profile
+
+    def for_target(self, target: Target) -> Request:
+        """The same with the profile of this software: our own runtime has its own, other software that of
+        the job."""
+        profile = self.own_profile if target.name == OWN else target.run_by(self.job.profile)
+        return replace(self, job=replace(self.job, profile=profile))
 
 
 def load_request(options: JobOptions) -> Request:

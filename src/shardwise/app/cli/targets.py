@@ -6,9 +6,8 @@ from collections.abc import Iterator, Sequence
 
 from shardwise.app.cli.request import OWN, Request, choice
 from shardwise.errors import ConfigError
-from shardwise.model import scores_are_plain
 from shardwise.plan import UnevenResult
-from shardwise.strategy import ANY, Strategy, Target, target_names, target_of
+from shardwise.strategy import ANY, Strategy, Target, newest_target, target_names, target_of
 
 
 def wanted_target(name: str | None, request: Request) -> Target | None:
@@ -17,7 +16,7 @@ def wanted_target(name: str | None, request: Request) -> Target | None:
     Where nothing is named it is our own runtime on devices that it knows.
     """
     if name is not None:
-        name = choice("--target", name, (*target_names(), ANY))
+        name = choice("--target", newest_target(name), (*target_names(), ANY))
     if name == ANY or (name is None and not target_of(OWN).knows_devices(request.cluster.classes)):
         return None
     target = target_of(name or OWN)
@@ -36,7 +35,7 @@ def not_run(plan: Strategy | UnevenResult, request: Request) -> tuple[str, ...] 
     if not target.runs_on(request.cluster.vendors):
         return None
     job = request.job
-    target = target.for_scores(scores_are_plain(request.model, job.seq_len))
+    target = target.for_job(request.model, job)
     if isinstance(plan, Strategy):
         found, dtypes = [str(refusal) for refusal in target.refusals(plan)], target.dtypes
     else:

@@ -1,0 +1,187 @@
+"""Limits of a target that the search judges: what is rejected, what is found and what the checker counts are
+those of listing every candidate."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from tests.property.search_instances import Instance, instance
+
+from shardwise.check.beyond import NOTHING, Beyond, beyond_of
+from shardwise.check.count import SpaceRows
+from shardwise.check.figures import figures_of
+from shardwise.check.proof import Prover
+from shardwise.check.rejected import rejected_counts
+from shardwise.cost import peaks_of
+from shardwise.search import Fastest, Search
+from shardwise.search.evaluate import step_times_s
+from shardwise.strategy import (
+    GRID_RULES,
+    ORDERS,
+    RULES,
+    TARGET_LIMIT,
+    Limit,
+    Strategy,
+    StrategyTable,
+    Target,
+    first_broken,
+)
+from shardwise.strategy.target import target_from_record
+
+SEEDS = [seed for seed in range(60) if seed % 40 != 7]
+MOST = 20_000
+"""Candidates of an instance that are listed here, at most."""
+
+
+def drawn_record(rng: random.Random) -> Mapping[str, Any]:
+    """A limit that one level judges: of a grid, of the order of its axes, or of its shards."""
+    above = {"above": 1}
+    degree, other = rng.sample(["tp", "cp", "dp", "pp", "ep", "etp"], 2)
+    where: Mapping[str, Any] = rng.choice(
+        [
+            {"tp": above, "sequence_parallel": [rng.random() < 0.5]},
+            {degree: {"not_dividing": rng.choice(["kv_heads", "vocab", "layers", "seq_len"])}},
+            {degree: {"not_multiple_of": other}, other: above},
+            {"etp*ep": {"other_than": "tp*cp"}, "pp": above},
+            {"cp": above, "cp_kind": ["all_to_all"]},
+            {"axis_order": rng.sample(ORDERS, 6)},
+            {"axis_order": rng.sample(ORDERS, 12), "pp": above, "etp*ep": {"other_than": "tp*cp"}},
+            {"optim_shard": {"above": 1, "below": "dp*cp"}},
+            {"grad_shard": {"above": 1, "below": "optim_shard"}},
+            {"param_shard": above},
+        ]
+    )
+    return {"field": "tp", "where": where, "allowed": "less", "models": rng.choice(["all", "all", "experts"])}
+
+
+def drawn_target(rng: random.Random) -> Target:
+    """One to three such limits."""
+    return target_from_record(
+        {"target": "some", "version": 1, "command": "some", "devices": [], "dtypes": [], "optimizers": [],
+         "families": [], "software": {}, "axes": {},
+         "limits": [drawn_record(rng) for _ in range(rng.randint(1, 3))]}
+    )  # fmt: skip
+
+
+class Case:
+    """A small space with the limits of a target, and every candidate of it."""
+
+    def __init__(self, one: Instance) -> None:
+        self.given = drawn_target(random.Random(one.seed)).limits
+        target = drawn_target(random.Random(one.seed)).for_job(one.question.model, one.question.job)
+        self.limits: tuple[Limit, ...] = target.limits
+        self.question = replace(one.question, limits=self.limits)
+        self.problem = self.question.problem()
+        self.listed: list[Strategy] = one.candidates()
+        self.table = StrategyTable.of(self.listed)
+
+    @property
+    def beyond(self) -> NDArray[np.bool_]:
+        found = np.zeros(len(self.table), dtype=bool)
+        for limit in self.limits:
+            found |= limit.beyond(self.table)
+        return found
+
+    @property
+    def reasons(self) -> list[str]:
+        """Why each candidate is rejected: a rule on grids, then the target, then a rule on schedules."""
+        broken = first_broken(self.table, self.problem.limits, RULES)
+        grids = (broken >= 0) & (broken < len(GRID_RULES))
+        codes = [RULES[code].code if code >= 0 else "" for code in broken.tolist()]
+        is_out = (self.beyond & ~grids).tolist()
+        return [TARGET_LIMIT if out else code for out, code in zip(is_out, codes, strict=True)]
+
+    @property
+    def rejected(self) -> dict[str, int]:
+        counts = Counter(self.reasons)
+        counts.pop("", None)
+        return dict(counts)
+
+    @property
+    def best_s(self) -> float:
+        """The least step time of what is within, legal and fits; infinity where there is none."""
+        table = self.table.take(np.array([not reason for reason in self.reasons]))
+        if not len(table):
+            return np.inf
+        peaks = peaks_of(self.problem, table)
+        fits = peaks.device_bytes <= self.problem.usable_bytes
+        fits &= peaks.host_bytes <= self.problem.host_bytes_per_device
+        return float(step_times_s(self.problem, table.take(fits)).min()) if fits.any() else np.inf
+
+    def checked(self) -> Beyond:
+        return beyond_of(self.given, self.question.model, self.question.job)
+
+
+def cases() -> list[Case]:
+    drawn = [instance(seed) for seed in SEEDS]
+    return [Case(one) for one in drawn if one.count <= MOST]
+
+
+@pytest.fixture(scope="module")
+def every() -> list[Case]:
+    return cases()
+
+
+def test_the_search_rejects_what_is_beyond_and_finds_the_best_of_the_rest(every: list[Case]) -> None:
+    found, out = 0, 0
+    for case in every:
+        goal = Fastest(1)
+        outcome = Search(case.problem, case.question.candidates(), goal).run()
+        expected = case.rejected
+        rules = {code: n for code, n in outcome.ledger.rejected.items() if "memory" not in code}
+        assert rules == expected
+        assert outcome.enumerated == len(case.listed)
+        best_s = outcome.found[0].time_s if outcome.found else np.inf
+        assert best_s == pytest.approx(case.best_s, rel=1e-12)
+        found += bool(outcome.found)
+        out += expected.get(TARGET_LIMIT, 0) > 0
+    assert found >= 20 and out >= 20
+
+
+def test_the_checker_counts_and_proves_the_same(every: list[Case]) -> None:
+    for case in every:
+        question, beyond = case.question, case.checked()
+        figures = figures_of(question.model, question.cluster, question.job)
+        asked = (figures, question.space, question.fixed, question.axes)
+        assert rejected_counts(*asked, beyond) == case.rejected
+        if not np.isfinite(case.best_s):
+            continue
+        cover = proven(case, beyond, case.best_s * (1 - 1e-9))
+        assert cover.faster is None and cover.count == len(case.listed)
+        assert proven(case, beyond, case.best_s * (1 + 1e-9)).faster is not None
+
+
+def proven(case: Case, beyond: Beyond, lowest_s: float) -> Any:
+    question = case.question
+    figures = figures_of(question.model, question.cluster, question.job)
+    space = SpaceRows(
+        layers=question.model.layers,
+        is_moe=question.model.experts is not None,
+        devices=question.cluster.devices,
+        batch=question.job.global_batch_size,
+        is_core=question.space == "core",
+        fixed=question.fixed,
+        axes=question.axes,
+        beyond=beyond,
+    )
+    return Prover(figures=figures, space=space, lowest_s=lowest_s, usable_bytes=figures.usable_bytes).run()
+
+
+def test_broken_twins_that_know_no_limits_are_noticed(every: list[Case]) -> None:
+    """Without its limits the search finds what the target cannot say, and the checker proves it."""
+    faster, counted = 0, 0
+    for case in every:
+        goal = Fastest(1)
+        free = Search(case.problem, replace(case.question, limits=()).candidates(), goal).run()
+        is_faster = bool(free.found) and free.found[0].time_s < case.best_s * (1 - 1e-9)
+        faster += is_faster
+        if is_faster and np.isfinite(case.best_s):
+            counted += proven(case, NOTHING, case.best_s * (1 - 1e-9)).faster is not None
+    assert faster >= 5 and counted >= 3
