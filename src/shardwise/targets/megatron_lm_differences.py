@@ -162,7 +162,9 @@ def _shards(read: Mapping[str, Any], copies: int) -> dict[str, object]:
     if read["use_torch_fsdp2"] or read["use_megatron_fsdp"]:
         return dict.fromkeys(("param_shard", "grad_shard", "optim_shard"), copies)
     instances = read["num_distributed_optimizer_instances"]
-    states = copies / instances if read["use_distributed_optimizer"] else 1
+    states: object = 1
+    if read["use_distributed_optimizer"]:
+        states = copies // instances if copies % instances == 0 else f"{copies} / {instances}"
     return {"param_shard": 1, "grad_shard": 1, "optim_shard": states}
 
 
@@ -247,4 +249,5 @@ def _experts(config: Mapping[str, Any], layers: int) -> MegatronExperts | None:
         ),
         moe_shared_expert_intermediate_size=config["moe_shared_expert_intermediate_size"],
         moe_router_pre_softmax=config["moe_router_pre_softmax"],
+        moe_token_dispatcher_type=config["moe_token_dispatcher_type"],
     )

@@ -58,7 +58,7 @@ def _head(plan: Plan, target: str) -> Iterator[str]:
     yield f"{WRITTEN_BY} for the target {target} (Megatron-LM 0.19)."
     yield f"Plan: {plan_hash(plan)}"
     band = f"{format_seconds(low)} to {format_seconds(high)}"
-    yield f"Predicted step time: {best.step_time_s:.6g} s (band {band}), by the profile {plan.job.profile.name}."
+    yield f"Predicted step time: {best.step_time_s:.6g} s (band {band}; profile {plan.job.profile.name})."
     peak = best.peak_memory
     yield f"Predicted peak memory: {format_bytes(peak.device)} of {format_bytes(peak.capacity)} a device."
     yield "Predictions only: nothing of this file was run on hardware."

@@ -39,6 +39,7 @@ class MegatronExperts:
     pattern: tuple[int, ...]
     moe_shared_expert_intermediate_size: int | None
     moe_router_pre_softmax: bool
+    moe_token_dispatcher_type: str = "alltoall"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +87,7 @@ def check_model(model: Model) -> None:
 def megatron_model(model: Model, *, seq_len: int) -> MegatronModel:
     """The model in Megatron-LM's words, for sequences of `seq_len`. ConfigError where it has none for it."""
     if model.family not in FAMILIES:
-        raise refusal("model.config.model_type", model.family, ", ".join(FAMILIES), "models of this family")
+        raise refusal("model.config.model_type", model.family, ", ".join(FAMILIES))
     for part in model.special_parts:
         raise refusal("model.config", part, "models without it")
     decoder = decoder_of(model)
@@ -133,9 +134,11 @@ def megatron_model(model: Model, *, seq_len: int) -> MegatronModel:
     )
 
 
-def refusal(key: str, found: object, allowed: str, what: str = "this") -> ConfigError:
-    """The error of a plan that has no name in Megatron-LM's flags, by the key of the plan file."""
-    return ConfigError(f"Megatron-LM 0.19 cannot train {what}", key=key, found=shown(found), allowed=allowed)
+def refusal(key: str, found: object, allowed: str) -> ConfigError:
+    """The error of a value, by its key in the plan file, that flags of Megatron-LM cannot say."""
+    return ConfigError(
+        "flags of Megatron-LM 0.19 cannot say it", key=key, found=shown(found), allowed=allowed
+    )
 
 
 def _one(found: set[Found], what: str) -> Found | None:
@@ -244,7 +247,7 @@ def _experts(family: str, config: Mapping[str, Any], decoder: Decoder, routed: R
     if family == "megatron":
         is_normalized = routed.top_k > 1
     if is_normalized and routed.top_k == 1:
-        raise refusal("model.config", "weights of one expert a token with the sum 1", "two experts a token")
+        raise refusal("model.config.num_experts_per_tok", 1, "2 or more, as their weights have the sum 1")
     if routed.groups > 1 or routed.router_bias:
         raise refusal("model.config", "groups of experts, or a bias of the router", "neither")
     return MegatronExperts(
@@ -324,7 +327,7 @@ def _expert_flags(experts: MegatronExperts) -> Iterator[tuple[str, ...]]:
         yield ("--moe-router-pre-softmax",)
     yield "--moe-router-load-balancing-type", "aux_loss"
     yield "--moe-router-dtype", "fp32"
-    yield "--moe-token-dispatcher-type", "alltoall"
+    yield "--moe-token-dispatcher-type", experts.moe_token_dispatcher_type
     yield ("--moe-grouped-gemm",)
 
 

@@ -1,0 +1,142 @@
+"""The command `export`: what it writes, what it refuses, and what the target's reader makes of it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.property.layout_instances import mlp
+from tests.runtime.graph_plans import by_rules, plan_with
+from tests.runtime.uneven_plans import make_uneven
+from tests.unit.app.conftest import Run
+from tests.unit.targets.small_plans import LLAMA, small_plan, with_fields
+from tests.unit.targets.test_megatron_lm_differences import READING, asked
+
+from shardwise.app.cli import exporting
+from shardwise.errors import ConfigError
+from shardwise.plan import write_graph_plan, write_plan, write_uneven_plan
+from shardwise.targets import Reading
+
+TO = ("--to", "megatron-lm-0.19", "--out", "out")
+FILES = ["megatron-lm.args", "megatron-lm.sh"]
+
+
+@pytest.fixture
+def plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The path of a plan of experts, from the folder that it lies in."""
+    monkeypatch.chdir(tmp_path)
+    write_plan("p.yaml", asked())
+    return "p.yaml"
+
+
+def read_as(reading: Reading) -> Callable[..., list[Reading]]:
+    """A reader of flags that understands this."""
+
+    def read(requests: Sequence[Any]) -> list[Reading]:
+        assert [request.world_size for request in requests] == [8]
+        return [reading]
+
+    return read
+
+
+def test_files_are_written(run: Run, plan: str) -> None:
+    ran = run("export", plan, *TO)
+    assert (ran.code, ran.err) == (0, "")
+    assert sorted(os.listdir("out")) == FILES
+    assert "out/megatron-lm.args" in ran.out and "read back     no" in ran.out
+    first = Path("out/megatron-lm.args").read_bytes()
+    assert run("export", plan, *TO).code == 0  # over its own files
+    assert Path("out/megatron-lm.args").read_bytes() == first
+
+
+def test_a_target_without_a_version_is_the_newest(run: Run, plan: str) -> None:
+    ran = run("export", plan, "--to", "megatron-lm", "--out", "a/b")
+    assert ran.code == 0 and "megatron-lm-0.19" in ran.out
+    assert sorted(os.listdir("a/b")) == FILES
+
+
+def test_an_unknown_target_is_refused(run: Run, plan: str) -> None:
+    ran = run("export", plan, "--to", "megatron-lm-0.20", "--out", "out")
+    assert ran.code == 2 and "--to" in ran.err and "megatron-lm-0.19" in ran.err
+    assert not os.path.exists("out")
+
+
+def test_a_field_without_a_flag_is_refused_by_name(run: Run, plan: str) -> None:
+    write_plan("s.yaml", with_fields(asked(), recompute="selective", recompute_layers=0))
+    ran = run("export", "s.yaml", *TO)
+    assert ran.code == 2 and ran.err.startswith("shardwise: error: s.yaml: best.strategy.recompute: ")
+    assert ran.err.count("\n") == 1 and not os.path.exists("out")
+
+
+def test_plans_of_other_kinds_are_refused(run: Run, plan: str) -> None:
+    write_uneven_plan("u.yaml", make_uneven("5 tp2l4+3 l2 l2"))
+    graph = mlp(8, 6, 12, 5)
+    write_graph_plan("g.yaml", plan_with(graph, (2,), by_rules(graph, (2,), lambda op: ("split b",))))
+    for path, kind in (("u.yaml", "an uneven plan"), ("g.yaml", "the plan of an operator graph")):
+        ran = run("export", path, *TO)
+        assert ran.code == 2 and kind in ran.err and path in ran.err
+    assert not os.path.exists("out")
+
+
+def test_files_of_others_stay(run: Run, plan: str) -> None:
+    os.mkdir("out")
+    Path("out/megatron-lm.sh").write_text("echo mine\n")
+    ran = run("export", plan, *TO)
+    assert ran.code == 2 and "was not written by shardwise export" in ran.err
+    assert os.listdir("out") == ["megatron-lm.sh"]
+    assert Path("out/megatron-lm.sh").read_text() == "echo mine\n"
+
+
+def test_a_file_is_no_folder(run: Run, plan: str) -> None:
+    Path("out").write_text("")
+    ran = run("export", plan, *TO)
+    assert ran.code == 2 and "--out: is not a folder" in ran.err
+
+
+def test_equal_values_are_counted(run: Run, plan: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exporting, "read_by_megatron_lm", read_as(READING))
+    ran = run("export", plan, *TO, "--validate")
+    assert (ran.code, ran.err) == (0, "")
+    assert "62 values read back equal" in ran.out
+    assert sorted(os.listdir("out")) == FILES
+
+
+def test_differences_are_listed_and_nothing_is_written(
+    run: Run, plan: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wrong = dict(READING.arguments, micro_batch_size=2, seq_length=512)
+    changed = Reading(arguments=wrong, config=READING.config, layers=READING.layers, padded_vocab_size=1024)
+    monkeypatch.setattr(exporting, "read_by_megatron_lm", read_as(changed))
+    ran = run("export", plan, *TO, "--validate")
+    assert ran.code == 4 and ran.out == ""
+    assert "megatron-lm-0.19 reads strategy.micro_batch_size as 2; the plan has 1\n" in ran.err
+    assert "megatron-lm-0.19 reads job.seq_len as 512; the plan has 1024\n" in ran.err
+    assert not os.path.exists("out")
+
+
+def test_flags_that_are_refused_differ(run: Run, plan: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exporting, "read_by_megatron_lm", read_as(Reading(error="AssertionError: no")))
+    ran = run("export", plan, *TO, "--validate")
+    assert ran.code == 4 and "AssertionError: no" in ran.err
+
+
+def test_without_megatron_lm_nothing_is_validated(
+    run: Run, plan: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def read(_requests: Sequence[Any]) -> list[Reading]:
+        raise ConfigError("Megatron-LM cannot be imported", key="--validate", allowed="pip install it")
+
+    monkeypatch.setattr(exporting, "read_by_megatron_lm", read)
+    ran = run("export", plan, *TO, "--validate")
+    assert ran.code == 2 and "--validate: Megatron-LM cannot be imported" in ran.err
+    assert not os.path.exists("out")
+
+
+def test_the_plan_is_not_replaced(run: Run, plan: str) -> None:
+    os.mkdir("out")
+    write_plan("out/megatron-lm.sh", small_plan(LLAMA, "dp=8"))
+    ran = run("export", "out/megatron-lm.sh", *TO)
+    assert ran.code == 2 and "is an input, which would be lost" in ran.err
