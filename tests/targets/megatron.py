@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from shardwise.plan import Plan
-from shardwise.targets import ReaderRequest, megatron_lm_flags
+from shardwise.targets import ReaderRequest, megatron_lm_flags, reader_request
 
 ROOT = Path(__file__).resolve().parents[2]
 INSTALLED = ROOT / ".cache" / "megatron"
@@ -27,9 +27,8 @@ def environment() -> dict[str, str]:
 
 
 def request_of(plan: Plan) -> ReaderRequest:
-    """The flags of a plan in one line, for as many devices as it has."""
-    flags = tuple(word for flag in megatron_lm_flags(plan) for word in flag)
-    return ReaderRequest(flags=flags, world_size=plan.cluster.devices)
+    """The flags of a plan, for as many devices as it has."""
+    return reader_request(plan, megatron_lm_flags(plan))
 
 
 def built_by_megatron_lm(requests: Sequence[ReaderRequest]) -> list[Mapping[str, Any]]:

@@ -11,9 +11,17 @@ from shardwise import search
 from shardwise.cluster import load_cluster
 from shardwise.cost import bind, price_everywhere
 from shardwise.errors import ConfigError, Infeasible
-from shardwise.model import Model, model_from_config
+from shardwise.model import Model, load_model, model_from_config
 from shardwise.plan import Plan
-from shardwise.strategy import Job, Strategy, StrategyTable, complete, even_ends
+from shardwise.strategy import (
+    Job,
+    Strategy,
+    StrategyTable,
+    complete,
+    even_ends,
+    layer_counts,
+    parse_fields,
+)
 
 EXPERT_FAMILIES = ("mixtral", "qwen3_moe")
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gpt2", "megatron", *EXPERT_FAMILIES)
@@ -155,3 +163,45 @@ def parameters_by_stage(plan: Plan) -> list[int]:
     price = price_everywhere(problem, StrategyTable.of([strategy]))
     nbytes = price.shards.parameter_bytes[: strategy.pp, price.of_shards[0]]
     return [round(float(of_rank) / problem.recipe.weight_bytes) for of_rank in nbytes]
+
+
+def parameters_not_in_megatron_lm(plan: Plan) -> list[int]:
+    """Elements by stage that the cost model counts and Megatron-LM does not build.
+
+    Where tp is above the key-value heads our ranks hold one head each, and some hold the same. Megatron-LM
+    divides the weights of keys and values over all ranks, and gathers their output. Where the embedding is
+    tied and the ends are apart, our last stage holds a copy of the learned positions too.
+    """
+    strategy, config = plan.best.strategy, plan.model.config
+    stages = strategy.pp * strategy.vpp
+    ends = strategy.first_stage_layers, strategy.last_stage_layers
+    counts = layer_counts(plan.model.layers, stages, *ends)
+    hidden = config.get("hidden_size", config.get("n_embd", config.get("hidden")))
+    extra = [0] * strategy.pp
+    kv_heads = config.get("num_key_value_heads")
+    if kv_heads is not None and strategy.tp > kv_heads:
+        head_dim = config.get("head_dim") or hidden // config["num_attention_heads"]
+        rows = hidden + (1 if plan.model.name == "qwen2" else 0)  # with its biases
+        # 2 of keys and values; each rank has a head of head_dim, and kv_heads / tp of one there.
+        a_layer = 2 * head_dim * rows * (strategy.tp - kv_heads) // strategy.tp
+        extra = [a_layer * sum(counts[stage :: strategy.pp]) for stage in range(strategy.pp)]
+    if plan.model.name in ("gpt2", "megatron") and strategy.pp > 1:
+        extra[-1] += config.get("n_positions", config.get("seq_len")) * hidden
+    return extra
+
+
+def plan_of_text(model: str, text: str) -> Plan:
+    """A plan of a model of the catalogue by the text of its strategy, on as many devices as that needs."""
+    fields = parse_fields(text)
+    devices = 1
+    for axis in ("tp", "cp", "pp", "dp"):
+        devices *= int(fields.get(axis, 1))
+    trained = load_model(model)
+    experts = trained.experts
+    job = Job(seq_len=4096, global_batch_size=64, dtype="bf16", optimizer="adamw")
+    strategy = complete(
+        fields, devices=devices, layers=trained.layers, experts=None if experts is None else experts.experts,
+        global_batch_size=job.global_batch_size,
+    )  # fmt: skip
+    cluster = load_cluster(f"{max(devices // DEVICES_PER_NODE, 1)}x{min(devices, DEVICES_PER_NODE)}xB300")
+    return search.plan_of_strategy(trained, cluster, job, strategy)

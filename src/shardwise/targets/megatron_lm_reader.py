@@ -18,7 +18,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import fields
 from enum import Enum
-from importlib.util import find_spec
 from typing import Any, TextIO
 
 _FAILURES = (
@@ -37,10 +36,6 @@ _FAILURES = (
 
 _DEVICES_PER_NODE = 8
 """Processes that torchrun would start on a node; no flag depends on it."""
-
-_PLAIN_KERNELS = () if find_spec("transformer_engine") else ("--no-rope-fusion",)
-"""Flags of kernels without which Megatron-LM refuses all flags where Transformer Engine is not installed; no
-value of a plan depends on them."""
 
 
 def main() -> None:
@@ -140,7 +135,7 @@ def _command_line(request: Mapping[str, Any]) -> Iterator[None]:
         LOCAL_WORLD_SIZE=str(min(world_size, _DEVICES_PER_NODE)),
         CUDA_DEVICE_MAX_CONNECTIONS="1",
     )
-    before, sys.argv = sys.argv, ["megatron-lm", *request["flags"], *_PLAIN_KERNELS]
+    before, sys.argv = sys.argv, ["megatron-lm", *request["flags"]]
     try:
         yield
     finally:
