@@ -90,6 +90,8 @@ def test_how_it_is_started(cluster: str, line: str) -> None:
 
 
 def test_nodes_of_unlike_sizes_are_listed() -> None:
-    plan = replace(small_plan(LLAMA, "dp=4", cluster="1x4xH100-SXM"), cluster=load_cluster("1x3xcpu+1x1xcpu"))
+    plan = replace(
+        small_plan(LLAMA, "dp=4", cluster="1x4xH100-SXM"), cluster=load_cluster("1x3xH100-SXM+1x1xH100-SXM")
+    )
     text = exported(plan, TARGET).files["megatron-lm.sh"]
     assert "number of devices of the node: 3, 1." in text and '--nproc-per-node "$DEVICES"' in text
