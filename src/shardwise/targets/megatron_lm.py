@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from shardwise.plan import Plan
-from shardwise.strategy import Job, Strategy, layer_counts
+from shardwise.strategy import Job, Strategy, layer_counts, target_of
 from shardwise.targets.megatron_lm_model import (
     MegatronModel,
     megatron_model,
@@ -16,6 +16,8 @@ from shardwise.targets.megatron_lm_model import (
     refusal,
 )
 from shardwise.targets.pipeline_layout import layout_text
+
+TARGET = "megatron-lm-0.19"
 
 Flag = tuple[str, ...]
 """A flag and its values."""
@@ -49,48 +51,54 @@ def megatron_lm_flags(plan: Plan) -> tuple[Flag, ...]:
 
 
 def check_strategy(plan: Plan, model: MegatronModel) -> None:
-    """ConfigError for the first field of the strategy or the job that no flag says."""
-    for key, found, allowed in (
-        *_job_refusals(plan.job),
-        *_schedule_refusals(plan.best.strategy),
-        *_rank_refusals(plan.best.strategy, model),
-        *_state_refusals(plan, model),
-        *_sequence_refusals(plan, model),
-    ):
-        raise refusal(key, found, allowed)
+    """ConfigError for the first field of the strategy or the job that no flag says: what the capability file
+    of the target excludes, and values that do not belong together in Megatron-LM."""
+    strategy, job = plan.best.strategy, plan.job
+    for key, found, known in (("dtype", job.dtype, DTYPES), ("optimizer", job.optimizer, OPTIMIZERS)):
+        if found not in known:
+            raise refusal(f"job.{key}", found, ", ".join(known))
+    for beyond in target_of(TARGET).for_job(plan.model, job).refusals(strategy):
+        raise refusal(f"best.strategy.{beyond.key}", getattr(strategy, beyond.key), beyond.allowed)
+    for field, allowed in (*_stage_refusals(plan), *_rank_refusals(strategy, model)):
+        raise refusal(f"best.strategy.{field}", getattr(strategy, field), allowed)
+    devices = strategy.tp * strategy.cp * strategy.dp * strategy.pp
+    if plan.cluster.devices != devices:
+        raise refusal("cluster", f"{plan.cluster.devices} devices", f"{devices}, as tp * cp * dp * pp")
 
 
-Refused = tuple[str, object, str]
-"""The key of a field, its value, and the values that flags say."""
+Refused = tuple[str, str]
+"""A field of the strategy, and the values that flags say."""
 
 
-def _key(field: str) -> str:
-    return f"best.strategy.{field}"
-
-
-def _job_refusals(job: Job) -> Iterator[Refused]:
-    if job.dtype not in DTYPES:
-        yield "job.dtype", job.dtype, ", ".join(DTYPES)
-    if job.optimizer not in OPTIMIZERS:
-        yield "job.optimizer", job.optimizer, ", ".join(OPTIMIZERS)
-
-
-def _schedule_refusals(strategy: Strategy) -> Iterator[Refused]:
-    if strategy.schedule not in ("1f1b", "interleaved_1f1b"):
-        yield _key("schedule"), strategy.schedule, "1f1b, interleaved_1f1b"
+def _stage_refusals(plan: Plan) -> Iterator[Refused]:
+    """What concerns chunks, micro-batches and recomputation."""
+    strategy = plan.best.strategy
     is_interleaved = strategy.schedule == "interleaved_1f1b"
     if is_interleaved and (strategy.pp < 2 or strategy.vpp < 2):
-        yield _key("schedule"), strategy.schedule, "1f1b without several chunks on each of several ranks"
+        yield "schedule", "1f1b without several chunks on each of several ranks"
     if not is_interleaved and strategy.vpp > 1:
-        yield _key("vpp"), strategy.vpp, "1 with 1f1b"
-    if strategy.recompute not in ("none", "full"):
-        yield _key("recompute"), strategy.recompute, "none, full"
+        yield "vpp", "1 with 1f1b"
     if (strategy.recompute == "full") != (strategy.recompute_layers > 0):
-        yield (
-            _key("recompute_layers"),
-            strategy.recompute_layers,
-            "above 0 with full recomputation alone",
-        )
+        yield "recompute_layers", "above 0 with full recomputation alone"
+    rows = strategy.dp * strategy.micro_batch_size
+    if plan.job.global_batch_size % rows:
+        yield "micro_batch_size", "a share of the batch of a replica"
+    elif strategy.vpp > 1 and plan.job.global_batch_size // rows % strategy.pp:
+        yield "vpp", "1, as the micro-batches are no multiple of pp"
+
+
+def _rank_refusals(strategy: Strategy, model: MegatronModel) -> Iterator[Refused]:
+    """What concerns groups of ranks, which Megatron-LM's parser does not check."""
+    experts = strategy.etp * strategy.ep
+    if model.experts is None:
+        if experts > 1:
+            yield "ep", "1 without experts, and etp 1"
+    elif strategy.tp * strategy.cp * strategy.dp % experts or model.experts.num_experts % strategy.ep:
+        yield "ep", "a divisor of the experts; etp * ep a divisor of tp * cp * dp"
+    if strategy.sequence_parallel and strategy.tp == 1:
+        yield "sequence_parallel", "false with tp 1"
+    if strategy.dp * strategy.cp % strategy.optim_shard:
+        yield "optim_shard", f"a divisor of dp * cp, {strategy.dp * strategy.cp}"
 
 
 def effective_order(strategy: Strategy, order: str) -> tuple[str, ...]:
@@ -102,67 +110,6 @@ def is_mapped(strategy: Strategy) -> bool:
     """Whether the order of ranks is that of `--use-tp-pp-dp-mapping` alone."""
     own = effective_order(strategy, strategy.axis_order)
     return own != effective_order(strategy, OWN_ORDER) and own == effective_order(strategy, MAPPED_ORDER)
-
-
-def _rank_refusals(strategy: Strategy, model: MegatronModel) -> Iterator[Refused]:
-    own = effective_order(strategy, strategy.axis_order)
-    if own != effective_order(strategy, OWN_ORDER) and not is_mapped(strategy):
-        yield _key("axis_order"), strategy.axis_order, f"{OWN_ORDER}, {MAPPED_ORDER}"
-    ranks = strategy.tp * strategy.cp * strategy.dp
-    experts = strategy.etp * strategy.ep
-    if model.experts is None:
-        if experts > 1:
-            yield _key("ep"), strategy.ep, "1 without experts, and etp 1"
-        if is_mapped(strategy) and strategy.cp > 1:
-            yield _key("axis_order"), strategy.axis_order, f"{OWN_ORDER} with cp above 1"
-    else:
-        if ranks % experts or model.experts.num_experts % strategy.ep:
-            yield _key("ep"), strategy.ep, "a divisor of the experts; etp * ep a divisor of tp * cp * dp"
-        if is_mapped(strategy) and experts != strategy.tp * strategy.cp:
-            yield _key("axis_order"), strategy.axis_order, f"{OWN_ORDER}, as etp * ep is not tp * cp"
-        if strategy.tp > 1 and not strategy.sequence_parallel:
-            yield _key("sequence_parallel"), False, "true with experts and tp above 1"
-    if strategy.sequence_parallel and strategy.tp == 1:
-        yield _key("sequence_parallel"), True, "false with tp 1"
-    if model.padded_vocab_size % strategy.tp:
-        yield _key("tp"), strategy.tp, f"a divisor of the vocabulary, {model.padded_vocab_size}"
-
-
-def _state_refusals(plan: Plan, model: MegatronModel) -> Iterator[Refused]:
-    strategy = plan.best.strategy
-    for name in ("param_shard", "grad_shard"):
-        if (found := getattr(strategy, name)) != 1:
-            yield _key(name), found, "1"
-    copies = strategy.dp * strategy.cp
-    if copies % strategy.optim_shard:
-        yield _key("optim_shard"), strategy.optim_shard, f"a divisor of dp * cp, {copies}"
-    if model.experts is not None and strategy.optim_shard not in (1, copies):
-        yield _key("optim_shard"), strategy.optim_shard, f"1 or dp * cp, {copies}, with experts"
-    if strategy.offload not in ("none", "optimizer"):
-        yield _key("offload"), strategy.offload, "none, optimizer"
-    if strategy.offload == "optimizer":
-        if strategy.optim_shard == 1 and copies > 1:
-            yield _key("offload"), strategy.offload, "none unless the optimizer states are sharded"
-        if plan.job.optimizer != "adamw":
-            yield _key("offload"), strategy.offload, f"none with {plan.job.optimizer}"
-
-
-def _sequence_refusals(plan: Plan, model: MegatronModel) -> Iterator[Refused]:
-    """What concerns sequences and micro-batches."""
-    strategy, job = plan.best.strategy, plan.job
-    if strategy.cp > 1:
-        if job.seq_len % (2 * strategy.cp):
-            yield _key("cp"), strategy.cp, f"twice cp divides the sequence, {job.seq_len}"
-        if model.window is not None and strategy.cp_kind == "ring":
-            yield _key("cp_kind"), strategy.cp_kind, "all_to_all with windows of attention"
-    rows = strategy.dp * strategy.micro_batch_size
-    if job.global_batch_size % rows:
-        yield _key("micro_batch_size"), strategy.micro_batch_size, "a share of the batch of a replica"
-    elif strategy.vpp > 1 and job.global_batch_size // rows % strategy.pp:
-        yield _key("vpp"), strategy.vpp, "1, as the micro-batches are no multiple of pp"
-    devices = strategy.tp * strategy.cp * strategy.dp * strategy.pp
-    if plan.cluster.devices != devices:
-        yield "cluster", f"{plan.cluster.devices} devices", f"{devices}, as tp * cp * dp * pp"
 
 
 def _job_flags(plan: Plan) -> Iterator[Flag]:

@@ -11,7 +11,7 @@ from tests.unit.targets.small_plans import GPT2, LLAMA, MIXTRAL, PLAIN, small_pl
 from shardwise.errors import ConfigError
 from shardwise.model import catalogue_entry, catalogue_names, model_from_config
 from shardwise.plan import Plan
-from shardwise.strategy import PROFILES
+from shardwise.strategy import PROFILES, target_of
 from shardwise.targets import FAMILIES, check_model, megatron_lm_flags
 
 
@@ -204,16 +204,16 @@ def test_fields_without_a_flag_are_refused_by_name(fields: dict[str, Any], key: 
 @pytest.mark.parametrize(
     ("config", "text", "fields", "key"),
     [
-        # 16 ranks do not hold 3 pipelines of 4 instances: ep x etp over tp x cp x dp.
+        # etp 8 x ep 4 = 32 ranks of the 4 that hold a stage.
         (MIXTRAL, "pp=2,ep=4", {"etp": 8}, "ep"),
         (MIXTRAL, "tp=2,ep=4,etp=1", {"sequence_parallel": False}, "sequence_parallel"),
         (MIXTRAL, "ep=4", {"optim_shard": 4}, "optim_shard"),  # of dp 8
         (MIXTRAL, "pp=2,ep=4", {"axis_order": "tp-cp-pp-dp"}, "axis_order"),  # 4 is not tp x cp = 1
         (LLAMA, "cp=2,pp=2,dp=2", {"axis_order": "tp-cp-pp-dp"}, "axis_order"),
-        # 32 / 8 = 4 micro-batches for each of 2 replicas of pp 3: no multiple.
+        # 32 / (2 x 8) = 2 micro-batches for each of 2 replicas: no multiple of pp 4.
         (LLAMA, "pp=4,vpp=2,dp=2", {"micro_batch_size": 8}, "vpp"),
         (LLAMA | {"model_type": "mistral", "sliding_window": 256}, "dp=8",
-         {"cp": 2, "dp": 4}, "cp_kind"),
+         {"cp": 2, "dp": 4}, "cp"),  # a ring has no windows
     ],
 )  # fmt: skip
 def test_what_megatron_lm_accepts_though_wrong_is_refused(
@@ -270,6 +270,17 @@ def test_models_without_flags_are_refused_by_name(config: dict[str, Any], key: s
     with pytest.raises(ConfigError) as caught:
         check_model(model_from_config(config, name="small"))
     assert caught.value.key == key
+
+
+def test_the_target_lists_what_is_exported() -> None:
+    target = target_of("megatron-lm-0.19")
+    assert target.families == FAMILIES
+    assert set(target.dtypes) == {"fp32", "bf16", "fp16"} and set(target.optimizers) == {"adamw", "sgd"}
+    for dtype in target.dtypes:
+        for optimizer in target.optimizers:
+            written = flags(small_plan(LLAMA, "dp=8", dtype=dtype, optimizer=optimizer))
+            assert ("--bf16" in written, "--fp16" in written) == (dtype == "bf16", dtype == "fp16")
+            assert written["--optimizer"] == {"adamw": "adam", "sgd": "sgd"}[optimizer]
 
 
 def test_learned_positions_end_before_the_sequence() -> None:

@@ -1,0 +1,38 @@
+"""docs/export.md: its flags are those of its plan, its families those that are exported."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from shardwise.cluster import load_cluster
+from shardwise.model import load_model
+from shardwise.search import plan_of_strategy
+from shardwise.strategy import Job, complete, parse_fields
+from shardwise.targets import EXPORTS, FAMILIES, exported
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = (ROOT / "docs" / "export.md").read_text()
+
+
+def test_its_flags_are_those_of_its_plan() -> None:
+    """tp 2 x cp 4 x pp 8 are 64 devices; 48 chunks, the first of one layer, the last of none."""
+    model, cluster = load_model(str(ROOT / "examples" / "llama-3.1-70b")), load_cluster("8x8xH100-SXM")
+    job = Job(seq_len=8192, global_batch_size=256, dtype="bf16")
+    fields = parse_fields("tp=2,cp=4,pp=8,vpp=6,optim_shard=4,last_stage_layers=0", key="strategy")
+    strategy = complete(
+        fields, devices=cluster.devices, layers=model.layers, experts=None, global_batch_size=256
+    )
+    text = exported(plan_of_strategy(model, cluster, job, strategy), EXPORTS[0]).files["megatron-lm.args"]
+    shown = re.search(r"```text\n(.*?)```", PAGE, re.DOTALL)
+    assert shown is not None and text.endswith(shown[1])
+
+
+def test_its_families_are_those_that_are_exported() -> None:
+    line = re.search(r"^- Models of other families than (.*?);", PAGE, re.MULTILINE)
+    assert line is not None
+    assert tuple(re.findall(r"`(\w+)`", line[1])) == FAMILIES
+
+
+def test_its_targets_are_there() -> None:
+    assert set(re.findall(r"--to (\S+)", PAGE)) == set(EXPORTS)
