@@ -3,7 +3,7 @@ nodes, and strategies within the limits of the target, written down here a secon
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from random import Random
 from typing import Any
 
@@ -14,6 +14,8 @@ from shardwise.errors import ConfigError, Infeasible
 from shardwise.model import Model, load_model, model_from_config
 from shardwise.plan import Plan
 from shardwise.strategy import (
+    ORDERS,
+    SCHEDULES,
     Job,
     Strategy,
     StrategyTable,
@@ -30,19 +32,19 @@ NODES = (1, 2, 4, 8)
 DEVICES_PER_NODE = 8
 
 
-def random_plans(number: int, *, seed: int) -> list[Plan]:
-    """So many plans, families in turn."""
-    drawn = _plans(Random(seed))
+def random_plans(number: int, *, seed: int, is_free: bool = False) -> list[Plan]:
+    """So many plans within the target, or any legal ones where they are free; families in turn."""
+    drawn = _plans(Random(seed), is_free)
     return [next(drawn) for _ in range(number)]
 
 
-def _plans(random: Random) -> Iterator[Plan]:
+def _plans(random: Random, is_free: bool) -> Iterator[Plan]:
     while True:
         for family in FAMILIES:
             model = random_model(random, family)
             plan = None
             while plan is None:
-                plan = _plan(random, model)
+                plan = _plan(random, model, is_free)
             yield plan
 
 
@@ -51,7 +53,7 @@ def random_model(random: Random, family: str) -> Model:
     kv_heads = random.choice((2, 4, 8))
     heads = kv_heads * random.choice((1, 2, 4))
     head_dim = random.choice((16, 32, 64))
-    layers, vocab = random.randint(4, 20), 64 * random.randint(8, 64)
+    layers, vocab = random.randint(4, 20), 64 * random.randint(8, 64) + random.choice((0, 0, 0, 2))
     hidden, ffn = heads * head_dim, 64 * random.randint(4, 16)
     is_tied = random.random() < 0.3
     if family == "gpt2":
@@ -86,17 +88,19 @@ def random_model(random: Random, family: str) -> Model:
     return model_from_config({"model_type": family, **sizes}, name=family)
 
 
-def _plan(random: Random, model: Model) -> Plan | None:
-    """A plan for the model; None where what was drawn is not legal, or beyond the target."""
+def _plan(random: Random, model: Model, is_free: bool) -> Plan | None:
+    """A plan for the model; None where what was drawn is not legal, or beyond the target and not free."""
     nodes = random.choice(NODES)
     cluster = load_cluster(f"{nodes}x{DEVICES_PER_NODE}xH100-SXM")
     job = Job(
-        seq_len=random.choice((1024, 2048)),
+        seq_len=random.choice((1024, 2048, 1028)),
         global_batch_size=random.choice((64, 128, 256)),
         dtype=random.choice(("bf16", "bf16", "fp16")),
-        optimizer="adamw",
+        optimizer="sgd" if random.random() < 0.1 else "adamw",
     )
     fields = _fields(random, model, nodes * DEVICES_PER_NODE)
+    if is_free:
+        fields |= _other_fields(random)
     experts = model.experts
     try:
         strategy = complete(
@@ -106,14 +110,14 @@ def _plan(random: Random, model: Model) -> Plan | None:
             experts=None if experts is None else experts.experts,
             global_batch_size=job.global_batch_size,
         )
-        if not is_within_target(strategy, has_experts=experts is not None):
+        if not (is_free or is_within_target(strategy, model, job)):
             return None
         return search.plan_of_strategy(model, cluster, job, strategy)
     except (ConfigError, Infeasible):
         return None
 
 
-def _fields(random: Random, model: Model, devices: int) -> Mapping[str, Any]:
+def _fields(random: Random, model: Model, devices: int) -> dict[str, Any]:
     """Fields that belong together more often than not."""
     tp, cp, pp = random.choice((1, 2, 4, 8)), random.choice((1, 1, 2, 4)), random.choice((1, 2, 4, 8))
     ranks = max(devices // (tp * pp), 1)
@@ -141,9 +145,25 @@ def _fields(random: Random, model: Model, devices: int) -> Mapping[str, Any]:
     return fields
 
 
-def is_within_target(strategy: Strategy, *, has_experts: bool) -> bool:
+def _other_fields(random: Random) -> dict[str, Any]:
+    """Now and then a value that the target may have no word for."""
+    others: dict[str, tuple[Any, ...]] = {
+        "schedule": SCHEDULES,
+        "grad_shard": (2, 4),
+        "param_shard": (2, 4),
+        "recompute": ("selective",),
+        "offload": ("activations", "both"),
+        "axis_order": ORDERS,
+        "sequence_parallel": (False,),
+    }
+    return {name: random.choice(values) for name, values in others.items() if random.random() < 0.15}
+
+
+def is_within_target(strategy: Strategy, model: Model, job: Job) -> bool:
     """Whether Megatron-LM 0.19 has words for it: the limits of the target in plain code."""
-    ranks = strategy.dp * strategy.cp
+    has_experts, ranks = model.experts is not None, strategy.dp * strategy.cp
+    if model.vocab % strategy.tp or (strategy.cp > 1 and job.seq_len % (2 * strategy.cp)):
+        return False
     if strategy.axis_order == "tp-cp-pp-dp" and strategy.pp > 1:
         if has_experts and strategy.etp * strategy.ep != strategy.tp * strategy.cp:
             return False
@@ -153,7 +173,9 @@ def is_within_target(strategy: Strategy, *, has_experts: bool) -> bool:
         return False
     if has_experts and strategy.tp > 1 and not strategy.sequence_parallel:
         return False
-    return strategy.offload == "none" or strategy.optim_shard > 1 or ranks == 1
+    if strategy.offload == "none":
+        return True
+    return job.optimizer == "adamw" and (strategy.optim_shard > 1 or ranks == 1)
 
 
 def parameters_by_stage(plan: Plan) -> list[int]:

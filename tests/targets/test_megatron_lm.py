@@ -67,7 +67,7 @@ def test_the_target_has_words_for_every_plan(plans: list[Plan]) -> None:
     """The limits that the plans were drawn within are written down a second time."""
     target = target_of("megatron-lm-0.19")
     for plan in plans:
-        assert list(target.refusals(plan.best.strategy)) == []
+        assert list(target.for_job(plan.model, plan.job).refusals(plan.best.strategy)) == []
 
 
 def test_what_megatron_lm_reads_is_the_plan(plans: list[Plan], readings: list[Reading]) -> None:

@@ -1,0 +1,88 @@
+"""The capability file of Megatron-LM, by which plans are searched, and the export, which refuses by itself,
+draw one border."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from tests.targets.random_plans import random_plans
+
+from shardwise.errors import ConfigError
+from shardwise.plan import Plan
+from shardwise.strategy import Target, target_of
+from shardwise.targets import megatron_lm_flags
+
+PLANS = 240
+
+
+@pytest.fixture(scope="module")
+def plans() -> list[Plan]:
+    return random_plans(PLANS, seed=7, is_free=True)
+
+
+def _in_the_way(target: Target, plan: Plan) -> set[str]:
+    """Fields by which the capability file refuses a plan."""
+    refusals = target.for_job(plan.model, plan.job).refusals(plan.best.strategy)
+    return {refusal.key for refusal in refusals}
+
+
+def _is_exported(plan: Plan) -> bool:
+    try:
+        return bool(megatron_lm_flags(plan))
+    except ConfigError:
+        return False
+
+
+def _is_known_order(plan: Plan) -> bool:
+    """Whether the order of ranks is one of Megatron-LM's, by the axes that have several ranks. The search
+    writes each such order in one way."""
+    strategy = plan.best.strategy
+    orders = [
+        [axis for axis in order.split("-") if getattr(strategy, axis) > 1]
+        for order in (strategy.axis_order, "tp-cp-dp-pp", "tp-cp-pp-dp")
+    ]
+    return orders[0] in orders[1:]
+
+
+def _disagreements(target: Target, plans: list[Plan]) -> list[tuple[set[str], object]]:
+    found = []
+    for plan in plans:
+        in_the_way = _in_the_way(target, plan)
+        if in_the_way == {"axis_order"} and _is_known_order(plan):
+            continue
+        if bool(in_the_way) == _is_exported(plan):
+            found.append((in_the_way, plan.best.strategy))
+    return found
+
+
+def test_what_the_search_may_choose_is_exported_and_nothing_else(plans: list[Plan]) -> None:
+    assert _disagreements(target_of("megatron-lm-0.19"), plans) == []
+
+
+def test_both_sides_of_the_border_are_met(plans: list[Plan]) -> None:
+    exported = sum(map(_is_exported, plans))
+    assert PLANS // 5 < exported < PLANS * 4 // 5
+    target = target_of("megatron-lm-0.19")
+    fields = set().union(*(_in_the_way(target, plan) for plan in plans))
+    assert fields >= {
+        "axis_order",
+        "schedule",
+        "param_shard",
+        "grad_shard",
+        "recompute",
+        "offload",
+        "optim_shard",
+    }
+
+
+def test_a_capability_file_without_a_limit_or_a_field_is_noticed(plans: list[Plan]) -> None:
+    target = target_of("megatron-lm-0.19")
+    for limit in target.limits:
+        broken = replace(target, limits=tuple(one for one in target.limits if one is not limit))
+        assert _disagreements(broken, plans), limit
+    for name in set(target.axes) - {"param_shard"}:  # where it is above 1, so is grad_shard
+        broken = replace(
+            target, axes={field: values for field, values in target.axes.items() if field != name}
+        )
+        assert _disagreements(broken, plans), name
