@@ -6,12 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from shardwise.plan import Plan
+from shardwise.strategy import newest_target
 from shardwise.targets.child import ReaderRequest
 from shardwise.targets.megatron_lm import Flag, megatron_lm_flags
 from shardwise.targets.megatron_lm_files import megatron_lm_files
 
 EXPORTS = ("megatron-lm-0.19",)
-"""Targets that plans are exported to, the newest version of each first."""
+"""Targets that plans are exported to."""
 
 FOR_READING = ("--no-rope-fusion",)
 """Flags that are added for reading alone: this kernel comes with Transformer Engine, which a machine that
@@ -20,7 +21,7 @@ only reads flags may lack."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exported:
-    """A plan in the words of a target: flags with their values, and files by their names."""
+    """A plan as a target reads it: flags with their values, and files by their names."""
 
     target: str
     flags: tuple[Flag, ...]
@@ -28,15 +29,15 @@ class Exported:
 
 
 def export_of(name: str) -> str | None:
-    """The target of this name; of a name without a version the newest. None for an unknown name."""
-    if name in EXPORTS:
-        return name
-    return next((target for target in EXPORTS if target.rpartition("-")[0] == name), None)
+    """The target of this name, the newest version where it names none. None where there is no export to
+    it."""
+    target = newest_target(name)
+    return target if target in EXPORTS else None
 
 
 def exported(plan: Plan, target: str) -> Exported:
-    """`plan` in the words of `target`, one of EXPORTS. ConfigError, by the key of the plan file, for what has
-    no word there."""
+    """`plan` as `target`, one of EXPORTS, reads it. ConfigError, by the key of the plan file, for a field that
+    cannot be exported."""
     flags = megatron_lm_flags(plan)
     return Exported(target=target, flags=flags, files=megatron_lm_files(plan, target, flags))
 

@@ -1,6 +1,6 @@
 """A uniform plan as flags of Megatron-LM 0.19 (`megatron/training/arguments.py`).
 
-A field that no flag says is refused by its name. So is what Megatron-LM accepts though it cannot train it.
+A field without a flag is refused by its name. So is a value that Megatron-LM accepts and cannot train.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ OWN_ORDER, MAPPED_ORDER = "tp-cp-dp-pp", "tp-cp-pp-dp"
 
 
 def megatron_lm_flags(plan: Plan) -> tuple[Flag, ...]:
-    """The flags that say `plan`: model, batch, precision, optimizer and parallelism. ConfigError, by the key
-    of the plan file, where they cannot."""
+    """The flags of `plan`: model, batch, precision, optimizer and parallelism. ConfigError, by the key of the
+    plan file, for a field that has no flag."""
     strategy = plan.best.strategy
     model = megatron_model(plan.model, seq_len=plan.job.seq_len)
     check_strategy(plan, model)
@@ -51,8 +51,8 @@ def megatron_lm_flags(plan: Plan) -> tuple[Flag, ...]:
 
 
 def check_strategy(plan: Plan, model: MegatronModel) -> None:
-    """ConfigError for the first field of the strategy or the job that no flag says: what the capability file
-    of the target excludes, and values that do not belong together in Megatron-LM."""
+    """ConfigError for the first field of the strategy or the job that cannot be exported: the capability file
+    of the target excludes it, or it does not go with other fields in Megatron-LM."""
     strategy, job = plan.best.strategy, plan.job
     for key, found, known in (("dtype", job.dtype, DTYPES), ("optimizer", job.optimizer, OPTIMIZERS)):
         if found not in known:
@@ -70,11 +70,11 @@ def check_strategy(plan: Plan, model: MegatronModel) -> None:
 
 
 Refused = tuple[str, str]
-"""A field of the strategy, and the values that flags say."""
+"""A field of the strategy, and the values that can be exported."""
 
 
 def _stage_refusals(plan: Plan) -> Iterator[Refused]:
-    """What concerns chunks, micro-batches and recomputation."""
+    """Chunks, micro-batches, recomputation and attention."""
     strategy = plan.best.strategy
     is_interleaved = strategy.schedule == "interleaved_1f1b"
     if is_interleaved and (strategy.pp < 2 or strategy.vpp < 2):
@@ -83,6 +83,8 @@ def _stage_refusals(plan: Plan) -> Iterator[Refused]:
         yield "vpp", "1 with 1f1b"
     if (strategy.recompute == "full") != (strategy.recompute_layers > 0):
         yield "recompute_layers", "above 0 with full recomputation alone"
+    if strategy.cp > 1 and not has_fused_attention(plan):
+        yield "cp", "1 where attention is computed unfused"
     rows = strategy.dp * strategy.micro_batch_size
     if plan.job.global_batch_size % rows:
         yield "micro_batch_size", "a share of the batch of a replica"
@@ -91,7 +93,7 @@ def _stage_refusals(plan: Plan) -> Iterator[Refused]:
 
 
 def _rank_refusals(strategy: Strategy, model: MegatronModel) -> Iterator[Refused]:
-    """What concerns groups of ranks, which Megatron-LM's parser does not check."""
+    """Groups of ranks, which Megatron-LM's parser does not check."""
     experts = strategy.etp * strategy.ep
     if model.experts is None:
         if experts > 1:
@@ -105,7 +107,7 @@ def _rank_refusals(strategy: Strategy, model: MegatronModel) -> Iterator[Refused
 
 
 def effective_order(strategy: Strategy, order: str) -> tuple[str, ...]:
-    """The axes of `order` that have several ranks: others lie anywhere."""
+    """The axes of `order` that have several ranks: the others change no rank."""
     return tuple(axis for axis in order.split("-") if getattr(strategy, axis) > 1)
 
 
@@ -168,7 +170,7 @@ def _pipeline_flags(strategy: Strategy, layers: int) -> Iterator[Flag]:
 
 
 def _state_flags(strategy: Strategy, job: Job) -> Iterator[Flag]:
-    """How optimizer states are sharded, and which communication runs beside computation."""
+    """How optimizer states are sharded, and which communication runs during computation."""
     is_offloaded = strategy.offload == "optimizer"
     is_distributed = strategy.optim_shard > 1 or is_offloaded
     if is_distributed:

@@ -1,4 +1,4 @@
-"""What Megatron-LM understood, compared with the plan, value by value.
+"""Compares the values that Megatron-LM understood with those of the plan.
 
 The values are rebuilt from Megatron-LM's own arguments and configuration, never from the flags that were
 written.
@@ -50,16 +50,16 @@ class ReadBack:
 
 
 def read_back(plan: Plan, reading: Reading) -> ReadBack:
-    """Compare all that the flags of `plan` say with what Megatron-LM understood."""
+    """Compare every exported value of `plan` with the value that Megatron-LM understood."""
     if reading.error is not None:
         refused = ReadBackDifference(field="flags", plan="accepted", read=reading.error)
         return ReadBack(values=1, differences=(refused,))
-    said, understood = _of_plan(plan), _of_reading(plan, reading)
+    planned, understood = _of_plan(plan), _of_reading(plan, reading)
     return ReadBack(
-        values=len(said),
+        values=len(planned),
         differences=tuple(
             ReadBackDifference(field=name, plan=str(value), read=str(understood[name]))
-            for name, value in said.items()
+            for name, value in planned.items()
             if value != understood[name]
         ),
     )
@@ -123,7 +123,7 @@ def _values(prefix: str, model: MegatronModel) -> dict[str, object]:
     return own
 
 
-def _strategy(asked: Strategy, reading: Reading) -> dict[str, object]:
+def _strategy(planned: Strategy, reading: Reading) -> dict[str, object]:
     """The fields of a Strategy. Orders of ranks that place all ranks alike are one, that of the plan."""
     read = reading.arguments
     vpp = read["virtual_pipeline_model_parallel_size"] or 1
@@ -132,7 +132,7 @@ def _strategy(asked: Strategy, reading: Reading) -> dict[str, object]:
     granularity = read["recompute_granularity"]
     has_experts = read["num_experts"] is not None
     order = MAPPED_ORDER if read["use_tp_pp_dp_mapping"] else OWN_ORDER
-    is_alike = effective_order(asked, order) == effective_order(asked, asked.axis_order)
+    is_alike = effective_order(planned, order) == effective_order(planned, planned.axis_order)
     kinds = {name: kind for kind, name in CP_COMM_TYPES.items()}
     comm_type = reading.config["cp_comm_type"]
     return {
@@ -151,7 +151,7 @@ def _strategy(asked: Strategy, reading: Reading) -> dict[str, object]:
         "recompute": granularity or "none",
         "recompute_layers": _recomputed(read),
         "offload": _offload(read),
-        "axis_order": asked.axis_order if is_alike else order,
+        "axis_order": planned.axis_order if is_alike else order,
         "first_stage_layers": reading.layers[0][0],
         "last_stage_layers": reading.layers[-1][-1],
     }

@@ -1,4 +1,4 @@
-"""The model in the words of Megatron-LM's flags: a record that both our models and its arguments become."""
+"""The model by the names of Megatron-LM: one record for our models and for its arguments."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from shardwise.model import Decoder, GroupedQuery, LayerShape, Mlp, Model, Route
 Found = TypeVar("Found")
 
 FAMILIES = ("gpt2", "llama", "megatron", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe")
-"""Families of models that flags of Megatron-LM's GPT say exactly."""
+"""Families of models that Megatron-LM's flags describe exactly."""
 
 _GATED = ("llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe")
 
 _EPSILON = {"llama": 1e-6, "mistral": 1e-6, "mixtral": 1e-5, "qwen2": 1e-6, "qwen3": 1e-6, "qwen3_moe": 1e-6}
-"""What Transformers takes for `rms_norm_eps` where a config has none."""
+"""Default of Transformers for `rms_norm_eps`."""
 
 _ROTARY_BASE = {"mixtral": 1e6}
-"""What Transformers takes for `rope_theta` where a config has none, if it is not 10,000."""
+"""Default of Transformers for `rope_theta`, where it is not 10,000."""
 
 _TANH_GELU = ("gelu_new", "gelu_pytorch_tanh", "gelu_fast")
 
@@ -80,12 +80,12 @@ class MegatronModel:
 
 
 def check_model(model: Model) -> None:
-    """ConfigError, by the name of the field, where flags of Megatron-LM cannot say the model."""
+    """ConfigError, by the key of the plan file, where the model cannot be exported to Megatron-LM."""
     megatron_model(model, seq_len=1)
 
 
 def megatron_model(model: Model, *, seq_len: int) -> MegatronModel:
-    """The model in Megatron-LM's words, for sequences of `seq_len`. ConfigError where it has none for it."""
+    """The model by Megatron-LM's names, for sequences of `seq_len`. ConfigError where it has none."""
     if model.family not in FAMILIES:
         raise refusal("model.config.model_type", model.family, ", ".join(FAMILIES))
     for part in model.special_parts:
@@ -135,10 +135,8 @@ def megatron_model(model: Model, *, seq_len: int) -> MegatronModel:
 
 
 def refusal(key: str, found: object, allowed: str) -> ConfigError:
-    """The error of a value, by its key in the plan file, that flags of Megatron-LM cannot say."""
-    return ConfigError(
-        "flags of Megatron-LM 0.19 cannot say it", key=key, found=shown(found), allowed=allowed
-    )
+    """The error of a value that cannot be exported, by its key in the plan file."""
+    return ConfigError("cannot be exported to Megatron-LM 0.19", key=key, found=shown(found), allowed=allowed)
 
 
 def _one(found: set[Found], what: str) -> Found | None:
@@ -268,7 +266,7 @@ def _number(config: Mapping[str, Any], key: str, default: float) -> float:
 
 
 def model_flags(model: MegatronModel) -> Iterator[tuple[str, ...]]:
-    """The flags that say the model."""
+    """The flags of the model."""
     yield "--num-layers", str(model.num_layers)
     yield "--hidden-size", str(model.hidden_size)
     yield "--ffn-hidden-size", str(model.ffn_hidden_size)

@@ -238,6 +238,15 @@ def test_jobs_without_a_flag_are_refused_by_name(job: dict[str, Any], key: str) 
     assert caught.value.key == key
 
 
+def test_unfused_attention_has_no_context_parallelism() -> None:
+    """Transformer Engine's unfused attention does not split sequences."""
+    profile = PROFILES["megatron-2021"]
+    flags(small_plan(LLAMA, "dp=8", profile=profile))
+    with pytest.raises(ConfigError) as caught:
+        megatron_lm_flags(small_plan(LLAMA, "cp=2", profile=profile))
+    assert caught.value.key == "best.strategy.cp"
+
+
 def test_devices_that_megatron_lm_does_not_run_on() -> None:
     plan = small_plan(LLAMA, "dp=8")
     with pytest.raises(ConfigError) as caught:

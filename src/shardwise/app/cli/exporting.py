@@ -1,4 +1,4 @@
-"""What `export` does: write a plan in the words of other training software, and read it back."""
+"""What `export` does: write a plan as flags of other training software, and read them back."""
 
 from __future__ import annotations
 
