@@ -36,7 +36,7 @@ def export_of(name: str) -> str | None:
 
 
 def exported(plan: Plan, target: str) -> Exported:
-    """`plan` as `target`, one of EXPORTS, reads it. ConfigError, by the key of the plan file, for a field that
+    """`plan` as `target`, one of EXPORTS, reads it. ConfigError, by the key of the plan file, for what
     cannot be exported."""
     flags = megatron_lm_flags(plan)
     return Exported(target=target, flags=flags, files=megatron_lm_files(plan, target, flags))
