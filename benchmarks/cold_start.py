@@ -14,7 +14,7 @@ COMMAND = (
     "-m", "shardwise", "plan", "llama-3.1-8b", "--cluster", "8xH100-SXM", "--seq-len", "4096",
     "--global-batch-size", "64", "--space", "core",
 )  # fmt: skip
-PACKAGES = ("numpy", "typer", "click", "rich", "pydantic", "pydantic_core", "yaml", "shardwise")
+PACKAGES = ("numpy", "typer", "click", "rich", "yaml", "shardwise")
 
 
 def figures() -> dict[str, float]:

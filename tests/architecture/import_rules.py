@@ -40,9 +40,9 @@ TOP = ("", "__main__")
 
 THIRD_PARTY: Mapping[str, frozenset[str]] = {
     "app": frozenset({"numpy", "typer", "rich", "click", "matplotlib"}),
-    "plan": frozenset({"numpy", "yaml", "pydantic"}),
+    "plan": frozenset({"numpy", "yaml"}),
     "launch": frozenset({"yaml"}),
-    "inputs": frozenset({"yaml", "pydantic"}),
+    "inputs": frozenset({"yaml"}),
     "errors": frozenset(),
     "units": frozenset(),
     "interrupts": frozenset(),
