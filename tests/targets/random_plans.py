@@ -207,7 +207,7 @@ def parameters_not_in_megatron_lm(plan: Plan) -> list[int]:
     stages = strategy.pp * strategy.vpp
     ends = strategy.first_stage_layers, strategy.last_stage_layers
     counts = layer_counts(plan.model.layers, stages, *ends)
-    hidden: int = config.get("hidden_size", config.get("n_embd", config.get("hidden")))
+    hidden: int = next(config[key] for key in ("hidden_size", "n_embd", "hidden") if key in config)
     extra = [0] * strategy.pp
     kv_heads = config.get("num_key_value_heads")
     if kv_heads is not None and strategy.tp > kv_heads:
@@ -217,7 +217,7 @@ def parameters_not_in_megatron_lm(plan: Plan) -> list[int]:
         a_layer = 2 * head_dim * rows * (strategy.tp - kv_heads) // strategy.tp
         extra = [a_layer * sum(counts[stage :: strategy.pp]) for stage in range(strategy.pp)]
     if plan.model.name in ("gpt2", "megatron") and strategy.pp > 1:
-        positions: int = config.get("n_positions", config.get("seq_len"))
+        positions: int = next(config[key] for key in ("n_positions", "seq_len") if key in config)
         extra[-1] += positions * hidden
     return extra
 
