@@ -28,6 +28,7 @@ from shardwise.errors import ConfigError
 from shardwise.model import load_model, model_from_config
 from shardwise.plan import Answer, Plan, plan_document, plan_of, read_plan
 from shardwise.schedule import generate
+from shardwise.strategy import target_of
 
 DENSE: dict[str, Any] = {
     "layers": 8, "hidden": 3072, "ffn": 12288, "heads": 24, "vocab": 50257, "seq_len": 2048,
@@ -49,7 +50,12 @@ QUESTIONS: dict[str, Question] = {
     "one device": ("gpt2", "1xA100-80G", 8, "core", "muon"),
     "sharded": ("llama-3.1-8b", "8xH100-SXM", 32, "core", "adamw"),
     "mixed": ("gpt2-xl", "1x2xH100-SXM+1x2xA100-80G", 16, "core", "adafactor"),
+    "dense for a target": (DENSE, "4x2xV100-16G", 8, "default", "adamw"),
+    "experts for a target": (ROUTED, "2x2xT4", 8, "default", "adamw"),
 }
+
+TARGET = "megatron-lm-0.19"
+"""What the last of these are planned for."""
 
 SCHEDULES = {"experts": "zb_v", "interleaved": "interleaved_1f1b", "tensor": "1f1b", "split": "zb_h1"}
 """What some questions fix, so that the plans have pipelines of several kinds whatever the figures say."""
@@ -81,8 +87,11 @@ def plan_for(name: str) -> Plan:
     asked = search.Question(
         model=model, cluster=cluster, job=job, space=space, fixed=fixed, use_all=True, top=3
     )
-    answer = search.plan(asked)
-    return _plan_of(answer, model=model, cluster=cluster, job=job)
+    if not name.endswith("for a target"):
+        return _plan_of(search.plan(asked), model=model, cluster=cluster, job=job)
+    answer = search.plan_for(target_of(TARGET), asked, search.plan)
+    assert answer.certificate.rejected["target"] > 0
+    return _plan_of(answer, model=model, cluster=cluster, job=job, target=TARGET)
 
 
 def _plan_of(answer: Answer, **question: Any) -> Plan:
@@ -232,7 +241,7 @@ def test_another_best_is_refused_however_consistent(
     best, *rest = results
     certificate = replace(plan.certificate, best_s=best.step_time_s, lower_bound_s=best.step_time_s, gap=0.0)
     answer = Answer(best=best, runners_up=tuple(rest), certificate=certificate)
-    claimed = _plan_of(answer, model=plan.model, cluster=plan.cluster, job=plan.job)
+    claimed = _plan_of(answer, model=plan.model, cluster=plan.cluster, job=plan.job, target=plan.target)
     verdict = verdict_on(plan_document(claimed), tmp_path)
     assert verdict is not None
     (wrong,) = [check for check in verdict.checks if not check.ok]
@@ -276,7 +285,7 @@ def test_of_a_search_that_ended_early_its_bound_is_proven(
             gap=(best_s - bound_s) / best_s,
         )
         answer = Answer(best=best, runners_up=(), certificate=certificate)
-        claimed = _plan_of(answer, model=plan.model, cluster=plan.cluster, job=plan.job)
+        claimed = _plan_of(answer, model=plan.model, cluster=plan.cluster, job=plan.job, target=plan.target)
         verdict = verdict_on(plan_document(claimed), tmp_path)
         assert verdict is not None
         assert [check.name for check in verdict.checks if not check.ok] == ([] if ok else ["optimal"])

@@ -57,7 +57,10 @@ def check_strategy(plan: Plan, model: MegatronModel) -> None:
     for key, found, known in (("dtype", job.dtype, DTYPES), ("optimizer", job.optimizer, OPTIMIZERS)):
         if found not in known:
             raise refusal(f"job.{key}", found, ", ".join(known))
-    for beyond in target_of(TARGET).for_job(plan.model, job).refusals(strategy):
+    target = target_of(TARGET).for_job(plan.model, job)
+    if not target.runs_on(plan.cluster.vendors):
+        raise refusal("cluster", ", ".join(plan.cluster.classes), target.known_devices)
+    for beyond in target.refusals(strategy):
         raise refusal(f"best.strategy.{beyond.key}", getattr(strategy, beyond.key), beyond.allowed)
     for field, allowed in (*_stage_refusals(plan), *_rank_refusals(strategy, model)):
         raise refusal(f"best.strategy.{field}", getattr(strategy, field), allowed)

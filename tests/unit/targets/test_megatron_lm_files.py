@@ -44,6 +44,18 @@ def test_bash_reads_the_flags(name: str, tmp_path: Path) -> None:
     assert done.stdout.splitlines() == ["1", *words_of(plan)]
 
 
+def test_xargs_reads_the_flags(tmp_path: Path) -> None:
+    """As docs/export.md passes them on."""
+    plan = PLANS["pattern"]()
+    file = tmp_path / "megatron-lm.args"
+    file.write_text(exported(plan, TARGET).files[file.name])
+    program = "grep -v '^#' \"$1\" | xargs printf '%s\\n'"
+    done = subprocess.run(
+        ["bash", "-c", program, "bash", str(file)], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.splitlines() == words_of(plan)
+
+
 @pytest.mark.parametrize("name", PLANS)
 def test_a_flag_a_line(name: str) -> None:
     plan = PLANS[name]()
@@ -90,6 +102,8 @@ def test_how_it_is_started(cluster: str, line: str) -> None:
 
 
 def test_nodes_of_unlike_sizes_are_listed() -> None:
-    plan = replace(small_plan(LLAMA, "dp=4", cluster="1x4xH100-SXM"), cluster=load_cluster("1x3xcpu+1x1xcpu"))
+    plan = replace(
+        small_plan(LLAMA, "dp=4", cluster="1x4xH100-SXM"), cluster=load_cluster("1x3xH100-SXM+1x1xH100-SXM")
+    )
     text = exported(plan, TARGET).files["megatron-lm.sh"]
     assert "number of devices of the node: 3, 1." in text and '--nproc-per-node "$DEVICES"' in text

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from tests.unit.targets.small_plans import GPT2, LLAMA, MIXTRAL, PLAIN, small_plan, with_fields
 
+from shardwise.cluster import load_cluster
 from shardwise.errors import ConfigError
 from shardwise.model import catalogue_entry, catalogue_names, model_from_config
 from shardwise.plan import Plan
@@ -235,6 +236,13 @@ def test_jobs_without_a_flag_are_refused_by_name(job: dict[str, Any], key: str) 
     with pytest.raises(ConfigError) as caught:
         megatron_lm_flags(small_plan(LLAMA, "optim_shard=8", **job))
     assert caught.value.key == key
+
+
+def test_devices_that_megatron_lm_does_not_run_on() -> None:
+    plan = small_plan(LLAMA, "dp=8")
+    with pytest.raises(ConfigError) as caught:
+        megatron_lm_flags(replace(plan, cluster=load_cluster("8xcpu")))
+    assert (caught.value.key, caught.value.found) == ("cluster", "'cpu'")
 
 
 def test_sgd_is_not_moved_to_the_host() -> None:

@@ -86,10 +86,9 @@ def _read_back(plan: Plan, export: Exported) -> ReadBack:
 def _write(out: str, files: Mapping[str, str]) -> None:
     try:
         os.makedirs(out, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(
-            f"cannot be made: {(error.strerror or str(error)).lower()}", key="--out", found=printable(out)
-        ) from None
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or str(error)
+        raise ConfigError(f"cannot be made: {why.lower()}", key="--out", found=printable(out)) from None
     for name, text in files.items():
         write_file(os.path.join(out, name), text.encode())
 

@@ -1,0 +1,99 @@
+"""`plan --target` for the software of others: its profile, its limits, its name in every answer."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import jsonschema
+import pytest
+
+from shardwise.plan import read_plan
+from shardwise.plan.read import write_plan
+from shardwise.strategy import MEGATRON_2024, newest_target, target_of
+
+if TYPE_CHECKING:
+    from tests.unit.app.conftest import Run
+
+ROOT = Path(__file__).parents[3]
+MEGATRON = "megatron-lm-0.19"
+DENSE = ("llama-3.1-8b", "--cluster", "1x8xA100-80G", "--seq-len", "4096", "--global-batch-size", "32")
+EXPERTS = ("mixtral-8x7b", "--cluster", "2x8xA100-80G", "--seq-len", "4096", "--global-batch-size", "32")
+
+
+def validated(text: str, name: str) -> Any:
+    document = json.loads(text)
+    schema = json.loads((ROOT / "docs" / "schemas" / f"{name}.json").read_text())
+    jsonschema.Draft202012Validator(schema).validate(document)
+    return document
+
+
+def test_the_newest_version_is_meant_where_none_is_named(run: Run) -> None:
+    assert newest_target("megatron-lm") == MEGATRON
+    assert newest_target("megatron") == "megatron" and newest_target("any") == "any"
+    named, newest = (
+        run("plan", *DENSE, "--target", name, "--json").out for name in (MEGATRON, "megatron-lm")
+    )
+    first, second = validated(named, "plan-answer"), validated(newest, "plan-answer")
+    assert first["target"] == second["target"] == MEGATRON
+    assert first["plan_hash"] == second["plan_hash"]
+    assert validated(run("plan", *DENSE, "--json").out, "plan-answer")["target"] == "any"
+
+
+@pytest.mark.parametrize("asked", [DENSE, EXPERTS], ids=["dense", "experts"])
+def test_a_plan_is_one_that_the_target_can_say_and_its_file_names_it(
+    run: Run, tmp_path: Path, asked: tuple[str, ...]
+) -> None:
+    path = tmp_path / "plan.yaml"
+    ran = run("plan", *asked, "--target", MEGATRON, "--save", str(path))
+    assert ran.code == 0 and f"target        {MEGATRON}" in ran.out
+    assert "shardwise train" not in ran.err  # that is not what was requested
+    plan = read_plan(str(path))
+    assert plan.target == MEGATRON
+    assert plan.job.profile == MEGATRON_2024  # not that of our own runtime
+    target = target_of(MEGATRON).for_job(plan.model, plan.job)
+    assert list(target.refusals(plan.best.strategy)) == []
+    assert plan.certificate.rejected["target"] > 0
+    checked = run("check", str(path))
+    assert checked.code == 0 and "ok     rejected by target" in checked.out
+    explained = json.loads(run("explain", str(path), "--json").out)
+    assert explained["totals"]["target"] == plan.certificate.rejected["target"]
+
+
+def test_a_plan_file_of_another_target_than_it_can_say_is_refused(run: Run, tmp_path: Path) -> None:
+    """Without the target the same file claims too much: what was rejected for it is legal."""
+    path = tmp_path / "plan.yaml"
+    run("plan", *DENSE, "--target", MEGATRON, "--save", str(path))
+    plan = read_plan(str(path))
+    for target in (None, "shardwise"):
+        write_plan(str(path), replace(plan, target=target))
+        ran = run("check", str(path))
+        assert ran.code == 4 and "rejected by target" in ran.err
+
+
+def test_a_target_that_is_not_known_is_refused(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "plan.yaml"
+    run("plan", *DENSE, "--target", MEGATRON, "--save", str(path))
+    write_plan(str(path), replace(read_plan(str(path)), target="megatron-lm-9.9"))
+    ran = run("check", str(path))
+    assert ran.code == 2 and "target" in ran.err and "megatron-lm-9.9" in ran.err
+
+
+def test_what_the_target_cannot_say_is_not_planned_for_it(run: Run) -> None:
+    for fixed in ("schedule=zb_v", "recompute=selective", "param_shard=2", "offload=activations"):
+        ran = run("plan", *DENSE, "--target", MEGATRON, "--fix", fixed)
+        assert ran.code == 2 and "is not run by Megatron-LM 0.19" in ran.err
+    ran = run("plan", *EXPERTS, "--target", MEGATRON, "--fix", "tp=2,sequence_parallel=false")
+    assert ran.code == 3 and "nothing of this space is run by the target" in ran.err
+    muon = run("plan", *DENSE, "--target", MEGATRON, "--optimizer", "muon")
+    assert muon.code == 2 and "Megatron-LM 0.19 runs no plan of this job" in muon.err
+    bloom = run("plan", "bloom-176b", *DENSE[1:], "--target", MEGATRON)
+    assert bloom.code == 2 and "model family bloom" in bloom.err
+
+
+def test_a_mixed_cluster_is_planned_uniform_for_a_target_without_uneven_plans(run: Run) -> None:
+    asked = ("llama-3.1-8b", "--cluster", "1x8xA100-80G+1x8xH100-SXM", *DENSE[3:])
+    answer = validated(run("plan", *asked, "--target", MEGATRON, "--json").out, "plan-answer")
+    assert answer["best"]["strategy"] is not None and answer["target"] == MEGATRON
