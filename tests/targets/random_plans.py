@@ -162,6 +162,15 @@ def _other_fields(random: Random) -> dict[str, Any]:
 def is_within_target(strategy: Strategy, model: Model, job: Job) -> bool:
     """Whether Megatron-LM 0.19 has words for it: the limits of the target in plain code."""
     has_experts, ranks = model.experts is not None, strategy.dp * strategy.cp
+    if (
+        strategy.schedule not in ("1f1b", "interleaved_1f1b")
+        or strategy.param_shard > 1
+        or strategy.grad_shard > 1
+        or strategy.recompute == "selective"
+        or strategy.offload in ("activations", "both")
+        or strategy.axis_order not in ("tp-cp-dp-pp", "tp-cp-pp-dp")
+    ):
+        return False
     if model.vocab % strategy.tp or (strategy.cp > 1 and job.seq_len % (2 * strategy.cp)):
         return False
     if strategy.axis_order == "tp-cp-pp-dp" and strategy.pp > 1:
@@ -194,11 +203,11 @@ def parameters_not_in_megatron_lm(plan: Plan) -> list[int]:
     divides the weights of keys and values over all ranks, and gathers their output. Where the embedding is
     tied and the ends are apart, our last stage holds a copy of the learned positions too.
     """
-    strategy, config = plan.best.strategy, plan.model.config
+    strategy, config = plan.best.strategy, dict[str, Any](plan.model.config)
     stages = strategy.pp * strategy.vpp
     ends = strategy.first_stage_layers, strategy.last_stage_layers
     counts = layer_counts(plan.model.layers, stages, *ends)
-    hidden = config.get("hidden_size", config.get("n_embd", config.get("hidden")))
+    hidden: int = next(config[key] for key in ("hidden_size", "n_embd", "hidden") if key in config)
     extra = [0] * strategy.pp
     kv_heads = config.get("num_key_value_heads")
     if kv_heads is not None and strategy.tp > kv_heads:
@@ -208,7 +217,8 @@ def parameters_not_in_megatron_lm(plan: Plan) -> list[int]:
         a_layer = 2 * head_dim * rows * (strategy.tp - kv_heads) // strategy.tp
         extra = [a_layer * sum(counts[stage :: strategy.pp]) for stage in range(strategy.pp)]
     if plan.model.name in ("gpt2", "megatron") and strategy.pp > 1:
-        extra[-1] += config.get("n_positions", config.get("seq_len")) * hidden
+        positions: int = next(config[key] for key in ("n_positions", "seq_len") if key in config)
+        extra[-1] += positions * hidden
     return extra
 
 

@@ -1,16 +1,16 @@
-"""The capability file of Megatron-LM, by which plans are searched, and the export, which refuses by itself,
-draw one border."""
+"""The capability file of Megatron-LM, by which plans are searched, the export, and the same limits in plain
+code draw one border."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 import pytest
-from tests.targets.random_plans import random_plans
+from tests.targets.random_plans import is_within_target, random_plans
 
 from shardwise.errors import ConfigError
 from shardwise.plan import Plan
-from shardwise.strategy import Target, target_of
+from shardwise.strategy import Strategy, Target, target_of
 from shardwise.targets import megatron_lm_flags
 
 PLANS = 240
@@ -45,13 +45,14 @@ def _is_known_order(plan: Plan) -> bool:
     return orders[0] in orders[1:]
 
 
-def _disagreements(target: Target, plans: list[Plan]) -> list[tuple[set[str], object]]:
+def _disagreements(target: Target, plans: list[Plan]) -> list[tuple[set[str], Strategy]]:
     found = []
     for plan in plans:
         in_the_way = _in_the_way(target, plan)
         if in_the_way == {"axis_order"} and _is_known_order(plan):
             continue
-        if bool(in_the_way) == _is_exported(plan):
+        is_within = is_within_target(plan.best.strategy, plan.model, plan.job)
+        if not bool(in_the_way) == (not is_within) == (not _is_exported(plan)):
             found.append((in_the_way, plan.best.strategy))
     return found
 
