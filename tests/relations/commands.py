@@ -107,6 +107,10 @@ class Commands:
             self._answers[text] = self._run(words, text)
         return self._answers[text]
 
+    def path_of(self, saved: Saved) -> str:
+        """The plan file of an answer, written where it is not there."""
+        return self._argument(saved)
+
     def forget(self) -> None:
         """Give up all answers, for a question that has nothing in common with those before."""
         self._answers.clear()

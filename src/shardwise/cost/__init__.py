@@ -54,7 +54,7 @@ from shardwise.cost.price import (
     price_peaks,
     taken,
 )
-from shardwise.cost.problem import Problem, bind, limits_of
+from shardwise.cost.problem import Problem, bind, has_fused_attention, limits_of
 from shardwise.cost.recipe import OPTIMIZERS, RECIPES, Recipe, find_recipe
 from shardwise.cost.room import Room, memory_room, room_of
 from shardwise.cost.times import StageTimes, StepEnd, stage_times, step_end
@@ -124,6 +124,7 @@ __all__ = [
     "grid_work_s",
     "handed_elements",
     "handing_of",
+    "has_fused_attention",
     "hop_s",
     "host_bytes",
     "kinds_of",

@@ -96,6 +96,12 @@ def attention_kernel(efficiency: Efficiency, profile: Profile) -> AttentionCurve
     return next((kernels[name] for name in profile.attention if name in kernels), None)
 
 
+def has_fused_attention(cluster: Cluster, profile: Profile) -> bool:
+    """Whether every class of devices has a fused attention kernel of the software's."""
+    classes = cluster.classes.values()
+    return all(attention_kernel(device.efficiency, profile) is not None for device in classes)
+
+
 def bind(model: Model, cluster: Cluster, job: Job, *, is_columnar: bool = False) -> Problem:
     """The problem of training `model` on `cluster` as `job` asks.
 

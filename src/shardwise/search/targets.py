@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import partial
 
 from shardwise.cluster import Parts
+from shardwise.cost import has_fused_attention
 from shardwise.errors import ConfigError, Infeasible
 from shardwise.model import Model
 from shardwise.plan import Answer, Value, usd_per_step
@@ -38,6 +39,8 @@ def narrowed_for(target: Target, question: Question) -> Question:
     """The question about those candidates whose fields have values that `target` has, by themselves. Raises
     ConfigError where a fixed field has another value, Infeasible where nothing is left."""
     target = target.for_job(question.model, question.job)
+    if not has_fused_attention(question.cluster, question.job.profile):
+        target = replace(target, axes={**target.axes, **target.unfused_axes})
     for name, value in question.fixed.items():
         if name in target.axes and value not in target.axes[name]:
             raise ConfigError(

@@ -207,7 +207,8 @@ class Target:
     """What one version of a target can do.
 
     `axes` are fields of which it does some values only, `windowed_axes` those of models whose attention looks
-    through windows of the sequence, caps its scores or has sinks, `limits` what it does not do together. Of
+    through windows of the sequence, caps its scores or has sinks, `unfused_axes` those on devices without a
+    fused attention kernel, `limits` what it does not do together. Of
     the fields of `unasked_axes` plans for clusters of `devices` have these values, where no others are asked
     for. `devices`, `dtypes`, `optimizers` and model `families` are all that it knows, `lacks` parts of models
     (`Model.special_parts`) that it does not; on devices of the vendors of
@@ -231,6 +232,7 @@ class Target:
     uneven_dtypes: tuple[str, ...] = ()
     runs_braids: bool = False
     windowed_axes: Axes = field(default_factory=dict, hash=False)
+    unfused_axes: Axes = field(default_factory=dict, hash=False)
     unasked_axes: Axes = field(default_factory=dict, hash=False)
     lacks: tuple[str, ...] = ()
 
@@ -334,6 +336,7 @@ def target_from_record(record: Mapping[str, Any]) -> Target:
         uneven_dtypes=tuple(record.get("uneven", {}).get("dtypes", ())),
         runs_braids=record.get("uneven", {}).get("braids", False),
         windowed_axes={name: tuple(values) for name, values in record.get("windowed_axes", {}).items()},
+        unfused_axes={name: tuple(values) for name, values in record.get("unfused_axes", {}).items()},
         unasked_axes={name: tuple(values) for name, values in record.get("unasked_axes", {}).items()},
         lacks=tuple(record.get("lacks", ())),
         **{name: tuple(record[name]) for name in known},

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from shardwise.cost import has_fused_attention
 from shardwise.plan import Plan
 from shardwise.strategy import Job, Strategy, layer_counts, target_of
 from shardwise.targets.megatron_lm_model import (
@@ -83,7 +84,7 @@ def _stage_refusals(plan: Plan) -> Iterator[Refused]:
         yield "vpp", "1 with 1f1b"
     if (strategy.recompute == "full") != (strategy.recompute_layers > 0):
         yield "recompute_layers", "above 0 with full recomputation alone"
-    if strategy.cp > 1 and not has_fused_attention(plan):
+    if strategy.cp > 1 and not has_fused_attention(plan.cluster, plan.job.profile):
         yield "cp", "1 where attention is computed unfused"
     rows = strategy.dp * strategy.micro_batch_size
     if plan.job.global_batch_size % rows:
@@ -129,16 +130,8 @@ def _job_flags(plan: Plan) -> Iterator[Flag]:
     if job.dtype == "bf16" and not job.profile.reduce_in_fp32:
         yield ("--grad-reduce-in-bf16",)
     yield "--optimizer", OPTIMIZERS[job.optimizer]
-    if not has_fused_attention(plan):
+    if not has_fused_attention(plan.cluster, plan.job.profile):
         yield "--attention-backend", "unfused"
-
-
-def has_fused_attention(plan: Plan) -> bool:
-    """Whether the step time is that of a fused attention kernel on all devices. Megatron-LM picks one."""
-    return all(
-        any(name in device.efficiency.attention for name in plan.job.profile.attention)
-        for device in plan.cluster.classes.values()
-    )
 
 
 def _degree_flags(strategy: Strategy, *, has_experts: bool) -> Iterator[Flag]:

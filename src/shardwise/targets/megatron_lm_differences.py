@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
+from shardwise.cost import has_fused_attention
 from shardwise.plan import Plan
 from shardwise.strategy import Strategy
 from shardwise.targets.child import Reading
@@ -19,7 +20,6 @@ from shardwise.targets.megatron_lm import (
     OPTIMIZERS,
     OWN_ORDER,
     effective_order,
-    has_fused_attention,
     overlaps,
     stage_layers,
 )
@@ -81,7 +81,7 @@ def _of_plan(plan: Plan) -> dict[str, object]:
         "job.dtype": job.dtype,
         "job.optimizer": job.optimizer,
         "job.profile.reduce_in_fp32": job.dtype == "fp32" or job.profile.reduce_in_fp32,
-        "fused attention": has_fused_attention(plan),
+        "fused attention": has_fused_attention(plan.cluster, plan.job.profile),
         "gradients reduced during computation": reduces,
         "parameters gathered during computation": gathers,
         "devices": plan.cluster.devices,

@@ -79,9 +79,10 @@ class MegatronModel:
     experts: MegatronExperts | None
 
 
-def check_model(model: Model) -> None:
-    """ConfigError, by the key of the plan file, where the model cannot be exported to Megatron-LM."""
-    megatron_model(model, seq_len=1)
+def check_model(model: Model, seq_len: int) -> None:
+    """ConfigError, by the key of the plan file, where the model cannot be exported to Megatron-LM for
+    sequences of this length."""
+    megatron_model(model, seq_len=seq_len)
 
 
 def megatron_model(model: Model, *, seq_len: int) -> MegatronModel:

@@ -285,7 +285,7 @@ def test_sgd_is_not_moved_to_the_host() -> None:
 )  # fmt: skip
 def test_models_without_flags_are_refused_by_name(config: dict[str, Any], key: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        check_model(model_from_config(config, name="small"))
+        check_model(model_from_config(config, name="small"), 1)
     assert caught.value.key == key
 
 
@@ -311,8 +311,8 @@ def test_models_of_the_catalogue() -> None:
     for name in catalogue_names():
         model = model_from_config(catalogue_entry(name).config, name=name)
         if model.family in FAMILIES:
-            check_model(model)
+            check_model(model, 1)
             continue
         with pytest.raises(ConfigError) as caught:
-            check_model(model)
+            check_model(model, 1)
         assert caught.value.key == "model.config.model_type"

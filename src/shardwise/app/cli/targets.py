@@ -8,6 +8,7 @@ from shardwise.app.cli.request import OWN, Request, choice
 from shardwise.errors import ConfigError
 from shardwise.plan import UnevenResult
 from shardwise.strategy import ANY, Strategy, Target, newest_target, target_names, target_of
+from shardwise.targets import EXPORTS, check_model
 
 
 def wanted_target(name: str | None, request: Request) -> Target | None:
@@ -54,6 +55,8 @@ def require_job(target: Target, request: Request) -> None:
             found=told,
             allowed="--target any, which plans it all the same",
         )
+    if target.name in EXPORTS:
+        check_model(request.model, request.job.seq_len)
 
 
 def _unknown(target: Target, dtypes: Sequence[str], request: Request) -> Iterator[str]:

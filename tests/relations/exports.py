@@ -1,0 +1,51 @@
+"""(h) What is planned for other software is no faster than what is planned for any, and can be exported."""
+
+from __future__ import annotations
+
+from tests.relations.commands import Answer, Commands, Saved
+from tests.relations.questions import Question
+from tests.relations.relation import NEARLY, is_plan, relation, require
+
+from shardwise.errors import ConfigError
+from shardwise.plan import UnevenFile, read_any_plan
+from shardwise.targets import exported
+
+TARGET = "megatron-lm-0.19"
+
+
+def _is_for_target(question: Question) -> bool:
+    """Whether Megatron-LM runs plans of the job: it has neither Adafactor nor our Muon."""
+    return is_plan(question) and question.options.get("--optimizer", "adamw") in ("adamw", "sgd")
+
+
+def _planned(question: Question, shardwise: Commands) -> Answer | None:
+    """The answer for the target; None for a model that its flags cannot say, or a value that it lacks."""
+    try:
+        return shardwise.answer(question.words(target=TARGET))
+    except ConfigError as error:
+        refused = ("cannot be exported to Megatron-LM", "is not run by Megatron-LM")
+        require(any(text in str(error) for text in refused), f"refused: {error}")
+        return None
+
+
+@relation(_is_for_target)
+def a_target_is_no_faster_than_any(question: Question, shardwise: Commands) -> None:
+    """What the target can say is a part of what any software can."""
+    planned = _planned(question, shardwise)
+    if planned is not None and planned.fits:
+        free = shardwise.answer(question.words(target="any"))
+        require(free.fits, "any: nothing fits", planned, free)
+        found = f"{TARGET}: {planned.step_time_s!r} s, any: {free.step_time_s!r} s"
+        is_slower = planned.step_time_s >= free.step_time_s * (1.0 - max(free.gap, NEARLY))
+        require(is_slower, found, planned, free)
+
+
+@relation(_is_for_target)
+def what_is_planned_for_a_target_is_exported(question: Question, shardwise: Commands) -> None:
+    """Export refuses no plan that was made for it."""
+    planned = _planned(question, shardwise)
+    if planned is not None and planned.fits:
+        plan = read_any_plan(shardwise.path_of(Saved(question.words(target=TARGET))))
+        require(not isinstance(plan, UnevenFile), "an uneven plan for Megatron-LM", planned)
+        flags = exported(plan, TARGET).flags  # type: ignore[arg-type]
+        require(len(flags) > 20, f"only {len(flags)} flags", planned)
