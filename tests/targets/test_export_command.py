@@ -14,7 +14,7 @@ from tests.targets.megatron import environment
 from shardwise.plan import Plan, read_plan
 from shardwise.targets import ReaderRequest, differences, read_by_megatron_lm
 
-pytestmark = pytest.mark.xdist_group("megatron-lm")
+pytestmark = pytest.mark.xdist_group("megatron-lm files")
 
 MODELS = ("llama-3.1-8b", "mixtral-8x7b")
 
@@ -47,7 +47,7 @@ def _differences(plan: Plan, flags: list[str]) -> object:
 def test_a_plan_for_the_target_is_exported_and_read_back_equal(folder: Path) -> None:
     done = _shardwise(folder, "export", "plan.yaml", "--to", "megatron-lm-0.19", "--out", "out", "--validate")
     assert (done.returncode, done.stderr) == (0, "")
-    plan = read_plan(folder / "plan.yaml")
+    plan = read_plan(str(folder / "plan.yaml"))
     assert plan.target == "megatron-lm-0.19"
     args = (folder / "out" / "megatron-lm.args").read_text()
     own = shlex.split(args, comments=True)
@@ -66,7 +66,7 @@ def test_a_plan_for_the_target_is_exported_and_read_back_equal(folder: Path) -> 
 def test_a_file_that_is_edited_is_noticed(folder: Path) -> None:
     """The broken twin: one value of the file changed by hand."""
     assert _shardwise(folder, "export", "plan.yaml", "--to", "megatron-lm", "--out", "out").returncode == 0
-    plan = read_plan(folder / "plan.yaml")
+    plan = read_plan(str(folder / "plan.yaml"))
     own = shlex.split((folder / "out" / "megatron-lm.args").read_text(), comments=True)
     place = own.index("--micro-batch-size") + 1
     edited = [*own[:place], str(2 * int(own[place])), *own[place + 1 :]]
