@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from tests.relations.commands import Answer, Commands, Words
+from tests.relations.commands import Answer, Commands, Saved, Words
 from tests.relations.questions import Question
 from tests.relations.relation import Relation
 
@@ -23,6 +23,9 @@ class Recorded(Commands):
     def answer(self, words: Words) -> Answer:
         answer = self._commands.answer(words)
         return self.answers.setdefault(answer.text, answer)
+
+    def path_of(self, saved: Saved) -> str:
+        return self._commands.path_of(saved)
 
 
 class Broken(Recorded):

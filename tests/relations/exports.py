@@ -7,7 +7,7 @@ from tests.relations.questions import Question
 from tests.relations.relation import NEARLY, is_plan, relation, require
 
 from shardwise.errors import ConfigError
-from shardwise.plan import UnevenFile, read_any_plan
+from shardwise.plan import Plan, read_any_plan
 from shardwise.targets import exported
 
 TARGET = "megatron-lm-0.19"
@@ -42,10 +42,12 @@ def a_target_is_no_faster_than_any(question: Question, shardwise: Commands) -> N
 
 @relation(_is_for_target)
 def what_is_planned_for_a_target_is_exported(question: Question, shardwise: Commands) -> None:
-    """Export refuses no plan that was made for it."""
+    """Export refuses no plan that was made for it; the file is that of the answer."""
     planned = _planned(question, shardwise)
     if planned is not None and planned.fits:
         plan = read_any_plan(shardwise.path_of(Saved(question.words(target=TARGET))))
-        require(not isinstance(plan, UnevenFile), "an uneven plan for Megatron-LM", planned)
-        flags = exported(plan, TARGET).flags  # type: ignore[arg-type]
-        require(len(flags) > 20, f"only {len(flags)} flags", planned)
+        require(isinstance(plan, Plan), "not a plan of one strategy", planned)
+        assert isinstance(plan, Plan)
+        require(bool(exported(plan, TARGET).flags), "no flags", planned)
+        found = f"the file has {plan.best.step_time_s!r} s, the answer {planned.step_time_s!r} s"
+        require(plan.best.step_time_s == planned.step_time_s, found, planned)

@@ -61,12 +61,12 @@ def test_examples_print_what_the_page_says(full: bool) -> None:
     """With `--full` the frontier too, which takes a quarter of a minute."""
     with beside_the_examples():
         saved()
-        for words, shown in examples()[: None if full else 2]:
+        for words, shown in examples()[: None if full else 4]:
             assert TOOK.sub("", rerun(words, shown)) == TOOK.sub("", shown), words
 
 
 def test_every_block_is_an_example() -> None:
-    assert len(examples()) == PAGE.read_text("utf-8").count("```text") == 3
+    assert len(examples()) == PAGE.read_text("utf-8").count("```text") == 5
 
 
 if __name__ == "__main__":

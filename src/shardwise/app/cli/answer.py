@@ -30,6 +30,7 @@ from shardwise.plan import (
 )
 from shardwise.schedule import MAX_ACTIONS, Schedule, generate
 from shardwise.strategy import Job, Strategy, Target, complete, parse_fields, target_of
+from shardwise.targets import EXPORTS
 
 SPLIT_BACKWARDS = ("zb_h1", "zb_h2", "zb_v", "dualpipe_v")
 """Schedules with up to three actions for each stage and microbatch instead of two."""
@@ -223,7 +224,9 @@ def _plan_output(
         of_devices=request.cluster.devices,
         target=target,
         goodput=goodput,
-        next_commands=_after_plan(used, answer, wanted, save=save, is_whole=used.cluster is request.cluster),
+        next_commands=_after_plan(
+            used, answer, wanted, target=target, save=save, is_whole=used.cluster is request.cluster
+        ),
     )
     return Output(lines=lines, talk=talk, code=code)
 
@@ -299,7 +302,7 @@ def _completed(fields: Fields, request: Request) -> Strategy:
 
 
 def _after_plan(
-    request: Request, answer: Answer, wanted: Wanted, *, save: str | None, is_whole: bool
+    request: Request, answer: Answer, wanted: Wanted, *, target: str | None, save: str | None, is_whole: bool
 ) -> tuple[str, ...]:
     """Commands that continue from a plan, ready to copy."""
     question = question_words(request.options)
@@ -322,7 +325,9 @@ def _after_plan(
     file = shlex.quote(save) if save is not None else "plan.yaml"
     commands.append(f"shardwise explain {file}")
     commands.append(f"shardwise simulate {file} --trace plan.pftrace")
-    if not_run(answer.best.strategy, request) == ():
+    if target in EXPORTS:
+        commands.append(f"shardwise export {file} --to {target} --out run")
+    elif not_run(answer.best.strategy, request) == ():
         is_here = target_of(OWN).knows_devices(request.cluster.classes)
         commands.append(
             f"shardwise train {file}" if is_here else f"shardwise launch {file} --with slurm --print"
