@@ -1,9 +1,15 @@
-"""Asks all of the net and records the answers anew: `python -m tests.recorded --record`."""
+"""Asks the whole net anew: `python -m tests.recorded` says what differs, with `--record` it is written down.
+
+    python -m tests.recorded --only "uniform: a node"
+
+asks one question, by the name that its test has.
+"""
 
 from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
 from time import perf_counter
 from typing import Any
 
@@ -15,24 +21,53 @@ SHOWN = 50
 """Differences of a file that are printed, at most."""
 
 
-def main() -> int:
+def main(words: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.recorded")
-    parser.add_argument("--record", action="store_true", help="write what is found, in place of what was")
-    is_recording = parser.parse_args().record
-    started_s, changed = perf_counter(), 0
+    parser.add_argument("--record", action="store_true", help="write what is found in place of what was")
+    parser.add_argument("--only", action="append", help="ask this question alone; may be given several times")
+    given = parser.parse_args(words)
+    if given.record and given.only:
+        parser.error("--record writes all answers; --only asks some")
+    started_s = perf_counter()
+    changed = _some(given.only) if given.only else _all(is_recording=given.record)
+    word = "recorded" if given.record else "found"
+    sys.stdout.write(f"{changed} differences {word} in {perf_counter() - started_s:.0f} s\n")
+    return 0 if given.record else int(changed > 0)
+
+
+def questions() -> dict[str, dict[str, Any]]:
+    """All questions by kind and name."""
+    return {f"{kind}: {one['name']}": one for kind in KINDS for one in read_lines(file_of("questions", kind))}
+
+
+def answers() -> dict[str, Any]:
+    """The recorded answers, by the same names."""
+    return {
+        f"{kind}: {name}": answer
+        for kind in KINDS
+        for name, answer in read_lines(file_of("answers", kind)).items()
+    }
+
+
+def _some(names: Sequence[str]) -> int:
+    """How many differences the answers to some questions have."""
+    asked, recorded = questions(), answers()
+    return sum(_printed(name, rounded(answer_to(asked[name])), recorded[name]) for name in names)
+
+
+def _all(*, is_recording: bool) -> int:
+    """How many differences there are in all."""
+    changed = 0
     for kind in KINDS:
         found = {one["name"]: rounded(answer_to(one)) for one in read_lines(file_of("questions", kind))}
-        changed += _kept(is_recording, "answers", kind, found)
+        changed += _compared("answers", kind, found, is_recording=is_recording)
     for kind in CANDIDATES:
-        changed += _kept(is_recording, "candidates", kind, priced(kind))
-    plans = {path.name: rounded(plan_said(path.name)) for path in sorted(PLANS.iterdir())}
-    changed += _kept(is_recording, "answers", "plans", plans)
-    word = "recorded" if is_recording else "found"
-    sys.stdout.write(f"{changed} differences {word} in {perf_counter() - started_s:.0f} s\n")
-    return 0 if is_recording else int(changed > 0)
+        changed += _compared("candidates", kind, _priced(kind), is_recording=is_recording)
+    said = {path.name: rounded(plan_said(path.name)) for path in sorted(PLANS.iterdir())}
+    return changed + _compared("answers", "plans", said, is_recording=is_recording)
 
 
-def priced(kind: str) -> list[Any]:
+def _priced(kind: str) -> list[Any]:
     """All candidates of a kind with what they cost now."""
     cases: dict[str, Any] = read_lines(file_of("cases", kind))
     return [
@@ -40,16 +75,21 @@ def priced(kind: str) -> list[Any]:
     ]
 
 
-def _kept(is_recording: bool, folder: str, name: str, found: Any) -> int:
-    """Prints what is not as recorded, writes it where that is asked for, and returns how many differences
-    there are."""
+def _compared(folder: str, name: str, found: Any, *, is_recording: bool) -> int:
+    """How much of a file differs; it is written anew where that is asked for."""
     path = file_of(folder, name)
     recorded = read_lines(path) if path.exists() else type(found)()
-    changed = list(differences(found, recorded))
-    for line in changed[:SHOWN]:
-        sys.stdout.write(f"{folder}/{name}: {line}\n")
+    changed = _printed(f"{folder}/{name}", found, recorded)
     if is_recording:
         write_lines(path, found)
+    return changed
+
+
+def _printed(name: str, found: Any, recorded: Any) -> int:
+    """How much differs; some of it is printed."""
+    changed = list(differences(found, recorded))
+    for line in changed[:SHOWN]:
+        sys.stdout.write(f"{name}: {line}\n")
     return len(changed)
 
 

@@ -6,8 +6,7 @@ asked, changes these two, and nothing that is recorded.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping
 from functools import cache
 from math import inf
 from pathlib import Path
@@ -21,22 +20,19 @@ from shardwise.app.cli.checking import verdict_on
 from shardwise.cluster import Cluster, cluster_from_record, mesh_of
 from shardwise.cost import Training, price_layout, price_pipeline
 from shardwise.errors import Infeasible
-from shardwise.graph import OpGraph, StagedLayout, layout_from_record, parse_graph, scaled, staged_from_record
+from shardwise.graph import OpGraph, layout_from_record, parse_graph, scaled, staged_from_record
 from shardwise.inputs import Fields
 from shardwise.model import Model, model_from_config
 from shardwise.plan import (
-    GraphPlan,
     Layout,
     PeakMemory,
     Pipeline,
-    Plan,
     Stage,
     StagePart,
-    UnevenFile,
     UnevenResult,
     read_any_plan,
 )
-from shardwise.strategy import Job, Profile, Strategy, parse_fields, profile_from_record
+from shardwise.strategy import PROFILES, Job, Profile, Strategy, parse_fields, profile_from_record
 from shardwise.strategy.target import Target, target_from_record
 
 PROOF_BUDGET_S = 600.0
@@ -61,6 +57,11 @@ def cluster_of(name: str) -> Cluster:
 def software_of(name: str) -> Profile:
     """The frozen software of this name."""
     return profile_from_record(Fields(frozen("software")[name], key="profile"))
+
+
+def is_shipped(name: str) -> bool:
+    """Whether the product ships this software with the frozen numbers."""
+    return PROFILES[name] == software_of(name)
 
 
 def target_of(name: str) -> Target | None:
@@ -262,7 +263,7 @@ def plan_said(name: str) -> dict[str, Any]:
     return records.plan_record(read_any_plan(str(PLANS / name)))
 
 
-def faults_of(path: Path) -> Sequence[str]:
+def faults_of(path: Path) -> list[str]:
     """What `check` finds wrong in a plan file; what it leaves open is not wrong."""
     verdict = verdict_on(str(path), PROOF_BUDGET_S)
     return [check.name for check in verdict.checks if not check.ok and not check.is_open]

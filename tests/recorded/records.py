@@ -32,7 +32,7 @@ from shardwise.plan import (
     UnevenResult,
 )
 from shardwise.search import Curve, Point, Reference
-from shardwise.strategy import Strategy
+from shardwise.strategy import HOST_MEMORY, MEMORY, Strategy
 from shardwise.ties import least_first
 
 Record = dict[str, Any]
@@ -158,13 +158,19 @@ def stage_record(stage: Stage) -> Record:
 
 
 def certificate_record(certificate: Certificate) -> Record:
-    """What is proven, without how it was found out."""
+    """What is proven, without how it was found out: how many are rejected for want of memory depends on which
+    are cut before."""
     return {
         "space": certificate.space,
         "fixed": dict(certificate.fixed),
         "axes": {name: list(values) for name, values in certificate.axes.items()},
         "enumerated": certificate.enumerated,
         "unexplored": certificate.unexplored,
+        "rejected_by_rules": {
+            reason: count
+            for reason, count in certificate.rejected.items()
+            if reason not in (MEMORY, HOST_MEMORY)
+        },
         "best_s": certificate.best_s,
         "lower_bound_s": certificate.lower_bound_s,
         "gap": certificate.gap,
