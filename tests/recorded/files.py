@@ -32,7 +32,8 @@ def file_of(folder: str, name: str) -> Path:
 def frozen(name: str) -> dict[str, Any]:
     """The frozen data of a kind (`devices`, `clusters`, `models`, `software`, `targets`, `graphs`) by name:
     to be read, not to be changed."""
-    return read_lines(file_of("frozen", name))
+    found: dict[str, Any] = read_lines(file_of("frozen", name))
+    return found
 
 
 def read_lines(path: Path) -> Any:

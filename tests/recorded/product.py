@@ -114,8 +114,9 @@ def answer_to(asked: Mapping[str, Any]) -> dict[str, Any]:
 
 def _strategy_answer(asked: Mapping[str, Any]) -> dict[str, Any]:
     question, target = question_of(asked), target_of(asked["target"])
+    is_of_pools = question.objective == "time" and search.is_mixed(question.cluster)
     try:
-        if asked["is_mixed"]:
+        if is_of_pools:
             return records.answer_record(search.plan_pools(question, target=target))
         if target is not None:
             return records.answer_record(search.plan_for(target, question, search.plan))

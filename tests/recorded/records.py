@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from hashlib import sha256
 from typing import Any
 
@@ -17,6 +16,7 @@ from shardwise.graph import GraphLayout, StagedLayout, layout_record, staged_rec
 from shardwise.plan import (
     Answer,
     Certificate,
+    ForTrace,
     Frontier,
     GraphPlan,
     Idle,
@@ -43,6 +43,10 @@ STRATEGY = (
     "axis_order", "first_stage_layers", "last_stage_layers",
 )  # fmt: skip
 """The fields of a strategy."""
+
+
+BLOCK = ("name", "mode", "operators", "tensors", "stored", "used")
+"""What the layout of a block says, as in plan files."""
 
 
 def in_order(entries: Sequence[Record], what: str) -> list[Record]:
@@ -285,7 +289,7 @@ def _names_of(run: Sequence[Mapping[str, Any]], blocks: dict[str, Record]) -> st
     """`2x 0f3a9c1d` and the like: a name is the digest of what it stands for."""
     names = []
     for item in run:
-        block = {key: value for key, value in item.items() if key != "count"}
+        block = {key: item[key] for key in BLOCK}
         name = sha256(json.dumps(block, sort_keys=True).encode()).hexdigest()[:8]
         blocks[name] = block
         names.append(f"{item['count']}x {name}")
@@ -304,7 +308,7 @@ def plan_record(plan: Plan | UnevenFile | GraphPlan) -> Record:
         "batch": plan.job.global_batch_size,
         "target": plan.target,
         "certificate": certificate_record(plan.certificate),
-        "for_trace": None if plan.for_trace is None else asdict(plan.for_trace),
+        "for_trace": None if plan.for_trace is None else trace_record(plan.for_trace),
     }
     if isinstance(plan, UnevenFile):
         return found | {"best": uneven_record(plan.best), "mixed": mixed_record(plan.mixed)}
@@ -320,6 +324,20 @@ def plan_record(plan: Plan | UnevenFile | GraphPlan) -> Record:
             for one in plan.runners_up
         ],
         "schedule": [plan.schedule.name, plan.schedule.microbatches],
+    }
+
+
+def trace_record(found: ForTrace) -> Record:
+    """How a plan was chosen for a trace of events; not how many arrangements were weighed."""
+    return {
+        "policy": found.policy,
+        "trace": found.trace,
+        "nodes": list(found.nodes),
+        "length_s": found.length_s,
+        "steps": found.steps,
+        "now_step_time_s": found.now_step_time_s,
+        "worst_step_time_s": found.worst_step_time_s,
+        "gap": found.gap,
     }
 
 

@@ -19,6 +19,8 @@ from tests.recorded.__main__ import answers, questions
 from tests.recorded.comparing import differences
 from tests.recorded.files import CANDIDATES, FOLDER, PLANS, file_of, read_lines, rounded
 
+import shardwise
+
 QUESTIONS, ANSWERS = questions(), answers()
 
 MIB = 1 << 20
@@ -134,7 +136,7 @@ OF_EACH_SORT = (
 def test_shipped_data_changes_no_answer(tmp_path: Path) -> None:
     """The product with other devices, software and targets, and without models, clusters and graphs, answers
     the same: asking reads frozen data alone."""
-    package = Path(product.search.__file__).parents[1]
+    package = Path(shardwise.__file__).parent
     shutil.copytree(package, tmp_path / package.name, ignore=shutil.ignore_patterns("__pycache__"))
     for path in sorted(tmp_path.rglob("*.json")):
         path.write_text(json.dumps(_less(json.loads(path.read_text()))))
