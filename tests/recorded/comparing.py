@@ -1,0 +1,47 @@
+"""Where two records differ: numbers by more than a part in a billion, all else at all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from math import isclose
+from typing import Any
+
+EQUAL = 1e-9
+"""Relative difference up to which two numbers are equal."""
+
+ROUNDING = 1e-12
+"""What rounding leaves of a number that is a difference of others: of 1, and in `SUMS` of their largest."""
+
+SUMS = ("seconds", "bytes")
+"""Mappings whose numbers add up."""
+
+
+def differences(found: Any, recorded: Any, at: str = "", whole: float = 1.0) -> Iterator[str]:
+    """Every place where `found` is not what was recorded; an entry that one of them lacks is one."""
+    if isinstance(recorded, Mapping) and isinstance(found, Mapping):
+        if at.rpartition(".")[2] in SUMS:
+            whole = max((abs(value) for value in recorded.values()), default=1.0)
+        for name in dict.fromkeys((*recorded, *found)):
+            place = f"{at}.{name}" if at else name
+            if name not in found or name not in recorded:
+                yield f"{place}: only {'recorded' if name in recorded else 'found'}"
+            else:
+                yield from differences(found[name], recorded[name], place, whole)
+    elif isinstance(recorded, list) and isinstance(found, list):
+        if len(found) != len(recorded):
+            yield f"{at}: {len(found)} entries instead of {len(recorded)}"
+        for place, (one, other) in enumerate(zip(found, recorded, strict=False)):
+            yield from differences(one, other, f"{at}[{place}]", whole)
+    elif not is_equal(found, recorded, whole):
+        yield f"{at}: {found!r} instead of {recorded!r}"
+
+
+def is_equal(found: Any, recorded: Any, whole: float = 1.0) -> bool:
+    """Whether two plain values are the same; `whole` is the largest number of which they may be a rest."""
+    if _is_number(found) and _is_number(recorded):
+        return isclose(found, recorded, rel_tol=EQUAL, abs_tol=ROUNDING * whole)
+    return type(found) is type(recorded) and bool(found == recorded)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

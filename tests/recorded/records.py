@@ -1,0 +1,361 @@
+"""Answers of the product as plain records, in the net's own words.
+
+Left out are plan hashes, counts of effort (what was cut, evaluated, and for how long) and sentences. Of
+entries that are equal by their figures the first in text order comes first.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from hashlib import sha256
+from typing import Any
+
+from shardwise.errors import Infeasible
+from shardwise.graph import GraphLayout, StagedLayout, layout_record, staged_record
+from shardwise.plan import (
+    Answer,
+    Certificate,
+    ForTrace,
+    Frontier,
+    GraphPlan,
+    Idle,
+    Layout,
+    MixedFigures,
+    Part,
+    PeakMemory,
+    Plan,
+    Result,
+    Stage,
+    UnevenAnswer,
+    UnevenFile,
+    UnevenResult,
+)
+from shardwise.search import Curve, Point, Reference
+from shardwise.strategy import HOST_MEMORY, MEMORY, Strategy
+from shardwise.ties import least_first
+
+Record = dict[str, Any]
+
+STRATEGY = (
+    "tp", "cp", "cp_kind", "pp", "vpp", "dp", "ep", "etp", "param_shard", "grad_shard", "optim_shard",
+    "micro_batch_size", "schedule", "sequence_parallel", "recompute", "recompute_layers", "offload",
+    "axis_order", "first_stage_layers", "last_stage_layers",
+)  # fmt: skip
+"""The fields of a strategy."""
+
+
+BLOCK = ("name", "mode", "operators", "tensors", "stored", "used")
+"""What the layout of a block says, as in plan files."""
+
+
+def in_order(entries: Sequence[Record], what: str) -> list[Record]:
+    """Records from the least step time to the largest; equal ones in the text order of `what` they are."""
+    by_text = sorted(entries, key=lambda entry: json.dumps(entry[what], sort_keys=True))
+    return [by_text[place] for place in least_first([entry["step_time_s"] for entry in by_text])]
+
+
+def answer_record(answer: Answer | UnevenAnswer) -> Record:
+    """The answer of `plan`."""
+    found: Record = {
+        "best": uneven_record(answer.best)
+        if isinstance(answer, UnevenAnswer)
+        else result_record(answer.best),
+        "runners_up": [],
+        "certificate": certificate_record(answer.certificate),
+        "is_proven": answer.is_proven,
+        "idle": idle_record(answer.idle),
+        "all_devices_step_time_s": answer.all_devices_step_time_s,
+        "parts": [part_record(part) for part in answer.parts],
+        "unexplored_parts": answer.unexplored_parts,
+        "mixed": mixed_record(answer.mixed),
+    }
+    if isinstance(answer, UnevenAnswer):
+        return found
+    runners_up = [result_record(result) for result in answer.runners_up]
+    return found | {
+        "runners_up": in_order(runners_up, "strategy"),
+        "objective": answer.objective,
+        "devices": None if answer.cluster is None else answer.cluster.devices,
+        "frontier": None if answer.frontier is None else tradeoff_record(answer.frontier),
+    }
+
+
+def strategy_record(strategy: Strategy) -> Record:
+    return {name: getattr(strategy, name) for name in STRATEGY}
+
+
+def strategy_text(strategy: Strategy) -> str:
+    """Every field of a strategy in one line."""
+    values = strategy_record(strategy).items()
+    return ",".join(f"{name}={str(value).lower()}" for name, value in values)
+
+
+def result_record(result: Result) -> Record:
+    """A strategy with its price."""
+    return {
+        "strategy": strategy_record(result.strategy),
+        "step_time_s": result.step_time_s,
+        "seconds": dict(result.breakdown),
+        "bytes": dict(result.memory),
+        "peak_bytes": peak_record(result.peak_memory),
+        "tightest_rank": result.tightest_rank,
+        "band_s": list(result.band_s),
+        "tokens_per_s_per_device": result.tokens_per_s_per_device,
+        "mfu": result.mfu,
+        "mfu_full_attention": result.mfu_full_attention,
+        "layout": layout_of(result.layout),
+    }
+
+
+def uneven_record(result: UnevenResult) -> Record:
+    """An uneven plan with its price."""
+    return {
+        "step_time_s": result.step_time_s,
+        "pipeline_s": list(result.pipeline_s),
+        "micro_batch_size": result.micro_batch_size,
+        "microbatches": list(result.microbatches),
+        "recompute": [list(stages) for stages in result.recompute],
+        "seconds": dict(result.breakdown),
+        "peak_bytes": peak_record(result.peak_memory),
+        "tightest_rank": result.tightest_rank,
+        "idle_devices": result.idle_devices,
+        "pools": list(result.pools),
+        "is_alike": result.is_alike,
+        "band_s": list(result.band_s),
+        "tokens_per_s_per_device": result.tokens_per_s_per_device,
+        "mfu": result.mfu,
+        "mfu_full_attention": result.mfu_full_attention,
+        "layout": layout_of(result.layout),
+    }
+
+
+def peak_record(peak: PeakMemory) -> Record:
+    return {
+        "allocated": peak.allocated,
+        "reserved": peak.reserved,
+        "device": peak.device,
+        "capacity": peak.capacity,
+    }
+
+
+def layout_of(layout: Layout) -> list[list[Record]]:
+    """The stages of every pipeline."""
+    return [[stage_record(stage) for stage in pipeline.stages] for pipeline in layout.pipelines]
+
+
+def stage_record(stage: Stage) -> Record:
+    found: Record = {
+        "devices": stage.devices,
+        "ranks": stage.ranks,
+        "class": stage.device_class,
+        "tp": stage.tp,
+        "dp": stage.dp,
+        "layers": list(stage.layers),
+        "share": stage.share,
+    }
+    parts = [
+        {"ranks": part.ranks, "class": part.device_class, "tp": part.tp, "rows": part.rows}
+        for part in stage.parts
+    ]
+    return found | ({"parts": parts} if parts else {})
+
+
+def certificate_record(certificate: Certificate) -> Record:
+    """What is proven, without how it was found out: how many are rejected for want of memory depends on which
+    are cut before."""
+    return {
+        "space": certificate.space,
+        "fixed": dict(certificate.fixed),
+        "axes": {name: list(values) for name, values in certificate.axes.items()},
+        "enumerated": certificate.enumerated,
+        "unexplored": certificate.unexplored,
+        "rejected_by_rules": {
+            reason: count
+            for reason, count in certificate.rejected.items()
+            if reason not in (MEMORY, HOST_MEMORY)
+        },
+        "best_s": certificate.best_s,
+        "lower_bound_s": certificate.lower_bound_s,
+        "gap": certificate.gap,
+        "is_priced_otherwise": bool(certificate.priced_as),
+    }
+
+
+def idle_record(idle: Idle) -> Record:
+    return {"devices": idle.devices, "nodes": idle.nodes, "ranks": idle.ranks}
+
+
+def part_record(part: Part) -> Record:
+    """A part of the cluster that was searched too."""
+    return {
+        "devices": part.devices,
+        "nodes": part.nodes,
+        "step_time_s": part.step_time_s,
+        "usd_per_step": part.usd_per_step,
+        "is_complete": part.is_complete,
+    }
+
+
+def mixed_record(mixed: MixedFigures | None) -> Record | None:
+    """What an answer on a mixed cluster is compared with."""
+    if mixed is None:
+        return None
+    return {
+        "uniform_step_time_s": mixed.uniform_step_time_s,
+        "fastest_class_step_time_s": mixed.fastest_class_step_time_s,
+        "fastest_class": mixed.fastest_class,
+        "idle_pools": list(mixed.idle),
+        "uneven_gap": mixed.uneven_gap,
+    }
+
+
+def tradeoff_record(frontier: Frontier) -> Record:
+    """Time against memory of strategies."""
+    points = [
+        {
+            "step_time_s": point.step_time_s,
+            "bytes": point.device_bytes,
+            "strategy": strategy_text(point.strategy),
+        }
+        for point in frontier.points
+    ]
+    return {
+        "points": in_order(points, "strategy"),
+        "certificate": certificate_record(frontier.certificate),
+    }
+
+
+def infeasible_record(error: Infeasible) -> Record:
+    """That nothing fits: the reasons (not how often), and how many changes would help."""
+    return {"infeasible": sorted(error.reasons), "changes": len(error.relaxations)}
+
+
+def frontier_record(
+    *,
+    points: Sequence[Point[Any]],
+    chosen: Point[Any] | None,
+    idle: Idle,
+    references: Sequence[Reference[Any]],
+    curves: Sequence[Curve[Any]],
+) -> Record:
+    """The frontier of an operator graph; `blocks` has what the layouts of all points say of a block, once."""
+    blocks: dict[str, Record] = {}
+    return {
+        "points": in_order([point_record(point, blocks) for point in points], "layout"),
+        "chosen": None if chosen is None else point_record(chosen, blocks),
+        "idle": idle_record(idle),
+        "references": [
+            {"name": one.name, "fits": one.fits, **point_record(one.point, blocks)} for one in references
+        ],
+        "curves": [
+            {
+                "devices": curve.devices,
+                "points": len(curve.points),
+                "epsilon": curve.epsilon,
+                "knee_s": None if curve.knee is None else curve.knee.time_s,
+            }
+            for curve in curves
+        ],
+        "blocks": dict(sorted(blocks.items())),
+    }
+
+
+def point_record(point: Point[Any], blocks: dict[str, Record]) -> Record:
+    """A point with its layout: the blocks that it has, each by its name in `blocks`."""
+    return {
+        "step_time_s": point.time_s,
+        "bytes": point.memory_bytes,
+        "usd": point.cost_usd,
+        "devices": point.devices,
+        "layout": graph_layout_record(point.layout, blocks),
+    }
+
+
+def graph_layout_record(layout: GraphLayout, blocks: dict[str, Record]) -> Record:
+    """A layout of a graph as names of `blocks`, to which new ones are added."""
+    found: Record = {"mesh": list(layout.ranks)}
+    if isinstance(layout, StagedLayout):
+        record = staged_record(layout)
+        return found | {
+            "schedule": record["schedule"],
+            "microbatches": record["microbatches"],
+            "stages": [_names_of(stage["blocks"], blocks) for stage in record["stages"]],
+        }
+    return found | {"stages": [_names_of(layout_record(layout)["blocks"], blocks)]}
+
+
+def _names_of(run: Sequence[Mapping[str, Any]], blocks: dict[str, Record]) -> str:
+    """`2x 0f3a9c1d` and the like: a name is the digest of what it stands for."""
+    names = []
+    for item in run:
+        block = {key: item[key] for key in BLOCK}
+        name = sha256(json.dumps(block, sort_keys=True).encode()).hexdigest()[:8]
+        blocks[name] = block
+        names.append(f"{item['count']}x {name}")
+    return ", ".join(names)
+
+
+def plan_record(plan: Plan | UnevenFile | GraphPlan) -> Record:
+    """What a plan file says."""
+    if isinstance(plan, GraphPlan):
+        return _graph_plan_record(plan)
+    found: Record = {
+        "model": plan.model.name,
+        "cluster": plan.cluster.name,
+        "devices": plan.cluster.devices,
+        "software": plan.job.profile.name,
+        "batch": plan.job.global_batch_size,
+        "target": plan.target,
+        "certificate": certificate_record(plan.certificate),
+        "for_trace": None if plan.for_trace is None else trace_record(plan.for_trace),
+    }
+    if isinstance(plan, UnevenFile):
+        return found | {"best": uneven_record(plan.best), "mixed": mixed_record(plan.mixed)}
+    return found | {
+        "objective": plan.objective,
+        "best": result_record(plan.best),
+        "runners_up": [
+            {
+                "strategy": strategy_record(one.strategy),
+                "step_time_s": one.step_time_s,
+                "bytes": one.device_bytes,
+            }
+            for one in plan.runners_up
+        ],
+        "schedule": [plan.schedule.name, plan.schedule.microbatches],
+    }
+
+
+def trace_record(found: ForTrace) -> Record:
+    """How a plan was chosen for a trace of events; not how many arrangements were weighed."""
+    return {
+        "policy": found.policy,
+        "trace": found.trace,
+        "nodes": list(found.nodes),
+        "length_s": found.length_s,
+        "steps": found.steps,
+        "now_step_time_s": found.now_step_time_s,
+        "worst_step_time_s": found.worst_step_time_s,
+        "gap": found.gap,
+    }
+
+
+def _graph_plan_record(plan: GraphPlan) -> Record:
+    blocks: dict[str, Record] = {}
+    return {
+        "graph": plan.graph.name,
+        "batch": plan.graph.batch,
+        "cluster": plan.cluster.name,
+        "devices": plan.cluster.devices,
+        "software": plan.job.profile.name,
+        "step_time_s": plan.step_time_s,
+        "device_bytes": plan.device_bytes,
+        "at_once_bytes": plan.at_once_bytes,
+        "seconds": dict(plan.seconds),
+        "bytes": dict(plan.nbytes),
+        "epsilon": plan.epsilon,
+        "idle": idle_record(plan.idle),
+        "layout": graph_layout_record(plan.layout, blocks),
+        "blocks": dict(sorted(blocks.items())),
+    }

@@ -1,0 +1,178 @@
+"""A small change of an answer is noticed, and shipped data changes none."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.recorded import product
+from tests.recorded.__main__ import answers, questions
+from tests.recorded.comparing import differences
+from tests.recorded.files import CANDIDATES, FOLDER, PLANS, file_of, read_lines, rounded
+
+import shardwise
+
+QUESTIONS, ANSWERS = questions(), answers()
+
+MIB = 1 << 20
+
+Change = Callable[[dict[str, Any]], Any]
+
+
+def noticed(change: Change, among: Callable[[dict[str, Any]], bool]) -> dict[str, bool]:
+    """Whether a change of each recorded answer of a sort is noticed."""
+    found = {}
+    for name, answer in ANSWERS.items():
+        if among(answer):
+            changed = copy.deepcopy(answer)
+            change(changed)
+            found[name] = list(differences(changed, answer)) != []
+    return found
+
+
+def times(factor: float) -> Change:
+    """Every step time of an answer, times a factor."""
+
+    def change(answer: dict[str, Any]) -> None:
+        for entry in answer.get("points", [answer.get("best")]):
+            entry["step_time_s"] *= factor
+
+    return change
+
+
+def is_answered(answer: dict[str, Any]) -> bool:
+    return "infeasible" not in answer
+
+
+def test_a_changed_step_time_is_noticed() -> None:
+    found = noticed(times(1.0 + 1e-6), is_answered)
+    assert len(found) >= 56 and all(found.values())
+    assert not any(noticed(times(1.0 + 1e-11), is_answered).values()), "rounding is no difference"
+
+
+def test_another_strategy_is_noticed() -> None:
+    def change(answer: dict[str, Any]) -> None:
+        answer["best"]["strategy"]["micro_batch_size"] += 1
+
+    found = noticed(change, lambda answer: "strategy" in answer.get("best", {}))
+    assert len(found) >= 30 and all(found.values())
+
+
+def test_another_uneven_plan_is_noticed() -> None:
+    def change(answer: dict[str, Any]) -> None:
+        answer["best"]["layout"][0][0]["layers"][0] += 1
+
+    found = noticed(change, lambda answer: "pipeline_s" in answer.get("best", {}))
+    assert len(found) >= 5 and all(found.values())
+
+
+def test_a_missing_point_and_another_layout_are_noticed() -> None:
+    def another(answer: dict[str, Any]) -> None:
+        answer["points"][0]["layout"]["stages"][0] += "x"
+
+    for change in (lambda answer: answer["points"].pop(), another):
+        found = noticed(change, lambda answer: "points" in answer)
+        assert len(found) >= 14 and all(found.values())
+
+
+def test_a_missing_runner_up_is_noticed() -> None:
+    found = noticed(lambda answer: answer["runners_up"].pop(), lambda answer: bool(answer.get("runners_up")))
+    assert len(found) >= 20 and all(found.values())
+
+
+def test_a_part_of_a_sum_may_be_off_by_rounding_of_the_sum_alone() -> None:
+    recorded = {"seconds": {"matmul": 30.0, "bubble": 0.0}, "gap": 0.0}
+    assert list(differences({"seconds": {"matmul": 30.0, "bubble": 2e-11}, "gap": 0.0}, recorded)) == []
+    assert list(differences({"seconds": {"matmul": 30.0, "bubble": 2e-10}, "gap": 0.0}, recorded))
+    assert list(differences({"seconds": {"matmul": 30.0, "bubble": 0.0}, "gap": 2e-11}, recorded))
+
+
+@pytest.mark.parametrize(
+    "name", ["uniform: four devices, core", "mixed: two pools", "graph: mlp", "graph: mlp in two stages"]
+)
+def test_slower_software_changes_answers(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    _slow_down(monkeypatch)
+    assert list(differences(rounded(product.answer_to(QUESTIONS[name])), ANSWERS[name]))
+
+
+@pytest.mark.parametrize("kind", CANDIDATES)
+def test_slower_software_changes_prices(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    _slow_down(monkeypatch)
+    cases, recorded = read_lines(file_of("cases", kind)), read_lines(file_of("candidates", kind))
+    for one in recorded[:: len(recorded) // 5]:
+        found = rounded(product.with_price(kind, cases[one["case"]], one))
+        assert [line.partition(":")[0] for line in differences(found, one)] == ["step_time_s"]
+
+
+def _slow_down(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels are dispatched in a thousandth more than the time that they are."""
+    software = product.software_of
+
+    def slower(name: str) -> Any:
+        profile = software(name)
+        return replace(
+            profile, dispatch_s=profile.dispatch_s * 1.001, host_step_s=profile.host_step_s * 1.001
+        )
+
+    monkeypatch.setattr(product, "software_of", slower)
+
+
+OF_EACH_SORT = (
+    "uniform: a node", "uniform: 64 devices for Megatron-LM", "uniform: small for our own runtime",
+    "uniform: a frontier", "mixed: two pools", "mixed: two pools for our own runtime", "mixed: least cost",
+    "graph: mlp", "graph: lstm",
+)  # fmt: skip
+
+
+def test_shipped_data_changes_no_answer(tmp_path: Path) -> None:
+    """The product with other devices, software and targets, and without models, clusters and graphs, answers
+    the same: asking reads frozen data alone."""
+    package = Path(shardwise.__file__).parent
+    shutil.copytree(package, tmp_path / package.name, ignore=shutil.ignore_patterns("__pycache__"))
+    for path in sorted(tmp_path.rglob("*.json")):
+        path.write_text(json.dumps(_less(json.loads(path.read_text()))))
+    for path in (
+        *tmp_path.rglob("*.yaml"),
+        *tmp_path.rglob("catalogue/*.json"),
+        *tmp_path.rglob("targets/*.json"),
+    ):
+        path.unlink()
+    asked = [word for name in OF_EACH_SORT for word in ("--only", name)]
+    assert _ran(tmp_path, "-m", "tests.recorded", *asked) == 0
+    # What it ships is not what is frozen: asked with that, it would answer otherwise.
+    same = "from tests.recorded import product; assert product.is_shipped('megatron-2024')"
+    assert _ran(tmp_path, "-c", same) == 1
+
+
+def _less(value: Any) -> Any:
+    """Plain values with all fractions a tenth less."""
+    if isinstance(value, float):
+        return value * 0.9
+    if isinstance(value, dict):
+        return {key: _less(item) for key, item in value.items()}
+    return [_less(item) for item in value] if isinstance(value, list) else value
+
+
+def _ran(source: Path, *words: str) -> int:
+    """The exit code of Python with these words, where the product is the one in a folder."""
+    path = os.pathsep.join((str(source), str(FOLDER.parents[1])))
+    command = [sys.executable, *words]
+    environment = {**os.environ, "PYTHONPATH": path}
+    return subprocess.run(command, check=False, capture_output=True, env=environment).returncode
+
+
+def test_the_files_stay_small() -> None:
+    sizes = {
+        path.name: path.stat().st_size for path in FOLDER.rglob("*") if path.suffix in (".json", ".yaml")
+    }
+    assert len(sizes) > len(list(PLANS.iterdir()))
+    assert max(sizes.values()) < MIB and sum(sizes.values()) < 4 * MIB

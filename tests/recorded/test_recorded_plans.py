@@ -1,0 +1,29 @@
+"""Plan files of all kinds are read as they were when they were written, and `check` finds nothing wrong."""
+
+from __future__ import annotations
+
+import pytest
+from tests.recorded.comparing import differences
+from tests.recorded.files import PLANS, file_of, read_lines, rounded
+from tests.recorded.product import faults_of, plan_said
+
+SAID = read_lines(file_of("answers", "plans"))
+
+
+@pytest.mark.parametrize("name", SAID)
+def test_a_plan_file_says_what_was_recorded(name: str) -> None:
+    assert list(differences(rounded(plan_said(name)), SAID[name])) == []
+
+
+@pytest.mark.parametrize("name", SAID)
+def test_nothing_is_wrong_with_a_plan_file(name: str) -> None:
+    assert faults_of(PLANS / name) == []
+
+
+def test_every_plan_file_is_recorded() -> None:
+    assert sorted(SAID) == sorted(path.name for path in PLANS.iterdir())
+    kinds = [("graph" in said, "pipeline_s" in said.get("best", {})) for said in SAID.values()]
+    assert set(kinds) == {(False, False), (False, True), (True, False)}
+    assert {said.get("objective") for said in SAID.values()} >= {"time", "memory", "devices"}
+    assert {said.get("target") for said in SAID.values()} >= {None, "megatron-lm-0.19", "shardwise"}
+    assert sum(said.get("for_trace") is not None for said in SAID.values()) >= 2
