@@ -38,7 +38,7 @@ def differences(found: Any, recorded: Any, at: str = "", whole: float = 1.0) -> 
 
 
 def is_equal(found: Any, recorded: Any, whole: float = 1.0) -> bool:
-    """Whether two plain values are the same; `whole` is the largest number of which they may be a rest."""
+    """Whether two plain values are equal; `whole` is the largest number that they may be a difference of."""
     if _is_number(found) and _is_number(recorded):
         return isclose(found, recorded, rel_tol=EQUAL, abs_tol=ROUNDING * whole)
     return type(found) is type(recorded) and bool(found == recorded)

@@ -93,7 +93,7 @@ def test_a_layout_of_another_point_is_noticed_and_one_that_costs_the_same_is_not
 
 
 def test_layouts_of_other_points_do_not_cost_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A planner that tells the layouts of a frontier in the wrong order."""
+    """A planner that gives the layouts of a frontier in the wrong order."""
     record = records.frontier_record
 
     def mixed_up(*, points: Any, **others: Any) -> Any:
