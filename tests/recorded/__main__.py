@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from time import perf_counter
 from typing import Any
 
-from tests.recorded.comparing import differences
+from tests.recorded.comparing import differences, settled
 from tests.recorded.files import CANDIDATES, KINDS, PLANS, file_of, read_lines, rounded, write_lines
 from tests.recorded.product import answer_to, plan_said, with_price
 
@@ -52,14 +52,21 @@ def answers() -> dict[str, Any]:
 def _some(names: Sequence[str]) -> int:
     """How many differences the answers to some questions have."""
     asked, recorded = questions(), answers()
-    return sum(_printed(name, rounded(answer_to(asked[name])), recorded[name]) for name in names)
+    return sum(
+        _printed(name, settled(rounded(answer_to(asked[name])), recorded[name]), recorded[name])
+        for name in names
+    )
 
 
 def _all(*, is_recording: bool) -> int:
     """How many differences there are in all."""
-    changed = 0
+    changed, recorded = 0, answers()
     for kind in KINDS:
         found = {one["name"]: rounded(answer_to(one)) for one in read_lines(file_of("questions", kind))}
+        if not is_recording:
+            found = {
+                name: settled(answer, recorded.get(f"{kind}: {name}", {})) for name, answer in found.items()
+            }
         changed += _compared("answers", kind, found, is_recording=is_recording)
     for kind in CANDIDATES:
         changed += _compared("candidates", kind, _priced(kind), is_recording=is_recording)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Mapping
 from math import isclose
 from typing import Any
@@ -37,7 +38,7 @@ def differences(found: Any, recorded: Any, at: str = "", whole: float = 1.0) -> 
 
 
 def is_equal(found: Any, recorded: Any, whole: float = 1.0) -> bool:
-    """Whether two plain values are the same; `whole` is the largest number of which they may be a rest."""
+    """Whether two plain values are equal; `whole` is the largest number that they may be a difference of."""
     if _is_number(found) and _is_number(recorded):
         return isclose(found, recorded, rel_tol=EQUAL, abs_tol=ROUNDING * whole)
     return type(found) is type(recorded) and bool(found == recorded)
@@ -45,3 +46,27 @@ def is_equal(found: Any, recorded: Any, whole: float = 1.0) -> bool:
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def settled(found: Any, recorded: Any) -> Any:
+    """The answer that was found, with the recorded layout of every point of a graph where both cost the same:
+    which of equal layouts is found depends on the order of sums."""
+    if "layouts" not in found or "layouts" not in recorded:
+        return found
+    changed = copy.deepcopy(found)
+    of_points = [*zip(changed["layouts"], recorded["layouts"], strict=False)]
+    if changed["chosen"] is not None and recorded["chosen"] is not None:
+        of_points.append((changed["chosen"], recorded["chosen"]))
+    tied = [(one, other) for one, other in of_points if _is_tied(one, other)]
+    for one, other in tied:
+        one["layout"] = other["layout"]
+    if tied:
+        changed["blocks"] = recorded["blocks"]
+    return changed
+
+
+def _is_tied(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    """Whether two points differ in their layouts alone, and cost what these do."""
+    mine, theirs = ({key: value for key, value in each.items() if key != "layout"} for each in (one, other))
+    is_same = not list(differences(mine, theirs))
+    return is_same and bool(one["costs_what_its_layout_does"]) and one["layout"] != other["layout"]

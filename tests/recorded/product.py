@@ -20,7 +20,15 @@ from shardwise.app.cli.checking import verdict_on
 from shardwise.cluster import Cluster, cluster_from_record, mesh_of
 from shardwise.cost import Training, price_layout, price_pipeline
 from shardwise.errors import Infeasible
-from shardwise.graph import OpGraph, layout_from_record, parse_graph, scaled, staged_from_record
+from shardwise.graph import (
+    GraphLayout,
+    OpGraph,
+    StagedLayout,
+    layout_from_record,
+    parse_graph,
+    scaled,
+    staged_from_record,
+)
 from shardwise.inputs import Fields
 from shardwise.model import Model, model_from_config
 from shardwise.plan import (
@@ -168,7 +176,20 @@ def _graph_answer(asked: Mapping[str, Any]) -> dict[str, Any]:
         idle=source.idle_of(at),
         references=source.references(at),
         curves=curves,
+        price=lambda point: layout_price(graph, point.part, training, point.layout),
     )
+
+
+def layout_price(
+    graph: OpGraph, cluster: Cluster, training: Training, layout: GraphLayout
+) -> tuple[float, float]:
+    """Seconds and bytes of a layout by its names, by code that shares nothing with the search."""
+    mesh = mesh_of(cluster, layout.ranks)
+    if isinstance(layout, StagedLayout):
+        staged = price_pipeline(graph, cluster, training, mesh, layout)
+        return staged.time_s, staged.memory_bytes
+    price = price_layout(graph, cluster, training, mesh, layout)
+    return price.time_s, price.memory_bytes
 
 
 def with_price(kind: str, case: Mapping[str, Any], one: Mapping[str, Any]) -> dict[str, Any]:
@@ -247,13 +268,11 @@ def _stage(stage: Mapping[str, Any], share: float) -> Stage:
 
 def _graph_price(case: Mapping[str, Any], layout: Mapping[str, Any]) -> tuple[float, float]:
     graph, cluster, training = batched_graph(case), cluster_of(case["cluster"]), training_of(case)
-    mesh = mesh_of(cluster, tuple(case["mesh"]))
+    ranks = tuple(case["mesh"])
     if "stages" in layout:
-        staged = staged_from_record(layout, graph, mesh.ranks, ("1f1b",))
-        price: Any = price_pipeline(graph, cluster, training, mesh, staged)
-    else:
-        price = price_layout(graph, cluster, training, mesh, layout_from_record(layout, graph, mesh.ranks))
-    return price.time_s, price.memory_bytes
+        staged = staged_from_record(layout, graph, ranks, ("1f1b",))
+        return layout_price(graph, cluster, training, staged)
+    return layout_price(graph, cluster, training, layout_from_record(layout, graph, ranks))
 
 
 _PRICED: Mapping[str, Any] = {"uniform": _uniform_price, "uneven": _uneven_price, "graph": _graph_price}

@@ -7,8 +7,9 @@ entries that are equal by their figures the first in text order comes first.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from hashlib import sha256
+from math import inf, isclose
 from typing import Any
 
 from shardwise.errors import Infeasible
@@ -33,7 +34,7 @@ from shardwise.plan import (
 )
 from shardwise.search import Curve, Point, Reference
 from shardwise.strategy import HOST_MEMORY, MEMORY, Strategy
-from shardwise.ties import least_first
+from shardwise.ties import TIE, least_first
 
 Record = dict[str, Any]
 
@@ -238,36 +239,71 @@ def frontier_record(
     idle: Idle,
     references: Sequence[Reference[Any]],
     curves: Sequence[Curve[Any]],
+    price: Callable[[Point[Any]], tuple[float, float]],
 ) -> Record:
-    """The frontier of an operator graph; `blocks` has what the layouts of all points say of a block, once."""
+    """The frontier of an operator graph: of all points the seconds, bytes and devices, of some the layouts.
+
+    `price` is what the layout of a point costs by other code. `blocks` has what layouts say of a block, once.
+    """
     blocks: dict[str, Record] = {}
+    front = undominated(points)
+    step = max(-(-len(front) // SHOWN), 1)
+    shown = dict.fromkeys((*range(0, len(front), step), len(front) - 1))
     return {
-        "points": in_order([point_record(point, blocks) for point in points], "layout"),
-        "chosen": None if chosen is None else point_record(chosen, blocks),
+        "points": [[point.time_s, point.memory_bytes, point.devices] for point in front],
+        "layouts": [point_record(front[place], blocks, price) for place in shown],
+        "chosen": None if chosen is None else point_record(chosen, blocks, price),
         "idle": idle_record(idle),
         "references": [
-            {"name": one.name, "fits": one.fits, **point_record(one.point, blocks)} for one in references
+            {"name": one.name, "fits": one.fits, **point_record(one.point, blocks, price)}
+            for one in references
         ],
         "curves": [
-            {
-                "devices": curve.devices,
-                "points": len(curve.points),
-                "epsilon": curve.epsilon,
-                "knee_s": None if curve.knee is None else curve.knee.time_s,
-            }
+            {"devices": curve.devices, "epsilon": curve.epsilon, "points": len(undominated(curve.points))}
             for curve in curves
         ],
         "blocks": dict(sorted(blocks.items())),
     }
 
 
-def point_record(point: Point[Any], blocks: dict[str, Record]) -> Record:
+SHOWN = 8
+"""Points of a frontier whose layouts are recorded, about."""
+
+
+def undominated(points: Sequence[Point[Any]]) -> list[Point[Any]]:
+    """The points by device count and step time, without those that another one is as good as but for
+    rounding: which of these are found depends on the order of sums."""
+    found: list[Point[Any]] = []
+    for devices in sorted({point.devices for point in points}):
+        own = sorted(
+            (point for point in points if point.devices == devices),
+            key=lambda point: (point.time_s, point.memory_bytes),
+        )
+        least_bytes = inf
+        for point, after in zip(own, [*own[1:], None], strict=True):
+            is_beaten = (
+                after is not None
+                and after.time_s <= point.time_s * (1.0 + TIE)
+                and after.memory_bytes <= point.memory_bytes
+            )
+            if not is_beaten and point.memory_bytes < least_bytes * (1.0 - TIE):
+                found.append(point)
+                least_bytes = point.memory_bytes
+    return found
+
+
+def point_record(
+    point: Point[Any], blocks: dict[str, Record], price: Callable[[Point[Any]], tuple[float, float]]
+) -> Record:
     """A point with its layout: the blocks that it has, each by its name in `blocks`."""
+    time_s, nbytes = price(point)
     return {
         "step_time_s": point.time_s,
         "bytes": point.memory_bytes,
         "usd": point.cost_usd,
         "devices": point.devices,
+        "costs_what_its_layout_does": isclose(time_s, point.time_s, rel_tol=TIE)
+        and isclose(nbytes, point.memory_bytes, rel_tol=TIE),
         "layout": graph_layout_record(point.layout, blocks),
     }
 

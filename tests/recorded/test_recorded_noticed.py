@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.recorded import product
+from tests.recorded import product, records
 from tests.recorded.__main__ import answers, questions
-from tests.recorded.comparing import differences
-from tests.recorded.files import CANDIDATES, FOLDER, PLANS, file_of, read_lines, rounded
+from tests.recorded.comparing import differences, settled
+from tests.recorded.files import CANDIDATES, FOLDER, PLANS, file_of, frozen, read_lines, rounded
 
 import shardwise
 
@@ -40,11 +40,13 @@ def noticed(change: Change, among: Callable[[dict[str, Any]], bool]) -> dict[str
 
 
 def times(factor: float) -> Change:
-    """Every step time of an answer, times a factor."""
+    """The step time of an answer, or of its first point, times a factor."""
 
     def change(answer: dict[str, Any]) -> None:
-        for entry in answer.get("points", [answer.get("best")]):
-            entry["step_time_s"] *= factor
+        if "points" in answer:
+            answer["points"][0][0] *= factor
+        else:
+            answer["best"]["step_time_s"] *= factor
 
     return change
 
@@ -75,13 +77,33 @@ def test_another_uneven_plan_is_noticed() -> None:
     assert len(found) >= 5 and all(found.values())
 
 
-def test_a_missing_point_and_another_layout_are_noticed() -> None:
-    def another(answer: dict[str, Any]) -> None:
-        answer["points"][0]["layout"]["stages"][0] += "x"
+def test_a_missing_point_is_noticed() -> None:
+    found = noticed(lambda answer: answer["points"].pop(), lambda answer: "points" in answer)
+    assert len(found) >= 14 and all(found.values())
 
-    for change in (lambda answer: answer["points"].pop(), another):
-        found = noticed(change, lambda answer: "points" in answer)
-        assert len(found) >= 14 and all(found.values())
+
+def test_a_layout_of_another_point_is_noticed_and_one_that_costs_the_same_is_not() -> None:
+    recorded = ANSWERS["graph: lstm on two nodes"]
+    tied = copy.deepcopy(recorded)
+    tied["layouts"][0]["layout"]["stages"][0] += "x"
+    assert list(differences(settled(tied, recorded), recorded)) == []
+    other = copy.deepcopy(tied)
+    other["layouts"][0]["costs_what_its_layout_does"] = False
+    assert list(differences(settled(other, recorded), recorded))
+
+
+def test_layouts_of_other_points_do_not_cost_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A planner that gives the layouts of a frontier in the wrong order."""
+    record = records.frontier_record
+
+    def mixed_up(*, points: Any, **others: Any) -> Any:
+        layouts = [point.layout for point in reversed(points)]
+        wrong = [replace(point, layout=layout) for point, layout in zip(points, layouts, strict=True)]
+        return record(points=wrong, **others)
+
+    monkeypatch.setattr(records, "frontier_record", mixed_up)
+    answer = product.answer_to(QUESTIONS["graph: lstm"])
+    assert not all(point["costs_what_its_layout_does"] for point in answer["layouts"])
 
 
 def test_a_missing_runner_up_is_noticed() -> None:
@@ -168,6 +190,17 @@ def _ran(source: Path, *words: str) -> int:
     command = [sys.executable, *words]
     environment = {**os.environ, "PYTHONPATH": path}
     return subprocess.run(command, check=False, capture_output=True, env=environment).returncode
+
+
+def test_nothing_is_frozen_that_nobody_asks_with() -> None:
+    asked = [*QUESTIONS.values()]
+    asked += [case for kind in CANDIDATES for case in read_lines(file_of("cases", kind)).values()]
+    kinds = {"clusters": "cluster", "models": "model", "graphs": "graph", "software": "software"}
+    for kind, key in kinds.items():
+        assert set(frozen(kind)) == {one[key] for one in asked if key in one}
+    assert {*frozen("targets"), "any"} == {one["target"] for one in asked if "target" in one}
+    used = {name for cluster in frozen("clusters").values() for name in cluster["classes"].values()}
+    assert set(frozen("devices")) == used
 
 
 def test_the_files_stay_small() -> None:
